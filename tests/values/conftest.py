@@ -8,8 +8,23 @@ from typing import Protocol
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from statecli import formats
 from statecli.core.model_state import ByteRange, Quantizer, TensorData, TensorInfo
+
+#: Views of a matrix of 5 rows and 6 columns or more.
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[1:, 2:5],
+    "stepped": lambda x: x[::2, 1::3],
+    "expanded": lambda x: x[:1].expand(4, x.shape[1]),
+    "expanded twice": lambda x: x[0, 0].expand(3, 5),
+    "windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
+    "scalar": lambda x: x[2, 3],
+    "empty": lambda x: x[:0],
+}
 
 
 class Store(Protocol):
@@ -27,6 +42,13 @@ def info_of(data: TensorData, **more: object) -> TensorInfo:
     """Return a row for `data`."""
     elements = torch.Size(data.shape).numel()
     return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
+
+
+def save_rows(path: Path, tensors: dict[str, torch.Tensor]) -> list[TensorInfo]:
+    """Save the tensors in the format of the suffix, and return their rows."""
+    torch.save(tensors, path) if path.suffix == ".pt" else save_file(tensors, path)
+    rows = {row.fqn: row for row in formats.read(str(path)).tensors}
+    return [rows[name] for name in tensors]
 
 
 def _swap_bytes(content: bytes, unit: int) -> bytes:

@@ -20,6 +20,7 @@ from .conftest import info_of
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 from ..formats import zero  # noqa: E402
 
@@ -31,6 +32,8 @@ EIGHT_BITS = [
 ]
 WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
 COMPLEX = [torch.complex128, torch.complex64, torch.complex32]
+
+needs_kernel = pytest.mark.skipif(facts_kernel._native is None, reason="no compiled kernel")
 
 
 @pytest.fixture(params=["compiled", "numpy"])
@@ -210,8 +213,6 @@ def test_what_torch_has_put_off_is_done(store, way):
 
 def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
     """An element that is not stored counts as zero, in the number of zeros and in the range."""
-    from statecli import formats
-
     dense = torch.zeros(10, 10)
     dense[3, 4], dense[5, 6] = 2.0, math.nan
     torch.save({"w": dense.to_sparse()}, tmp_path / "a.pt")
@@ -256,20 +257,18 @@ def test_digests_know_every_bit_and_place(store, way, small):
     assert len({of(store(variant)).digest for variant in changed}) == len(changed)
 
 
+@needs_kernel
 @given(st.binary(max_size=5000))
 def test_both_ways_have_one_digest(content):
     """The C kernel and numpy agree for any bytes."""
-    if facts_kernel._native is None:
-        pytest.skip("no compiled kernel")
     raw = np.frombuffer(content, np.uint8)
     assert facts_kernel._native.digest(raw) == facts_kernel._hash_block(raw)
 
 
+@needs_kernel
 @given(st.integers(0, 6000), st.integers(0, 2**32))
 def test_both_ways_count_the_same(n, seed):
     """The C kernel and numpy agree for floats and codes of any bits and length."""
-    if facts_kernel._native is None:
-        pytest.skip("no compiled kernel")
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
     counts = np.zeros(256, np.int64)
     Decoder().count_codes(raw, counts)
@@ -284,10 +283,9 @@ def test_both_ways_count_the_same(n, seed):
         assert actual[0] + actual[1] == some.size or actual == wanted
 
 
+@needs_kernel
 def test_the_kernel_refuses_what_it_would_misread():
     """Half an element, or a size of no float type, is an error and not a count."""
-    if facts_kernel._native is None:
-        pytest.skip("no compiled kernel")
     for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
         with pytest.raises(ValueError, match="not a block of floats"):
             facts_kernel._native.floats(block, size, 1, 1)
@@ -332,17 +330,20 @@ def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
     assert of(info) == whole
 
 
-def test_what_is_packed_is_as_what_is_not(tmp_path, monkeypatch, way):
-    """A tensor of several tasks is in its own archive, deflated, or split among ranks."""
-    values = torch.arange(1.0, 2001.0)
+def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, way):
+    """A tensor of several tasks is stored plainly, in its own archive, deflated, or split among ranks."""
+    values = any_bits(torch.float32, 2000)
     dcp.save({"w": values}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
     zero.write(tmp_path / "zero", 3, [{"w": values}], moments=False)
     torch.save({"w": values}, tmp_path / "a.pt")
+    torch.save({"w": values}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
+    save_file({"w": values}, tmp_path / "a.safetensors")
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     plain = of(formats.read(str(tmp_path / "a.pt")).tensors[0])
+    assert select_facts(plain) == expected_facts(values)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
-    for name in ("dcp", "a.npz", "zero"):
+    for name in ("dcp", "a.npz", "zero", "legacy.pt", "a.safetensors"):
         assert of(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
 
 
@@ -429,19 +430,3 @@ def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
 
 
 # --- formats ---------------------------------------------------------------------------------------------------------
-
-
-def test_every_format_gives_the_same_facts(tmp_path):
-    """torch's zip, its older format and safetensors store the same tensor."""
-    from safetensors.torch import save_file
-
-    from statecli import formats
-
-    tensor = any_bits(torch.bfloat16, 1000).reshape(10, 100)
-    torch.save({"w": tensor}, tmp_path / "zip.pt")
-    torch.save({"w": tensor}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
-    save_file({"w": tensor}, tmp_path / "a.safetensors")
-    rows = [formats.read(str(tmp_path / name)).tensors[0] for name in ("zip.pt", "legacy.pt", "a.safetensors")]
-    first, second, third = (of(row) for row in rows)
-    assert first == second == third
-    assert select_facts(first) == expected_facts(tensor)

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from safetensors.torch import save_file
 
-from statecli import formats
 from statecli.values import compare, compiled_kernel
 from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions
 from statecli.values.plain_pairs import compare_plain_pairs
+
+from .conftest import save_rows
 
 pytestmark = pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
 
@@ -22,15 +22,6 @@ FLOATS = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_
 DTYPES = (*FLOATS, "bool", "int8", "uint8", "int16", "int32", "int64", "complex64")
 OPTIONS = (CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=1e-3), CompareOptions(rtol=0.5))
 SPECIAL = (float("nan"), float("inf"), -float("inf"), -0.0, 0.0, 1e-45, 3e-39, 1e-30, 3e38)
-
-
-def read_rows(path, tensors):
-    if path.suffix == ".pt":
-        torch.save(tensors, path)
-    else:
-        save_file(tensors, path)
-    rows = {row.fqn: row for row in formats.read(str(path)).tensors}
-    return [rows[name] for name in tensors]
 
 
 def draw_tensor(rng, dtype, size, special):
@@ -66,7 +57,7 @@ def test_the_differences_are_those_of_tasks(tmp_path_factory, seed, dtype, optio
     after = {name: tensor.clone() for name, tensor in before.items()}
     for name in rng.sample(sorted(after), 4):
         after[name] = draw_tensor(rng, dtype, after[name].shape, special)
-    rows = [read_rows(folder / f"{side}.safetensors", state) for side, state in (("a", before), ("b", after))]
+    rows = [save_rows(folder / f"{side}.safetensors", state) for side, state in (("a", before), ("b", after))]
     done = assert_same(*rows, options)
     assert done or special or options.bitwise  # bits of a type with two codes for a value are left to numpy
 
@@ -80,16 +71,16 @@ def test_tensors_of_several_blocks(tmp_path, dtype, suffix):
     changed = {"w": before["w"] + 1, "b": before["b"]}
     start = {"w": before["w"].clone(), "b": before["b"]}
     start["w"][0] = 5000
-    old = read_rows(tmp_path / f"a.{suffix}", before)
-    assert assert_same(old, read_rows(tmp_path / f"b.{suffix}", changed), CompareOptions())
-    assert not assert_same(old, read_rows(tmp_path / f"c.{suffix}", start), CompareOptions())
+    old = save_rows(tmp_path / f"a.{suffix}", before)
+    assert assert_same(old, save_rows(tmp_path / f"b.{suffix}", changed), CompareOptions())
+    assert not assert_same(old, save_rows(tmp_path / f"c.{suffix}", start), CompareOptions())
 
 
 def test_a_damaged_record_is_left_to_the_reader_that_names_it(tmp_path):
     """The checksum of a zip record is verified, because damage must not be reported as training."""
     tensors = {"w": torch.full((8,), 7.0)}
-    old = read_rows(tmp_path / "a.pt", tensors)
-    new = read_rows(tmp_path / "b.pt", {"w": torch.full((8,), 9.0)})
+    old = save_rows(tmp_path / "a.pt", tensors)
+    new = save_rows(tmp_path / "b.pt", {"w": torch.full((8,), 9.0)})
     assert compare_plain_pairs(old, new, CompareOptions())[0].changed == 8
     content = (tmp_path / "b.pt").read_bytes()
     right, wrong = (torch.full((8,), value).numpy().tobytes() for value in (9.0, 9.5))
@@ -99,7 +90,7 @@ def test_a_damaged_record_is_left_to_the_reader_that_names_it(tmp_path):
 
 def test_pairs_of_two_types_or_shapes_are_left_to_numpy(tmp_path):
     """Tensors that need more than one read are left to numpy too."""
-    old = read_rows(tmp_path / "a.pt", {"w": torch.ones(4, 5)})
+    old = save_rows(tmp_path / "a.pt", {"w": torch.ones(4, 5)})
     for n, other in enumerate((torch.ones(4, 5).half(), torch.ones(20), torch.ones(5, 4).t())):
-        new = read_rows(tmp_path / f"{n}.pt", {"w": other})
+        new = save_rows(tmp_path / f"{n}.pt", {"w": other})
         assert compare_plain_pairs(old, new, CompareOptions()) is None

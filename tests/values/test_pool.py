@@ -161,7 +161,7 @@ def test_ctrl_c_stops_all_workers(sleeping):
 
 
 @linux
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent(sleeping, how):
     """A killed parent cannot stop its workers; the workers exit by themselves, or a CI step would wait forever."""
     process, pids = sleeping

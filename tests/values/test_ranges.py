@@ -87,9 +87,7 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
     )
     (delta,) = compare_pairs([Pair(row(first), row(second))], CompareOptions())
     assert delta.changed == changed
-    assert delta.first == ([int(n) for n in np.unravel_index(at % array.size, shape)] if changed else None) or (
-        delta.first == tuple(int(n) for n in np.unravel_index(at % array.size, shape))
-    )
+    assert delta.first == (tuple(map(int, np.unravel_index(at % array.size, shape))) if changed else None)
 
 
 def test_a_view_into_boxes_reads_what_torch_would(tmp_path):

@@ -19,6 +19,8 @@ from statecli.values import ranges, read
 from statecli.values.ranges import check_crc
 from statecli.values.read import open_view, read_all_values, read_values
 
+from .conftest import LAYOUTS
+
 PLAIN = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int16, torch.uint8]
 PLAIN += [torch.complex64, torch.complex128, torch.complex32, torch.float8_e5m2, torch.bool, torch.int8, torch.uint16]
 
@@ -36,18 +38,6 @@ def build_tensor(dtype, *shape):
     if dtype.is_complex:
         return torch.complex(base.double(), base.flip(0).double() / 4).to(dtype).reshape(shape)
     return (base.abs() if dtype in (torch.uint8, torch.uint16) else base).to(dtype).reshape(shape)
-
-
-LAYOUTS = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.t(),
-    "sliced": lambda x: x[1:, 2:5],
-    "stepped": lambda x: x[::2, 1::3],
-    "expanded": lambda x: x[:1].expand(4, *x.shape[1:]),
-    "scalar": lambda x: x[2, 3],
-    "empty": lambda x: x[:0],
-    "windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
-}
 
 
 @pytest.mark.parametrize("dtype", PLAIN, ids=str)

@@ -8,8 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import save_file  # noqa: E402
-
 from statecli import formats  # noqa: E402
 from statecli.core.errors import ChecksumMismatch, StateError  # noqa: E402
 from statecli.values import compare, compiled_kernel  # noqa: E402
@@ -18,17 +16,14 @@ from statecli.values.delta import CompareOptions  # noqa: E402
 from statecli.values.small_pairs import MAX_GAP_BYTES, MAX_TENSOR_BYTES, compare_small_pairs  # noqa: E402
 from statecli.workers import pool  # noqa: E402
 
+from .conftest import save_rows  # noqa: E402
+
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
 
 
-def save_tensors(path, tensors):
-    torch.save(tensors, path) if path.suffix == ".pt" else save_file(tensors, path)
-    return {tensor.fqn: tensor for tensor in formats.read(str(path)).tensors}
-
-
 def pair_states(tmp_path, before, after, suffix="safetensors"):
-    first, second = save_tensors(tmp_path / f"a.{suffix}", before), save_tensors(tmp_path / f"b.{suffix}", after)
-    return [Pair(first[name], second[name]) for name in before]
+    """Save both sides, and return the pairs of tensors in their order."""
+    return list(map(Pair, save_rows(tmp_path / f"a.{suffix}", before), save_rows(tmp_path / f"b.{suffix}", after)))
 
 
 def settle_pairs(pairs):
@@ -121,12 +116,9 @@ def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtyp
 
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
     """Tensors in reverse order in the second file do not form a run and are compared pair by pair."""
-    names = [f"t{n}" for n in range(50)]
-    before = save_tensors(
-        tmp_path / "a.safetensors", {name: torch.full((5,), float(n)) for n, name in enumerate(names)}
-    )
-    after = save_tensors(tmp_path / "b.safetensors", {f"z{99 - n}": torch.full((5,), float(n)) for n in range(50)})
-    pairs = [Pair(before[name], after[f"z{99 - n}"]) for n, name in enumerate(names)]
+    tensors = [torch.full((5,), float(n)) for n in range(50)]
+    before, after = ({name(n): tensors[n] for n in range(50)} for name in ("t{}".format, lambda n: f"z{99 - n}"))
+    pairs = pair_states(tmp_path, before, after)
     assert [outcome.changed for outcome in compare_pairs(pairs, CompareOptions())] == [0] * 50
 
 
@@ -147,31 +139,16 @@ def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
     assert len(settle_pairs([Pair(states[0][n], states[1][n]) for n in (0, 2)])) == count
 
 
-def test_different_bytes_under_equal_checksums_are_damage(tmp_path):
-    """One of the two records contradicts its checksum, so no difference is reported."""
+@pytest.mark.parametrize(("recorded", "stored"), [(7.0, 700.0), (700.0, 7.0)], ids=["different", "equal"])
+def test_bytes_that_contradict_their_checksum_are_damage(tmp_path, recorded, stored):
+    """Different bytes under equal checksums or equal bytes under different checksums; the neighbours are compared."""
     tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
-    pair_states(tmp_path, tensors, tensors, "pt")
-    path = tmp_path / "b.pt"
-    content, right = path.read_bytes(), torch.full((8,), 7.0).numpy().tobytes()
+    pairs = pair_states(tmp_path, tensors, {**tensors, "t7": torch.full((8,), recorded)}, "pt")
+    content = (tmp_path / "b.pt").read_bytes()
+    right, wrong = (torch.full((8,), value).numpy().tobytes() for value in (recorded, stored))
     assert content.count(right) == 1
-    path.write_bytes(content.replace(right, torch.full((8,), 700.0).numpy().tobytes()))
-    states = [{t.fqn: t for t in formats.read(str(tmp_path / name)).tensors} for name in ("a.pt", "b.pt")]
-    outcomes = compare_pairs([Pair(states[0][name], states[1][name]) for name in tensors], CompareOptions())
-    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ChecksumMismatch)] == [7]
-
-
-def test_equal_bytes_under_different_checksums_are_damage(tmp_path):
-    """The record with a wrong checksum is reported, and its neighbours are compared."""
-    tensors = {f"t{n}": torch.full((8,), float(n)) for n in range(20)}
-    changed = {**tensors, "t7": torch.full((8,), 700.0)}
-    pair_states(tmp_path, tensors, changed, "pt")
-    path = tmp_path / "b.pt"
-    right, wrong = torch.full((8,), 7.0).numpy().tobytes(), torch.full((8,), 700.0).numpy().tobytes()
-    content = path.read_bytes()
-    assert content.count(wrong) == 1
-    path.write_bytes(content.replace(wrong, right))
-    states = [{t.fqn: t for t in formats.read(str(tmp_path / name)).tensors} for name in ("a.pt", "b.pt")]
-    outcomes = compare_pairs([Pair(states[0][name], states[1][name]) for name in tensors], CompareOptions())
+    (tmp_path / "b.pt").write_bytes(content.replace(right, wrong))
+    outcomes = compare_pairs(pairs, CompareOptions())
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ChecksumMismatch)] == [7]
 
 

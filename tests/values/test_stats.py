@@ -20,20 +20,11 @@ from statecli.values.elements import MAX_UNSCALED, Decoder
 from statecli.values.stats import compute_live_stats, fill_stats, read_stats
 from statecli.values.summary import Facts, Moments, summarize_chunk
 
+from .conftest import LAYOUTS
+
 REAL = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 REAL += [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 REAL += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16, torch.uint32]
-LAYOUTS = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.t(),
-    "sliced": lambda x: x[1:, 2:50],
-    "stepped": lambda x: x[::2, 1::3],
-    "expanded": lambda x: x[:1].expand(4, x.shape[1]),
-    "expanded twice": lambda x: x[0, 0].expand(3, 5),
-    "windows": lambda x: x.reshape(-1).unfold(0, 5, 2),
-    "one": lambda x: x[2, 3],
-    "empty": lambda x: x[:0],
-}
 
 
 def oracle(tensor):
@@ -79,15 +70,16 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype, layout):
+def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype):
     """The statistics equal torch's for every type and layout, in one chunk and in dozens."""
-    tensor = LAYOUTS[layout](sample(dtype))
-    stored, expected = store(tensor), oracle(tensor)
-    for chunk in (71, read.CHUNK_ELEMENTS):
-        monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
-        agree(read_stats(stored), expected)
+    chunks = 71, read.CHUNK_ELEMENTS
+    for lay_out in LAYOUTS.values():
+        tensor = lay_out(sample(dtype))
+        stored, expected = store(tensor), oracle(tensor)
+        for chunk in chunks:
+            monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
+            agree(read_stats(stored), expected)
 
 
 @pytest.mark.usefixtures("way")
@@ -143,9 +135,6 @@ def test_any_values_at_all(monkeypatch, values, chunk):
 @example(parts=[[0.0], [5e-324, 5e-324]])
 def test_merging_parts_is_the_same_as_one_whole(parts):
     """Parts are merged forwards, backwards and in two halves, with empty parts among them."""
-    from statecli.values.elements import Decoder
-    from statecli.values.summary import summarize_chunk
-
     summaries = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
     whole = np.array([value for part in parts for value in part])
     forwards, backwards = Facts(), Facts()
