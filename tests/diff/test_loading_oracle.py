@@ -296,15 +296,14 @@ def zoo_fresh(zoo, name):
     return getattr(zoo[1], name)()
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
-def test_the_answer_is_torchs_behind_a_prefix(name, form, zoo, tmp_path):
+def test_the_answer_is_torchs_behind_a_prefix(name, zoo, tmp_path):
     """A state saved from a wrapper has the same findings as without the wrapper, and a finding for the prefix."""
     net = build_net(zoo, name)
 
-    @QUICK
-    @given(mutations())
-    def holds(changes):
+    @settings(QUICK, max_examples=9)
+    @given(mutations(), st.sampled_from(FORMS))
+    def holds(changes, form):
         state = net.state_dict()
         for kind, at in changes:
             mutate_state(state, kind, at)

@@ -1,7 +1,11 @@
-"""`--adapter` checks that a checkpoint is the base with a LoRA adapter merged in. peft writes and merges the files."""
+"""LoRA adapters next to their base, and `--adapter`: a checkpoint is the base with an adapter merged in.
+
+peft writes and merges the files.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,8 @@ SIZES = {"vocab_size": 64, "num_attention_heads": 4}
 Q_AND_V = ("q_proj", "v_proj")
 
 
-def build_llama() -> Any:
-    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **SIZES)
+def build_llama(**more: Any) -> Any:
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **SIZES, **more)
     return transformers.LlamaForCausalLM(config)
 
 
@@ -31,21 +35,30 @@ def build_gpt2() -> Any:
 
 
 @pytest.fixture
-def merge(tmp_path):
-    """Write a base, an adapter with random updates, and the merged model."""
+def adapt(tmp_path):
+    """Write a base and an adapter with random updates, and return the model with the adapter."""
 
-    def write(model: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Path, Path, Path]:
+    def write(model: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
         torch.manual_seed(0)
-        paths = tmp_path / "base", tmp_path / "merged", tmp_path / "adapter"
         model = model.to(dtype)
-        model.save_pretrained(paths[0])
+        model.save_pretrained(tmp_path / "base")
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, **options))
         for name, parameter in adapted.named_parameters():
             if "lora_" in name or "modules_to_save" in name or (parameter.requires_grad and name.endswith("bias")):
                 torch.nn.init.normal_(parameter, std=0.02)
-        adapted.save_pretrained(paths[2])
-        adapted.merge_and_unload().save_pretrained(paths[1])
-        return paths
+        adapted.save_pretrained(tmp_path / "adapter")
+        return adapted
+
+    return write
+
+
+@pytest.fixture
+def merge(tmp_path, adapt):
+    """Write a base, an adapter with random updates, and the merged model."""
+
+    def write(model: Any, **options: Any) -> tuple[Path, Path, Path]:
+        adapt(model, **options).merge_and_unload().save_pretrained(tmp_path / "merged")
+        return tmp_path / "base", tmp_path / "merged", tmp_path / "adapter"
 
     return write
 
@@ -115,9 +128,7 @@ def test_patterns_embeddings_and_saved_modules(merge):
 @pytest.mark.parametrize("bias", ["lora_only", "all"])
 def test_trained_biases_are_part_of_a_merge(merge, bias):
     """peft stores the biases of adapted layers as `base_layer.bias`; a wrong bias is named."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, **SIZES}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(attention_bias=True, **sizes))
-    paths = merge(model, target_modules=list(Q_AND_V), bias=bias)
+    paths = merge(build_llama(attention_bias=True), target_modules=list(Q_AND_V), bias=bias)
     name = "model.layers.1.self_attn.v_proj.bias"
     stored = load_file(paths[2] / "adapter_model.safetensors")
     assert f"base_model.model.{name.replace('.bias', '.base_layer.bias')}" in stored
@@ -224,3 +235,53 @@ def test_the_command(merge, statecli):
     assert (wrong.code, wrong.err) == (2, f"statecli: {base}: contains no weights of a LoRA adapter (lora_A, lora_B)\n")
     assert statecli("diff", base, merged, "--adapter", adapter, "--metadata-only").code == 2
     assert statecli("diff", base, merged, "--adapter", adapter, "-i", "*q_proj*").code == 0
+
+
+# --- an adapter compared with its base -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapter_is_measured_against_its_base(merge, statecli, rslora):
+    """The merged model gives the expected result."""
+    base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V), use_rslora=rslora)
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, merged))
+    result = compare_targets(Request(str(base), str(adapter), jobs=1))
+    done = [change.transformation for change in result.changes if change.transformation is not None]
+    assert {transformation.kind for transformation in done} == {TransformationKind.ADAPTER}
+    for transformation in done:
+        name, factor = transformation.sources
+        assert factor.endswith(".lora_A.weight")
+        assert (transformation.rank, transformation.factor) == (4, 4.0 if rslora else 2.0)
+        expected = (after[name] - before[name]).norm() / before[name].norm()
+        assert transformation.relative_l2 == pytest.approx(expected.item(), 1e-3)
+    assert len(done) == sum(not torch.equal(after[name], before[name]) for name in before) == 4
+    scale = ", scale 4" if rslora else ""
+    shown = statecli("diff", base, adapter).out.splitlines()
+    assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in shown)
+
+    broken = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
+    edit(adapter, lambda tensors: tensors[broken].view(-1).__setitem__(3, math.nan))
+    shown = statecli("diff", base, adapter).out.splitlines()
+    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
+    assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)
+    assert next(line.split()[2] for line in shown if line.startswith(("added", "removed"))) == broken
+    assert "other tensors of the base" in "\n".join(shown)
+
+
+def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(adapt, tmp_path, statecli):
+    """Each rank has the alpha of the configuration; a tensor that the adapter replaces keeps its row."""
+    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 8}, "modules_to_save": ["lm_head"]}
+    adapted = adapt(build_llama(), target_modules=list(Q_AND_V), use_rslora=True, **patterns)
+    shown = statecli("diff", tmp_path / "base", tmp_path / "adapter").out.splitlines()
+    assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in shown)
+    assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in shown)
+    assert "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors" in shown
+    table = statecli("diff", tmp_path / "base", tmp_path / "adapter", "-f", "table").out
+    assert "embed_tokens" not in table
+    assert "M base_model.model.lm_head.weight" in table
+
+    whole = {f"base_model.model.{name}": tensor for name, tensor in adapted.base_model.model.state_dict().items()}
+    del whole["base_model.model.model.norm.weight"]
+    save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "whole.safetensors")
+    table = statecli("diff", tmp_path / "base", tmp_path / "whole.safetensors", "-f", "table").out
+    assert "D model.norm.weight" in table

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
 
 from statecli.commands.diff.request import Request
 from statecli.commands.diff.result import Field, Rounding, Status, TransformationKind
@@ -354,13 +353,18 @@ def renumber(state: dict[str, torch.Tensor], new_number) -> dict[str, torch.Tens
     return renamed
 
 
+def prune(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Remove layer 1 and renumber the layers after it."""
+    return renumber(state, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+
+
 @pytest.mark.parametrize("has_constants", [False, True])
 def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
     """Norms differ little between layers, and may be all ones, so they follow the layer's other tensors."""
     if has_constants:
         llama = {name: torch.ones_like(t) * len(name) if "norm" in name else t for name, t in llama.items()}
         llama["model.layers.1.input_layernorm.weight"] = llama["model.layers.1.input_layernorm.weight"] * 2
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     result = diff(llama, pruned)
     assert kinds(result) == {KIND.MOVED}
     for name, (_, exceptions, sources) in list_transformations(result).items():
@@ -372,7 +376,7 @@ def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
 
 
 def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, save):
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned[wrong] = pruned[wrong] + 0.001
     result = diff(llama, pruned)
@@ -392,12 +396,11 @@ def test_removed_layers_are_named_once(diff, statecli, save, llama):
     assert "D model.layers" not in text
 
 
-@pytest.mark.parametrize("place", [0, 700, -1])
-@pytest.mark.parametrize("value", [0.5, 1e6, math.nan])
+@pytest.mark.parametrize(("place", "value"), [(0, math.nan), (700, 0.5), (-1, 1e6)])
 def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, llama, place, value):
     """The tensor is named, wherever the wrong weight is and whatever its value; its layer moved bit for bit."""
     wrong = "model.layers.1.mlp.up_proj.weight"
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     pruned[wrong] = pruned[wrong].clone()
     pruned[wrong].view(-1)[place] = value
     source = wrong.replace("1", "2")
@@ -418,10 +421,13 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
     assert any(text in line for line in shown)
 
 
-def test_moved_layers_that_were_trained_since(diff, llama):
-    """Layers are paired by cosine similarity, which is shown; norms follow the other tensors of their layer."""
+def test_moved_layers_that_were_trained_since(diff, statecli, save, llama):
+    """Layers are paired by cosine similarity, which is shown; norms follow the other tensors of their layer.
+
+    Only the layer that was taken out is removed; no other layer is new.
+    """
     torch.manual_seed(0)
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
     result = diff(llama, trained)
     moved = {name: sources for name, (kind, _, sources) in list_transformations(result).items() if kind is KIND.MOVED}
@@ -430,6 +436,9 @@ def test_moved_layers_that_were_trained_since(diff, llama):
     for name, sources in moved.items():
         assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
         assert 0.99 < changes_by_name(result)[name].transformation.cosine <= 1
+    (line,) = [line for line in lines_of(statecli, save(llama, "a.pt"), save(trained, "b.pt")) if " → model" in line]
+    ends = r"similar \(cosine 0\.99\d* or more\); model\.layers\.1 is removed"
+    assert re.fullmatch(rf".*: 18 tensors, {ends}", line)
 
 
 def test_swapped_scaled_transposed_and_unrelated(diff):
@@ -469,36 +478,42 @@ def test_swapped_scaled_transposed_and_unrelated(diff):
             assert done.exceptions == 1, name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("factor", [-1, 2, 0.5, 0.1, 1.7, -0.25, 0.125, 12.5])
-def test_a_factor_in_each_type(diff, dtype, factor):
+WIDE_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", WIDE_FLOATS)
+def test_a_factor_in_each_type(diff, dtype):
     torch.manual_seed(0)
-    values = torch.randn(30, 20).to(dtype)
-    (change,) = diff({"w": values}, {"w": values * factor}).changes
-    assert change.transformation.kind is KIND.SCALED
-    assert change.transformation.factor == pytest.approx(factor, rel=1e-12)
+    factors = [-1, 2, 0.5, 0.1, 1.7, -0.25, 0.125, 12.5]
+    before = {f"w{n}": torch.randn(30, 20).to(dtype) for n in range(len(factors))}
+    after = {name: tensor * factor for (name, tensor), factor in zip(before.items(), factors, strict=True)}
+    done = [change.transformation for change in diff(before, after).changes]
+    assert {transformation.kind for transformation in done} == {KIND.SCALED}
+    assert [transformation.factor for transformation in done] == pytest.approx(factors, rel=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("dtype", WIDE_FLOATS)
 @pytest.mark.parametrize("divides", [False, True])
-@pytest.mark.parametrize("factor", [128**-0.5, -(3**0.5), 96**-0.5, 0.87654321, 12345.678])
-def test_a_factor_of_many_digits(diff, dtype, divides, factor):
+def test_a_factor_of_many_digits(diff, dtype, divides):
     """A root is recognised in each type, other digits only in float32. A single wrong element is counted."""
-    if abs(factor) > 100 and dtype is torch.float16:
-        return  # beyond float16
     torch.manual_seed(0)
-    before = torch.randn(64, 64).to(dtype)
-    after = before / (1 / factor) if divides else before * factor
-    done = diff({"w": before}, {"w": after}).changes[0].transformation
-    is_root = factor not in (0.87654321, 12345.678)
-    if not is_root and (dtype is not torch.float32 or divides):
-        assert done is None or done.factor == pytest.approx(factor, rel=1e-3)
-        return
-    assert (done.kind, done.exceptions) == (KIND.SCALED, 0)
-    assert done.factor == pytest.approx(factor, rel=1e-7)
-    after[7, 9] += 1e3
-    done = diff({"w": before}, {"w": after}).changes[0].transformation
-    assert (done.kind, done.exceptions) == (KIND.SCALED, 1)
+    roots, others = (128**-0.5, -(3**0.5), 96**-0.5), (0.87654321, 12345.678)
+    factors = roots + others[: 1 if dtype is torch.float16 else 2]  # the other is beyond float16
+    before = {f"w{n}": torch.randn(64, 64).to(dtype) for n in range(len(factors))}
+    after = {
+        name: tensor / (1 / factor) if divides else tensor * factor
+        for (name, tensor), factor in zip(before.items(), factors, strict=True)
+    }
+    for exceptions in (0, 1):
+        for change, factor in zip(diff(before, after).changes, factors, strict=True):
+            done = change.transformation
+            if factor in others and (dtype is not torch.float32 or divides):
+                assert done is None or done.factor == pytest.approx(factor, rel=1e-3)
+                continue
+            assert (done.kind, done.exceptions) == (KIND.SCALED, exceptions)
+            assert done.factor == pytest.approx(factor, rel=1e-7)
+        for tensor in after.values():
+            tensor[7, 9] += 1e3
 
 
 @pytest.mark.parametrize(
@@ -537,8 +552,7 @@ def test_a_factor_with_noise_is_not_a_factor(diff):
     assert list_transformations(diff({"w": before}, {"w": after})) == {}
 
 
-@pytest.mark.parametrize("factor", [0.5, -1.0, 1.7])
-@pytest.mark.parametrize("wrong", [1.0, 1e4, math.nan, math.inf])
+@pytest.mark.parametrize(("factor", "wrong"), [(1.7, 1.0), (1.7, 1e4), (1.7, math.nan), (0.5, math.inf), (-1.0, 1e4)])
 def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wrong):
     """The wrong weight is larger than all others together, or not finite, at any place."""
     torch.manual_seed(0)
@@ -703,7 +717,7 @@ def test_counters_and_constants_are_not_scaled(diff, before):
     assert list_transformations(diff({"n": before}, {"n": 2 * before})) == {}
 
 
-@pytest.mark.parametrize(("heads", "size"), [(4, 16), (2, 8), (1, 64), (5, 6)])
+@pytest.mark.parametrize(("heads", "size"), [(4, 16), (1, 64), (5, 6)])
 @pytest.mark.parametrize("back", [False, True])
 def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, size, back):
     """q and k of LLaMA are converted as by transformers, and back: weights, biases, casts and one wrong element."""
@@ -804,22 +818,6 @@ def test_alternating_rows_are_counted(statecli, save, rows, words):
     old = save({"mlp.gate_proj.weight": parts[0], "mlp.up_proj.weight": parts[1]}, "a.safetensors")
     shown = statecli("diff", old, save({"mlp.gate_up_proj.weight": fused}, "b.safetensors"), "-f", "markdown").out
     assert words in " ".join(shown.split())
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_stack_of_experts(diff, turned):
-    torch.manual_seed(0)
-    experts = {f"layers.{n}.experts.{e}.w1.weight": torch.randn(6, 4) for n in range(2) for e in range(12)}
-    items = [[experts[f"layers.{n}.experts.{e}.w1.weight"] for e in range(12)] for n in range(2)]
-    stacks = {f"layers.{n}.experts.w1": torch.stack([x.t() if turned else x for x in items[n]]) for n in range(2)}
-    for before, after, kind in ((experts, stacks, KIND.STACKED), (stacks, experts, KIND.UNSTACKED)):
-        result = list_transformations(diff(before, after))
-        assert {transformation[:2] for transformation in result.values()} == {(kind, 0)}
-        assert result["layers.1.experts.w1"][2] == tuple(f"layers.1.experts.{e}.w1.weight" for e in range(12))
-    stacks["layers.1.experts.w1"] = stacks["layers.1.experts.w1"].clone()
-    stacks["layers.1.experts.w1"][11, 2, 2] += 1
-    done = changes_by_name(diff(experts, stacks))["layers.1.experts.w1"].transformation
-    assert (done.exceptions, done.differing) == (1, ("layers.1.experts.11.w1.weight",))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -966,7 +964,7 @@ def cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.
 def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, before, after):
     """In an export of a pruned model, each tensor of the moved layers is the rounded tensor of the old layer."""
     whole = cast(llama, before)
-    pruned = cast(renumber(whole, lambda n: n if n < 1 else n - 1 if n > 1 else None), after)
+    pruned = cast(prune(whole), after)
     result = diff(whole, pruned)
     assert kinds(result) == {KIND.CAST, KIND.MOVED}
     done = [change.transformation for change in result.changes if change.transformation is not None]
@@ -984,7 +982,7 @@ def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, befor
 
 
 @pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
-def test_projections_that_were_fused_and_cast(diff, llama, before, after):
+def test_projections_that_were_fused_or_split_and_cast(diff, llama, before, after):
     whole = cast(llama, before)
     fused = cast(fuse(whole), after)
     joined = {name for name in fused if "qkv_proj" in name}
@@ -993,14 +991,7 @@ def test_projections_that_were_fused_and_cast(diff, llama, before, after):
     fused["model.layers.1.self_attn.qkv_proj.weight"][32 + 6] = 0  # a key
     done = changes_by_name(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert (done.differing, done.rows) == (("model.layers.1.self_attn.k_proj.weight",), 1)
-
-
-@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
-def test_projections_that_were_split_and_cast(diff, llama, before, after):
-    whole = cast(fuse(cast(llama, before)), before)
-    split = cast(cast(llama, before), after)
-    joined = {name for name in whole if "qkv_proj" in name}
-    result = list_transformations(diff(whole, split))
+    result = list_transformations(diff(fuse(whole), cast(whole, after)))
     assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.SPLIT, 0))
 
 
@@ -1102,88 +1093,12 @@ def test_the_error_of_a_quantized_weight(diff, scheme):
     assert kept["b.weight"][:2] == (KIND.QUANTIZED, 200 * 300)
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_an_adapter_is_measured_against_its_base(tmp_path, statecli, rslora):
-    """peft writes the adapter, and the merged model gives the expected result."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
-    )
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "base")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=rslora)
-    adapted = peft.get_peft_model(model, lora)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    adapted.save_pretrained(tmp_path / "adapter")
-    merged = adapted.merge_and_unload().state_dict()
-    result = compare_targets(Request(str(tmp_path / "base"), str(tmp_path / "adapter"), jobs=1))
-    done = [change.transformation for change in result.changes if change.transformation is not None]
-    assert {transformation.kind for transformation in done} == {KIND.ADAPTER}
-    for transformation in done:
-        name, factor = transformation.sources
-        assert factor.endswith(".lora_A.weight")
-        assert (transformation.rank, transformation.factor) == (4, 4.0 if rslora else 2.0)
-        assert transformation.relative_l2 == pytest.approx(
-            ((merged[name] - before[name]).norm() / before[name].norm()).item(), 1e-3
-        )
-    assert len(done) == sum(not torch.equal(merged[name], before[name]) for name in before) == 4
-    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
-    scale = ", scale 4" if rslora else ""
-    assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in shown)
-
-    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    broken = next(name for name in weights if "layers.1" in name and name.endswith("v_proj.lora_B.weight"))
-    weights[broken][3, 1] = math.nan
-    save_file(weights, tmp_path / "adapter" / "adapter_model.safetensors")
-    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
-    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
-    assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)
-    assert next(line.split()[2] for line in shown if line.startswith(("added", "removed"))) == broken
-    assert "other tensors of the base" in "\n".join(shown)
-
-
-def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(tmp_path, statecli):
-    """Each rank has the alpha of the configuration; a tensor that the adapter replaces keeps its row."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
-    model.save_pretrained(tmp_path / "base")
-    patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 8}, "modules_to_save": ["lm_head"]}
-    lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], use_rslora=True, **patterns)
-    adapted = peft.get_peft_model(model, lora)
-    for parameter in adapted.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.02)
-    adapted.save_pretrained(tmp_path / "adapter")
-    shown = lines_of(statecli, str(tmp_path / "base"), str(tmp_path / "adapter"))
-    assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in shown)
-    assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in shown)
-    text = "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors"
-    assert text in shown
-    table = statecli("diff", str(tmp_path / "base"), str(tmp_path / "adapter"), "-f", "table").out
-    assert "embed_tokens" not in table
-    assert "M base_model.model.lm_head.weight" in table
-
-    whole = {f"base_model.model.{name}": tensor for name, tensor in adapted.base_model.model.state_dict().items()}
-    del whole["base_model.model.model.norm.weight"]
-    save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "whole.safetensors")
-    assert (
-        "D model.norm.weight"
-        in statecli("diff", str(tmp_path / "base"), str(tmp_path / "whole.safetensors"), "-f", "table").out
-    )
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save, llama, value):
     """The value is in a fused weight, new vocabulary rows or a moved layer; its row comes first, with the counts."""
     fused = fuse(llama)
     embedding = torch.cat([llama["model.embed_tokens.weight"], torch.zeros(8, 32)])
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     word = "Inf" if value == math.inf else "NaN"
     for after, name, place in (
         (fused, "model.layers.2.self_attn.qkv_proj.weight", (3, 4)),
@@ -1209,22 +1124,12 @@ def lines_of(statecli, before: str, after: str, *options: str) -> list[str]:
 
 def test_a_new_layer_and_a_removed_one_are_named(statecli, save, llama):
     whole = save(llama, "whole.safetensors")
-    pruned = save(renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None), "pruned.safetensors")
+    pruned = save(prune(llama), "pruned.safetensors")
     moved = "18 tensors, bit for bit; model.layers.1 is"
     assert f"model.layers.{{2,3}} → model.layers.{{1,2}}: {moved} removed" in lines_of(statecli, whole, pruned)
     back = lines_of(statecli, pruned, whole)
     assert f"model.layers.{{1,2}} → model.layers.{{2,3}}: {moved} new" in back
     assert not any(line.startswith("model.layers.1.") and "unrelated" in line for line in back)
-
-
-def test_layers_that_were_trained_keep_their_place(statecli, save, llama):
-    """Only the layer that was taken out is removed; no other layer is new."""
-    torch.manual_seed(0)
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
-    trained = {name: tensor + 0.05 * tensor.std() * torch.randn_like(tensor) for name, tensor in pruned.items()}
-    (line,) = [line for line in lines_of(statecli, save(llama, "a.pt"), save(trained, "b.pt")) if " → model" in line]
-    ends = r"similar \(cosine 0\.99\d* or more\); model\.layers\.1 is removed"
-    assert re.fullmatch(rf".*: 18 tensors, {ends}", line)
 
 
 def test_a_cast_is_one_line_and_its_exceptions_are_named(statecli, save, llama):
@@ -1555,7 +1460,7 @@ def test_the_stack_of_transposes_is_called_so(statecli, save):
 
 
 def test_layers_of_two_sections_are_different_layers(statecli, save, llama):
-    pruned = renumber(llama, lambda n: n if n < 1 else n - 1 if n > 1 else None)
+    pruned = prune(llama)
     both = save({"model": llama, "ema": llama}, "a.pt"), save({"model": pruned, "ema": llama}, "b.pt")
     shown = [line for line in lines_of(statecli, *both) if "→" in line and "bit for bit" in line]
     assert shown == [

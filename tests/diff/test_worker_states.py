@@ -42,6 +42,7 @@ SETTINGS = (
     {"x": "\ue000", "y": b"\xff", "z": {1}, "s": "", "v": True},
     {"x": 0.0, "y": 1, "v": 1.0},
 )
+SHARD_LABELS = {"0": "cat", 1: "dog"}
 
 
 def plain(folder: Path) -> Path:
@@ -78,11 +79,11 @@ def megatron(folder: Path) -> Path:
     return test_megatron.write(folder / "run")
 
 
-def split(folder: Path) -> Path:
+def split(folder: Path, labels: object = SHARD_LABELS) -> Path:
     """Write shards with torch.save, each with settings."""
     names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     for n, name in enumerate(names):
-        torch.save({f"w{n}": torch.ones(2), "labels": {"0": "cat", 1: "dog"}, "own": {n: "x"}}, folder / name)
+        torch.save({f"w{n}": torch.ones(2), "labels": labels, "own": {n: "x"}}, folder / name)
     weight_map = {f"w{n}": name for n, name in enumerate(names)}
     (folder / "pytorch_model.bin.index.json").write_text(msgspec.json.encode({"weight_map": weight_map}).decode())
     return folder
@@ -155,13 +156,7 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
     """In joined shards, a text `0` and the number 0 are two keys."""
     for name, labels in (("one", {"0": "cat"}), ("two", {0: "cat"}), ("three", {"0": "cat"})):
         (tmp_path / name).mkdir()
-        weight_map = {}
-        for n in range(2):
-            file = f"pytorch_model-0000{n + 1}-of-00002.bin"
-            weight_map[f"w{n}"] = file
-            torch.save({f"w{n}": torch.ones(2), "labels": labels}, tmp_path / name / file)
-        index = msgspec.json.encode({"weight_map": weight_map})
-        (tmp_path / name / "pytorch_model.bin.index.json").write_bytes(index)
+        split(tmp_path / name, labels)
     first, second, third = (str(tmp_path / name) for name in ("one", "two", "three"))
     assert [change.key for change in compare_targets(Request(first, second, jobs=1)).scalars] == [
         "labels.['0']",
