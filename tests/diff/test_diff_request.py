@@ -94,7 +94,6 @@ def test_devices_that_do_not(device):
 
 
 def test_a_contradiction_names_both():
-    """The error names both contradicting options."""
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
         prepare(options(bitwise=True, atol=1.0))
 

@@ -79,7 +79,6 @@ def test_the_device_of_a_class():
 
 
 def test_fields_come_in_order():
-    """Fields are in the order of `Field`."""
     before = KNOWN | {"device": "cpu", "requires_grad": True}
     after = {"dtype": "int8", "shape": (3,), "kind": Kind.BUFFER, "evidence": Evidence.TYPE, "device": "meta"}
     assert differing(before, after | {"requires_grad": False}) == tuple(Field)[:5]

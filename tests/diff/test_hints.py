@@ -61,7 +61,6 @@ def test_no_rule_where_nothing_is_gained(diff):
 
 
 def test_no_rule_that_breaks_what_is_paired(diff):
-    """A rule that breaks an existing pair is not suggested."""
     before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
     after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
     assert offered_rule(diff(before, after)) is None

@@ -244,7 +244,6 @@ def test_what_two_classes_register(source):
 
 
 def test_a_lazy_parameter_fits_any_shape(source, save):
-    """An unknown shape is not a mismatch."""
     target = source("self.fc = nn.LazyLinear(2, bias=False)")
     diff = compare_targets(Request(target, save({"fc.weight": torch.ones(2, 7)}, "net.pt")))
     assert not diff.findings

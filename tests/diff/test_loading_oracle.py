@@ -144,7 +144,6 @@ FORMS = ["whole.pt", "plain.pt", "net.safetensors"]
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    """Return the file of the models and its module."""
     path = tmp_path_factory.mktemp("zoo") / "models.py"
     path.write_text(MODELS)
     spec = importlib.util.spec_from_file_location("models", path)

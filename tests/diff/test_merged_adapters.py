@@ -68,7 +68,6 @@ def check(base: Path, merged: Path, adapter: Path, **options: Any):
 
 
 def edit(folder: Path, change) -> None:
-    """Rewrite the checkpoint of a folder."""
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     change(tensors)

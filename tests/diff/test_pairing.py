@@ -36,7 +36,6 @@ def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None
 
 
 def list_notes(before: ModelState, after: ModelState, *rules: str) -> list[str]:
-    """The notes' messages."""
     return [note.message for note in pairing.pair_tensors(before, after, rules).notes]
 
 
@@ -250,7 +249,6 @@ def test_a_section_that_the_other_side_lacks():
 
 
 def order(before: ModelState, after: ModelState) -> list[str]:
-    """Return the names in the order of the output."""
     return [match.shown.fqn for match in pairing.pair_tensors(before, after, ()).matches]
 
 

@@ -397,7 +397,6 @@ def test_attributes_that_two_formats_of_modules_have_are_compared(archives, save
 
 
 def test_a_section_without_settings_has_none_of_those_around_it():
-    """A section without settings does not get the settings of the folder around the section."""
     around = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
         model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))

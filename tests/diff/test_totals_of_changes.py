@@ -7,40 +7,35 @@ import pytest
 torch = pytest.importorskip("torch")
 
 
-def save_pair(tmp_path, before, after):
-    for name, state in (("a.pt", before), ("b.pt", after)):
-        torch.save(state, tmp_path / name)
-    return tmp_path / "a.pt", tmp_path / "b.pt"
-
-
-def test_the_last_line_has_the_relative_change_of_all_changed_parameters(statecli, tmp_path):
+def test_the_last_line_has_the_relative_change_of_all_changed_parameters(statecli, save):
     """The value is torch's ‖Δ‖/‖w‖ over the changed parameters; unchanged parameters do not count."""
     torch.manual_seed(0)
     before = {name: torch.randn(40) for name in ("a", "b", "c")}
     after = before | {"a": before["a"] + 0.1, "b": before["b"] * 1.5}
-    result = statecli("diff", *save_pair(tmp_path, before, after), "-f", "json")
+    files = save(before, "a.pt"), save(after, "b.pt")
+    result = statecli("diff", *files, "-f", "json")
     old, new = (torch.cat([state[name].double() for name in ("a", "b")]) for state in (before, after))
     values = result.json["summary"]["values"]
     assert values["tensors"] == 2
     assert values["l2"] == pytest.approx((new - old).norm().item())
     assert values["relative_l2"] == pytest.approx(((new - old).norm() / old.norm()).item())
-    shown = statecli("diff", *save_pair(tmp_path, before, after), "-f", "table").out.splitlines()[-1]
+    shown = statecli("diff", *files, "-f", "table").out.splitlines()[-1]
     assert f"; ‖Δ‖/‖w‖ {values['relative_l2']:.3g} of changed parameters" in shown
 
 
-def test_a_tensor_that_was_zero_counts_with_its_change(statecli, tmp_path):
+def test_a_tensor_that_was_zero_counts_with_its_change(statecli, save):
     """The norm of the tensor before is zero, but its change is part of the total."""
     before = {"a": torch.zeros(4), "b": torch.full((4,), 2.0)}
     after = {"a": torch.ones(4), "b": torch.full((4,), 3.0)}
-    values = statecli("diff", *save_pair(tmp_path, before, after), "-f", "json").json["summary"]["values"]
+    values = statecli("diff", save(before, "a.pt"), save(after, "b.pt"), "-f", "json").json["summary"]["values"]
     assert values["relative_l2"] == pytest.approx(8**0.5 / 4)
 
 
-def test_tensors_with_new_nan_come_first_and_are_counted(statecli, tmp_path):
+def test_tensors_with_new_nan_come_first_and_are_counted(statecli, save):
     """This holds without --sort too; the last line has the number of NaN before and after."""
     before = {name: torch.ones(4) for name in ("a", "b", "c")}
     after = before | {"a": torch.full((4,), 2.0), "c": torch.tensor([1.0, float("nan"), float("inf"), 1.0])}
-    files = save_pair(tmp_path, before, after)
+    files = save(before, "a.pt"), save(after, "b.pt")
     lines = statecli("diff", *files, "-f", "table").out.splitlines()
     assert [line.split()[1] for line in lines if line.strip().startswith("M ")] == ["c", "a"]
     assert "; NaN 0 → 1; Inf 0 → 1: exit status 1" in lines[-1]

@@ -8,6 +8,8 @@ import math
 import random
 import re
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from statecli.commands.diff.request import Request
-from statecli.commands.diff.result import Field, Rounding, Status, TransformationKind
+from statecli.commands.diff.result import Diff, Field, Rounding, Status, TransformationKind
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.diff.transformations.views import locate, narrow, take_rows
 from statecli.core.model_state import ByteRange, TensorData
@@ -45,6 +47,14 @@ def llama() -> dict[str, torch.Tensor]:
     )
     state = transformers.LlamaForCausalLM(config).state_dict()
     return {name: tensor + 0.001 * torch.randn_like(tensor) for name, tensor in state.items()}
+
+
+def compare_saved(folder: Path, before: Any, after: Any) -> Diff:
+    """Save two checkpoints in the folder and compare them; the examples of a property share no fixture."""
+    paths = str(folder / "a.pt"), str(folder / "b.pt")
+    for path, state in zip(paths, (before, after), strict=True):
+        torch.save(state, path)
+    return compare_targets(Request(*paths, jobs=1))
 
 
 def list_transformations(diff) -> dict[str, tuple]:
@@ -226,10 +236,7 @@ def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, plac
     if wrong is not None:  # `after` has another value in a common row
         row = wrong if is_removed else kept[wrong]
         after.select(axis, row)[0, 0] = -1.0
-    path = tmp_path_factory.mktemp("rows")
-    torch.save({"w": before}, path / "before.pt")
-    torch.save({"w": after}, path / "after.pt")
-    (change,) = compare_targets(Request(str(path / "before.pt"), str(path / "after.pt"))).changes
+    (change,) = compare_saved(tmp_path_factory.mktemp("rows"), {"w": before}, {"w": after}).changes
     done = change.transformation
     assert (done.kind, done.axis, done.rows, done.exceptions) == (KIND.RESIZED, axis, *([int(wrong is not None)] * 2))
     if wrong is None:
@@ -247,7 +254,6 @@ def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, plac
 )
 def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, is_removed):
     """A vocabulary trimmed to a subset, or extended here and there, with wrong rows; a row of zeros is anywhere."""
-    path = tmp_path_factory.mktemp("rows")
     gaps = sorted(gaps)
     torch.manual_seed(len(gaps))
     rows = torch.randn(60, 8)
@@ -258,9 +264,7 @@ def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, 
     shifts = [sum(count for place, count in gaps if place <= row) for row in range(60)]
     for row in wrong:
         after[row if is_removed else row + shifts[row]] += 1
-    torch.save({"w": before}, path / "a.pt")
-    torch.save({"w": after}, path / "b.pt")
-    (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
+    (change,) = compare_saved(tmp_path_factory.mktemp("rows"), {"w": before}, {"w": after}).changes
     done = change.transformation
     assert done.kind is KIND.RESIZED
     assert done.rows <= len(wrong)  # a wrong row next to a place may be an added row
@@ -306,15 +310,13 @@ def test_places_of_added_and_removed_rows_are_listed(statecli, save):
     assert text in statecli("diff", *paths[::-1]).out
 
 
-def test_a_section_copied_over_another(tmp_path):
+def test_a_section_copied_over_another(diff):
     """The averaged weights replace the weights of the model; each tensor is described, with its wrong elements."""
     model = {f"layers.{n}.{leaf}": torch.randn(8, 8) for n in range(3) for leaf in ("q", "k")}
     average = {name: tensor + 0.05 * torch.randn(8, 8) for name, tensor in model.items()}
     copied = {name: tensor.clone() for name, tensor in average.items()}
     copied["layers.1.q"][3, 3] += 1
-    torch.save({"model": model, "ema": average}, tmp_path / "a.pt")
-    torch.save({"model": copied, "ema": average}, tmp_path / "b.pt")
-    changes = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))).changes
+    changes = diff({"model": model, "ema": average}, {"model": copied, "ema": average}).changes
     moved = {change.fqn: change.transformation for change in changes if change.transformation is not None}
     assert moved.keys() == model.keys()
     for name, done in moved.items():
@@ -1026,7 +1028,6 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
 def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory, seed, shapes):
     """Names and dtypes differ, and the values are similar or independent: no exact transformation is reported."""
     generator = torch.Generator().manual_seed(seed)
-    folder = tmp_path_factory.mktemp("pairs")
     before = {f"layers.{n}.w": torch.randn(shape, generator=generator) for n, shape in enumerate(shapes)}
     step = (0.1, 1.0, 30.0)[seed % 3]
     start = ("layers", "blocks")[seed % 2]
@@ -1034,9 +1035,7 @@ def test_other_values_of_another_dtype_are_not_a_transformation(tmp_path_factory
         name.replace("layers", start): (tensor + step * torch.randn(tensor.shape, generator=generator)).bfloat16()
         for name, tensor in before.items()
     }
-    torch.save(before, folder / "a.pt")
-    torch.save(after, folder / "b.pt")
-    result = compare_targets(Request(str(folder / "a.pt"), str(folder / "b.pt"), jobs=1))
+    result = compare_saved(tmp_path_factory.mktemp("pairs"), before, after)
     done = [change.transformation for change in result.changes if change.transformation is not None]
     assert all(transformation.kind is KIND.UNRELATED or transformation.cosine is not None for transformation in done)
 
@@ -1201,16 +1200,13 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 def test_training_is_not_taken_for_anything_else(tmp_path_factory, seed, shapes, dtype):
     """A thousand random pairs of tensors, with small to large steps, are never described as a transformation."""
     generator = torch.Generator().manual_seed(seed)
-    folder = tmp_path_factory.mktemp("pairs")
     before = {f"layers.{n}.w": torch.randn(shape, generator=generator).to(dtype) for n, shape in enumerate(shapes)}
     step = 10.0 ** -(seed % 4)
     after = {
         name: (tensor + step * torch.randn(tensor.shape, generator=generator)).to(dtype)
         for name, tensor in before.items()
     }
-    torch.save(before, folder / "a.pt")
-    torch.save(after, folder / "b.pt")
-    result = compare_targets(Request(str(folder / "a.pt"), str(folder / "b.pt"), jobs=1))
+    result = compare_saved(tmp_path_factory.mktemp("pairs"), before, after)
     assert kinds(result) <= {KIND.UNRELATED}
 
 
@@ -1293,15 +1289,13 @@ def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
 @given(st.integers(1, 900), st.integers(1, 400), st.lists(st.integers(0, 359_999), max_size=4), st.booleans())
 def test_rows_are_counted_across_blocks(tmp_path_factory, rows, columns, places, turned):
     """Rows are counted for any number of elements per row, and the expected result comes from torch."""
-    path = tmp_path_factory.mktemp("rows")
     before = torch.rand(rows, columns, generator=torch.Generator().manual_seed(rows))
     before = before.t().contiguous().t() if turned else before
     after = before.clone()
     for place in places:
         after[place // columns % rows, place % columns] = -1.0
-    torch.save({"w": before}, path / "a.pt")
-    torch.save({"w": torch.cat([after, after[:1]])}, path / "b.pt")
-    (change,) = compare_targets(Request(str(path / "a.pt"), str(path / "b.pt"), jobs=1)).changes
+    longer = torch.cat([after, after[:1]])
+    (change,) = compare_saved(tmp_path_factory.mktemp("rows"), {"w": before}, {"w": longer}).changes
     wrong = (before != after).any(1).nonzero().flatten().tolist()
     if 2 * len(wrong) > rows:
         claim = change.transformation  # similar rows are described with their cosine
@@ -1415,7 +1409,6 @@ def test_small_parts_at_the_end_of_a_file(diff, size):
 
 @pytest.mark.parametrize(("dtype", "nbytes"), [(torch.float32, 24), (torch.bool, 6), (torch.complex64, 48)], ids=str)
 def test_a_part_of_a_tensor_has_its_own_sizes(save, dtype, nbytes):
-    """A part has its own shape, number of elements and bytes."""
     (row,) = read_checkpoint(save({"w": torch.ones(4, 5).to(dtype)}, "a.safetensors")).tensors
     part = replace_data(row, narrow(narrow(locate(row.data, "w"), 0, 1, 2), 1, 0, 3))
     assert (part.shape, part.elements, part.nbytes) == ((2, 3), 6, nbytes)

@@ -177,7 +177,6 @@ def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
 
 
 def test_first_is_required(statecli, saved_runs):
-    """The error line names the conditions."""
     result = statecli("bisect", saved_runs("plain"))
     assert result.code == 2
     assert "--condition is missing; write --condition and nan, inf" in result.err

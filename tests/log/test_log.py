@@ -69,14 +69,12 @@ def test_cosines_are_those_of_torch(log_run, training):
     ],
 )
 def test_the_step_comes_from_the_checkpoint_or_else_from_its_name(log_run, layout, source, steps):
-    """The JSON names the source of the step."""
     rows = log_run(layout).json["checkpoints"]
     assert [row["step"] for row in rows] == [{"number": step, "source": source} for step in steps]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_that_becomes_nan_is_named_once(log_run, layout):
-    """Only the row of the first checkpoint with the NaN names the tensor."""
     rows = log_run(layout).json["checkpoints"]
     born = [(n, row["became_nan"]) for n, row in enumerate(rows) if row["became_nan"]]
     assert born == [(9, ["layers.2.0.weight"])]

@@ -194,7 +194,6 @@ def test_fail_on_nan_is_status_1(statecli, tmp_path):
 
 
 def test_json_lines_are_rows_of_log(statecli, tmp_path):
-    """A line equals the row of `log` for the same checkpoint."""
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0))
     line = statecli("watch", tmp_path, "--count", "1", "--interval", "0.01", "-f", "jsonl").json
     assert line == statecli("log", tmp_path, "-f", "json").json["checkpoints"][0]

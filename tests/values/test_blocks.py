@@ -98,7 +98,6 @@ def test_a_type_that_the_package_does_not_read(tmp_path):
 
 
 def test_without_the_package_its_values_are_refused(q5_storage, monkeypatch):
-    """The error names the package to install."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
     ggml_blocks.explain_unreadable_blocks.cache_clear()

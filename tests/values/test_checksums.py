@@ -79,7 +79,6 @@ def test_storages_of_other_lengths_have_other_checksums(store):
 
 
 def test_damage_fails_the_pairs_that_lie_in_it_and_no_other(both):
-    """Each pair has the error of its own storage."""
     bad = with_crc(both[0], 1)
     pairs = compare_pairs([Pair(bad, both[1]), Pair(both[1], both[2]), Pair(both[1], bad)], CompareOptions(), jobs=1)
     assert [type(result) for result in pairs] == [ChecksumMismatch, Delta, ChecksumMismatch]

@@ -88,7 +88,6 @@ def test_an_unknown_type_is_not_compared_with_itself(store):
 
 
 def test_parts_of_other_shapes_are_named(store):
-    """The reason has both shapes, before and after."""
     rows = [
         replace(NOTHING, parts=(("a", store(torch.ones(size)).data), ("b", store(torch.ones(2)).data)))
         for size in (3, 4)
@@ -127,7 +126,6 @@ def in_parts(store, *tensors: torch.Tensor) -> TensorInfo:
 
 
 def without_checksums(row: TensorInfo) -> TensorInfo:
-    """Return the same parts without recorded checksums."""
     parts = ((name, replace(data, storage=replace(data.storage, crc32=None))) for name, data in row.parts)
     return replace(row, parts=tuple(parts))
 
@@ -159,7 +157,6 @@ def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
 
 
 def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
-    """Return a tensor with its own values and with tensors as attributes."""
     return replace(values, parts=tuple((name, row.data) for name, row in attributes.items()))
 
 
@@ -180,7 +177,6 @@ def test_an_attribute_of_another_shape_is_named(store):
 
 
 def test_a_part_that_cannot_be_read_is_named(store):
-    """The error names the tensor and the part."""
     before = in_parts(store, torch.ones(2), torch.ones(3))
     after = in_parts(store, torch.ones(2), torch.zeros(3))
     os.truncate(after.parts[1][1].storage.path, 4)
@@ -198,7 +194,6 @@ def test_a_ragged_tensor_without_values_is_not_compared(store, layout):
 
 
 def test_an_index_of_a_ragged_tensor_that_cannot_be_read_is_named(store):
-    """The error names the tensor and the part."""
     values, ends = store(torch.ones(3)).data, store(torch.tensor([0, 1, 3])).data
     row = replace(NOTHING, layout="jagged", parts=(("values", values), ("offsets", ends)))
     os.truncate(ends.storage.path, 4)
@@ -287,7 +282,6 @@ def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
 
 
 def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
-    """The cuts of the array do not change the fingerprint."""
     array = np.arange(30, dtype=np.float32).reshape(6, 5)
     rows = [info_of(write_boxes(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
     assert set(compute_fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(

@@ -315,7 +315,6 @@ def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
 
 
 def test_a_file_that_is_gone(pair_states):
-    """The error names the missing file."""
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
     (actual_pair,) = compare_pairs([pair], CompareOptions())

@@ -196,7 +196,6 @@ def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
 
 
 def test_expanded_elements_count_each_time(store, way):
-    """A row expanded a thousand times counts its NaN a thousand times."""
     row = any_bits(torch.float32, 50)
     actual = of(store(row.expand(1000, 50)))
     assert select_facts(actual) == expected_facts(row.expand(1000, 50))
@@ -220,7 +219,6 @@ def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
 
 
 def test_nothing_is_read_of_an_empty_tensor(store):
-    """A tensor without elements has no facts."""
     assert of(store(torch.empty(0, 3))) == Facts()
 
 
@@ -382,7 +380,6 @@ def test_a_type_that_is_not_known_says_so(tmp_path):
 
 
 def test_a_quantized_tensor_without_its_scale_says_so(store):
-    """Codes without a scale are not values."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
     assert of(replace(info, data=replace(info.data, quantizer=None))).reason == (
         "qint8 elements have no recorded scale, so statecli cannot convert them to numbers"

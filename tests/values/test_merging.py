@@ -25,7 +25,6 @@ def test_an_unknown_value_gives_way_to_a_known_one(choose):
 
 
 def test_the_smaller_and_the_larger_value_are_chosen():
-    """In both orders."""
     assert (choose_smallest(1, 2), choose_smallest(2, 1)) == (1, 1)
     assert (choose_largest(1, 2), choose_largest(2, 1)) == (2, 2)
 

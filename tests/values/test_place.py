@@ -18,7 +18,6 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float8_e4m3fn, tor
 
 
 def state_of(*tensors):
-    """Return a state with the given tensors."""
     return ModelState("t", "torch_zip", tensors)
 
 
@@ -47,8 +46,6 @@ def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
 
 
 def test_bytes_that_come_back_changed_did_not_follow(store, monkeypatch):
-    """A device that returns other bytes is detected."""
-
     def flip_bit(torch_module, chunk, dtype, device):
         back = chunk.copy()
         back[5] ^= 1
@@ -88,7 +85,6 @@ def test_on_meta_the_tensor_is_made_and_its_bytes_are_checked(store, dtype):
 
 
 def test_on_meta_without_a_checksum_the_bytes_are_only_read(store):
-    """The note does not mention a checksum."""
     info = store(torch.zeros(8))
     storage = msgspec.structs.replace(info.data.storage, crc32=None)
     info = msgspec.structs.replace(info, note="odd", data=msgspec.structs.replace(info.data, storage=storage))
@@ -137,7 +133,6 @@ def test_a_wrong_checksum_stops_the_run(store, device):
 
 
 def test_a_vanished_file_stops_the_run(store, tmp_path):
-    """The error says that the file cannot be opened."""
     info = store(torch.rand(5))
     (tmp_path / "0.bin").unlink()
     with pytest.raises(UnreadableError, match="cannot be opened"):

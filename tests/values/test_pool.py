@@ -86,7 +86,6 @@ def test_what_goes_wrong_with_a_task_is_its_result(jobs):
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_error_of_a_batch_is_that_of_its_tasks(jobs):
-    """Each task of a batch that could not begin has an error."""
     assert [str(error) for error in run(failing_at_once, [5, 6], jobs)] == ["5: no", "6: no"]
 
 

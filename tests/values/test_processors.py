@@ -81,7 +81,6 @@ def documents(request, files, tmp_path_factory):
 )
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_result_on_all_processors(name, documents):
-    """All processors print the same document."""
     (document,) = documents[name]
     assert document.startswith("{")
 

@@ -197,7 +197,6 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
 
 
 def test_a_damaged_archive_inside_a_file_fails_its_checksum(tmp_path):
-    """A changed byte in one of many archives contradicts the checksum of its archive."""
     data = archive_tensor(torch.ones(400), tmp_path / "x")
     raw = bytearray((tmp_path / "x").read_bytes())
     raw[raw.rindex(torch.ones(100).numpy().tobytes()) + 5] ^= 1

@@ -187,7 +187,6 @@ def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
 
 
 def test_a_file_that_vanished(store):
-    """The error says that the file does not exist."""
     data = store(torch.zeros(4)).data
     os.unlink(data.storage.path)
     with pytest.raises(UnreadableError, match="no such file"):

@@ -61,8 +61,6 @@ def read(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compare_tensors(read):
-    """Return the outcome of comparing two tensors."""
-
     def outcome(before, after, **how):
         return compare_pairs([Pair(read(before), read(after))], CompareOptions(**how))[0]
 

@@ -226,7 +226,6 @@ def test_nothing_finite_leaves_nulls_and_counts():
 
 
 def test_zeros_of_either_sign_count():
-    """-0.0 counts as zero."""
     assert compute_live_stats(torch.tensor([0.0, -0.0, 1.0])).zeros == 2
 
 
@@ -239,7 +238,6 @@ def test_integers_that_no_float_holds_are_said(value):
 
 
 def test_integers_that_a_float_holds_are_not_said():
-    """An exact float needs no reason."""
     assert compute_live_stats(torch.tensor([2**60, 7])).reason is None
 
 
@@ -415,7 +413,6 @@ def test_a_subclass_names_its_inner_tensors(store):
 
 
 def test_a_type_without_numbers_has_a_reason(store):
-    """The reason names the type."""
     data = store(torch.zeros(4, dtype=torch.uint8)).data
     stats = read_stats(TensorInfo("w", "bits8", (4,), 4, 4, data=TensorData(data.storage, "bits8", (4,))))
     assert stats.reason == "statecli cannot read bits8 elements as numbers"
@@ -431,7 +428,6 @@ def test_a_type_without_numbers_has_a_reason(store):
     ],
 )
 def test_live_tensors_without_bytes_have_a_reason(make, said):
-    """Live tensors have a reason like stored tensors."""
     assert said in compute_live_stats(make()).reason
 
 

@@ -209,7 +209,6 @@ def test_a_relative_change_of_any_size(before, after, expected):
 
 
 def test_what_is_there_needs_no_reason():
-    """Ordinary values have all statistics and no reason."""
     delta = tally_values([1.0, 2.0], [1.0, 2.5])
     assert delta.reason is None
     assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)
