@@ -73,11 +73,6 @@ class State(nn.Module):
         pass
 
 
-class ReadOnly(nn.Module):
-    def get_extra_state(self):
-        return {"version": 1}
-
-
 class Extra(nn.Module):
     def __init__(self):
         super().__init__()

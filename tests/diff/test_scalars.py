@@ -59,7 +59,7 @@ def test_every_difference_once(before, after):
     assert all((change.before, change.after) == (before.get(change.key), after.get(change.key)) for change in actual)
 
 
-def test_metadata_of_safetensors(save, tmp_path):
+def test_metadata_of_safetensors(tmp_path):
     """`__metadata__` is compared between two files of the format."""
     for name, metadata in (("a", {"format": "pt", "run": "1"}), ("b", {"format": "pt", "run": "2"}), ("c", None)):
         save_file(W, tmp_path / f"{name}.safetensors", metadata)

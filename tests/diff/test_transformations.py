@@ -108,7 +108,7 @@ COMPLEX = (torch.complex128, torch.complex64, torch.complex32)
 
 
 @pytest.mark.parametrize(("before", "after"), [(a, b) for a in COMPLEX for b in COMPLEX if a.itemsize > b.itemsize])
-def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, statecli, save, before, after):
+def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, before, after):
     """Rotary tables are complex. An element with a wrong part is one exception; floats from complex are not a cast."""
     torch.manual_seed(0)
     values = torch.randn(40, 8, dtype=torch.complex128).to(before)
@@ -388,7 +388,7 @@ def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, 
     assert any("18 tensors, similar (cosine 0.99" in line and "17 of them bit for bit" in line for line in shown)
 
 
-def test_removed_layers_are_named_once(diff, statecli, save, llama):
+def test_removed_layers_are_named_once(statecli, save, llama):
     """The last removed layer is named too, although no other layer took its tensors."""
     pruned = renumber(llama, lambda n: {0: 0, 3: 1}.get(n))
     shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
@@ -910,7 +910,7 @@ def test_a_stack_in_another_order(diff, is_pair, back):
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("parent", ["h", "model.blocks"])
-def test_projections_joined_in_another_way(diff, llama, back, is_transposed, parent):
+def test_projections_joined_in_another_way(diff, back, is_transposed, parent):
     """Parts may be transposed as for GPT-2's Conv1D, and below a module of another name; a wrong row is named."""
     torch.manual_seed(0)
     names = ("q_proj", "k_proj", "v_proj")

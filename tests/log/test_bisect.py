@@ -26,15 +26,14 @@ def reads(monkeypatch):
     return paths
 
 
-@pytest.mark.parametrize("layout", ["plain", "safetensors", "trainer", "lightning", "dcp"])
-def test_the_first_nan_is_found(statecli, saved_runs, layout):
-    """The NaN starts at step 1000, the tenth of twelve checkpoints, in every layout."""
+@pytest.mark.parametrize(("layout", "steps"), [("plain", (9, 10)), ("trainer", (900, 1000))])
+def test_the_first_nan_is_found(statecli, saved_runs, layout, steps):
+    """The NaN starts at step 1000, the tenth of twelve checkpoints."""
     result = statecli("bisect", saved_runs(layout), "--condition", "nan", "-f", "json")
     assert result.code == 0, result
     document = result.json
     assert document["answer"] == "found"
-    assert document["first"]["step"]["number"] in (10, 1000)
-    assert document["last_before"]["step"]["number"] in (9, 900)
+    assert tuple(document[end]["step"]["number"] for end in ("last_before", "first")) == steps
     assert "layers.2.0.weight" in document["first"]["evidence"]
 
 

@@ -88,7 +88,7 @@ def test_as_it_is_stored(q5_storage):
     assert ggml_blocks.to_stored_blocks(tensor) is tensor
 
 
-def test_a_type_that_the_package_does_not_read(tmp_path):
+def test_a_type_that_the_package_does_not_read():
     """Only the type that gguf cannot read has an explanation."""
     assert ggml_blocks.explain_unreadable_blocks("q4_k") is None
     for name in ("q4_0_4_4", "q8_k"):

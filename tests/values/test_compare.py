@@ -80,7 +80,7 @@ def agrees(delta, expected):
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
-@pytest.mark.parametrize("n", [1, 7, 1000, 70_000])
+@pytest.mark.parametrize("n", [7, 70_000])
 def test_every_type_agrees_with_numpy(pair_states, dtype, n):
     """Counts are equal and sums within 1e-6, for any type and any number of blocks."""
     before, after = random_tensor(dtype, n, 0), random_tensor(dtype, n, 1)

@@ -353,7 +353,7 @@ def test_processes_find_what_one_does(store, monkeypatch):
     assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
 
 
-def test_what_lies_in_one_place_is_read_once(store, monkeypatch):
+def test_what_lies_in_one_place_is_read_once(store):
     """Tied tensors share their facts, and the reported bytes count the storage once."""
     info, read = store(torch.randn(100)), []
     first, second = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))

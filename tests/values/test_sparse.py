@@ -246,7 +246,7 @@ def test_memory_is_bounded_whatever_is_claimed(compare_tensors, case):
     assert isinstance(outcome, NotCompared)
 
 
-def test_a_flipped_bit_is_told_by_its_checksum(read, tmp_path):
+def test_a_flipped_bit_is_told_by_its_checksum(read):
     """If the file recorded a checksum, damaged indices are reported as a wrong checksum."""
     row = read(torch.eye(3).to_sparse_csr())
     (where,) = (part.storage for name, part in row.parts if name == "plain_indices")
