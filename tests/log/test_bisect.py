@@ -26,7 +26,9 @@ def reads(monkeypatch):
     return paths
 
 
-@pytest.mark.parametrize(("layout", "steps"), [("plain", (9, 10)), ("trainer", (900, 1000))])
+@pytest.mark.parametrize(
+    ("layout", "steps"), [("plain", (9, 10)), ("trainer", (900, 1000)), ("lightning", (900, 1000))]
+)
 def test_the_first_nan_is_found(statecli, saved_runs, layout, steps):
     """The NaN starts at step 1000, the tenth of twelve checkpoints."""
     result = statecli("bisect", saved_runs(layout), "--condition", "nan", "-f", "json")

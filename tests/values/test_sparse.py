@@ -325,16 +325,15 @@ def diff(statecli, tmp_path):
     return run
 
 
-def test_damage_does_not_hide_the_other_tensors(diff):
-    """The command exits with status 2, names each damaged tensor in one line, and prints the others on stdout."""
-    before = {case: Rebuilt(*parts) for case, parts in DAMAGED.items()}
-    after = {case: Rebuilt(*parts, torch.ones(5), shape) for case, (*parts, _, shape) in DAMAGED.items()}
-    result, actual = diff({**before, "x": torch.ones(3)}, {**after, "x": torch.zeros(3)})
-    lines = result.err.splitlines()
-    assert (result.code, len(lines)) == (2, len(DAMAGED))
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damage_does_not_hide_the_other_tensors(diff, case):
+    """The command exits with status 2, names the file in one line, and prints the other tensors on stdout."""
+    *parts, values, shape = DAMAGED[case]
+    after = {"w": Rebuilt(*parts, torch.ones(5), shape), "x": torch.zeros(3)}
+    result, actual = diff({"w": Rebuilt(*parts, values, shape), "x": torch.ones(3)}, after)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "a.pt: w: " in result.err
     assert "internal error" not in result.err
-    for case in DAMAGED:
-        assert sum(f"a.pt: {case}: " in line for line in lines) == 1, case
     assert [change["fqn"] for change in actual["changes"] if change["status"] == "changed"] == ["x"]
 
 
