@@ -21,7 +21,7 @@ def group_by_cause(errors: Iterable[tuple[str, str]]) -> list[tuple[str, int]]:
     groups: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for name, message in errors:
         file, has_name, cause = message.partition(f": {name}: ")
-        key = keys.setdefault(message, (file, _FIGURE.sub("", cause)) if has_name else (message,))
+        key = keys.setdefault(message, (file, *_FIGURE.split(cause)[::2]) if has_name else (message,))
         groups.setdefault(key, []).append((name, message))
     return [(_describe_group(group), len(group)) for group in groups.values()]
 

@@ -6,7 +6,7 @@ import re
 from itertools import product
 
 import hypothesis.strategies as st
-from hypothesis import given
+from hypothesis import example, given
 from msgspec.structs import replace
 
 from statecli.core.error_causes import group_by_cause
@@ -143,6 +143,14 @@ def test_causes_are_told_once_each():
         ("a: b.pt: w3: cut short", 1),
         ("c.pt: w4: 0x00000009 of 7 bytes", 1),
     ]
+
+
+@given(st.lists(st.text("a[]…0 1", max_size=6), max_size=4))
+@example(["a [0]", "a []"])
+def test_any_errors_are_counted(causes):
+    """Causes with more figures, or with fewer, are other causes."""
+    lines = group_by_cause([(f"w{n}", f"x.pt: w{n}: {cause}") for n, cause in enumerate(causes)])
+    assert sum(count for _, count in lines) == len(causes)
 
 
 def test_tied_tensors_have_one_message():
