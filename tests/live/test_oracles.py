@@ -56,6 +56,8 @@ MODELS = {
     "shared-module": _shared_module,
     "scripted": lambda: torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))),
 }
+#: Weights that torch computes from registered tensors.
+DERIVED = {"weight-norm-old": ["0.weight"], "spectral-norm-old": ["weight"], "pruned": ["0.weight"]}
 
 
 def oracle(model: nn.Module) -> dict[str, tuple[object, ...]]:
@@ -84,46 +86,23 @@ def seen(state) -> dict[str, tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore")
-def test_registered_tensors_are_those_torch_names(name, read_live):
-    """Names, kinds, dtypes, shapes, requires_grad and saving agree with named_parameters, named_buffers, state_dict."""
-    assert seen(read_live(MODELS[name])) == oracle(MODELS[name]())
+def test_the_rows_are_the_tensors_of_torch(name, read_live):
+    """Registered rows agree with torch, are in the order of state_dict(), and move; other rows are derived weights.
 
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore")
-def test_rows_come_in_state_dict_order(name, read_live):
-    """Saved tensors are listed in the order of state_dict()."""
-    saved = [t.fqn for t in read_live(MODELS[name]).tensors if t.saved]
-    assert saved == [key for key in MODELS[name]().state_dict() if not key.endswith("_extra_state")]
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore")
-def test_every_registered_tensor_follows(name, read_live):
-    """Every registered tensor of torch's own modules moves, and no oddity contradicts."""
-    state = read_live(MODELS[name])
+    Further names of registered tensors (flat weights, lists, cached views) have no rows. The weight that old
+    weight_norm, spectral_norm and pruning compute is a row without a fix. The weight of spectral_norm lies in the
+    memory of `weight_orig` until the first forward, and is a row then too.
+    """
+    state, model = read_live(MODELS[name]), MODELS[name]()
+    assert seen(state) == oracle(model)
+    saved = [t.fqn for t in state.tensors if t.saved]
+    assert saved == [key for key in model.state_dict() if not key.endswith("_extra_state")]
     assert {t.moves for t in state.tensors if t.kind is not Kind.UNREGISTERED} <= {True}
     allowed = {"none-parameter", "script-module", "recomputed"} | ({"no-tensors"} if not state.tensors else set())
     assert {oddity.name for oddity in state.oddities} <= allowed
-
-
-@pytest.mark.parametrize("name", sorted(set(MODELS) - {"weight-norm-old", "spectral-norm-old", "pruned"}))
-def test_no_false_alarm(name, read_live):
-    """Further names of registered tensors (flat weights, lists, cached views) are not unregistered tensors."""
-    assert [t.fqn for t in read_live(MODELS[name]).tensors if t.kind is Kind.UNREGISTERED] == []
-
-
-@pytest.mark.parametrize("name", ["weight-norm-old", "spectral-norm-old", "pruned"])
-def test_derived_tensors_are_said_to_be_derived(name, read_live):
-    """The weight that old weight_norm, spectral_norm and pruning compute is a derived row without a fix.
-
-    The weight of spectral_norm lies in the memory of `weight_orig` until the first forward, and is a row then too.
-    """
-    (row,) = [t for t in read_live(MODELS[name]).tensors if t.kind is Kind.UNREGISTERED]
-    assert row.fqn in ("weight", "0.weight")
-    assert row.saved is False
-    assert "derived" in row.note
-    assert row.fix is None
+    derived = [t for t in state.tensors if t.kind is Kind.UNREGISTERED]
+    assert [t.fqn for t in derived] == DERIVED.get(name, [])
+    assert all(t.saved is False and "derived" in t.note and t.fix is None for t in derived)
 
 
 def test_rnn_flat_weights_are_aliases(read_live, rows):
