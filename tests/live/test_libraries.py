@@ -28,13 +28,13 @@ class Net(nn.Module):
 LINE = 8
 
 
-@pytest.fixture(params=["site-packages", "dist-packages", "target"])
+@pytest.fixture
 def library(request, tmp_path, monkeypatch):
     """Write a package as pip installs packages; `pip install --target` writes a record next to the package."""
-    folder = tmp_path / request.param
+    folder = tmp_path / getattr(request, "param", "site-packages")
     (folder / "poslib").mkdir(parents=True)
     (folder / "poslib" / "__init__.py").write_text(LIBRARY)
-    if request.param == "target":
+    if folder.name == "target":
         (folder / "poslib-1.0.dist-info").mkdir()
         (folder / "poslib-1.0.dist-info" / "RECORD").write_text("poslib/__init__.py,sha256=aa,3\n")
     monkeypatch.syspath_prepend(str(folder))
@@ -66,6 +66,7 @@ def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, st
         assert "poslib/__init__.py:7 is in a library and does not register table" in row.fix
 
 
+@pytest.mark.parametrize("library", ["site-packages", "dist-packages", "target"], indirect=True)
 def test_a_subclass_of_a_library_is_the_users(library, inspect):
     """The origin is the user's line that runs the library's constructor."""
     source = "import poslib\nclass Net(poslib.Pos):\n    def __init__(self):\n        super().__init__(4)\n"

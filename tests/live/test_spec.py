@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, strategies as st
@@ -114,11 +112,3 @@ def test_any_text_is_a_spec_or_none_or_a_usage_error(text):
     """The parser raises no other exception for any text."""
     with contextlib.suppress(UsageError):
         parse_spec(text)
-
-
-def test_parsing_imports_no_torch():
-    """Reading a spec, and importing the package, does not import torch."""
-    code = "import sys, statecli.live, statecli.live.build; from statecli.live.spec import parse_spec as parse; "
-    code += "parse('net.py:Net'); print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"
