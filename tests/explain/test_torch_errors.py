@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
-import sys
 import traceback
 
 import pytest
@@ -145,11 +145,9 @@ def test_a_refused_class_is_allowed_only_if_it_is_plain_data(tmp_path):
     assert run.code == ()
 
 
-def test_a_text_without_a_known_error_has_no_answer():
+def test_a_text_without_a_known_error_has_no_answer(statecli, monkeypatch):
     """The command exits with 2."""
     with pytest.raises(UnreadableError, match="no known error"):
         explain_text("epoch 1: loss 0.5\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "statecli", "explain", "-"], input="fine\n", capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"fine\n")))
+    assert statecli("explain", "-").code == 2
