@@ -24,9 +24,3 @@ def test_a_saved_lock_is_confirmed_with_the_command_that_checks_it(tmp_path, mon
         text, _, command = line.partition("; check: ")
         assert text == "2 tensors locked"
         assert statecli(*shlex.split(command)[1:]).code == 0
-
-
-def test_a_pipe_has_no_line(in_tmp_path, statecli):
-    """Standard error stays empty in a script."""
-    torch.save({"w": torch.ones(2)}, "a.pt")
-    assert statecli("lock", "a.pt", "-o", "a.lock.json").err == ""
