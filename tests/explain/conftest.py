@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,12 +59,23 @@ def desk(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def net(desk):
+def write_module(desk):
+    """Return a function that writes a file and returns its names, imported apart from all other modules."""
+
+    def write(file: str, source: str) -> dict[str, Any]:
+        (desk / file).write_text(source)
+        names: dict[str, Any] = {"__name__": file.removesuffix(".py")}
+        exec(compile(source, file, "exec"), names)  # noqa: S102 - the test's own file
+        torch.manual_seed(0)
+        return names
+
+    return write
+
+
+@pytest.fixture
+def net(write_module):
     """The module net.py, imported apart from all other modules."""
-    names: dict[str, object] = {"__name__": "net"}
-    exec(compile(NET, "net.py", "exec"), names)  # noqa: S102 - the test's own file
-    torch.manual_seed(0)
-    return names
+    return write_module("net.py", NET)
 
 
 @pytest.fixture

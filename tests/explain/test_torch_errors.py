@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from statecli.commands.explain.result import Diagnosis
 from statecli.commands.explain.torch_errors import explain_text
 from statecli.core.errors import UnreadableError
 
@@ -22,6 +23,13 @@ def raise_text(action) -> str:
     except Exception:  # noqa: BLE001 - any error text
         return traceback.format_exc()
     raise AssertionError("nothing was raised")
+
+
+def diagnose(text: str) -> Diagnosis:
+    """Return the diagnosis of an error text."""
+    diagnosis = explain_text(text).diagnosis
+    assert diagnosis is not None
+    return diagnosis
 
 
 def load_text(net, state) -> str:
@@ -47,8 +55,7 @@ def run_lines(diagnosis, model, state, monkeypatch):
 def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause):
     """The lines use only the names in the error text, and are never proved."""
     saved = net["Net"]().state_dict()
-    diagnosis = explain_text(load_text(net, change(saved))).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(load_text(net, change(saved)))
     assert diagnosis.causes[0].cause.value == cause
     assert not diagnosis.proved
     loaded = run_lines(diagnosis, net["Net"](), change(saved), monkeypatch)
@@ -58,8 +65,7 @@ def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause
 def test_another_shape_keeps_the_initial_values(net, monkeypatch):
     """Tensors named in the error text keep their initial values."""
     wide = net["Net"](num_classes=1000).state_dict()
-    diagnosis = explain_text(load_text(net, wide)).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(load_text(net, wide))
     assert diagnosis.causes[0].cause.value == "width"
     assert diagnosis.initial == ("head.weight", "head.bias")
     assert torch.equal(run_lines(diagnosis, net["Net"](), dict(wide), monkeypatch)["bn.weight"], wide["bn.weight"])
@@ -71,8 +77,7 @@ def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide)
     saved = net["Net"](**({"num_classes": 1000} if is_wide else {})).state_dict()
     more = {f"encoder.{n}.query.{part}": torch.ones(1) for n in range(3) for part in ("scale", "shift")}
     state = saved | more
-    diagnosis = explain_text(load_text(net, state)).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(load_text(net, state))
     loaded = run_lines(diagnosis, net["Net"](), state, monkeypatch)
     kept = [name for name in loaded if not (is_wide and name.startswith("head."))]
     assert all(torch.equal(loaded[name], saved[name]) for name in kept)
@@ -88,8 +93,7 @@ def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide)
 def test_weights_of_another_form_have_no_lines(net, more, cause, words):
     """The values differ from the values of the class's layers."""
     state = net["Net"]().state_dict() | {f"encoder.{n}.{more}": torch.ones(2, 2) for n in range(3)}
-    diagnosis = explain_text(load_text(net, state)).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(load_text(net, state))
     assert (diagnosis.causes[0].cause.value, diagnosis.code) == (cause, ())
     assert words in diagnosis.causes[0].message
 
@@ -98,8 +102,7 @@ def test_a_quantized_class_does_not_take_plain_weights(net):
     """The text lists names of quantized weights as missing."""
     missing = ", ".join(f'"encoder.{n}.query.qweight"' for n in range(3))
     text = f"{load_text(net, {})}\nMissing key(s) in state_dict: {missing}. "
-    diagnosis = explain_text(text).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(text)
     assert (diagnosis.causes[0].cause.value, diagnosis.code) == ("quantized", ())
 
 
@@ -116,8 +119,7 @@ def test_files_of_other_content_are_named(tmp_path, cause, weights_only):
     path = tmp_path / "model.pt"
     path.write_bytes(FILES[cause])
     text = raise_text(lambda: torch.load(path, weights_only=weights_only))
-    diagnosis = explain_text(text).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(text)
     assert (diagnosis.causes[0].cause.value, diagnosis.code) == (cause, ())
 
 
@@ -125,8 +127,7 @@ def test_a_wrong_safetensors_header_is_named(tmp_path):
     """Read as safetensors, a Git LFS pointer has a header size that is too large."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(FILES["git-lfs"])
-    diagnosis = explain_text(raise_text(lambda: load_file(path))).diagnosis
-    assert diagnosis is not None
+    diagnosis = diagnose(raise_text(lambda: load_file(path)))
     assert diagnosis.causes[0].cause.value == "not-a-checkpoint"
 
 
@@ -135,11 +136,9 @@ def test_a_refused_class_is_allowed_only_if_it_is_plain_data(tmp_path):
     torch.save({"args": argparse.Namespace(lr=1)}, tmp_path / "plain.pt")
     torch.save({"run": subprocess.run}, tmp_path / "run.pt")
     plain, run = (
-        explain_text(raise_text(lambda name=name: torch.load(tmp_path / name, weights_only=True))).diagnosis
+        diagnose(raise_text(lambda name=name: torch.load(tmp_path / name, weights_only=True)))
         for name in ("plain.pt", "run.pt")
     )
-    assert plain is not None
-    assert run is not None
     assert "torch.serialization.add_safe_globals([argparse.Namespace])" in plain.code
     assert run.causes[0].cause.value == "unsafe-file"
     assert run.code == ()
