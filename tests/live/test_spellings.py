@@ -9,6 +9,7 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,16 +178,19 @@ STAND_INS = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """Create the current folder, and the fake libraries as installed packages of another folder."""
+    """Create the current folder, and the fake libraries as installed packages of another folder; forget them later."""
     for path, source in STAND_INS.items():
         (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "installed" / path).write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
+    before = set(sys.modules)
     yield tmp_path / "here"
-    names = {path.partition("/")[0] for path in STAND_INS}
-    for key in [key for key in sys.modules if key.partition(".")[0] in names]:
+    new = {key: sys.modules[key] for key in sys.modules.keys() - before}
+    files = {key: getattr(module, "__dict__", {}).get("__file__") for key, module in new.items()}
+    names = {key.partition(".")[0] for key, file in files.items() if str(file).startswith(str(tmp_path))}
+    for key in [key for key in files if key.partition(".")[0] in names]:
         del sys.modules[key]
 
 
@@ -194,7 +198,7 @@ def here(tmp_path, monkeypatch):
 def advise(statecli):
     """Type a refused target; return the message and the target that the message suggests, which must work.
 
-    `values` replaces each `...`.
+    `values` replaces each `...`. Models of transformers are built on meta: with default sizes they fill gigabytes.
     """
 
     def type_line(*words: str, values: str = "") -> tuple[str, str]:
@@ -204,9 +208,30 @@ def advise(statecli):
         for end in (", or set ", " with a number"):
             line = line.partition(end)[0]
         advised = shlex.split(line.replace("...", values) if values else line)
-        result = statecli("inspect", *advised, "-f", "json")
+        device = ("--init-device", "meta") if advised[0].startswith("transformers") else ()
+        result = statecli("inspect", *advised, *device, "-f", "json")
         assert result.code == 0, (advised, result.err)
         return refused.err, shlex.join(advised)
+
+    return type_line
+
+
+@pytest.fixture
+def paste(statecli):
+    """Type a refused target and paste the function of the message into its file; the function must build a model.
+
+    Return the message, the file and the rows of the model. `values` replaces each `...`.
+    """
+
+    def type_line(*words: str, values: str = "...") -> tuple[str, str, list[dict[str, Any]]]:
+        refused = statecli("inspect", *words)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1), refused.err
+        ((line, file),) = re.findall(r"add the line `(.*?)` to (\S+\.py)\b.*, and give \2:make$", refused.err)
+        with Path(file).open("a") as opened:
+            opened.write(line.replace("...", values) + "\n")
+        result = statecli("inspect", f"{file}:make", "-f", "json")
+        assert result.code == 0, result.err
+        return refused.err, file, list(result.rows().values())
 
     return type_line
 
@@ -243,7 +268,6 @@ def test_a_dotted_name_is_of_an_installed_package(here, statecli):
     assert statecli("inspect", "adapters:adapt(own.Own(), LoraConfig())").code == 2
     assert "own" not in sys.modules
     assert statecli("inspect", "adapters:adapt(own:Own(), LoraConfig())").code == 0
-    del sys.modules["own"]
     Path("bodies.py").write_text("1 / 0\n")
     assert statecli("inspect", "adapters:adapt(bodies:Body(BodyConfig()), LoraConfig())").code == 0
 
@@ -353,11 +377,6 @@ def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(her
     assert shlex.split(advise(typed)[1]) == [written]
 
 
-def test_a_module_that_its_package_does_not_import_is_found(here, statecli):
-    assert statecli("inspect", "graphs.wrapped.Sized(classes=4)").code == 0
-    assert statecli("inspect", "graphs:wrapped.Sized(classes=4)").code == 0
-
-
 @pytest.mark.parametrize(
     ("typed", "written"),
     [
@@ -400,12 +419,8 @@ def test_a_function_with_the_name_of_a_folder_is_called(here, statecli):
     (package / "__init__.py").write_text(
         "import folders.shrink\nfrom torch import nn\ndef shrink(width): return nn.Linear(width, 1)\n"
     )
-    try:
-        assert statecli("inspect", "folders.shrink(3)").code == 0
-        assert "is a Python package" in statecli("inspect", "folders.shrink").err
-    finally:
-        for name in ("folders", "folders.shrink"):
-            sys.modules.pop(name, None)
+    assert statecli("inspect", "folders.shrink(3)").code == 0
+    assert "is a Python package" in statecli("inspect", "folders.shrink").err
 
 
 def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
@@ -413,20 +428,6 @@ def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
     assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
     error = statecli("inspect", "kornia.drawing.warp").err
     assert error.startswith("statecli: kornia.drawing.warp: warp is a function of tensors, not a model class; ")
-
-
-@pytest.mark.parametrize(
-    ("typed", "written"),
-    [
-        ("graphs.wrapped:Shaped(4)", "graphs.wrapped:Shaped(4, config=ShapedConfig())"),
-        ("graphs.wrapped:Shaped", "graphs.wrapped:Shaped(config=ShapedConfig(), out_features=3)"),
-        ("graphs.wrapped:Grouped(64)", "graphs.wrapped:Grouped(64, group=64)"),
-        ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
-    ],
-)
-def test_an_error_in_the_constructor_of_a_library_has_a_line(here, advise, typed, written):
-    """The line adds a configuration, a number of the message, or the subclass of an abstract class."""
-    assert shlex.split(advise(typed)[1]) == [written]
 
 
 def test_an_argument_without_a_known_value_has_another_model_of_the_library(here, advise):
@@ -441,13 +442,6 @@ def test_a_folder_without_weights_in_the_arguments_of_an_argument(here, statecli
     Path("plain/config.json").write_text("{}")
     refused = statecli("inspect", "graphs.wrapped:Parts([Loaded('plain')])")
     assert refused.err.endswith("; to build the class without weights, write plain\n")
-
-
-def test_a_builder_imports_the_names_in_the_arguments_of_another_package(here, statecli):
-    """The printed function must run unchanged."""
-    result = statecli("inspect", "adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())")
-    Path("build.py").write_text(result.err.split("`")[1])
-    assert statecli("inspect", "build.py:make").code == 0
 
 
 # --- an argument without an annotation that takes a configuration -----------------------------------------------------
@@ -487,18 +481,12 @@ def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise
     assert [7] in [row["shape"][1:] for row in result.rows().values()]
 
 
-@pytest.mark.parametrize("words", [["net.py:Other"], ["net.py:Other", "--config-json", "net.json"], ["net.Other"]])
-def test_a_configuration_that_lacks_a_field_is_not_guessed(here, statecli, words):
+@pytest.mark.parametrize("words", [["net.py:Other"], ["net.py:Other", "--config-json", "net.json"]])
+def test_a_configuration_that_lacks_a_field_is_not_guessed(here, paste, words):
     """The function of the message works after a value replaces the dots."""
     Path("net.py").write_text(GUESSED)
     Path("net.json").write_text('{"size": 3, "lr": 2}')
-    error = statecli("inspect", *words).err
-    assert error.count("\n") == 1
-    (line,) = re.findall(r"add the line `(.*)` to net.py", error)
-    with Path("net.py").open("a") as file:
-        file.write(line.replace("...", "__import__('types').SimpleNamespace(size=3, lr=2)") + "\n")
-    assert error.rstrip().endswith("net.py:make")
-    assert statecli("inspect", "net.py:make").code == 0
+    assert paste(*words, values="__import__('types').SimpleNamespace(size=3, lr=2)")[1] == "net.py"
 
 
 # --- torch.hub --------------------------------------------------------------------------------------------------------
@@ -556,19 +544,15 @@ def say(text): print(text, file=sys.stderr)
 """
 
 
-def test_lines_of_an_installed_library_do_not_come_before_the_result(here, statecli, tmp_path):
+def test_lines_of_an_installed_library_do_not_come_before_the_result(here, statecli, tmp_path, monkeypatch):
     """Lines at import and in a constructor are hidden; a library function that the user's code calls may print."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages/loud.py").write_text(LOUD)
-    sys.path.insert(0, str(tmp_path / "site-packages"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     Path("net.py").write_text("import loud, sys\nloud.say('by the library')\nprint('by me')\nNet = loud.Net\n")
-    try:
-        assert statecli("inspect", "loud:Net").err == ""
-        del sys.modules["loud"]
-        assert statecli("inspect", "net.py:Net").err == "by the library\nby me\n"
-    finally:
-        sys.path.remove(str(tmp_path / "site-packages"))
-        sys.modules.pop("loud", None)
+    assert statecli("inspect", "loud:Net").err == ""
+    del sys.modules["loud"]
+    assert statecli("inspect", "net.py:Net").err == "by the library\nby me\n"
 
 
 # --- errors of a constructor ------------------------------------------------------------------------------------------
@@ -597,10 +581,17 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("torch.nn:DataParallel", "torch.nn:DataParallel(module=torch.nn.Linear(2, 3))"),
         ("graphs.wrapped:Task", "graphs.wrapped:Task(task='binary')"),
         ("graphs.wrapped:Task('binary', sise=4)", "graphs.wrapped:Task('binary', size=4)"),
+        ("graphs.wrapped:Shaped(4)", "graphs.wrapped:Shaped(4, config=ShapedConfig())"),
+        ("graphs.wrapped:Shaped", "graphs.wrapped:Shaped(config=ShapedConfig(), out_features=3)"),
+        ("graphs.wrapped:Grouped(64)", "graphs.wrapped:Grouped(64, group=64)"),
+        ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
     ],
 )
 def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, written):
-    """The line has the arguments of a base class, the arguments in the message, and arguments that take modules."""
+    """The line has the arguments of a base class, the arguments in the message, and arguments that take modules.
+
+    It adds a configuration, a number of the message, or the subclass of an abstract class.
+    """
     assert shlex.split(advise(typed, values="3")[1]) == [written]
 
 
@@ -676,7 +667,10 @@ def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
 
 
 def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
-    """The name is right, and the module is missing; a class with a similar name is in the same module."""
+    """The name is right, and the module is missing or another; a class with a similar name is in the same module."""
+    assert advise("graphs.layers:Decorated")[1] == "'graphs.wrapped:Decorated(size=3)'"
+    assert advise("metrics.image:MeanPartSharpness")[1] == "metrics.parts.sharp:MeanPartSharpness"
+    del sys.modules["metrics.parts.sharp"]  # the search below finds it in a file too
     assert advise("graphs:Conv(torch.nn.Linear(2, 3))")[1] == "'graphs.layers:Conv(torch.nn.Linear(2, 3))'"
     assert advise("graphs:Conv")[1] == "'graphs.layers:Conv(nn=torch.nn.Linear(2, 3))'"
     assert advise("metrics:FrechetDistance")[1] == "metrics.image:FrechetDistance"
@@ -696,22 +690,17 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
         ("adapters:change(torch.nn.Linear(4, 2), LoraConfig())", "build.py"),
         ("adapters:change(model=torch.nn.Linear(4, 2), config=LoraConfig())", "build.py"),
         ("adapters.change(bodies:Body(bodies.settings.BodyConfig(4)), LoraConfig())", "build.py"),
+        ("adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())", "build.py"),
     ],
 )
-def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, statecli, typed, file):
+def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, paste, typed, file):
     """The cases are a class of a file as an argument of a library's class, and a function that returns nothing."""
     Path("net.py").write_text(
         "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n): super().__init__(n, 2)\n"
     )
-    error = statecli("inspect", typed).err
-    assert error.count("\n") == 1
-    (line,) = re.findall(r"add the line `(.*)` to ", error)
-    assert error.endswith(f" to {file}, and give {file}:make\n")
-    with Path(file).open("a") as opened:
-        opened.write(line + "\n")
-    result = statecli("inspect", f"{file}:make", "-f", "json")
-    assert result.code == 0, result.err
-    assert [2, 4] in [row["shape"] for row in result.rows().values()]
+    _, actual_file, rows = paste(typed)
+    assert actual_file == file
+    assert [2, 4] in [row["shape"] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -727,17 +716,11 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, state
         "own.py:Net(size=2 + 2)",
     ],
 )
-def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, statecli, typed):
+def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, paste, typed):
     """The function has the imports of the names in the code."""
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, size): super().__init__(size, 2)\n"
     Path("own.py").write_text(source)
-    refused = statecli("inspect", typed)
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    (line, file), *_ = re.findall(r"add the line `(.*)` to (\S+), and give \2:make$", refused.err)
-    with Path(file).open("a") as opened:
-        opened.write(line + "\n")
-    result = statecli("inspect", f"{file}:make", "-f", "json")
-    assert result.code == 0, result.err
+    paste(typed)
 
 
 def test_the_function_for_a_name_in_quotes_is_not_a_string(here, statecli):
@@ -774,10 +757,16 @@ def test_the_function_for_a_model_of_a_registry_calls_the_registry():
         "from torch import nn; model = nn.Linear(2, 3)",
         "from torch.nn import Linear as Layer; model = Layer(2, 3)",
         'python -c "import torch; torch.nn.Linear(2, 3)"',
+        "nn.Identity",
+        "nn.Linear(2, 3)",
+        "Identity",
+        "torch.nn.modules.linear.Identity",
+        "graphs.wrapped.Sized(classes=4)",
+        "graphs:wrapped.Sized(classes=4)",
     ],
 )
-def test_code_that_builds_a_model_is_the_model(here, statecli, typed):
-    """The call is read from the code, and the code is not run."""
+def test_code_that_builds_or_names_a_model_is_the_model(here, statecli, typed):
+    """The call is read from the code, and the code is not run; the package need not import the module of the class."""
     result = statecli("inspect", typed, "-f", "json")
     assert result.code == 0, result.err
 
@@ -799,18 +788,6 @@ def test_a_module_in_place_of_its_class_has_the_line_to_type(here, advise):
     message, line = advise("graphs:tiny_net")
     assert "tiny_net is a Python module, not a model class" in message
     assert shlex.split(line) == ["graphs.tiny_net:TinyNet(in_features=3, out_features=3)"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "written"),
-    [
-        ("graphs.layers:Decorated", "graphs.wrapped:Decorated(size=3)"),
-        ("metrics.image:MeanPartSharpness", "metrics.parts.sharp:MeanPartSharpness"),
-    ],
-)
-def test_a_class_of_another_module_of_the_package_has_the_line_to_type(here, advise, typed, written):
-    """It comes before a class with a similar name; the module may not be imported yet."""
-    assert shlex.split(advise(typed)[1]) == [written]
 
 
 # --- a line that would be refused again -------------------------------------------------------------------------------
@@ -939,13 +916,11 @@ def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
     assert error.endswith(end)
 
 
-def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here, statecli):
+def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here, paste):
     """The target has no arguments; a line with arguments would be refused."""
-    error = statecli("inspect", "adapters:change").err
-    (line,) = re.findall(r"the function needs model, config; add the line `(.*)` to build.py, and give ", error)
-    assert "from adapters import LoraConfig, change; import torch; " in line
-    Path("build.py").write_text(line + "\n")
-    assert statecli("inspect", "build.py:make").code == 0
+    error, file, _ = paste("adapters:change")
+    start = "the function needs model, config; add the line `def make(): from adapters import LoraConfig, change; "
+    assert (start in error, file) == (True, "build.py")
 
 
 # --- a function that builds a class -----------------------------------------------------------------------------------
@@ -984,11 +959,7 @@ def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, 
     (folder.parent / "__init__.py").touch()
     (folder / "nets.py").write_text(MODELS)
     (folder / "__init__.py").write_text("from torchvision.models.nets import get_model, list_models\n")
-    try:
-        assert shlex.split(advise(typed)[1]) == [written]
-    finally:
-        for key in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
-            del sys.modules[key]
+    assert shlex.split(advise(typed)[1]) == [written]
 
 
 def test_the_command_that_a_library_names_is_the_line_to_type(here, statecli):
@@ -1075,24 +1046,19 @@ def test_modules_have_the_line_to_type(here, advise, typed, written):
         ("torch.nn:Sequential(torch.nn:Linear(2, 3)).eval().weight[0]", "torch.nn:Sequential(torch.nn:Linear(2, 3))"),
     ],
 )
-def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(here, statecli, typed, written):
+def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(here, advise, typed, written):
     """Open brackets are closed, and a method call on the model is removed. The corrected line is tried first."""
-    refused = statecli("inspect", typed)
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert shlex.split(refused.err.rpartition("; write ")[2]) == [written]
-    assert statecli("inspect", written).code == 0
+    assert shlex.split(advise(typed)[1]) == [written]
 
 
 @pytest.mark.parametrize(
     ("typed", "call"), [("hold(size=3)", "hold(size=3).model"), ("hold", "hold().model"), ("pack", "pack()[0]")]
 )
-def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(here, statecli, typed, call):
+def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(here, paste, typed, call):
     """The model is an attribute of the result, or the only model of a tuple."""
-    error = statecli("inspect", f"graphs.layers:{typed}").err
-    (code,) = re.findall(r"for its model, add the line `(.*)` to build.py, and give build.py:make\n", error)
-    assert code.endswith(f"return {call}")
-    Path("build.py").write_text(code)
-    assert statecli("inspect", "build.py:make").code == 0
+    error, *_ = paste(f"graphs.layers:{typed}")
+    assert "for its model, add the line `" in error
+    assert error.endswith(f"return {call}` to build.py, and give build.py:make\n")
 
 
 def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, advise):
@@ -1109,14 +1075,12 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
     assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
 
 
-def test_the_name_of_a_configuration_has_the_line_to_type(here, advise, statecli):
+def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
     """No file has this name."""
     pytest.importorskip("transformers")
     for config in ("config='BertConfig'", "'BertConfig'"):
         line = "transformers:BertModel(config=BertConfig())"
         assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [line]
-    end = "write, for example, 'transformers:GPT2Model(config=GPT2Config())'\n"
-    assert statecli("inspect", "transformers:GPT2Config()").err.endswith(end)
     for typed in ("AutoModel('bert')", "AutoModel('bert-base-uncased')"):
         message, line = advise(f"transformers:{typed}")
         assert "for the default configuration, write" in message
@@ -1180,20 +1144,10 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatc
     (here.parent / "installed/timm.py").write_text(
         "import torch\ndef list_models(): return ['tiny']\ndef create_model(name): return torch.nn.Linear(2, 3)\n"
     )
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
     assert "for random values, write timm:tiny, or set" in advise("torchhub:own/repo/tiny")[0]
-    del sys.modules["timm"]
 
 
 # --- names without a colon --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "typed", ["torch.nn.Identity", "nn.Identity", "nn.Linear(2, 3)", "Identity", "torch.nn.modules.linear.Identity"]
-)
-def test_the_name_of_a_class_in_code_is_the_class(here, statecli, typed):
-    """An installed package, or torch.nn, defines the class."""
-    assert statecli("inspect", typed).code == 0
 
 
 def test_a_class_of_a_file_comes_before_a_layer(here, statecli):
@@ -1203,12 +1157,10 @@ def test_a_class_of_a_file_comes_before_a_layer(here, statecli):
 
 
 @pytest.mark.parametrize("typed", ["torch-geometric:Own", "torch-geometric.Own"])
-def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, monkeypatch, typed):
+def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, typed):
     """The name has a hyphen in place of the underscore."""
     (here.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
-    monkeypatch.delitem(sys.modules, "torch_geometric", raising=False)
     assert statecli("inspect", typed).code == 0
-    del sys.modules["torch_geometric"]
 
 
 # --- arguments that are classes of the same file ----------------------------------------------------------------------
@@ -1256,11 +1208,11 @@ def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statec
 def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(here, statecli):
     """The class is, for example, the configuration of a model."""
     pytest.importorskip("transformers")
-    for target in ("transformers:BertConfig", "transformers:BertConfig(hidden_size=3)"):
-        refused = statecli("inspect", target).err
-        line = "'transformers:BertModel(config=BertConfig())'"
-        assert refused.endswith(f"the class BertConfig is not an nn.Module; write, for example, {line}\n")
-    assert statecli("inspect", "transformers:BertModel(config=BertConfig())", "--init-device", "meta").code == 0
+    for config, arguments, model in (("BertConfig", "", "BertModel"), ("GPT2Config", "(n_layer=3)", "GPT2Model")):
+        refused = statecli("inspect", f"transformers:{config}{arguments}").err
+        line = f"transformers:{model}(config={config}())"
+        assert refused.endswith(f"the class {config} is not an nn.Module; write, for example, '{line}'\n")
+        assert statecli("inspect", line, "--init-device", "meta").code == 0
 
 
 @pytest.mark.parametrize(
@@ -1306,11 +1258,11 @@ class Tower(nn.Module):
         ("breadth=8", "missing a required argument: 'config'; its signature is Tower(config: Config)"),
     ],
 )
-def test_a_field_of_the_configuration_is_written_in_the_configuration(tmp_path, monkeypatch, statecli, arguments, text):
+def test_a_field_of_the_configuration_is_written_in_it(in_tmp_path, statecli, arguments, text):
     """The line to type has the user's value, without the module name that statecli gave to the file."""
-    (tmp_path / "tower.py").write_text(TOWER)
-    monkeypatch.chdir(tmp_path)
+    Path("tower.py").write_text(TOWER)
     result = statecli("inspect", f"tower.py:Tower({arguments})")
     assert result.code == 2
     assert text in result.err
-    assert "..." in text or "signature" in text or statecli("inspect", text.split("'")[-2]).code == 0
+    if text.endswith("'"):
+        assert statecli("inspect", text.split("'")[-2]).code == 0
