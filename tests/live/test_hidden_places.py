@@ -7,29 +7,13 @@ import torch
 from torch import nn
 
 from statecli.core.errors import UsageError
-from statecli.core.model_state import Kind
 
 HEADER = """
-import collections, functools, operator, types
 import numpy as np
-T = torch.ones(3)
-cached = functools.lru_cache(lambda n: T)
-cached(1)
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
 """
-
-
-PLACES = [
-    ("types.SimpleNamespace(t=torch.ones(3))", "x.t"),
-    ("collections.defaultdict(functools.partial(print, torch.ones(3)))", "x.default_factory.args[0]"),
-    ("ValueError(torch.ones(3), 'why')", "x.args[0]"),
-    ("slice(0, torch.ones(3), 1)", "x[#1]"),
-    ("staticmethod(functools.partial(print, torch.ones(3)))", "x[#0].args[0]"),
-    ("operator.methodcaller('add', torch.ones(3))", None),
-    ("cached", None),
-]
 
 
 OWN_DICTS = """
@@ -62,15 +46,6 @@ def test_attributes_in_a_dict_of_the_users_class_run_no_code(inspect):
     state = inspect("import collections\n" + OWN_DICTS)
     names = ["weight", "weight.z", "call.__defaults__[0]", "call.__kwdefaults__['y']", "call.tag", "hooks.w"]
     assert [row.fqn for row in state.tensors] == names
-
-
-@pytest.mark.parametrize(("value", "name"), PLACES)
-def test_it_is_found(inspect, value, name):
-    """A tensor in an object of the standard library is a row, and does not follow a move."""
-    state = inspect(f"{HEADER}        self.x = {value}\n")
-    (row,) = state.tensors
-    assert (row.kind, row.shape, row.moves) == (Kind.UNREGISTERED, (3,), False)
-    assert row.fqn == name or name is None
 
 
 def test_an_array_of_objects_is_opened(inspect):

@@ -66,51 +66,41 @@ def without(path, *names, **others):
     return path
 
 
-def test_what_a_class_neither_saves_nor_misses_is_a_note(saved):
-    """Marian computes its position embeddings and does not save them."""
-    ((severity, rule, message),) = said(*saved("marian"))
+def errors(findings):
+    """Return the rule and the name of each error."""
+    return [(rule, message.partition(":")[0]) for severity, rule, message in findings if severity is Severity.ERROR]
+
+
+def test_only_what_a_class_neither_saves_nor_misses_is_a_note(saved):
+    """Marian computes its position embeddings and does not save them; another missing entry is an error."""
+    path, model = saved("marian")
+    ((severity, rule, message),) = said(path, model)
     assert (severity, rule) == (Severity.NOTE, "missing-entry")
     assert "lacks model.encoder.embed_positions.weight, model.decoder.embed_positions.weight" in message
     assert "from_pretrained loads the checkpoint" in message
-
-
-def test_another_entry_is_missed_all_the_same(saved):
-    """Another missing entry of the same class is an error."""
-    path, model = saved("marian")
     name = "model.encoder.layers.0.fc1.weight"
-    actual = said(without(path, name), model)
-    assert [message.partition(":")[0] for severity, _, message in actual if severity is Severity.ERROR] == [name]
+    assert errors(said(without(path, name), model)) == [("missing-entry", name)]
 
 
 @pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
 def test_entries_that_are_converted_on_load_are_one_note(saved):
-    """Mixtral's experts are saved separately under other names and loaded as a single tensor."""
+    """Mixtral's experts are saved separately under other names and loaded as a single tensor.
+
+    An entry that no conversion uses is unexpected, and the experts that remain cannot form the whole tensor.
+    """
     path, model = saved("mixtral")
     assert any("block_sparse_moe.experts.0.w1" in name for name in load_file(path))
     ((severity, rule, message),) = said(path, model)
     assert (severity, rule) == (Severity.NOTE, "missing-entry")
     assert "transformers converts these names" in message
     assert "statecli checked only that" in message
-
-
-@pytest.mark.skipif(int(transformers.__version__.partition(".")[0]) < 5, reason="needs transformers 5")
-def test_an_expert_that_is_not_there_is_missed(saved):
-    """The remaining experts cannot form the whole tensor."""
-    path, model = saved("mixtral")
-    findings = said(without(path, "model.layers.1.block_sparse_moe.experts.0.w2.weight"), model)
-    errors = [message.partition(":")[0] for severity, _, message in findings if severity is Severity.ERROR]
-    assert errors == [
+    new = "model.layers.0.block_sparse_moe.new.weight"
+    assert errors(said(without(path, **{new: torch.zeros(2)}), model)) == [("unexpected-entry", new)]
+    lost = "model.layers.1.block_sparse_moe.experts.0.w2.weight"
+    assert [name for _, name in errors(said(without(path, new, lost), model))] == [
         "model.layers.1.mlp.experts.down_proj",
         "model.layers.1.block_sparse_moe.experts.1.w2.weight",
     ]
-
-
-def test_what_nothing_is_made_of_is_unexpected(saved):
-    """An entry that no conversion uses is unexpected, whatever the class converts."""
-    path, model = saved("mixtral")
-    findings = said(without(path, **{"model.layers.0.block_sparse_moe.new.weight": torch.zeros(2)}), model)
-    errors = [(rule, message.partition(":")[0]) for severity, rule, message in findings if severity is Severity.ERROR]
-    assert errors == [("unexpected-entry", "model.layers.0.block_sparse_moe.new.weight")]
 
 
 def test_a_model_that_saves_all_that_it_has_gives_nothing(saved):

@@ -63,26 +63,13 @@ def test_net():
     )
 
 
-def test_net_fixed():
-    """Every tensor is registered and follows a move."""
-    rows, state = of("net_fixed", "meta")
-    assert all(t.after.followed and t.kind is not Kind.UNREGISTERED for t in rows.values())
-    assert state.oddities == ()
-
-
-def test_the_fix_of_net_is_net_fixed():
-    """Pasting the fix for net.py gives net_fixed.py."""
-    line, *_ = of("net")[0]["table"].fix.split("\n")
-    fixed = (SAMPLES / "net.py").read_text().replace("self.table = torch.randn(size, size)", line)
-    body = re.compile(r"import torch\n.*", re.DOTALL)
-    assert body.search(fixed)[0] == body.search((SAMPLES / "net_fixed.py").read_text())[0]
-
-
-def test_frozen():
-    """A frozen parameter is a parameter, a buffer a buffer, and neither requires grad."""
+def test_frozen_and_grad_buffer():
+    """A frozen parameter is a parameter, a buffer a buffer, whether it requires grad or not."""
     actual, _ = of("frozen")
     assert (actual["scale"].kind, actual["scale"].requires_grad) == (Kind.PARAMETER, False)
     assert (actual["offset"].kind, actual["offset"].requires_grad) == (Kind.BUFFER, False)
+    row = of("grad_buffer")[0]["scale"]
+    assert (row.kind, row.requires_grad) == (Kind.BUFFER, True)
 
 
 def test_batchnorm():
@@ -125,12 +112,6 @@ def test_none_parameter():
     actual, state = of("none_parameter")
     assert set(actual) == {"weight"}
     assert [(o.name, o.fqn) for o in state.oddities] == [("none-parameter", "bias")]
-
-
-def test_grad_buffer():
-    """The buffer requires grad."""
-    row = of("grad_buffer")[0]["scale"]
-    assert (row.kind, row.requires_grad) == (Kind.BUFFER, True)
 
 
 # --- the checkpoints ---------------------------------------------------------------------------------------------

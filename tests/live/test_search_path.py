@@ -55,7 +55,6 @@ COMMANDS = [
     ("audit", ".", "--values", "-f", "html"),
     ("lock", ".", "-o", "-"),
     ("diff", "model.safetensors", ".", "-f", "table", "--color", "always"),
-    ("rules", "--help"),
     ("help", "audit"),
     ("__complete", "zsh", "=model.safetensors#", "inspect"),
     ("__complete", "zsh", "=json.py:", "inspect"),

@@ -41,6 +41,11 @@ HELD = {
     "self.w = torch.ones(1); self.w.tag = torch.ones(1)": ["w", "w.tag"],
     "self.l = L([torch.ones(1)]); self.l.more = torch.ones(1)": ["l[0]", "l.more"],
     "object.__setattr__(self, 'h', torch.ones(1))": ["h"],
+    "self.x = types.SimpleNamespace(t=torch.ones(3))": ["x.t"],
+    "self.x = collections.defaultdict(functools.partial(print, torch.ones(3)))": ["x.default_factory.args[0]"],
+    "self.x = ValueError(torch.ones(3), 'why')": ["x.args[0]"],
+    "self.x = slice(0, torch.ones(3), 1)": ["x[#1]"],
+    "self.x = staticmethod(functools.partial(print, torch.ones(3)))": ["x[#0].args[0]"],
 }
 #: assignments without a report: another name of a tensor, or a place that a move need not reach
 QUIET = [
@@ -59,8 +64,10 @@ QUIET = [
     "self.op = torch.ops.aten.add.Tensor",
 ]
 HEADER = """
-import collections, dataclasses, enum, functools, itertools, logging, types, weakref
+import collections, dataclasses, enum, functools, itertools, logging, operator, types, weakref
 KEPT = torch.ones(3)
+cached = functools.lru_cache(lambda n: KEPT)
+cached(1)
 Point = collections.namedtuple("Point", "x y")
 def uses_global(): return KEPT
 class L(list): pass
@@ -91,6 +98,13 @@ def test_held_tensors_are_found_and_named(inspect, line):
     state = inspect(HEADER + line)
     assert unregistered(state) == HELD[line]
     assert {(t.saved, t.moves) for t in state.tensors} == {(False, False)}
+
+
+@pytest.mark.parametrize("value", ["operator.methodcaller('add', torch.ones(3))", "cached"])
+def test_tensors_in_objects_of_c_are_found(inspect, value):
+    """The number in the name depends on the release of Python."""
+    (row,) = inspect(HEADER + f"self.x = {value}").tensors
+    assert (row.kind, row.shape, row.moves) == (Kind.UNREGISTERED, (3,), False)
 
 
 @pytest.mark.parametrize("line", QUIET)
