@@ -458,6 +458,14 @@ def test_a_second_cause_is_not_the_tail_of_an_example(desk, net, statecli):
     assert not any(line.startswith("example: ") and " · " in line for line in lines)
 
 
+def test_modules_that_share_most_shapes_are_partners():
+    """The order of the modules, and the names of their common layer, would pair each with the other."""
+    stored = {"one.in": (4, 4), "one.out": (2, 4), "one.x": (3,), "two.in": (4, 4), "two.out": (6, 4), "two.x": (3,)}
+    model = {"a.in": (4, 4), "a.out": (6, 4), "a.y": (5,), "b.in": (4, 4), "b.out": (2, 4), "b.y": (5,)}
+    names = align_names(stored, model, has_order=True).names
+    assert names == {"one.in": "b.in", "one.out": "b.out", "two.in": "a.in", "two.out": "a.out"}
+
+
 def test_layers_keep_their_partners_if_one_is_left_out():
     """The layer numbers shift, so the longest common sequence of shapes decides."""
     stored = {"net.0.weight": (4, 4), "net.1.weight": (8,), "net.2.weight": (4, 2), "net.3.weight": (2, 2)}

@@ -236,7 +236,9 @@ CHANGES = {
         for name, tensor in state.items()
     },
     "another order": lambda state: {f"net.{name}": state[name] for name in reversed(state)},
-    "more tensors": lambda state: state | {f"aux.{n}.weight": torch.ones(3, n + 1) for n in range(4)},
+    "more tensors": lambda state: (
+        state | {f"aux.{n}.weight": torch.ones(3, n + 1) for n in range(4)} | {"bn.extra": torch.ones(3)}
+    ),
     "fewer tensors": lambda state: {name: state[name] for name in list(state)[:-2]},
 }
 
