@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import torch
 from torch import nn
 
 from statecli.commands.audit.run import Request, audit
+
+from .torch_archives import read_archive, write_archive
 
 TEXT = b"overwritten by the checkpoint\n"
 WRAP = "torch.ops.higher_order.wrap_with_set_grad_enabled"
@@ -109,16 +110,13 @@ def test_a_name_that_means_something_else_is_found(edit: Callable[..., None], wh
     path, mark = tmp_path / "a.pt2", tmp_path / "mark"
     torch.export.save(torch.export.export(Gradless(), (torch.ones(3),)), path)
     assert audit(Request((str(path),))).findings == ()
-    with zipfile.ZipFile(path) as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
+    records = read_archive(path)
     program = next(name for name in records if name.endswith("models/model.json"))
     weights = next(name for name in records if name.endswith("_weights_config.json"))
     document, config = json.loads(records[program]), json.loads(records[weights])
     edit(document, config, mark)
     records |= {program: json.dumps(document).encode(), weights: json.dumps(config).encode()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in records.items():
-            archive.writestr(name, data)
+    write_archive(records, str(path))
     assert any(why in finding.message for finding in audit(Request((str(path),))).findings)
     with contextlib.suppress(Exception):
         torch.export.load(path).module()(torch.ones(3))
