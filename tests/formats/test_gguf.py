@@ -49,8 +49,13 @@ def write_gguf(path: Path, tensors: dict[str, object], big=False, split=0, **key
 
 
 def pack_blocks(array: np.ndarray, kind: str) -> np.ndarray:
-    """Return the array quantized; if gguf can only dequantize the type, return blocks of arbitrary bytes."""
+    """Return the array quantized; if gguf can only dequantize the type, return blocks of arbitrary bytes.
+
+    Bytes are blocks already.
+    """
     gguf = pytest.importorskip("gguf")
+    if array.dtype == np.uint8:
+        return array
     try:
         return gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
     except NotImplementedError:
@@ -180,9 +185,8 @@ def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
         "array": ("general.tags", ["a", "bc"]),
         "block_count": 77,
     }
-    little = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, False, **keys)
-    big = write_gguf(tmp_path / "two.gguf", {"w": VALUES}, True, **keys)
-    assert formats.read(str(little)).metadata == formats.read(str(big)).metadata
+    little, big = (formats.read(str(write_gguf(tmp_path / "m.gguf", {"w": VALUES}, big, **keys))) for big in (0, 1))
+    assert little.metadata == big.metadata
 
 
 def test_another_vocabulary_is_another(tmp_path, run):
@@ -213,21 +217,22 @@ def test_a_file_of_123_tensors(tmp_path):
 # --- split files -----------------------------------------------------------------------------------------------------
 
 
+BLOCKS = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
+
+
 @pytest.fixture
 def parts(tmp_path) -> Path:
     """A model in three files, in a separate folder."""
     (tmp_path / "parts").mkdir()
-    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    write_gguf(tmp_path / "parts" / "m.gguf", tensors, split=2, name="Tiny")
+    write_gguf(tmp_path / "parts" / "m.gguf", BLOCKS, split=2, name="Tiny")
     return tmp_path / "parts"
 
 
 def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
     """The folder has all tensors and the first part's metadata, equals the unsplit file, and has the same lock."""
-    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    whole = write_gguf(tmp_path / "m.gguf", tensors, name="Tiny")
+    whole = write_gguf(tmp_path / "m.gguf", BLOCKS, name="Tiny")
     state = formats.read(str(parts))
-    assert [tensor.fqn for tensor in state.tensors] == list(tensors)
+    assert [tensor.fqn for tensor in state.tensors] == list(BLOCKS)
     assert state.metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
     assert run("diff", parts, whole)[0] == 0
     assert run("lock", parts, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
@@ -262,8 +267,7 @@ def test_a_missing_part_is_named(parts, inspect):
 def test_parts_of_another_split_are_refused(parts, tmp_path, line):
     """The file names count to 3, but the metadata of the files records another number of parts."""
     (tmp_path / "other").mkdir()
-    tensors = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
-    write_gguf(tmp_path / "other" / "m.gguf", tensors, split=1)
+    write_gguf(tmp_path / "other" / "m.gguf", BLOCKS, split=1)
     for n in (1, 2, 3):
         (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
     assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 shards"
@@ -272,15 +276,16 @@ def test_parts_of_another_split_are_refused(parts, tmp_path, line):
 # --- quantized values ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def quantized_files(tmp_path) -> tuple[Path, Path, Path]:
+@pytest.fixture(scope="module")
+def quantized_files(tmp_path_factory) -> tuple[Path, Path, Path]:
     """Return a model in Q8_0, the same model with one value moved, and the first model in float32."""
+    folder = tmp_path_factory.mktemp("quantized")
     moved = VALUES.copy()
     moved[2, 100] += 5
     names = ("a.w", "b.w")
-    first = write_gguf(tmp_path / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
-    second = write_gguf(tmp_path / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
-    return first, second, write_gguf(tmp_path / "full.gguf", dict.fromkeys(names, VALUES))
+    first = write_gguf(folder / "one.gguf", dict.fromkeys(names, (VALUES, "Q8_0")))
+    second = write_gguf(folder / "two.gguf", {"a.w": (VALUES, "Q8_0"), "b.w": (moved, "Q8_0")})
+    return first, second, write_gguf(folder / "full.gguf", dict.fromkeys(names, VALUES))
 
 
 def changes(output: str) -> dict[str, dict]:
@@ -313,15 +318,8 @@ def test_other_bytes_of_the_same_values(tmp_path, run):
     raw = np.zeros((1, 34), np.uint8)
     other = raw.copy()
     other[0, 5] = 9
-    first, second = tmp_path / "one.gguf", tmp_path / "two.gguf"
-    gguf = pytest.importorskip("gguf")
-    for path, blocks in ((first, raw), (second, other)):
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_tensor("w", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    first = write_gguf(tmp_path / "one.gguf", {"w": (raw, "Q8_0")})
+    second = write_gguf(tmp_path / "two.gguf", {"w": (other, "Q8_0")})
     assert run("diff", first, second)[0] == 0
     code, output = run("diff", first, second, "--bitwise", "-f", "json")
     assert code == 1
@@ -341,16 +339,9 @@ def test_statistics_and_rules_see_the_values(quantized_files, run):
 
 def test_nan_in_a_scale_is_found(tmp_path, run):
     """A block whose scale is NaN has 32 NaN values."""
-    gguf = pytest.importorskip("gguf")
     raw = pack_blocks(VALUES, "Q8_0")
     raw[1, :2] = (0, 0x7E)
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("w", raw, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = write_gguf(tmp_path / "m.gguf", {"w": (raw, "Q8_0")})
     code, output = run("audit", path, "--values", "-f", "json")
     assert code == 1
     (finding,) = json.loads(output)["findings"]

@@ -52,6 +52,8 @@ def find_hazards(path: Path) -> list[str]:
     return [hazard.text for finding in scan_pickles(str(path)) for hazard in finding.hazards]
 
 
+#: Record of an exported program with the entries of its constants.
+CONFIG = "data/constants/model_constants_config.json"
 EXPECTED = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
 
 
@@ -83,25 +85,14 @@ def test_a_constant_of_the_lite_interpreter(tmp_path):
     assert any(EXPECTED in hazard for hazard in find_hazards(path))
 
 
-def test_an_object_of_an_exported_program(tmp_path):
+def test_an_object_of_an_exported_program(script, exported, tmp_path):
     """torch.export.load reads the constant `custom_obj_0` with the reader in C++, even if the constant is a tensor."""
-    path = tmp_path / "a.pt2"
-    torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
-    records = read_archive(path)
-    config = "data/constants/model_constants_config.json"
-    if config not in records:
-        pytest.skip("needs a newer torch")
-    document = json.loads(records[config])
-    document["config"]["c"] |= {"path_name": "custom_obj_0", "use_pickle": True, "tensor_meta": None}
-    inner = io.BytesIO()
-    torch.jit.save(torch.jit.script(Keyed()), saved := io.BytesIO())
-    (tmp_path / "inner").write_bytes(saved.getvalue())
     for change, expected in ((dict, False), (shorten, True)):
         inner = io.BytesIO()
-        write_archive(change(read_archive(tmp_path / "inner")), inner)
-        records |= {config: json.dumps(document).encode(), "data/constants/custom_obj_0": inner.getvalue()}
-        write_archive(records, str(path))
-        assert any(EXPECTED in hazard for hazard in find_hazards(path)) == expected
+        write_archive(change(script), inner)
+        constant = change_constant(exported, "custom_obj_0", inner.getvalue(), use_pickle=True, tensor_meta=None)
+        write_archive(constant, str(tmp_path / "a.pt2"))
+        assert any(EXPECTED in hazard for hazard in find_hazards(tmp_path / "a.pt2")) == expected
 
 
 def test_equal_pickles_with_other_records(tmp_path):
@@ -119,11 +110,30 @@ def test_equal_pickles_with_other_records(tmp_path):
         assert [EXPECTED in hazard for hazard in find_hazards(path)] == [True]
 
 
-@pytest.fixture
-def script(tmp_path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> dict[str, bytes]:
     """The records of a program whose data.pkl the tests change."""
-    torch.jit.save(torch.jit.script(Keyed()), tmp_path / "honest.pt")
-    return read_archive(tmp_path / "honest.pt")
+    path = tmp_path_factory.mktemp("script") / "honest.pt"
+    torch.jit.save(torch.jit.script(Keyed()), path)
+    return read_archive(path)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> dict[str, bytes]:
+    """The records of an exported program with a constant `c`."""
+    path = tmp_path_factory.mktemp("exported") / "a.pt2"
+    torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
+    records = read_archive(path)
+    if CONFIG not in records:
+        pytest.skip("needs a newer torch")
+    return records
+
+
+def change_constant(exported: dict[str, bytes], record: str, content: bytes, **changes) -> dict[str, bytes]:
+    """Return the records of the exported program with another entry and record for the constant `c`."""
+    document = json.loads(exported[CONFIG])
+    document["config"]["c"] |= {"path_name": record, **changes}
+    return {**exported, CONFIG: json.dumps(document).encode(), f"data/constants/{record}": content}
 
 
 def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
@@ -158,37 +168,18 @@ def test_a_call_of_a_quantization_scheme(script, tmp_path):
     assert any(mention.misuse for finding in scan_pickles(str(tmp_path / "a.pt")) for mention in finding.names)
 
 
-@pytest.fixture
-def program(tmp_path):
-    """Return a function that writes an exported program whose constant `c` has another entry or record."""
-    path, config = tmp_path / "a.pt2", "data/constants/model_constants_config.json"
-    torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
-    records = read_archive(path)
-    if config not in records:
-        pytest.skip("needs a newer torch")
-
-    def write(record: str, content: bytes, **changes) -> str:
-        document = json.loads(records[config])
-        entry = document["config"]["c"]
-        entry |= {"path_name": record, **changes}
-        content = {config: json.dumps(document).encode(), f"data/constants/{record}": content}
-        write_archive({**records, **content}, str(path))
-        return str(path)
-
-    return write
-
-
-def test_a_tensor_that_is_declared_as_an_object(program, statecli):
+def test_a_tensor_that_is_declared_as_an_object(exported, tmp_path, statecli):
     """The sizes of the tensor are not in a tensor_meta, so torch does not compare them with the graph."""
-    content = io.BytesIO()
+    content, path = io.BytesIO(), str(tmp_path / "a.pt2")
     torch.save(torch.ones(3), content)
-    path = program("custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
+    constant = change_constant(exported, "custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
+    write_archive(constant, path)
     audit = statecli("audit", path, "--select", "unsafe-data")
     assert (audit.code > 0, "the program declares a tensor as an object" in audit.out) == (True, True)
 
 
 @pytest.mark.parametrize(("size", "code"), [(CLAIMED, 0), (2**40, 1)])
-def test_zeros_that_fill_the_memory(size, code, program, statecli):
+def test_zeros_that_fill_the_memory(size, code, exported, tmp_path, statecli):
     """torch.export.load creates zeros of any claimed size for a tensor whose record is empty."""
     meta = {
         "dtype": 5,
@@ -199,16 +190,18 @@ def test_zeros_that_fill_the_memory(size, code, program, statecli):
         "storage_offset": {"as_int": 0},
         "layout": 7,
     }
-    path = program("tensor_7", b"", use_pickle=False, tensor_meta=meta)
+    path = str(tmp_path / "a.pt2")
+    write_archive(change_constant(exported, "tensor_7", b"", use_pickle=False, tensor_meta=meta), path)
     if size == CLAIMED:
         assert torch.export.load(path).constants["c"].tolist() == [0] * size
     audit = statecli("audit", path, "--select", "allocation-bomb")
     assert (audit.code > 0, f"creates {size:,} zeros" in audit.out) == (code == 1, code == 1)
 
 
-@pytest.fixture
-def model(tmp_path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> dict[str, bytes]:
     """The records of a program with one buffer."""
+    path = tmp_path_factory.mktemp("model") / "model.pt"
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -219,9 +212,9 @@ def model(tmp_path) -> dict[str, bytes]:
             assert x.sum() > 0, "negative"
             return self.w + x
 
-    torch.jit.save(torch.jit.script(Model()), tmp_path / "model.pt")
-    assert find_hazards(tmp_path / "model.pt") == []
-    return read_archive(tmp_path / "model.pt")
+    torch.jit.save(torch.jit.script(Model()), path)
+    assert find_hazards(path) == []
+    return read_archive(path)
 
 
 @pytest.mark.parametrize("module", ["torch.cuda", "torch.storage"])
@@ -259,6 +252,5 @@ def test_a_location_outside_of_the_table_of_texts(number, model, tmp_path):
         (*locations[:1], (content[0], (source, *content[1][1:]), *content[2:])),
         (*locations[:1], (content[0], ((content[1][0][0], number, 0), *content[1][1:]), *content[2:])),
     ):
-        model[record] = pickle.dumps((form, texts, changed), 2)
-        write_archive(model, str(tmp_path / "a.pt"))
+        write_archive({**model, record: pickle.dumps((form, texts, changed), 2)}, str(tmp_path / "a.pt"))
         assert [text for text in find_hazards(tmp_path / "a.pt") if "outside this table" in text]
