@@ -124,15 +124,14 @@ def test_unpartitioned_states_in_one_storage_are_two_tensors(tmp_path):
 
 
 def test_a_partition_is_told_of_its_ranks(real):
-    """The first rank has the first half of the flat vector, so that a parameter lies in both ranks."""
+    """The first rank has the first half of the flat vector, so that a parameter lies in both ranks.
+
+    The note of a weight that stage 3 has only in the optimizer says so; a frozen parameter is not a copy.
+    """
     masters = section(formats.read(str(real / "2-bf16-2")), "optimizer.fp32")
     assert masters["embed.weight"].note == "in the partition of rank 0"
     assert masters["proj.weight"].note == "in 2 partitions: ranks 0, 1"
     assert masters["back.weight"].note == "in the partition of rank 1"
-
-
-def test_weights_that_stage_three_has_nowhere_else_are_said_to_be_copies(real):
-    """The note of each copied weight says so; a frozen parameter is partitioned, but not a copy."""
     module = section(formats.read(str(real / "3-bf16-2")), "module")
     copied = "the optimizer's float32 copy; in 2 partitions: ranks 0, 1; bfloat16 in training"
     assert module["proj.weight"].note == copied
@@ -310,10 +309,14 @@ def optimizer(folder: Path, rank: int) -> Path:
     return folder / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
+def edit_optimizer(folder: Path, rank: int, change) -> None:
+    edit_file(optimizer(folder, rank), lambda loaded: change(loaded["optimizer_state_dict"]))
+
+
 def test_an_unreadable_rank_that_calls_itself_missing_is_noted(tmp_path):
     """No text in the file can make the rank count as missing."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edit_file(optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"].update(zero_stage="is missing"))
+    edit_optimizer(folder, 1, lambda state: state.update(zero_stage="is missing"))
     (oddity,) = formats.read(str(folder)).oddities
     assert (oddity.name, "zero_stage is 'is missing'" in oddity.message) == ("unread-rank", True)
 
@@ -354,7 +357,7 @@ def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
     """The optimizer's partitions cannot be joined; the module is still shown."""
     change, said = DISAGREE[what]
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
-    edit_file(optimizer(folder, 1), lambda loaded: change(loaded["optimizer_state_dict"]))
+    edit_optimizer(folder, 1, change)
     result = statecli("inspect", str(folder))
     assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {said}\n")
     assert not damaged_names(formats.read(str(folder))).keys() - {"optimizer.fp32"}
@@ -363,9 +366,7 @@ def test_ranks_that_disagree_on_how_it_is_parted(statecli, tmp_path, what):
 def test_lengths_of_stage_three_that_disagree(tmp_path):
     """All ranks must have the same number of groups."""
     folder = zero.write(tmp_path / "zero", 3, net(), ranks=2)
-    edit_file(
-        optimizer(folder, 1), lambda loaded: loaded["optimizer_state_dict"]["fp32_flat_groups"].insert(0, torch.ones(1))
-    )
+    edit_optimizer(folder, 1, lambda state: state["fp32_flat_groups"].insert(0, torch.ones(1)))
     damage = section(formats.read(str(folder)), "module")["a"].damage
     assert damage.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
 
@@ -373,11 +374,9 @@ def test_lengths_of_stage_three_that_disagree(tmp_path):
 def test_more_partitions_than_any_file_has(statecli, tmp_path):
     """A count from a file allocates no memory."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
-    edit_file(
-        optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(partition_count=[10**6 - 1] * 2)
-    )
+    edit_optimizer(folder, 0, lambda state: state.update(partition_count=[10**6 - 1] * 2))
     assert statecli("inspect", str(folder)).code == 0
-    edit_file(optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(partition_count=[10**9]))
+    edit_optimizer(folder, 0, lambda state: state.update(partition_count=[10**9]))
     assert "partition_count is 1000000000; expected the number of ranks, 1 to" in statecli("inspect", str(folder)).err
 
 
@@ -518,7 +517,7 @@ def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, wha
     """The module is always shown, and at most one line reports the unreadable parameters."""
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=2)
     for rank in range(2):
-        edit_file(optimizer(folder, rank), lambda loaded: loaded["optimizer_state_dict"].update(HOSTILE[what]))
+        edit_optimizer(folder, rank, lambda state: state.update(HOSTILE[what]))
     result = statecli("inspect", str(folder), "-f", "json")
     assert result.code in (0, 2)
     assert result.err.count("\n") == (result.code == 2)
@@ -540,9 +539,7 @@ def test_a_rank_that_denies_its_place_is_noted(tmp_path):
     folder = zero.write(tmp_path / "zero", 2, net(), ranks=1)
     for start, noted in ((15, []), (9, ["misplaced-partition"])):
         slices = [{"b": Fragment(7, start)}, {}]
-        edit_file(
-            optimizer(folder, 0), lambda loaded, s=slices: loaded["optimizer_state_dict"].update(param_slice_mappings=s)
-        )
+        edit_optimizer(folder, 0, lambda state, slices=slices: state.update(param_slice_mappings=slices))
         odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
         assert [oddity.name for oddity in odd] == noted
     assert (
@@ -578,7 +575,7 @@ def test_an_unknown_stage_or_version(statecli, tmp_path):
     result = statecli("inspect", str(folder))
     assert result.code == 0
     assert "ds_version is '1.2.3', but statecli knows only versions up to 0.19" in result.out + result.err
-    edit_file(optimizer(folder, 0), lambda loaded: loaded["optimizer_state_dict"].update(zero_stage=7))
+    edit_optimizer(folder, 0, lambda state: state.update(zero_stage=7))
     result = statecli("inspect", str(folder))
     assert result.code == 2
     assert "zero_stage is 7, but statecli knows only 1 to 3" in result.err
@@ -726,18 +723,17 @@ def test_a_missing_file_of_a_universal_checkpoint_without_models_is_a_row(tmp_pa
     assert missing_rows(files) == [(f"optimizer.{state}", "a.weight")]
 
 
-def test_a_parameter_without_gradients_has_no_other_states(tmp_path):
-    """DeepSpeed writes only the float32 copy of the parameter."""
+def test_a_complete_universal_checkpoint_has_no_missing_file(tmp_path):
+    """DeepSpeed writes only the float32 copy of a parameter without gradients.
+
+    A folder may be called universal by the user: the optimizer's states are then in the ranks' files.
+    """
     files = universal(tmp_path / "run")
     for state in ("exp_avg", "exp_avg_sq", "step"):
         (files / "zero" / "b" / f"{state}.pt").unlink()
     assert missing_rows(files) == []
-
-
-def test_a_folder_called_universal_with_the_ranks_states_is_complete(tmp_path):
-    """The user chose the name: the optimizer's states are in the ranks' files."""
-    zero.write(tmp_path / "run", 1, [WEIGHTS], tag="my_universal")
-    assert missing_rows(tmp_path / "run" / "my_universal") == []
+    zero.write(tmp_path / "named", 1, [WEIGHTS], tag="my_universal")
+    assert missing_rows(tmp_path / "named" / "my_universal") == []
 
 
 def test_a_run_of_a_universal_checkpoint_without_models_is_that_checkpoint(statecli, tmp_path):

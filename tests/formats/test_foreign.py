@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import io
 import json
@@ -66,6 +67,7 @@ def sqlite() -> bytes:
         return database.serialize() if hasattr(database, "serialize") else b"SQLite format 3\0" + bytes(84)
 
 
+BARE_PICKLE = "is a bare pickle, not written by torch.save; statecli does not read it"
 #: case -> (bytes, the line without its path), under any file name. FILE is the path of the file.
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is an empty file"),
@@ -129,23 +131,16 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
         "torch.load(path, weights_only=False) if you trust its author, and save it again with torch.save",
     ),
     "empty zip": (pack_zip(), "is an empty zip archive"),
-    "pickle": (pickle.dumps({"a": [1.0]}), "is a bare pickle, not written by torch.save; statecli does not read it"),
+    "pickle": (pickle.dumps({"a": [1.0]}), BARE_PICKLE),
     **{
         f"pickle of protocol {protocol}, which has no mark": (
             pickle.dumps({"a": [1.0], "b": "text"}, protocol),
-            "is a bare pickle, not written by torch.save; statecli does not read it",
+            BARE_PICKLE,
         )
         for protocol in (0, 1)
     },
-    "pickle of protocol 0 that calls": (
-        b"cos\nsystem\n(S'true'\ntR.\n",
-        "is a bare pickle, not written by torch.save; statecli does not read it",
-    ),
+    "pickle of protocol 0 that calls": (b"cos\nsystem\n(S'true'\ntR.\n", BARE_PICKLE),
     "text that begins like a pickle": (b"I am no pickle\n", "is not a checkpoint (text file)"),
-    "pickle of protocol 2": (
-        pickle.dumps({"a": 1}, 2),
-        "is a bare pickle, not written by torch.save; statecli does not read it",
-    ),
     "GGML": (
         b"tjgg\3\0\0\0" + bytes(16),
         "is a GGML file from before GGUF (2023): convert the model again with llama.cpp",
@@ -225,22 +220,6 @@ def test_a_program_of_windows(tmp_path, line):
     assert line(path) == "is a Windows program"
 
 
-ARCHIVES = {
-    "TorchScript": ("m/constants.pkl", "m/data.pkl", "m/version"),
-    "torch.export": ("m/archive_format", "m/archive_version", "m/models/model.json"),
-    "plain": ("readme.txt",),
-    "save that did not finish": ("m/version", "m/byteorder", "m/.data/serialization_id"),
-}
-
-
-@pytest.mark.parametrize("case", ARCHIVES)
-def test_other_zip_archives(case, tmp_path, line):
-    """A zip archive not written by torch.save is refused in one line; the zip reader's own tests check the text."""
-    path = tmp_path / "m.pt"
-    path.write_bytes(pack_zip(*ARCHIVES[case]))
-    assert line(path)
-
-
 @pytest.mark.parametrize(
     ("members", "expected"),
     [
@@ -268,6 +247,7 @@ def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
 # Recognition by content.
 
 
+@functools.cache
 def contents() -> dict[str, bytes]:
     """Return a file of every format that statecli reads."""
     messages = {}
@@ -299,14 +279,6 @@ def test_formats_do_not_overlap(tmp_path):
 # Paths that cannot be opened.
 
 
-def test_missing(tmp_path, inspect):
-    """A path that does not exist is reported in one line with exit status 2."""
-    code, out, err = inspect(tmp_path / "none.safetensors")
-    assert (code, out) == (2, "")
-    assert str(tmp_path / "none.safetensors") in err
-    assert err.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -326,12 +298,6 @@ def test_a_pipe_blocks_nobody(tmp_path, line):
     """A named pipe without a writer is refused at once."""
     os.mkfifo(tmp_path / "fifo.pt")
     assert line(tmp_path / "fifo.pt") == "is a named pipe, not a regular file"
-
-
-def test_a_link_to_itself(tmp_path, line):
-    """A loop of symbolic links is reported in one line."""
-    (tmp_path / "loop.pt").symlink_to("loop.pt")
-    assert line(tmp_path / "loop.pt") == "cannot be opened: too many levels of symbolic links"
 
 
 @pytest.mark.parametrize(

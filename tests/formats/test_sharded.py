@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file, save_model
+from safetensors.torch import load_file, save_file
 
 from statecli import formats
 from statecli.core.errors import UnreadableError
@@ -94,14 +94,6 @@ def test_relative_targets(target, folder, monkeypatch, inspect):
     assert (code, err) == (0, "")
     assert json.loads(out)["target"] == target
     assert [tensor["fqn"] for tensor in json.loads(out)["tensors"]] == ["model.a", "model.b"]
-
-
-def test_values_come_from_the_shards(folder):
-    """The storage of each tensor refers to its bytes in the shard."""
-    for tensor in formats.read(str(folder)).tensors:
-        where = tensor.data.storage
-        stored = load_file(where.path)[tensor.fqn].numpy().tobytes()
-        assert Path(where.path).read_bytes()[where.offset : where.offset + where.length] == stored
 
 
 def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
@@ -193,15 +185,10 @@ def test_which_file_of_a_folder(case, tmp_path):
 
 
 def test_numbered_shards_without_an_index(folder):
-    """All shards of a complete numbered series are read, and the missing index is noted."""
+    """All shards of a complete numbered series are read, also of a variant, and the missing index is noted."""
     (folder / INDEX).unlink()
     assert names(folder) == ["model.a", "model.b"]
     assert oddities(folder) == {"no-index": "the folder has no index, so statecli read all 2 numbered shards"}
-
-
-def test_a_numbered_variant_without_an_index(folder):
-    """`model-00001-of-00002.fp16.safetensors` is a numbered shard too."""
-    (folder / INDEX).unlink()
     for name in (ONE, TWO):
         (folder / name).rename(folder / name.replace(".safetensors", ".fp16.safetensors"))
     assert names(folder) == ["model.a", "model.b"]
@@ -226,13 +213,13 @@ def test_a_numbered_shard_that_cannot_be_read(folder, partial_read_error):
 
 
 def test_many_numbered_shards_that_are_missing(folder, partial_read_error):
-    """A series with 1 of 99,999 shards is reported in one line."""
+    """A series with 1 of 10,000 shards is reported in one line."""
     (folder / INDEX).unlink()
-    (folder / ONE).rename(folder / "model-00001-of-99999.safetensors")
+    (folder / ONE).rename(folder / "model-00001-of-10000.safetensors")
     (folder / TWO).unlink()
-    missing = ", ".join(f"model-0000{n}-of-99999.safetensors" for n in (2, 3, 4, 5))
+    missing = ", ".join(f"model-0000{n}-of-10000.safetensors" for n in (2, 3, 4, 5))
     expected = (
-        f"shards {missing}, and 99994 more are missing: 1 of 99999 exist, according to the numbers in the file names"
+        f"shards {missing}, and 9995 more are missing: 1 of 10000 exist, according to the numbers in the file names"
     )
     assert partial_read_error(folder) == f"{expected}; copy or download the missing files"
 
@@ -468,12 +455,6 @@ def test_an_index_that_is_a_pipe(folder, line):
 # Missing and unreadable shards.
 
 
-def spoilt(folder: Path, name: str) -> Path:
-    """Remove a shard and return its path."""
-    (folder / name).unlink()
-    return folder / name
-
-
 @pytest.mark.parametrize("target", ["", INDEX], ids=["folder", "index"])
 def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_read_error, statecli):
     """Other shards are shown; each tensor of the missing shard is a row without dtype and shape; diff, lock and audit
@@ -503,47 +484,50 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_r
     ]
 
 
-def test_a_shard_that_is_a_pipe(folder, partial_read_error):
-    """A named pipe as a shard is reported and does not block the reader."""
-    os.mkfifo(spoilt(folder, TWO))
-    assert (
-        partial_read_error(folder)
-        == f"statecli: {folder / TWO}: model.b: its shard is a named pipe, not a regular file"
-    )
-
-
-def test_a_shard_that_is_a_device(folder, partial_read_error):
-    """A link to an endless device is refused as a shard."""
-    spoilt(folder, TWO).symlink_to("/dev/zero")
-    assert partial_read_error(folder).startswith(
-        f"statecli: {folder / TWO}: model.b: its shard is reached by a link through /dev"
-    )
-
-
 def test_no_shard_that_can_be_read(folder, line):
     """The error line describes the problem of the first shard."""
-    os.mkfifo(spoilt(folder, ONE))
-    spoilt(folder, TWO).write_bytes(b"")
+    (folder / ONE).unlink()
+    os.mkfifo(folder / ONE)
+    (folder / TWO).write_bytes(b"")
     assert line(folder) == f"{folder / ONE}: is a named pipe, not a regular file"
 
 
-def test_a_shard_that_leads_to_a_text_elsewhere(folder, partial_read_error):
-    """The error does not quote any text of a shard, in particular not of a file outside the folder (a link)."""
-    secret = folder.parent / "secret"
-    secret.write_text("root:x:0:0")
-    spoilt(folder, TWO).symlink_to(secret)
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
+MOVING = "which points to a different file in each process; replace the link with the file"
+LOST = "the link leads to ../../blobs/gone, which is missing in the cache; download the repository again"
+#: What stands in place of a shard -> a function that writes the path, and the end of the error line.
+SPOILT = {
+    "pipe": (os.mkfifo, "is a named pipe, not a regular file"),
+    "link to an endless device": (
+        lambda path: path.symlink_to("/dev/zero"),
+        f"is reached by a link through /dev, {MOVING}",
+    ),
+    "link to a text elsewhere": (lambda path: path.symlink_to("../secret"), "is not a checkpoint (text file)"),
+    "text": (lambda path: path.write_text("Entry not found"), "is not a checkpoint (text file)"),
+    "git-lfs pointer": (
+        lambda path: path.write_bytes(POINTER),
+        "is a git-lfs pointer (for a file of 4,976,698,672 bytes): run: git lfs pull",
+    ),
+    "nothing": (Path.touch, "is an empty file"),
+    "link that leads nowhere": (lambda path: path.symlink_to("../../blobs/gone"), f"cannot be opened: {LOST}"),
+    "link to itself": (
+        lambda path: path.symlink_to(path.name),
+        "cannot be opened: too many levels of symbolic links",
+    ),
+    "link to its folder": (lambda path: path.symlink_to("."), "is a directory, not a regular file"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILT)
+def test_a_shard_that_is_something_else_is_named_once(case, folder, partial_read_error, inspect):
+    """The line has the shard's path and no other path, quotes no text of the shard, and has the command that helps."""
+    write, what = SPOILT[case]
+    (folder.parent / "secret").write_text("root:x:0:0")
+    (folder / TWO).unlink()
+    write(folder / TWO)
     message = partial_read_error(folder)
-    assert message == f"statecli: {folder / TWO}: model.b: its shard is not a checkpoint (text file)"
-    spoilt(folder, TWO).write_text("Entry not found")
-    assert partial_read_error(folder).endswith("its shard is not a checkpoint (text file)")
-
-
-def test_a_shard_that_is_an_lfs_pointer(folder, partial_read_error):
-    """For a clone without git lfs, the error names the pointer, the missing size and the command to run."""
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
-    spoilt(folder, TWO).write_bytes(pointer)
-    what = "a git-lfs pointer (for a file of 4,976,698,672 bytes): run: git lfs pull"
-    assert partial_read_error(folder) == f"statecli: {folder / TWO}: model.b: its shard is {what}"
+    assert message == f"statecli: {folder / TWO}: model.b: its shard {what}"
+    assert inspect(folder / INDEX)[2] == f"{message}\n"
 
 
 def test_a_shard_that_is_truncated(folder, partial_read_error):
@@ -551,43 +535,6 @@ def test_a_shard_that_is_truncated(folder, partial_read_error):
     os.truncate(folder / ONE, 70)
     message = partial_read_error(folder, "model.b")
     assert message.startswith(f"statecli: {folder / ONE}: model.a: its shard is truncated: its header claims ")
-
-
-def test_a_shard_that_is_empty(folder, partial_read_error):
-    """A shard without a byte is named by its path."""
-    spoilt(folder, ONE).write_bytes(b"")
-    assert partial_read_error(folder, "model.b") == f"statecli: {folder / ONE}: model.a: its shard is an empty file"
-
-
-@pytest.mark.parametrize("target", ["", INDEX])
-def test_a_shard_is_named_once(target, folder, inspect):
-    """The only path in the error line is the path of the shard, whether the folder or its index was given."""
-    spoilt(folder, ONE).write_bytes(b"")
-    _, _, err = inspect(folder / target)
-    assert err == f"statecli: {folder / ONE}: model.a: its shard is an empty file\n"
-
-
-def test_a_shard_that_leads_nowhere(folder, partial_read_error):
-    """A dangling link, a cache whose blob was removed, is named by its path."""
-    spoilt(folder, ONE).symlink_to("../../blobs/gone")
-    lost = "the link leads to ../../blobs/gone, which is missing in the cache; download the repository again"
-    what = f"model.a: its shard cannot be opened: {lost}"
-    assert partial_read_error(folder, "model.b") == f"statecli: {folder / ONE}: {what}"
-
-
-def test_a_shard_that_leads_to_itself(folder, partial_read_error):
-    """A link to itself is named by its path."""
-    spoilt(folder, ONE).symlink_to(ONE)
-    what = "model.a: its shard cannot be opened: too many levels of symbolic links"
-    assert partial_read_error(folder, "model.b") == f"statecli: {folder / ONE}: {what}"
-
-
-def test_a_shard_that_leads_to_its_folder(folder, partial_read_error):
-    """A link to its own folder is not a shard."""
-    spoilt(folder, TWO).symlink_to(".")
-    assert (
-        partial_read_error(folder) == f"statecli: {folder / TWO}: model.b: its shard is a directory, not a regular file"
-    )
 
 
 def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
@@ -634,15 +581,15 @@ def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
     assert line("a") == "a: its header entry has no dtype"
 
 
-def test_fifty_thousand_shards_that_are_not_there(folder, line):
-    """An index that names 50,000 missing shards is refused at once, with one short line."""
-    (folder / INDEX).write_text(encode_index({f"l.{n}": f"m-{n}.safetensors" for n in range(50_000)}))
+def test_twenty_thousand_shards_that_are_not_there(folder, line):
+    """An index that names 20,000 missing shards is refused at once, with one short line."""
+    (folder / INDEX).write_text(encode_index({f"l.{n}": f"m-{n}.safetensors" for n in range(20_000)}))
     before = time.process_time()
     message = line(folder)
-    assert time.process_time() - before < 3
+    assert time.process_time() - before < 1.5
     assert message == (
-        "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 49996 more are missing: "
-        f"0 of 50000 exist, according to {INDEX}; copy or download the missing files"
+        "shards m-0.safetensors, m-1.safetensors, m-2.safetensors, m-3.safetensors, and 19996 more are missing: "
+        f"0 of 20000 exist, according to {INDEX}; copy or download the missing files"
     )
 
 
@@ -838,17 +785,6 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     ]
 
 
-def test_one_file_and_its_shards_hold_the_same(model, tmp_path):
-    """The same model saved whole and in shards gives the same tensors."""
-    model.save_pretrained(tmp_path / "whole")
-    model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
-    whole, shards = (
-        {(t.fqn, t.dtype, t.shape, t.nbytes) for t in formats.read(str(tmp_path / name)).tensors}
-        for name in ("whole", "shards")
-    )
-    assert whole == shards
-
-
 def test_bin_shards(model, tmp_path):
     """pytorch_model.bin shards and their index (written by transformers 4) have the tensors that torch.load returns."""
     state_dict, files = model.state_dict(), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
@@ -866,17 +802,6 @@ def test_bin_shards(model, tmp_path):
     assert {t.fqn: (f"torch.{t.dtype}", t.shape) for t in state.tensors} == {
         name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in loaded.items()
     }
-
-
-def test_save_model_in_a_folder(tmp_path):
-    """A folder with one file of save_model, as pushed by the mixin of huggingface_hub, keeps its tied weights."""
-    layer = torch.nn.Linear(3, 3)
-    model = torch.nn.Sequential(layer, torch.nn.Linear(3, 3))
-    model[1].weight = layer.weight
-    save_model(model, str(tmp_path / "model.safetensors"))
-    tied = {tensor.fqn: tensor.tied_to for tensor in formats.read(str(tmp_path)).tensors}
-    assert tied["0.weight"] == ("1.weight",)
-    assert tied["1.weight"] == ("0.weight",)
 
 
 def test_many_shards_at_once(tmp_path):
