@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from statecli import formats
 from statecli.core import parameter_or_buffer
@@ -232,6 +232,16 @@ def test_a_scalar_of_bfloat16(flax, tmp_path):
     assert formats.read(path).metadata.values["x"] == "bfloat16 0x3f80"
 
 
+#: Values of every width of lengths and numbers that the library chooses.
+WIDTHS = [
+    *(sign * (2**bits + step) for bits in (5, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for step in (-1, 0)),
+    2**64 - 1,
+    *(kind * length for kind in ("x", b"x", [None]) for length in (0, 15, 16, 31, 32, 255, 256, 65_535, 65_536)),
+    *(dict.fromkeys(map(str, range(length))) for length in (0, 15, 16, 65_536)),
+]
+
+
+@example(WIDTHS)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=40) | st.binary(),
@@ -239,7 +249,7 @@ def test_a_scalar_of_bfloat16(flax, tmp_path):
         max_leaves=40,
     )
 )
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_parser_agrees_with_msgpack(tmp_path, value):
     """The values cover every kind, and every width of lengths and numbers that the library chooses."""
     library = pytest.importorskip("msgpack")
@@ -305,10 +315,6 @@ REFUSED = {
         b"\x82" + pack("a") + pack(1) + pack([1]) + pack(2),
         "a map has a key that is not a string or",
     ),
-    "a key that is bytes": (
-        b"\x82" + pack("a") + pack(1) + pack(b"a") + pack(2),
-        "a map has a key that is not a string or",
-    ),
     "a reserved byte": ({"a": Raw(b"\xc1")}, "is not msgpack: a value cannot begin with 0xc1 (byte 7)"),
     "a text that is no UTF-8": ({"a": Raw(b"\xa2\xff\xff")}, "contains a string that is not valid UTF-8 near byte 8"),
     "a lone surrogate": ({"a": "\ud800"}, "contains a string that is not valid UTF-8 near byte 8"),
@@ -342,23 +348,12 @@ def test_refused_in_one_line(case, tmp_path, line):
         assert expected in line(path)
 
 
+NO_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
 DAMAGED = {
-    "no list": (
-        Extension(1, pack({"a": 1})),
-        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
-    ),
-    "two of three": (
-        Extension(1, pack([[1], "float32"])),
-        "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it",
-    ),
-    "a dtype that is a number": (
-        array([1], 5),
-        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
-    ),
-    "text for bytes": (
-        array([1], "float32", "abcd"),
-        ("its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"),
-    ),
+    "no list": (Extension(1, pack({"a": 1})), NO_LIST),
+    "two of three": (Extension(1, pack([[1], "float32"])), NO_LIST),
+    "a dtype that is a number": (array([1], 5), NO_LIST),
+    "text for bytes": (array([1], "float32", "abcd"), NO_LIST),
     "a shape that is text": (array("12"), "its shape is not a list of sizes"),
     "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
     "a size that is true": (array([True]), "its shape is not a list of sizes"),

@@ -168,7 +168,7 @@ def test_a_length_that_crosses_the_end_of_a_frame_is_not_read(tmp_path):
 
 
 VALUES = {
-    "many small": {f"layer.{n}": [n, float(n), (n, str(n))] for n in range(6000)},
+    "many small": {f"layer.{n}": [n, float(n), (n, str(n))] for n in range(2500)},
     "large strings": [b"b" * 100_000, "t" * 100_000, "é" * 70_000, b"c" * 65_536, b"d" * 65_535, "short"] * 2,
     "a large string in a dict": {"a": {"b": b"b" * 300_000}, "c": OrderedDict(d=1), "e": bytearray(200_000)},
     "a small value": None,

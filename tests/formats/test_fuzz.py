@@ -18,7 +18,7 @@ from statecli.pickles import machine, machine_state
 from statecli.pickles.machine import Machine, read_pickle
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, Pickle, SetOf
 
-from .attacks import build_pickle, number, state_dict, tensor, text
+from .attacks import build, build_pickle, number, put, records, state_dict, tensor, text
 
 #: Number of mutants in the suite. `python -m tests.formats.test_fuzz N` runs N mutants with another seed.
 MUTANTS = 500
@@ -201,7 +201,7 @@ def scan_report(data: bytes) -> list[object]:
 def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
     """Names, hazards, nested pickles and all counts agree for mutants of torch's pickles."""
     rng = generator(SEED + 1)
-    for data in (*corpus, *NEARLY.values(), *(mutant(rng, corpus) for _ in range(MUTANTS))):
+    for data in (*corpus, *NEARLY.values(), *(mutant(rng, corpus) for _ in range(MUTANTS // 2))):
         compiled = scan_report(data)
         with mock.patch.object(machine, "native", None):
             assert scan_report(data) == compiled, data
@@ -293,11 +293,6 @@ def record(
     return build_pickle(start + b"h\2(" + pid + geometry + end + after)
 
 
-def put(entry: int) -> bytes:
-    """LONG_BINPUT."""
-    return b"r" + entry.to_bytes(4, "little")
-
-
 NEARLY = {
     "exactly": record(),
     "a key of another length": record(n=2),
@@ -380,16 +375,6 @@ def small(tmp_path_factory):
     return {torch_zip: (folder / "zip.pt").read_bytes(), torch_legacy: (folder / "old.pt").read_bytes()}
 
 
-@pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
-def test_every_prefix_is_refused(reader, small, tmp_path):
-    """A file truncated at any byte is never read as a smaller file."""
-    data = small[reader]
-    path = tmp_path / "x.pt"
-    for end in range(1, len(data)):
-        path.write_bytes(data[:end])
-        assert issubclass(listing(reader, path), UnreadableError)
-
-
 def names(tensors) -> object:
     return (
         [(tensor.fqn, tensor.dtype, tensor.shape, tensor.device) for tensor in tensors]
@@ -432,8 +417,6 @@ def test_random_damage_is_refused_or_read(reader, small, tmp_path):
 
 def test_hostile_graphs_reach_the_reader_of_tensors(tmp_path):
     """Damaged pickles under a right checksum: the graph's reader lists the tensors or refuses the file in one line."""
-    from .attacks import build, records
-
     rng = generator(SEED)
     seeds = [state_dict(w=tensor()), saved_pickle({"a": __import__("torch").ones(3)})]
     path = tmp_path / "x.pt"

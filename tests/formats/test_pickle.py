@@ -6,9 +6,7 @@ import gc
 import io
 import pickle
 import struct
-import subprocess
 import sys
-import textwrap
 import time
 from collections import OrderedDict, defaultdict
 from fractions import Fraction
@@ -259,64 +257,32 @@ def test_nothing_is_imported_or_called(body, tmp_path, in_tmp_path):
     assert set(sys.modules) == before
 
 
+ONLY_OBJECTS = "but Python's pickle sets the state only of an object that a call created"
 REFUSED = {
     "an extension code": (b"\x82\1", "copyreg extension code"),
     "an extension code of two bytes": (b"\x83\1\0", "copyreg extension code"),
     "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
-    "the pickle sets the state of a class, which is not an object": (
+    "BUILD on a class": (
         b"cm\nC\nN}" + text("x") + b"Ns\x86b",
-        "the pickle sets the state of the function or class 'm.C', but Python's pickle sets the state only of an "
-        "object that a call created",
+        f"the pickle sets the state of the function or class 'm.C', {ONLY_OBJECTS}",
     ),
-    "the pickle sets the state of an int, which is not an object": (
-        b"K\1}b",
-        "the pickle sets the state of an int, but Python's pickle sets the state only of an object that a call created",
-    ),
-    "the pickle sets the state of a list, which is not an object": (
-        b"]}b",
-        "the pickle sets the state of a list, but Python's pickle sets the state only of an object that a call created",
-    ),
-    "the pickle sets the state of a dict, which is not an object": (
-        b"}}b",
-        "the pickle sets the state of a dict, but Python's pickle sets the state only of an object that a call created",
-    ),
-    "the pickle sets the state of a tuple, which is not an object": (
-        b")}b",
-        "the pickle sets the state of a tuple, but Python's pickle sets the state only of an object that a call "
-        "created",
-    ),
-    "the pickle sets the state of a storage, which is not an object": (
-        b"NQ}b",
-        "the pickle sets the state of a storage, but Python's pickle sets the state only of an object that a call "
-        "created",
-    ),
-    "the pickle sets an item of a list, which is not a dict": (
-        b"]K\0K\1s",
-        "the pickle sets an item of a list, which is not a dict",
-    ),
+    "BUILD on an int": (b"K\1}b", f"the pickle sets the state of an int, {ONLY_OBJECTS}"),
+    "BUILD on a list": (b"]}b", f"the pickle sets the state of a list, {ONLY_OBJECTS}"),
+    "BUILD on a dict": (b"}}b", f"the pickle sets the state of a dict, {ONLY_OBJECTS}"),
+    "BUILD on a tuple": (b")}b", f"the pickle sets the state of a tuple, {ONLY_OBJECTS}"),
+    "BUILD on a storage": (b"NQ}b", f"the pickle sets the state of a storage, {ONLY_OBJECTS}"),
+    "SETITEM on a list": (b"]K\0K\1s", "the pickle sets an item of a list, which is not a dict"),
     "SETITEMS on a class": (
         b"cm\nC\n(K\0K\1u",
         "the pickle sets an item of the function or class 'm.C', which is not a dict",
     ),
-    "the pickle sets an item of a tuple, which is not a dict": (
-        b")K\0K\1s",
-        "the pickle sets an item of a tuple, which is not a dict",
-    ),
+    "SETITEM on a tuple": (b")K\0K\1s", "the pickle sets an item of a tuple, which is not a dict"),
     "SETITEMS without a value": (b"}(K\0u", "a dictionary key has no value"),
     "DICT without a value": (b"(K\0d", "a dictionary key has no value"),
-    "the pickle adds elements to a dict, which is not a list": (
-        b"}K\0a",
-        "the pickle adds elements to a dict, which is not a list",
-    ),
+    "APPEND on a dict": (b"}K\0a", "the pickle adds elements to a dict, which is not a list"),
     "APPENDS on a string": (text("a") + b"(K\0e", "the pickle adds elements to a string, which is not a list"),
-    "the pickle adds elements to a set, which is not a list": (
-        b"\x8fK\0a",
-        "the pickle adds elements to a set, which is not a list",
-    ),
-    "the pickle adds elements to a list, which is not a set": (
-        b"](K\0\x90",
-        "the pickle adds elements to a list, which is not a set",
-    ),
+    "APPEND on a set": (b"\x8fK\0a", "the pickle adds elements to a set, which is not a list"),
+    "ADDITEMS on a list": (b"](K\0\x90", "the pickle adds elements to a list, which is not a set"),
     "NEWOBJ of an int": (b"K\1)\x81", "expected a function or class to call, found an int"),
     "REDUCE of a string": (text("f") + b")R", "expected a function or class to call, found a string"),
     "REDUCE of a storage": (b"NQ)R", "expected a function or class to call, found a storage"),
@@ -420,7 +386,9 @@ BOMBS = {
     "dicts nested 100,000 deep": build_pickle(b"}" + b"N}" * 100_000 + b"s" * 100_000),
     "calls nested 100,000 deep": build_pickle(b"cm\nf\n" + b")R" * 100_000),
     "storages nested 100,000 deep": build_pickle(b"N" + b"Q" * 100_000),
-    "sets nested 100,000 deep": build_pickle(b"(" * 9_000 + b"\x91" * 9_000),
+    "calls with a state nested 20,000 deep": build_pickle(b"cm\nf\n" + b")R}b" * 20_000),
+    "tuples nested 500,000 deep": build_pickle(b")" + b"\x85" * 500_000),
+    "sets nested 9,000 deep": build_pickle(b"(" * 9_000 + b"\x91" * 9_000),
     "keys nested 100,000 deep": build_pickle(b"}" * 100_000 + b"Ns" * 99_999),
     "a thousand laughs": build_pickle(b"]q\0" + b"]h\0ah\0aq\0" * 1000),
 }
@@ -428,7 +396,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("data", BOMBS.values(), ids=BOMBS)
 def test_bombs_are_ordinary_graphs(data):
-    """Pickles that hang or crash pickle and torch.load are read, and freed, in a moment."""
+    """Pickles that hang or crash pickle and torch.load are read, and freed without a crash, in a moment."""
     gc.freeze()  # the collection below covers the result of the read, not the libraries
     begun = time.process_time()
     read_pickle(data)
@@ -437,22 +405,22 @@ def test_bombs_are_ordinary_graphs(data):
 
 
 BUDGETS = {
-    "opcodes": ("MAX_OPCODES", b"N0", "the pickle has more than 200000 instructions, the limit of statecli"),
+    "opcodes": ("MAX_OPCODES", b"N0", "the pickle has more than 60000 instructions, the limit of statecli"),
     "memo entries": (
         "MAX_MEMO_ENTRIES",
         b"N\x940",
-        "the pickle memo has more than 200000 objects, the limit of statecli",
+        "the pickle memo has more than 60000 objects, the limit of statecli",
     ),
-    "objects": ("MAX_OBJECTS", b"]0", "the pickle has more than 200000 objects, the limit of statecli"),
+    "objects": ("MAX_OBJECTS", b"]0", "the pickle has more than 60000 objects, the limit of statecli"),
     "stack": (
         "MAX_STACK_VALUES",
         b"N",
-        "the pickle has more than 200000 values on its stack, the limit of statecli",
+        "the pickle has more than 60000 values on its stack, the limit of statecli",
     ),
     "marks": (
         "MAX_OPEN_MARKS",
         b"(",
-        "the pickle nests lists and calls more than 200000 levels deep, the limit of statecli",
+        "the pickle nests lists and calls more than 60000 levels deep, the limit of statecli",
     ),
 }
 
@@ -461,11 +429,11 @@ BUDGETS = {
 def test_each_budget_ends_a_bomb(case, monkeypatch):
     """A pickle that only grows is stopped at the limit, and a pickle below the limit is read."""
     limit, body, message = case
-    monkeypatch.setattr(machine, limit, 200_000)
+    monkeypatch.setattr(machine, limit, 60_000)
     with pytest.raises(MalformedError, match=message):
-        read_pickle(build_pickle(body * 300_000))
+        read_pickle(build_pickle(body * 120_000))
     if limit != "MAX_OPCODES":
-        read_pickle(build_pickle(body * 150_000 + b"N"))
+        read_pickle(build_pickle(body * 55_000 + b"N"))
 
 
 def test_the_budgets_leave_room_for_a_hundred_thousand_tensors():
@@ -483,20 +451,6 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
         MalformedError, match="the pickle imports more than 10 functions and classes, the limit of statecli"
     ):
         read_pickle(build_pickle(body))
-
-
-def test_a_bomb_frees_its_memory_in_a_fresh_process():
-    """A hundred thousand levels of every container are freed without overflowing the C stack."""
-    code = """
-        from statecli.pickles.machine import read_pickle
-        for body in (b")" + b"\\x85" * 500_000, b"]" * 100_000 + b"a" * 99_999, b"N" + b"Q" * 100_000,
-                     b"cm\\nf\\n" + b")R" * 100_000, b"cm\\nf\\n" + b")R}b" * 100_000,
-                     b"}" * 100_000 + b"Ns" * 99_999):
-            read_pickle(b"\\x80\\x02" + body + b".")
-        print("alive")
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from statecli import formats
-from statecli.formats.torch import tensors
+from statecli.formats.torch import settings_digest, tensors
+from statecli.values.read import read_all_values
 
 from .attacks import Called, build, records, state_dict, tensor
 
@@ -76,12 +77,6 @@ def test_numbers_beside_a_models_tensors(tmp_path):
     assert formats.read(path).metadata.values == {"model.scale": 1.5, "model.a._extra_state.v": 2}
 
 
-def test_two_paths_that_read_the_same_stay_apart(tmp_path):
-    """{'a.b': 1, 'a': {'b': 2}} has two entries."""
-    actual, _ = settings(tmp_path, **{"a.b": 1, "a": {"b": 2}})
-    assert sorted(actual.values()) == [1, 2]
-
-
 def test_a_container_that_is_shared_is_listed_each_time(tmp_path):
     """A dict under two names is listed as two equal dicts."""
     shared = {"lr": 1}
@@ -130,17 +125,10 @@ def test_sharing_without_end_ends(tmp_path):
     assert len(actual) < 1000
 
 
-def test_a_container_in_itself_ends(tmp_path):
-    """A list that contains itself is listed once."""
-    loop = [1]
-    loop.append(loop)
-    assert settings(tmp_path, x=loop)[0]
-
-
 def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
     """After the first 20,000 settings, a digest of the whole file stands for the rest."""
-    setting = settings(tmp_path, x={str(n): n for n in range(30_000)})[0]
-    two = settings(tmp_path, x={str(n): n + (n == 29_999) for n in range(30_000)})[0]
+    setting = settings(tmp_path, x={str(n): n for n in range(20_010)})[0]
+    two = settings(tmp_path, x={str(n): n + (n == 20_009) for n in range(20_010)})[0]
     assert len(setting) == 20_001
     assert setting["(and more)"] != two["(and more)"]
 
@@ -149,8 +137,6 @@ def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
 @pytest.mark.parametrize("dtype", ["f8", ">f4", "i8", "u2", "b1", "c16"])
 def test_arrays_inside_the_pickle_have_values(tmp_path, dtype, order):
     """The elements of numpy arrays are stored in the pickle and read from there, in C order and in Fortran order."""
-    from statecli.values.read import read_all_values
-
     array = np.asarray(np.arange(6).reshape(2, 3) % 2, dtype=dtype, order=order)
     path = str(tmp_path / "array.pt")
     torch.save({"a": array, "w": torch.ones(1)}, path)
@@ -168,15 +154,6 @@ def test_arrays_without_numbers_are_bytes_to_compare(tmp_path):
     assert row.data.inline == np.array(["x", "yz"]).tobytes()
 
 
-def test_records_of_numpy_name_their_type(tmp_path):
-    """The dtype of a record array is pickled with the class numpy.record, not a letter; it has the fields of void."""
-    path = str(tmp_path / "array.pt")
-    torch.save({"a": np.rec.array([(1, 2.0)]), "w": torch.ones(1)}, path)
-    assert next(t for t in formats.read(path).tensors if t.fqn == "a").dtype == (
-        "numpy V16 [('f0', '<i8'), ('f1', '<f8')]"
-    )
-
-
 def test_an_ordered_dict_of_numbers(tmp_path):
     """OrderedDict, defaultdict and Counter (pickled as a call with a dict) are containers like any other."""
     actual, _ = settings(
@@ -187,14 +164,6 @@ def test_an_ordered_dict_of_numbers(tmp_path):
         e=collections.Counter(),
     )
     assert actual == {"o.a": 1, "d.b": 2, "c.30": 1, "c.80": 2, "e": "{}"}
-
-
-def test_the_milestones_of_a_schedule(tmp_path):
-    """MultiStepLR keeps its milestones as the keys of a Counter."""
-    optimizer = torch.optim.SGD([torch.ones(1)], lr=0.1)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [30, 90])
-    actual, _ = settings(tmp_path, sched=schedule.state_dict())
-    assert (actual["sched.milestones.30"], actual["sched.milestones.90"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -229,32 +198,6 @@ def test_a_tensor_in_a_counter_is_a_tensor(tmp_path):
 def long(*entries):
     """Return a list with more elements than statecli lists."""
     return [*entries, *range(100)]
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ([{"a": 1}] * 70, [{"a": 1} for _ in range(70)]),
-        (long({"a": 1, "b": 2}), long({"b": 2, "a": 1})),
-        (long({"a": 1}), long(collections.OrderedDict(a=1))),
-        (long(1, 2), long(1.0, np.int64(2))),
-        (long((1, 2)), long([1, 2])),
-        (long(torch.ones(4, 4)), long(torch.ones(4, 4).t())),
-    ],
-    ids=["shared", "order", "ordered", "numbers", "tuple", "tensors"],
-)
-def test_equal_contents_have_equal_digests(tmp_path, first, second):
-    """Key order, sharing, and list or tuple do not matter; tensors inside are compared by their values."""
-    assert settings(tmp_path, x=first)[0] == settings(tmp_path, x=second)[0]
-
-
-def test_what_is_not_read_is_said(tmp_path, monkeypatch):
-    """Settings beyond the digest budget are reported as an oddity, for which diff exits with status 2."""
-    from statecli.formats.torch import settings_digest as _digests
-
-    monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
-    _, state = settings(tmp_path, x=list(range(200)))
-    assert "metadata-cut" in [odd.name for odd in state.oddities]
 
 
 def test_settings_of_a_module_in_a_section(tmp_path):
@@ -396,7 +339,12 @@ def test_other_contents_have_other_digests(tmp_path, first, second):
     ("first", "second"),
     [
         (-0.0, 0),
+        (1.0, 1),
+        (2, np.int64(2)),
         (1e300, int(1e300)),
+        ((1, 2), [1, 2]),
+        ({"a": 1}, collections.OrderedDict(a=1)),
+        ([{"a": 1}] * 70, [{"a": 1} for _ in range(70)]),
         ({1: "a"}, {1.0: "a"}),
         ({(1,) * 20: "a", (2,) * 20: "b"}, {(2,) * 20: "b", (1,) * 20: "a"}),
         ({"a": 1, 1: "a", "1": 2}, {"1": 2, 1: "a", "a": 1}),
@@ -404,11 +352,15 @@ def test_other_contents_have_other_digests(tmp_path, first, second):
         (argparse.Namespace(a=1, b=2), argparse.Namespace(b=2, a=1)),
         ({"a"}, frozenset("a")),
         (["x" * 5000, "x" * 5000], ["x" * 5000, "".join(["x"] * 5000)]),
+        (torch.ones(4, 4), torch.ones(4, 4).t()),
     ],
     ids=lambda value: repr(value)[:40],
 )
 def test_what_python_holds_equal_has_one_digest(tmp_path, first, second):
-    """Values that are equal in Python have equal digests, in any order and whether shared or not."""
+    """Values that are equal in Python have equal digests, in any order and whether shared or not.
+
+    So do a list and a tuple, and tensors with equal values.
+    """
     assert digest(tmp_path, first) == digest(tmp_path, second)
 
 
@@ -474,19 +426,15 @@ class Made:
 
 
 def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
-    """The oddity is reported once, however many settings follow after the budget is spent."""
-    from statecli.formats.torch import settings_digest as _digests
-
-    monkeypatch.setattr(_digests, "MAX_DIGESTED", 50)
+    """The oddity, for which diff exits with status 2, is reported once, however many settings follow."""
+    monkeypatch.setattr(settings_digest, "MAX_DIGESTED", 50)
     _, state = settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})
     assert [odd.name for odd in state.oddities].count("metadata-cut") == 1
 
 
 def test_more_than_half_a_million_entries_are_read(tmp_path):
-    """The digest depends on the last entry too, and no entry is left out."""
-    setting, state = settings(tmp_path, x=[1] * 500_001)
-    assert setting != settings(tmp_path, x=[1] * 500_000 + [2])[0]
-    assert not state.oddities
+    """No entry is left out."""
+    assert not settings(tmp_path, x=[1] * 500_001)[1].oddities
 
 
 # Python attributes of tensors.
