@@ -44,19 +44,7 @@ from statecli.values.read import read_all_values
 
 from ..forked_python import run_python
 from . import dcp_ranks
-from .attacks import (
-    Call,
-    Called,
-    build,
-    build_pickle,
-    call_function,
-    global_name,
-    legacy,
-    records,
-    state_dict,
-    tensor,
-    text,
-)
+from .attacks import Called, build, build_pickle, call_function, global_name, legacy, records, state_dict, tensor, text
 
 CLASSES = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata)
 
@@ -642,7 +630,8 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
 def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
     """torch unpickles `.metadata`; statecli runs nothing from the file, and inspect and audit name the call."""
     rewritten(
-        mixed_folder, lambda metadata: metadata.planner_data.update(x=Call(os.system, f"touch {tmp_path / 'harm'}"))
+        mixed_folder,
+        lambda metadata: metadata.planner_data.update(x=Called(os.system, (f"touch {tmp_path / 'harm'}",))),
     )
     result = statecli("inspect", str(mixed_folder))
     assert result.code == 1
@@ -702,7 +691,7 @@ def test_the_names_that_metadata_needs_are_torchs_own():
 def test_a_value_that_attacks(tmp_path, statecli):
     """A value in a rank file calls a function: nothing runs, and inspect and audit report the call."""
     dcp.save(
-        {"w": torch.ones(2), "epoch": Call(os.system, f"touch {tmp_path / 'harm'}")},
+        {"w": torch.ones(2), "epoch": Called(os.system, (f"touch {tmp_path / 'harm'}",))},
         checkpoint_id=tmp_path / "x",
         no_dist=True,
     )
@@ -926,19 +915,19 @@ def called_with_a_dict(index: Any, place: Any, places: Any) -> Any:
 
 def with_a_state_made_of_pairs(index: Any, place: Any, places: Any) -> Any:
     """Hide the place of the value in the place's own state, an OrderedDict built from pairs."""
-    hidden = Call(collections.OrderedDict, tuple(vars(place).items()))
+    hidden = Called(collections.OrderedDict, (tuple(vars(place).items()),))
     place.__getstate__ = lambda: hidden
     return {**places, index: place}
 
 
 def with_fields_as_arguments(index: Any, place: Any, places: Any) -> Any:
     """Give the place by a call: `_StorageInfo(file, offset, length)`."""
-    return {**places, index: Call(_StorageInfo, place.relative_path, place.offset, place.length)}
+    return {**places, index: Called(_StorageInfo, (place.relative_path, place.offset, place.length))}
 
 
 def with_defaults(index: Any, place: Any, places: Any) -> Any:
     """Hide the place in the default of a defaultdict: a key that is absent has a value all the same."""
-    factory = Call(functools.partial, _StorageInfo, place.relative_path, place.offset, place.length)
+    factory = Called(functools.partial, (_StorageInfo, place.relative_path, place.offset, place.length))
     return Called(collections.defaultdict, (factory,), None, None, iter(places.items()))
 
 
