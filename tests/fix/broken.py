@@ -27,12 +27,6 @@ def net(init: str, forward: str = "", *, head: str = HEAD, before: str = "", mor
 
 
 BROKEN = {
-    "constant": Broken(
-        net("self.t = torch.arange(4.)", "return self.fc(x) + self.t"),
-        ('self.register_buffer("t", torch.arange(4.), persistent=False)',),
-        "2x4",
-    ),
-    "random": Broken(net("self.t = torch.randn(4)"), ('self.register_buffer("t", torch.randn(4))',)),
     "annotated": Broken(
         net("# table\nself.t: torch.Tensor = torch.ones(4)  # ones"),
         (
@@ -126,11 +120,6 @@ BROKEN = {
         HEAD + 'class Net(nn.Module):\n    """A net."""\n\n    t = torch.arange(4.)\n\n    def forward(self, x):\n'
         "        return x + self.t\n",
         ("def __init__(self, *args, **kwargs):", 'self.register_buffer("t", torch.arange(4.), persistent=False)'),
-        "2x4",
-    ),
-    "module-list": Broken(
-        net("self.m = [nn.Linear(4, 4), nn.Linear(4, 4)]", "return self.m[1](self.m[0](self.fc(x)))"),
-        ("self.m = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])",),
         "2x4",
     ),
     "module-list-with-comments": Broken(
@@ -536,12 +525,8 @@ UNFIXABLE = {
 
 #: Models without a defect.
 HONEST = {
-    "buffers": net('self.register_buffer("t", torch.ones(4))', "return self.fc(x) + self.t"),
-    "module-list": net("self.m = nn.ModuleList([nn.Linear(4, 4)])", "return self.m[0](self.fc(x))"),
     "tied": net("self.out = nn.Linear(4, 4)\nself.out.weight = self.fc.weight", "return self.out(self.fc(x))"),
-    "batch-norm": net("self.bn = nn.BatchNorm1d(4)", "return self.bn(self.fc(x))"),
     "frozen": net("self.fc.requires_grad_(False)\nself.out = nn.Linear(4, 1)", "return self.out(self.fc(x))"),
     "numbers": net("self.sizes = [1, 2]\nself.names = {'a': 1}"),
-    "dropout": net("self.drop = nn.Dropout(0.5)", "return self.drop(self.fc(x))"),
     "detached-target": net("self.out = nn.Linear(4, 4)", "y = self.fc(x)\nreturn self.out(y) + y + y.detach()"),
 }

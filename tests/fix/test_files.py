@@ -12,6 +12,8 @@ import jsonschema
 import pytest
 import torch
 
+from statecli.commands.fix import run as fix_run
+from statecli.commands.verify import run as verify_run
 from statecli.core.output import Output
 
 pytest.importorskip("libcst")
@@ -81,28 +83,28 @@ def test_no_command_is_named_that_would_write_nothing(desk, statecli, text):
 
 
 def test_without_write_the_file_is_as_it_was(desk, statecli):
-    """The status is 1, and `git apply` accepts the unified diff."""
+    """The status is 1, and `git apply` accepts the unified diff. Without an input, a note says which checks did not
+    run.
+    """
     result = statecli("fix", "net.py:Net")
     assert result.code == 1
+    assert "note[fix]: skipped: step, forward (no input given" in result.out
     assert (desk / "net.py").read_text() == NET
     subprocess.run(["git", "apply"], input=result.out.encode(), cwd=desk, check=True)
     assert (desk / "net.py").read_text() == FIXED
 
 
 def test_write_applies_the_edits(desk, statecli):
-    """The status is 0, and a second run has nothing to fix."""
+    """The status is 0, the file keeps its mode, no other file is left, and a second run has nothing to fix."""
+    (desk / "net.py").chmod(0o750)
     result = statecli("fix", "net.py:Net", "--write")
     assert result.code == 0, result.out + result.err
     assert "1 fix written to net.py" in result.out
     assert (desk / "net.py").read_text() == FIXED
+    assert stat.S_IMODE((desk / "net.py").stat().st_mode) == 0o750
+    assert os.listdir(desk) == ["net.py"]
     again = statecli("fix", "net.py:Net")
     assert (again.code, "nothing to fix" in again.out) == (0, True)
-
-
-def test_nothing_else_is_written(desk, statecli):
-    """fix leaves neither bytecode nor a temporary file."""
-    statecli("fix", "net.py:Net", "--write")
-    assert os.listdir(desk) == ["net.py"]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +135,6 @@ def test_a_loop_is_indented_as_the_file(desk, statecli):
     written = (desk / "net.py").read_text()
     assert '\t\t\tself.register_buffer(f"t_{i}", tensor, persistent=False)\n' in written
     assert "    " not in written
-
-
-def test_the_mode_of_the_file_is_kept(desk, statecli):
-    """An editor keeps the file's mode too."""
-    (desk / "net.py").chmod(0o750)
-    assert statecli("fix", "net.py:Net", "--write").code == 0
-    assert stat.S_IMODE((desk / "net.py").stat().st_mode) == 0o750
 
 
 @pytest.mark.parametrize("target", ["pkg/sub/net.py:Net", "pkg.sub.net:Net"])
@@ -220,36 +215,32 @@ def test_a_change_that_is_not_committed_is_noted(desk, statecli):
     assert result.code == 0
 
 
-def test_a_skipped_proof_is_noted(desk, statecli):
-    """Without an input, forward may have defects of its own."""
-    assert "note[fix]: skipped: step, forward (no input given" in statecli("fix", "net.py:Net").out
-
-
 def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
-    """File, line, before, after, rule, and the verdicts before and after."""
-    (edit,) = statecli("fix", "net.py:Net", "-f", "json").json["edits"]
+    """File, line, before, after, rule, and the verdicts before and after. The document fits its schema before and after
+    the edits are written.
+    """
+    schema = statecli("schema", "fix").json
+    document = statecli("fix", "net.py:Net", "-f", "json").json
+    jsonschema.validate(document, schema)
+    (edit,) = document["edits"]
     assert (edit["file"], edit["line"], edit["rule"], edit["names"]) == ("net.py", 8, "unregistered-tensor", ["t"])
     assert edit["before"] == "        self.t = torch.ones(4)"
     assert edit["after"] == '        self.register_buffer("t", torch.ones(4), persistent=False)'
     assert {"proof": "move", "before": "failed", "after": "passed"} in edit["proofs"]
     assert edit["kept"] is True
+    jsonschema.validate(statecli("fix", "net.py:Net", "-f", "json", "--write").json, schema)
 
 
-@pytest.mark.parametrize("output", [output.value for output in Output])
-def test_every_output_says_what_was_edited(output, desk, statecli):
+def test_every_output_says_what_was_edited(desk, statecli, monkeypatch):
     """Every output names the edited file and the tensor, and the status is 1."""
     (desk / "net.py").write_text(NET.replace("self.t", "self.running_scale"))
-    result = statecli("fix", "net.py:Net", "-f", output)
-    assert (result.code, result.err) == (1, "")
-    assert "net.py" in result.out
-    assert "running_scale" in result.out
-
-
-def test_the_document_fits_its_schema(desk, statecli):
-    """The document fits before and after the edits are written."""
-    schema = statecli("schema", "fix").json
-    for words in ((), ("--write",)):
-        jsonschema.validate(statecli("fix", "net.py:Net", "-f", "json", *words).json, schema)
+    fixes = fix_run.run(fix_run.Request(verify_run.Request(target="net.py:Net")))
+    monkeypatch.setattr(fix_run, "run", lambda _: fixes)
+    for output in Output:
+        result = statecli("fix", "net.py:Net", "-f", output.value)
+        assert (result.code, result.err) == (1, ""), output
+        assert "net.py" in result.out, output
+        assert "running_scale" in result.out, output
 
 
 def test_a_function_that_builds_the_model_may_be_named(desk, statecli):
