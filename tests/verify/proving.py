@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from statecli.commands.verify import model_under_test
+from statecli.commands.verify import first_forward, inputs, model_under_test
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.commands.verify.run import Request, run
-from statecli.live.assignment_lines import Origins
-from statecli.live.built_model import BuiltModel
-from statecli.live.spec import ModelSpec
+from statecli.live.build import build
+from statecli.live.import_model import load_with_module
+from statecli.live.spec import parse_spec
 
-SAMPLES = Path(__file__).parents[2] / "sample_models"
+from . import mixes
+from .mixes import SAMPLES
+
 SOURCE = "import torch\nfrom torch import nn\n"
 
 
@@ -30,23 +34,46 @@ def sample(name: Name, spec: str, *input: str, **options) -> Check:
 
 
 def of_source(name: Name, body: str, *input: str, **options) -> Check:
-    """Run the proof `name` for a class Net whose __init__ is `body`. Methods of Net follow a line `---`, without
-    indentation.
+    """Run the proof `name` for the class Net of `write_class`."""
+    write_class(body)
+    return run_proof(name, "net.py:Net", *input, **options)
+
+
+def write_class(body: str) -> None:
+    """Write net.py with a class Net whose __init__ is `body`. Its methods follow a line `---`, without indentation; a
+    class Part after them is written in front of Net.
     """
-    written = textwrap.dedent(body)
-    init, _, rest = written.partition("\n---\n")
+    methods, start, part = textwrap.dedent(body).partition("class Part(")
+    init, _, rest = methods.partition("\n---\n")
     lines = ["class Net(nn.Module):", "    def __init__(self):", "        super().__init__()"]
     text = "\n".join(lines) + "\n" + textwrap.indent(init, " " * 8) + "\n" + textwrap.indent(rest, " " * 4)
-    Path("net.py").write_text(SOURCE + text, "utf-8")
-    return run_proof(name, "net.py:Net", *input, **options)
+    # Python takes a file of the same size and second for the same file.
+    shutil.rmtree("__pycache__", ignore_errors=True)
+    Path("net.py").write_text(f"{SOURCE}{start}{part}\n{text}" if start else SOURCE + text, "utf-8")
+
+
+def step(init: str = "pass", forward: str = "return self.used(x)", *input: str, methods: str = "") -> Check:
+    """Run the proof `step` for a class with a layer `used`, and the code of `init`, `forward` and `methods`."""
+    lines = forward.replace("\n", "\n    ")
+    body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}\n{methods}"
+    return of_source(Name.STEP, body, *(input or ("4x8",)))
+
+
+def build_net() -> nn.Module:
+    """Return an instance of the class Net in net.py."""
+    return load_with_module(parse_spec("net.py:Net")).value()
+
+
+def build_subject(target: str, input: str) -> model_under_test.ModelUnderTest:
+    """Return the model of `target`, for proofs with this input."""
+    built = build(parse_spec(target))
+    subject = model_under_test.prepare_built_model(built, target)
+    return first_forward.add_inputs(subject, *inputs.find_inputs([input], None, built))
 
 
 def of_live(prove: Callable, make: Callable, *args) -> Check:
     """Run `prove` for a model that the factory `make` builds; each further instance is another call of `make`."""
-    built = BuiltModel(
-        ModelSpec("live", "", False, "live"), make(), Origins({}), "cpu", True, lambda values, seed: make()
-    )
-    return prove(model_under_test.prepare_built_model(built, "live"), *args)
+    return prove(mixes.live(make), *args)
 
 
 def rules(check: Check) -> dict[str | None, str]:

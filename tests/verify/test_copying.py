@@ -12,17 +12,13 @@ from torch import nn
 import statecli
 from statecli.commands.verify.proofs import copy as copying
 from statecli.commands.verify.result import Name, Verdict
-from statecli.live.import_model import load_with_module
-from statecli.live.spec import parse_spec
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import cell, of_live, of_source, rules, sample, verdicts
+from .proving import build_net, cell, of_live, of_source, rules, sample, verdicts
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 FAILING = {"precomputed:Normed": {"direction": "non-leaf-attribute"}}
-PASSING = ["precomputed_fixed:Normed", "net:Net", "tied:Tied", "anchors:Head", "plain_lists:Lists", "rotary:Rotary"]
-PASSING += ["batchnorm:Block", "phases:Phases", "frozen:Frozen"]
 
 
 def run_copy(body: str, *input: str, **options):
@@ -35,14 +31,6 @@ def test_a_sample_fails_where_it_was_written_to(spec):
     check = sample(Name.COPY, spec)
     assert rules(check) == FAILING[spec]
     assert "DivBackward0" in check.findings[0].message
-
-
-@pytest.mark.parametrize("spec", PASSING)
-def test_a_sound_sample_passes(spec):
-    """Both copies have every tensor in their own memory, with the same tied weights."""
-    check = sample(Name.COPY, spec)
-    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"passed"}
 
 
 def test_a_tensor_that_torch_cannot_copy_is_named():
@@ -93,9 +81,7 @@ def test_a_tie_that_a_copy_parts():
 
 
 def test_a_closure_is_not_copied():
-    """copy.deepcopy does not copy functions, so the copy's hook uses the original's captured tensor; pickle refuses the
-    hook.
-    """
+    """copy.deepcopy copies no function, so the copy's hook uses the original's tensor; pickle refuses the hook."""
     body = "keep = torch.rand(3)\nself.l = nn.Linear(3, 3)\n"
     body += "self.register_forward_hook(lambda module, args, output: output + keep)"
     check = run_copy(body)
@@ -131,7 +117,7 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     """The oracle: torch.save raises. Only the deep copy is checked, and each cell of the pickled copy is skipped."""
     check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
-        torch.save(load_with_module(parse_spec("net.py:Net")).value(), io.BytesIO())
+        torch.save(build_net(), io.BytesIO())
     assert check.how == (
         f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}, only a state_dict()"
     )
@@ -169,14 +155,6 @@ def test_a_class_that_refuses_to_be_copied_fails():
     assert "raised ValueError: not today (net.py:8)" in check.findings[0].message
 
 
-def test_what_forward_left_behind_is_copied_too():
-    """A graph that forward keeps is a non-leaf attribute, e.g. the attention map of many models."""
-    body = "self.l = nn.Linear(3, 3); self.last = None\n---\ndef forward(self, x):\n"
-    body += "    self.last = self.l(x)\n    return self.last"
-    check = run_copy(body, "2x3")
-    assert "last" in verdicts(check, "copied")
-
-
 HOLDER = """
 self.l = nn.Linear(3, 3); {init}
 ---
@@ -200,7 +178,7 @@ KEPT = {
 def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
     """The oracle: copy.deepcopy of the same class raises after a call. With a detached tensor, the check passes."""
     check = run_copy(HOLDER.format(init=init, forward=forward), "2x3")
-    model = load_with_module(parse_spec("net.py:Net")).value().eval()
+    model = build_net().eval()
     model(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
@@ -213,9 +191,7 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
 
 
 def test_a_forward_that_works_without_gradients_only():
-    """Forward writes to a parameter, which autograd forbids: forward runs without gradients, so `kept` has no graph and
-    is copied.
-    """
+    """Forward writes to a parameter, so forward runs without gradients: `kept` has no graph and is copied."""
     check = run_copy(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
     assert verdicts(check, "copied")["kept"] == "passed"
 
@@ -223,14 +199,11 @@ def test_a_forward_that_works_without_gradients_only():
 @pytest.mark.parametrize(
     "make_one",
     [
-        lambda: nn.LSTM(3, 4, 2),
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
         lambda: torch.jit.script(nn.BatchNorm1d(3)),
         lambda: torch.compile(nn.Linear(2, 2)),
-        lambda: nn.EmbeddingBag(3, 4),
     ],
-    ids=["LSTM", "spectral_norm", "parametrized", "script", "compile", "EmbeddingBag"],
+    ids=["spectral_norm", "script", "compile"],
 )
 def test_modules_of_torch(make_one):
     """Modules of torch pass; the tensors that torch omits from pickles on purpose are skipped there."""
@@ -261,26 +234,20 @@ def test_models_of_transformers_are_copied(name):
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-LOCKED = "import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock()"
-
-
 def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
-    """A live model has the same verdict, rules, cells and reason as its class, and stays unchanged."""
-    check = run_copy(LOCKED)
-    model = load_with_module(parse_spec("net.py:Net")).value()
+    """A live model has the same verdict, rules, cells and reason as its class, and stays unchanged. The cells of the
+    other tensors are inconclusive and not passed.
+    """
+    check = run_copy("import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock()")
+    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
+    assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
+    assert cell(check, "pickled", "l.weight").reason.startswith("pickling the model raised TypeError")
+    model = build_net()
     before = model.l.weight.detach().clone()
     (live,) = statecli.verify(model, checks=["copy"]).checks
     assert rules(live) == rules(check) == {"lock": "not-copyable"}
     assert (live.verdict, live.reason, live.columns) == (check.verdict, check.reason, check.columns)
     assert torch.equal(model.l.weight, before)
-
-
-def test_each_tensor_says_why_it_is_in_no_copy():
-    """If the model cannot be copied or pickled, the cells of its other tensors are inconclusive and not passed."""
-    check = run_copy(LOCKED)
-    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
-    assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
-    assert cell(check, "pickled", "l.weight").reason.startswith("pickling the model raised TypeError")
 
 
 def test_an_attribute_that_cannot_be_copied_is_named():
@@ -301,9 +268,7 @@ def test_a_further_name_that_a_copy_parts_has_a_cell():
 
 
 def test_a_view_of_a_parameter_is_one_mistake():
-    """An attribute with the first row of a weight is reported as a stale view, even though deepcopy also refuses the
-    attribute.
-    """
+    """The first row of a weight is reported as a stale view, even though deepcopy also refuses the attribute."""
     check = run_copy("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
     assert rules(check) == {"row": "stale-view"}
     assert cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")

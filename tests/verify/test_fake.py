@@ -18,29 +18,7 @@ from statecli.live import fake_gpu  # noqa: E402
 from statecli.live.device_rules import CPU_SCALAR_ARGUMENTS, ONE_CPU_SCALAR_OPERATORS, DeviceWatch, DeviceWatchMode  # noqa: E402
 
 from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
-
-
-def watch_call(call):
-    """Return the mismatches that the watch reports for a call on the fake CUDA device."""
-    watch = DeviceWatch(fake_gpu.DEVICE)
-    with fake_gpu.use_fake_gpu(watch), torch.no_grad():
-        call(lambda *shape: torch.ones(shape), lambda *shape: torch.ones(shape).to(fake_gpu.DEVICE))
-    return watch.mismatches
-
-
-@pytest.mark.parametrize("name", LEGAL)
-def test_what_cuda_allows_is_allowed(name):
-    """A legal mix of devices runs and is not a mismatch."""
-    assert watch_call(LEGAL[name]) == []
-
-
-@pytest.mark.parametrize("name", ILLEGAL)
-def test_what_cuda_refuses_is_noted(name):
-    """An illegal mix is recorded with the line of this folder's `mixes.py`, and the call continues."""
-    actual = watch_call(ILLEGAL[name])
-    assert actual
-    assert actual[0].place[0].endswith("mixes.py")
-    assert actual[0].device == "cpu"
+from .proving import verdicts  # noqa: E402
 
 
 @pytest.mark.cuda
@@ -90,11 +68,6 @@ class Names(nn.Module):
         self.old = self.buffer
 
 
-def cells(check):
-    """Return the verdicts of the proof's only column by tensor name."""
-    return {fqn: cell.verdict.value for fqn, cell in check.columns[0].cells.items()}
-
-
 def test_a_parameter_stays_the_object_that_it_is():
     """As on CUDA, all other names of a Parameter follow a move; a second name of a buffer keeps the old tensor."""
     module = Names()
@@ -124,7 +97,7 @@ def test_what_is_replaced_is_put_back():
 def test_the_move_finds_what_stays():
     """The plain tensor fails with its line and its fix; the others follow to a device shown as `cuda:0 (fake)`."""
     check = move.prove(sample("net:Net"), move.FAKE_CUDA)
-    assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+    assert verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("left-behind", "table")
     assert "register_buffer" in finding.help
@@ -137,19 +110,10 @@ def test_the_move_finds_the_stale_view():
     assert [(finding.rule, finding.fqn) for finding in check.findings] == [("stale-view", "old")]
 
 
-@pytest.mark.parametrize(
-    "name", ["net_fixed:Net", "tied:Tied", "batchnorm:Block", "positions:Positions", "anchors_fixed:Head"]
-)
-def test_what_is_registered_follows(name):
-    """All tensors of a correct sample follow, including tied weights."""
-    check = move.prove(sample(name), move.FAKE_CUDA)
-    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-
-
 def test_a_model_on_meta_is_moved_too():
     """The move needs no data: a model built on meta has the same verdicts."""
     check = move.prove(sample("net:Net", init_device="meta"), move.FAKE_CUDA)
-    assert cells(check) == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+    assert verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
 
 
 class Own(nn.Module):
@@ -184,7 +148,7 @@ class OwnTo(nn.Module):
 def test_overridden_moves_run(make):
     """The class's own `_apply` or `.to` moves the plain tensor; an RNN's flat weights and a lazy parameter follow."""
     check = move.prove(live(make), move.FAKE_CUDA)
-    assert set(cells(check).values()) == {"passed"}, check
+    assert set(verdicts(check, "moves").values()) == {"passed"}, check
 
 
 def test_a_parameter_that_an_autograd_graph_holds():
@@ -197,7 +161,7 @@ def test_a_parameter_that_an_autograd_graph_holds():
             self.same = [self.weight]
             self.graph = self.weight * 2
 
-    assert cells(move.prove(live(Held), move.FAKE_CUDA)) == {"weight": "passed", "graph": "failed"}
+    assert verdicts(move.prove(live(Held), move.FAKE_CUDA), "moves") == {"weight": "passed", "graph": "failed"}
 
 
 class Sparse(nn.Module):
@@ -211,7 +175,7 @@ class Sparse(nn.Module):
 
 def test_what_cannot_be_moved_without_data_is_moved_with_it():
     """FakeTensorMode does not support sparse tensors on the fake device, so the model is moved with data."""
-    assert cells(move.prove(live(Sparse), move.FAKE_CUDA)) == {"kept": "passed", "lost": "failed"}
+    assert verdicts(move.prove(live(Sparse), move.FAKE_CUDA), "moves") == {"kept": "passed", "lost": "failed"}
 
 
 def test_a_move_that_raises_is_inconclusive():

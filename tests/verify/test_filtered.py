@@ -74,7 +74,8 @@ def test_a_note_is_not_a_failure_of_another_tensor(other, verdict, failed):
 
 def test_a_real_proof_is_filtered():
     """The filters decide which tensors count: the table that stays on the CPU, or the tensors that follow."""
-    from .proving import SAMPLES, run_proof
+    from .mixes import SAMPLES
+    from .proving import run_proof
 
     target = f"{SAMPLES}/net.py:Net"
     assert run_proof(Name.MOVE, target).verdict is F

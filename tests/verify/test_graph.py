@@ -5,28 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from statecli.commands.verify.result import Check, Name, Verdict
-from statecli.live import spec
-from statecli.live.import_model import load_with_module
+from statecli.commands.verify.result import Verdict
 
-from .proving import cell, of_source, rules
+from .proving import build_net, cell, rules, step
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def step(init: str, forward: str, rest: str = "") -> Check:
-    """Run the proof for a class with a layer `used` and the code of `init` and `rest`."""
-    lines = forward.replace("\n", "\n    ")
-    imported = "from torch.utils.checkpoint import checkpoint"
-    body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {imported}\n    {lines}\n{rest}"
-    return of_source(Name.STEP, body, "4x8")
-
-
 def output() -> torch.Tensor:
     """Return the output of the class that `step` wrote."""
-    return load_with_module(spec.parse_spec("net.py:Net")).value()(torch.randn(4, 8))
+    return build_net()(torch.randn(4, 8))
 
 
+CHECKPOINT = "from torch.utils.checkpoint import checkpoint\n"
 TIMES = """
 class Times(torch.autograd.Function):
     @staticmethod
@@ -42,7 +33,7 @@ class Times(torch.autograd.Function):
 def test_a_function_whose_backward_gives_none_is_named(between):
     """torch's graph shows that the output depends on the parameter; with a corrected backward the class passes."""
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
-    check = step(*parts, TIMES.format("None"))
+    check = step(*parts, methods=TIMES.format("None"))
     assert [finding.message for finding in check.findings] == [
         "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient"
     ]
@@ -50,7 +41,7 @@ def test_a_function_whose_backward_gives_none_is_named(between):
     (_, (times, _)) = output().grad_fn.next_functions
     assert times.name() == "TimesBackward"
     assert times.next_functions[1][0] is not None
-    assert step(*parts, TIMES.format("gradient.sum(0)")).verdict is Verdict.PASSED
+    assert step(*parts, methods=TIMES.format("gradient.sum(0)")).verdict is Verdict.PASSED
 
 
 def test_a_hook_that_takes_the_gradient_away():
@@ -61,7 +52,7 @@ def test_a_hook_that_takes_the_gradient_away():
         "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
     ]
     assert check.findings[0].help.startswith("look for a hook")
-    net = load_with_module(spec.parse_spec("net.py:Net")).value()
+    net = build_net()
     (given,) = torch.autograd.grad(net(torch.ones(4, 8)).sum(), net.used.bias)
     assert given.tolist() == [4.0] * 8
 
@@ -69,10 +60,8 @@ def test_a_hook_that_takes_the_gradient_away():
 @pytest.mark.parametrize("rest", ["", " + self.head(x)"], ids=["all of it", "a part"])
 @pytest.mark.filterwarnings("ignore:None of the inputs")
 def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
-    """torch warns and computes no gradient; with use_reentrant=False, or an input that requires grad, torch computes
-    the gradient.
-    """
-    forward = f"return checkpoint(self.used, x, use_reentrant=True){rest}"
+    """torch warns and computes no gradient, unless use_reentrant=False or an input requires grad."""
+    forward = f"{CHECKPOINT}return checkpoint(self.used, x, use_reentrant=True){rest}"
     check = step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
         output()
@@ -87,7 +76,7 @@ def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
 
 def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
     """The input of the checkpoint requires grad, so the checkpoint is not the reason."""
-    forward = "y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
+    forward = f"{CHECKPOINT}y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = step("self.lost = nn.Linear(8, 8)", forward)
     why = "used in forward, but no differentiable path leads to the output"
     assert [finding.message for finding in check.findings] == [

@@ -23,6 +23,12 @@ class Own(nn.Module):
 class Positions(nn.Module):
     def forward(self, x):
         return x + torch.arange(4)
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(2, 2, bias=False)
+        self.b = nn.Linear(2, 2, bias=False)
+        self.b.weight = self.a.weight
 """
 
 
@@ -52,3 +58,11 @@ def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
     (ours,) = run_proof(Name.FORWARD, "own.py:Positions", "2x4", device="fake-cuda").findings
     assert theirs.help == f"report this to the library: {ours.help}"
     assert ours.help.startswith("create the tensor with device=x.device")
+
+
+def test_a_line_of_a_library_is_no_advice(tmp_path):
+    """The help has no line of an installed library, because the user cannot edit the library, but lines of the user."""
+    (tmp_path / "net.py").write_text(f"{LIBRARY}from own_library import Tied as Theirs\n")
+    (ours,), (theirs,) = (run_proof(Name.SAVE, f"net.py:{name}").findings for name in ("Tied", "Theirs"))
+    assert ours.help.endswith("; assigned at net.py:17")
+    assert theirs.help == ours.help.partition("; assigned")[0]

@@ -9,16 +9,14 @@ from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 import statecli  # noqa: E402
-from statecli.commands.verify import model_under_test  # noqa: E402
 from statecli.commands.verify.result import DEFAULT_PROOFS  # noqa: E402
 from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
 from statecli.live import tensor_bits  # noqa: E402
-from statecli.live.assignment_lines import Origins  # noqa: E402
-from statecli.live.built_model import BuiltModel  # noqa: E402
-from statecli.live.spec import ModelSpec  # noqa: E402
 from statecli.live.tensors import has_memory, is_freed  # noqa: E402
 from statecli.values.live_tensor import build_view  # noqa: E402
+
+from .mixes import live  # noqa: E402
 
 
 class Int8(torch.Tensor):
@@ -86,17 +84,9 @@ def test_a_wrapper_subclass_is_verified(inputs):
 @pytest.mark.parametrize("name", ["buffer", "plain"])
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """An error of the wrapper's code makes a proof inconclusive, and the other proofs are run."""
-    built = BuiltModel(
-        ModelSpec("net", "", False, "net"), *build_refusing(name), "cpu", True, lambda _, __: build_refusing(name)[0]
-    )
-    checks = verify_model(model_under_test.prepare_built_model(built, "net"), Request("net")).checks
+    checks = verify_model(live(lambda: holding(**{name: Refusing()})), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
     assert len(checks) == len(DEFAULT_PROOFS)
-
-
-def build_refusing(name):
-    """Return a module with a refusing wrapper, and empty origins."""
-    return holding(**{name: Refusing()}), Origins({})
 
 
 def test_a_proof_writes_nothing_through_an_address_of_zero():
@@ -113,9 +103,7 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
 @pytest.mark.parametrize("bytes_left", [0, 8])
 @pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
 def test_a_freed_storage_is_refused_by_name(make, bytes_left):
-    """FSDP leaves parameters in this state. torch would read past the end of the storage and crash, so statecli stops
-    first.
-    """
+    """FSDP leaves parameters in this state; torch would read past the end of the storage and crash."""
     tensor = free_memory(make(100), bytes_left)
     model = holding(p=tensor)
     with pytest.raises(

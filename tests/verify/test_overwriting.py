@@ -6,10 +6,8 @@ import pytest
 import torch
 
 from statecli.commands.verify.result import Check, Name, Verdict
-from statecli.live import spec
-from statecli.live.import_model import load_with_module
 
-from .proving import cell, of_source, rules, verdicts
+from .proving import build_net, cell, of_source, rules, verdicts
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -23,7 +21,7 @@ def step(write: str, start: str = "torch.ones(8)") -> Check:
 
 def survives() -> bool:
     """Return whether two different values of the parameter still differ after a forward of the checked class."""
-    net, x, after = load_with_module(spec.parse_spec("net.py:Net")).value(), torch.ones(4, 8), []
+    net, x, after = build_net(), torch.ones(4, 8), []
     for value in (2.0, -0.5):
         with torch.no_grad():
             net.w.copy_(torch.arange(8.0) * value)

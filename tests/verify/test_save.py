@@ -12,7 +12,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import Origin
 from statecli.live import tensor_bits
 
-from ..zoo import SMALL, make
+from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
 from .proving import SOURCE, cell, of_live, of_source, rules, run_proof, sample, verdicts
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -27,9 +27,6 @@ FAILING = {
         **{f"heads['{key}'].{name}": "lost-by-saving" for key in "ab" for name in ("weight", "bias")},
     },
 }
-PASSING = ["net_fixed:Net", "tied_fixed:Tied", "precomputed_fixed:Normed", "plain_lists_fixed:Lists", "batchnorm:Block"]
-PASSING += ["anchors:Head", "anchors_fixed:Head", "positions:Positions", "rotary:Rotary", "frozen:Frozen"]
-PASSING += ["phases:Phases", "grad_buffer:Scaled"]
 
 
 def run_save(body: str, *input: str, **options):
@@ -40,13 +37,6 @@ def run_save(body: str, *input: str, **options):
 def test_a_sample_fails_where_it_was_written_to(spec):
     """Exactly the expected tensors of the sample fail, with the expected rules."""
     assert rules(sample(Name.SAVE, spec)) == FAILING[spec]
-
-
-@pytest.mark.parametrize("spec", PASSING)
-def test_a_sound_sample_passes(spec):
-    """Saved tensors are restored by torch and safetensors; the constructor creates the other tensors again."""
-    check = sample(Name.SAVE, spec)
-    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_three_columns():
@@ -185,25 +175,6 @@ def test_every_dtype_comes_back():
     assert set(verdicts(check, "restored")) == {*(f"{name}_" for name in dtypes), "scalar", "empty"}
 
 
-def test_a_load_that_forgets_a_tensor():
-    """The file contains the tensor, but the loaded instance keeps its own value."""
-    body = 'self.w = nn.Parameter(torch.ones(3)); self.register_buffer("b", torch.ones(3))\n---\n'
-    body += (
-        'def _load_from_state_dict(self, state, prefix, *rest):\n    state = {**state, prefix + "b": self.b.clone()}\n'
-    )
-    body += "    super()._load_from_state_dict(state, prefix, *rest)"
-    check = run_save(body)
-    assert rules(check) == {"b": "not-restored"}
-    assert (verdicts(check, "saved")["b"], verdicts(check, "restored")["b"]) == ("passed", "failed")
-
-
-def test_a_state_dict_that_changes_a_tensor():
-    """state_dict() contains rounded values under the name of the parameter."""
-    body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
-    body += 'def _save_to_state_dict(self, state, prefix, keep):\n    state[prefix + "w"] = self.w.detach().round()'
-    assert rules(run_save(body)) == {"w": "changed-by-saving"}
-
-
 def test_a_state_dict_that_leaves_a_parameter_out():
     """Loading refuses the state_dict, and a finding names the missing tensor."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
@@ -240,9 +211,7 @@ EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, s
 
 
 def test_extra_state_runs_as_it_is():
-    """torch.save accepts plain data. safetensors refuses this state_dict, but no tensor is lost, so the cell is
-    skipped.
-    """
+    """torch.save accepts plain data. safetensors refuses the data, but loses no tensor, so the cell is skipped."""
     check = run_save(EXTRA.format('{"seen": [self.seen, "often", None]}'))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert cell(check, "restored", "w").verdict is Verdict.PASSED
@@ -315,9 +284,7 @@ def test_what_safetensors_does_not_write(make_it, words):
 
 
 def test_what_is_not_contiguous_is_mended_where_it_is_saved():
-    """A module of torch may create a non-contiguous tensor. The oracle: safetensors accepts the copies that the help
-    suggests.
-    """
+    """The oracle: safetensors refuses the module of torch, and accepts the copies that the help suggests."""
     from safetensors.torch import save as save_file
 
     check = run_save("self.c = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))")
@@ -350,6 +317,7 @@ def test_what_loading_makes_of_it_is_told_with_the_method(method):
     does, what = LOADS[method]
     check = run_save(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
     assert rules(check) == {"t": "not-restored"}
+    assert (verdicts(check, "saved")["t"], verdicts(check, "restored")["t"]) == ("passed", "failed")
     assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
     assert check.findings[0].help == f"net.py:7: in Net.{name}, pass the saved entry on to super()"
@@ -365,9 +333,7 @@ def test_a_method_that_saves_something_else_is_named():
 
 
 def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
-    """A new model has None as the buffer and refuses the saved tensor; the help has the line of forward that created
-    the tensor.
-    """
+    """A new model has None as the buffer and refuses the saved tensor; the help has the line of forward."""
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
     findings = run_save(body.format("None"), "2x3").findings
@@ -407,7 +373,7 @@ def test_modes_of_torch_are_as_they_were():
 # --- real classes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers(name):
     """All tensors are restored; the only findings are tied weights that safetensors refuses."""
     check = of_live(save.prove, lambda: make(name))
@@ -421,19 +387,13 @@ def test_models_of_transformers(name):
 @pytest.mark.parametrize(
     "make_one",
     [
-        lambda: nn.LSTM(3, 4, 2),
-        lambda: nn.MultiheadAttention(4, 2),
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
-        lambda: nn.utils.weight_norm(nn.Linear(3, 3)),
-        lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
         lambda: torch.jit.script(nn.BatchNorm1d(3)),
         lambda: torch.compile(nn.Linear(2, 2)),
-        lambda: nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3)),
     ],
-    ids=["LSTM", "MultiheadAttention", "parametrized", "weight_norm", "spectral_norm", "script", "compile", "lazy"],
+    ids=["script", "compile"],
 )
 def test_modules_of_torch(make_one):
-    """Modules of torch have no finding."""
+    """Scripted and compiled modules have no finding; `test_zoo.py` has other modules of torch."""
     assert of_live(save.prove, make_one).findings == ()
 
 
@@ -492,28 +452,3 @@ def test_bits_are_those_that_bytes_show(dtype, start):
         assert tensor_bits.is_same(tensor, shifted) is tensor_bits.is_same(shifted, tensor) is True
         shifted[-1] = 1 - tensor[-1].to(torch.uint8)
         assert tensor_bits.is_same(tensor, shifted) is tensor_bits.is_same(shifted, tensor) is False
-
-
-def test_a_line_of_a_library_is_no_advice(tmp_path, monkeypatch):
-    """The help has no line of an installed library, because the user cannot edit the library; the user's own lines are
-    named.
-    """
-    library = tmp_path / "site-packages"
-    library.mkdir()
-    (library / "tied_library.py").write_text(TIED)
-    (tmp_path / "net.py").write_text(f"{TIED}from tied_library import Net as Theirs\n")
-    monkeypatch.syspath_prepend(str(library))
-    (ours,), (theirs,) = (run_proof(Name.SAVE, f"net.py:{name}").findings for name in ("Net", "Theirs"))
-    assert ours.help.endswith("; assigned at net.py:8")
-    assert theirs.help == ours.help.partition("; assigned")[0]
-
-
-TIED = """import torch
-from torch import nn
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(2, 2, bias=False)
-        self.b = nn.Linear(2, 2, bias=False)
-        self.b.weight = self.a.weight
-"""

@@ -7,23 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from statecli.commands.verify import first_forward, inputs, model_under_test, training_rounds
+from statecli.commands.verify import training_rounds
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.finding import Severity
-from statecli.live import spec
-from statecli.live.build import build
-from statecli.live.import_model import load_with_module
 
-from .proving import cell, of_source, rules, verdicts
+from .proving import build_net, build_subject, cell, of_source, rules, step, verdicts
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
-
-def step(init: str, forward: str, *input: str) -> Check:
-    """Run the proof for a class with a layer `used` and the attributes of `init`."""
-    lines = forward.replace("\n", "\n    ")
-    body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}"
-    return of_source(Name.STEP, body, *(input or ("4x8",)))
 
 
 # --- tensors that follow a trained parameter ------------------------------------------------------------------------
@@ -39,7 +29,7 @@ FOLLOWS = "with torch.no_grad():\n    self.slow.lerp_(self.used.weight, 0.1)\nre
 def test_a_mean_that_starts_equal_to_its_parameter_shows_in_a_second_round(slow):
     """The oracle for an EMA: the first forward does not change the mean, and the forward after a step does."""
     check = step(f"self.slow = {slow}", FOLLOWS)
-    net = load_with_module(spec.parse_spec("net.py:Net")).value()
+    net = build_net()
     start, changed = net.slow.clone(), []
     for _ in range(2):
         net(torch.randn(4, 8)).square().sum().backward()
@@ -61,9 +51,7 @@ def test_a_graph_that_is_kept_in_a_tensors_place_shows_in_a_second_round():
 
 @pytest.mark.parametrize(("shape", "rounds"), [("8, 8", "2 rounds"), ("8, 7", "1 round")])
 def test_a_second_round_has_a_reason(shape, rounds):
-    """Only a tensor with the shape of a trained tensor causes a second round; the frozen tensor is unchanged in each
-    round.
-    """
+    """Only a tensor with the shape of a trained tensor causes a second round."""
     check = step(f"self.still = nn.Parameter(torch.ones({shape}), requires_grad=False)", "return self.used(x)")
     assert check.verdict is Verdict.PASSED
     assert check.how.startswith(f"{rounds} of")
@@ -152,7 +140,7 @@ def test_the_modes_are_as_before_after_a_call_in_eval_mode():
     forward += "    return self.used(x) + self.branch(x) * (not self.training)"
     train = "def train(self, mode=True):\n    super().train(mode)\n    self.used.eval()\n    return self"
     of_source(Name.STEP, f"{init}\n---\n{train}\n{forward}", "4x8")
-    run, _ = training_rounds.train_fresh_instance(_subject("net.py:Net"), torch.optim.SGD)
+    run, _ = training_rounds.train_fresh_instance(build_subject("net.py:Net", "4x8"), torch.optim.SGD)
     assert run.module.modes == [(True, False)] * 3 + [(False, False)] + [(True, False)] * 9
 
 
@@ -163,27 +151,18 @@ def test_a_real_drop_path_is_no_fault():
     for rate in (0.1, 0.7):
         text = f"SwinModel(SwinConfig({sizes}, drop_path_rate={rate}))"
         Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {text}\n")
-        run, why_not = training_rounds.train_fresh_instance(_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
+        run, why_not = training_rounds.train_fresh_instance(build_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
         assert not [name for name, seen in run.seen.items() if seen.is_missing]
 
 
-def _subject(target: str, input: str = "4x8") -> model_under_test.ModelUnderTest:
-    built = build(spec.parse_spec(target))
-    return first_forward.add_inputs(
-        model_under_test.prepare_built_model(built, target), *inputs.find_inputs([input], None, built)
-    )
-
-
 def test_what_a_round_draws_does_not_hang_on_the_constructor():
-    """However many numbers the constructor draws, rounds draw different numbers; the eval call repeats those of the
-    last round.
-    """
+    """Rounds draw different numbers, whatever the constructor draws; the eval call repeats those of the last round."""
     drawn = []
     for count in (1, 1000):
         forward = "self.drawn.append(float(torch.rand(()))); return self.used(x) * 0"
         step(f"torch.rand({count}); self.drawn = []", forward)
-        run, _ = training_rounds.train_fresh_instance(_subject("net.py:Net"), torch.optim.SGD)
+        run, _ = training_rounds.train_fresh_instance(build_subject("net.py:Net", "4x8"), torch.optim.SGD)
         drawn.append(run.module.drawn)
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0][:3])) == 3
@@ -201,7 +180,7 @@ def test_a_chain_of_gates_that_start_at_zero_has_a_round_for_each():
     check = step(GATES.format(5), THROUGH.format(""))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("6 rounds")
-    net, reached = load_with_module(spec.parse_spec("net.py:Net")).value(), []
+    net, reached = build_net(), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(6):
         optimizer.zero_grad()
@@ -302,7 +281,7 @@ def test_a_shift_that_batch_statistics_cancel(draw):
     assert shift.reason.startswith("the gradient is zero in each of 3 rounds, ")
     assert "because a batch norm cancels the effect of the parameter; " in shift.reason
     assert shift.reason.endswith("with the batch norms in eval mode")
-    net = load_with_module(spec.parse_spec("net.py:Net")).value()
+    net = build_net()
     for train in (True, False):
         (gradient,) = torch.autograd.grad(net.train(train)(torch.ones(2, 8))[:, 0].sum(), net.shift)
         assert bool(gradient.any()) is not train
