@@ -59,22 +59,17 @@ def list_notes(result) -> dict[str, str]:
 
 
 def test_what_forward_assigns_appears_with_its_line(after):
-    """The attribute is unregistered, neither saved nor moved, and has the line of its assignment in forward."""
+    """The attribute is unregistered, neither saved nor moved, and has the line of its assignment in forward. The
+    constructor has no line to replace, so the row has no fix.
+    """
     row = rows(after("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
     assert (row.appeared, row.kind.value, row.saved, row.moves) == (True, "unregistered", False, False)
-    assert row.note == "created by the first forward"
+    assert (row.note, row.fix) == ("created by the first forward", None)
     assert row.origin.line == line_of("self.mask = torch.ones(3)")
 
 
-def test_no_fix_of_the_constructor_is_shown_for_it(after):
-    """The constructor has no line to replace, so the row has no fix."""
-    assert rows(after("self.mask = torch.ones(3)"))["mask"].fix is None
-
-
 def test_what_is_put_into_a_dict_has_the_line_of_the_dict(after):
-    """torch is not informed of an item assigned to a dict, so the item has the dict's line; another attribute has its
-    own line.
-    """
+    """torch does not see an item assigned to a dict, so the item has the dict's line; an attribute has its own line."""
     actual_rows = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
     assert actual_rows["cache['cpu']"].origin.line == line_of("self.cache = {}")
     assert actual_rows["seen"].origin.line == line_of("self.seen = x")
@@ -128,7 +123,9 @@ def test_forward_is_not_called_without_input(tmp_path, in_tmp_path):
 
 
 def test_lazy_parameters_get_their_shapes():
-    """The shapes equal the shapes that torch gives, and a note says that the first forward set them."""
+    """The shapes equal the shapes that torch gives, and a note says that the first forward set them; without an input,
+    there are no shapes.
+    """
     state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)", input=("1x2x8x8",)))
     oracle = nn.LazyConv2d(4, 3)
     oracle(torch.ones(1, 2, 8, 8))
@@ -137,10 +134,6 @@ def test_lazy_parameters_get_their_shapes():
     }
     assert list_notes(state) == dict.fromkeys(oracle.state_dict(), "gets its shape in the first forward")
     assert not any(row.appeared for row in state.state.tensors)
-
-
-def test_without_input_they_have_none():
-    """Lazy parameters have no shape without `--input`."""
     state = inspection.inspect(inspection.Request("torch.nn:LazyConv2d(4, 3)"))
     assert [row.shape for row in state.state.tensors] == [None, None]
 

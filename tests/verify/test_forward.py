@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from statecli.commands.verify import recreated_by_forward  # noqa: E402
 from statecli.commands.verify.proofs import forward  # noqa: E402
 from statecli.commands.verify.result import Verdict  # noqa: E402
-from statecli.core.errors import ModelError, UsageError  # noqa: E402
+from statecli.core.errors import ModelError  # noqa: E402
 from statecli.core.units import format_origin  # noqa: E402
 from statecli.live.tensor_sources import How  # noqa: E402
 
@@ -21,7 +21,6 @@ from . import mixes  # noqa: E402
 from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: E402
 
 FAKE = "fake-cuda"
-ids = torch.arange(6).view(2, 3)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 CUDA = pytest.param("cuda", marks=[pytest.mark.cuda, GPU])
 ANY_GPU = pytest.mark.parametrize("device", [FAKE, CUDA])
@@ -44,24 +43,14 @@ MIXED = {
         + ["heads['a'].bias", "heads['a'].weight", "scales[0]", "scales[1]"],
     ),
 }
-RIGHT = {
-    "net_fixed:Net": [(2, 3)],
-    "anchors_fixed:Head": [(1, 8, 4, 4)],
-    "relative_bias_fixed:Attention": [(1, 4, 4)],
-    "cached_mask_fixed:Causal": [(2, 4, 8)],
-    "plain_lists_fixed:Lists": [(2, 4)],
-    "batchnorm:Block": [(1, 3, 8, 8)],
-    "positions:Positions": [ids],
-    "tied:Tied": [ids],
-    "none_parameter:Optional": [(4,)],
-    "grad_buffer:Scaled": [(2, 4)],
-}
 
 
 @ANY_GPU
 @pytest.mark.parametrize("name", MIXED)
 def test_each_sample_that_mixes_devices(name, device):
-    """Every tensor that forward reads on the wrong device is reported, and no other tensor."""
+    """Every tensor that forward reads on the wrong device is reported, and no other tensor; `tests/test_samples.py` has
+    the samples without a mix.
+    """
     shapes, names = MIXED[name]
     check = forward.prove(sample(name, *shapes), device)
     assert sorted(finding_names(check)) == sorted(names)
@@ -69,18 +58,8 @@ def test_each_sample_that_mixes_devices(name, device):
     assert {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED} == set(names)
 
 
-@ANY_GPU
-@pytest.mark.parametrize("name", RIGHT)
-def test_each_sample_that_does_not(name, device):
-    """A sample without a mix of devices passes."""
-    check = forward.prove(sample(name, *RIGHT[name]), device)
-    assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-
-
 def test_the_message_has_the_lines():
-    """The message has the tensor, its device, the operator with its line, and the assigned line; the help registers the
-    tensor.
-    """
+    """The message has the tensor, its device, the operator and both lines; the help registers the tensor."""
     (finding,) = forward.prove(sample("net:Net", (2, 3)), FAKE).findings
     assert finding.message.startswith("table: on cpu while ")
     assert finding.message.partition(" is on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
@@ -109,6 +88,8 @@ def test_a_legal_forward_passes(name):
     """The call runs without data, or with data if forward reads values."""
     check = forward.prove(live(lambda: Once((LEGAL | READS)[name]), (1,)), FAKE)
     assert (check.findings, check.reason) == ((), None), check
+    if name in LEGAL:
+        assert "shapes only" in check.how
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
@@ -116,7 +97,9 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
     """The tensor has no name, so the message has its line, which is the place of the problem too."""
     check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
+    assert "shapes only" in check.how
     lines = [format_origin(finding.origin) for finding in check.findings]
+    assert all("mixes.py:" in line for line in lines)
     assert all(
         f"created in forward at {line} is" in finding.message
         for line, finding in zip(lines, check.findings, strict=True)
@@ -124,9 +107,7 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
 
 
 class InList(nn.Module):
-    """Layers in a plain list, which do not move. A single line calls both, so the argument of the second layer has no
-    name.
-    """
+    """Layers in a plain list. A single line calls both, so the argument of the second layer has no name."""
 
     def __init__(self):
         super().__init__()
@@ -182,9 +163,7 @@ USES = {
 
 @pytest.mark.parametrize("name", USES)
 def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
-    """Views and results of the tensor are mismatches; a tensor that forward copies, or does not read, is not a
-    mismatch.
-    """
+    """Views and results of the tensor are mismatches; a tensor that forward copies or does not read is not."""
     use, names = USES[name]
     check = forward.prove(live(lambda: Plain(use), (3,)), FAKE)
     assert finding_names(check) == names
@@ -205,9 +184,7 @@ def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
 
 
 class Unswappable(nn.Module):
-    """A parameter that torch cannot swap because an autograd graph refers to the parameter; and a second name of the
-    parameter.
-    """
+    """A parameter that torch cannot swap, because an autograd graph refers to it, and its second name."""
 
     def __init__(self):
         super().__init__()
@@ -261,9 +238,7 @@ def add_with_fallback(table, x, weight):
     ids=["a number", "indices", "caught", "by itself"],
 )
 def test_why_a_tensor_that_stayed_does_no_harm(use, words):
-    """The reason is specific: an operator accepts a CPU tensor, forward catches the error, or no other device is
-    involved.
-    """
+    """An operator accepts a CPU tensor, forward catches the error, or no other device is involved."""
     cell = forward.prove(live(lambda: Plain(use), (3,)), FAKE).columns[0].cells["table"]
     assert (cell.verdict, words in cell.reason) == (Verdict.PASSED, True), cell.reason
 
@@ -282,9 +257,7 @@ LISTED = {"others": 3, "table": torch.ones(3)}
     ids=["a variable", "a view", "in a dict"],
 )
 def test_a_variable_of_the_file_is_named(use, name):
-    """The tensor is a variable of the file: the model has no attribute for the tensor, and forward does not create the
-    tensor.
-    """
+    """The tensor is neither an attribute of the model nor created in forward."""
     (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
@@ -378,19 +351,8 @@ def test_a_model_without_tensors_is_skipped():
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model has no tensors")
 
 
-def test_a_forward_that_raises_is_inconclusive():
-    """A forward that also raises on the CPU gives a ModelError with the model's own message."""
-
-    def raise_error(table, x, weight):
-        raise ValueError("three is too many")
-
-    with pytest.raises(ModelError, match="three is too many"):
-        forward.prove(live(lambda: Plain(raise_error), (3,)), FAKE)
-
-
 RAISING = {
     "a layer of another dtype": (lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3).bfloat16()), (2, 3), "dtype"),
-    "an input of another dtype": (lambda: nn.Linear(3, 3), torch.ones(2, 3, dtype=torch.int64), "dtype"),
     "an index past the table": (lambda: nn.Embedding(3, 4), torch.tensor([1, 40]), "out of range"),
     "a class that there is not": (
         lambda: Plain(lambda _, x, w: nn.functional.cross_entropy(x * w, torch.tensor([9], device=x.device))),
@@ -435,9 +397,7 @@ def test_what_the_cpu_alone_raises_says_nothing_of_the_gpu(name):
 
 
 def test_what_cannot_be_pretended_is_inconclusive():
-    """The forward runs on the CPU, but both kinds of fake CUDA device refuse the forward: the reason names both
-    refusals.
-    """
+    """Forward runs on the CPU, but not on either kind of fake CUDA device: the reason names both refusals."""
 
     def odd(table, x, weight):
         return (
@@ -470,12 +430,6 @@ def test_the_cpu_runs():
     assert (check.verdict, "device errors cannot appear" in check.reason) == (Verdict.PASSED, True)
 
 
-def test_a_device_that_is_not_here():
-    """The error is a mistake of the command line, not of the model."""
-    with pytest.raises(UsageError, match="torch does not know this device"):
-        forward.prove(sample("net:Net", (2, 3)), "cudo")
-
-
 def test_a_model_on_meta_is_called_too():
     """A mismatch is also found in a model built on meta."""
     check = forward.prove(sample("net:Net", (2, 3), init_device="meta"), FAKE)
@@ -496,11 +450,11 @@ MODULES = {
 }
 
 
-@ANY_GPU
+@pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.filterwarnings("ignore")
 def test_modules_of_torch_mix_nothing(name, device):
-    """Modules of torch have no false mismatch."""
+    """Modules of torch have no false mismatch on a real GPU; `test_zoo.py` has the fake GPU."""
     make, shapes = MODULES[name]
     check = forward.prove(live(make, *shapes), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
@@ -633,17 +587,6 @@ def test_a_train_mode_that_cannot_be_called():
     assert check.how.endswith(", in eval mode (train mode raises an error on the cpu too)")
 
 
-def test_values_kept_in_a_tensor_on_the_cpu():
-    """CUDA reads a 0-dim tensor of the CPU as a number, but never writes to such a tensor."""
-
-    def add(table, x, weight):
-        total = table.sum()
-        total += x.sum()
-        return x + weight
-
-    assert finding_names(forward.prove(live(lambda: Plain(add), (3,)), FAKE)) == ["table"]
-
-
 class Strays(nn.Module):
     """Plain tensors `a`, `b`, a number and an index, which a function reads."""
 
@@ -703,9 +646,7 @@ def test_what_is_written_in_part_is_told_with_data_too():
 
 @pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
 def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
-    """If all reported tensors are registered, there is no finding; if one of them is not registered, only this tensor
-    is reported.
-    """
+    """If all reported tensors are registered, there is no finding; if one is not, only this tensor is reported."""
     use, names = TOGETHER[name]
     for left in [None, *names]:
         module = Strays(use)

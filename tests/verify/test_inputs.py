@@ -20,7 +20,7 @@ from statecli.live.build import build
 from statecli.live.built_model import BuiltModel
 from statecli.live.spec import ModelSpec, parse_spec as parse_spec
 
-from ..zoo import SMALL, make
+from ..zoo import NOT_IN_ZOO_OF_VERIFY, SMALL, make
 
 INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -42,7 +42,6 @@ def given_by(*texts: str) -> Inputs:
 
 @pytest.mark.parametrize(("text", "read"), [
     ("2x3", InputSpec(None, "float32", (2, 3), None)),
-    ("2x3x224x224", InputSpec(None, "float32", (2, 3, 224, 224), None)),
     ("2×3", InputSpec(None, "float32", (2, 3), None)),
     ("7", InputSpec(None, "float32", (7,), None)),
     ("0x3", InputSpec(None, "float32", (0, 3), None)),
@@ -52,7 +51,6 @@ def given_by(*texts: str) -> Inputs:
     ("int64:2", InputSpec(None, "int64", (2,), 2)),
     ("bool:4x4", InputSpec(None, "bool", (4, 4), None)),
     ("mask=bool:4x4", InputSpec("mask", "bool", (4, 4), None)),
-    ("x=2x3", InputSpec("x", "float32", (2, 3), None)),
     ("torch.half:2", InputSpec(None, "float16", (2,), None)),
     ("long:2<9", InputSpec(None, "int64", (2,), 9)),
     ("complex64:2", InputSpec(None, "complex64", (2,), None)),
@@ -67,11 +65,8 @@ def test_what_can_be_written(text, read):
     ("2,3", "'2,3' is not a shape; write 2x3"),
     ("", "the shape is missing; write 2x3"),
     ("x=", "the shape is missing; write 2x3"),
-    ("2x", "'2x' is not a shape"),
     ("٢x٣", "'٢x٣' is not a shape"),
     ("int64:2x3<٩", "the bound '٩' is not a positive integer"),
-    ("-2x3", "'-2x3' is not a shape"),
-    ("2.5", "'2.5' is not a shape"),
     ("flaot32:2", "'flaot32' is not a dtype; did you mean float32?"),
     ("q:2", "'q' is not a dtype; write one of float32, float16"),
     ("float32:2x3<5", "the bound needs an integer dtype, not float32; write int64:2x16<5"),
@@ -259,7 +254,7 @@ def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
 HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*NOT_IN_ZOO_OF_VERIFY, "Wav2Vec2Model"])
 def test_real_classes_run_on_what_they_carry(name):
     """Forward accepts the inputs that statecli finds; for audio models statecli does not invent inputs."""
     built = live(make(name).eval())
@@ -306,9 +301,7 @@ class Carries(nn.Linear):
     (torch.ones(3, 2), 1, 0), ((torch.ones(3, 2),), 1, 0), ({"input": torch.ones(3, 2)}, 0, 1),
 ])  # fmt: skip
 def test_example_input_array(example, args, kwargs):
-    """The example is a tensor, a tuple or a dict; the inputs count as chosen by the user, because the model's author
-    set them.
-    """
+    """The example is a tensor, a tuple or a dict; it counts as chosen by the user, because an author set it."""
     inputs_, _ = find_inputs((), None, live(Carries(example)))
     values = inputs_.make()
     assert (len(values[0]), len(values[1])) == (args, kwargs)
@@ -317,9 +310,7 @@ def test_example_input_array(example, args, kwargs):
 
 
 def test_an_example_that_forward_refuses_is_skipped():
-    """The proofs that need the example were not requested, so they are skipped and do not fail; the reason names the
-    example.
-    """
+    """Proofs that need the example and were not requested are skipped; the reason names the example."""
 
     class Wrong(Carries):
         def __init__(self):

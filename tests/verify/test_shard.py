@@ -10,9 +10,9 @@ import torch.distributed
 from torch import nn
 
 import statecli
-from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict
+from statecli.commands.verify.result import Name, Verdict
 
-from .proving import cell, expect_findings, expect_pass, of_source, prove_real, rules, verdicts
+from .proving import cell, expect_findings, expect_pass, of_source, prove_real, rules, verdicts, write_class
 from .test_export import net
 
 TENSOR, PARAMETER, MODULE, STALE = (
@@ -46,11 +46,6 @@ ZOO = {
         net("self.parts = [nn.Linear(3, 3)]", "return self.parts[0](self.fc(x))"),
         {"parts[0].weight": MODULE, "parts[0].bias": MODULE},
         net("self.parts = nn.ModuleList([nn.Linear(3, 3)])", "return self.parts[0](self.fc(x))"),
-    ),
-    "a plain list of parameters": (
-        net("self.ws = [nn.Parameter(torch.ones(3))]", "return self.fc(x) * self.ws[0]"),
-        {"ws[0]": PARAMETER},
-        net("self.ws = nn.ParameterList([torch.ones(3)])", "return self.fc(x) * self.ws[0]"),
     ),
     "a running mean in a plain attribute": (
         net("self.t = torch.zeros(3)", MEAN),
@@ -227,14 +222,9 @@ def test_a_live_model_is_unchanged():
     assert type(model.weight) is nn.Parameter
 
 
-def test_the_proof_runs_only_on_request():
-    """The proof is off by default, because few models are trained on several ranks."""
-    assert Name.SHARD not in DEFAULT_PROOFS
-
-
 def test_the_command_line_shows_what_is_left_out(statecli):
     """The consequence is shown below the attribute that is not registered."""
-    of_source(Name.SHARD, ZOO["drawn at random"][0])
+    write_class(ZOO["drawn at random"][0])
     result = statecli("verify", "net.py:Net", "--check", "shard")
     assert result.code == 1
     assert "error[unregistered-tensor]: t: is a plain attribute, not registered (float32 [3]) [net.py:7]" in result.out
