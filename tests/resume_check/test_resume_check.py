@@ -218,11 +218,18 @@ def test_the_command_line_exits_with_1(statecli):
     assert HELP["unsaved_scheduler"] in result.out
 
 
-def test_json_has_each_state(statecli, capfd):
-    """The document has the answer. Prints of the script go to standard error; tests/test_windows.py runs a script in
-    new processes.
-    """
-    result = statecli("resume-check", f"{SCRIPT}::printing", "-f", "json")
+def test_json_has_each_state(statecli):
+    """The document fits its schema, and has the answer."""
+    result = statecli("resume-check", f"{SCRIPT}::plain", "-f", "json")
     assert (result.code, result.json["schema"], result.json["answer"]) == (0, "statecli.resume-check/1", "equal")
     assert [row["state"] for row in result.json["states"]] == [state.value for state in State]
+
+
+def test_prints_of_the_script_go_to_standard_error(statecli, capfd):
+    """Standard output has only the table. tests/test_windows.py runs a script in new processes."""
+    result = statecli("resume-check", f"{SCRIPT}::printing", "-f", "plain")
+    assert result.code == 0
+    assert result.out.startswith("state")
+    assert "a training run resumed from step 2 of 4 equals the uninterrupted run" in result.out
+    assert "print of the script" not in result.out
     assert capfd.readouterr() == ("", "print of the script\n" * 2)
