@@ -30,9 +30,7 @@ def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
 
 @pytest.mark.parametrize(("dtype", "narrow"), LOSSY, ids=str)
 def test_rounding_changes_every_value(dtype, narrow):
-    """A narrower type cannot represent the values: a cast to this type and back changes every element (bfloat16: over
-    half).
-    """
+    """A cast to a narrower type and back changes every element (bfloat16: over half)."""
     tensor = perturb_zeros(dtype)
     back = tensor.to(narrow).to(dtype)
     kept = (back == tensor).sum()
@@ -50,9 +48,7 @@ def test_the_last_bit_counts(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_values_are_moderate_and_differ(dtype):
-    """The values are strictly between 0 and 1, all different in a period, and different in each place under another
-    phase.
-    """
+    """The values are between 0 and 1, all different in a period, and different in each place under another phase."""
     tensor, other = (
         perturb_zeros(dtype, elements=tensor_bits.PERIOD),
         perturb_zeros(dtype, elements=tensor_bits.PERIOD, phase=1),

@@ -74,9 +74,7 @@ def form(tensor):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("values", [True, False])
 def test_a_copy_is_the_same_and_apart(name, values):
-    """A copy has the original's names, shapes, dtypes, strides, leaves, shared storages and small values, but its own
-    memory.
-    """
+    """A copy has the same names, shapes, dtypes, strides, leaves, ties and small values, but its own memory."""
     module = CASES[name]()
     copied = copy_model.copy_live_model(module, values=values)
     before, after = measure.map_tensors(module), measure.map_tensors(copied)
@@ -94,9 +92,7 @@ def test_a_copy_is_the_same_and_apart(name, values):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scripted_models_parameters_can_be_trained():
-    """copy.deepcopy of a scripted module records an autograd operation, so its parameters are not leaves; statecli's
-    copies are.
-    """
+    """copy.deepcopy of a scripted module has parameters that are not leaves; statecli's copies have leaves."""
     module = torch.jit.script(nn.Linear(4, 4))
     assert not copy.deepcopy(module).weight.is_leaf
     copied = copy_model.copy_live_model(module, values=True)
@@ -127,9 +123,7 @@ def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
 
 
 def test_hooks_and_activations_know_the_copy():
-    """A copied function refers to the copied module: as an attribute, in a list and as a hook. Its defaults, name and
-    attributes are kept.
-    """
+    """A copied function (an attribute, in a list, a hook) refers to the copied module and keeps its own attributes."""
     module = nn.Linear(4, 4)
     seen = []
 

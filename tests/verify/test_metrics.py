@@ -122,9 +122,7 @@ def test_the_count_of_a_metric_is_a_note_for_compile():
 
 
 def test_a_group_of_plain_tensors_has_one_line_about_ranks(statecli, tmp_path):
-    """A sum and a count share a line: with equal batches, the count has equal values on each rank, which proves
-    nothing.
-    """
+    """A sum and a count share a line: the count is equal on each rank only because the batches are equal."""
     (tmp_path / "own.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Own(nn.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.total, self.n = torch.zeros(()), torch.zeros(())\n"

@@ -70,9 +70,7 @@ def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
 
 
 def test_what_a_kernel_refuses_after_the_call_is_no_pass(tmp_path):
-    """The error comes with the next use of the GPU, and makes the GPU unusable for the process, so the test starts a
-    process.
-    """
+    """The error makes the GPU unusable for the process, so the test starts a process."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

@@ -100,9 +100,7 @@ def test_a_forward_that_raises_there_cannot_tell():
 
 
 def test_a_dict_of_the_class_keeps_nothing_of_a_pretended_gpu():
-    """All instances share the dict: a tensor without data in the dict would cause a false mismatch in the next
-    instance.
-    """
+    """All instances share the dict: a tensor without data would cause a false mismatch in the next instance."""
     body = CACHE.format(start="None", forward=ONCE["by device and dtype"][1], read="self.c[k]", rest="c = {}")
     body = body.replace(", self.c = nn.Linear(3, 3), None", " = nn.Linear(3, 3)")
     assert rules(of_source(Name.FORWARD, body, "2x3", device="fake-cuda")) == {}
