@@ -27,9 +27,14 @@ HELP = {
     "unsaved_average": (
         "the checkpoint of step 2 has no average of the weights: save self.average.state_dict(), and load it"
     ),
-    "drop_scheduler": (
-        "the checkpoint of step 2 has 'scheduler'; the script does not load this state, or changes this state before "
-        "step 3: call self.scheduler.load_state_dict(checkpoint['scheduler'])"
+}
+#: What to do for a saved state that is not an object with `load_state_dict`.
+NEXT = {
+    "step": "start the loop at this step",
+    "data": "continue with the next batch: skip the batches that were already used",
+    "random": (
+        "call torch.set_rng_state(checkpoint['random'][0]) and random.setstate(checkpoint['random'][1]) and "
+        "numpy.random.set_state(checkpoint['random'][2]) right before step 3"
     ),
 }
 
@@ -63,7 +68,13 @@ def test_each_lost_state_is_named(name):
     assert result.answer is Answer.DIFFERENT
     (finding,) = result.findings
     assert (finding.rule, finding.fqn) == ("not-resumed", name.partition("_")[2])
-    assert finding.help == HELP.get(name, finding.help)
+    state = finding.fqn
+    load = f"call self.{state}.load_state_dict(checkpoint['{state}'])"
+    dropped = (
+        f"the checkpoint of step 2 has '{state}'; the script does not load this state, or changes this state before "
+        f"step 3: {NEXT.get(state) or load}"
+    )
+    assert finding.help == HELP.get(name, dropped)
 
 
 @pytest.mark.parametrize(
