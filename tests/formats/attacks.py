@@ -109,6 +109,11 @@ def call_function(function: bytes, *args: bytes) -> bytes:
     return function + b"(" + b"".join(args) + b"tR"
 
 
+def call_global(module: str, name: str, *args: bytes) -> bytes:
+    """REDUCE: call a global with the objects pushed by `args`."""
+    return call_function(stack_global(module, name), *args)
+
+
 def state_dict(**tensors: bytes) -> bytes:
     """A pickled dict of tensors."""
     return build_pickle(b"}(" + b"".join(text(name) + body for name, body in tensors.items()) + b"u")

@@ -30,6 +30,7 @@ from ..formats.attacks import (
     build,
     build_pickle,
     call_function,
+    call_global,
     four,
     global_name,
     legacy,
@@ -50,9 +51,9 @@ EVAL = call_function(global_name("builtins", "eval"), text(CODE))
 MARSHALLED = marshal.dumps(compile(CODE, "", "exec"))
 
 
-def method(module, name, *args):
-    """A function of a class, named with dots as protocol 4 can."""
-    return four(call_function(stack_global(module, name), *args))
+def pickle_call(module, name, *args):
+    """A pickle of a call; the name may have dots."""
+    return four(call_global(module, name, *args))
 
 
 def unseen(body):
@@ -63,222 +64,177 @@ def unseen(body):
 # Names missing from a scanner's list of harmful names. Advisory -> the pickle.
 GADGETS = {
     # CVE-2025-1716, GHSA-655q-fx9r-782v
-    "pip.main": four(call_function(stack_global("pip", "main"), b"](" + short("install") + short("nothing") + b"e")),
+    "pip.main": pickle_call("pip", "main", b"](" + short("install") + short("nothing") + b"e"),
     # GHSA-v7x6-rv5q-mhwc
-    "timeit.timeit": four(call_function(stack_global("timeit", "timeit"), short(""), short(CODE))),
+    "timeit.timeit": pickle_call("timeit", "timeit", short(""), short(CODE)),
     # GHSA-9xph-j2h6-g47v
-    "idlelib.calltip.get_entity": four(call_function(stack_global("idlelib.calltip", "get_entity"), short(CODE))),
+    "idlelib.calltip.get_entity": pickle_call("idlelib.calltip", "get_entity", short(CODE)),
     # GHSA-8r4j-24qv-fmq9
-    "Calltip.fetch_tip": method("idlelib.calltip", "Calltip.fetch_tip", b"}", short(CODE)),
+    "Calltip.fetch_tip": pickle_call("idlelib.calltip", "Calltip.fetch_tip", b"}", short(CODE)),
     # GHSA-6w4w-5w54-rjvr
-    "AutoComplete.get_entity": method("idlelib.autocomplete", "AutoComplete.get_entity", b"}", short(CODE)),
+    "AutoComplete.get_entity": pickle_call("idlelib.autocomplete", "AutoComplete.get_entity", b"}", short(CODE)),
     # GHSA-7cq8-mj8x-j263
-    "AutoComplete.fetch_completions": method(
+    "AutoComplete.fetch_completions": pickle_call(
         "idlelib.autocomplete", "AutoComplete.fetch_completions", b"}", short(CODE), number(1)
     ),
     # GHSA-3vg9-h568-4w9m
-    "ObjectTreeItem.SetText": method("idlelib.debugobj", "ObjectTreeItem.SetText", b"}", short(CODE)),
+    "ObjectTreeItem.SetText": pickle_call("idlelib.debugobj", "ObjectTreeItem.SetText", b"}", short(CODE)),
     # GHSA-m869-42cg-3xwr
-    "Executive.runcode": method("idlelib.run", "Executive.runcode", b"}", short(CODE)),
+    "Executive.runcode": pickle_call("idlelib.run", "Executive.runcode", b"}", short(CODE)),
     # GHSA-j343-8v2j-ff7w
-    "ModifiedInterpreter.runcommand": method("idlelib.pyshell", "ModifiedInterpreter.runcommand", b"}", short(CODE)),
+    "ModifiedInterpreter.runcommand": pickle_call(
+        "idlelib.pyshell", "ModifiedInterpreter.runcommand", b"}", short(CODE)
+    ),
     # GHSA-3gf5-cxq9-w223
-    "ModifiedInterpreter.runcode": method("idlelib.pyshell", "ModifiedInterpreter.runcode", b"}", short(CODE)),
+    "ModifiedInterpreter.runcode": pickle_call("idlelib.pyshell", "ModifiedInterpreter.runcode", b"}", short(CODE)),
     # GHSA-f54q-57x4-jg88
-    "Grammar.loads": method("lib2to3.pgen2.grammar", "Grammar.loads", b"}", short(build_pickle(EVAL))),
+    "Grammar.loads": pickle_call("lib2to3.pgen2.grammar", "Grammar.loads", b"}", short(build_pickle(EVAL))),
     # GHSA-p9w7-82w4-7q8m
-    "ParserGenerator.make_label": method(
+    "ParserGenerator.make_label": pickle_call(
         "lib2to3.pgen2.pgen", "ParserGenerator.make_label", b"N}", short('""+str(' + CODE + ")")
     ),
     # GHSA-5qwp-399c-mjwf
-    "Trace.run": method("trace", "Trace.run", call_function(stack_global("trace", "Trace")), short(CODE)),
+    "Trace.run": pickle_call("trace", "Trace.run", call_global("trace", "Trace"), short(CODE)),
     # GHSA-g344-hcph-8vgg
-    "Trace.runctx": method("trace", "Trace.runctx", call_function(stack_global("trace", "Trace")), short(CODE), b"}}"),
+    "Trace.runctx": pickle_call("trace", "Trace.runctx", call_global("trace", "Trace"), short(CODE), b"}}"),
     # GHSA-x696-vm39-cp64
-    "Profile.run": method("profile", "Profile.run", call_function(stack_global("profile", "Profile")), short(CODE)),
+    "Profile.run": pickle_call("profile", "Profile.run", call_global("profile", "Profile"), short(CODE)),
     # GHSA-6vqj-c2q5-j97w
-    "Profile.runctx": method(
-        "profile", "Profile.runctx", call_function(stack_global("profile", "Profile")), short(CODE), b"}}"
-    ),
+    "Profile.runctx": pickle_call("profile", "Profile.runctx", call_global("profile", "Profile"), short(CODE), b"}}"),
     # GHSA-49gj-c84q-6qm9, GHSA-p523-jq9w-64x9 (CVE-2026-22607)
-    "cProfile.run": four(call_function(stack_global("cProfile", "run"), short(CODE))),
+    "cProfile.run": pickle_call("cProfile", "run", short(CODE)),
     # GHSA-9w88-8rmg-7g2p
-    "cProfile.runctx": four(call_function(stack_global("cProfile", "runctx"), short(CODE), b"}}")),
+    "cProfile.runctx": pickle_call("cProfile", "runctx", short(CODE), b"}}"),
     # GHSA-fqq6-7vqf-w3fg
-    "doctest.debug_script": four(call_function(stack_global("doctest", "debug_script"), short(CODE), b"\x88")),
+    "doctest.debug_script": pickle_call("doctest", "debug_script", short(CODE), b"\x88"),
     # GHSA-cj3c-v495-4xqh
-    "InteractiveInterpreter.runcode": method(
-        "code",
-        "InteractiveInterpreter.runcode",
-        call_function(stack_global("code", "InteractiveInterpreter")),
-        short(CODE),
+    "InteractiveInterpreter.runcode": pickle_call(
+        "code", "InteractiveInterpreter.runcode", call_global("code", "InteractiveInterpreter"), short(CODE)
     ),
     # GHSA-xp4f-hrf8-rxw7
-    "ensurepip._run_pip": four(call_function(stack_global("ensurepip", "_run_pip"), b"](" + short("list") + b"e")),
+    "ensurepip._run_pip": pickle_call("ensurepip", "_run_pip", b"](" + short("list") + b"e"),
     # GHSA-m273-6v24-x4m4
-    "distutils.file_util.write_file": four(
-        call_function(stack_global("distutils.file_util", "write_file"), short("PWNED"), b"](" + short("a") + b"e")
+    "distutils.file_util.write_file": pickle_call(
+        "distutils.file_util", "write_file", short("PWNED"), b"](" + short("a") + b"e"
     ),
     # CVE-2025-10157, GHSA-f7qq-56ww-84cr: a submodule of what was listed
-    "asyncio.unix_events": method(
+    "asyncio.unix_events": pickle_call(
         "asyncio.unix_events", "_UnixSubprocessTransport._start", b"}", short(TOUCH), b"\x88NNN", number(0)
     ),
     # GHSA-4r9r-ch6f-vxmx
-    "torch.utils.bottleneck run_cprofile": four(
-        call_function(stack_global("torch.utils.bottleneck.__main__", "run_cprofile"), short(CODE), b"}")
+    "torch.utils.bottleneck run_cprofile": pickle_call(
+        "torch.utils.bottleneck.__main__", "run_cprofile", short(CODE), b"}"
     ),
     # GHSA-4whj-rm5r-c2v8
-    "torch.utils.bottleneck run_autograd_prof": four(
-        call_function(stack_global("torch.utils.bottleneck.__main__", "run_autograd_prof"), short(CODE), b"}")
+    "torch.utils.bottleneck run_autograd_prof": pickle_call(
+        "torch.utils.bottleneck.__main__", "run_autograd_prof", short(CODE), b"}"
     ),
     # GHSA-86cj-95qr-2p4f
-    "GuardBuilder.get": method("torch._dynamo.guards", "GuardBuilder.get", b"}", short(CODE)),
+    "GuardBuilder.get": pickle_call("torch._dynamo.guards", "GuardBuilder.get", b"}", short(CODE)),
     # GHSA-f4x7-rfwp-v3xw
-    "ShapeEnv.evaluate_guards_expression": method(
+    "ShapeEnv.evaluate_guards_expression": pickle_call(
         "torch.fx.experimental.symbolic_shapes", "ShapeEnv.evaluate_guards_expression", b"}", short(CODE), b"]"
     ),
     # GHSA-f745-w6jp-hpxx
-    "torch.utils.collect_env.run": four(call_function(stack_global("torch.utils.collect_env", "run"), short(TOUCH))),
+    "torch.utils.collect_env.run": pickle_call("torch.utils.collect_env", "run", short(TOUCH)),
     # GHSA-jhph-76pp-mggw
-    "torch.utils.collect_env.run_and_read_all": four(
-        call_function(
-            stack_global("torch.utils.collect_env", "run_and_read_all"),
-            stack_global("torch.utils.collect_env", "run"),
-            short(TOUCH),
-        )
+    "torch.utils.collect_env.run_and_read_all": pickle_call(
+        "torch.utils.collect_env", "run_and_read_all", stack_global("torch.utils.collect_env", "run"), short(TOUCH)
     ),
     # GHSA-h3qp-7fh3-f8h4
-    "decoder.basichandlers": four(
-        call_function(
-            stack_global("torch.utils.data.datapipes.utils.decoder", "basichandlers"),
-            short("pickle"),
-            short(build_pickle(EVAL)),
-        )
+    "decoder.basichandlers": pickle_call(
+        "torch.utils.data.datapipes.utils.decoder", "basichandlers", short("pickle"), short(build_pickle(EVAL))
     ),
     # GHSA-vr7h-p6mm-wpmh
-    "torch.jit execWrapper": four(
-        call_function(stack_global("torch.jit.unsupported_tensor_ops", "execWrapper"), short(CODE), b"}}")
-    ),
+    "torch.jit execWrapper": pickle_call("torch.jit.unsupported_tensor_ops", "execWrapper", short(CODE), b"}}"),
     # GHSA-vv6j-3g6g-2pvj
-    "ConfigModule.load_config": method(
+    "ConfigModule.load_config": pickle_call(
         "torch.utils._config_module", "ConfigModule.load_config", b"}", short(build_pickle(EVAL))
     ),
     # picklescan's malicious17
-    "torch._inductor.codecache.compile_file": four(
-        call_function(
-            stack_global("torch._inductor.codecache", "compile_file"),
-            short(""),
-            short(""),
-            b"](" + short("sh") + short("-c") + short(TOUCH) + b"e",
-        )
+    "torch._inductor.codecache.compile_file": pickle_call(
+        "torch._inductor.codecache",
+        "compile_file",
+        short(""),
+        short(""),
+        b"](" + short("sh") + short("-c") + short(TOUCH) + b"e",
     ),
     # picklescan's malicious18
-    "pydoc.pipepager": four(call_function(stack_global("pydoc", "pipepager"), short(""), short(TOUCH))),
+    "pydoc.pipepager": pickle_call("pydoc", "pipepager", short(""), short(TOUCH)),
     # picklescan's malicious19
     "functools.partial of torch.load": four(
         call_function(
-            call_function(
-                stack_global("functools", "partial"), stack_global("torch.serialization", "load"), short("other.bin")
-            )
+            call_global("functools", "partial", stack_global("torch.serialization", "load"), short("other.bin"))
         )
     ),
     # picklescan's malicious20
-    "venv.create": four(
-        call_function(stack_global("venv", "create"), short("venv"), b"\x89\x89\x88\x89", short(TOUCH))
-    ),
+    "venv.create": pickle_call("venv", "create", short("venv"), b"\x89\x89\x88\x89", short(TOUCH)),
     # picklescan's malicious22
-    "numpy.testing runstring": four(
-        call_function(stack_global("numpy.testing._private.utils", "runstring"), short(CODE), b"}")
-    ),
+    "numpy.testing runstring": pickle_call("numpy.testing._private.utils", "runstring", short(CODE), b"}"),
     # GHSA-955r-x9j8-7rhh, GHSA-46h3-79wf-xr6c: the C twin of a listed module
     "_operator.attrgetter": four(
         call_function(
-            call_function(stack_global("_operator", "attrgetter"), short("system")),
-            call_function(stack_global("builtins", "__import__"), short("os")),
+            call_global("_operator", "attrgetter", short("system")), call_global("builtins", "__import__", short("os"))
         )
     ),
     # GHSA-4675-36f9-wf6r
-    "_operator.methodcaller": four(
-        call_function(stack_global("_operator", "methodcaller"), short("system"), short(TOUCH))
-    ),
+    "_operator.methodcaller": pickle_call("_operator", "methodcaller", short("system"), short(TOUCH)),
     # GHSA-84r2-jw7c-4r5q
-    "numpy.f2py getlincoef": four(
-        call_function(stack_global("numpy.f2py.crackfortran", "getlincoef"), short(CODE), b"}")
-    ),
+    "numpy.f2py getlincoef": pickle_call("numpy.f2py.crackfortran", "getlincoef", short(CODE), b"}"),
     # GHSA-r8g5-cgf2-4m4m
-    "numpy.f2py _eval_length": four(
-        call_function(stack_global("numpy.f2py.crackfortran", "_eval_length"), short(CODE), b"}")
-    ),
+    "numpy.f2py _eval_length": pickle_call("numpy.f2py.crackfortran", "_eval_length", short(CODE), b"}"),
     # GHSA-vqmv-47xg-9wpr
-    "pty.spawn": four(call_function(stack_global("pty", "spawn"), short(TOUCH))),
+    "pty.spawn": pickle_call("pty", "spawn", short(TOUCH)),
     # GHSA-vvpj-8cmc-gx39: any name, given as text
     "pkgutil.resolve_name": four(
-        call_function(call_function(stack_global("pkgutil", "resolve_name"), short("os:system")), short(TOUCH))
+        call_function(call_global("pkgutil", "resolve_name", short("os:system")), short(TOUCH))
     ),
     # GHSA-7wx9-6375-f5wh
-    "profile.run": four(call_function(stack_global("profile", "run"), short(CODE))),
+    "profile.run": pickle_call("profile", "run", short(CODE)),
     # GHSA-g38g-8gr9-h9xp
-    "uuid._get_command_stdout": four(
-        call_function(stack_global("uuid", "_get_command_stdout"), short("touch"), short("PWNED"))
-    ),
+    "uuid._get_command_stdout": pickle_call("uuid", "_get_command_stdout", short("touch"), short("PWNED")),
     # GHSA-g38g-8gr9-h9xp
-    "_osx_support._read_output": four(call_function(stack_global("_osx_support", "_read_output"), short(TOUCH))),
+    "_osx_support._read_output": pickle_call("_osx_support", "_read_output", short(TOUCH)),
     # GHSA-g38g-8gr9-h9xp
-    "_aix_support._read_cmd_output": four(
-        call_function(stack_global("_aix_support", "_read_cmd_output"), short(TOUCH))
-    ),
+    "_aix_support._read_cmd_output": pickle_call("_aix_support", "_read_cmd_output", short(TOUCH)),
     # GHSA-g38g-8gr9-h9xp
-    "_pyrepl.pager.pipe_pager": four(
-        call_function(stack_global("_pyrepl.pager", "pipe_pager"), short(""), short(TOUCH))
-    ),
+    "_pyrepl.pager.pipe_pager": pickle_call("_pyrepl.pager", "pipe_pager", short(""), short(TOUCH)),
     # GHSA-g38g-8gr9-h9xp
-    "imaplib.IMAP4_stream": four(call_function(stack_global("imaplib", "IMAP4_stream"), short(TOUCH))),
+    "imaplib.IMAP4_stream": pickle_call("imaplib", "IMAP4_stream", short(TOUCH)),
     # GHSA-g38g-8gr9-h9xp
-    "test.support.script_helper": four(
-        call_function(stack_global("test.support.script_helper", "assert_python_ok"), short("-c"), short(CODE))
+    "test.support.script_helper": pickle_call(
+        "test.support.script_helper", "assert_python_ok", short("-c"), short(CODE)
     ),
     # GHSA-hgrh-qx5j-jfwx
-    "ssl.get_server_certificate": four(
-        call_function(stack_global("ssl", "get_server_certificate"), b"(" + short("localhost") + number(1) + b"t")
+    "ssl.get_server_certificate": pickle_call(
+        "ssl", "get_server_certificate", b"(" + short("localhost") + number(1) + b"t"
     ),
     # picklescan pull request 69
-    "mailcap.findmatch": four(call_function(stack_global("mailcap", "findmatch"), b"}", short(TOUCH))),
+    "mailcap.findmatch": pickle_call("mailcap", "findmatch", b"}", short(TOUCH)),
     # picklescan pull request 74
     "importlib.import_module": four(
-        call_function(call_function(stack_global("importlib", "import_module"), short("os")), short("system"))
+        call_function(call_global("importlib", "import_module", short("os")), short("system"))
     ),
     # picklescan: io.FileIO, logging.FileHandler and urlopen
-    "_io.FileIO": four(call_function(stack_global("_io", "FileIO"), short("PWNED"), short("w"))),
-    "logging.FileHandler": four(call_function(stack_global("logging", "FileHandler"), short("PWNED"))),
-    "urllib.request.urlopen": four(
-        call_function(stack_global("urllib.request", "urlopen"), short("http://localhost:1"))
-    ),
+    "_io.FileIO": pickle_call("_io", "FileIO", short("PWNED"), short("w")),
+    "logging.FileHandler": pickle_call("logging", "FileHandler", short("PWNED")),
+    "urllib.request.urlopen": pickle_call("urllib.request", "urlopen", short("http://localhost:1")),
     # GHSA-r7v6-mfhq-g3m2 (CVE-2025-67748)
-    "pty.spawn and BUILD": four(call_function(stack_global("pty", "spawn"), short(TOUCH)) + short("gottem") + b"b"),
+    "pty.spawn and BUILD": four(call_global("pty", "spawn", short(TOUCH)) + short("gottem") + b"b"),
     # fickling pull request 108
     "pty.spawn by OBJ": b"(cpty\nspawn\nS'" + TOUCH.encode() + b"'\no.",
     # GHSA-565g-hwwr-4pp3 (CVE-2025-67747)
     "marshal and FunctionType": four(
-        call_function(
-            call_function(
-                stack_global("types", "FunctionType"),
-                call_function(stack_global("marshal", "loads"), short(MARSHALLED)),
-                b"}",
-            )
-        )
+        call_function(call_global("types", "FunctionType", call_global("marshal", "loads", short(MARSHALLED)), b"}"))
         + short("gottem")
         + b"b"
     ),
     # GHSA-wfq2-52f7-7qvj (CVE-2026-22606)
-    "runpy.run_path": four(call_function(stack_global("runpy", "run_path"), short("malicious.py"))),
+    "runpy.run_path": pickle_call("runpy", "run_path", short("malicious.py")),
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), GHSA-5hvc-6wx8-mvv4 (CVE-2026-22608)
     "ctypes by getattr": four(
         call_function(
-            call_function(
-                stack_global("builtins", "getattr"),
-                call_function(stack_global("ctypes", "CDLL"), b"N"),
-                short("system"),
-            ),
+            call_global("builtins", "getattr", call_global("ctypes", "CDLL", b"N"), short("system")),
             short(TOUCH.encode()),
         )
     ),
@@ -288,22 +244,17 @@ GADGETS = {
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609)
     "code.InteractiveInterpreter": four(
         call_function(
-            call_function(
-                stack_global("builtins", "getattr"),
-                call_function(stack_global("code", "InteractiveInterpreter")),
-                short("runsource"),
-            ),
+            call_global("builtins", "getattr", call_global("code", "InteractiveInterpreter"), short("runsource")),
             short(CODE),
         )
     ),
     # GHSA-q5qq-mvfm-j35x (CVE-2026-22609), modelscan issue 338
-    "spawnv_passfds": four(
-        call_function(
-            stack_global("multiprocessing.util", "spawnv_passfds"),
-            short(b"/bin/sh"),
-            b"](" + short(b"/bin/sh") + short(b"-c") + short(TOUCH.encode()) + b"e",
-            b")",
-        )
+    "spawnv_passfds": pickle_call(
+        "multiprocessing.util",
+        "spawnv_passfds",
+        short(b"/bin/sh"),
+        b"](" + short(b"/bin/sh") + short(b"-c") + short(TOUCH.encode()) + b"e",
+        b")",
     ),
     # GHSA-h4rm-mm56-xf63 (CVE-2026-22612): a name of builtins, its result kept in an exception
     "__import__ in an exception": four(
@@ -311,11 +262,7 @@ GADGETS = {
         + b")R}"
         + short("status")
         + call_function(
-            call_function(
-                stack_global("builtins", "getattr"),
-                call_function(stack_global("builtins", "__import__"), short("os")),
-                short("system"),
-            ),
+            call_global("builtins", "getattr", call_global("builtins", "__import__", short("os")), short("system")),
             short(TOUCH),
         )
         + b"sb"
@@ -323,44 +270,35 @@ GADGETS = {
     # GHSA-mxhj-88fx-4pcv: a call by OBJ whose result is thrown away
     "OBJ and POP": four(b"(" + stack_global("os", "system") + short(TOUCH) + b"o0N"),
     # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules on no list
-    "smtplib and BUILD": four(unseen(call_function(stack_global("smtplib", "SMTP"), short("localhost")))),
+    "smtplib and BUILD": four(unseen(call_global("smtplib", "SMTP", short("localhost")))),
     "socketserver and BUILD": four(
-        unseen(call_function(stack_global("socketserver", "TCPServer"), b"(" + short("") + number(0) + b"tN"))
+        unseen(call_global("socketserver", "TCPServer", b"(" + short("") + number(0) + b"tN"))
     ),
-    "sqlite3 and BUILD": four(unseen(call_function(stack_global("sqlite3", "connect"), short("PWNED")))),
-    "signal and BUILD": four(unseen(call_function(stack_global("signal", "raise_signal"), number(23)))),
+    "sqlite3 and BUILD": four(unseen(call_global("sqlite3", "connect", short("PWNED")))),
+    "signal and BUILD": four(unseen(call_global("signal", "raise_signal", number(23)))),
     "BytesIO with a __setstate__": four(
-        call_function(stack_global("io", "BytesIO"))
-        + b"}"
-        + short("__setstate__")
-        + stack_global("os", "system")
-        + b"sb"
+        call_global("io", "BytesIO") + b"}" + short("__setstate__") + stack_global("os", "system") + b"sb"
     ),
     # GHSA-5hwf-rc88-82xm
-    "uuid._popen": four(call_function(stack_global("uuid", "_popen"), short("touch"), short("PWNED"))),
+    "uuid._popen": pickle_call("uuid", "_popen", short("touch"), short("PWNED")),
     # GHSA-m6fh-58r7-x697
-    "_posixsubprocess.fork_exec": four(
-        call_function(stack_global("_posixsubprocess", "fork_exec"), b"](" + short("touch") + b"e")
-    ),
-    "site.addsitedir": four(call_function(stack_global("site", "addsitedir"), short("."))),
-    "atexit.register": four(call_function(stack_global("atexit", "register"), stack_global("os", "abort"))),
+    "_posixsubprocess.fork_exec": pickle_call("_posixsubprocess", "fork_exec", b"](" + short("touch") + b"e"),
+    "site.addsitedir": pickle_call("site", "addsitedir", short(".")),
+    "atexit.register": pickle_call("atexit", "register", stack_global("os", "abort")),
     # GHSA-6ggj-6f2q-f7mx
-    "_interpreters.run_string": four(
-        call_function(stack_global("_interpreters", "run_string"), number(0), short(CODE))
-    ),
-    "_xxsubinterpreters.create": four(call_function(stack_global("_xxsubinterpreters", "create"))),
+    "_interpreters.run_string": pickle_call("_interpreters", "run_string", number(0), short(CODE)),
+    "_xxsubinterpreters.create": pickle_call("_xxsubinterpreters", "create"),
     # modelscan issue 267
-    "_pickle.loads": four(call_function(stack_global("_pickle", "loads"), short(build_pickle(EVAL)))),
+    "_pickle.loads": pickle_call("_pickle", "loads", short(build_pickle(EVAL))),
     # modelscan issue 331: names spelled out of letters
-    "importlib and join": four(
+    "importlib and join": pickle_call(
+        "importlib",
+        "import_module",
         call_function(
-            stack_global("importlib", "import_module"),
-            call_function(
-                call_function(stack_global("builtins", "getattr"), stack_global("builtins", "str"), short("join")),
-                short(""),
-                b"](" + short("o") + short("s") + b"e",
-            ),
-        )
+            call_global("builtins", "getattr", stack_global("builtins", "str"), short("join")),
+            short(""),
+            b"](" + short("o") + short("s") + b"e",
+        ),
     ),
     # modelscan issue 330: a function of a listed package, its __builtins__, and BUILD on it
     "numpy.__builtins__": four(
@@ -373,15 +311,9 @@ GADGETS = {
         + call_function(call_function(b"h\x00", b"h\x00", short("eval")), short(CODE))
     ),
     # modelscan issue 338
-    "mlflow": four(
-        call_function(stack_global("mlflow.projects.backend.local", "_run_entry_point"), short(TOUCH), short("."))
-    ),
-    "pandas.read_csv": four(
-        call_function(stack_global("pandas.io.parsers.readers", "read_csv"), short("http://localhost:1"))
-    ),
-    "a longer way to a name": four(
-        call_function(stack_global("torch.library", "torch.utils.collect_env.run"), short(TOUCH))
-    ),
+    "mlflow": pickle_call("mlflow.projects.backend.local", "_run_entry_point", short(TOUCH), short(".")),
+    "pandas.read_csv": pickle_call("pandas.io.parsers.readers", "read_csv", short("http://localhost:1")),
+    "a longer way to a name": pickle_call("torch.library", "torch.utils.collect_env.run", short(TOUCH)),
     # sour pickles, Black Hat 2011
     "compile and apply": call_function(
         global_name("__builtin__", "apply"),
@@ -391,45 +323,37 @@ GADGETS = {
     + b".",
     # a module of Python 2; pickle finds the module under its new name
     "commands.getoutput": call_function(global_name("commands", "getoutput"), b"S'" + TOUCH.encode() + b"'\n") + b".",
-    # cloudpickle's functions: code in an ordinary class's place
-    # cloudpickle: code in an ordinary place
     # the module of a class also gives access to the imports of the module
-    "through a clean module": four(
-        call_function(
-            stack_global("torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen"), short(TOUCH)
-        )
+    "through a clean module": pickle_call(
+        "torch.nn.modules.linear", "torch.utils.cpp_extension.subprocess.Popen", short(TOUCH)
     ),
     # a class of torch.fx: its graph becomes code
-    "GraphModule": four(
-        call_function(stack_global("torch.ao.quantization.fx.convert", "GraphModule"), b"N", short(CODE))
-    ),
-    "reduce_graph_module": four(
-        call_function(stack_global("torch.fx.graph_module", "reduce_graph_module"), b"}", short(CODE))
-    ),
-    "types.CodeType": four(call_function(stack_global("types", "CodeType"), number(0))),
-    "cloudpickle": four(call_function(stack_global("cloudpickle.cloudpickle", "_make_function"), b"N")),
+    "GraphModule": pickle_call("torch.ao.quantization.fx.convert", "GraphModule", b"N", short(CODE)),
+    "reduce_graph_module": pickle_call("torch.fx.graph_module", "reduce_graph_module", b"}", short(CODE)),
+    "types.CodeType": pickle_call("types", "CodeType", number(0)),
+    "cloudpickle": pickle_call("cloudpickle.cloudpickle", "_make_function", b"N"),
     # CVE-2025-32434, CVE-2022-45907 and friends: torch's own loaders
-    "torch.load": four(call_function(stack_global("torch", "load"), short("other.pt"))),
-    "torch.hub.load": four(call_function(stack_global("torch.hub", "load"), short("a/b"), short("c"))),
-    "_load_from_bytes": four(call_function(stack_global("torch.storage", "_load_from_bytes"), short(b"abcdefgh"))),
-    "torch.jit.annotations.parse_type_line": four(
-        call_function(stack_global("torch.jit.annotations", "parse_type_line"), short("# type: " + CODE))
+    "torch.load": pickle_call("torch", "load", short("other.pt")),
+    "torch.hub.load": pickle_call("torch.hub", "load", short("a/b"), short("c")),
+    "_load_from_bytes": pickle_call("torch.storage", "_load_from_bytes", short(b"abcdefgh")),
+    "torch.jit.annotations.parse_type_line": pickle_call(
+        "torch.jit.annotations", "parse_type_line", short("# type: " + CODE)
     ),
 }
 
-SPELLED = call_function(
-    stack_global("builtins", "getattr"), stack_global("torch.optim.lr_scheduler", "OneCycleLR"), short("_annealing_cos")
+SPELLED = call_global(
+    "builtins", "getattr", stack_global("torch.optim.lr_scheduler", "OneCycleLR"), short("_annealing_cos")
 )
 
 
 def partial(function, *args):
     """Opcodes of `functools.partial(function, *args)`."""
-    return call_function(stack_global("functools", "partial"), function, *args)
+    return call_global("functools", "partial", function, *args)
 
 
 def build_namespace(attribute, value):
     """A SimpleNamespace with the given attribute."""
-    return call_function(stack_global("types", "SimpleNamespace")) + b"}" + short(attribute) + value + b"sb"
+    return call_global("types", "SimpleNamespace") + b"}" + short(attribute) + value + b"sb"
 
 
 IDENTITY = stack_global("torch.jit._pickle", "restore_type_tag")
@@ -454,7 +378,7 @@ def having(holder, **values):
 
 def build_dtype(*state, code=b"", size=-1, flags=0):
     """A dtype built from `code`, with the given state: subarray, names, fields, and flags."""
-    dtype = call_function(stack_global("numpy", "dtype"), code, b"\x89", b"\x88")
+    dtype = call_global("numpy", "dtype", code, b"\x89", b"\x88")
     parts = b"".join(state or (b"N", b"N", b"N"))
     return dtype + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
 
@@ -474,7 +398,7 @@ OBJECT = build_dtype(code=short("O8"), flags=63)
 SCALAR = stack_global("numpy._core.multiarray", "scalar")
 ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
 SPACE = new("argparse", "Namespace")
-COMPUTED = call_function(stack_global("builtins", "str"), short("__setstate__"))
+COMPUTED = call_global("builtins", "str", short("__setstate__"))
 PARAMETERS = new("torch.nn.modules.container", "ParameterDict") + attributes(_keys=b"}") + b"b"
 PICKED = (
     new("torch.utils.data.dataset", "Subset") + attributes(dataset=PARAMETERS, indices=b"]" + short("to") + b"a") + b"b"
@@ -487,7 +411,7 @@ WRITTEN = attributes(reduce_op=short("sum")) + b"b"
 SCRIPTED = new("torch", "ScriptObject")
 HANDLE = new("torch.utils.hooks", "RemovableHandle")
 #: A row of an optimizer's groups or states: a defaultdict whose factory is called for a missing key.
-LISTS = call_function(stack_global("collections", "defaultdict"), stack_global("builtins", "list"))
+LISTS = call_global("collections", "defaultdict", stack_global("builtins", "list"))
 
 
 def kept_weights():
@@ -565,7 +489,7 @@ METHODS = {
     + b"0",
     "a placement that a function is given": PLACEMENT
     + b"q\x05"
-    + call_function(stack_global("zoneinfo", "ZoneInfo"), b"h\x05")
+    + call_global("zoneinfo", "ZoneInfo", b"h\x05")
     + b"0"
     + WRITTEN,
     "a placement for a mask": having(
@@ -584,9 +508,7 @@ METHODS = {
         "Adagrad", param_groups=b"]", state=b"}K\x01" + LISTS + b"s"
     ),
     "an optimizer whose state is made of one that calls a function": optimizer(
-        "Adagrad",
-        param_groups=b"]",
-        state=call_function(stack_global("collections", "OrderedDict"), b"]K\x01" + LISTS + b"\x86a"),
+        "Adagrad", param_groups=b"]", state=call_global("collections", "OrderedDict", b"]K\x01" + LISTS + b"\x86a")
     ),
     # Packing divides by these numbers, or reads by them.
     "a quantized convolution of no groups": convolution(groups=0),
@@ -624,46 +546,45 @@ METHODS = {
     + attributes(per_layer_config=b"N")
     + b"\x86b",
     "other names for attributes": config(setdefault="save_pretrained"),
-    "a namespace made of computed names": call_function(
-        stack_global("types", "SimpleNamespace"), b"}" + COMPUTED + b"Ns"
-    ),
-    "a tensor with a computed name": call_function(
-        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+    "a namespace made of computed names": call_global("types", "SimpleNamespace", b"}" + COMPUTED + b"Ns"),
+    "a tensor with a computed name": call_global(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
         stack_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
         stack_global("torch", "Tensor"),
         b"(" + stack_global("torch", "float32") + b"))\x89t",
         b"}" + COMPUTED + b"Ns",
     ),
     # torch calls items() of both parts of a state, and other code calls the value of an attribute
-    "contents that a call makes": call_function(
-        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+    "contents that a call makes": call_global(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
         stack_global("torch._utils", "_rebuild_meta_tensor_no_storage"),
         stack_global("torch", "Tensor"),
         b"(" + stack_global("torch", "float32") + b"))\x89t",
-        call_function(stack_global("collections", "OrderedDict"))
-        + short("to")
-        + stack_global("torch.nn", "Linear")
-        + b"s"
-        + b"N\x86",
+        call_global("collections", "OrderedDict") + short("to") + stack_global("torch.nn", "Linear") + b"s" + b"N\x86",
     ),
-    "contents of a parameter in two parts": call_function(
-        stack_global("torch._utils", "_rebuild_parameter_with_state"),
+    "contents of a parameter in two parts": call_global(
+        "torch._utils",
+        "_rebuild_parameter_with_state",
         b"N",
         b"\x89",
-        call_function(stack_global("collections", "OrderedDict")),
+        call_global("collections", "OrderedDict"),
         b"}" + short("to") + stack_global("torch.nn.modules.linear", "Linear") + b"s" + b"N\x86",
     ),
-    "a state that a call computed": SPACE + call_function(stack_global("builtins", "dict")) + b"b",
-    "a method taken out of a module": call_function(stack_global("builtins", "list"), PICKED),
-    "arguments taken out of an object": call_function(
-        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+    "a state that a call computed": SPACE + call_global("builtins", "dict") + b"b",
+    "a method taken out of a module": call_global("builtins", "list", PICKED),
+    "arguments taken out of an object": call_global(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
         stack_global("torch._utils", "_rebuild_tensor_v2"),
         stack_global("torch", "Tensor"),
         PICKED,
         b"N",
     ),
-    "a jagged tensor of a namespace": call_function(
-        stack_global("torch._tensor", "_rebuild_from_type_v2"),
+    "a jagged tensor of a namespace": call_global(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
         stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt"),
         stack_global("torch.nested._internal.nested_tensor", "NestedTensor"),
         attributes(values=SPACE, offsets=SPACE) + b"\x85",
@@ -678,13 +599,11 @@ METHODS = {
     "a field behind the end": build_dtype(*ONE_FIELD, code=short("V4"), size=4, flags=27),
     "a type told by a type": build_dtype(code=OBJECT),
     "a type told by a class": build_dtype(code=stack_global("builtins", "object")),
-    "an array of objects over bytes": call_function(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "an array of objects over bytes": call_global("numpy", "ndarray", number(1), short("O"), ADDRESS),
     "the same put off": partial(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
-    "the same by its __new__": call_function(
-        stack_global("copyreg", "__newobj__"), stack_global("numpy", "ndarray"), number(1)
-    ),
-    "a member of an encoding changed": call_function(
-        stack_global("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), number(0)
+    "the same by its __new__": call_global("copyreg", "__newobj__", stack_global("numpy", "ndarray"), number(1)),
+    "a member of an encoding changed": call_global(
+        "torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", number(0)
     )
     + attributes(a=b"N")
     + b"b",
@@ -698,7 +617,7 @@ RELU = stack_global("torch.nn.functional", "relu")
 def put_off(function, *args, **kwargs):
     """A partial in the form written by pickle: the function and its arguments are the state."""
     state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
-    return call_function(stack_global("functools", "partial"), function) + state + b"b"
+    return call_global("functools", "partial", function) + state + b"b"
 
 
 def overwriting(path):
@@ -723,16 +642,12 @@ def build_chain_map(*maps):
 
 def join_operands(*operands):
     """`|` of the operands, as pickle spells the expression."""
-    return call_function(
-        stack_global("functools", "reduce"), stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e"
-    )
+    return call_global("functools", "reduce", stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e")
 
 
 def optional(*operands):
     """`typing.Optional` of the operands, as pickle spells the expression."""
-    return call_function(
-        stack_global("_operator", "getitem"), stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t"
-    )
+    return call_global("_operator", "getitem", stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t")
 
 
 # Methods built by the pickle, and deferred calls, each alone.
@@ -744,7 +659,7 @@ HIDDEN = {
     "| of objects": join_operands(build_chain_map(b"}"), b"}"),
     "Optional of an object": optional(SPACED),
     "Optional of a list with an object": optional(b"](" + SPACED + b"e"),
-    "Optional of an alias of an object": optional(call_function(stack_global("types", "GenericAlias"), SPACED, b")")),
+    "Optional of an alias of an object": optional(call_global("types", "GenericAlias", SPACED, b")")),
     "a partial of a callback": put_off(
         stack_global("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"), dirpath=short("a")
     ),
@@ -755,48 +670,42 @@ HIDDEN = {
     "a partial of a function, given a text": put_off(stack_global("torch.nn.init", "constant_"), val=short("PWNED")),
     "a partial made with an object": partial(stack_global("numpy", "mean"), SPACED),
     "a partial of a module, given an object": put_off(stack_global("torch.nn.modules.container", "Sequential"), SPACED),
-    "a partial whose arguments are computed": call_function(stack_global("functools", "partial"), RELU)
+    "a partial whose arguments are computed": call_global("functools", "partial", RELU)
     + b"("
     + RELU
     + SPACED
     + b"NNtb",
-    "a defaultdict of a partial of a function": call_function(
-        stack_global("collections", "defaultdict"),
-        put_off(stack_global("torch.nn.functional", "linear"), tensor(), tensor()),
+    "a defaultdict of a partial of a function": call_global(
+        "collections", "defaultdict", put_off(stack_global("torch.nn.functional", "linear"), tensor(), tensor())
     ),
-    "a defaultdict of a partial of a module": call_function(
-        stack_global("collections", "defaultdict"),
-        put_off(stack_global("torch.nn.modules.linear", "Linear"), number(2**20)),
+    "a defaultdict of a partial of a module": call_global(
+        "collections", "defaultdict", put_off(stack_global("torch.nn.modules.linear", "Linear"), number(2**20))
     ),
-    "a defaultdict of a partial of a list that becomes one of a function": call_function(
-        stack_global("collections", "defaultdict"),
+    "a defaultdict of a partial of a list that becomes one of a function": call_global(
+        "collections",
+        "defaultdict",
         partial(stack_global("builtins", "list")) + b"(" + stack_global("torch.nn.functional", "relu") + b")}Nt" + b"b",
     ),
     "a hook of a lazy module that is called": call_function(
-        call_function(
-            stack_global("builtins", "getattr"),
-            new("torch.nn.modules.linear", "LazyLinear"),
-            short("_infer_parameters"),
-        ),
+        call_global("builtins", "getattr", new("torch.nn.modules.linear", "LazyLinear"), short("_infer_parameters")),
         b"N",
     ),
-    "another method of a lazy module": call_function(
-        stack_global("builtins", "getattr"), new("torch.nn.modules.linear", "LazyLinear"), short("apply")
+    "another method of a lazy module": call_global(
+        "builtins", "getattr", new("torch.nn.modules.linear", "LazyLinear"), short("apply")
     ),
-    "a hook of a lazy module that has attributes": call_function(
-        stack_global("builtins", "getattr"),
+    "a hook of a lazy module that has attributes": call_global(
+        "builtins",
+        "getattr",
         having(("torch.nn.modules.linear", "LazyLinear"), _infer_parameters=RELU),
         short("_infer_parameters"),
     ),
-    "a hook of a module that is not lazy": call_function(
-        stack_global("builtins", "getattr"), new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
+    "a hook of a module that is not lazy": call_global(
+        "builtins", "getattr", new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
     ),
-    "a defaultdict of a callback": call_function(
-        stack_global("collections", "defaultdict"), stack_global("pytorch_lightning.callbacks.timer", "Timer")
+    "a defaultdict of a callback": call_global(
+        "collections", "defaultdict", stack_global("pytorch_lightning.callbacks.timer", "Timer")
     ),
-    "a defaultdict of a configuration": call_function(
-        stack_global("collections", "defaultdict"), stack_global(*CONFIG)
-    ),
+    "a defaultdict of a configuration": call_global("collections", "defaultdict", stack_global(*CONFIG)),
     "other names for attributes, as arguments": stack_global(*CONFIG)
     + b")"
     + attributes(attribute_map=attributes(append=short("save_pretrained")))
@@ -809,8 +718,8 @@ HIDDEN = {
         ("torch.distributions.transforms", "ComposeTransform"), parts=b"](" + RELU + b"e"
     ),
     "a function as a method of an optimizer": having(("torch.optim.adam", "Adam"), step=RELU),
-    "a function as a method of a parameter": call_function(
-        stack_global("torch._utils", "_rebuild_parameter_with_state"), tensor(), b"\x88", b"}", attributes(numel=RELU)
+    "a function as a method of a parameter": call_global(
+        "torch._utils", "_rebuild_parameter_with_state", tensor(), b"\x88", b"}", attributes(numel=RELU)
     ),
     "a function as a module": having(
         ("torch.nn.modules.container", "Sequential"), _parameters=b"}", _modules=attributes(a=RELU)
@@ -824,56 +733,44 @@ HIDDEN = {
     ),
     # 2 GB for each element; the state need not contain this size
     "a type of numpy by a list": call_function(
-        SCALAR, call_function(stack_global("numpy", "dtype"), b"](" + text("a") + text("V2000000000") + b"\x86e")
+        SCALAR, call_global("numpy", "dtype", b"](" + text("a") + text("V2000000000") + b"\x86e")
     ),
-    "a type of numpy by text": call_function(
-        SCALAR, call_function(stack_global("numpy", "dtype"), text("2000000000i1"))
-    ),
-    "a type of numpy by its fields": call_function(stack_global("numpy", "dtype"), text("i4,V2000000000")),
+    "a type of numpy by text": call_function(SCALAR, call_global("numpy", "dtype", text("2000000000i1"))),
+    "a type of numpy by its fields": call_global("numpy", "dtype", text("i4,V2000000000")),
     # codecs written in Python that take a time quadratic in the text
-    "text in Punycode": call_function(stack_global("_codecs", "encode"), text("\u3400" * 99), short("punycode")),
-    "text decoded from Punycode": call_function(stack_global("builtins", "str"), short(b"a-b"), short("punycode")),
+    "text in Punycode": call_global("_codecs", "encode", text("\u3400" * 99), short("punycode")),
+    "text decoded from Punycode": call_global("builtins", "str", short(b"a-b"), short("punycode")),
     "bytes of text by a keyword": stack_global("builtins", "bytes")
     + text("\u3400")
     + b"\x85"
     + attributes(encoding=short("idna"))
     + b"\x92",
-    "bytes of numpy in Punycode": call_function(stack_global("numpy", "bytes_"), text("\u3400"), short("punycode")),
+    "bytes of numpy in Punycode": call_global("numpy", "bytes_", text("\u3400"), short("punycode")),
     "bytes of numpy in Punycode by NEWOBJ": stack_global("numpy", "bytes_")
     + text("\u3400")
     + short("idna")
     + b"\x86\x81",
-    "a version in Punycode": call_function(
-        stack_global("torch.torch_version", "TorchVersion"), short(b"a-b"), short("punycode")
-    ),
-    "text by a codec that is computed": call_function(stack_global("_codecs", "encode"), text("a"), COMPUTED),
+    "a version in Punycode": call_global("torch.torch_version", "TorchVersion", short(b"a-b"), short("punycode")),
+    "text by a codec that is computed": call_global("_codecs", "encode", text("a"), COMPUTED),
     # uuid.UUID calls `replace` of its argument
-    "a UUID of an object": call_function(
-        stack_global("uuid", "UUID"), having(("types", "SimpleNamespace"), replace=RELU)
-    ),
+    "a UUID of an object": call_global("uuid", "UUID", having(("types", "SimpleNamespace"), replace=RELU)),
     # the codec `idna` calls `encode` of its argument
-    "an object encoded": call_function(
-        stack_global("_codecs", "encode"), having(("types", "SimpleNamespace"), encode=RELU), short("idna")
+    "an object encoded": call_global(
+        "_codecs", "encode", having(("types", "SimpleNamespace"), encode=RELU), short("idna")
     ),
     # fractions.Fraction calls `as_integer_ratio` from Python 3.14 on
-    "a fraction of an object": call_function(stack_global("fractions", "Fraction"), SPACED),
+    "a fraction of an object": call_global("fractions", "Fraction", SPACED),
     "a fraction of an object by NEWOBJ": stack_global("fractions", "Fraction") + SPACED + b"\x85\x81",
-    "a fraction of an object by its __new__": call_function(
-        stack_global("copyreg", "__newobj__"), stack_global("fractions", "Fraction"), SPACED
+    "a fraction of an object by its __new__": call_global(
+        "copyreg", "__newobj__", stack_global("fractions", "Fraction"), SPACED
     ),
     # the tensor calls `size` of the wrapped object
-    "a tensor of an object": call_function(
-        stack_global("torch.distributed._functional_collectives", "AsyncCollectiveTensor"), SPACED
-    ),
-    "an object through an identity": call_function(
-        stack_global("uuid", "UUID"), call_function(IDENTITY, SPACED, short(""))
-    ),
-    "an object through numpy": call_function(stack_global("uuid", "UUID"), call_function(SCALAR, OBJECT, SPACED)),
+    "a tensor of an object": call_global("torch.distributed._functional_collectives", "AsyncCollectiveTensor", SPACED),
+    "an object through an identity": call_global("uuid", "UUID", call_function(IDENTITY, SPACED, short(""))),
+    "an object through numpy": call_global("uuid", "UUID", call_function(SCALAR, OBJECT, SPACED)),
     "an object in a sequence": stack_global("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
-    "a state of the process, made": call_function(stack_global("accelerate.state", "PartialState"), b"\x88"),
-    "a state of the process, made without arguments": call_function(
-        stack_global("accelerate.state", "AcceleratorState")
-    ),
+    "a state of the process, made": call_global("accelerate.state", "PartialState", b"\x88"),
+    "a state of the process, made without arguments": call_global("accelerate.state", "AcceleratorState"),
     "a storage changed": b"("
     + short("storage")
     + stack_global("torch", "FloatStorage")
@@ -890,7 +787,7 @@ HIDDEN = {
     + short("cpu")
     + number(4)
     + b"tQK\x00K\x01s",
-    "a class of TorchScript": call_function(stack_global("__torch__.evil", "Run")),
+    "a class of TorchScript": call_global("__torch__.evil", "Run"),
 }
 
 RANDOM = "numpy.random._pickle"
@@ -904,8 +801,8 @@ FROM_TYPE, TENSOR = stack_global("torch._tensor", "_rebuild_from_type_v2"), stac
 INDIRECT = {
     # numpy reads the state through a null pointer
     "a bit generator without its state": stack_global("numpy.random._pcg64", "PCG64") + b")\x81",
-    "a bit generator without its state as a copy makes it": call_function(
-        stack_global("copyreg", "__newobj__"), stack_global("numpy.random._philox", "Philox")
+    "a bit generator without its state as a copy makes it": call_global(
+        "copyreg", "__newobj__", stack_global("numpy.random._philox", "Philox")
     ),
     "a configuration called by a random state": call_function(STATE, b"}", HF_CONFIG),
     "a configuration called by a random state, given alone": call_function(STATE, HF_CONFIG),
@@ -925,21 +822,18 @@ INDIRECT = {
     "a state of the process called by the bits of a generator": call_function(
         BITS, stack_global("accelerate.state", "PartialState")
     ),
-    "a configuration as a masked array": call_function(
-        stack_global("numpy.ma.core", "_mareconstruct"),
-        DEEPSPEED,
-        stack_global("numpy", "ndarray"),
-        b"K\x00\x85",
-        short("b"),
+    "a configuration as a masked array": call_global(
+        "numpy.ma.core", "_mareconstruct", DEEPSPEED, stack_global("numpy", "ndarray"), b"K\x00\x85", short("b")
     ),
-    "a configuration as an array": call_function(
-        stack_global("numpy.core.multiarray", "_reconstruct"), DEEPSPEED, b"K\x00\x85", short("b")
+    "a configuration as an array": call_global(
+        "numpy.core.multiarray", "_reconstruct", DEEPSPEED, b"K\x00\x85", short("b")
     ),
-    "a configuration as the seed of a generator": call_function(
-        stack_global("numpy.random.bit_generator", "__pyx_unpickle_SeedSequence"), HF_CONFIG, number(1), b"N"
+    "a configuration as the seed of a generator": call_global(
+        "numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", HF_CONFIG, number(1), b"N"
     ),
-    "an object as the state of a list": call_function(
-        stack_global("copyreg", "_reconstructor"),
+    "an object as the state of a list": call_global(
+        "copyreg",
+        "_reconstructor",
         stack_global("collections", "UserList"),
         stack_global("builtins", "list"),
         stack_global("types", "SimpleNamespace") + b")\x81",
@@ -975,7 +869,7 @@ def pairs(**values):
 
 def build_ordered_dict(key, value):
     """An OrderedDict with a single item."""
-    return call_function(stack_global("collections", "OrderedDict")) + key + value + b"s"
+    return call_global("collections", "OrderedDict") + key + value + b"s"
 
 
 def calling(function, state=attributes):
@@ -991,7 +885,7 @@ def wrap_function(function):
 
 def getting(function):
     """An OrderedDict with an attribute that hides the method `get`."""
-    return call_function(stack_global("collections", "OrderedDict")) + attributes(get=function) + b"b"
+    return call_global("collections", "OrderedDict") + attributes(get=function) + b"b"
 
 
 def named_arguments(function, *args, **kwargs):
@@ -1011,16 +905,14 @@ MASKED = stack_global("numpy.ma.core", "MaskedArray")
 STORAGE, FLOATS = stack_global("torch.storage", "UntypedStorage"), stack_global("torch", "FloatTensor")
 NEWOBJ_EX = stack_global("copyreg", "__newobj_ex__")
 DUNDER = "__array_interface__"
-CODED = call_function(stack_global("numpy", "dtype"), short("U9"), b"\x89", b"\x88")
+CODED = call_global("numpy", "dtype", short("U9"), b"\x89", b"\x88")
 #: Texts built by calls: a lookup of the name finds a key of each kind.
 TEXTS = {
-    "str": call_function(stack_global("builtins", "str"), short("__array__")),
-    "str of numpy": call_function(stack_global("numpy", "str_"), short("__array__")),
+    "str": call_global("builtins", "str", short("__array__")),
+    "str of numpy": call_global("numpy", "str_", short("__array__")),
     "UserString": having(("collections", "UserString"), data=short("__array__")),
     "a version": stack_global("torch.torch_version", "TorchVersion") + short("__array__") + b"\x85\x81",
-    "an identity": call_function(
-        stack_global("torch.jit._pickle", "restore_type_tag"), short("__array__"), short("str")
-    ),
+    "an identity": call_global("torch.jit._pickle", "restore_type_tag", short("__array__"), short("str")),
     "a scalar": call_function(SCALAR, CODED, short("__array__".encode("utf-32-le"))),
 }
 # States, arguments and attributes of another kind than picklers write, or at another time.
@@ -1031,7 +923,7 @@ STATES = {
     ),
     "a module of pairs": new(*FUSED) + pairs(forward=PRINT, **MODULE_PARTS) + b"b",
     "a module of a tuple of pairs": new(*FUSED)
-    + call_function(stack_global("builtins", "tuple"), pairs(forward=PRINT, **MODULE_PARTS))
+    + call_global("builtins", "tuple", pairs(forward=PRINT, **MODULE_PARTS))
     + b"b",
     "a module of two pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86" + short("_modules") + b"}\x86tb",
     "a module of a set of pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86\x91b",
@@ -1067,16 +959,13 @@ STATES = {
         IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), of_module(IDENTITY_MODULE))
     ),
     "hooks that are no dict": of_module(IDENTITY_MODULE, _forward_hooks=having(("collections", "UserDict"), data=b"}")),
-    "hooks of a tensor": call_function(
-        stack_global("torch._utils", "_rebuild_parameter"), tensor(), b"\x88", build_ordered_dict(number(0), PRINT)
+    "hooks of a tensor": call_global(
+        "torch._utils", "_rebuild_parameter", tensor(), b"\x88", build_ordered_dict(number(0), PRINT)
     ),
     "modules that are ordered": of_module(SEQUENTIAL, _modules=build_ordered_dict(short("0"), PRINT)),
-    "modules of pairs": of_module(
-        SEQUENTIAL, _modules=call_function(stack_global("collections", "OrderedDict"), pairs(a=PRINT))
-    ),
+    "modules of pairs": of_module(SEQUENTIAL, _modules=call_global("collections", "OrderedDict", pairs(a=PRINT))),
     "modules of pairs that are given others": of_module(
-        SEQUENTIAL,
-        _modules=call_function(stack_global("collections", "OrderedDict"), pairs(a=PRINT)) + short("a") + b"Ns",
+        SEQUENTIAL, _modules=call_global("collections", "OrderedDict", pairs(a=PRINT)) + short("a") + b"Ns"
     ),
     "a partial among modules": of_module(SEQUENTIAL, _modules=attributes(a=put_off(RELU))),
     "modules that are computed": of_module(
@@ -1116,7 +1005,7 @@ STATES = {
     + short("_modules")
     + b"}u",
     "an element of a list that is set again": b"](" + of_module(IDENTITY_MODULE) + b"eq\x07" + number(0) + PRINT + b"s",
-    "an element of a deque that is set": call_function(stack_global("collections", "deque"), b"](" + number(1) + b"e")
+    "an element of a deque that is set": call_global("collections", "deque", b"](" + number(1) + b"e")
     + number(0)
     + PRINT
     + b"s",
@@ -1133,10 +1022,10 @@ STATES = {
     ),
     "a module in a list in a list": call_function(MASKED, b"]]" + of_module(IDENTITY_MODULE) + b"aa"),
     "a module in a list that a call makes": call_function(
-        MASKED, call_function(stack_global("builtins", "list"), b"]" + of_module(IDENTITY_MODULE) + b"a")
+        MASKED, call_global("builtins", "list", b"]" + of_module(IDENTITY_MODULE) + b"a")
     ),
     "a module in a deque": call_function(
-        MASKED, call_function(stack_global("collections", "deque"), b"]") + of_module(IDENTITY_MODULE) + b"a"
+        MASKED, call_global("collections", "deque", b"]") + of_module(IDENTITY_MODULE) + b"a"
     ),
     "a dict of attributes with an interface": new("lightning.fabric.utilities.data", "AttributeDict")
     + short(DUNDER)
@@ -1190,7 +1079,7 @@ TORN = new(*FUSED) + given_back(attributes(**MODULE_PARTS, get=PRINT), short("")
 IDS = {
     "a state": calling(TORN),
     "an id in an id": new(*FUSED) + given_back(given_back(attributes(forward=PRINT), short("")), short("")) + b"b",
-    "a number": call_function(stack_global("builtins", "bytearray"), given_back(number(2**33), short(""))),
+    "a number": call_global("builtins", "bytearray", given_back(number(2**33), short(""))),
     "a list": b"](" + PRINT + b"eQ",
     "a class with an object for its source": given_back(stack_global(*IDENTITY_MODULE), short(""), TORN),
     "a module that is an object": given_back(short("module"), attributes(a=PRINT), short(""), short("")),
@@ -1200,17 +1089,16 @@ IDS = {
 # Clean names put to other uses than data. Our own payloads; no advisory describes them.
 MODULE = stack_global("torch.nn.modules.linear", "Identity") + b")\x81"
 FLOWS = {
-    "a tensor rebuilt from a module, which as_subclass makes the class whose attributes the state sets": four(
-        call_function(
-            stack_global("torch._tensor", "_rebuild_from_type_v2"),
-            stack_global("torch._utils", "_rebuild_parameter_with_state"),
-            stack_global("torch", "Tensor"),
-            b"(" + MODULE + b"\x89})t",
-            b"}" + short("tolist") + MODULE + b"s",
-        )
+    "a tensor rebuilt from a module, which as_subclass makes the class whose attributes the state sets": pickle_call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        stack_global("torch._utils", "_rebuild_parameter_with_state"),
+        stack_global("torch", "Tensor"),
+        b"(" + MODULE + b"\x89})t",
+        b"}" + short("tolist") + MODULE + b"s",
     ),
     "an alias that hands its state on to a function": four(
-        call_function(stack_global("types", "GenericAlias"), stack_global("torch.nn.functional", "dropout"), b")")
+        call_global("types", "GenericAlias", stack_global("torch.nn.functional", "dropout"), b")")
         + b"}"
         + short("inplace")
         + b"\x88sb"
@@ -1224,19 +1112,18 @@ FLOWS = {
     "getattr as __new__": four(
         SPELLED
         + b"0"
-        + call_function(
-            stack_global("copyreg", "_reconstructor"),
+        + call_global(
+            "copyreg",
+            "_reconstructor",
             stack_global("logging", "getLogger"),
             build_namespace("__new__", NEVER),
             short("__globals__"),
         )
     ),
-    "getattr in a list that is given": four(
-        SPELLED + b"0" + call_function(stack_global("builtins", "list"), b"](" + NEVER + b"e")
-    ),
+    "getattr in a list that is given": four(SPELLED + b"0" + call_global("builtins", "list", b"](" + NEVER + b"e")),
     "getattr in an item set and set again": four(SPELLED + b"0}" + short("a") + NEVER + b"s\x94" + short("a") + b"Ns"),
-    "a metaclass that a module of torch imports": four(
-        call_function(stack_global("torch.ao.quantization.observer", "ABCMeta"), short("X"), b")", b"}")
+    "a metaclass that a module of torch imports": pickle_call(
+        "torch.ao.quantization.observer", "ABCMeta", short("X"), b")", b"}"
     ),
     "a partial that is called": four(call_function(partial(stack_global("builtins", "dict")))),
     "a partial of a partial": four(partial(partial(stack_global("builtins", "dict")))),
@@ -1247,46 +1134,33 @@ FLOWS = {
     "a partial in the place of __setstate__": four(
         build_namespace("__setstate__", partial(stack_global("builtins", "dict")))
     ),
-    "_rebuild_from_type_v2 of another function": four(
-        call_function(
-            stack_global("torch._tensor", "_rebuild_from_type_v2"),
-            stack_global("pathlib", "Path"),
-            stack_global("torch", "Tensor"),
-            short("a") + b"\x85",
-            b"N",
-        )
+    "_rebuild_from_type_v2 of another function": pickle_call(
+        "torch._tensor",
+        "_rebuild_from_type_v2",
+        stack_global("pathlib", "Path"),
+        stack_global("torch", "Tensor"),
+        short("a") + b"\x85",
+        b"N",
     ),
     "a hook that is called": four(call_function(SPECTRAL, stack_global("torch.nn.modules.linear", "Linear"), b"N")),
     "a hook that an optimizer would call": four(
         stack_global("torch.optim.adam", "Adam") + b")\x81}" + short("state") + build_namespace("get", SPECTRAL) + b"sb"
     ),
-    "a module made with arguments": four(
-        call_function(stack_global("torch.nn.modules.linear", "Linear"), number(1), number(1))
-    ),
-    "a configuration that makes its folder": four(
-        call_function(stack_global("transformers.training_args", "TrainingArguments"), short("a"))
-    ),
-    "a norm that is called": four(call_function(stack_global("torch._C._linalg", "linalg_norm"), tensor())),
+    "a module made with arguments": pickle_call("torch.nn.modules.linear", "Linear", number(1), number(1)),
+    "a configuration that makes its folder": pickle_call("transformers.training_args", "TrainingArguments", short("a")),
+    "a norm that is called": pickle_call("torch._C._linalg", "linalg_norm", tensor()),
     "a name among the norms that is none": four(stack_global("torch._C._linalg", "os.system")),
-    "what a GradScaler makes its values with, called": four(
-        call_function(stack_global("torch.amp.grad_scaler", "_refresh_per_optimizer_state"))
+    "what a GradScaler makes its values with, called": pickle_call(
+        "torch.amp.grad_scaler", "_refresh_per_optimizer_state"
     ),
-    "a loss scaler made with arguments": four(
-        call_function(stack_global("deepspeed.runtime.fp16.loss_scaler", "LossScaler"), number(1))
-    ),
+    "a loss scaler made with arguments": pickle_call("deepspeed.runtime.fp16.loss_scaler", "LossScaler", number(1)),
     "a stage of ZeRO changed": four(
-        call_function(stack_global("deepspeed.runtime.zero.config", "ZeroStageEnum"), number(1))
-        + b"}"
-        + short("a")
-        + b"Nsb"
+        call_global("deepspeed.runtime.zero.config", "ZeroStageEnum", number(1)) + b"}" + short("a") + b"Nsb"
     ),
-    "a version made of an object": four(
-        call_function(
-            stack_global("torch.torch_version", "TorchVersion"),
-            stack_global("torch.nn.modules.container", "Sequential") + b")\x81",
-        )
+    "a version made of an object": pickle_call(
+        "torch.torch_version", "TorchVersion", stack_global("torch.nn.modules.container", "Sequential") + b")\x81"
     ),
-    "an activation that is called": four(call_function(stack_global("torch.nn.functional", "relu"), number(1))),
+    "an activation that is called": pickle_call("torch.nn.functional", "relu", number(1)),
     "a module changed through an identity": four(
         call_function(IDENTITY, stack_global("torch.nn.modules.linear", "F"), short(""))
         + b"}"
@@ -1299,25 +1173,18 @@ FLOWS = {
         + short("forward")
         + b"Nsb"
     ),
-    "the logger of the process": four(
-        call_function(stack_global("logging", "getLogger")) + b"}" + short("disabled") + b"\x88sb"
+    "the logger of the process": four(call_global("logging", "getLogger") + b"}" + short("disabled") + b"\x88sb"),
+    "a member of an enumeration changed": four(call_global("uuid", "SafeUUID", number(0)) + b"}" + short("a") + b"Nsb"),
+    "Popen by another module": pickle_call(
+        "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler", "Popen", short("true")
     ),
-    "a member of an enumeration changed": four(
-        call_function(stack_global("uuid", "SafeUUID"), number(0)) + b"}" + short("a") + b"Nsb"
-    ),
-    "Popen by another module": four(
-        call_function(
-            stack_global("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler", "Popen"),
-            short("true"),
-        )
-    ),
-    "Popen by somebody's module": four(call_function(stack_global("my.tools", "subprocess.Popen"), short("true"))),
+    "Popen by somebody's module": pickle_call("my.tools", "subprocess.Popen", short("true")),
     "CDLL by another module": four(stack_global("torch._inductor.codecache", "CDLL")),
-    "PyTorchFileWriter": four(call_function(stack_global("torch._C", "PyTorchFileWriter"), short("a"))),
-    "PackageImporter": four(call_function(stack_global("torch.package", "PackageImporter"), short("a"))),
-    "a class of torch on no list": four(call_function(stack_global("torch.optim.swa_utils", "Module"))),
-    "type() of something": four(call_function(stack_global("builtins", "type"), short("X"), b")", b"}")),
-    "operator.getitem of something": four(call_function(stack_global("_operator", "getitem"), b"}", short("a"))),
+    "PyTorchFileWriter": pickle_call("torch._C", "PyTorchFileWriter", short("a")),
+    "PackageImporter": pickle_call("torch.package", "PackageImporter", short("a")),
+    "a class of torch on no list": pickle_call("torch.optim.swa_utils", "Module"),
+    "type() of something": pickle_call("builtins", "type", short("X"), b")", b"}"),
+    "operator.getitem of something": pickle_call("_operator", "getitem", b"}", short("a")),
     **{name: four(body) for name, body in (METHODS | HIDDEN | INDIRECT | STATES).items()},
     **OLD_NAMES,
 }
@@ -1377,9 +1244,7 @@ STREAMS = {
     "an odd name that is no text": b"cos\nsystem\n(V" + TOUCH.encode() + b"\ntR0c\xff\n\xff\n.",
     "an odd name before the call": b"c!x\n!y\n0cos\nsystem\n(V" + TOUCH.encode() + b"\ntR.",
     # an opcode of no honest pickle, to stop the scanner, and then the call
-    "odd arguments": four(
-        stack_global("builtins", "list") + call_function(stack_global("builtins", "tuple"), b"]") + b"R0" + SYSTEM
-    ),
+    "odd arguments": four(stack_global("builtins", "list") + call_global("builtins", "tuple", b"]") + b"R0" + SYSTEM),
     "a call of a storage": four(b"NQ)R0" + SYSTEM),
     "BUILD on a class": four(
         stack_global("collections", "OrderedDict") + b"N}" + short("a") + number(1) + b"s\x86b" + SYSTEM
