@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 
 from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
-from statecli.targets.target_result import Status
 
 from ..formats.attacks import (
     Member,
@@ -650,6 +649,12 @@ def optional(*operands):
     return call_global("_operator", "getitem", stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t")
 
 
+def given_back(*parts):
+    """A persistent id of the given parts. In a tar archive, torch returns the first part of most tuples."""
+    return b"(" + b"".join(parts) + b"tQ"
+
+
+STORAGE_ID = given_back(short("storage"), stack_global("torch", "FloatStorage"), short("0"), short("cpu"), number(4))
 # Methods built by the pickle, and deferred calls, each alone.
 HIDDEN = {
     "a file overwritten by |": join_operands(
@@ -771,22 +776,8 @@ HIDDEN = {
     "an object in a sequence": stack_global("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
     "a state of the process, made": call_global("accelerate.state", "PartialState", b"\x88"),
     "a state of the process, made without arguments": call_global("accelerate.state", "AcceleratorState"),
-    "a storage changed": b"("
-    + short("storage")
-    + stack_global("torch", "FloatStorage")
-    + short("0")
-    + short("cpu")
-    + number(4)
-    + b"tQ"
-    + attributes(_untyped_storage=b"N")
-    + b"b",
-    "items of a storage": b"("
-    + short("storage")
-    + stack_global("torch", "FloatStorage")
-    + short("0")
-    + short("cpu")
-    + number(4)
-    + b"tQK\x00K\x01s",
+    "a storage changed": STORAGE_ID + attributes(_untyped_storage=b"N") + b"b",
+    "items of a storage": STORAGE_ID + b"K\x00K\x01s",
     "a class of TorchScript": call_global("__torch__.evil", "Run"),
 }
 
@@ -1066,11 +1057,6 @@ OLD_NAMES = {
     + global_name("UserDict", "UserDict")
     + b".",
 }
-
-
-def given_back(*parts):
-    """A persistent id of the given parts. In a tar archive, torch returns the first part of most tuples."""
-    return b"(" + b"".join(parts) + b"tQ"
 
 
 #: A module whose state torch returns and statecli reads as a storage.
@@ -1459,44 +1445,48 @@ if isinstance(loaded, torch.nn.Module):
 """
 CALLS_IN_PICKLE = CALLS_PRINT.replace("LOAD", "pickle.load(open('model.bin', 'rb'))")
 CALLS_IN_ARCHIVE = CALLS_PRINT.replace("LOAD", "torch.load('model.bin', weights_only=False)")
+LOADS_PICKLE = "import pickle, torch; pickle.load(open('model.bin', 'rb'))"
 LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
 # On processors with VNNI torch uses onednn, which refuses the numbers by which fbgemm divides.
 LOADS_WITH_FBGEMM = f"import torch; torch.backends.quantized.engine = 'fbgemm'; {LOADS_ARCHIVE}"
 # Code that loads some payloads above, to show that the attacks work: the process creates a file, or dies.
 LOADED = {
-    **{
-        f"flow: {name}": "import pickle, torch; pickle.load(open('model.bin', 'rb'))"
-        for name in (
-            *("a generator whose state is a number", "a generator whose state is text"),
-            *("a generator whose state is too short", "an object of TorchScript without one"),
-        )
-    },
-    **{
-        f"flow: {name}": CALLS_IN_PICKLE
-        for name in (
-            *("an optimizer of pairs, which calls a method of a module of pairs", "a module of pairs"),
-            *("an optimizer that calls a DataParallel", "modules that are ordered", "a function among ordered hooks"),
-            *("a state that is changed afterwards", "a method that is set again"),
-        )
-    },
     **dict.fromkeys(
-        ("flow: a storage by an allocator", "flow: a tensor by its address through copyreg"),
-        "import pickle, torch; pickle.load(open('model.bin', 'rb'))",
+        (
+            *("flow: a generator whose state is a number", "flow: a generator whose state is text"),
+            *("flow: a generator whose state is too short", "flow: an object of TorchScript without one"),
+            *("flow: a storage by an allocator", "flow: a tensor by its address through copyreg"),
+            *("flow: a module with an interface among its buffers", "flow: objects that are told to be none"),
+            *("flow: a method by another name, given an element", "flow: a file overwritten by |"),
+            "flow: a file overwritten by the text of an error",
+        ),
+        LOADS_PICKLE,
     ),
-    "flow: a module with an interface among its buffers": "import pickle; pickle.load(open('model.bin', 'rb'))",
+    **dict.fromkeys(
+        (
+            *("flow: an optimizer of pairs, which calls a method of a module of pairs", "flow: a module of pairs"),
+            *("flow: an optimizer that calls a DataParallel", "flow: modules that are ordered"),
+            *("flow: a function among ordered hooks", "flow: a state that is changed afterwards"),
+            "flow: a method that is set again",
+        ),
+        CALLS_IN_PICKLE,
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "flow: a plugin called by the bits of a generator",
+                "flow: a configuration called by a generator, given alone",
+            ),
+            "flow: a configuration called by a random state through the default",
+        ),
+        CALLS_THE_PLUGIN,
+    ),
     "file: a tar with the id of a state": CALLS_IN_ARCHIVE,
     "in an archive: a quantized convolution of no groups": LOADS_WITH_FBGEMM,
     "in an archive: packed weights of no groups": LOADS_WITH_FBGEMM,
     "flow: a hook with the number infinity": HOOKS,
-    "flow: a method by another name, given an element": "import pickle; pickle.load(open('model.bin', 'rb'))",
-    "flow: a file overwritten by |": "import pickle; pickle.load(open('model.bin', 'rb'))",
-    "flow: a file overwritten by the text of an error": "import pickle; pickle.load(open('model.bin', 'rb'))",
-    "flow: objects that are told to be none": "import pickle; pickle.load(open('model.bin', 'rb'))",
     "flow: an array of objects over bytes": "import pickle; print(pickle.load(open('model.bin', 'rb')))",
-    "flow: a plugin called by the bits of a generator": CALLS_THE_PLUGIN,
-    "flow: a configuration called by a random state through the default": CALLS_THE_PLUGIN,
-    "flow: a configuration called by a generator, given alone": CALLS_THE_PLUGIN,
-    "file: a tar": "import torch; torch.load('model.bin', weights_only=False)",
+    "file: a tar": LOADS_ARCHIVE,
 }
 
 
@@ -1519,16 +1509,6 @@ def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_pyt
     # The memory after a short tuple decides whether the process dies or Python sees the broken call.
     broken_call = "too short" in name and "returned a result with an exception set" in str(done.stderr)
     assert (tmp_path / "PWNED").exists() or done.returncode < 0 or broken_call
-
-
-def test_what_is_no_checkpoint_has_failed_as_well(tmp_path):
-    """A scan alone is not an audit: a bare pickle fails."""
-    paths = [tmp_path / f"{index}.pt" for index in range(len(GADGETS))]
-    for path, data in zip(paths, GADGETS.values(), strict=True):
-        path.write_bytes(data)
-    targets = audit(Request(tuple(map(str, paths)))).targets
-    failed = [target.status is Status.FAILED for target in targets]
-    assert dict(zip(GADGETS, failed, strict=True)) == dict.fromkeys(GADGETS, True)
 
 
 class _Extra(torch.nn.Linear):
