@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from statecli.commands.audit.run import Request, audit
 from statecli.targets.target_result import Status
@@ -34,3 +35,14 @@ def list_fqns():
         return sorted(finding.fqn for finding in result.findings)
 
     return names
+
+
+@pytest.fixture
+def save_checkpoint(tmp_path):
+    """`save_checkpoint(state, "b.pt")` saves with torch and returns the path; options as in torch.save."""
+
+    def save(state, name="a.pt", **options):
+        torch.save(state, tmp_path / name, **options)
+        return tmp_path / name
+
+    return save

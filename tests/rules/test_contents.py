@@ -12,17 +12,6 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 
 
-@pytest.fixture
-def save_checkpoint(tmp_path):
-    """Save with torch; return the path."""
-
-    def save(state, name="a.pt"):
-        torch.save(state, tmp_path / name)
-        return tmp_path / name
-
-    return save
-
-
 def adapter(folder, tensors):
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")

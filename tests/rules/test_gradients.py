@@ -143,10 +143,9 @@ def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkey
 UNTOLD = "the optimizer state does not contain the names of the parameters that the optimizer trains"
 
 
-def test_where_there_is_no_optimizer_that_is_why(tmp_path):
+def test_where_there_is_no_optimizer_that_is_why(save_checkpoint):
     """The reason does not mention names."""
-    torch.save(small().state_dict(), tmp_path / "m.pt")
-    assert not_run(tmp_path / "m.pt") == {"the target has no optimizer state"}
+    assert not_run(save_checkpoint(small().state_dict())) == {"the target has no optimizer state"}
 
 
 def train_fused(cls=torch.optim.AdamW, frozen=0, **settings):
@@ -186,15 +185,13 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("frozen", [0, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp_path):
+def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp_path, save_checkpoint):
     """A single file and a training folder with sorted weights pass. An optimizer alone gives a note."""
     cls, settings = OPTIMIZERS[name]
     checkpoint = train_fused(cls, frozen, **settings)
-    torch.save(checkpoint, tmp_path / "t.pt")
-    assert mismatches(tmp_path / "t.pt") == []
+    assert mismatches(save_checkpoint(checkpoint)) == []
     assert mismatches(in_folder(checkpoint, tmp_path / "checkpoint-1")) == []
-    torch.save(checkpoint["optimizer"], tmp_path / "optimizer.pt")
-    ((severity, message),) = mismatches(tmp_path / "optimizer.pt")
+    ((severity, message),) = mismatches(save_checkpoint(checkpoint["optimizer"], "optimizer.pt"))
     assert severity is Severity.NOTE
     assert "the checkpoint does not contain its model" in message
 
@@ -257,7 +254,7 @@ def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
     assert "a.b.c: the sizes of its states were not checked" in message
 
 
-def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
+def test_text_instead_of_ids_does_not_hide_the_order(save_checkpoint):
     """torch matches parameters by their order, and ignores the names in the optimizer."""
     checkpoint = train_fused()
     state, group = checkpoint["optimizer"]["state"], checkpoint["optimizer"]["param_groups"][0]
@@ -268,8 +265,7 @@ def test_text_instead_of_ids_does_not_hide_the_order(tmp_path):
         for number, name in enumerate(names)
     }
     group["params"] = names
-    torch.save(checkpoint, tmp_path / "t.pt")
-    assert [severity for severity, _ in mismatches(tmp_path / "t.pt")] == [Severity.ERROR]
+    assert [severity for severity, _ in mismatches(save_checkpoint(checkpoint))] == [Severity.ERROR]
 
 
 def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):

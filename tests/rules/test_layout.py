@@ -35,17 +35,6 @@ def write_file(tmp_path):
     return write
 
 
-@pytest.fixture
-def save_checkpoint(tmp_path):
-    """Save with torch and return the path."""
-
-    def save(state, **options):
-        torch.save(state, tmp_path / "a.pt", **options)
-        return tmp_path / "a.pt"
-
-    return save
-
-
 def at(place):
     """Return the bytes at the place of a finding."""
     with open(place.path, "rb") as file:

@@ -22,10 +22,9 @@ def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one
 
 
 @pytest.mark.parametrize(("first", "second"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
-def test_case_collision_finds_one_text_in_other_code_points(run_rule, tmp_path, first, second):
+def test_case_collision_finds_one_text_in_other_code_points(run_rule, save_checkpoint, first, second):
     """Both names look alike on the screen, so the message shows their code points."""
-    torch.save({first: torch.zeros(2), second: torch.ones(2)}, tmp_path / "a.pt")
-    (finding,) = run_rule("case-collision", tmp_path / "a.pt")
+    (finding,) = run_rule("case-collision", save_checkpoint({first: torch.zeros(2), second: torch.ones(2)}))
     assert (
         finding.message
         == f"{ascii(second)[1:-1]}: same letters as {ascii(first)[1:-1]}, written with other code points"
@@ -50,12 +49,10 @@ def test_case_collision_does_not_sort_the_marks_of_a_name(run_rule, tmp_path):
     assert sum("only in upper and lower case" in message for message in messages) == 1
 
 
-def test_case_collision_spares_thirty_marks(run_rule, tmp_path):
+def test_case_collision_spares_thirty_marks(run_rule, save_checkpoint):
     """The limit of Unicode's stream-safe text."""
-    torch.save({"e" + "\u0301" * 30: torch.zeros(2)}, tmp_path / "a.pt")
-    assert not run_rule("case-collision", tmp_path / "a.pt")
-    torch.save({"e" + "\u0301" * 31: torch.zeros(2)}, tmp_path / "a.pt")
-    assert len(run_rule("case-collision", tmp_path / "a.pt")) == 1
+    assert not run_rule("case-collision", save_checkpoint({"e" + "\u0301" * 30: torch.zeros(2)}))
+    assert len(run_rule("case-collision", save_checkpoint({"e" + "\u0301" * 31: torch.zeros(2)}))) == 1
 
 
 def test_case_collision_spares_names_of_two_sections(run_rule, tmp_path):
@@ -73,12 +70,11 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("prefix", WRAPPED)
-def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, tmp_path, prefix):
+def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, save_checkpoint, prefix):
     """Each section has a single finding. The advice gives the names of the plain model."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = WRAPPED[prefix](net).state_dict()
-    torch.save(state, tmp_path / "a.pt")
-    (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
+    (finding,) = run_rule("wrapper-prefix", save_checkpoint(state))
     assert finding.message.startswith(f"all 4 names have the prefix {prefix!r} of a wrapper, which the plain model")
     assert f"removeprefix({prefix!r})" in finding.help
     assert [name.removeprefix(prefix) for name in state] == list(net.state_dict())
@@ -86,14 +82,13 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, tmp_path, pr
 
 @pytest.mark.parametrize("name", WRAPPER_ATTRIBUTES)
 @pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
-def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, tmp_path, name, inside):
+def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, save_checkpoint, name, inside):
     """Wrappers of torch, Lightning, fairscale and torchrec, before all names and in the middle of a name."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = {f"{name}.{key}": value for key, value in net.state_dict().items()}
     if inside:
         state = {key.replace("1.", f"1.{name}."): value for key, value in net.state_dict().items()}
-    torch.save(state, tmp_path / "a.pt")
-    (finding,) = run_rule("wrapper-prefix", tmp_path / "a.pt")
+    (finding,) = run_rule("wrapper-prefix", save_checkpoint(state))
     verb = "contain" if inside else "have the prefix"
     assert f"{verb} '{name}.' of a wrapper" in finding.message
 
@@ -115,13 +110,11 @@ def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
     assert "replace('_orig_mod.', '')" in finding.help
 
 
-def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rule, tmp_path):
+def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rule, save_checkpoint):
     """Averaged models have a `module` next to a counter of their own; half of all models have a `model`."""
     averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
-    torch.save(averaged.state_dict(), tmp_path / "a.pt")
-    assert not run_rule("wrapper-prefix", tmp_path / "a.pt")
-    torch.save({"model.weight": torch.zeros(2)}, tmp_path / "b.pt")
-    assert not run_rule("wrapper-prefix", tmp_path / "b.pt")
+    assert not run_rule("wrapper-prefix", save_checkpoint(averaged.state_dict()))
+    assert not run_rule("wrapper-prefix", save_checkpoint({"model.weight": torch.zeros(2)}))
 
 
 def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, tmp_path):
@@ -135,10 +128,9 @@ def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, 
     assert list_fqns("wrapper-prefix", tmp_path / "a.pt", model=f"{tmp_path / 'net.py'}:compiled") == []
 
 
-def test_wrapper_prefix_spares_a_module_pickled_whole(run_rule, tmp_path):
+def test_wrapper_prefix_spares_a_module_pickled_whole(run_rule, save_checkpoint):
     """A module pickled whole brings its own names."""
-    torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
-    assert not run_rule("wrapper-prefix", tmp_path / "a.pt")
+    assert not run_rule("wrapper-prefix", save_checkpoint(torch.nn.DataParallel(torch.nn.Linear(2, 2))))
 
 
 # --- control-characters ----------------------------------------------------------------------------------------------
@@ -164,8 +156,7 @@ def test_control_characters_finds_the_name_of_a_section(run_rule, tmp_path):
     assert "section 'a\\u202e.model'" in run_rule("control-characters", tmp_path / "a.pt")[0].message
 
 
-def test_control_characters_spares_letters_of_all_scripts(run_rule, tmp_path):
+def test_control_characters_spares_letters_of_all_scripts(run_rule, save_checkpoint):
     """Spaces, quotes and brackets are not control characters either."""
     names = ["größe.weight", "重み", "ваги", "وزن", "a b", "a'b", "[0]", "x\u0301", "😀", "❤\ufe0f", "a\\nb"]
-    torch.save({name: torch.zeros(2) for name in names}, tmp_path / "a.pt")
-    assert not run_rule("control-characters", tmp_path / "a.pt")
+    assert not run_rule("control-characters", save_checkpoint({name: torch.zeros(2) for name in names}))

@@ -376,10 +376,9 @@ WHOLE = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_module_of_torch_is_that_and_nothing_else(name, tmp_path):
+def test_a_whole_module_of_torch_is_that_and_nothing_else(name, save_checkpoint):
     """All classes, hooks and activations of the module are torch's own."""
-    torch.save({"net": WHOLE[name]()}, tmp_path / "a.pt")
-    assert [rule for rule, _ in list_findings(tmp_path / "a.pt")] == ["whole-module-pickle"]
+    assert [rule for rule, _ in list_findings(save_checkpoint({"net": WHOLE[name]()}))] == ["whole-module-pickle"]
 
 
 def parallel():
@@ -465,12 +464,11 @@ def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
     assert list_findings(tmp_path / "checkpoint-1") == []
 
 
-def test_placements_are_data(tmp_path):
+def test_placements_are_data(save_checkpoint):
     """Placements of each kind in torch.distributed are data."""
     distributed = pytest.importorskip("torch.distributed.tensor")
     places = [distributed.Shard(1), distributed.Replicate(), distributed.Partial(), distributed.Partial("avg")]
-    torch.save({"w": torch.zeros(2), "places": places, "more": tuple(places)}, tmp_path / "a.pt")
-    assert list_findings(tmp_path / "a.pt") == []
+    assert list_findings(save_checkpoint({"w": torch.zeros(2), "places": places, "more": tuple(places)})) == []
 
 
 def test_the_handle_of_a_hook_is_data(tmp_path):
@@ -546,11 +544,10 @@ def test_archives_with_anything_between_them_are_not_called_whole(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_masked_tensor_is_data(tmp_path):
+def test_a_masked_tensor_is_data(save_checkpoint):
     """Its values and its mask are tensors."""
     masked = pytest.importorskip("torch.masked")
-    torch.save({"w": masked.masked_tensor(torch.zeros(2), torch.ones(2) > 0)}, tmp_path / "a.pt")
-    assert list_findings(tmp_path / "a.pt") == []
+    assert list_findings(save_checkpoint({"w": masked.masked_tensor(torch.zeros(2), torch.ones(2) > 0)})) == []
 
 
 TORCHAO = [
@@ -561,25 +558,23 @@ TORCHAO = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", TORCHAO)
-def test_a_model_quantized_by_torchao_is_data(config, tmp_path):
+def test_a_model_quantized_by_torchao_is_data(config, save_checkpoint):
     """The state_dict has quantized tensors and their settings."""
     quantization = pytest.importorskip("torchao.quantization")
     net = nn.Sequential(nn.Linear(64, 64)).bfloat16()
     quantization.quantize_(net, getattr(quantization, config)())
-    torch.save(net.state_dict(), tmp_path / "a.pt")
-    assert list_findings(tmp_path / "a.pt") == []
+    assert list_findings(save_checkpoint(net.state_dict())) == []
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
-def test_an_optimizer_of_torchao_is_data(name, tmp_path):
+def test_an_optimizer_of_torchao_is_data(name, save_checkpoint):
     """Its moments are tensors of fewer bits."""
     weight = nn.Parameter(torch.randn(64, 256))
     optimizer = getattr(pytest.importorskip("torchao.optim"), name)([weight])
     weight.sum().backward()
     optimizer.step()
-    torch.save(optimizer.state_dict(), tmp_path / "a.pt")
-    assert list_findings(tmp_path / "a.pt") == []
+    assert list_findings(save_checkpoint(optimizer.state_dict())) == []
 
 
 class Norms(nn.Module):
@@ -590,10 +585,9 @@ class Norms(nn.Module):
         self.norm, self.transform, self.gate = torch.linalg.norm, torch.fft.rfft, torch.special.expit
 
 
-def test_functions_that_a_module_keeps_are_data(tmp_path):
+def test_functions_that_a_module_keeps_are_data(save_checkpoint):
     """A pickle names functions of linear algebra, Fourier transforms and special functions, but calls no function."""
-    torch.save(Norms(), tmp_path / "a.pt")
-    assert {rule for rule, _ in list_findings(tmp_path / "a.pt")} == {"whole-module-pickle"}
+    assert {rule for rule, _ in list_findings(save_checkpoint(Norms()))} == {"whole-module-pickle"}
 
 
 def test_functions_that_a_module_keeps_only_compute():
@@ -707,9 +701,8 @@ def test_safetensors_has_no_pickle(tmp_path):
     assert list_findings(tmp_path / "a.safetensors") == []
 
 
-def test_configurations_of_transformers_are_data(tmp_path):
+def test_configurations_of_transformers_are_data(save_checkpoint):
     """Each configuration is pickled as an object of its own class."""
     transformers = pytest.importorskip("transformers")
     kept = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
-    torch.save({"w": torch.zeros(1), "config": kept}, tmp_path / "a.pt")
-    assert list_findings(tmp_path / "a.pt") == []
+    assert list_findings(save_checkpoint({"w": torch.zeros(1), "config": kept})) == []

@@ -258,12 +258,11 @@ def test_positions_outside_crash_where_they_are_used(load, use):
         assert done.returncode < 0
 
 
-def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule, tmp_path):
+def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule, tmp_path, save_checkpoint):
     """torch.save builds sparse tensors from listed tensors. A legacy class and a plain pickle bring other indices."""
     indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
     good = torch.sparse_coo_tensor(indices % 4, values, size)
-    torch.save({"w": good}, tmp_path / "good.pt")
-    assert not run_rule("unsafe-global", tmp_path / "good.pt")
+    assert not run_rule("unsafe-global", save_checkpoint({"w": good}, "good.pt"))
     torch.save({"w": Called(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
     arguments = (torch.sparse_coo, (indices, values, size, True))
     with (tmp_path / "plain.pkl").open("wb") as file:
@@ -274,12 +273,11 @@ def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule
 
 
 @pytest.mark.parametrize("name", ["keys", "items", "copy", "__len__"])
-def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_path, name):
+def test_unsafe_global_finds_a_state_dict_that_hides_its_items(run_rule, tmp_path, save_checkpoint, name):
     """`load_state_dict` would load nothing, and `strict=False` would not report missing keys."""
     state = OrderedDict(weight=torch.ones(2))
     state._metadata = OrderedDict()
-    torch.save(state, tmp_path / "good.pt")
-    assert not run_rule("unsafe-global", tmp_path / "good.pt")
+    assert not run_rule("unsafe-global", save_checkpoint(state, "good.pt"))
     setattr(state, name, OrderedDict)
     torch.save(state, tmp_path / "bad.pt")
     assert any(
@@ -332,10 +330,9 @@ def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
     assert "__main__.Net" in finding.message
 
 
-def test_whole_module_pickle_finds_a_module(run_rule, tmp_path):
+def test_whole_module_pickle_finds_a_module(run_rule, save_checkpoint):
     """A file has a single finding, with the classes of the module."""
-    torch.save(torch.nn.Sequential(torch.nn.Linear(2, 2)), tmp_path / "a.pt")
-    (finding,) = run_rule("whole-module-pickle", tmp_path / "a.pt")
+    (finding,) = run_rule("whole-module-pickle", save_checkpoint(torch.nn.Sequential(torch.nn.Linear(2, 2))))
     assert "torch.nn.modules.linear.Linear, torch.nn.modules.container.Sequential" in finding.message
 
 

@@ -424,7 +424,7 @@ def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path
 
 
 @pytest.mark.parametrize("place", ["cfg", "path", "class_path", "key"])
-def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, tmp_path, place):
+def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, save_checkpoint, place):
     """A call in the pickle decodes bytes to a text."""
     text = Call(str, b"../x", "utf-8")
     data = {
@@ -433,8 +433,7 @@ def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, tmp_path, plac
         "class_path": {"hyper_parameters": {"act": {"class_path": text}}},
         "key": {text: 1},
     }
-    torch.save(data[place], tmp_path / "a.pth")
-    (finding,) = judge(tmp_path / "a.pth")
+    (finding,) = judge(save_checkpoint(data[place], "a.pth"))
     assert finding.severity is Severity.ERROR
     assert "is a string that the pickle computes during loading" in finding.message
 
@@ -643,7 +642,7 @@ def test_states_in_attributes_and_arguments_are_found(messages):
     assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: the position")
 
 
-def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path):
+def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path, save_checkpoint):
     """The pickle is a file of its own, or a string in another pickle."""
     import pickle
 
@@ -651,8 +650,7 @@ def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path):
     (tmp_path / "a.pkl").write_bytes(inner)
     (finding,) = run_rule("unsafe-data", tmp_path / "a.pkl")
     assert finding.message.startswith("['numpy']: the position of a numpy random generator is -1")
-    torch.save({"w": torch.ones(1), "extra": inner}, tmp_path / "b.pt")
-    (finding,) = run_rule("unsafe-data", tmp_path / "b.pt")
+    (finding,) = run_rule("unsafe-data", save_checkpoint({"w": torch.ones(1), "extra": inner}))
     assert "the string at byte" in finding.message
 
 
@@ -838,7 +836,7 @@ SPREAD_OUT = {
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("spread", SPREAD_OUT.values(), ids=SPREAD_OUT)
-def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rule, tmp_path):
+def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rule, tmp_path, save_checkpoint):
     """HQQ iterates over any tensor, but statecli reads the letters only of a dense tensor. Floats have no letters."""
     letters = spread(torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8))
     torch.save({"0.W_q": torch.ones(2), "0.compute_dtype": letters, "0.bias": letters}, tmp_path / "a.pt")
@@ -847,8 +845,7 @@ def test_unsafe_data_finds_a_dtype_in_a_tensor_that_is_not_dense(spread, run_rul
     assert finding.message.startswith(
         "0.compute_dtype holds a string (as the codes of its letters) that statecli cannot read"
     )
-    torch.save({"0.compute_dtype": torch.ones(3)}, tmp_path / "b.pt")
-    assert not run_rule("unsafe-data", tmp_path / "b.pt")
+    assert not run_rule("unsafe-data", save_checkpoint({"0.compute_dtype": torch.ones(3)}))
 
 
 def test_unsafe_data_finds_a_text_with_a_class_path(messages):
@@ -871,10 +868,9 @@ def test_unsafe_data_finds_a_text_with_a_class_path(messages):
 @pytest.mark.parametrize(
     "name", ["torch.nn.parallel.distributed.logging.FileHandler", "torch.optim.adam.torch.hub.load", "torch.nn.Path"]
 )
-def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, tmp_path):
+def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, save_checkpoint):
     """A module has all its imports as attributes."""
-    torch.save({"hyper_parameters": {"a": {"class_path": name}}}, tmp_path / "a.ckpt")
-    (finding,) = run_rule("unsafe-data", tmp_path / "a.ckpt")
+    (finding,) = run_rule("unsafe-data", save_checkpoint({"hyper_parameters": {"a": {"class_path": name}}}, "a.ckpt"))
     assert finding.severity in (Severity.ERROR, Severity.WARNING)
 
 
@@ -901,15 +897,13 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, tmp_path
         ("model = dict(**{'type': 'os.system'})", Severity.ERROR),
     ],
 )
-def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_rule, tmp_path):
+def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_rule, save_checkpoint):
     """MMEngine looks up the name at `type` as a module if no registry has the name."""
-    torch.save({"meta": {"cfg": text}}, tmp_path / "a.pth")
-    (finding,) = run_rule("unsafe-data", tmp_path / "a.pth")
+    (finding,) = run_rule("unsafe-data", save_checkpoint({"meta": {"cfg": text}}, "a.pth"))
     assert finding.severity is severity
     for name in ("mmdet.ResNet", "mmengine.SGD", "mmengine.CheckpointHook", "mmcv.LoadImageFromFile", "nms"):
         cfg = f"a = dict(type='{name}', act=dict(type='ReLU', _scope_='mmdet'))\ndefault_scope = None\n"
-        torch.save({"meta": {"cfg": cfg}}, tmp_path / "a.pth")
-        assert not run_rule("unsafe-data", tmp_path / "a.pth")
+        assert not run_rule("unsafe-data", save_checkpoint({"meta": {"cfg": cfg}}, "a.pth"))
 
 
 def test_names_in_a_list_are_the_same_names(run_rule, tmp_path):
@@ -950,10 +944,9 @@ HIDDEN_PAIRS = {
 
 
 @pytest.mark.parametrize("name", HIDDEN_PAIRS)
-def test_what_a_dict_makes_of_its_argument_is_not_passed(name, tmp_path, statecli):
+def test_what_a_dict_makes_of_its_argument_is_not_passed(name, save_checkpoint, statecli):
     """A dict takes keys of dicts and elements of sets for pairs; HQQ reads keys and storages as letters."""
-    torch.save(HIDDEN_PAIRS[name], tmp_path / "a.pt")
-    result = statecli("audit", tmp_path / "a.pt", "--no-config")
+    result = statecli("audit", save_checkpoint(HIDDEN_PAIRS[name]), "--no-config")
     assert result.code == 1, result.out
     assert "HQQ" in result.out or "cannot" in result.out
 

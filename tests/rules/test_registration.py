@@ -43,12 +43,11 @@ def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(run_rule):
     assert "self.table" in (SAMPLES / "net.py").read_text().splitlines()[finding.origin.line - 1]
 
 
-def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(run_rule, tmp_path):
+def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(run_rule, save_checkpoint):
     """A whole module in a pickle has its plain attributes too."""
     module = nn.Linear(2, 2)
     module.table = torch.zeros(3)
-    torch.save(module, tmp_path / "m.pt")
-    assert list(severities_by_name(run_rule("unregistered-tensor", tmp_path / "m.pt"))) == ["table"]
+    assert list(severities_by_name(run_rule("unregistered-tensor", save_checkpoint(module)))) == ["table"]
 
 
 def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(run_rule, net):
@@ -194,14 +193,13 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, tmp_path):
+def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, save_checkpoint):
     """The list of a user's module is still not saved."""
     net = nn.Sequential(nn.Linear(4, 4))
     net.tables = [torch.zeros(3)]
     quantized = torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
     quantized.tables = net.tables
-    torch.save(quantized, tmp_path / "a.pt")
-    assert list(severities_by_name(run_rule("unregistered-tensor", tmp_path / "a.pt"))) == ["tables[0]"]
+    assert list(severities_by_name(run_rule("unregistered-tensor", save_checkpoint(quantized)))) == ["tables[0]"]
 
 
 def test_stale_view_points_at_the_line_that_took_the_view(run_rule, net):
@@ -236,13 +234,12 @@ HOOKED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
-def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run_rule, tmp_path, make):
+def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run_rule, save_checkpoint, make):
     """The tensor follows the parameters, although the tensor is a plain attribute of a pickled module."""
     net = nn.Sequential(make())
     with torch.no_grad():
         net(torch.ones(1, 2))
-    torch.save(net, tmp_path / "a.pt")
-    assert not run_rule("unregistered-tensor", tmp_path / "a.pt")
+    assert not run_rule("unregistered-tensor", save_checkpoint(net))
 
 
 def test_untied_by_move_finds_a_buffer_tied_to_a_parameter(run_rule, net):

@@ -26,18 +26,6 @@ from statecli.targets.target_result import Status
 
 from ..formats import zero
 
-
-@pytest.fixture
-def save_checkpoint(tmp_path):
-    """Save with torch and return the path."""
-
-    def save(state, name="a.pt", **options):
-        torch.save(state, tmp_path / name, **options)
-        return tmp_path / name
-
-    return save
-
-
 # --- oversized-storage -----------------------------------------------------------------------------------------------
 
 

@@ -607,10 +607,9 @@ ONE = torch.ones(1)
     ],
     ids=["coo", "csr", "bsr", "empty", "behind", "before", "a column", "falling rows", "more than stored"],
 )
-def test_sparse_indices_finds_indices_outside_the_shape(run_rule, tmp_path, tensor, message):
+def test_sparse_indices_finds_indices_outside_the_shape(run_rule, save_checkpoint, tensor, message):
     """torch loads the indices by default, and the next operator reads or writes outside the shape."""
-    torch.save({"w": torch.ones(2), "m": tensor}, tmp_path / "a.pt")
-    findings = run_rule("sparse-indices", tmp_path / "a.pt", values=True)
+    findings = run_rule("sparse-indices", save_checkpoint({"w": torch.ones(2), "m": tensor}), values=True)
     assert [message in finding.message for finding in findings] == ([True] if message else [])
 
 
@@ -626,11 +625,10 @@ def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_pat
     ] * count
 
 
-def test_sparse_indices_spares_the_last_place_and_duplicates(run_rule, tmp_path):
+def test_sparse_indices_spares_the_last_place_and_duplicates(run_rule, save_checkpoint):
     """The largest index is the size minus 1, and values with the same index are summed."""
     twice = torch.sparse_coo_tensor(torch.tensor([[3, 3], [3, 3]]), torch.ones(2), (4, 4))
-    torch.save({"w": torch.ones(2), "m": twice}, tmp_path / "a.pt")
-    assert not run_rule("sparse-indices", tmp_path / "a.pt", values=True)
+    assert not run_rule("sparse-indices", save_checkpoint({"w": torch.ones(2), "m": twice}), values=True)
 
 
 class Indirect:

@@ -88,27 +88,25 @@ def test_untrained_adapter_spares_b_of_adalora(run_rule, adapter):
 
 @pytest.mark.parametrize(("size", "place"), [(64, 0), (5_000, 1_666), (1_000_003, 1_000_002)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_outlier_finds_one_value_among_others(run_rule, tmp_path, size, place, dtype):
+def test_outlier_finds_one_value_among_others(run_rule, save_checkpoint, size, place, dtype):
     """The tensor may have any size, and the value any place: first, last or between."""
     values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
     values[place] = -50_000.0
-    torch.save({"fc.weight": values}, tmp_path / "a.pt")
-    (finding,) = run_rule("outlier", tmp_path / "a.pt", values=True)
+    (finding,) = run_rule("outlier", save_checkpoint({"fc.weight": values}), values=True)
     assert finding.message.startswith(
         "fc.weight: value -49920 is" if dtype is torch.bfloat16 else "fc.weight: value -50000 is"
     )
     assert finding.severity is Severity.WARNING
 
 
-def test_a_flipped_bit_of_an_exponent_is_found(run_rule, tmp_path):
+def test_a_flipped_bit_of_an_exponent_is_found(run_rule, save_checkpoint):
     """The flipped bit turns 0.02 into 6.8e36."""
     values = torch.randn(4096) * 0.02
     values.view(torch.int32)[7] ^= 1 << 30
-    torch.save({"fc.weight": values}, tmp_path / "a.pt")
-    assert len(run_rule("outlier", tmp_path / "a.pt", values=True)) == 1
+    assert len(run_rule("outlier", save_checkpoint({"fc.weight": values}), values=True)) == 1
 
 
-def test_outlier_spares_heavy_tails_and_what_is_no_parameter(run_rule, tmp_path):
+def test_outlier_spares_heavy_tails_and_what_is_no_parameter(run_rule, save_checkpoint):
     """Gains of single channels, a mask, an optimizer's moments, sparse weights, a tensor of few elements."""
     gains = torch.ones(256)
     gains[3] = 60.0
@@ -118,5 +116,4 @@ def test_outlier_spares_heavy_tails_and_what_is_no_parameter(run_rule, tmp_path)
     sparse[0, 0] = 5.0
     state = {"norm.weight": gains, "attn.mask": mask, "sparse.weight": sparse, "few": torch.tensor([1.0, 1e9])}
     state["tail.weight"] = torch.distributions.StudentT(3.0).sample((512, 512))
-    torch.save(state, tmp_path / "a.pt")
-    assert not run_rule("outlier", tmp_path / "a.pt", values=True)
+    assert not run_rule("outlier", save_checkpoint(state), values=True)

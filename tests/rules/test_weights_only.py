@@ -145,18 +145,16 @@ def test_torchscript_is_not_a_matter_of_names(tmp_path):
     assert not refusals(tmp_path / "a.pt")
 
 
-def test_a_harmful_file_is_not_recommended_for_weights_only_false(tmp_path):
+def test_a_harmful_file_is_not_recommended_for_weights_only_false(save_checkpoint):
     """The help does not describe how to load the file."""
 
-    torch.save({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}, tmp_path / "a.pt")
-    (finding,) = refusals(tmp_path / "a.pt")
+    (finding,) = refusals(save_checkpoint({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}))
     assert finding.help.startswith("do not load the file")
 
 
-def test_a_file_of_a_training_library_by_itself_is_a_note(tmp_path):
+def test_a_file_of_a_training_library_by_itself_is_a_note(save_checkpoint):
     """The library's own loader admits the names."""
-    torch.save({"numpy": np.random.get_state()}, tmp_path / "rng_state.pth")
-    (finding,) = refusals(tmp_path / "rng_state.pth")
+    (finding,) = refusals(save_checkpoint({"numpy": np.random.get_state()}, "rng_state.pth"))
     assert finding.severity is Severity.NOTE
 
 
