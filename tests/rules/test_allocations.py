@@ -91,12 +91,32 @@ def nest_objects(step):
     return number(1) + put(0) + b"".join(b"0" + step(get(n - 1)) + put(n) for n in range(1, 40)) + b"0"
 
 
+def build_keys(keys):
+    """A dict with the given keys."""
+    return b"}(" + b"".join(key + b"N" for key in keys) + b"u"
+
+
+def place_in_tensor(name, *offset):
+    """A key of the metadata of a distributed checkpoint."""
+    index = stack_global("torch.distributed.checkpoint.metadata", "MetadataIndex")
+    return index + b")\x81}(" + text("fqn") + name + text("offset") + numbers(*offset) + b"ub"
+
+
+def masked_array(shape, kind):
+    """An empty masked array of numpy."""
+    masked = stack_global("numpy.ma.core", "MaskedArray")
+    return call_global("numpy.ma.core", "_mareconstruct", masked, NDARRAY, shape, short(kind))
+
+
+COMPARED = "compares each of 600 keys with all others"
+HASHED = "steps to hash dictionary keys"
+COMPILED = "steps to compile regular expressions"
+EMPTY_DICT = call_global("collections", "OrderedDict")
 RANGE = builtin("range", number(2**40))
 #: 64 nested tuples; each contains the previous tuple twice.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
 EMPTY_TENSOR = call_global("torch", "FloatTensor")
-SIZE = call_global("torch", "Size", b"](" + number(2**20) + number(2**20) + b"e")
 
 # Name -> the opcodes of a value, and a part of the message.
 BOMBS = {
@@ -117,23 +137,21 @@ BOMBS = {
         "2.2 GiB in calls to builtins.list",
     ),
     "a quantized tensor larger than its storage": (
-        call_global(
-            "torch._utils",
-            "_rebuild_qtensor",
+        rebuilt(
+            "qtensor",
             STORAGE,
             number(0),
             numbers(2**40),
             numbers(0),
             b"(ctorch\nper_tensor_affine\nG" + bytes(8) + b"K\0t",
             b"\x89",
-            call_global("collections", "OrderedDict"),
+            EMPTY_DICT,
         ),
         "8.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "a repeated tensor that is moved to a device": (
-        call_global(
-            "torch._utils",
-            "_rebuild_device_tensor_from_cpu_tensor",
+        rebuilt(
+            "device_tensor_from_cpu_tensor",
             tensor(size=(2**40,), stride=(0,)),
             stack_global("torch", "float32"),
             short("cpu"),
@@ -181,7 +199,7 @@ BOMBS = {
             numbers(1, 1),
             scheme(repeat_elements(2**40)),
             b"\x89",
-            call_global("collections", "OrderedDict"),
+            EMPTY_DICT,
         ),
         "16.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
@@ -217,13 +235,13 @@ BOMBS = {
         b"N" + put(2**28),
         "4.0 GiB of memory, because the pickle stores an object at memo index 268,435,456",
     ),
-    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", "steps to hash dictionary keys"),
-    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", "steps to hash dictionary keys"),
-    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), "steps to hash dictionary keys"),
+    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", HASHED),
+    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", HASHED),
+    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), HASHED),
     **{
         f"a key in {form} for {cls}": (
             LAUGHS + call_function(stack_global(*cls.split(".")), *first, elements),
-            "steps to hash dictionary keys",
+            HASHED,
         )
         for cls, first in (
             ("builtins.dict", ()),
@@ -241,71 +259,39 @@ BOMBS = {
     },
     "an element of a deque for a set": (
         LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), get(99) + b"\x85")),
-        "steps to hash dictionary keys",
+        HASHED,
     ),
     "an appended element of a deque for a set": (
         LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), b")") + b"(" + get(99) + b"e"),
-        "steps to hash dictionary keys",
+        HASHED,
     ),
     "complex keys with the same hash": (
-        b"}(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) + b"N" for n in range(600)) + b"u",
-        "compares each of 600 keys with all others",
+        build_keys(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)),
+        COMPARED,
     ),
     "complex elements of a set": (
         b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)) + b"\x90",
-        "compares each of 600 keys with all others",
+        COMPARED,
     ),
-    "sizes of one hash": (
-        b"}(" + b"".join(call_global("torch", "Size", numbers(*minuses(n))) + b"N" for n in range(600)) + b"u",
-        "compares each of 600 keys with all others",
-    ),
+    "sizes of one hash": (build_keys(call_global("torch", "Size", numbers(*minuses(n))) for n in range(600)), COMPARED),
     "long tuples of one hash": (
-        numbers(*[0] * 64)
-        + put(0)
-        + b"0}("
-        + b"".join(get(0) + numbers(*minuses(n)) + b"\x86N" for n in range(600))
-        + b"u",
-        "compares each of 600 keys with all others",
+        numbers(*[0] * 64) + put(0) + b"0" + build_keys(get(0) + numbers(*minuses(n)) + b"\x86" for n in range(600)),
+        COMPARED,
     ),
     "named tuples of one hash": (
-        b"}("
-        + b"".join(
-            stack_global("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81N"
+        build_keys(
+            stack_global("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81"
             for n in range(600)
-        )
-        + b"u",
-        "compares each of 600 keys with all others",
+        ),
+        COMPARED,
     ),
-    "places in tensors of one hash": (
-        b"}("
-        + b"".join(
-            stack_global("torch.distributed.checkpoint.metadata", "MetadataIndex")
-            + b")\x81}("
-            + text("fqn")
-            + b"N"
-            + text("offset")
-            + numbers(*minuses(n))
-            + b"ubN"
-            for n in range(600)
-        )
-        + b"u",
-        "compares each of 600 keys with all others",
-    ),
-    "ranges of one hash": (
-        b"}(" + b"".join(builtin("range", number(P * n)) + b"N" for n in range(1, 601)) + b"u",
-        "compares each of 600 keys with all others",
-    ),
-    "frozensets of one hash": (
-        b"}(" + b"".join(b"(" + number(P * n) + b"\x91N" for n in range(1, 601)) + b"u",
-        "compares each of 600 keys with all others",
-    ),
-    "complex numbers of numpy": (
-        b"}(" + b"".join(scalar("c8", struct.pack("<ff", -n, n)) + b"N" for n in range(600)) + b"u",
-        "compares each of 600 keys with all others",
-    ),
+    "places in tensors of one hash": (build_keys(place_in_tensor(b"N", *minuses(n)) for n in range(600)), COMPARED),
+    "ranges of one hash": (build_keys(builtin("range", number(P * n)) for n in range(1, 601)), COMPARED),
+    "frozensets of one hash": (build_keys(b"(" + number(P * n) + b"\x91" for n in range(1, 601)), COMPARED),
+    "complex numbers of numpy": (build_keys(scalar("c8", struct.pack("<ff", -n, n)) for n in range(600)), COMPARED),
     "fractions, whose hashes are not known": (
-        b"}(" + b"".join(call_global("fractions", "Fraction", short(f"{P * n}/1")) + b"N" for n in range(600)) + b"u",
-        "compares each of 600 keys with all others",
+        build_keys(call_global("fractions", "Fraction", short(f"{P * n}/1")) for n in range(600)),
+        COMPARED,
     ),
     "a pattern of 400 classes": (
         call_global("re", "_compile", text("[\u0100-\uffff]" * 400), number(2)),
@@ -314,7 +300,7 @@ BOMBS = {
     "patterns of 40 classes each": (
         b"".join(call_global("re", "_compile", text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10))
         + b"N",
-        "steps to compile regular expressions",
+        COMPILED,
     ),
     "a pattern of decoded bytes": (
         call_global(
@@ -323,23 +309,23 @@ BOMBS = {
             builtin("str", b"B" + struct.pack("<I", 3200) + "[\u0100-\uffff]".encode() * 400, short("utf-8")),
             number(2),
         ),
-        "steps to compile regular expressions",
+        COMPILED,
     ),
     "a pattern that is the text of a list": (
         call_global("re", "_compile", builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
-        "steps to compile regular expressions",
+        COMPILED,
     ),
     "a pattern of two branches": (
         call_global("re", "_compile", text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
-        "steps to compile regular expressions",
+        COMPILED,
     ),
     "a key of tuples that calls make": (
         nest_objects(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
-        "steps to hash dictionary keys",
+        HASHED,
     ),
     "a key of aliases": (
         nest_objects(lambda x: call_global("types", "GenericAlias", x, x)) + b"}" + get(39) + b"Ns",
-        "steps to hash dictionary keys",
+        HASHED,
     ),
 }
 #: Name -> the opcodes of a large value that no pickler writes, and the misused name.
@@ -361,17 +347,7 @@ UNWRITTEN = {
     ),
     "a tensor of a size": (call_global("torch", "Tensor", number(2**40)), "torch.Tensor"),
     "an array of a shape": (call_function(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")), "numpy"),
-    "a masked array": (
-        call_global(
-            "numpy.ma.core",
-            "_mareconstruct",
-            stack_global("numpy.ma.core", "MaskedArray"),
-            NDARRAY,
-            numbers(2**40),
-            short("b"),
-        ),
-        "numpy",
-    ),
+    "a masked array": (masked_array(numbers(2**40), "b"), "numpy"),
     "a number of numpy, of a range": (call_global("numpy", "float64", RANGE), "numpy.float64"),
     "a fraction with an exponent": (call_global("fractions", "Fraction", short("1e999999999")), "fractions"),
     "a fraction of a decimal": (
@@ -388,20 +364,10 @@ UNWRITTEN = {
     ),
     "text of a tuple": (LAUGHS + builtin("str", get(99)), "builtins.str"),
     "bytes of a number in text": (builtin("bytearray", builtin("int", short("68719476736"))), "builtins.bytearray"),
-    "a repeated tensor as a state": (
-        call_global("collections", "OrderedDict") + repeat_elements(2**30) + b"b",
-        "collections.OrderedDict",
-    ),
+    "a repeated tensor as a state": (EMPTY_DICT + repeat_elements(2**30) + b"b", "collections.OrderedDict"),
     "a repeated tensor as the fill value of a masked array": (
         build_object(
-            call_global(
-                "numpy.ma.core",
-                "_mareconstruct",
-                stack_global("numpy.ma.core", "MaskedArray"),
-                NDARRAY,
-                numbers(0),
-                short("d"),
-            ),
+            masked_array(numbers(0), "d"),
             number(1),
             numbers(1),
             call_global("numpy", "dtype", short("f8")),
@@ -420,33 +386,20 @@ SPARED = {
     "a list": builtin("list", b"](NNe"),
     "a range": RANGE,
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
-    "600 numbers of numpy": b"}(" + b"".join(scalar("i8", struct.pack("<q", n)) + b"N" for n in range(600)) + b"u",
-    "600 paths": b"}("
-    + b"".join(call_global("pathlib", "PosixPath", short(f"{n}.png")) + b"N" for n in range(600))
-    + b"u",
-    "600 parameters": b"}("
-    + b"".join(call_global("torch._utils", "_rebuild_parameter", tensor(), b"\x88", b"}") + b"N" for _ in range(600))
-    + b"u",
+    "600 numbers of numpy": build_keys(scalar("i8", struct.pack("<q", n)) for n in range(600)),
+    "600 paths": build_keys(call_global("pathlib", "PosixPath", short(f"{n}.png")) for n in range(600)),
+    "600 parameters": build_keys(
+        call_global("torch._utils", "_rebuild_parameter", tensor(), b"\x88", b"}") for _ in range(600)
+    ),
     "a key that cannot be hashed": b"}(]tNs",
-    "600 places in tensors": b"}("
-    + b"".join(
-        stack_global("torch.distributed.checkpoint.metadata", "MetadataIndex")
-        + b")\x81}("
-        + text("fqn")
-        + text(f"layers.{n}.weight")
-        + text("offset")
-        + numbers(0, 0)
-        + b"ubN"
-        for n in range(600)
-    )
-    + b"u",
+    "600 places in tensors": build_keys(place_in_tensor(text(f"layers.{n}.weight"), 0, 0) for n in range(600)),
     "a long pattern": call_global("re", "_compile", text(r"\d+[a-z]|" * 200), number(32)),
     "a fraction": call_global("fractions", "Fraction", short("1/3")),
     "a logger": call_global("logging", "getLogger", short("a.b.c")),
     "a tensor that is moved": cast_tensor(tensor()),
     "a large tensor that is moved": cast_tensor(tensor(numel=10**6, size=(10**6,))),
     "repeated tensors that stay so": b"](" + parameter(repeat_elements(2**40)) + repeat_elements(2**40) + b"e",
-    "a size": SIZE,
+    "a size": call_global("torch", "Size", b"](" + number(2**20) + number(2**20) + b"e"),
     "a quantized tensor": rebuilt(
         "qtensor",
         STORAGE,
@@ -455,7 +408,7 @@ SPARED = {
         numbers(4, 1),
         scheme(tensor(kind="DoubleStorage")),
         b"\x89",
-        call_global("collections", "OrderedDict"),
+        EMPTY_DICT,
     ),
     "a tensor without storage": rebuilt(
         "meta_tensor_no_storage", stack_global("torch", "float32"), numbers(2**40), numbers(1), b"\x89"
@@ -503,11 +456,11 @@ def test_a_call_that_no_pickler_writes_is_a_misuse_of_its_name(name, tmp_path):
 
 @pytest.mark.parametrize(("count", "is_bomb"), [(800, False), (900, True)])
 def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, monkeypatch):
-    """A dict has the same long tuple as key many times. The limit is low, because each hash takes a millisecond."""
-    monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 5_000_000)
-    body = b"(" + b"N" * 6_000 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
+    """A dict has the same long tuple as key many times. The limit is low, because hashes take time."""
+    monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 500_000)
+    body = b"(" + b"N" * 600 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
     actual = bombs(tmp_path / "a.pt", wrap_value(body))
-    assert [("needs more than 5,000,000 steps to hash dictionary keys") in message for message in actual] == [
+    assert [("needs more than 500,000 steps to hash dictionary keys") in message for message in actual] == [
         True
     ] * is_bomb
 
