@@ -72,11 +72,14 @@ CELLS = {
 @pytest.mark.parametrize("save", [save_pickle, save_script, save_trace])
 @pytest.mark.parametrize("name", CELLS)
 def test_inconsistent_module_spares_modules_as_they_are_built(name, save, tmp_path):
-    """Each writer saves each cell. In the checkpoint of a state_dict the rule has nothing to check."""
-    module = Encoder(CELLS[name]())
-    assert messages(save(module, tmp_path / "x.pt")) == []
-    torch.save(module.state_dict(), tmp_path / "s.pt")
-    assert audit(Request((str(tmp_path / "s.pt"),), select=(RULE,))).targets[0].ran == ()
+    """Each writer saves each cell."""
+    assert messages(save(Encoder(CELLS[name]()), tmp_path / "x.pt")) == []
+
+
+def test_a_state_dict_has_no_modules_to_check(save_checkpoint):
+    """The rule does not run."""
+    path = save_checkpoint(Encoder(CELLS["LSTM"]()).state_dict())
+    assert audit(Request((str(path),), select=(RULE,))).targets[0].ran == ()
 
 
 SHORT = {
@@ -92,8 +95,13 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("save", [save_pickle, save_script])
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        *((save_pickle, name) for name in SHORT),
+        *((save_script, name) for name in ("states", "second layer", "reverse")),
+    ],
+)
 def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The weight in the file has another shape than the constructor creates."""
     build, what = SHORT[name]

@@ -323,19 +323,24 @@ WRITERS = {
 }
 
 
+@functools.cache
+def build_checkpoint(name):
+    """Build an ordinary checkpoint or a whole module once for all its files."""
+    return (ORDINARY | WHOLE)[name]()
+
+
 def list_findings(path):
     """Rule and message of each finding of the rules about pickles."""
     return [(finding.rule, finding.message) for finding in audit(Request((str(path),), select=RULES)).findings]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", ORDINARY)
-def test_an_ordinary_checkpoint_is_clean(name, writer, tmp_path, monkeypatch):
+def test_an_ordinary_checkpoint_is_clean(name, save_checkpoint, monkeypatch):
     """The checkpoint is a zip archive, a legacy stream, or an archive with each protocol of torch.save."""
     # After an import of Dask, exceptions are pickled in another way.
     monkeypatch.delitem(copyreg.dispatch_table, ValueError, raising=False)
-    torch.save(ORDINARY[name](), tmp_path / "a.pt", **WRITERS[writer])
-    assert list_findings(tmp_path / "a.pt") == []
+    for writer, options in WRITERS.items():
+        assert list_findings(save_checkpoint(build_checkpoint(name), **options)) == [], writer
 
 
 def set_weights(*modules):
@@ -357,7 +362,7 @@ WHOLE = {
     "LSTM": lambda: nn.LSTM(2, 2),
     "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
     "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
-    "quantized": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))),
+    "quantized linear": lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(2, 2))),
     "a loss among settings": lambda: argparse.Namespace(loss=nn.CrossEntropyLoss()),
     "hooks": lambda: nn.utils.spectral_norm(nn.utils.weight_norm(nn.Linear(2, 2), "bias", None)),
     "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
@@ -378,7 +383,8 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_module_of_torch_is_that_and_nothing_else(name, save_checkpoint):
     """All classes, hooks and activations of the module are torch's own."""
-    assert [rule for rule, _ in list_findings(save_checkpoint({"net": WHOLE[name]()}))] == ["whole-module-pickle"]
+    path = save_checkpoint({"net": build_checkpoint(name)})
+    assert [rule for rule, _ in list_findings(path)] == ["whole-module-pickle"]
 
 
 def parallel():

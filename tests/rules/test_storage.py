@@ -20,7 +20,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.selection import Selection
 from statecli.rules.policy_config import Policy
-from statecli.rules.storage import UNUSED_BYTES
+from statecli.rules.storage import MAX_TRIES, UNUSED_BYTES
 from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups
 from statecli.targets.target_result import Status
 
@@ -195,10 +195,12 @@ def test_shared_slices_finds_views_that_overlap(run_rule, save_checkpoint):
 
 
 def test_shared_slices_says_once_that_two_views_have_the_same_bytes(run_rule, save_checkpoint):
-    """A matrix and its transpose."""
+    """A matrix and its transpose are different tensors, so they are not tied."""
     matrix = torch.zeros(4, 4)
-    (finding,) = run_rule("shared-slices", save_checkpoint({"a": matrix, "b": matrix.t()}))
+    path = save_checkpoint({"a": matrix, "b": matrix.t()})
+    (finding,) = run_rule("shared-slices", path)
     assert finding.message == "b: shares bytes with a (both are bytes 0 to 64 of one storage)"
+    assert not run_rule("tied-tensors", path)
 
 
 def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
@@ -207,14 +209,6 @@ def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
     other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
     path = save_checkpoint({"w": whole, "b": other})
     assert not run_rule("shared-slices", path)
-    assert not run_rule("tied-tensors", path)
-
-
-def test_shared_slices_finds_a_transposed_view(run_rule, save_checkpoint):
-    """The views share all bytes, but are different tensors."""
-    w = torch.zeros(3, 4)
-    path = save_checkpoint({"w": w, "t": w.t()})
-    assert len(run_rule("shared-slices", path)) == 1
     assert not run_rule("tied-tensors", path)
 
 
@@ -259,21 +253,21 @@ MANY = {
     "every other element of each plane": lambda n: [
         view[:, k::2] for view in torch.zeros(4, n, 8).unbind(1) for k in (0, 1)
     ],
-    "tiles": lambda n: [tile for row in torch.zeros(n, n).split(40) for tile in row.split(40, 1)],
+    "tiles": lambda n: [tile for row in torch.zeros(n, n).split(20) for tile in row.split(20, 1)],
     "columns below a row": lambda n: [(whole := torch.zeros(n, n))[0], *whole[1:].unbind(1)],
     "columns of two matrices": lambda n: [
         view for part in torch.zeros(n * (2 * n + 1)).split(n * n) for view in part.view(n, -1).unbind(1)
     ],
     "slices of the last dimension": lambda n: torch.zeros(3, 5, n).unbind(-1),
-    "columns that begin in the middle": lambda n: torch.zeros(n, n)[:, n // 2 :].unbind(1),
+    "columns that begin in the middle": lambda n: torch.zeros(n, 2 * n)[:, n:].unbind(1),
 }
 
 
 @pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
 def test_shared_slices_spares_very_many_that_lie_in_gaps(run_rule, save_checkpoint, parts):
-    """At least five hundred views are split into groups instead of tried pair by pair."""
-    state = {str(n): tensor for n, tensor in enumerate(parts(1_000))}
-    assert len(state) >= 500
+    """The views are split into groups: to try each pair would be too much work."""
+    state = {str(n): tensor for n, tensor in enumerate(parts(500))}
+    assert len(state) * (len(state) - 1) / 2 > MAX_TRIES
     assert not run_rule("shared-slices", save_checkpoint(state))
 
 
