@@ -95,12 +95,6 @@ def test_dtype_mismatch_finds_one_layer_in_another_dtype(list_fqns, pt):
     assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == ["bias"]
 
 
-def test_dtype_mismatch_spares_the_same_dtypes(list_fqns, pt):
-    """The dtype is the same although the shape differs."""
-    other = pt(**linear(bias=torch.zeros(3)))
-    assert list_fqns("dtype-mismatch", other, against=str(pt("b", **linear()))) == []
-
-
 #: A class with four tensors.
 FOUR = "torch.nn:LSTM(2, 2)"
 
@@ -137,9 +131,10 @@ def test_dtype_mismatch_finds_integers_where_the_class_has_floats(list_findings,
 
 
 def test_dtype_mismatch_spares_what_the_class_registers(list_findings, pt):
-    """The dtype is the same although the shape differs."""
+    """The dtype is that of the class, or of the other checkpoint, although the shape differs."""
     path = pt(**four(bias_hh_l0=torch.zeros(3)))
     assert list_findings("dtype-mismatch", path, model=FOUR) == []
+    assert list_findings("dtype-mismatch", path, against=str(pt("b", **four()))) == []
 
 
 def test_broken_tie_finds_what_the_class_ties_and_the_checkpoint_has_apart(list_findings, pt, tied_class):
@@ -245,7 +240,7 @@ def against(pt):
     return findings
 
 
-def scores(path, *, tied=True):
+def scores(path):
     """State of a callback from a later epoch: another key, and scores in separate storages."""
     first, second = torch.tensor(0.5), torch.tensor(0.25)
     return {
@@ -338,13 +333,6 @@ def test_what_load_state_dict_says_and_cannot_be_told_is_no_pass(pt, tmp_path):
     (tmp_path / "net.py").write_text(source)
     why = failure_reason(pt(**linear()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
     assert "cannot call load_state_dict" in why
-
-
-def test_a_damaged_tensor_of_the_reference_is_no_pass(pt):
-    """The audit fails if a tensor of the reference cannot be read."""
-    reference = pt("b", **linear())
-    reference.write_bytes(reference.read_bytes().replace(b"b/data/0", b"b/data/9"))
-    assert "b.pt" in failure_reason(pt(**linear()), against=str(reference))
 
 
 def test_a_damaged_reference_fails_the_audit_whatever_its_name_is(pt):

@@ -385,11 +385,7 @@ def build_dtype(*state, code=b"", size=-1, flags=0):
 def config(**other):
     """A configuration of transformers with other names for its attributes."""
     names = {name: short(value) for name, value in other.items()}
-    return (
-        new("transformers.configuration_utils", "PreTrainedConfig")
-        + attributes(attribute_map=attributes(**names))
-        + b"b"
-    )
+    return having(("transformers.configuration_utils", "PreTrainedConfig"), attribute_map=attributes(**names))
 
 
 ADDRESS = short(b"A" * 8)
@@ -398,10 +394,8 @@ SCALAR = stack_global("numpy._core.multiarray", "scalar")
 ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
 SPACE = new("argparse", "Namespace")
 COMPUTED = call_global("builtins", "str", short("__setstate__"))
-PARAMETERS = new("torch.nn.modules.container", "ParameterDict") + attributes(_keys=b"}") + b"b"
-PICKED = (
-    new("torch.utils.data.dataset", "Subset") + attributes(dataset=PARAMETERS, indices=b"]" + short("to") + b"a") + b"b"
-)
+PARAMETERS = having(("torch.nn.modules.container", "ParameterDict"), _keys=b"}")
+PICKED = having(("torch.utils.data.dataset", "Subset"), dataset=PARAMETERS, indices=b"]" + short("to") + b"a")
 GENERATOR = stack_global("torch._C", "Generator") + b")R"
 #: A number whose digits are an address.
 DIGITS = number(sum(0x11111111 << 30 * place for place in range(8)))
@@ -451,17 +445,17 @@ def scripted_convolution(*values):
 
 def optimizer(name, **state):
     """An optimizer with the given attributes and `defaults`, but without other attributes that torch reads."""
-    return new(f"torch.optim.{name.lower()}", name) + attributes(**{"defaults": b"}", **state}) + b"b"
+    return having((f"torch.optim.{name.lower()}", name), **{"defaults": b"}", **state})
 
 
 # Clean classes on load, with objects of the pickle in place of plain values.
 METHODS = {
-    "a recurrent module of 10**12 layers": new("torch.ao.nn.quantized.reference.modules.rnn", "LSTM")
-    + attributes(num_layers=number(10**12))
-    + b"b",
-    "a recurrent module of 10**12 layers with a module's state": new("torch.nn.modules.rnn", "LSTM")
-    + attributes(num_layers=number(10**12), _parameters=b"}", _modules=b"}")
-    + b"b",
+    "a recurrent module of 10**12 layers": having(
+        ("torch.ao.nn.quantized.reference.modules.rnn", "LSTM"), num_layers=number(10**12)
+    ),
+    "a recurrent module of 10**12 layers with a module's state": having(
+        ("torch.nn.modules.rnn", "LSTM"), num_layers=number(10**12), _parameters=b"}", _modules=b"}"
+    ),
     "a generator whose state is a number": GENERATOR + DIGITS + b"b",
     "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
     "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
@@ -525,16 +519,16 @@ METHODS = {
     "packed weights of sparse blocks": build_script_object("sparse.LinearPackedParamsBase", number(2), b"N"),
     "packed weights of an unknown class": build_script_object("a.B", number(2)),
     "packed weights of no class": SCRIPTED + b")K\0\x86b",
-    "an item set behind the state": new("collections", "UserDict") + attributes(data=b"}") + b"b" + b"K\x01K\x02s",
-    "an optimizer that asks an object for its defaults": new("torch.optim.sgd", "SGD")
-    + attributes(defaults=build_namespace("a", b"N"))
-    + b"b",
-    "an optimizer that asks an object for its state": new("torch.optim.adam", "Adam")
-    + attributes(state=build_namespace("get", partial(stack_global("builtins", "dict"))))
-    + b"b",
-    "an optimizer whose groups are objects": new("torch.optim.adam", "Adam")
-    + attributes(param_groups=b"]" + build_namespace("a", b"N") + b"a")
-    + b"b",
+    "an item set behind the state": having(("collections", "UserDict"), data=b"}") + b"K\x01K\x02s",
+    "an optimizer that asks an object for its defaults": having(
+        ("torch.optim.sgd", "SGD"), defaults=build_namespace("a", b"N")
+    ),
+    "an optimizer that asks an object for its state": having(
+        ("torch.optim.adam", "Adam"), state=build_namespace("get", partial(stack_global("builtins", "dict")))
+    ),
+    "an optimizer whose groups are objects": having(
+        ("torch.optim.adam", "Adam"), param_groups=b"]" + build_namespace("a", b"N") + b"a"
+    ),
     "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stack_global("pathlib", "Path")) + b"sb",
     "all attributes at once": new("torch.distributed._shard.metadata", "ShardMetadata")
     + b"N"
@@ -979,14 +973,14 @@ STATES = {
     + b"q\x07bh\x07"
     + short("forward")
     + b"Ns0",
-    "a module that is set again": new(*SEQUENTIAL)
-    + attributes(**MODULE_PARTS | {"_modules": attributes(a=PRINT) + b"q\x07"})
-    + b"bh\x07"
+    "a module that is set again": having(SEQUENTIAL, **MODULE_PARTS | {"_modules": attributes(a=PRINT) + b"q\x07"})
+    + b"h\x07"
     + short("a")
     + b"Ns",
-    "a module of an ordered dict that is set again": new(*SEQUENTIAL)
-    + attributes(**MODULE_PARTS | {"_modules": build_ordered_dict(short("a"), PRINT) + b"q\x07"})
-    + b"bh\x07"
+    "a module of an ordered dict that is set again": having(
+        SEQUENTIAL, **MODULE_PARTS | {"_modules": build_ordered_dict(short("a"), PRINT) + b"q\x07"}
+    )
+    + b"h\x07"
     + short("a")
     + b"Ns",
     "a dict of a module that is set later": new(*IDENTITY_MODULE)

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 from statecli.commands.audit.run import Request, audit
 from statecli.formats.torch.archive import compute_data_offset
-from statecli.rules import dictionary as rules
 from statecli.targets.target_result import Status
 
 from ..formats import zero
@@ -105,35 +104,17 @@ def test_unused_bytes_finds_a_record_that_torch_does_not_know(run_rule, save_che
     assert at(finding.place) == b"import os"
 
 
-def gap(before: bytes, filler: bytes) -> bytes:
-    """A good archive with bytes inserted before the record `before`, and with the later offsets adjusted."""
-    members = records()
-    hidden = Member("archive/hidden", filler)
-    position = next(n for n, member in enumerate(members) if member.raw_name.endswith(before))
-    data = bytearray(build([*members[:position], hidden, *members[position:]]))
-    # The hidden record leaves the central directory but stays in the file.
-    start = data.rindex(b"archive/hidden") - 46
-    length = 46 + len(b"archive/hidden")
-    del data[start : start + length]
-    for marker, counts, size in ((b"PK\6\6", (24, 32), 40), (b"PK\5\6", (8, 10), 12)):
-        end = data.rindex(marker)
-        wide = 8 if marker == b"PK\6\6" else 2
-        for field in counts:
-            number = int.from_bytes(data[end + field : end + field + wide], "little") - 1
-            data[end + field : end + field + wide] = number.to_bytes(wide, "little")
-        wide = 8 if marker == b"PK\6\6" else 4
-        number = int.from_bytes(data[end + size : end + size + wide], "little") - length
-        data[end + size : end + size + wide] = number.to_bytes(wide, "little")
-    locator = data.rindex(b"PK\6\7")
-    number = int.from_bytes(data[locator + 8 : locator + 16], "little") - length
-    data[locator + 8 : locator + 16] = number.to_bytes(8, "little")
-    return bytes(data)
-
-
-@pytest.mark.parametrize("before", [b"/.format_version", b"/data/0", b"/version", b"/serialization_id"])
-def test_unused_bytes_finds_what_lies_between_two_records(run_rule, write_file, before):
+@pytest.mark.parametrize("before", [".format_version", "data/0", "version", "serialization_id"])
+def test_unused_bytes_finds_what_lies_between_two_records(run_rule, save_checkpoint, tmp_path, before):
     """A record missing from the central directory is still in the file."""
-    (finding,) = run_rule("unused-bytes", write_file(gap(before, b"SECRET" * 40)))
+    path = save_checkpoint({"w": torch.zeros(3)})
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
+        for name in old.namelist():
+            if name.endswith(f"/{before}"):
+                new.writestr("a/hidden", b"SECRET" * 40)
+            new.writestr(name, old.read(name))
+        new.filelist.remove(new.getinfo("a/hidden"))
+    (finding,) = run_rule("unused-bytes", tmp_path / "b.pt")
     assert "belong to no record" in finding.message
     assert b"SECRET" * 40 in at(finding.place)
 
@@ -519,21 +500,13 @@ def test_missing_shard_spares_a_checkpoint_that_is_whole(run_rule, write_shards)
     assert not run_rule("missing-shard", write_shards())
 
 
-def test_index_mismatch_finds_a_tensor_in_another_shard(write_shards):
+def test_index_mismatch_finds_a_tensor_in_another_shard_or_in_none(write_shards):
     """A loader would open the shard named by the index."""
-    path = write_shards(lambda index: index.update(a="m-2.safetensors", b="m-1.safetensors"))
-    assert (
-        "a: the index assigns this tensor to m-2.safetensors, but the tensor is in m-1.safetensors"
-        in failure_reason(path, "index-mismatch")
-    )
-
-
-def test_index_mismatch_finds_a_tensor_in_no_shard(write_shards):
-    """The index names the tensor, but no shard has the tensor."""
-    path = write_shards(lambda index: index.update(c="m-2.safetensors"))
-    assert "c: the index assigns this tensor to m-2.safetensors, but no shard contains the tensor" in failure_reason(
-        path, "index-mismatch"
-    )
+    for change, said in (
+        ({"a": "m-2.safetensors", "b": "m-1.safetensors"}, "a: the index assigns this tensor to m-2.safetensors, but "),
+        ({"c": "m-2.safetensors"}, "c: the index assigns this tensor to m-2.safetensors, but no shard contains"),
+    ):
+        assert said in failure_reason(write_shards(lambda index, change=change: index.update(change)), "index-mismatch")
 
 
 def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(write_shards):
@@ -620,15 +593,6 @@ def test_legacy_format_finds_the_stream_of_before_torch_1_6(run_rule, save_check
 def test_legacy_format_spares_an_archive(run_rule, save_checkpoint):
     """The pickle of the archive may have any protocol."""
     assert not run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, pickle_protocol=4))
-
-
-def test_every_error_names_a_rule_that_there_is():
-    """An error without a rule only makes a target fail."""
-    from statecli.core import errors
-
-    named = {kind.rule for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert named - {None} <= {rule.name for rule in rules.RULES}
-    assert len(named) > 1
 
 
 def test_a_tensor_that_contradicts_its_file_fails_the_target(write_file, statecli):
