@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -31,12 +32,31 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("output", ["plain", "json", "jsonl", "markdown", "html", "github"])
-def test_the_verdict_counts_files_that_were_not_checked(statecli, folder, output):
-    """`clean` never stands alone where files were skipped."""
-    result = statecli("audit", ".", "-f", output)
-    assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in result.out
+COUNTED = ("json", "jsonl", "markdown", "html", "github")
+DOCUMENTS = ("csv", "sarif", "junit", "gitlab")
+
+
+def test_every_output_lists_what_was_not_checked(statecli, folder):
+    """`clean` never stands alone where files were skipped: a verdict counts the files, a document has each reason."""
+    reports = {name: folder.parent / f"{folder.name}.{name}" for name in (*COUNTED, *DOCUMENTS)}
+    result = statecli("audit", ".", *(f"--report={name}={path}" for name, path in reports.items()))
     assert result.code == 0
+    texts = {name: path.read_text("utf-8") for name, path in reports.items()}
+    for text in (result.out, *(texts[name] for name in COUNTED)):
+        assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in text
+    entries = json.loads(texts["json"])["not_checked"]
+    assert [(entry["what"], entry["count"]) for entry in entries] == [("file", 1)] * 3
+    assert entries[0]["why"] == "7z archive"
+    rows = list(csv.DictReader(io.StringIO(texts["csv"])))
+    assert [row["rule"] for row in rows] == ["not-checked"] * 3
+    (invocation,) = json.loads(texts["sarif"])["runs"][0]["invocations"]
+    notified = [finding["message"]["text"] for finding in invocation["toolExecutionNotifications"]]
+    assert "not checked: 1 file: 7z archive" in notified
+    assert invocation["executionSuccessful"]
+    root = ET.fromstring(texts["junit"])  # noqa: S314 - our own
+    assert [element.get("name") for element in root.iter("property")] == ["not-checked"] * 3
+    issues = json.loads(texts["gitlab"])
+    assert [(issue["check_name"], issue["severity"]) for issue in issues] == [("not-checked", "info")] * 3
 
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "html", "github"])
@@ -54,39 +74,6 @@ def test_harmless_kinds_do_not_push_others_out_of_the_verdict(statecli, folder):
     (folder / ".git").mkdir()
     verdict = statecli("audit", ".").out
     assert all(kind in verdict for kind in ("broken link", "text file", "of a tool", "7z archive", "HDF5 file"))
-
-
-def test_json_lists_what_was_not_checked(statecli, folder):
-    """Each noun and reason with its count."""
-    entries = statecli("audit", ".", "-f", "json").json["not_checked"]
-    assert [(entry["what"], entry["count"]) for entry in entries] == [("file", 1)] * 3
-    assert entries[0]["why"] == "7z archive"
-
-
-def test_csv_has_a_row_for_each_reason(statecli, folder):
-    """The row has the severity note, because CSV has no verdict."""
-    rows = list(csv.DictReader(io.StringIO(statecli("audit", ".", "-f", "csv").out)))
-    assert [row["rule"] for row in rows] == ["not-checked"] * 3
-
-
-def test_sarif_has_a_notification_for_each_reason(statecli, folder):
-    """The run is successful, and a notification lists the unchecked files."""
-    (invocation,) = statecli("audit", ".", "-f", "sarif").json["runs"][0]["invocations"]
-    texts = [finding["message"]["text"] for finding in invocation["toolExecutionNotifications"]]
-    assert "not checked: 1 file: 7z archive" in texts
-    assert invocation["executionSuccessful"]
-
-
-def test_junit_has_a_property_for_each_reason(statecli, folder):
-    """The properties belong to the first suite."""
-    root = ET.fromstring(statecli("audit", ".", "-f", "junit").out)  # noqa: S314 - our own
-    assert [element.get("name") for element in root.iter("property")] == ["not-checked"] * 3
-
-
-def test_gitlab_has_an_information_for_each_reason(statecli, folder):
-    """Each reason is an issue of the lowest severity."""
-    issues = statecli("audit", ".", "-f", "gitlab").json
-    assert [(issue["check_name"], issue["severity"]) for issue in issues] == [("not-checked", "info")] * 3
 
 
 def test_folders_of_tools_count_as_not_checked(statecli, folder):
@@ -125,30 +112,24 @@ def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
     assert "broken link" in reasons
 
 
-@pytest.mark.parametrize("glob", ["*", "*.pt", "**", "**/*.pt", "?evil.pt"])
-def test_a_glob_finds_hidden_files_as_a_folder_does(statecli, folder, glob):
-    """`folder/*` and `folder` agree on `.evil.pt`."""
-    torch.save({"w": torch.tensor([float("nan")])}, folder / ".evil.pt")
-    targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
-    assert str(folder / ".evil.pt") in [target["target"] for target in targets if target["status"] == "audited"]
+HIDDEN = (".evil.pt", ".hidden/b.pt")
 
 
-@pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
-def test_a_glob_enters_hidden_folders_as_a_folder_does(statecli, folder, glob):
-    """A loader that searches the newest step enters hidden folders too."""
-    (folder / ".hidden").mkdir()
-    torch.save({"w": torch.zeros(1)}, folder / ".hidden" / "b.pt")
-    targets = statecli("audit", f"{folder}/{glob}", "-f", "json").json["targets"]
-    assert str(folder / ".hidden" / "b.pt") in [target["target"] for target in targets if target["status"] == "audited"]
-
-
-@pytest.mark.parametrize("glob", ["*", "**", "**/*.pt"])
-def test_a_glob_counts_hidden_folders_of_tools_as_a_folder_does(statecli, folder, glob):
-    """The glob does not enter the folder `.git` and reports the folder as not checked."""
+@pytest.mark.parametrize(
+    ("glob", "names"),
+    [("*", HIDDEN), ("**", HIDDEN), ("**/*.pt", HIDDEN), ("*.pt", HIDDEN[:1]), ("?evil.pt", HIDDEN[:1])],
+)
+def test_a_glob_finds_hidden_files_and_folders_as_a_folder_does(statecli, folder, glob, names):
+    """`folder/*` and `folder` agree. Neither enters `.git`, which is reported as not checked."""
+    for path in HIDDEN:
+        (folder / path).parent.mkdir(exist_ok=True)
+        torch.save({"w": torch.zeros(1)}, folder / path)
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
     document = statecli("audit", f"{folder}/{glob}", "-f", "json").json
-    assert any(entry["what"] == "folder" for entry in document["not_checked"])
+    audited = {target["target"] for target in document["targets"] if target["status"] == "audited"}
+    assert {str(folder / name) for name in names} <= audited
+    assert any(entry["what"] == "folder" for entry in document["not_checked"]) is (names == HIDDEN)
     assert not any("HEAD" in target["target"] for target in document["targets"])
 
 

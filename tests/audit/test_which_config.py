@@ -37,34 +37,25 @@ def project(tmp_path, monkeypatch):
     return repository
 
 
-def test_the_search_stops_at_the_repository(statecli, project):
-    """A configuration above the folder with `.git` belongs to another project."""
-    (project.parent / "statecli.toml").write_text(OFF)
-    result = statecli("audit", "a.pt", "--values", "-f", "json")
-    assert (result.code, result.json["configuration"]["file"]) == (1, None)
-
-
-def test_the_search_reaches_the_root_of_the_repository(statecli, project):
-    """The configuration in the repository's root is used."""
-    (project / "statecli.toml").write_text(OFF)
-    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] == "../statecli.toml"
-
-
-def test_a_worktree_whose_git_is_a_file_is_a_repository(statecli, project):
-    """`git worktree` and submodules have a file `.git` instead of a folder."""
-    (project / ".git").rmdir()
-    (project / ".git").write_text("gitdir: elsewhere\n")
-    (project.parent / "statecli.toml").write_text(OFF)
-    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] is None
-
-
-def test_without_a_repository_only_the_current_folder_is_searched(statecli, project):
-    """Every user may write into /tmp, so a configuration above the current folder is not trusted."""
-    (project / ".git").rmdir()
-    (project / "statecli.toml").write_text(OFF)
-    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] is None
-    Path("statecli.toml").write_text(OFF)
-    assert statecli("audit", "a.pt", "-f", "json").json["configuration"]["file"] == "statecli.toml"
+@pytest.mark.parametrize(
+    ("git", "place", "file"),
+    [
+        ("folder", "../..", None),  # of another project
+        ("folder", "..", "../statecli.toml"),
+        ("file", "../..", None),  # as in a worktree or a submodule
+        (None, "..", None),  # every user may write into /tmp
+        (None, ".", "statecli.toml"),
+    ],
+)
+def test_the_search_ends_at_the_root_of_the_repository(statecli, project, git, place, file):
+    """Without a repository, only the current folder is searched."""
+    if git != "folder":
+        (project / ".git").rmdir()
+    if git == "file":
+        (project / ".git").write_text("gitdir: elsewhere\n")
+    Path(place, "statecli.toml").write_text(OFF)
+    result = statecli("audit", "a.pt", "-f", "json")
+    assert (result.code, result.json["configuration"]["file"]) == (int(file is None), file)
 
 
 def test_no_config_uses_no_file(statecli, project):
@@ -99,17 +90,18 @@ def test_the_config_command_takes_no_config(statecli, project):
     assert statecli("config", "--no-config", "-f", "json").json["file"] is None
 
 
-@pytest.mark.parametrize(
-    "output", ["plain", "json", "jsonl", "csv", "markdown", "html", "sarif", "junit", "github", "gitlab"]
-)
+OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "sarif", "junit", "github", "gitlab")
+
+
 @pytest.mark.parametrize("way", WEAKENINGS)
-def test_every_output_says_what_the_configuration_weakens(statecli, project, way, output):
+def test_every_output_says_what_the_configuration_weakens(statecli, project, way):
     """Every output names the configuration file and each entry that lets more pass."""
     text, said = WEAKENINGS[way]
     Path("statecli.toml").write_text(text)
-    result = statecli("audit", "a.pt", "-f", output)
-    assert "statecli.toml" in result.out
-    assert said in result.out.replace("&#42;", "*").replace("`", "")
+    result = statecli("audit", "a.pt", *(f"--report={output}=../{output}" for output in OUTPUTS))
+    for shown in (result.out, *(Path("..", output).read_text("utf-8") for output in OUTPUTS)):
+        assert "statecli.toml" in shown
+        assert said in shown.replace("&#42;", "*").replace("`", "")
 
 
 def test_json_lists_the_disabled_rules(statecli, project):
@@ -177,8 +169,12 @@ def excuse(statecli, how):
     Path("statecli.toml").write_text(text)
 
 
-@pytest.mark.parametrize("target", [".", "a.pt", "../model", "*.pt", "**/*.pt", ".."])
-@pytest.mark.parametrize("how", EXCUSES)
+JUDGED = [(how, ".") for how in EXCUSES]
+JUDGED += [("ignore", target) for target in ("a.pt", "../model", "*.pt", "**/*.pt", "..")]
+JUDGED += [("per-target-ignore", "a.pt"), ("baseline", "a.pt"), ("baseline", "..")]
+
+
+@pytest.mark.parametrize(("how", "target"), JUDGED)
 def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, model):
     """The author of a pickle may also have written the configuration in the same folder; the verdict says so."""
     excuse(statecli, how)
