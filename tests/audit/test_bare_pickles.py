@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import pickle
-import zlib
 
 import pytest
 import torch
@@ -50,15 +48,6 @@ def test_what_loading_it_would_run_is_a_finding(hub):
     assert [finding.rule for finding in result.findings] == ["unsafe-global"]
     assert "unsafe-global" in result.ran
     assert "nan" in {skipped.rule for skipped in result.skipped}
-
-
-@pytest.mark.parametrize("name", ["a.joblib", "b.dill", "c.pkl"])
-@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress], ids=["zlib", "gzip"])
-def test_a_compressed_one_in_a_folder_fails(hub, statecli, name, pack):
-    """joblib.load unpickles the compressed file, and statecli does not read its content."""
-    folder = hub(pack(SYSTEM), name)
-    assert of(folder, name).status is Status.FAILED
-    assert statecli("audit", str(folder)).code == 2
 
 
 def test_it_is_not_judged_without_a_rule_about_pickles(hub):

@@ -140,13 +140,15 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
     assert finding["message"].startswith("optimizer.state[3]['exp_avg']: values differ")
 
 
-def test_what_was_locked_and_is_empty_now_is_missing(statecli):
+def test_what_was_locked_and_is_empty_or_gone_is_missing(statecli):
     """An optimizer's state that lost all its tensors is not treated as a file without tensors."""
     statecli("lock", "ck", "-o", "l.json")
     torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
-    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
-    assert result.code == 1
-    assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
+    empty = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
+    Path("ck/optimizer.pt").unlink()
+    for result in (empty, statecli("audit", "ck", "--lock", "l.json", "-f", "json")):
+        assert result.code == 1
+        assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
 
 
 def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
@@ -177,15 +179,6 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
         2,
         "statecli: no target was compared with the lock: ck/optimizer.pt contains only the state of an optimizer\n",
     )
-
-
-def test_a_lock_of_all_of_it_is_not_met_by_the_model_alone(statecli):
-    """Each locked tensor of the deleted file is reported."""
-    statecli("lock", "ck", "-o", "l.json")
-    Path("ck/optimizer.pt").unlink()
-    result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
-    assert result.code == 1
-    assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
 
 
 def test_only_the_model_is_held_to_a_checkpoint(statecli):
@@ -349,14 +342,6 @@ def test_a_section_of_it_is_not_there(statecli):
         2,
         "statecli: a.pt: has no section 'model'; the checkpoint contains no tensors\n",
     )
-
-
-def test_an_attack_without_a_tensor_is_flagged(statecli):
-    """Code that loading would run does not depend on tensors."""
-    torch.save({"x": Call(os.system, "exit 0")}, "evil.pt")
-    result = statecli("audit", "evil.pt", "-f", "json")
-    assert result.code == 1
-    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
 
 
 # Paths.
