@@ -9,9 +9,11 @@ pytest.importorskip("torch")
 CACHED = "sample_models/cached_mask.py:Causal"
 
 
-def test_json_says_what_appeared(statecli):
-    """`appeared` is written only if true, `inputs` only if forward was called."""
-    result = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json")
+def test_every_output_says_what_appeared(statecli, tmp_path):
+    """In JSON, `appeared` is written only if true, `inputs` only if forward was called; the page has the inputs too."""
+    outputs = ("table", "plain", "markdown", "csv", "jsonl", "html")
+    reports = [word for output in outputs for word in ("--report", f"{output}={tmp_path / output}")]
+    result = statecli("inspect", CACHED, "--input", "2x4x8", "-f", "json", *reports)
     assert result.code == 1  # on a GPU, the next forward would mix devices
     assert result.json["inputs"] == "float32 2×4×8"
     assert {fqn: row.get("appeared") for fqn, row in result.rows().items()} == {
@@ -19,18 +21,10 @@ def test_json_says_what_appeared(statecli):
         "project.bias": None,
         "mask": True,
     }
+    for output in outputs:
+        assert "created by the first forward" in (tmp_path / output).read_text("utf-8"), output
+    assert "after a forward with float32 2×4×8" in (tmp_path / "html").read_text("utf-8")
     assert "inputs" not in statecli("inspect", CACHED, "-f", "json").json
-
-
-@pytest.mark.parametrize("output", ["table", "plain", "markdown", "csv", "jsonl", "html"])
-def test_every_output_says_it(statecli, output):
-    """Every output has the words of the note."""
-    assert "created by the first forward" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", output).out
-
-
-def test_the_page_says_what_forward_was_called_with(statecli):
-    """Next to the sums."""
-    assert "after a forward with float32 2×4×8" in statecli("inspect", CACHED, "--input", "2x4x8", "-f", "html").out
 
 
 def test_a_function_makes_the_inputs(statecli, tmp_path):

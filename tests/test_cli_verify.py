@@ -16,13 +16,10 @@ from statecli.core.errors import ModelError
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
-from statecli.render import Output
 
 from .forked_python import run_python
 
 NET = "sample_models/net.py:Net"
-FIXED = "sample_models/net_fixed.py:Net"
-
 pytestmark = pytest.mark.usefixtures("in_project")
 
 
@@ -217,15 +214,6 @@ def test_filters_leave_out_findings_too(statecli, proofs):
 # Streams and outputs.
 
 
-@pytest.mark.parametrize("output", list(Output))
-def test_every_output_says_why_it_ends_1(statecli, proofs, output):
-    """Every output names the reason of a failure."""
-    proofs(move=failed_check())
-    result = statecli("verify", NET, "-f", output.value)
-    assert result.code == 1
-    assert "stays" in result.out
-
-
 def test_quiet_prints_findings_or_nothing(statecli, proofs):
     """-q is a gate."""
     assert statecli("verify", NET, "-q").out == ""
@@ -259,7 +247,7 @@ def test_an_ascii_stdout_gets_one_character_a_sign():
 # The sample models, truly.
 
 
-def test_the_sample_fails_the_move_and_names_its_line(statecli):
+def test_the_sample_fails_the_move(statecli):
     """The plain attribute stays; the buffer and the parameter follow."""
     result = statecli("verify", NET, "--check", "move", "--device", "meta", "-f", "json")
     assert result.code == 1
@@ -269,13 +257,6 @@ def test_the_sample_fails_the_move_and_names_its_line(statecli):
         "mybuffer1": "passed",
         "table": "failed",
     }
-    assert "sample_models/net.py:19" in statecli("verify", NET, "--check", "move", "--device", "meta").out
-
-
-def test_the_fixed_twin_passes(statecli):
-    """The same model with the buffer registered follows whole."""
-    result = statecli("verify", FIXED, "--check", "move", "--device", "meta")
-    assert (result.code, result.err) == (0, "")
 
 
 def run(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -284,17 +265,16 @@ def run(folder: Path, source: str, *args: str) -> subprocess.CompletedProcess[st
     return run_python(["-m", "statecli", "verify", "net.py:Net", *args], cwd=folder, timeout=60)
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_model_cannot_end_the_process(tmp_path, code):
+def test_a_model_cannot_end_the_process(tmp_path):
     """os._exit in forward is reported, and the status is neither 0 nor 1, because nothing was proved."""
-    source = f"""
+    source = """
 class Net(nn.Linear):
     def __init__(self): super().__init__(3, 3)
-    def forward(self, x): os._exit({code})
+    def forward(self, x): os._exit(0)
 """
     done = run(tmp_path, source, "--input", "2x3", "--check", "forward")
     assert done.returncode == 2
-    assert f"raised SystemExit: {code} (net.py:7)" in done.stderr
+    assert "raised SystemExit: 0 (net.py:7)" in done.stderr
 
 
 def test_an_error_that_cannot_be_shown_is_told_by_its_name_and_line(tmp_path):
@@ -325,32 +305,14 @@ class Net(nn.Linear):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_thread_of_the_model_does_not_keep_the_process(tmp_path):
-    """The result is complete and the process exits with its status, although a thread waits for ever."""
+def test_what_a_model_begins_does_not_keep_the_process(tmp_path):
+    """An exit handler that waits for a child, as Python's own for multiprocessing, and a reader of the output."""
     source = """
+import multiprocessing
 class Net(nn.Linear):
     def __init__(self):
         super().__init__(3, 3)
-        threading.Thread(target=threading.Event().wait).start()
-"""
-    done = run(tmp_path, source, "--check", "move", "-f", "json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["checks"][0]["passed"] is True
-
-
-@pytest.mark.parametrize(
-    "begun",
-    ["atexit.register(threading.Event().wait)", "multiprocessing.Process(target=threading.Event().wait).start()"],
-    ids=["exit handler", "process"],
-)
-def test_what_else_a_model_begins_does_not_keep_the_process(tmp_path, begun):
-    """A reader of the output does not wait either, although a child also has the output open."""
-    source = f"""
-import atexit, multiprocessing
-class Net(nn.Linear):
-    def __init__(self):
-        super().__init__(3, 3)
-        {begun}
+        multiprocessing.Process(target=threading.Event().wait).start()
 """
     done = run(tmp_path, source, "--check", "move", "-f", "json")
     assert done.returncode == 0
@@ -376,14 +338,13 @@ class Net(torch.nn.Module):
     assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
 
 
-@pytest.mark.parametrize("given", ["2x8", "int64:2x8<90"])
-def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, in_tmp_path, given):
+def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, in_tmp_path):
     """torch names neither the option nor the number of ids."""
     Path("emb.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Sequential):\n"
         "    def __init__(self):\n        super().__init__(nn.Embedding(50, 8))\n"
     )
-    result = statecli("verify", "emb.py:Net", "--check", "forward", "--input", given)
+    result = statecli("verify", "emb.py:Net", "--check", "forward", "--input", "int64:2x8<90")
     assert result.code == 2
     assert "; the embedding takes integers from 0 to 49: --input 'int64:2x8<50'" in result.err
 

@@ -12,6 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from statecli.cli import samples
@@ -237,10 +238,11 @@ class TestSamples:
 
 
 def test_schemas_have_addresses_of_their_versions(statecli):
-    """Each has an `$id` with the version of its document, a title, and text without the indentation of the source."""
+    """Each is valid, with its version in `$id`, a title, and text without the indentation of the source."""
     for command, document in schemas.DOCUMENTS.items():
         text = statecli("schema", command).out
         schema = json.loads(text)
+        jsonschema.Draft202012Validator.check_schema(schema)
         version = schemas.get_version(command)
         assert schema["$id"] == f"{DOCUMENTATION_URL}schemas/{command}-{version}.json"
         assert "statecli" in schema["title"]
