@@ -89,15 +89,18 @@ def test_the_text_is_the_outcome_of_the_command(statecli, in_tmp_path):
     assert "FILE: is empty; give a value; fix the error, then" in empty.out
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n."])
-def test_the_driver_ends_0_whatever_a_file_is(repository, content):
+def test_the_driver_ends_0_whatever_a_file_is(repository):
     """git diff aborts if the driver exits with another status."""
-    torch.save({"w": torch.ones(3)}, "m.pt")
+    contents = (b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n.")
+    for number in range(len(contents)):
+        torch.save({"w": torch.ones(3)}, f"m{number}.pt")
     call("statecli", "git", "setup")
     commit()
-    (repository / "m.pt").write_bytes(content)
-    assert "+cannot be read: " in call("git", "diff", "--no-ext-diff")
-    assert call("git", "diff").startswith("changed: m.pt\n")
+    for number, content in enumerate(contents):
+        (repository / f"m{number}.pt").write_bytes(content)
+    assert call("git", "diff", "--no-ext-diff").count("+cannot be read: ") == len(contents)
+    lines = call("git", "diff").splitlines()
+    assert [line for line in lines if line.startswith("changed: ")] == [f"changed: m{n}.pt" for n in range(4)]
 
 
 def test_two_files_that_fail_alike_differ(repository):
@@ -114,18 +117,20 @@ def test_two_files_that_fail_alike_differ(repository):
         assert call("git", "diff", "--no-ext-diff", name).count("cannot be read: ") == 2
 
 
-@pytest.mark.parametrize("name", ["-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt"])
-def test_no_files_name_ends_a_git_diff(repository, name):
+def test_no_files_name_ends_a_git_diff(repository):
     """git gives the driver the name of the file in the working tree."""
-    torch.save({"w": torch.zeros(3)}, f"./{name}")
+    names = ("-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt")
+    for name in names:
+        torch.save({"w": torch.zeros(3)}, f"./{name}")
     call("statecli", "git", "setup")
     commit()
-    torch.save({"w": torch.ones(3)}, f"./{name}")
-    assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff")
-    assert "1 of 1 parameters changed" in call("git", "diff")
-    shown = call("git", "difftool", "--no-prompt", "-t", "statecli")
-    assert shown.startswith("changed: ")
-    assert "1 of 1 parameters changed" in shown
+    for name in names:
+        torch.save({"w": torch.ones(3)}, f"./{name}")
+    assert call("git", "diff", "--no-ext-diff").count("+w float32 [3]") == len(names)
+    for words in (("diff",), ("difftool", "--no-prompt", "-t", "statecli")):
+        shown = call("git", *words)
+        assert shown.startswith("changed: ")
+        assert shown.count("changed: ") == shown.count("1 of 1 parameters changed") == len(names)
 
 
 def test_what_loading_would_run_is_a_line(repository):
@@ -182,17 +187,6 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     assert "git-annex pointer: SHA256E-s100--abc.pt; run" in call("statecli", "git", "difftool", "n.pt", "p.pt")
 
 
-def test_the_difftool_shows_values(repository):
-    """The difftool shows changed values as `statecli diff` does, and exits with 0 although they differ."""
-    save_file({"w": torch.zeros(3)}, "m.safetensors")
-    call("statecli", "git", "setup")
-    commit()
-    save_file({"w": torch.ones(3)}, "m.safetensors")
-    shown = call("git", "difftool", "--no-prompt", "-t", "statecli")
-    assert "changed" in shown
-    assert "w" in shown
-
-
 def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     """git caches each line of the driver: without numpy two checkpoints would get equal lines, also later."""
     for value in (0.0, 1.0):
@@ -232,22 +226,6 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
-def test_the_difftool_shows_what_came_and_what_went(repository):
-    """git gives the null device for the missing side."""
-    save_file({"w": torch.zeros(3)}, "m.safetensors")
-    call("statecli", "git", "setup")
-    commit()
-    words = ("git", "difftool", "--no-prompt", "-t", "statecli")
-    (repository / "m.safetensors").unlink()
-    shown = call(*words)
-    assert shown.startswith("deleted: ")
-    assert "w float32 [3]" in shown
-    commit()
-    shown = call(*words, "HEAD", "HEAD~1")
-    assert shown.startswith("added: ")
-    assert "w float32 [3]" in shown
-
-
 def test_the_difftool_ends_0_whatever_it_is_given(repository):
     """The error is printed on standard output, as git prints its own output."""
     assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
@@ -274,13 +252,6 @@ def test_without_an_identity_nothing_is_cached_and_the_difference_is_shown(repos
     call("statecli", "git", "setup")
     torch.save({"w": torch.zeros(3)}, "m.pt")
     assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff")
-
-
-def test_setup_for_all_repositories(repository):
-    """`--global` writes into the user's own files."""
-    call("statecli", "git", "setup", "--global")
-    assert "diff=statecli" in (repository.parent / ".config" / "git" / "attributes").read_text()
-    assert "git textconv" in call("git", "config", "--global", "diff.statecli.textconv")
 
 
 def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
@@ -325,11 +296,12 @@ def test_what_is_stronger_than_the_file_is_named(repository):
     assert "*.pth: " not in said
 
 
-@pytest.mark.parametrize("name", [f"x/{begin}-00001.bin" for begin in checkpoint_names.WEIGHT_BIN_PREFIXES])
-def test_git_shows_what_the_hook_takes(repository, name):
+def test_git_shows_what_the_hook_takes(repository):
     """For files with the suffix `.bin`, git and the hook take the same names."""
     call("statecli", "git", "setup")
-    assert call("git", "check-attr", "diff", "--", name).endswith("diff: statecli\n")
+    names = [f"x/{begin}-00001.bin" for begin in checkpoint_names.WEIGHT_BIN_PREFIXES]
+    attributes = call("git", "check-attr", "diff", "--", *names).splitlines()
+    assert attributes == [f"{name}: diff: statecli" for name in names]
 
 
 def test_the_difftool_names_the_file_of_the_repository(repository):
@@ -349,6 +321,7 @@ def test_the_difftool_names_the_file_of_the_repository(repository):
     assert "deleted: gone.pt" in shown
     assert "added: new.pt" in shown
     assert "sub/here.pt" in shown
+    assert shown.count("w float32 [3]") == 2
 
 
 def test_the_difftool_compares_folders_by_their_files(repository):
@@ -382,7 +355,7 @@ def save_sides(repository, *, setup=("statecli", "git", "setup")):
 
 
 def test_git_diff_shows_the_table_of_diff(repository):
-    """The rows of `statecli diff`, under the name of the file in the repository; the exit status is git's own."""
+    """The rows of `statecli diff`, under the file's name in the repository; exit status and `color.diff` are git's."""
     save_sides(repository)
     shown = call("git", "diff")
     assert shown.startswith("changed: m.safetensors\na/m.safetensors → b/m.safetensors\n1 of 2 parameters changed\n")
@@ -391,6 +364,8 @@ def test_git_diff_shows_the_table_of_diff(repository):
     assert "exit status" not in shown
     assert "git-blob" not in shown
     assert "\x1b" not in shown
+    assert "\x1b[" in call("git", "-c", "color.diff=always", "diff")
+    assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
 
 
 def test_git_diff_lists_the_tensors_of_added_and_deleted_files(repository):
@@ -449,13 +424,6 @@ def test_a_file_that_cannot_be_read_does_not_end_git_diff(repository):
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_git_diff_has_the_colours_of_git(repository):
-    """`color.diff` of git decides about the colours."""
-    save_sides(repository)
-    assert "\x1b[" in call("git", "-c", "color.diff=always", "diff")
-    assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
-
-
 def test_the_driver_refuses_other_numbers_of_arguments(statecli):
     """Git gives 1, 7 or 9."""
     result = statecli("git", "external-diff", "a", "b")
@@ -487,6 +455,7 @@ def test_remove_deletes_a_file_with_only_our_lines(repository):
     """`--remove` deletes the file of the repository, not the file of all repositories."""
     call("statecli", "git", "setup")
     call("statecli", "git", "setup", "--global")
+    assert "git textconv" in call("git", "config", "--global", "diff.statecli.textconv")
     call("statecli", "git", "setup", "--remove")
     assert not (repository / ".gitattributes").exists()
     assert "diff=statecli" in (repository.parent / ".config" / "git" / "attributes").read_text()
