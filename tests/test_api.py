@@ -41,7 +41,7 @@ from statecli.requests.parameters import parameters_of
 from statecli.testing import assert_loaded, assert_only_changed, assert_state_follows
 
 from .forked_python import run_python
-from .test_samples import FAILING
+from .test_samples import FAILING, verify_sample
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT / "sample_models"
@@ -184,7 +184,7 @@ KNOWN: list[nn.Module] = []
 
 
 def capture_state(model):
-    """Return everything of a model that must not change: modes, values, gradients, identity of each tensor, hooks."""
+    """Return everything of a model that must not change: modes, values, gradients, identities, hooks, calls."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {
         "modes": [(name, module.training) for name, module in model.named_modules()],
@@ -194,6 +194,7 @@ def capture_state(model):
         "grads": [(name, id(tensor.grad), tensor.grad.tolist()) for name, tensor in named if tensor.grad is not None],
         "hooks": [list(module._forward_hooks.items()) for module in model.modules()],
         "keys": [(name, sorted(vars(module))) for name, module in model.named_modules()],
+        "calls": getattr(model, "seen", 0),
     }
 
 
@@ -244,30 +245,23 @@ def test_a_model_that_copies_lead_back_to_is_put_back(check):
     assert (capture_state(model), process()) == before
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_callers_grad_mode_changes_nothing(mode):
+def test_the_callers_grad_mode_changes_nothing():
     """Proofs have a grad mode of their own, and give the caller's back."""
     model = Plain()
     wanted = verdicts(statecli.verify(model, inputs="6x4"))
-    with mode():
-        actual = verdicts(statecli.verify(model, inputs="6x4"))
-        assert not torch.is_grad_enabled()
-        assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
-    assert actual == wanted
     assert wanted["step"] == "passed"
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            actual = verdicts(statecli.verify(model, inputs="6x4"))
+            assert not torch.is_grad_enabled()
+            assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
+        assert actual == wanted
 
 
 def test_a_reason_in_a_result_names_the_argument():
     """A reason is in the words of Python, as an error is; on the command line it names the option."""
     (check,) = statecli.verify(nn.Linear(4, 2), inputs=(torch.ones(2, 9),), checks=["forward"]).checks
     assert check.reason.endswith("takes 4 values in the last dimension: inputs='2x4'")
-
-
-def test_what_each_instance_counts_is_its_own():
-    """The proofs call forward of copies only."""
-    model = Plain()
-    statecli.verify(model, inputs="6x4")
-    assert model.seen == 0
 
 
 def test_a_specs_constructor_leaves_the_random_generators():
@@ -305,8 +299,8 @@ def test_a_live_model_fails_as_its_class_does(name):
     """The live model breaks the same rules for the same tensors as its class, except where a check is inconclusive."""
     input, _ = FAILING[name]
     file, _, attribute = name.partition(":")
-    spec = statecli.verify(f"{SAMPLES / file}.py:{attribute}", inputs=input)
-    live = statecli.verify(getattr(sample(file), attribute)(), inputs=input)
+    spec = verify_sample(name, input, "fake-cuda")
+    live = statecli.verify(getattr(sample(file), attribute)(), inputs=input, device="fake-cuda")
     untold = UNTOLD_LIVE.get(name, set())
     for check, other in zip(spec.checks, live.checks, strict=True):
         if check.check.value in untold:
@@ -393,9 +387,9 @@ import torch
 from torch import nn
 import statecli
 
-# 512 MB. Random values would take a second; a copy would be written, and so counted, all the same.
-model = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 8192, 8192, bias=False) for _ in range(2)))
-model[0].table = torch.ones(8192, 4096)  # 128 MB
+# 128 MB. Random values would take a second; a copy would be written, and so counted, all the same.
+model = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 4096, 4096, bias=False) for _ in range(2)))
+model[0].table = torch.ones(4096, 6144)  # 96 MB
 statecli.verify(nn.Linear(2, 2), device="meta", checks=["move"])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = statecli.verify(model, device="meta", checks=["move"])
@@ -404,7 +398,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, [f.
 
 
 def test_a_move_to_meta_needs_no_second_copy_of_the_data():
-    """640 MB of tensors are proved to follow, or not, within 60 MB."""
+    """224 MB of tensors are proved to follow, or not, within 60 MB."""
     result = run_python(["-c", HUGE], check=True)
     grown, _, failing = result.stdout.partition(" ")
     assert failing.strip() == "['0.table']"
@@ -577,16 +571,10 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.diff((1, 2), nn.Linear(2, 2)), UsageError, "an optimizer or a state_dict, not tuple"),
         (lambda: statecli.audit(3), UsageError, "not int"),
         (lambda: statecli.diff("a.pt", "b.pt", atol=-1), UsageError, "must be a finite number"),
-        (lambda: statecli.verify("a.pt"), UsageError, "is not a model class"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=["moves"]), UsageError, "'moves' is not one of move"),
         (lambda: statecli.verify(nn.Linear(2, 2), checks=5), UsageError, "checks: 5 is not a string"),
         (lambda: statecli.verify(nn.Linear(2, 2), include=[nn]), UsageError, "include: <module"),
         (lambda: statecli.verify(nn.Linear(2, 2), device="gpu"), UsageError, "device='gpu': must be cuda"),
-        (
-            lambda: statecli.verify(nn.Linear(2, 2), checks="cast", device="gpu"),
-            UsageError,
-            "device='gpu': must be cuda",
-        ),
         (
             lambda: statecli.verify(nn.Linear(2, 2), dtype="f12"),
             UsageError,
@@ -596,11 +584,6 @@ def test_verify_of_a_spec_is_the_commands_own():
             lambda: statecli.verify(nn.Linear(2, 2), dtype=torch.int8),
             UsageError,
             "dtype='int8': a model cannot be cast",
-        ),
-        (
-            lambda: statecli.verify(nn.Linear(2, 2), checks=["move"], dtype="f12"),
-            UsageError,
-            "dtype='f12': has no effect, because checks leaves out cast; leave one of the two options out",
         ),
         (
             lambda: statecli.verify(nn.Linear(2, 2), optimizer="a"),
@@ -814,40 +797,20 @@ def test_a_merged_adapter_is_checked(in_tmp_path):
         statecli.diff("a.safetensors", "a.safetensors", adapter=3)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        statecli.inspect,
-        statecli.diff,
-        statecli.lock,
-        statecli.audit,
-        statecli.merge,
-        statecli.verify,
-        assert_state_follows,
-        assert_only_changed,
-        assert_loaded,
-    ],
+FUNCTIONS = (
+    *(statecli.inspect, statecli.diff, statecli.lock, statecli.audit, statecli.merge, statecli.verify),
+    *(assert_state_follows, assert_only_changed, assert_loaded),
 )
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_parameter_is_documented(function):
     """The section Args of the docstring has exactly the parameters of the signature, in their order."""
     arguments = inspect.getdoc(function).partition("Args:\n")[2].partition("\n\n")[0]
     assert re.findall(r"^    (\w+): ", arguments, re.MULTILINE) == [*inspect.signature(function).parameters]
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        statecli.inspect,
-        statecli.diff,
-        statecli.lock,
-        statecli.audit,
-        statecli.merge,
-        statecli.verify,
-        assert_state_follows,
-        assert_only_changed,
-        assert_loaded,
-    ],
-)
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_annotation_can_be_resolved(function):
     """The names in the signatures exist: type checkers of other people's code read them."""
     names = {"os": os, "torch": torch, "nn": nn, "Any": Any, "Iterable": Iterable, "Kind": Kind, "Field": Field}

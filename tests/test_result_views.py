@@ -62,22 +62,11 @@ CALLS = [
 ]
 
 
-def of_command(line, output):
-    """The output of a command on a terminal of 80 columns."""
-    outcome = run(parser.parse(line.split()))
-    return render.format_report(outcome.report, output, RenderOptions(terminal=True, width=80))
-
-
-@pytest.mark.parametrize(("call", "line"), CALLS, ids=[line for _, line in CALLS])
-def test_the_text_and_the_document_are_the_commands_own(files, call, line):
-    """print(result) is the terminal's table, without colour, and to_dict is `-f json`."""
-    result = call()
-    text = str(result)
-    if "verify" not in line or "--input" in line:  # Python has other words for a missing input
-        assert text == of_command(line, Output.TABLE).rstrip("\n")
-        assert result.to_dict() == json.loads(of_command(line, Output.JSON))
-    assert "\x1b" not in text
-    assert result.to_dict()["schema"].startswith("statecli.")
+def of_command(line):
+    """The table of a command on a terminal of 80 columns, and its JSON."""
+    report = run(parser.parse(line.split())).report
+    look = RenderOptions(terminal=True, width=80)
+    return [render.format_report(report, output, look) for output in (Output.TABLE, Output.JSON)]
 
 
 class Balanced(html.parser.HTMLParser):
@@ -99,16 +88,26 @@ class Balanced(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize(("call", "line"), CALLS, ids=[line for _, line in CALLS])
-def test_the_notebook_has_a_part_of_a_page(files, call, line):
-    """No document of its own, no script, no heading of the notebook's outline, no id twice."""
+def test_the_views_of_a_result_are_those_of_the_command(files, call, line):
+    """print(result) is the terminal's table, without colour, and to_dict is `-f json`. A notebook has a part of a page:
+    no document of its own, no script, no heading of the notebook's outline, no id twice.
+    """
+    result = call()
+    text = str(result)
+    if "verify" not in line or "--input" in line:  # Python has other words for a missing input
+        table, document = of_command(line)
+        assert text == table.rstrip("\n")
+        assert result.to_dict() == json.loads(document)
+    assert "\x1b" not in text
+    assert result.to_dict()["schema"].startswith("statecli.")
     shown = Balanced()
-    text = call()._repr_html_()
-    shown.feed(text + call()._repr_html_())
+    page = result._repr_html_()
+    shown.feed(page + result._repr_html_())
     assert not shown.open
     assert not {"html", "head", "body", "script", "h1", "meta"} & {*shown.tags}
     assert len(shown.ids) == len(set(shown.ids))
-    assert text.startswith("<style>.statecli-result {")
-    assert "missing" in line or "net.py" in line or "a.pt" in text
+    assert page.startswith("<style>.statecli-result {")
+    assert "missing" in line or "net.py" in line or "a.pt" in page
 
 
 def test_a_name_is_text_in_a_notebook():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import runpy
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict  # noqa: E402
+from statecli.commands.verify.result import DEFAULT_PROOFS, Name, Verdict, Verification  # noqa: E402
 from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
@@ -42,11 +43,16 @@ ANY_GPU = pytest.mark.parametrize("device", ["fake-cuda", pytest.param("cuda", m
 FIXED = sorted(path.stem for path in SAMPLES.glob("*_fixed.py"))
 
 
+@functools.cache
+def verify_sample(sample: str, input: str, device: str, *checks: Name) -> Verification:
+    """Verify a sample model once for all tests."""
+    name, _, attribute = sample.partition(":")
+    return run(Request(f"{SAMPLES / name}.py:{attribute}", checks=checks, input=(input,), device=device))
+
+
 def verdicts(sample: str, input: str, device: str, *checks: Name) -> dict[Name, Verdict]:
     """How each proof of a sample model ends."""
-    name, _, attribute = sample.partition(":")
-    request = Request(f"{SAMPLES / name}.py:{attribute}", checks=checks, input=(input,), device=device)
-    return {check.check: check.verdict for check in run(request).checks}
+    return {check.check: check.verdict for check in verify_sample(sample, input, device, *checks).checks}
 
 
 def expected_verdicts(sample: str) -> dict[Name, Verdict]:
