@@ -93,8 +93,11 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     return arrange
 
 
-@each_change
-@each_command
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [*((command, rewrite) for command in COMMANDS), (COMMANDS[0], replace), (COMMANDS[0], touch)],
+    ids=lambda value: getattr(value, "__name__", None) or " ".join(value),
+)
 def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, after_listing, statecli):
     """The values read are of two files: status 2, and one line names the changed file."""
     after_listing(lambda: change(path))

@@ -132,11 +132,6 @@ def test_rules_are_those_that_the_command_takes(statecli):
         assert "unknown rule" not in statecli("inspect", "nope.pt", "--ignore", name).err
 
 
-def test_what_is_offered_for_the_schema_has_one(statecli):
-    """Each."""
-    assert all(statecli("schema", name).code == 0 for name in list_candidates("statecli schema "))
-
-
 def test_executors_that_are_offered_exist():
     """Each form."""
     from statecli.workers import executors

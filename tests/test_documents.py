@@ -68,46 +68,53 @@ WRITTEN = {
 }
 
 
-@pytest.fixture
-def desk(tmp_path, monkeypatch):
-    """Create a folder with every file of the examples."""
+@pytest.fixture(scope="module")
+def example_folder(tmp_path_factory):
+    """A folder with every file of the examples."""
+    folder = tmp_path_factory.mktemp("examples")
     for name in ("net.py", "finetune.py", "train.py"):
-        shutil.copy(ROOT / "sample_models" / name, tmp_path / name)
-    shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", tmp_path / "acme_rules.py")
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "mod.py").write_text(
+        shutil.copy(ROOT / "sample_models" / name, folder / name)
+    shutil.copy(ROOT / "sample_plugin" / "acme_rules.py", folder / "acme_rules.py")
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "mod.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, hidden=2):\n"
         "        super().__init__(hidden, hidden)\n\n\ndef build():\n    return Net()\n\n\n"
         "def batch():\n    import torch\n\n    return torch.ones(1, 2)\n\n\n"
         "def fit(**options):\n    from train import fixed\n\n    fixed(**options)\n"
     )
-    (tmp_path / "gpt.py").write_text(
+    (folder / "gpt.py").write_text(
         "from dataclasses import dataclass\nfrom torch import nn\n\n\n@dataclass\nclass Config:\n    size: int\n\n\n"
         "class GPT(nn.Linear):\n    def __init__(self, config: Config):\n        super().__init__(config.size, 2)\n"
     )
-    (tmp_path / "gpt.json").write_text('{"size": 3}')
-    (tmp_path / "bert").mkdir()
+    (folder / "gpt.json").write_text('{"size": 3}')
+    (folder / "bert").mkdir()
     sizes = '"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16'
-    (tmp_path / "bert" / "config.json").write_text(
+    (folder / "bert" / "config.json").write_text(
         f'{{"architectures": ["BertModel"], "model_type": "bert", "vocab_size": 9, {sizes}}}'
     )
     state = {"param": torch.ones(3, 3), "mybuffer1": torch.ones(2, 2)}
-    save_file(state, tmp_path / "model.safetensors")
-    torch.save(state, tmp_path / "net.pt")
+    save_file(state, folder / "model.safetensors")
+    torch.save(state, folder / "net.pt")
     optimizer = {"state": {0: {"exp_avg": torch.ones(3, 3)}}, "param_groups": [{"params": [0]}]}
-    torch.save({"model": state, "optimizer": optimizer}, tmp_path / "train.ckpt")
-    torch.save(state, tmp_path / "a.pt")
+    torch.save({"model": state, "optimizer": optimizer}, folder / "train.ckpt")
+    torch.save(state, folder / "a.pt")
     for name, prefix in (("old.pt", "net."), ("new.pt", "model.")):
-        torch.save({prefix + key: value for key, value in state.items()}, tmp_path / name)
+        torch.save({prefix + key: value for key, value in state.items()}, folder / name)
     for name in ("epoch1.ckpt", "epoch2.ckpt"):
-        torch.save({"model": state, "optimizer": optimizer}, tmp_path / name)
-    save_file(state, tmp_path / "b.safetensors")
+        torch.save({"model": state, "optimizer": optimizer}, folder / name)
+    save_file(state, folder / "b.safetensors")
     for name in ("finetune", "transformed_checkpoints", "training_checkpoints"):
-        runpy.run_path(str(ROOT / "sample_models" / f"{name}.py"))["main"](str(tmp_path))
+        runpy.run_path(str(ROOT / "sample_models" / f"{name}.py"))["main"](str(folder))
+    (folder / "checkpoints").mkdir()
+    shutil.copy(folder / "net.pt", folder / "checkpoints" / "net.pt")
+    return folder
+
+
+@pytest.fixture
+def desk(example_folder, tmp_path, monkeypatch):
+    """A copy of the folder as current folder."""
+    shutil.copytree(example_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "checkpoints").mkdir()
-    shutil.copy(tmp_path / "net.pt", tmp_path / "checkpoints" / "net.pt")
-    return tmp_path
 
 
 def test_there_are_examples():

@@ -261,13 +261,6 @@ def test_an_optimizer_without_state_is_compared_with_its_section(tmp_path):
         statecli.diff(f"{tmp_path / 'train.pt'}#optimiser", sgd())
 
 
-def test_an_optimizer_without_state_has_nothing_to_lock():
-    """One sentence is the error."""
-    with pytest.raises(statecli.NothingMatched) as caught:
-        statecli.lock(sgd())
-    assert str(caught.value) == "SGD: contains no tensor, so there is nothing to lock"
-
-
 def test_a_method_that_keeps_another_method_of_the_layer_is_copied():
     """torchao puts the `extra_repr` of each layer into a partial: the copy has its own, and the model stays."""
     layer = nn.Linear(2, 3)

@@ -106,7 +106,10 @@ def bytes_of(tensors):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tensors, form):
-    """The shape is that before the quantization; the size is the sum of all tensors."""
+    """The shape is that before the quantization, the size is the sum of all tensors, and the codes are a parameter.
+
+    gptqmodel and autoawq register buffers.
+    """
     tensors = parts_of(quantized_tensors, form)
     result = document(tensors | {"norm.weight": torch.ones(7)})
     (weight,) = result["quantized"]
@@ -127,25 +130,16 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tens
     assert {row["fqn"]: row.get("part_of") for row in result["tensors"]} == (
         dict.fromkeys(tensors, "proj.weight") | {"norm.weight": None}
     )
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_codes_are_what_the_library_registers(document, quantized_tensors, form):
-    """The codes are a parameter, but gptqmodel and autoawq register buffers."""
-    tensors = parts_of(quantized_tensors, form)
-    result = document(tensors)
     kinds = {row["fqn"]: (row["kind"], row["evidence"]) for row in result["tensors"]}
-    codes = result["quantized"][0]["tensors"][0]
-    assert kinds[codes] == ("buffer" if form.startswith(BUFFERS) else "parameter", "convention")
+    assert kinds[weight["tensors"][0]] == ("buffer" if form.startswith(BUFFERS) else "parameter", "convention")
     if form.startswith(BUFFERS):
-        assert set(kinds.values()) == {("buffer", "convention")}
+        assert {kinds[name] for name in tensors} == {("buffer", "convention")}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form, suffix):
-    """Each format gives the same row and the same number of parameters."""
-    path = save(parts_of(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, f"a{suffix}")
+def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form):
+    """A file of torch gives the same row and number of parameters as the JSON of safetensors."""
+    path = save(parts_of(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, "a.pt")
     shown = statecli("inspect", path, "-f", "table").out
     height, width = SHAPES.get(form, (32, 64))
     (row,) = [line for line in shown.splitlines() if line.strip().startswith("proj.")]

@@ -70,9 +70,13 @@ COMMANDS = {
 
 
 @linux
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EAGAIN])
-@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "name", "number"),
+    [
+        *((command, name, errno.EIO) for command in COMMANDS for name in ("a.pt", "a.safetensors")),
+        *(("stats", "a.pt", number) for number in (errno.ESTALE, errno.EAGAIN)),
+    ],
+)
 def test_a_read_that_fails_names_its_file(statecli, failing, command, name, number):
     """Each command exits with 2 with the file and the reason; the line does not name standard output."""
     failing(name, number)
@@ -239,8 +243,17 @@ def test_a_library_that_does_not_fit_into_memory_is_one_line():
     assert (done.returncode, done.stderr) == (2, "statecli: not enough memory; there is no result\n")
 
 
-@pytest.mark.parametrize("error", ["MemoryError()", "RecursionError('deep')", "ImportError('no')", "OSError(11, 'no')"])
-@pytest.mark.parametrize("where", ["parser.parse", "interrupts.handle_interrupts", "command_runner.execute"])
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        ("MemoryError()", "parser.parse"),
+        ("OSError(11, 'no')", "parser.parse"),
+        ("ImportError('no')", "interrupts.handle_interrupts"),
+        ("MemoryError()", "command_runner.execute"),
+        ("RecursionError('deep')", "command_runner.execute"),
+        ("OSError(11, 'no')", "command_runner.execute"),
+    ],
+)
 def test_a_crash_is_never_1(error, where):
     """A crash in any step gives one line and status 2."""
     module, function = where.split(".")

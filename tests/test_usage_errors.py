@@ -103,13 +103,16 @@ def test_an_input_that_the_model_does_not_take(tmp_path):
         statecli.inspect(f"{net}:Net", inputs="2x5")
 
 
-def calls(*names):
-    """Yield each call of a function with one of the names in statecli, with its file."""
-    for path in sorted(Path(statecli.__file__).parent.rglob("*.py")):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)) if any(name in text for name in names) else ():
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-                yield path.name, node
+@pytest.fixture(scope="module")
+def calls():
+    """Return a function that yields each call of a function with one of the names in statecli, with its file."""
+    nodes = [
+        (path.name, node)
+        for path in sorted(Path(statecli.__file__).parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    return lambda *names: ((name, node) for name, node in nodes if node.func.id in names)
 
 
 def texts(node):
@@ -127,7 +130,7 @@ def error_names(error=StateError):
     yield from itertools.chain.from_iterable(map(error_names, error.__subclasses__()))
 
 
-def test_errors_name_options_by_option():
+def test_errors_name_options_by_option(calls):
     """A literal `--device` would be the same for Python; a whole command line is."""
     functions = [getattr(statecli, name) for name in ("inspect", "diff", "verify", "audit", "lock", "merge")]
     python_flags = map_flags({name for function in functions for name in inspect.signature(function).parameters})
@@ -145,7 +148,7 @@ def test_errors_name_options_by_option():
     assert literal == []
 
 
-def test_option_is_given_flags_of_the_table():
+def test_option_is_given_flags_of_the_table(calls):
     """Each literal argument of `option` is a flag of the table of options."""
     flags = [node.args[0] for _, node in calls("option")]
     named = {flag.value for flag in flags if isinstance(flag, ast.Constant)}
