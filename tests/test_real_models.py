@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 import pytest
@@ -16,6 +17,8 @@ from statecli.core.model_state import Kind
 from .zoo import SMALL, make
 
 NAMES = sorted(SMALL)
+#: Models for tests that change none.
+shared_model = functools.cache(make)
 
 
 def rows(path):
@@ -32,7 +35,7 @@ def agree(row, tensor):
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
     """Names in order, dtypes, shapes, bytes and ties agree with torch.load, and no parameter is called a buffer."""
-    path, module = tmp_path / "net.pt", make(name)
+    path, module = tmp_path / "net.pt", shared_model(name)
     torch.save(module.state_dict(), path, _use_new_zipfile_serialization=not legacy)
     loaded, actual = torch.load(path, weights_only=True), rows(path)
     assert list(actual) == list(loaded)
@@ -48,7 +51,7 @@ def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
 def test_safetensors_are_what_safe_open_gives(tmp_path, name):
     """save_model and safe_open: names, dtypes, shapes."""
     path = tmp_path / "net.safetensors"
-    save_model(make(name), str(path))
+    save_model(shared_model(name), str(path))
     actual_rows = rows(path)
     with safe_open(path, "pt") as file:
         kept = set(file.keys())

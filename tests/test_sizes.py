@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-
-from .forked_python import run_python
 
 torch = pytest.importorskip("torch")
 
-import statecli  # noqa: E402
+import statecli as api  # noqa: E402
 from statecli.core import sizes  # noqa: E402
 
 whole = torch.zeros(8, 4)
@@ -23,18 +19,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inspect_and_audit_say_the_same_size(case, tmp_path, monkeypatch):
+def test_inspect_and_audit_say_the_same_size(case, statecli, in_tmp_path):
     """The bytes of an audited target equal the sum of inspect."""
     state_dict, size = CASES[case]
-    monkeypatch.chdir(tmp_path)
     torch.save(state_dict, "model.pt")
-    assert sizes.sum_bytes(statecli.inspect("model.pt").state.tensors) == size
-    result = run_python(["-m", "statecli", "audit", "model.pt", "-f", "json"], "statecli")
-    assert json.loads(result.stdout)["targets"][0]["bytes"] == size
+    assert sizes.sum_bytes(api.inspect("model.pt").state.tensors) == size
+    assert statecli("audit", "model.pt", "-f", "json").json["targets"][0]["bytes"] == size
 
 
 def test_kinds_that_share_a_storage_count_it_once_together():
     """An old spectral_norm's weight lies in its parameter until the first forward."""
-    state = statecli.inspect(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))).state
+    state = api.inspect(torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))).state
     totals = sizes.sum_by_kind(state.tensors)
     assert sizes.sum_bytes(state.tensors) == totals["parameter"].bytes + totals["buffer"].bytes
