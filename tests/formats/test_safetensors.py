@@ -23,7 +23,6 @@ from safetensors.torch import save, save_file, save_model
 
 from statecli import formats
 from statecli.commands.explain.source import read_entries
-from statecli.core import parameter_or_buffer
 from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ModelState, NoteKind
 from statecli.formats import safetensors
@@ -54,13 +53,6 @@ DEEP = 150
 
 #: Files that both readers refuse: case -> (file, the line without its path).
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "no bytes but one": (
-        b"\x08",
-        (
-            "is truncated: the file has 1 bytes, but a safetensors file begins with "
-            "8 bytes for the length of its header; copy or download the file again"
-        ),
-    ),
     "seven bytes": (
         bytes(7),
         (
@@ -79,10 +71,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "header of 100 MB and one": (
         pack_file(A + "}", length=100_000_001),
         "its header claims 100000001 bytes, more than safetensors' limit of 100000000",
-    ),
-    "header of 2^63": (
-        pack_file(A + "}", length=2**63),
-        "its header claims 9223372036854775808 bytes, more than safetensors' limit of 100000000",
     ),
     "header of 2^64-1": (
         pack_file(A + "}", length=2**64 - 1),
@@ -126,7 +114,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         pack_tensor(entry(offsets=(-8, 0))),
         "a: its data_offsets holds -8; expected integers of 0 or more",
     ),
-    "negative shape": (pack_tensor(entry(shape=(-2,))), "a: its shape holds -2; expected integers of 0 or more"),
     "two negatives": (pack_tensor(entry(shape=(-1, -2))), "a: its shape holds -1; expected integers of 0 or more"),
     "overflow": (
         pack_tensor(entry(shape=(2**62, 2**62))),
@@ -160,10 +147,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         pack_tensor(entry(shape=(1,) * 8 + (3,))),
         "a: float32 [1, 1, 1, 1, 1, 1, 1, 1, …] (9 dimensions) takes 12 bytes, but its data_offsets cover 8 bytes",
     ),
-    "unknown dtype": (
-        pack_tensor(entry("F99")),
-        "a: unknown dtype 'F99'; a newer safetensors may have written the file",
-    ),
     "lower-case dtype": (
         pack_tensor(entry("f32")),
         "a: unknown dtype 'f32'; a newer safetensors may have written the file",
@@ -174,10 +157,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "a: unknown dtype a list; a newer safetensors may have written the file",
     ),
     "float in the shape": (pack_tensor(entry(shape=(2.0,))), "a: its shape holds 2.0; expected integers of 0 or more"),
-    "exponent in the shape": (
-        pack_file(A.replace("[2]", "[2e0]") + "}", bytes(8)),
-        "a: its shape holds 2.0; expected integers of 0 or more",
-    ),
     "bool in the shape": (
         pack_tensor(entry(shape=(True,), offsets=(0, 4)), bytes(4)),
         "a: its shape holds True; expected integers of 0 or more",
@@ -191,16 +170,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         pack_file(A.replace("[2]", "[NaN]") + "}", bytes(8)),
         "its header is not valid JSON: NaN is not a JSON value",
     ),
-    "infinity in the shape": (
-        pack_file(A.replace("[2]", "[-Infinity]") + "}", bytes(8)),
-        "its header is not valid JSON: -Infinity is not a JSON value",
-    ),
     "number out of range": (
         pack_file(A[:-1] + ',"x":1e999}}', bytes(8)),
         "its header is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
     "shape is no list": (pack_file(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
-    "shape is null": (pack_file(A.replace("[2]", "null") + "}", bytes(8)), "a: its shape is not a list but None"),
     "one offset": (pack_tensor(entry(offsets=(0,))), "a: its data_offsets are not a list of two numbers"),
     "three offsets": (pack_tensor(entry(offsets=(0, 4, 8))), "a: its data_offsets are not a list of two numbers"),
     "no UTF-8": (
@@ -235,10 +209,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         pack_file(A + "}\0\0", bytes(8)),
         "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
-    "junk behind the object": (
-        pack_file(A + "}{}", bytes(8)),
-        "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
-    ),
     "cut JSON": (
         pack_file(A, bytes(8)),
         "its header is not valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
@@ -270,12 +240,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         pack_file('{"__metadata__":{"epoch":3}}'),
         "its __metadata__ maps 'epoch' to 3, not to a string",
     ),
-    "object in the metadata": (
-        pack_file('{"__metadata__":{"x":{}}}'),
-        "its __metadata__ maps 'x' to a dict, not to a string",
-    ),
     "metadata is a list": (pack_file('{"__metadata__":[]}'), "its __metadata__ is not a JSON object but a list"),
-    "metadata is text": (pack_file('{"__metadata__":"pt"}'), "its __metadata__ is not a JSON object but 'pt'"),
     "empty tensor in the middle of another": (
         pack_file({"a": entry(), "e": entry(shape=(0,), offsets=(4, 4))}, bytes(8)),
         "e: its bytes 4 to 4 overlap a, which ends at byte 8",
@@ -293,7 +258,6 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "a: float6_e2m3fn [3] takes 18 bits, but its data_offsets cover 3 bytes",
     ),
     "entry is text": (pack_file('{"a":"F32"}'), "a: its header entry is not a JSON object but 'F32'"),
-    "entry is null": (pack_file('{"a":null}'), "a: its header entry is not a JSON object but None"),
     "a name with a line break": (
         pack_file({"a\nb\x1b[31m": entry(shape=(3,))}, bytes(8)),
         "a\\nb\\x1b[31m: float32 [3] takes 12 bytes, but its data_offsets cover 8 bytes",
@@ -418,12 +382,23 @@ ACCEPTED: dict[str, bytes] = {
 }
 
 
+#: Files above with properties that another reader could refuse -> the oddity that records the property.
+ODD = {
+    "white space first": "padded-header",
+    "misaligned": "misaligned",
+    "metadata key twice": "metadata-set-twice",
+}
+
+
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_both_accept(case, tmp_path, inspect):
     """Odd files within the format are read, by the command line too."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(ACCEPTED[case])
-    assert_same(path, formats.read(str(path)))
+    state = formats.read(str(path))
+    assert_same(path, state)
+    if case in ODD:
+        assert ODD[case] in [oddity.name for oddity in state.oddities]
     code, _, err = inspect(path, "-f", "json")
     assert (code, err) == (0, "")
 
@@ -435,27 +410,6 @@ def test_deep_limit_is_the_validators(tmp_path):
     assert open_with_library(path) is None
     with pytest.raises(UnreadableError, match="is nested too deeply"):
         formats.read(str(path))
-
-
-@pytest.mark.parametrize(
-    ("case", "odd"),
-    [
-        ("white space first", "padded-header"),
-        ("misaligned", "misaligned"),
-        ("metadata key twice", "metadata-set-twice"),
-    ],
-)
-def test_odd_but_readable_is_noted(case, odd, tmp_path):
-    """Properties that another reader could refuse are recorded in the state."""
-    path = tmp_path / "file.safetensors"
-    path.write_bytes(ACCEPTED[case])
-    assert odd in [oddity.name for oddity in formats.read(str(path)).oddities]
-
-
-def test_a_plain_file_has_no_oddities(tmp_path):
-    """A file written by safetensors itself has no oddities."""
-    save_file({"a": torch.zeros(3)}, tmp_path / "file.safetensors")
-    assert formats.read(str(tmp_path / "file.safetensors")).oddities == ()
 
 
 # Comparison with safetensors itself.
@@ -510,6 +464,7 @@ def test_every_dtype_that_is_written(tmp_path):
     path = tmp_path / "all.safetensors"
     save_file(sample(), path, metadata={"format": "pt", "note": "α"})
     state = formats.read(str(path))
+    assert state.oddities == ()
     assert_same(path, state)
     assert {t.fqn: (t.dtype, t.shape) for t in state.tensors} == {
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in sample().items()
@@ -578,24 +533,17 @@ def test_many_dropped_names_are_no_entries_of_the_file(tmp_path):
     assert len(entries.names) == 1
 
 
-def test_metadata_that_names_no_tensor_makes_no_row(tmp_path):
-    """`{"format": "pt"}` and similar settings are not mistaken for dropped names."""
-    metadata = {"format": "pt", "a": "b", "b": "c", "x": "y"}
-    save_file({"a": torch.zeros(3), "b": torch.zeros(2)}, tmp_path / "a.safetensors", metadata=metadata)
-    assert [tensor.fqn for tensor in formats.read(str(tmp_path / "a.safetensors")).tensors] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     "metadata",
-    [{"x": "a"}, {"x.y": "a"}, {"best.metric": "loss"}, {"c": "b.weight"}, {"weight.b": "b.weight"}],
+    [{"x.y": "a"}, {"c": "b.weight"}, {"weight.b": "b.weight"}, {"b.weight": "c.weight"}],
     ids=str,
 )
 def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path):
-    """save_model drops only a name of tied tensors, which have the same last component in both modules."""
-    tensors = {name: torch.zeros(2) for name in ("a", "loss", "b.weight")}
+    """save_model drops only a name of tied tensors: not in the file, with the same last component in both modules."""
+    tensors = {name: torch.zeros(2) for name in ("a", "b.weight", "c.weight")}
     save_file(tensors, tmp_path / "a.safetensors", metadata=metadata)
     state = formats.read(str(tmp_path / "a.safetensors"))
-    assert {tensor.fqn for tensor in state.tensors} == tensors.keys()
+    assert [tensor.fqn for tensor in state.tensors] == list(tensors)
     assert state.metadata.values == metadata
 
 
@@ -803,29 +751,6 @@ def test_only_the_header_is_read(tmp_path, monkeypatch):
     assert sum(length for _, length in reads) < 3 * 4096
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, line):
-    """A file truncated between opening and reading is reported as truncated."""
-    path = tmp_path / "shrinks.safetensors"
-    names = {f"a{n}": entry(offsets=(8 * n, 8 * n + 8)) for n in range(200)}
-    whole = pack_file(names, bytes(1600))
-
-    class Shrinking(Source):
-        """A source whose file loses its end after opening."""
-
-        def __init__(self, path: str) -> None:
-            super().__init__(path)
-            os.truncate(path, 5000)
-
-    monkeypatch.setattr(safetensors, "Source", Shrinking)
-    path.write_bytes(whole)
-    with pytest.raises(
-        UnreadableError,
-        match=r"^[^\n]*truncated: bytes 5000 to \d+ are needed, but the file has 5000; copy or download "
-        "the file again$",
-    ):
-        formats.read(str(path))
-
-
 def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     """The opened file is read to its end, even if another file takes its name meanwhile."""
     path = tmp_path / "replaced.safetensors"
@@ -941,20 +866,3 @@ def test_growth_is_linear(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000 * 1_500
-
-
-def test_a_file_that_shrinks_before_its_values_are_read(tmp_path, monkeypatch, inspect):
-    """A file truncated between the header and --stats gives one line with the file's name, and no statistics."""
-    path = tmp_path / "shrinks.safetensors"
-    path.write_bytes(pack_tensor(entry(shape=(100,), offsets=(0, 400)), bytes(400)))
-    classified = parameter_or_buffer.classify_tensors
-
-    def truncating(state: ModelState) -> ModelState:
-        os.truncate(path, 100)
-        return classified(state)
-
-    monkeypatch.setattr(parameter_or_buffer, "classify_tensors", truncating)
-    code, out, err = inspect(path, "--stats", "-f", "json")
-    assert (code, out) == (2, "")
-    assert str(path) in err
-    assert len(err.splitlines()) == 1

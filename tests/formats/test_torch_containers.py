@@ -18,7 +18,6 @@ from statecli.storage.byte_source import HEAD_BYTES, Source, Window
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 
 from .attacks import (
-    Lies,
     Member,
     build,
     build_pickle,
@@ -123,15 +122,11 @@ def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
     [
         (lambda path: None, "cannot be opened: no such file or directory"),
         (lambda path: path.mkdir(), "is a directory, not a regular file"),
-        (lambda path: os.mkfifo(path), "is a named pipe, not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "is reached by a link through /dev"),
-        (lambda path: path.symlink_to(path), "cannot be opened: too many levels of symbolic links"),
-        (lambda path: path.symlink_to("gone"), "cannot be opened: the link leads to gone, which does not exist"),
-        (lambda path: path.touch(), "is an empty file"),
     ],
 )
 def test_what_is_no_file_to_read_is_said(tmp_path, make, line):
-    """Each path is refused at once; a pipe does not block."""
+    """Each path is refused when the source opens it."""
     make(tmp_path / "x")
     with pytest.raises(UnreadableError, match=re.escape(line)):
         Source(str(tmp_path / "x"))
@@ -199,9 +194,7 @@ def test_a_deflated_data_pkl_is_read(contents):
 
 ODD = {
     "suffixed": build(records(), suffix=b"x"),
-    "zip-comment": build(records(), Lies(comment=b"x")),
     "pickle-trailing": build(records(state_dict(w=tensor()) + b"more")),
-    "case-only-names": build([*records(), Member("archive/DATA.PKL")]),
     "unused-storages": build([*records(), Member("archive/data/1", b"x")]),
     "unused-records": build([*records(), Member("archive/extra", b"x")]),
     "format-version": build(change_record(".format_version", data=b"2")),
@@ -270,10 +263,6 @@ REFUSED = {
         build(change_record("data/0", method=8)),
         "'archive/data/0' is compressed; save the checkpoint again with torch",
     ),
-    "two data.pkl": (
-        build([*records(), Member("archive/data.pkl", b"N.")]),
-        "two records are named 'archive/data.pkl'",
-    ),
     "an empty pickle": (build(records(b"")), "data.pkl is truncated"),
     "a pickle of protocol 9": (build(records(b"\x80\x09N.")), "data.pkl: pickle protocol 9"),
 }
@@ -284,12 +273,6 @@ def test_wrong_archives_have_their_line(contents, case):
     """Each archive is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data)
-
-
-def test_a_pickle_bomb_is_refused_before_it_is_inflated(contents):
-    """The record is a megabyte over the limit for compressed records; only this test packs it, which takes 0.4 s."""
-    bomb = Member("a/data.pkl", b"]" * 68_000_000, method=8)
-    assert "takes 68,000,000 bytes unpacked" in refusal_line(contents, build([bomb, *records(folder="a")[1:]]))
 
 
 def test_a_truncated_archive_is_malformed(contents):
@@ -557,24 +540,6 @@ def test_a_save_that_failed_is_told(tmp_path):
         torch.save({"f": lambda: 0}, tmp_path / "x.pt")
     with pytest.raises(MalformedError, match="the save did not finish"):
         torch_zip.read(str(tmp_path / "x.pt"))
-
-
-def test_a_torchscript_archive_is_named(tmp_path):
-    """torch.jit.save also writes zip files."""
-    import torch
-
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
-    with pytest.raises(UnreadableError, match="TorchScript"):
-        torch_zip.read(str(tmp_path / "x.pt"))
-
-
-def test_an_npz_archive_is_named(tmp_path):
-    """numpy.savez also writes zip files."""
-    import numpy
-
-    numpy.savez(tmp_path / "x.npz", a=numpy.ones(3))
-    with pytest.raises(UnreadableError, match=r"numpy archive \(\.npz\)"):
-        torch_zip.read(str(tmp_path / "x.npz"))
 
 
 def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):

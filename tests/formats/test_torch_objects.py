@@ -58,16 +58,16 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_dtype_has_torchs_name_shape_and_size(tmp_path, dtype, legacy):
+def test_each_dtype_has_torchs_name_shape_and_size(tmp_path, legacy):
     """Every dtype that torch saves is listed as torch loads it, from both containers."""
-    tensor = torch.zeros(3, 4).to(dtype)
-    state = read(tmp_path, {"w": tensor}, _use_new_zipfile_serialization=not legacy)
-    (row,) = state.tensors
-    assert f"torch.{row.dtype}" == str(dtype)
-    assert row.shape == (3, 4)
-    assert row.nbytes == tensor.nbytes
-    assert row.data.storage.length == tensor.untyped_storage().nbytes()
+    tensors = {str(dtype): torch.zeros(3, 4).to(dtype) for dtype in DTYPES}
+    actual_rows = rows(read(tmp_path, tensors, _use_new_zipfile_serialization=not legacy))
+    assert {name: (f"torch.{row.dtype}", row.shape, row.nbytes) for name, row in actual_rows.items()} == {
+        name: (name, (3, 4), tensor.nbytes) for name, tensor in tensors.items()
+    }
+    assert [row.data.storage.length for row in actual_rows.values()] == [
+        tensor.untyped_storage().nbytes() for tensor in tensors.values()
+    ]
 
 
 def test_a_packed_float4_has_torchs_shape(tmp_path):
@@ -247,21 +247,13 @@ def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
     }
     # The pickle has no code, so statecli cannot know whether the class saves these tensors itself.
     assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in actual_rows.values())
-
-
-def test_other_names_of_registered_tensors_are_aliases(tmp_path):
-    """Flat weights of an RNN, a parameter in a list and a view of a buffer are aliases, not unregistered tensors."""
-    actual_rows = rows(read(tmp_path, Net()))
-    assert "second_name[0]" in actual_rows["fc.weight"].aliases
-    assert actual_rows["norm.running_mean"].aliases == ("view",)
-    assert any(alias.startswith("rnn._flat_weights") for alias in actual_rows["rnn.weight_ih_l0"].aliases)
-    assert actual_rows["fc.weight"].tied_to == ("tied.weight",)
-
-
-def test_a_none_parameter_is_noted(tmp_path):
-    """register_parameter(name, None) has no tensor, but is noted."""
-    odd = [odd for odd in read(tmp_path, Net()).oddities if odd.name == "none-parameter"]
-    assert [tensor.fqn for tensor in odd] == ["nothing"]
+    assert [odd.fqn for odd in state.oddities if odd.name == "none-parameter"] == ["nothing"]
+    # Flat weights of an RNN, a parameter in a list and a view of a buffer are aliases, not unregistered tensors.
+    registered = rows(state)
+    assert "second_name[0]" in registered["fc.weight"].aliases
+    assert registered["norm.running_mean"].aliases == ("view",)
+    assert any(alias.startswith("rnn._flat_weights") for alias in registered["rnn.weight_ih_l0"].aliases)
+    assert registered["fc.weight"].tied_to == ("tied.weight",)
 
 
 def test_a_module_twice_registered_has_both_names(tmp_path):
@@ -486,23 +478,6 @@ def test_the_allow_list_is_torchs():
     from torch._weights_only_unpickler import _get_allowed_globals
 
     assert safe_globals.list_allowed_names() == set(_get_allowed_globals())
-
-
-def test_a_tensor_subclass_shows_its_outer_shape(tmp_path):
-    """The row describes the outer tensor; the inner tensors of a wrapper are its parts."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    (row,) = read(tmp_path, {"w": TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))}).tensors
-    assert row.shape == (2, 3)
-    assert [name for name, _ in row.parts] == ["a", "b"]
-    assert row.note == "TwoTensor"
-
-
-def test_a_nested_tensor_has_no_one_shape(tmp_path):
-    """The inner shapes are data, and statecli does not read data for a list of tensors."""
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    (row,) = read(tmp_path, {"w": nested}).tensors
-    assert (row.shape, row.layout, row.elements) == (None, "nested", 5)
 
 
 def test_a_shared_container_is_searched_once(tmp_path):

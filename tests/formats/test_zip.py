@@ -134,18 +134,27 @@ def test_accepted_without_remark(open_archive, data):
 
 
 ODD = {
-    "suffixed": (build(records(), suffix=b"junk"), "4 bytes are appended after the zip archive"),
-    "zip-comment": (build(records(), Lies(comment=b"hello")), "the zip archive ends with a comment of 5 bytes"),
-    "case-only-names": (build([*records(), Member("archive/DATA.PKL")]), "upper and lower case"),
+    "suffixed": (build(records(), suffix=b"junk"), "4 bytes are appended after the zip archive", (0, 4)),
+    "zip-comment": (build(records(), Lies(comment=b"hello")), "the zip archive ends with a comment of 5 bytes", (0, 5)),
+    "suffixed after a comment": (
+        build(records(), Lies(comment=b"hello"), suffix=b"junk"),
+        "4 bytes are appended after the zip archive",
+        (5, 4),
+    ),
+    "case-only-names": (build([*records(), Member("archive/DATA.PKL")]), "upper and lower case", None),
 }
 
 
 @pytest.mark.parametrize(("name", "case"), ODD.items(), ids=ODD)
 def test_odd_but_readable_is_recorded(open_archive, name, case):
-    """Parts that every reader accepts, but that are unexpected, are oddities."""
-    data, message = case
-    (oddity,) = open_archive(data).oddities
-    assert (oddity.name, message in oddity.message) == (name, True)
+    """Parts that every reader accepts, but that are unexpected, are oddities, with their place after the archive."""
+    data, message, place = case
+    archive = open_archive(data)
+    (oddity,) = archive.oddities
+    assert (oddity.name, message in oddity.message) == (name.partition(" ")[0], True)
+    if place is not None:
+        after, length = place
+        assert oddity.place == Place(archive.path, len(build(records())) + after, length)
 
 
 def _with_end_comment_length(data: bytes, length: int) -> bytes:
@@ -173,10 +182,6 @@ REFUSED = {
     "local name": (
         build(change_record("data.pkl", local_name=b"archive/data.pkx")),
         "'archive/data.pkl': its own header contradicts",
-    ),
-    "local name of other length": (
-        build(change_record("data.pkl", local_name=b"archive/evil")),
-        "own header contradicts",
     ),
     "local method": (
         build(change_record("data.pkl", local_method=8)),
@@ -226,10 +231,6 @@ REFUSED = {
     "more records counted": (
         build(records(), Lies(count=1)),
         "its list of records (central directory) has 7 entries, but its end record says 8",
-    ),
-    "fewer records counted": (
-        build(records(), Lies(count=-1)),
-        "its list of records (central directory) has 7 entries, but its end record says 6",
     ),
     "no records counted": (
         build(records(), Lies(count=-7)),
@@ -305,16 +306,6 @@ def plain(flags: int = 0) -> tuple[bytearray, int]:
     for place in (6, at + 8):
         struct.pack_into("<H", data, place, flags)
     return data, at
-
-
-@pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
-def test_each_local_field_without_a_descriptor_is_that_of_the_directory(open_archive, field):
-    """A reader of the local header and a reader of the directory would see two different records."""
-    data, _ = plain()
-    assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
-    struct.pack_into("<I", data, field, 5)
-    with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
-        open_archive(bytes(data))
 
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
@@ -426,12 +417,6 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(open_archive):
         archive.read(archive.records["a/x"], LIMIT)
 
 
-def test_a_deflated_record_is_inflated(open_archive):
-    """Deflated records of any size under the limit are read."""
-    archive = open_archive(build([Member("a/x", b"content" * 999, method=8)]))
-    assert archive.read(archive.records["a/x"], LIMIT) == b"content" * 999
-
-
 @pytest.mark.parametrize("size", [8, 200])
 def test_a_deflated_record_that_lies_of_its_size_is_malformed(open_archive, size):
     """More or fewer bytes than the directory records are an error."""
@@ -449,7 +434,7 @@ def test_a_deflate_stream_that_is_none_is_malformed(open_archive):
 
 def test_a_deflate_bomb_is_refused_before_it_is_inflated(open_archive):
     """The limit for compressed records is lower than the limit of the caller."""
-    archive = open_archive(build([Member("a/x", bytes(MAX_INFLATED + 1), method=8)]))
+    archive = open_archive(build([Member("a/x", b"x", method=8, size=MAX_INFLATED + 1)]))
     with pytest.raises(MalformedError, match=r"compressed and takes 67,108,865 bytes unpacked, more"):
         archive.read(archive.records["a/x"], 2**40)
 
@@ -459,14 +444,6 @@ def test_a_stored_record_over_the_limit_is_refused(open_archive):
     archive = open_archive(build([Member("a/x", b"12345")]))
     with pytest.raises(MalformedError, match="has 5 bytes, more than statecli's limit of 4"):
         archive.read(archive.records["a/x"], 4)
-
-
-def test_every_cut_is_clean(open_archive):
-    """A file cut anywhere gives an error of a single line."""
-    for end in (*range(0, len(GOOD), 37), len(GOOD) - 1):
-        with pytest.raises(UnreadableError) as caught:
-            open_archive(GOOD[:end])
-        assert "\n" not in str(caught.value), end
 
 
 @pytest.mark.parametrize("local_name", [b"e", b"evil"])
@@ -483,18 +460,6 @@ def test_a_record_with_another_local_name_is_refused(open_archive, name, local_n
     member = Member(name, b"x", flags=0x0808, local_name=local_name)
     with pytest.raises(MalformedError, match="its own header contradicts the archive's list of records"):
         open_archive(build([*records(), member]))
-
-
-def test_an_oddity_says_where_it_lies(open_archive):
-    """Oddities of appended bytes and of a comment have the file, the first byte and the length."""
-    for data, at, length in (
-        (build(records(), suffix=b"junk"), len(GOOD), 4),
-        (build(records(), Lies(comment=b"hello")), len(GOOD), 5),
-        (build(records(), Lies(comment=b"hello"), suffix=b"junk"), len(GOOD) + 5, 4),
-    ):
-        archive = open_archive(data)
-        (oddity,) = archive.oddities
-        assert oddity.place == Place(archive.path, at, length)
 
 
 def test_bytes_before_the_first_record_are_odd(open_archive):
@@ -673,7 +638,7 @@ def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archiv
 # --- records of 4 GiB, in sparse files -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32, 2**32 + 5])
+@pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32])
 def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
     """torch widens the local headers of records of 4 GiB, and of all later records, before the padding."""
     for length in range(1, 65):
