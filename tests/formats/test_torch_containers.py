@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import struct
 import zlib
 from dataclasses import dataclass
 
 import pytest
+import torch
+from torch.utils.serialization import config
 
+from statecli import formats
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import ByteRange
 from statecli.formats import torch_legacy, torch_zip
@@ -152,11 +156,23 @@ def test_the_good_archive(contents):
     assert list(result.pickle.root) == ["w"]
 
 
-@pytest.mark.parametrize("name", [".format_version", ".storage_alignment", "byteorder", ".data/serialization_id"])
-def test_records_that_older_torch_did_not_write_may_be_missing(contents, name):
+#: Archives that torch reads like the good archive: older torch wrote fewer records, libtorch writes data.pkl last.
+ORDINARY = {
+    **{
+        f"without {name}": build(without(name))
+        for name in (".format_version", ".storage_alignment", "byteorder", ".data/serialization_id")
+    },
+    "a top folder without a name": build(records(folder="")),
+    "records in reverse order": build(records()[::-1]),
+    "a deflated data.pkl": build(change_record("data.pkl", method=8)),
+}
+
+
+@pytest.mark.parametrize("data", ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_archives_are_read_without_an_oddity(contents, data):
     """Missing records are normal, and little-endian is the default."""
-    result = contents(build(without(name)))
-    assert result.oddities == []
+    result = contents(data)
+    assert (list(result.pickle.root), list(result.storages), result.oddities) == (["w"], ["0"], [])
     assert not result.storages["0"].big_endian
 
 
@@ -175,21 +191,6 @@ def test_an_archive_without_checksums_is_read_and_odd(contents):
     """torch.save can be configured to write no checksums; Python's zipfile refuses the archive."""
     result = contents(build(change_record("data.pkl", crc=0)))
     assert result.oddities == ["no-checksums"]
-
-
-def test_the_top_folder_may_have_no_name(contents):
-    """torch accepts an archive whose records are named like /data.pkl."""
-    assert list(contents(build(records(folder=""))).storages) == ["0"]
-
-
-def test_the_order_of_records_is_free(contents):
-    """libtorch writes data.pkl last."""
-    assert list(contents(build(records()[::-1])).storages) == ["0"]
-
-
-def test_a_deflated_data_pkl_is_read(contents):
-    """torch also reads a compressed data.pkl."""
-    assert list(contents(build(change_record("data.pkl", method=8))).pickle.root) == ["w"]
 
 
 ODD = {
@@ -239,10 +240,6 @@ REFUSED = {
     "two folders": (
         build([*records(), Member("other/data/0", b"x")]),
         "record 'other/data/0' is outside the archive's folder 'archive/'",
-    ),
-    "a record in no folder": (
-        build([*records(), Member("loose", b"x")]),
-        "record 'loose' is outside the archive's folder 'archive/'",
     ),
     "a record above": (
         build([*records(), Member("../evil", b"x")]),
@@ -373,10 +370,6 @@ REFUSED_STREAMS = {
         legacy(ONE, [("0", 3, bytes(12))]),
         ("storage '0' has 3 elements, but the pickle claims 4"),
     ),
-    "negative elements": (
-        legacy(ONE, [("0", -1, b"")]),
-        ("storage '0' has -1 elements, but the pickle claims 4"),
-    ),
     "a storage nobody uses": (
         legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
         "a storage that no tensor uses",
@@ -439,8 +432,6 @@ def test_every_cut_of_a_stream_is_malformed(contents):
 @pytest.mark.parametrize("protocol", range(6))
 def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
     """Protocol 0 writes the magic number in digits, protocols 4 and 5 in a frame."""
-    import pickle
-
     assert torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER, protocol) + b"more")
     assert not torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER + 1, protocol) + b"more")
 
@@ -449,13 +440,11 @@ def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
 
 
 def save_value(path, value, **kwargs) -> str:
-    import torch
-
     torch.save(value, path, **kwargs)
     return str(path)
 
 
-def values(torch) -> dict[str, object]:
+def values() -> dict[str, object]:
     base = torch.arange(10.0)
     return {
         "a": torch.randn(3, 4),
@@ -473,13 +462,9 @@ def values(torch) -> dict[str, object]:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, protocol):
     """The bytes at each tensor's place are the bytes of the tensor that torch loads."""
-    import torch
-
-    from statecli import formats
-
     path = save_value(
         tmp_path / "net.v2.pt",
-        values(torch),
+        values(),
         pickle_protocol=protocol,
         _use_new_zipfile_serialization=reader is torch_zip,
     )
@@ -501,9 +486,6 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
 @pytest.mark.parametrize("alignment", [64, 4096])
 def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
     """Storages are found where torch aligned them, and without checksums."""
-    import torch
-    from torch.utils.serialization import config
-
     before = config.save.storage_alignment
     config.save.storage_alignment = alignment
     torch.serialization.set_crc32_options(False)
@@ -518,24 +500,8 @@ def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
     assert list(pickle.root) == ["w"]
 
 
-def test_an_archive_over_4_gib_is_read_by_its_zip64_fields(tmp_path):
-    """A sparse file of 5 GiB takes no time and no disk."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        value = {"big": torch.empty(5 * 2**30, dtype=torch.uint8), "small": torch.empty(3)}
-    with torch.serialization.skip_data(materialize_fake_tensors=True):
-        path = save_value(tmp_path / "big.pt", value)
-    _, storages, _ = torch_zip.read_contents(path)
-    assert [storage.length for storage in storages.values()] == [5 * 2**30, 12]
-    assert storages["1"].offset > 5 * 2**30
-
-
 def test_a_save_that_failed_is_told(tmp_path):
     """A failed save leaves a zip with a valid end, but without the object."""
-    import torch
-
     with pytest.raises(Exception, match="pickle"):
         torch.save({"f": lambda: 0}, tmp_path / "x.pt")
     with pytest.raises(MalformedError, match="the save did not finish"):
@@ -544,9 +510,5 @@ def test_a_save_that_failed_is_told(tmp_path):
 
 def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
     """The persistent ids for classes in an old stream are read as the classes."""
-    import torch
-
     path = save_value(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
-    from statecli import formats
-
     assert {tensor.fqn: tensor.shape for tensor in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}

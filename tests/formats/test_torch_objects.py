@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copyreg
+import warnings
 
 import hypothesis.strategies as st
 import numpy as np
@@ -346,19 +347,28 @@ def test_two_models_under_one_key_are_two_sections(tmp_path):
     assert read(tmp_path, {"models": models, "step": 1}).sections == ("models.gen", "models.disc")
 
 
-def test_a_nested_plain_state_is_one_section(tmp_path):
-    """Parameters in nested dicts without a trace of training are a single model, with names as in Python code."""
-    state = read(tmp_path, {"Dense_0": {"kernel": torch.ones(1)}, "Dense_1": {"kernel": torch.ones(1)}})
-    assert state.sections == ("model",)
-    assert list(rows(state)) == ["Dense_0['kernel']", "Dense_1['kernel']"]
+ONE = torch.ones(1)
+#: A state of a single model -> the names of its tensors, as in Python code.
+NAMES = {
+    "nested dicts without a trace of training": (
+        {"Dense_0": {"kernel": ONE}, "Dense_1": {"kernel": ONE}},
+        ["Dense_0['kernel']", "Dense_1['kernel']"],
+    ),
+    "tensors of get_extra_state": (
+        collections.OrderedDict({"fc.weight": ONE, "fc._extra_state": {"scale": ONE}}),
+        ["fc.weight", "fc._extra_state['scale']"],
+    ),
+    "keys that are not text": ({2: ONE, None: ONE, "2": ONE}, ["[2]", "[None]", "2"]),
+    "names that collide when joined": ({"a.b": ONE, "a": {"b": ONE}}, ["a.b", "a['b']"]),
+    "a tensor alone": (ONE, ["tensor"]),
+}
 
 
-def test_extra_state_stays_in_its_model(tmp_path):
-    """Tensors of get_extra_state do not create sections."""
-    ordered_dict = collections.OrderedDict({"fc.weight": torch.ones(1), "fc._extra_state": {"scale": torch.ones(1)}})
-    state = read(tmp_path, ordered_dict)
-    assert state.sections == ("model",)
-    assert list(rows(state)) == ["fc.weight", "fc._extra_state['scale']"]
+@pytest.mark.parametrize(("thing", "names"), NAMES.values(), ids=NAMES)
+def test_tensors_of_one_model_have_different_names(tmp_path, thing, names):
+    """The state is a single section, and each tensor has a name that no other path has."""
+    state = read(tmp_path, thing)
+    assert (state.sections, list(rows(state))) == (("model",), names)
 
 
 CONTAINER_CALLS = {
@@ -420,23 +430,6 @@ def test_tensors_beside_sections_are_listed(tmp_path):
     assert shapes == {("model", "fc.weight"): (1,), ("", "extra"): (2,), ("more", "a"): (3,)}
 
 
-def test_keys_that_are_no_text_are_written_as_subscripts(tmp_path):
-    """Subscripts distinguish the keys 2 and None from texts."""
-    state = read(tmp_path, {2: torch.ones(1), None: torch.ones(1), "2": torch.ones(1)})
-    assert list(rows(state)) == ["[2]", "[None]", "2"]
-
-
-def test_names_that_collide_when_joined_stay_apart(tmp_path):
-    """'a.b' and a -> b are two rows with two names."""
-    state = read(tmp_path, {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
-    assert list(rows(state)) == ["a.b", "a['b']"]
-
-
-def test_a_lone_tensor_is_one_row(tmp_path):
-    """torch.save(tensor) is a checkpoint with a single tensor."""
-    assert [t.fqn for t in read(tmp_path, torch.ones(2)).tensors] == ["tensor"]
-
-
 def test_nothing_to_list_is_an_error(tmp_path):
     """A file without tensors is read; if tensors are needed, the error describes the object in the file."""
     state = read(tmp_path, {"epoch": 3})
@@ -455,9 +448,7 @@ def test_an_optimizer_alone(tmp_path):
 
 def test_numpy_arrays_are_listed_as_such(tmp_path):
     """Arrays inside a checkpoint have a dtype and a shape, but are not tensors."""
-    import numpy
-
-    (row,) = read(tmp_path, {"w": numpy.ones((2, 3), dtype="float32")}).tensors
+    (row,) = read(tmp_path, {"w": np.ones((2, 3), dtype="float32")}).tensors
     assert (row.dtype, row.shape, row.layout, row.nbytes) == ("float32", (2, 3), "numpy", 24)
 
 
@@ -481,8 +472,8 @@ def test_the_allow_list_is_torchs():
 
 
 def test_a_shared_container_is_searched_once(tmp_path):
-    """3,000 entries that share a list of 300,000 numbers do not cost a search of the list for each entry."""
-    big = list(range(300_000))
+    """3,000 entries that share a list of 100,000 numbers do not cost a search of the list for each entry."""
+    big = list(range(100_000))
     thing = {f"k{n}": [big, big] for n in range(3000)}
     state = read(tmp_path, {"config": thing, "model": {"fc.weight": torch.ones(1)}})
     assert [row.fqn for row in state.tensors] == ["fc.weight"]
@@ -513,8 +504,6 @@ def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
 
 def test_old_weight_norm_is_said_to_be_derived(tmp_path):
     """`weight` is computed from weight_g and weight_v before each forward."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         module = torch.nn.utils.weight_norm(nn.Linear(2, 2))
@@ -524,11 +513,7 @@ def test_old_weight_norm_is_said_to_be_derived(tmp_path):
 
 def test_states_of_random_generators_are_no_model(tmp_path):
     """A file like the Trainer's rng_state.pth has no tensor that a model would register."""
-    import numpy
-
-    state = read(
-        tmp_path, {"python": (3, (1, 2), None), "numpy": numpy.ones(624, "uint32"), "cpu": torch.get_rng_state()}
-    )
+    state = read(tmp_path, {"python": (3, (1, 2), None), "numpy": np.ones(624, "uint32"), "cpu": torch.get_rng_state()})
     assert {row.kind for row in state.tensors} == {Kind.OTHER}
 
 
@@ -620,19 +605,6 @@ def test_a_jagged_tensor_with_lengths(tmp_path):
     nested = torch.nested.nested_tensor_from_jagged(torch.ones(6, 3), torch.tensor([0, 2, 6]), torch.tensor([1, 3]))
     (row,) = read(tmp_path, {"w": nested}).tensors
     assert {name: data.shape for name, data in row.parts} == {"values": (6, 3), "offsets": (3,), "lengths": (2,)}
-
-
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-@pytest.mark.parametrize(
-    ("before", "after", "code"), [((2, 4), (2, 4), 0), ((2, 4), (4, 2), 1), ((2, 4), (2, 2, 2), 1), ((2, 4), (2, 5), 1)]
-)
-def test_a_diff_of_nested_tensors(statecli, tmp_path, layout, before, after, code):
-    """Equal values cut in other places are a different tensor, and so are more values."""
-    for lengths, path in ((before, tmp_path / "a.pt"), (after, tmp_path / "b.pt")):
-        torch.save({"w": ragged_tensor(layout, *lengths), "x": torch.ones(1)}, path)
-    result = statecli("diff", tmp_path / "a.pt", tmp_path / "b.pt", "-f", "json")
-    assert (result.code, result.err) == (code, "")
-    assert [change["fqn"] for change in result.json["changes"]] == ["w"] * code
 
 
 def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
@@ -779,13 +751,12 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path, name):
+def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path):
     """numpy ignores the state of its own types, and takes an order in bytes."""
-    honest = [("f4", False, True), ("f4", 0, 1)]
-    cases = [*((args, (3, order, *PLAIN), True) for args in honest for order in "<>="), (*TYPES[name], False)]
+    honest = [(args, (3, order, *PLAIN)) for args in (("f4", False, True), ("f4", 0, 1)) for order in "<>="]
     make, args, state = np.array([1.5, 2.5], "f4").__reduce__()
-    for called, type_state, is_sound in cases:
+    for called, type_state in (*honest, *TYPES.values()):
+        is_sound = (called, type_state) in honest
         dtype = Called(np.dtype, called, type_state)
         torch.save({"w": Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
         (row,) = formats.read(str(tmp_path / "a.pt")).tensors

@@ -214,10 +214,6 @@ REFUSED = {
         build(change_record("data/0", size=8)),
         ("stored without compression, but its list of records gives two sizes, 16 and 8 bytes"),
     ),
-    "compressed size": (
-        build(change_record("data/0", packed_size=8)),
-        "stored without compression, but its list of records gives two sizes, 8 and 16 bytes",
-    ),
     "both sizes past the end": (
         build(change_record(".data/serialization_id", size=10**6, packed_size=10**6)),
         "is outside the archive: it ends at byte",
