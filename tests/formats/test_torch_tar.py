@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,13 +65,24 @@ def members(**changes: bytes) -> dict[str, bytes]:
     return {**good, **changes}
 
 
-def pack_tar(contents: dict[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
-    """Return a tar as written by torch: times have fractions, so each member has an extended header."""
+def pack_tar(
+    contents: dict[str, bytes],
+    form: int = tarfile.PAX_FORMAT,
+    change: Callable[[tarfile.TarInfo], object] | None = None,
+) -> bytes:
+    """Return a tar as written by torch: times have fractions, so each member has an extended header.
+
+    `change` edits the header of a member; its time then has no fraction.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:", format=form) as archive:
         for name, data in contents.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mtime = len(data), 1488888888.25 if form == tarfile.PAX_FORMAT else 1488888888
+            info.size, info.mtime = len(data), 1488888888
+            if change is not None:
+                change(info)
+            elif form == tarfile.PAX_FORMAT:
+                info.mtime = 1488888888.25
             archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
@@ -158,29 +170,21 @@ def test_a_call_is_not_passed_wherever_torch_unpickles(place, write_file, tmp_pa
 
 def link_storages(evil: bytes) -> bytes:
     """Return a tar in which `storages` is a link to another member."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:") as archive:
-        for name, data in {**members(), "other": build_pickle(evil)}.items():
-            if name != "storages":
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-        info = tarfile.TarInfo("storages")
-        info.type, info.linkname = tarfile.LNKTYPE, "other"
-        archive.addfile(info)
-    return out.getvalue()
+
+    def change(info: tarfile.TarInfo) -> None:
+        if info.name == "storages":
+            info.type, info.linkname = tarfile.LNKTYPE, "other"
+
+    contents = members()
+    del contents["storages"]
+    return pack_tar({**contents, "other": build_pickle(evil), "storages": b""}, change=change)
 
 
 def resize_member(evil: bytes) -> bytes:
     """Return a tar in which extended headers also give the sizes."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:", format=tarfile.PAX_FORMAT) as archive:
-        for name, data in members(pickle=build_pickle(evil)).items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            info.pax_headers = {"size": str(len(data))}
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+    return pack_tar(
+        members(pickle=build_pickle(evil)), change=lambda info: info.pax_headers.update(size=str(info.size))
+    )
 
 
 @pytest.mark.parametrize("make", [link_storages, resize_member], ids=lambda make: make.__name__)
@@ -260,21 +264,15 @@ def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, write_file):
 
 def hide_member(evil: bytes, before: str = "") -> bytes:
     """Return an archive whose first member is another file; `before` is the variation."""
-    out = io.BytesIO()
-    with tarfile.open(
-        fileobj=out, mode="w:", format=tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
-    ) as archive:
-        for name, data in {"readme": b"hello", **members(storages=build_pickle(evil))}.items():
-            info = tarfile.TarInfo("other" if before == "path" and name == "storages" else name)
-            if name == "readme" and before == "link":
-                info.type, info.linkname, info.size = tarfile.SYMTYPE, "a", 0
-                archive.addfile(info)
-                continue
-            if before == "path" and name == "storages":
-                info.pax_headers = {"path": name}
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+
+    def change(info: tarfile.TarInfo) -> None:
+        if before == "link" and info.name == "readme":
+            info.type, info.linkname, info.size = tarfile.SYMTYPE, "a", 0
+        if before == "path" and info.name == "storages":
+            info.name, info.pax_headers = "other", {"path": "storages"}
+
+    form = tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
+    return pack_tar({"readme": b"hello", **members(storages=build_pickle(evil))}, form, change)
 
 
 @pytest.mark.parametrize("before", ["", "path", "gnu", "link"])

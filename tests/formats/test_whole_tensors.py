@@ -33,7 +33,7 @@ def read(path) -> object:
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Eight tensors of each kind: of few shapes, with gradients, expanded, offset, strided, conjugated, shared."""
+    """Four tensors of each kind: of few shapes, with gradients, expanded, offset, strided, conjugated, shared."""
     base = torch.zeros(4, 6)
     kinds = [
         lambda: torch.zeros(2, 3),
@@ -48,14 +48,14 @@ def tensors() -> dict[str, torch.Tensor]:
         lambda: base[1:3],
         lambda: base.reshape(6, 4),
     ]
-    return {f"{kind}.{n}": make() for n in range(8) for kind, make in enumerate(kinds)}
+    return {f"{kind}.{n}": make() for n in range(4) for kind, make in enumerate(kinds)}
 
 
 @pytest.fixture(scope="module")
 def seeds():
     by_name = tensors()
     storages = {tensor.untyped_storage().data_ptr() or id(tensor): tensor for tensor in by_name.values()}
-    assert len(storages) > 60
+    assert len(storages) > 30
     return saved_pickle(by_name), [tensor.untyped_storage().nbytes() for tensor in storages.values()]
 
 
@@ -81,4 +81,4 @@ def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
         assert fast == slow, n
         plain.append(isinstance(fast, str))
     assert 0 < sum(plain) < len(plain)
-    assert sum(tensor is not None for tensor in used) > 1000
+    assert sum(tensor is not None for tensor in used) > 400
