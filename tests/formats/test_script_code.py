@@ -18,7 +18,7 @@ from statecli.pickle_scan import name_lists, program_operators, script_code, scr
 from statecli.pickle_scan.step_budget import OutOfSteps, Steps
 from statecli.rules.pickles import RULES
 
-from .torch_archives import read_archive, write_archive
+from .torch_archives import build_archive, read_archive, write_archive
 
 FILE = '"HARM", True, 4, dtype=0'
 #: Statements that create HARM, a file of four letters, when compiled and run: a later statement fills `t`.
@@ -38,8 +38,6 @@ WRITES = {
     "behind a string": f"x = '\\\\\"'\n    t = torch.from_file({FILE})",
     "behind a long string": f"x = '''\n\"'''\n    t = torch.from_file({FILE})",
     "torch.save": 't = torch.ones([4])\n    torch.save(t, "HARM")',
-    "behind a number that ends in a point": f"x = 1.\n    t = torch.from_file({FILE})",
-    "a word without a space before it": f"x = 1 is nottorch.from_file({FILE})\n    t = torch.from_file({FILE})",
     "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
 }
 MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
@@ -74,13 +72,18 @@ class Net(nn.Module):
         self.training = st[1]
 
 
+def read_records(path: Path) -> dict[str, bytes]:
+    """Return the records by full name, without those for debugging."""
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory) -> dict[str, bytes]:
     """Records of an archive by name; `__setstate__` is the last function of its code."""
     path = tmp_path_factory.mktemp("script") / "x.pt"
     torch.jit.save(torch.jit.script(Net()), path)
-    with zipfile.ZipFile(path) as archive:
-        return {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+    return read_records(path)
 
 
 @pytest.fixture
@@ -88,12 +91,12 @@ def archive(records, tmp_path, in_tmp_path):
     """Write the archive with these statements in its `__setstate__`, and with `behind` after the class."""
 
     def write_changed(statements: str, behind: str = "") -> Path:
-        with zipfile.ZipFile("y.pt", "w") as file:
-            for name, data in records.items():
-                file.writestr(
-                    name, insert_statements(data.decode(), statements, behind) if name.endswith(".py") else data
-                )
-        return tmp_path / "y.pt"
+        code = {
+            name: insert_statements(data.decode(), statements, behind).encode()
+            for name, data in records.items()
+            if name.endswith(".py")
+        }
+        return build_archive(tmp_path / "y.pt", {**records, **code}, "")
 
     return write_changed
 
@@ -126,9 +129,15 @@ def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
     assert (tmp_path / "HARM").exists()
 
 
-@pytest.mark.parametrize("number", ["1.", "0x1.", ".5", "1.e5", "2.j"], ids=str)
-@pytest.mark.parametrize("between", ["\n    ", " # torch\n    "], ids=repr)
-@pytest.mark.parametrize("root", ["torch", "ops.aten"])
+@pytest.mark.parametrize(
+    ("number", "between", "root"),
+    [
+        *((number, "\n    ", "torch") for number in ("1.", "0x1.", ".5", "1.e5", "2.j")),
+        ("1.", " # torch\n    ", "torch"),
+        ("1.", "\n    ", "ops.aten"),
+    ],
+    ids=repr,
+)
 def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, archive, tmp_path):
     """A function of the archive has the name of the operator, so that a method of this name is not an operator."""
     statements = f't = torch.ones([4])\n    x = {number}{between}{root}.save(t, "HARM")'
@@ -141,12 +150,8 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
 
 #: Calls whose first word follows another word, for torch's lexer; the archive defines a method of the same name.
 GLUED = (
-    "x\n    dtype = 1. is not{}",
-    "x\n    layout = 1. not in{}",
     "1 is not{}",
-    "1. is not{}",
     "1.5 is not{}",
-    "1. not in{}",
     "1.is not {}",
     "0x1. is not{}",
     "1 not in{}",
@@ -345,9 +350,8 @@ def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, for
         "may read memory outside its tables"
     )
     if "sum" not in call:
-        with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
-            for name, data in records.items():
-                file.writestr(name, data.replace(b"torch.mul(x, w)", f"torch.{call}".encode()))
+        called = {name: data.replace(b"torch.mul(x, w)", f"torch.{call}".encode()) for name, data in records.items()}
+        build_archive(tmp_path / "a.pt", called, "")
         code = f"import torch; torch.jit.load({str(tmp_path / 'a.pt')!r})(torch.rand(2, 3, 4, 4))"
         assert forked_python(code).returncode < 0
 
@@ -385,10 +389,15 @@ def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
     )
 
 
-def test_listed_operators_are_those_of_torch(forked_python):
-    """Each listed operator belongs to the installed torch or an older torch, and has no known harm."""
+@pytest.fixture
+def operators(forked_python) -> set[str]:
+    """The operators of torch; a process without other libraries lists them."""
     code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas()})"
-    operators = set(forked_python(code).stdout.split())
+    return set(forked_python(code).stdout.split())
+
+
+def test_listed_operators_are_those_of_torch(operators):
+    """Each listed operator belongs to the installed torch or an older torch, and has no known harm."""
     older = {
         "chain_matmul",
         "eig",
@@ -416,13 +425,15 @@ def test_harmful_methods_are_those_of_torch(forked_python):
     assert {name.removeprefix("aten::") for name in methods} == program_operators.HARMFUL_METHODS
 
 
+class Writer(nn.Module):
+    """Model that maps a file."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_file("HARM", False, 4)
+
+
 def test_bytecode_is_searched_for_what_is_known(tmp_path):
     """The lite interpreter runs the bytecode in place of the code."""
-
-    class Writer(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.from_file("HARM", False, 4)
-
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
     where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "a.ptl")) if finding.doer]
     assert "bytecode.pkl" in where
@@ -454,25 +465,15 @@ def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, 
 @pytest.mark.parametrize("config", [b"", b"[", b"{}{}"], ids=repr)
 def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config, statecli):
     """Then any record of a torch.export archive may be an object; a record of bytecode stays bytecode."""
-
-    class Writer(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.from_file("HARM", False, 4)
-
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
-    with zipfile.ZipFile(tmp_path / "a.ptl") as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(tmp_path / "b.ptl", "w") as archive:
-        for name, data in records.items():
-            # The lite interpreter does not read the code.
-            archive.writestr(name, b"N.\n" if name.endswith(".py") else data)
-        folder = next(iter(records)).partition("/")[0]
-        archive.writestr(f"{folder}/Archive_format", b"")
-        archive.writestr(f"{folder}/data/weights/m_weights_config.json", config)
-    where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.doer]
-    assert "bytecode.pkl" in where
-    unread = [finding.unread for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.unread]
-    assert any("m_weights_config.json" in why for why in unread)
+    # The lite interpreter does not read the code.
+    records = {
+        name: b"N.\n" if name.endswith(".py") else data for name, data in read_records(tmp_path / "a.ptl").items()
+    }
+    more = {"a/Archive_format": b"", "a/data/weights/m_weights_config.json": config}
+    findings = scan_pickles(str(build_archive(tmp_path / "b.ptl", {**records, **more}, "")))
+    assert "bytecode.pkl" in [finding.where.rpartition("/")[2] for finding in findings if finding.doer]
+    assert any("m_weights_config.json" in finding.unread for finding in findings if finding.unread)
     assert statecli("audit", str(tmp_path / "b.ptl")).code != 0
 
 
@@ -486,23 +487,14 @@ def test_an_operator_of_bytecode_is_found_by_any_opcode(opcode):
 
 def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     """The report covers code beyond the limit, and archives of torch 1.0, which name their code in `model.json`."""
-    folder = next(iter(records)).partition("/")[0]
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
-        for name, data in {**records, f"{folder}/model.json": b"{}"}.items():
-            file.writestr(name, data)
-    assert ["torch 1.0" in finding.unread for finding in scan_pickles(str(tmp_path / "a.pt")) if finding.unread] == [
-        True
-    ]
+    path = str(build_archive(tmp_path / "a.pt", {**records, "x/model.json": b"{}"}, ""))
+    assert ["torch 1.0" in finding.unread for finding in scan_pickles(path) if finding.unread] == [True]
     monkeypatch.setattr("statecli.file_scan.scan.MAX_CODE_BYTES", 100)
-    assert any(
-        "the code has more than 100 bytes" in (finding.unread or "") for finding in scan_pickles(str(tmp_path / "a.pt"))
-    )
+    assert any("the code has more than 100 bytes" in (finding.unread or "") for finding in scan_pickles(path))
 
 
-def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
-    """Operators with names about files or Python have a known harm. A process without other libraries lists them."""
-    code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas()})"
-    operators = forked_python(code).stdout.split()
+def test_every_operator_of_torch_is_of_a_namespace_that_is_known(operators):
+    """Operators with names about files or Python have a known harm."""
     assert len(operators) > 1000
     assert [
         operator
@@ -516,11 +508,10 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(forked_python):
 
 def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
     """torch writes the version there if a trace keeps its inputs, and looks there first."""
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
-        for name, data in records.items():
-            file.writestr(name.replace("/version", "/.data/version"), data)
-    torch.jit.load(str(tmp_path / "a.pt"))
-    (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
+    moved = {name.replace("/version", "/.data/version"): data for name, data in records.items()}
+    path = str(build_archive(tmp_path / "a.pt", moved, ""))
+    torch.jit.load(path)
+    (target,) = audit(Request((path,))).targets
     assert (target.status.value, target.tensors) == ("audited", 1)
 
 
@@ -597,13 +588,10 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
     path = folder / "conv.pt"
     torch.jit.save(torch.jit.freeze(scripted) if frozen else scripted, path)
     if frozen and groups != 1:
-        with zipfile.ZipFile(path) as archive:
-            contents = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
+        contents = read_records(path)
         numbers = contents["conv/constants/0"]
         contents["conv/constants/0"] = numbers[:-4] + groups.to_bytes(2, "little") + numbers[-2:]
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, data in contents.items():
-                archive.writestr(name, data)
+        build_archive(path, contents, "")
     return path
 
 
@@ -623,12 +611,9 @@ def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, t
 def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
     """torch.load swaps the numbers, torch.jit.load does not."""
     path = convolutional(tmp_path, frozen=True)
-    with zipfile.ZipFile(path) as archive:
-        contents = {record: archive.read(record) for record in archive.namelist() if not record.endswith("byteorder")}
+    contents = {record: data for record, data in read_records(path).items() if not record.endswith("byteorder")}
     for order, is_known in ((b"little", True), (b"big", False)):
-        with zipfile.ZipFile(path, "w") as archive:
-            for record, data in {**contents, f"conv/{name}": order}.items():
-                archive.writestr(record, data)
+        build_archive(path, {**contents, f"conv/{name}": order}, "")
         mentions = [mention for finding in scan_pickles(str(path)) for mention in finding.names]
         assert any("access memory outside the weights" in (mention.misuse or "") for mention in mentions) != is_known
 
@@ -653,14 +638,13 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
     """The state is sound, but the code takes other numbers."""
     path = convolutional(tmp_path, frozen=False)
     old, new = OTHER_NUMBERS[name]
-    with zipfile.ZipFile(path) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist() if not name.endswith(".debug_pkl")}
-    with zipfile.ZipFile(path, "w") as archive:
-        for record, data in contents.items():
-            changed_data = data.replace(old.encode(), new.encode()) if record.endswith((".py", "data.pkl")) else data
-            archive.writestr(
-                record.replace("modules/conv.py", "modules/other.py") if "other" in new else record, changed_data
-            )
+    changed = {
+        record.replace("modules/conv.py", "modules/other.py") if "other" in new else record: (
+            data.replace(old.encode(), new.encode()) if record.endswith((".py", "data.pkl")) else data
+        )
+        for record, data in read_records(path).items()
+    }
+    build_archive(path, changed, "")
     assert "may get other numbers from __setstate__ than the file saves" in "".join(
         list_messages(path, "unsafe-global")
     )

@@ -99,16 +99,17 @@ class Model(nn.Module):
         return self.layer.forward(x) * self.counters[0].start + red + self.point.place + len(self.pairs)
 
 
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """The records of an archive of Model."""
+    path = tmp_path_factory.mktemp("types") / "model.pt"
+    torch.jit.script(Model()).save(path)
+    return {name: data for name, data in read_archive(path).items() if name != "byteorder"}
+
+
 @pytest.fixture
-def archive(tmp_path):
+def archive(records, tmp_path):
     """Write an archive of Model with other bytes; return its path."""
-    torch.jit.script(Model()).save(tmp_path / "model.pt")
-    reader = torch._C.PyTorchFileReader(str(tmp_path / "model.pt"))
-    records = {
-        name: reader.get_record(name)
-        for name in reader.get_all_records()
-        if name not in ("version", "byteorder", ".data/serialization_id")
-    }
 
     def write(old=b"", new=b"", record="code/"):
         replaced = {name: data.replace(old, new) if record in name else data for name, data in records.items()}
@@ -286,25 +287,25 @@ def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, t
     assert f"sparse_{layout}" in statecli("inspect", tmp_path / "a.pt", "-f", "json").out
 
 
-@pytest.mark.parametrize("value", [b"K\x09", b"K\x01\x85", b"X\x01\0\0\0a", b"G?\xf0\0\0\0\0\0\0"], ids=repr)
-def test_a_member_that_an_enum_does_not_have(value, archive, statecli):
-    """torch.jit creates no object for the member, so that all later values have another place on its stack."""
-    module = b"__torch__." + _MODULE
-    reader = torch._C.PyTorchFileReader(archive())
-    pickled = reader.get_record("data.pkl")
-    match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
+@pytest.fixture
+def colour(records) -> bytes:
+    """The opcodes that call the enumeration for its first member."""
+    match = re.search(re.escape(b"c__torch__." + _MODULE + b"\nColour\n") + b"(?:q.)?K\x01R", records["data.pkl"])
     assert match is not None
-    path = archive(match[0], match[0].replace(b"K\x01", value), "data.pkl")
+    return match[0]
+
+
+@pytest.mark.parametrize("value", [b"K\x09", b"K\x01\x85", b"X\x01\0\0\0a", b"G?\xf0\0\0\0\0\0\0"], ids=repr)
+def test_a_member_that_an_enum_does_not_have(value, archive, colour, statecli):
+    """torch.jit creates no object for the member, so that all later values have another place on its stack."""
+    path = archive(colour, colour.replace(b"K\x01", value), "data.pkl")
     audit = statecli("audit", path, "--select", "pickles")
     assert (audit.code, "torch.jit creates no object" in audit.out) == (1, True), audit.out
 
 
-def test_a_state_of_a_member(archive, statecli):
+def test_a_state_of_a_member(archive, colour, statecli):
     """torch.jit takes the state for a call of another import."""
-    module = b"__torch__." + _MODULE
-    pickled = torch._C.PyTorchFileReader(archive()).get_record("data.pkl")
-    match = re.search(re.escape(b"c" + module + b"\nColour\n") + b"(?:q.)?K\x01R", pickled)
-    audit = statecli("audit", archive(match[0], match[0] + b"}b", "data.pkl"), "--select", "pickles")
+    audit = statecli("audit", archive(colour, colour + b"}b", "data.pkl"), "--select", "pickles")
     assert (audit.code, "; torch.jit reads this state as a call" in audit.out) == (1, True), audit.out
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from statecli.file_scan.scan import scan_pickles
 from statecli.formats import torchscript
 from statecli.values.read import read_all_values
 
-from ..forked_python import run_code, run_python
+from ..forked_python import run_code
 from .test_any_bytes import read_or_refuse
 from .torch_archives import build_archive, read_archive, write_archive
 
@@ -129,7 +128,10 @@ def values(path):
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 def test_it_agrees_with_torch(writer, net, tmp_path):
-    """Names and their order, kinds, shapes, dtypes and requires_grad agree with the module loaded by torch."""
+    """Names and their order, kinds, shapes, dtypes, requires_grad and values agree with the module loaded by torch.
+
+    Every constant has the bits in its record.
+    """
     writer(net, tmp_path / "x.pt")
     loaded = torch.jit.load(tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
@@ -143,13 +145,6 @@ def test_it_agrees_with_torch(writer, net, tmp_path):
         assert (row.evidence, row.persistent, row.saved) == (Evidence.REGISTERED, None, True)
         assert (row.shape, f"torch.{row.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
         assert (row.requires_grad, row.device) == (tensor.requires_grad, "cpu")
-
-
-@pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
-def test_values_are_torchs(writer, net, tmp_path):
-    """Every registered tensor and every constant has the bits that torch loads."""
-    writer(net, tmp_path / "x.pt")
-    loaded = torch.jit.load(tmp_path / "x.pt")
     actual_values = values(tmp_path / "x.pt")
     for name, tensor in loaded.state_dict().items():
         assert (actual_values["model", name] == tensor.numpy()).all()
@@ -175,11 +170,7 @@ def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
     assert (actual_values["model", "views[0]"] == loaded.views[0].numpy()).all()
     assert (actual_values["model", "views[1]"] == loaded.views[1].numpy()).all()
     assert (actual_values["model", "cache['cos']"] == loaded.cache["cos"].numpy()).all()
-
-
-def test_ties_and_views_are_kept(net, tmp_path):
-    """A weight under two names is one storage; strides and offsets are kept as saved."""
-    save_script(net, tmp_path / "x.pt")
+    # A weight under two names is one storage; strides and offsets are kept as saved.
     rows = {row.fqn: row for row in read(tmp_path / "x.pt").tensors}
     assert rows["tied.weight"].tied_to == ("fc.weight",)
     assert rows["views[0]"].data.strides == (1, 4)
@@ -274,14 +265,14 @@ NEW_DTYPES = [
 ]
 
 
-@pytest.fixture(params=NEW_DTYPES)
-def of_new_dtype(request, tmp_path):
-    """A tensor of a new dtype, and an archive with the tensor as a buffer; torch loads the archive."""
-    dtype = getattr(torch, request.param, None)
+@pytest.mark.parametrize("name", NEW_DTYPES)
+def test_types_that_have_no_storage_in_python(name, tmp_path):
+    """Tensors of new dtypes are read with their values, and their storages are not foreign names."""
+    dtype = getattr(torch, name, None)
     if dtype is None:
         pytest.skip("needs a newer torch: dtype")
-    tensor = torch.arange(16, dtype=torch.uint8).view(dtype) if "int" not in request.param[-5:] else None
-    tensor = torch.arange(4).to(dtype) if tensor is None and request.param[-2:].isdigit() else tensor
+    tensor = torch.arange(16, dtype=torch.uint8).view(dtype) if "int" not in name[-5:] else None
+    tensor = torch.arange(4).to(dtype) if tensor is None and name[-2:].isdigit() else tensor
     tensor = torch.empty(4, dtype=dtype) if tensor is None else tensor
     model = nn.Module()
     model.register_buffer("b", tensor)
@@ -290,19 +281,15 @@ def of_new_dtype(request, tmp_path):
         assert torch.jit.load(tmp_path / "x.pt").b.dtype == dtype
     except RuntimeError:
         pytest.skip("TorchScript does not load the dtype")
-    return tensor, tmp_path / "x.pt"
-
-
-def test_types_that_have_no_storage_in_python(of_new_dtype):
-    """Tensors of new dtypes are read with their values, and their storages are not foreign names."""
-    tensor, path = of_new_dtype
-    state = read(path)
+    state = read(tmp_path / "x.pt")
     (row,) = state.tensors
     assert (f"torch.{row.dtype}", row.shape) == (str(tensor.dtype), tuple(tensor.shape))
     assert not [oddity for oddity in state.oddities if oddity.name in ("foreign-globals", "no-tensors")]
     assert state.globals == () or "Storage" not in str([name for name, _ in state.globals])
     where = row.data.storage
-    assert path.read_bytes()[where.offset : where.offset + where.length] == bytes(tensor.untyped_storage())
+    assert (tmp_path / "x.pt").read_bytes()[where.offset : where.offset + where.length] == bytes(
+        tensor.untyped_storage()
+    )
 
 
 def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
@@ -315,7 +302,7 @@ def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
     assert "its storage is not recorded in the form that torch writes ('torch.UInt16Storage')" in row.damage
 
 
-def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
+def test_lazy_conjugates_and_negatives_are_undone(tmp_path, statecli):
     """TorchScript wraps the flags in a call with their type."""
     model, base = nn.Module(), torch.randn(3, dtype=torch.complex64)
     model.register_buffer("plain", base.clone())
@@ -328,24 +315,24 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path):
     for name, tensor in loaded.items():
         assert (actual_values["model", name] == tensor.resolve_conj().resolve_neg().numpy()).all(), name
     torch.save(model.state_dict(), tmp_path / "sd.pt")
-    done = run("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
-    assert done.returncode == 0, done.stdout
-    done = run("audit", tmp_path / "x.pt", "-f", "json")
-    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+    done = statecli("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
+    assert done.code == 0, done.out
+    done = statecli("audit", tmp_path / "x.pt", "-f", "json")
+    assert (done.code, done.json["findings"]) == (0, [])
 
 
-def test_an_audit_knows_every_storage_of_torchscript(tmp_path):
+def test_an_audit_knows_every_storage_of_torchscript(tmp_path, statecli):
     """Storage classes of TorchScript alone are not foreign names, but an invented storage class is."""
     model = nn.Module()
     for name in ("uint16", "float8_e4m3fn", "bits8"):
         model.register_buffer(name, torch.arange(4, dtype=torch.uint8).view(getattr(torch, name)))
     torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
-    done = run("audit", tmp_path / "x.pt", "--no-values", "-f", "json")
-    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), done.stdout
+    done = statecli("audit", tmp_path / "x.pt", "--no-values", "-f", "json")
+    assert (done.code, done.json["findings"]) == (0, []), done.out
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"UInt16Storage", b"UInt61Storage")
-    findings = json.loads(run("audit", build_archive(tmp_path / "y.pt", records), "-f", "json").stdout)["findings"]
+    findings = statecli("audit", build_archive(tmp_path / "y.pt", records), "-f", "json").json["findings"]
     assert any("torch.UInt61Storage" in finding["message"] for finding in findings)
 
 
@@ -362,51 +349,45 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, statecli):
             assert result.code == 0, result
 
 
-def run(*arguments):
-    """Run `statecli` with the arguments of a user."""
-    return run_python(["-m", "statecli", *arguments], "statecli")
-
-
-def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path):
+def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path, statecli):
     """The only finding about ordinary archives concerns the bytecode of the lite interpreter."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     for writer in WRITERS:
         path = tmp_path / f"{writer.__name__}.pt"
         writer(model, path)
-        done = run("audit", path, "--values", "-f", "json")
-        findings = [finding["message"].partition(" (")[0] for finding in json.loads(done.stdout)["findings"]]
+        done = statecli("audit", path, "--values", "-f", "json")
+        findings = [finding["message"].partition(" (")[0] for finding in done.json["findings"]]
         trusted = "torch's lite interpreter for mobile devices does not check all numbers in this bytecode"
         expected = [trusted] if writer in (lite, lite_with_debug_info) else []
-        assert (done.returncode, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), (
-            writer
-        )
+        assert (done.code, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), writer
 
 
-def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path):
+def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path, statecli):
     """`.to` leaves a plain tensor unchanged, and no state_dict contains the tensor."""
     loaded = save_script(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
-    done = run("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
-    findings = json.loads(done.stdout)["findings"]
+    done = statecli("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
+    findings = done.json["findings"]
     assert "blocks.0.table" in {tensor["fqn"] for tensor in findings}
     assert "not in state_dict()" in findings[0]["message"]
     assert {(finding["severity"], finding["help"].partition(" if")[0]) for finding in findings} == {
         ("note", "no action is needed")
     }
-    assert done.returncode == 0
+    assert done.code == 0
 
 
 # --- archives that torch never writes --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def parts(tmp_path):
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
     """The records of a small archive, by name without the folder.
 
     TorchScript mangles the name of the second class with the same name in a process; the fixture removes the mangling.
     """
-    torch.jit.save(torch.jit.script(nn.Linear(3, 2)), tmp_path / "x.pt")
-    with zipfile.ZipFile(tmp_path / "x.pt") as archive:
+    path = tmp_path_factory.mktemp("parts") / "x.pt"
+    torch.jit.save(torch.jit.script(nn.Linear(3, 2)), path)
+    with zipfile.ZipFile(path) as archive:
         contents = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     plain = {re.sub(r"/___torch_mangle_\d+", "", name): data for name, data in contents.items()}
     return {name: re.sub(rb"\.___torch_mangle_\d+", b"", data) for name, data in plain.items()}
@@ -490,7 +471,7 @@ def module_pickle(body: bytes) -> bytes:
     return b"\x80\x02c__torch__.torch.nn.modules.linear\nLinear\n)\x81}(" + body + b"ub."
 
 
-def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
+def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path, statecli):
     """statecli runs none of the pickles, and an audit reports the call in each."""
     mark = tmp_path / "ran"
     call = b"cos\nsystem\nX" + len(f"touch {mark}").to_bytes(4, "little") + f"touch {mark}".encode() + b"\x85R"
@@ -503,9 +484,9 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path):
         path = build_archive(tmp_path / "y.pt", {**parts, name: data})
         read(path)
         assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
-        done = run("audit", path, "-f", "json")
-        assert done.returncode == 1
-        assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
+        done = statecli("audit", path, "-f", "json")
+        assert done.code == 1
+        assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
     assert not mark.exists()
 
 
@@ -584,7 +565,7 @@ _OPAQUE = b"c__torch__.torch.classes.aten\nOpaqueObject\n"
 
 
 @pytest.mark.parametrize("how", ["number", "reduce", "build", "skipped"])
-def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
+def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path, statecli):
     """torch.jit (the oracle) takes a number for the place of an import, and arguments for a state."""
     mark = tmp_path / "ran"
     inner = base64.b64encode(b"cbuiltins\nopen\n(V%b\nVw\ntR." % str(mark).encode())
@@ -602,7 +583,7 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path):
     hazards = [hazard.text for finding in scanned for hazard in finding.hazards]
     assert how != "skipped" or any("_rebuild_from_type_v2" in text for text in hazards)
     assert how != "number" or names["pickle.Unpickler.load_reduce"].misuse
-    assert run("audit", path, "-q").returncode in (1, 2)
+    assert statecli("audit", path, "-q").code in (1, 2)
     run_code(f"import torch; torch.jit.load({str(path)!r})", cwd=tmp_path)
     assert mark.exists()
 
@@ -626,20 +607,10 @@ def test_attributes_that_hold_themselves_end(parts, tmp_path):
 
 
 def test_every_beginning_is_refused_or_read(parts, tmp_path):
-    """An archive, a pickle or code cut at any byte is read or refused."""
-    whole = build_archive(tmp_path / "y.pt", parts).read_bytes()
-    for end in range(0, len(whole), 7):
-        _try_read(tmp_path / "z.pt", whole[:end])
+    """A pickle or code cut at any byte is read or refused."""
     for name in ("data.pkl", "constants.pkl", CODE):
         for end in range(len(parts[name])):
-            build_archive(tmp_path / "z.pt", {**parts, name: parts[name][:end]})
-            _try_read(tmp_path / "z.pt")
-
-
-def _try_read(path: Path, data: bytes | None = None) -> None:
-    if data is not None:
-        path.write_bytes(data)
-    read_or_refuse(path)
+            read_or_refuse(build_archive(tmp_path / "z.pt", {**parts, name: parts[name][:end]}))
 
 
 def test_a_suffix_decides_nothing(parts, tmp_path):
