@@ -38,10 +38,10 @@ from statecli.rules.pickles import RULES
 from statecli.storage import json_object
 from statecli.values.read import read_all_values
 
-from ..forked_python import run_code, run_python
+from ..forked_python import run_code
 from . import attacks
 from .test_any_bytes import read_or_refuse
-from .torch_archives import build_archive
+from .torch_archives import build_archive, read_archive
 
 packages = pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
 
@@ -141,7 +141,7 @@ def read(path):
 
 @each_layout
 def test_it_agrees_with_torch(writer, program, tmp_path):
-    """Kinds, persistence, shapes, dtypes, requires_grad and values agree with torch.export.load in each layout."""
+    """Kinds, persistence, shapes, dtypes, requires_grad, values, ties and strides agree with torch in each layout."""
     path = writer(program, tmp_path / "x.pt2")
     loaded = torch.export.load(path)
     signature = loaded.graph_signature
@@ -154,6 +154,8 @@ def test_it_agrees_with_torch(writer, program, tmp_path):
     assert [row.fqn for row in constants] == list(signature.lifted_tensor_constants)
     kept_out = {fqn for fqn, row in rows.items() if row.persistent is False}
     assert kept_out == set(signature.non_persistent_buffers) == {"block.steps"}
+    assert (rows["tied.weight"].tied_to, rows["fc.bias"].tied_to) == (("fc.weight",), ())
+    assert (rows["block.w"].data.strides, rows["block.w"].requires_grad) == ((1, 4), False)
     for fqn, tensor in {**loaded.state_dict, **loaded.constants}.items():
         row = rows.pop(fqn)
         assert (row.shape, f"torch.{row.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
@@ -163,28 +165,15 @@ def test_it_agrees_with_torch(writer, program, tmp_path):
     assert not rows
 
 
-@each_layout
-def test_ties_and_strides_are_kept(writer, program, tmp_path):
-    """A weight under two names is one storage; a transposed weight is not made contiguous."""
-    rows = {row.fqn: row for row in read(writer(program, tmp_path / "x.pt2")).tensors}
-    assert rows["tied.weight"].tied_to == ("fc.weight",)
-    assert rows["fc.bias"].tied_to == ()
-    assert rows["block.w"].data.strides == (1, 4)
-    assert rows["block.w"].requires_grad is False
-
-
-def test_how_the_kinds_are_known(program, tmp_path):
+def test_a_program_tells_its_kinds_and_its_versions(program, tmp_path):
     """The signature records the kinds, but names no attribute for a tensor from a literal in the code."""
-    rows = {row.fqn: row for row in read(new(program, tmp_path / "x.pt2")).tensors}
+    state = read(new(program, tmp_path / "x.pt2"))
+    rows = {row.fqn: row for row in state.tensors}
     assert {row.evidence for fqn, row in rows.items() if fqn != "lifted_tensor_0"} == {Evidence.REGISTERED}
     literal = rows["lifted_tensor_0"]
     assert (literal.evidence, literal.note) == (Evidence.ASSUMED, "a constant of the code")
     assert rows["block.table"].note is None
-
-
-def test_what_wrote_it_is_noted(program, tmp_path):
-    """The metadata has the version of torch and the version of the schema."""
-    values = read(new(program, tmp_path / "x.pt2")).metadata.values
+    values = state.metadata.values
     assert values["torch_version"] == str(torch.__version__)
     assert values["schema_version"].partition(".")[0].isdecimal()
 
@@ -276,15 +265,9 @@ def test_what_is_compiled_is_told(tmp_path):
     )
 
 
-def run(*arguments):
-    """Run `statecli` with the arguments of a user."""
-    return run_python(["-m", "statecli", *arguments], "statecli")
-
-
-@each_layout
-def test_the_programs_state_dict_is_the_same(writer, program, tmp_path, statecli):
+def test_the_programs_state_dict_is_the_same(program, tmp_path, statecli):
     """A program and its state_dict do not differ, and either passes the lock of the other."""
-    path, saved = writer(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
+    path, saved = new(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
     torch.save(program.state_dict, saved)
     assert statecli("diff", path, saved).code == 0
     for locked, audited in ((path, saved), (saved, path)):
@@ -295,49 +278,55 @@ def test_the_programs_state_dict_is_the_same(writer, program, tmp_path, statecli
 
 
 @each_layout
-def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path):
+def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path, statecli):
     """An audit has no findings about an ordinary archive and the archives inside."""
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     path = writer(torch.export.export(module, (torch.randn(2, 3),)), tmp_path / "x.pt2")
-    done = run("audit", path, "--values", "-f", "json")
-    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+    done = statecli("audit", path, "--values", "-f", "json")
+    assert (done.code, done.json["findings"]) == (0, [])
 
 
-def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path):
+def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path, statecli):
     """`.to` of the loaded module leaves a plain tensor unchanged, so the tensor is found; a literal is not."""
     path = new(program, tmp_path / "x.pt2")
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
-    done = run("audit", path, "-f", "json", "--select", "unregistered-tensor")
-    (finding,) = json.loads(done.stdout)["findings"]
+    done = statecli("audit", path, "-f", "json", "--select", "unregistered-tensor")
+    (finding,) = done.json["findings"]
     assert (finding["fqn"], finding["severity"]) == ("block.table", "note")
     assert finding["help"].startswith("no action is needed if you run the archive as it is")
-    assert done.returncode == 0
+    assert done.code == 0
 
 
-def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path):
+def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path, statecli):
     """Tensors outside the state_dict are not compared with the class, because a strict load ignores them."""
     source = Path(__file__).read_text()
     start, end = source.index("class Block("), source.index('@pytest.fixture(scope="module")')
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n\n\n" + source[start:end])
     words = ["inspect", new(program, tmp_path / "x.pt2"), "--model", f"{tmp_path / 'net.py'}:Net", "-f", "json"]
-    done = run_python(["-m", "statecli", *words])
-    assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, [])
+    done = statecli(*words)
+    assert (done.code, done.json["findings"]) == (0, [])
 
 
 # --- archives that torch never writes --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def parts():
+def parts(tmp_path_factory):
     """The records of a small archive, by name without the folder."""
-    out = io.BytesIO()
-    torch.export.save(torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),)), out)
-    with zipfile.ZipFile(out) as archive:
-        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
+    return read_archive(new(program, tmp_path_factory.mktemp("parts") / "x.pt2"))
 
 
 CONFIG = "data/weights/model_weights_config.json"
+MODEL = "models/model.json"
+
+
+def forge(records: dict[str, bytes], path: Path, edit: Callable[[dict], object]) -> Path:
+    """Write an archive of the records after `edit` has changed the JSON of the program."""
+    program = json.loads(records[MODEL])
+    edit(program)
+    return build_archive(path, {**records, MODEL: _json(program)})
 
 
 def entry(parts, **changes) -> dict[str, bytes]:
@@ -371,7 +360,6 @@ def _int(number):
 #: Invalid entries, and the text of their damage.
 WRONG = {
     "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which torch 2.13 never writes"),
-    "a dtype in words": ({"meta": {"dtype": "float32"}}, "its dtype is 'float32'"),
     "a dtype that is a list": ({"meta": {"dtype": []}}, "its dtype is a list"),
     "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
     "a symbolic size": (
@@ -399,15 +387,12 @@ WRONG = {
     "a device of many letters": ({"meta": {"device": {"type": "x" * 500}}}, "its device name has 500 characters"),
     "requires_grad in words": ({"meta": {"requires_grad": "yes"}}, "requires_grad is recorded as 'yes'"),
     "a record that is not there": ({"path_name": "weight_9"}, "storage 'data/weights/weight_9' is not in the file"),
-    "a record elsewhere": ({"path_name": "../constants/tensor_0"}, "is not in the file"),
     "no record": ({"path_name": None}, "its path_name is None"),
     "an archive that is not there": ({"path_name": "nine", "use_pickle": True}, "'data/weights/nine' is not in the"),
     "an archive that is none": ({"use_pickle": True}, "record 'data/weights/weight_0': "),
     "pickles in a number": ({"use_pickle": 1}, "its use_pickle is 1, not a bool"),
-    "pickles in words": ({"use_pickle": "false"}, "its use_pickle is 'false', not a bool"),
     "a parameter in a number": ({"is_param": 1}, "its is_param is 1, not a bool"),
     "no tensor_meta": ({"tensor_meta": None}, "its tensor_meta is not a JSON object but None"),
-    "a meta that is no object": ({"tensor_meta": [1]}, "its tensor_meta is not a JSON object but a list"),
 }
 
 
@@ -511,19 +496,15 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         assert line(build_archive(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
 
 
-MODEL = "models/model.json"
-
-
-def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, program, tmp_path, line):
+def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, program, tmp_path, line, statecli):
     """Without a program, no signature describes the tensors: refused in both layouts, also with constants alone."""
     for folder in ("weights", "constants"):
         other_folder = f"data/{'weights' if folder == 'constants' else 'constants'}/"
         left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(other_folder)}
         path = build_archive(tmp_path / "y.pt2", left)
         assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
-        assert run("audit", path).returncode == 2
-    with zipfile.ZipFile(of_2_8(program, tmp_path / "x.pt2")) as archive:
-        records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+        assert statecli("audit", path).code == 2
+    records = read_archive(of_2_8(program, tmp_path / "x.pt2"))
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
     assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
     other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
@@ -533,17 +514,21 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
     )
 
 
-def schema(parts, version) -> dict[str, bytes]:
-    """Return the records with another schema version of the program; None removes the version."""
-    program = json.loads(parts[MODEL])
-    program.pop("schema_version") if version is None else program.update(schema_version=version)
-    return {**parts, MODEL: json.dumps(program).encode()}
+def schema(parts, version, path: Path) -> Path:
+    """Write the archive with another schema version of the program; None removes the version."""
+
+    def edit(program: dict) -> None:
+        del program["schema_version"]
+        if version is not None:
+            program["schema_version"] = version
+
+    return forge(parts, path, edit)
 
 
 def test_a_newer_schema_is_refused(parts, tmp_path, line):
     """torch.export.load also refuses a newer schema; the same words may have another meaning in the program."""
-    torch.export.load(build_archive(tmp_path / "y.pt2", schema(parts, {"major": 0, "minor": 0})))
-    path = build_archive(tmp_path / "y.pt2", schema(parts, {"major": 99, "minor": 1}))
+    torch.export.load(schema(parts, {"major": 0, "minor": 0}, tmp_path / "y.pt2"))
+    path = schema(parts, {"major": 99, "minor": 1}, tmp_path / "y.pt2")
     with pytest.raises(RuntimeError):
         torch.export.load(path)
     assert (
@@ -556,7 +541,7 @@ def test_a_newer_schema_is_refused(parts, tmp_path, line):
 @pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
 def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     """torch 2.13 does not load an older schema, but all schemas describe weights in the same way."""
-    state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
+    state = read(schema(parts, version, tmp_path / "y.pt2"))
     assert len(state.tensors) == 2
     (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
     assert said.endswith("but torch 2.13 loads only 8")
@@ -565,14 +550,14 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
 def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
     """Version 0.0 disables the check of torch, and a higher minor version keeps the existing fields."""
-    state = read(build_archive(tmp_path / "y.pt2", schema(parts, version)))
+    state = read(schema(parts, version, tmp_path / "y.pt2"))
     assert (len(state.tensors), [oddity.name for oddity in state.oddities]) == (2, [])
 
 
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
 def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
     """An invalid schema version is refused in one line."""
-    assert "expected an integer of 0 or more" in line(build_archive(tmp_path / "y.pt2", schema(parts, version)))
+    assert "expected an integer of 0 or more" in line(schema(parts, version, tmp_path / "y.pt2"))
 
 
 def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
@@ -626,7 +611,7 @@ def test_objects_are_noted(parts, tmp_path):
 @pytest.mark.parametrize(
     "name", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0", "data/constants/opaque_obj_0", "extra/x"]
 )
-def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
+def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path, statecli):
     """torch.export.load unpickles each of the records; statecli runs nothing, and an audit reports the call."""
     mark = tmp_path / "ran"
     command = f"touch {mark}".encode()
@@ -638,9 +623,9 @@ def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path):
     path = build_archive(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
     read(path)
     assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
-    done = run("audit", path, "-f", "json")
-    assert done.returncode == 1
-    assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
+    done = statecli("audit", path, "-f", "json")
+    assert done.code == 1
+    assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
     assert not mark.exists()
 
 
@@ -650,14 +635,17 @@ def _write_array() -> bytes:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("folder", ["data/constants", "data/Constants", "DATA/constants"])
+#: Bytes of other formats before an archive.
+PREFIXES = [b"", b"\x80\x02N.", b"N.", b"\x93NUMPY\x01\x00", _write_array(), b"text", b"PK\x01\x02"]
+
+
 @pytest.mark.parametrize(
-    "prefix",
-    [b"", b"\x80\x02N.", b"N.", b"\x93NUMPY\x01\x00", _write_array(), b"text", b"PK\x01\x02"],
-    ids=lambda prefix: repr(prefix[:9]),
+    ("prefix", "folder"),
+    [*((prefix, "data/constants") for prefix in PREFIXES), (b"", "data/Constants"), (b"text", "DATA/constants")],
+    ids=lambda value: repr(value[:9]),
 )
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
-def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, parts, tmp_path):
+def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, parts, tmp_path, statecli):
     """torch.export.load (the oracle) takes the archive that the last end record names."""
     mark, out = tmp_path / "ran", io.BytesIO()
     text = base64.b64encode(f"cbuiltins\nexec\n(Vopen({str(mark)!r}, 'w')\ntR.".encode())
@@ -671,9 +659,9 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, par
     path = build_archive(tmp_path / "a.pt2", {**parts, **declared})
     with zipfile.ZipFile(path, "a", method) as archive:
         archive.writestr(f"x/{folder}/custom_obj_0", out.getvalue())
-    done = run("audit", path, "-f", "json")
-    assert done.returncode == (1 if method == zipfile.ZIP_STORED else 2)
-    rules = {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
+    done = statecli("audit", path, "-f", "json")
+    assert done.code == (1 if method == zipfile.ZIP_STORED else 2)
+    rules = {finding["rule"] for finding in done.json["findings"]}
     assert {"unsafe-global", "unscanned-pickle"} & rules
     assert not mark.exists()
     torch.export.load(path)
@@ -809,13 +797,17 @@ class Sizes(nn.Module):
         return x.sum() + torch.zeros(n // 3 + 1).sum() + torch.zeros(2 * n - 5, n % 7 + 2).sum()
 
 
-def test_expressions_of_real_programs_are_plain(tmp_path):
-    """Symbols, sums, products, floor divisions and remainders are plain expressions."""
+@pytest.fixture(scope="module")
+def sized_program():
+    """The program of computed sizes, exported for any number of rows."""
     size = torch.export.Dim("n", min=6, max=600)
-    program = torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
-    path = new(program, tmp_path / "x.pt2")
-    with zipfile.ZipFile(path) as archive:
-        texts = iter_texts(json.loads(archive.read("x/models/model.json")), Steps())
+    return torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},))
+
+
+def test_expressions_of_real_programs_are_plain(sized_program, tmp_path):
+    """Symbols, sums, products, floor divisions and remainders are plain expressions."""
+    path = new(sized_program, tmp_path / "x.pt2")
+    texts = iter_texts(json.loads(read_archive(path)[MODEL]), Steps())
     expressions = {text.text for text in texts if text.judgement is Judgement.EXPRESSION}
     assert any("FloorDiv" in expression for expression in expressions)
     assert [
@@ -902,21 +894,21 @@ CHEAP = (
 )
 
 
-@pytest.mark.parametrize("text", COSTLY, ids=lambda text: text[:20])
-def test_expressions_that_take_for_ever_are_found(parts, text, tmp_path):
+def test_an_expression_that_takes_for_ever_is_found(parts, tmp_path):
     """An expression of permitted names and functions may still take for ever, here as a size in a program."""
-    assert is_plain_expression(text)
-    program = json.loads(parts["models/model.json"])
-    program["graph_module"]["graph"]["sym_int_values"] = {"costly": {"as_expr": {"expr_str": text}}}
-    (finding,) = findings(build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)}))
-    assert "sympy.sympify" in finding[1]
+    costly = {"costly": {"as_expr": {"expr_str": COSTLY[0]}}}
+    path = forge(
+        parts, tmp_path / "y.pt2", lambda program: program["graph_module"]["graph"].update(sym_int_values=costly)
+    )
+    ((_, message),) = findings(path)
+    assert "sympy.sympify" in message
 
 
-@pytest.mark.parametrize("text", CHEAP, ids=lambda text: text[:20])
-def test_expressions_of_sizes_are_cheap(text):
+def test_the_cost_of_an_expression_is_known_before_sympy_evaluates_it():
     """Powers of symbols, the largest size, and as many factors as a tensor has dimensions are cheap."""
-    assert is_plain_expression(text)
-    assert describe_cost(text) is None
+    assert [text for text in (*COSTLY, *CHEAP) if not is_plain_expression(text)] == []
+    assert [text for text in COSTLY if describe_cost(text) is None] == []
+    assert [text for text in CHEAP if describe_cost(text) is not None] == []
 
 
 def test_sympy_computes_numbers_at_once():
@@ -935,11 +927,10 @@ def test_what_is_an_expression_and_what_is_code():
 
 
 @pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda function: function.__name__)
-def test_code_among_the_expressions_is_found(writer, tmp_path):
+def test_code_among_the_expressions_is_found(writer, sized_program, tmp_path, statecli):
     """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit names its byte."""
     pytest.importorskip("sympy")
-    size = torch.export.Dim("n", min=6, max=600)
-    good = writer(torch.export.export(Sizes(), (torch.randn(12, 4),), dynamic_shapes=({0: size},)), tmp_path / "x.pt2")
+    good = writer(sized_program, tmp_path / "x.pt2")
     mark = tmp_path / "ran"
     command, place = json.dumps(f"__import__('pathlib').Path('{mark}').touch()").encode(), None
     with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as forged:
@@ -949,9 +940,9 @@ def test_code_among_the_expressions_is_found(writer, tmp_path):
                 data = re.sub(rb'"expr_str": "(?:[^"\\]|\\.)*"', lambda _: b'"expr_str": ' + command, data)
                 place = data.index(command) if command in data else place
             forged.writestr(name, data)
-    done = run("audit", tmp_path / "y.pt2", "-f", "json")
-    assert done.returncode == 1
-    (finding,) = (finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] == "error")
+    done = statecli("audit", tmp_path / "y.pt2", "-f", "json")
+    assert done.code == 1
+    (finding,) = (finding for finding in done.json["findings"] if finding["severity"] == "error")
     assert finding["rule"] == "unsafe-global"
     assert "sympy.sympify, which evaluates text as Python code" in finding["message"]
     assert finding["message"].endswith(f", byte {place})")
@@ -978,13 +969,12 @@ def test_a_name_that_an_expression_binds_is_found(function, write_forged, tmp_pa
     assert mark.exists()
 
 
-@pytest.mark.parametrize("model", ["a/model", "a/b/c", "model/x"])
-@pytest.mark.parametrize("suffix", [".json", ".JSON", ".what"])
+@pytest.mark.parametrize(("model", "suffix"), [("a/model", ".json"), ("a/b/c", ".JSON"), ("model/x", ".what")])
 def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
     """torch.export.load strips any five last characters of the name; an honest program is in the archive as well."""
     pytest.importorskip("sympy")
     mark = tmp_path / "ran"
-    program = json.loads(parts["models/model.json"])
+    program = json.loads(parts[MODEL])
     code = {"as_expr": {"expr_str": f"__import__('pathlib').Path('{mark}').touch()", "hint": None}}
     values = program["graph_module"]["graph"]["tensor_values"]
     values["x" if "x" in values else next(iter(values))]["sizes"][0] = code
@@ -1008,8 +998,7 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
     sizes = ({0: torch.export.Dim.AUTO}, {"a": [{0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}]})
     program = torch.export.export(Net(), (torch.randn(12, 4), {"a": [torch.ones(8, 6)]}), dynamic_shapes=sizes)
     path = new(program, tmp_path / "x.pt2")
-    with zipfile.ZipFile(path) as archive:
-        guards = json.loads(archive.read("x/models/model.json"))["guards_code"]
+    guards = json.loads(read_archive(path)[MODEL])["guards_code"]
     assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
     assert [guard for guard in guards if not is_plain_guard(guard) or describe_cost(guard, has_symbols=False)] == []
     assert findings(path) == []
@@ -1035,8 +1024,7 @@ def test_a_guard_may_have_any_terms():
 def test_code_among_the_guards_is_found(parts, tmp_path):
     """The module of the program compiles the guard, and runs the guard in each call."""
     mark = tmp_path / "ran"
-    program = {**json.loads(parts["models/model.json"]), "guards_code": [f"open('{mark}', 'w')"]}
-    path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": _json(program)})
+    path = forge(parts, tmp_path / "y.pt2", lambda program: program.update(guards_code=[f"open('{mark}', 'w')"]))
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("the module of the program calls builtins.exec, which compiles the guard")
@@ -1057,16 +1045,7 @@ def write_guarded(tmp_path):
 
     def write(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
         program = torch.export.export(Guarded(), ({key: torch.ones(2)}, text))
-        good = new(program, tmp_path / "x.pt2")
-        with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
-            for name in archive.namelist():
-                data = archive.read(name)
-                if name.endswith("models/model.json"):
-                    changed = json.loads(data)
-                    change(changed)
-                    data = _json(changed)
-                file.writestr(name, data)
-        return tmp_path / "y.pt2"
+        return forge(read_archive(new(program, tmp_path / "x.pt2")), tmp_path / "y.pt2", change)
 
     return write
 
@@ -1102,10 +1081,9 @@ def test_code_in_the_key_of_an_input_is_found(write_guarded, tmp_path):
 
 def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
     """torch takes the paths of the inputs from the example inputs; the same pickle elsewhere is not compiled."""
-    data = io.BytesIO()
-    torch.save((({'" + x + "': torch.ones(2)},), {}), data)
-    inputs = {"data/sample_inputs/model.pt": data.getvalue()}
-    same, other_case = {"data/constants/a.pt": data.getvalue()}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data.getvalue()}
+    data = _encode_value((({'" + x + "': torch.ones(2)},), {}))
+    inputs = {"data/sample_inputs/model.pt": data}
+    same, other_case = {"data/constants/a.pt": data}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data}
     for more in (inputs, {**same, **inputs}, other_case):
         ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", {**parts, **more}))
         assert rule == "unsafe-data"
@@ -1115,11 +1093,8 @@ def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
 @pytest.mark.parametrize("key", [datetime.date(2000, 1, 1), (1, "a"), b"a", torch.Size([2])], ids=str)
 def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path):
     """torch writes the repr of a key into a guard; the repr of a DeviceMesh has unescaped dimension names."""
-    data = io.BytesIO()
-    torch.save((({key: torch.ones(2)},), {}), data)
-    actual_findings = findings(
-        build_archive(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": data.getvalue()})
-    )
+    inputs = _encode_value((({key: torch.ones(2)},), {}))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "data/sample_inputs/model.pt": inputs}))
     assert any("key that is neither a string nor a number" in message for _, message in actual_findings)
 
 
@@ -1128,16 +1103,11 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
 )
 def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path, key):
     """torch is the oracle: the module of the program runs code in the repr of a key."""
-    mark, path = tmp_path / "ran", tmp_path / "a.pt2"
-    torch.export.save(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), path)
+    mark = tmp_path / "ran"
+    records = read_archive(new(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), tmp_path / "x.pt2"))
     code = f"+str(__import__('os').system('touch {mark}'))+"
-    data = io.BytesIO()
-    torch.save((({key(code): torch.ones(2, 2)},), {}), data)
-    with zipfile.ZipFile(path) as archive:
-        records = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in records.items():
-            archive.writestr(name, data.getvalue() if "sample_inputs" in name else content)
+    inputs = _encode_value((({key(code): torch.ones(2, 2)},), {}))
+    path = build_archive(tmp_path / "a.pt2", {**records, "data/sample_inputs/model.pt": inputs})
     assert "unsafe-data" in {rule for rule, _ in findings(path)}
     with contextlib.suppress(Exception):
         torch.export.load(path).module()(torch.ones(2, 2))
@@ -1149,13 +1119,16 @@ class _AddedHalf(nn.Module):
         return x + 1.5
 
 
-@pytest.mark.parametrize("text", ['x")\rexec(1)', "a\nb", "a\\", 'a"b'])
-def test_code_in_the_path_of_a_module_is_found(text, parts, tmp_path):
+def test_code_in_the_path_of_a_module_is_found(parts, tmp_path):
     """torch.export.unflatten writes the path into double quotes."""
-    for path, count in ((text, 1), ("L['self'].layers[0]", 0)):
-        program = json.loads(parts["models/model.json"])
-        program["graph_module"]["graph"]["nodes"][0]["metadata"]["nn_module_stack"] = f"a,{path},b"
-        assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+    for path, count in (('x")\rexec(1)', 1), ("a\nb", 1), ("a\\", 1), ('a"b', 1), ("L['self'].layers[0]", 0)):
+        stack = {"nn_module_stack": f"a,{path},b"}
+        forged = forge(
+            parts,
+            tmp_path / "a.pt2",
+            lambda program, stack=stack: program["graph_module"]["graph"]["nodes"][0]["metadata"].update(stack),
+        )
+        assert len(findings(forged)) == count
 
 
 def test_unflatten_compiles_the_path_of_a_module(tmp_path):
@@ -1173,18 +1146,15 @@ def test_unflatten_compiles_the_path_of_a_module(tmp_path):
         def forward(self, x):
             return self.inner(x) + 1
 
-    good, mark = new(torch.export.export(Outer(), (torch.ones(2),)), tmp_path / "x.pt2"), tmp_path / "ran"
+    records = read_archive(new(torch.export.export(Outer(), (torch.ones(2),)), tmp_path / "x.pt2"))
+    mark = tmp_path / "ran"
     code = f"(x\")\ropen('{mark}', 'w')\rdef g(self):\r    pass #".replace(".", "\\x2e")
-    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
-        for name in archive.namelist():
-            data = archive.read(name)
-            if name.endswith("models/model.json"):
-                assert b",inner," in data
-                data = data.replace(b",inner,", f",{json.dumps(code)[1:-1]},".encode())
-            file.writestr(name, data)
-    assert [rule for rule, _ in findings(tmp_path / "y.pt2")] == ["unsafe-global"]
+    assert b",inner," in records[MODEL]
+    forged = records[MODEL].replace(b",inner,", f",{json.dumps(code)[1:-1]},".encode())
+    path = build_archive(tmp_path / "y.pt2", {**records, MODEL: forged})
+    assert [rule for rule, _ in findings(path)] == ["unsafe-global"]
     with contextlib.suppress(Exception):
-        torch.export.unflatten(torch.export.load(tmp_path / "y.pt2"))
+        torch.export.unflatten(torch.export.load(path))
     assert mark.exists()
 
 
@@ -1195,24 +1165,22 @@ class Two(nn.Module):
         return torch.sin(x), x.shape[0] * 2 + torch.sym_max(x.shape[0], 7)
 
 
-@pytest.fixture
-def write_forged(tmp_path):
-    """Return a function that writes a program with a replaced text in its JSON, and with more records."""
+@pytest.fixture(scope="module")
+def two_inputs(tmp_path_factory) -> dict[str, bytes]:
+    """The records of the program with two inputs, exported for any number of rows."""
     size = torch.export.Dim("n", min=6, max=600)
     program = torch.export.export(Two(), (torch.randn(12, 4), torch.ones(1)), dynamic_shapes=({0: size}, None))
-    good = new(program, tmp_path / "x.pt2")
+    return read_archive(new(program, tmp_path_factory.mktemp("two") / "x.pt2"))
 
-    def write(old: str = "", forged: str = "", **more: bytes) -> Path:
-        with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
-            for name in archive.namelist():
-                data = archive.read(name)
-                if old and name.endswith("models/model.json"):
-                    assert _json(old) in data
-                    data = data.replace(_json(old), _json(forged))
-                file.writestr(name, data)
-            for name, data in more.items():
-                file.writestr(f"{archive.namelist()[0].partition('/')[0]}/{name}", data)
-        return tmp_path / "y.pt2"
+
+@pytest.fixture
+def write_forged(two_inputs, tmp_path):
+    """Return a function that writes a program with a replaced text in its JSON."""
+
+    def write(old: str, forged: str) -> Path:
+        assert _json(old) in two_inputs[MODEL]
+        model = two_inputs[MODEL].replace(_json(old), _json(forged))
+        return build_archive(tmp_path / "y.pt2", {**two_inputs, MODEL: model})
 
     return write
 
@@ -1223,12 +1191,12 @@ def findings(path):
     return [(finding.rule, finding.message) for finding in target.findings]
 
 
-def test_code_in_the_name_of_an_input_is_found(write_forged, tmp_path):
+def test_code_in_the_name_of_an_input_is_found(two_inputs, write_forged, tmp_path):
     """torch writes the name into a function's source and runs the default value on load; statecli only reports the
     code.
     """
     pytest.importorskip("sympy")
-    assert findings(write_forged()) == []
+    assert findings(build_archive(tmp_path / "x.pt2", two_inputs)) == []
     mark = tmp_path / "ran"
     path = write_forged("y", f"y=__import__('pathlib').Path('{mark}').touch()")
     ((rule, message),) = findings(path)
@@ -1269,7 +1237,7 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
 
     def spec(**context):
         text = json.dumps([1, {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}])
-        return {**parts, "models/model.json": _of_signature({"in_spec": text})}
+        return {**parts, MODEL: _of_signature({"in_spec": text})}
 
     def factory(module, name):
         return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
@@ -1283,7 +1251,7 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
 
 def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
     """Return the records with a program whose arguments nest like `spec`."""
-    return {**parts, "models/model.json": _of_signature({key: json.dumps(spec) + padding, **signature})}
+    return {**parts, MODEL: _of_signature({key: json.dumps(spec) + padding, **signature})}
 
 
 def _of_signature(signature: dict[str, object]) -> bytes:
@@ -1315,33 +1283,29 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
     torch.export.save(torch.export.export(Keyword(), (torch.ones(2),), {"k": torch.ones(2)}), good)
     assert findings(good) == []
     code = f'k=__import__("pathlib").Path("{mark}").touch()):#\':0}}), self._in_spec) #'
-    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as file:
-        for name in archive.namelist():
-            data = archive.read(name)
-            if name.endswith("models/model.json"):
-                program = json.loads(data)
-                signature = program["graph_module"]["module_call_graph"][0]["signature"]
-                spec = json.loads(signature["in_spec"])
-                spec[1]["children_spec"][1]["context"] = json.dumps([code])
-                signature |= {"in_spec": json.dumps(spec), "forward_arg_names": None}
-                data = _json(program)
-            file.writestr(f"y/{name.partition('/')[2]}", data)
-    ((rule, message),) = findings(tmp_path / "y.pt2")
+
+    def edit(program: dict) -> None:
+        signature = program["graph_module"]["module_call_graph"][0]["signature"]
+        spec = json.loads(signature["in_spec"])
+        spec[1]["children_spec"][1]["context"] = json.dumps([code])
+        signature |= {"in_spec": json.dumps(spec), "forward_arg_names": None}
+
+    path = forge(read_archive(good), tmp_path / "y.pt2", edit)
+    ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
     assert not mark.exists()
     with contextlib.suppress(Exception):
-        torch.export.load(tmp_path / "y.pt2").module()
+        torch.export.load(path).module()
     assert mark.exists()
 
 
-@pytest.mark.parametrize("name", [["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]], ids=repr)
-def test_names_of_keywords_are_names(name, parts, tmp_path):
+def test_names_of_keywords_are_names(parts, tmp_path):
     """Names of keywords must be identifiers, in any JSON value."""
     assert findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
-    assert [rule for rule, _ in findings(build_archive(tmp_path / "b.pt2", _with_spec(parts, _keyword(name))))] == [
-        "unsafe-global"
-    ]
+    for name in (["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]):
+        path = build_archive(tmp_path / "b.pt2", _with_spec(parts, _keyword(name)))
+        assert [rule for rule, _ in findings(path)] == ["unsafe-global"], name
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "\\", "a b", "x.y/z[0]", "\u00e9"])
@@ -1384,11 +1348,12 @@ LIBRARY = '{"__enum__": true, "fqn": "ctypes:cdll", "name": "/nowhere/evil.so"}'
 )
 def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path):
     """torch imports the class for each object of the JSON, also for the value of a repeated key."""
-    child = {"type": "builtins.tuple", "context": context % LIBRARY, "children_spec": []}
-    program = json.loads(parts["models/model.json"])
-    signature = program["graph_module"]["module_call_graph"][0]["signature"]
-    signature["out_spec"] = json.dumps([1, child])
-    path = build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})
+    spec = json.dumps([1, {"type": "builtins.tuple", "context": context % LIBRARY, "children_spec": []}])
+    path = forge(
+        parts,
+        tmp_path / "a.pt2",
+        lambda program: program["graph_module"]["module_call_graph"][0]["signature"].update(out_spec=spec),
+    )
     assert any(message.startswith("loading the file imports ctypes.cdll") for _, message in findings(path))
     with pytest.raises(OSError, match=r"/nowhere/evil\.so"):
         torch.export.load(path)
@@ -1397,7 +1362,7 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
 @pytest.mark.parametrize("place", ["a node", "the module", "a value", "an object"])
 def test_only_remarks_are_left_out(place, parts, tmp_path):
     """The `metadata` of a node or of the module is text for people; under another key, `metadata` is checked."""
-    program = json.loads(parts["models/model.json"])
+    program = json.loads(parts[MODEL])
     module, remark = program["graph_module"], {"note": "it's\n"}
     if place == "a node":
         module["graph"]["nodes"][0]["metadata"] = {"stack_trace": "it's\n", "custom": json.dumps(remark)}
@@ -1405,7 +1370,7 @@ def test_only_remarks_are_left_out(place, parts, tmp_path):
         module["metadata"] = {"custom": json.dumps(remark)}
     else:
         module["graph"]["tensor_values" if place == "a value" else "custom_obj_values"] = {"metadata": remark}
-    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: _json(program)}))
     assert len(actual_findings) == (0 if place in ("a node", "the module") else 1)
 
 
@@ -1414,22 +1379,16 @@ ENDLESS_SYMBOLS = ["u9999999999999", "zuf9999999999999", "u 9_999_999_999_999", 
 
 
 def of_symbol(symbol: str, parts: dict[str, bytes], path: Path) -> Path:
-    program = json.loads(parts["models/model.json"])
-    program["range_constraints"] = {symbol: {"min_val": 0, "max_val": 5}}
-    return build_archive(path, {**parts, "models/model.json": _json(program)})
+    return forge(parts, path, lambda program: program.update(range_constraints={symbol: {"min_val": 0, "max_val": 5}}))
 
 
-@pytest.mark.parametrize("symbol", ["u0", "s77", "s0 + 1", "zuf99999"])
-def test_symbols_of_small_numbers_are_plain(symbol, parts, tmp_path):
-    """Symbols of torch are plain, and so is a number to which torch counts in a second."""
-    assert findings(of_symbol(symbol, parts, tmp_path / "a.pt2")) == []
-
-
-@pytest.mark.parametrize("symbol", ENDLESS_SYMBOLS)
-def test_symbols_are_counted_by_their_numbers(symbol, parts, tmp_path):
-    """torch counts to the number in the symbol in steps of 1."""
-    actual_findings = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
-    assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
+def test_symbols_are_counted_by_their_numbers(parts, tmp_path):
+    """torch counts to the number in the symbol in steps of 1; to a small number in less than a second."""
+    for symbol in ("u0", "s77", "s0 + 1", "zuf99999"):
+        assert findings(of_symbol(symbol, parts, tmp_path / "a.pt2")) == []
+    for symbol in ENDLESS_SYMBOLS:
+        actual_findings = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
+        assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
 
 
 #: Loads the first file, which imports what a load needs, and then each file within 0.3 seconds of CPU time.
@@ -1455,10 +1414,8 @@ def test_torch_counts_to_the_numbers_of_symbols(parts, tmp_path):
 
 def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
     """A later torch may define the key, so the finding is a warning, not an error."""
-    program = {**json.loads(parts["models/model.json"]), "language": "a"}
-    (finding,) = audit(
-        Request((str(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)})),))
-    ).findings
+    path = forge(parts, tmp_path / "a.pt2", lambda program: program.update(language="a"))
+    (finding,) = audit(Request((str(path),))).findings
     assert (finding.rule, finding.severity.name) == ("unsafe-data", "WARNING")
     assert "text under the unknown key 'language'" in finding.message
 
@@ -1467,7 +1424,7 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """torch may read JSON that is nested too deeply for statecli."""
     deep = "[" * 200_000 + "]" * 200_000
     program = _of_signature({"out_spec": deep})
-    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": program}))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: program}))
     assert [rule for rule, _ in actual_findings] == ["unsafe-global"]
 
 
@@ -1481,8 +1438,8 @@ def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_pat
 
     text = ["a'b"] if key == "verifiers" else "a'b"
     for more, count in (({}, 0), ({key: text}, 1), ({"a'b": 1}, 1)):
-        program = edit(json.loads(parts["models/model.json"]), more)
-        assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, "models/model.json": _json(program)}))) == count
+        program = edit(json.loads(parts[MODEL]), more)
+        assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: _json(program)}))) == count
 
 
 @pytest.mark.parametrize(
@@ -1503,19 +1460,25 @@ def test_the_order_of_arguments_hides_no_exponent(text, plain):
     assert (is_plain_expression(text) and describe_cost(text) is None) == plain
 
 
-def test_a_library_in_it_is_told(write_forged):
+#: Records of code -> rule. The loader opens a library among the constants, even without a compiled model; without a
+#: library, it compiles the model with commands from the archive, so no other file is harmless.
+CODE_RECORDS = {
+    "data/aotinductor/m/a.wrapper.so": "unknown-global",
+    "data/constants/tensor_0.so": "unknown-global",
+    "data/constants/a/b.SO": "unknown-global",
+    "data/constants/x.cpp": "unsafe-global",
+    "data/aotinductor/m/a.txt": "unsafe-global",
+}
+
+
+@pytest.mark.parametrize("name", CODE_RECORDS)
+def test_code_for_the_loader_of_aotinductor_is_told(name, parts, tmp_path):
     """Code of a library runs as soon as torch loads the library; statecli cannot check the code and warns."""
-    ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.wrapper.so": b"\x7fELF"}))
-    assert rule == "unknown-global"
-    assert "data/aotinductor/m/a.wrapper.so" in message
-
-
-@pytest.mark.parametrize("name", ["tensor_0.so", "a/b.SO", "x.cpp"])
-def test_a_library_among_the_constants_is_told(name, write_forged):
-    """The loader of AOTInductor opens a library among the constants, even without a compiled model."""
-    ((rule, message),) = findings(write_forged(**{f"data/constants/{name}": b"\x7fELF"}))
-    assert rule in ("unknown-global", "unsafe-global")
-    assert f"data/constants/{name}" in message.lower() or f"data/constants/{name}" in message
+    ((rule, message),) = findings(build_archive(tmp_path / "y.pt2", {**parts, name: b"\x7fELF"}))
+    assert rule == CODE_RECORDS[name]
+    assert name in message
+    if name.startswith("data/aotinductor") and rule == "unsafe-global":
+        assert "which the AOTInductor loader runs compiler commands from the file" in message
 
 
 FOLDERS = {
@@ -1535,13 +1498,6 @@ def test_a_library_is_found_in_any_spelling_of_its_folder(name, first, tmp_path)
             archive.writestr(record, b"\x7fELF")
     names = [mention for finding in scan_pickles(str(tmp_path / "a.pt2")) for mention in finding.names]
     assert [(mention.name, mention.called) for mention in names] == [("so", True)]
-
-
-def test_whatever_lies_below_the_compiled_models_is_code(write_forged):
-    """Without a library, the loader compiles the model with commands from the archive, so no file is harmless."""
-    ((rule, message),) = findings(write_forged(**{"data/aotinductor/m/a.txt": b"\x7fELF"}))
-    assert rule == "unsafe-global"
-    assert "which the AOTInductor loader runs compiler commands from the file" in message
 
 
 def flags(mark) -> bytes:
@@ -1580,20 +1536,10 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
 
 def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     """Python's own parser accepts NaN, so torch may load a program that statecli refuses."""
-    path = build_archive(tmp_path / "y.pt2", {**parts, "models/model.json": b'{"a": NaN, "expr_str": "eval(1)"}'})
+    path = build_archive(tmp_path / "y.pt2", {**parts, MODEL: b'{"a": NaN, "expr_str": "eval(1)"}'})
     assert "not valid JSON" in next(
         finding.unread for finding in scan_pickles(str(path)) if finding.where == "x/models/model.json"
     )
-
-
-def test_every_beginning_is_refused_or_read(parts, tmp_path):
-    """Archives and configurations that are cut at any place are read or refused."""
-    whole = build_archive(tmp_path / "y.pt2", parts).read_bytes()
-    for end in range(0, len(whole), 29):
-        (tmp_path / "z.pt2").write_bytes(whole[:end])
-        read_or_refuse(tmp_path / "z.pt2")
-    for end in range(0, len(parts[CONFIG]), 5):
-        read_or_refuse(build_archive(tmp_path / "z.pt2", {**parts, CONFIG: parts[CONFIG][:end]}))
 
 
 def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
@@ -1730,9 +1676,9 @@ def test_a_python_object_among_the_constants_of_an_old_program_is_found(tmp_path
 def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
     """The limit applies to all programs together, because a packed program has 30 million values in 60 kB."""
     monkeypatch.setattr(json_object, "MAX_VALUES", 3_000)
-    program = json.loads(parts["models/model.json"])
+    program = json.loads(parts[MODEL])
     program["zeros"] = [0] * 2_000
-    records = {**parts, "models/model.json": _json(program)}
+    records = {**parts, MODEL: _json(program)}
     assert read(build_archive(tmp_path / "x.pt2", records)).tensors
     for name in [name for name in records if "model" in name]:
         records[name.replace("model.", "other.").replace("model_", "other_")] = records[name]
@@ -1779,27 +1725,37 @@ def _package_records(mark: Path) -> dict[str, bytes]:
     return {name: reader.get_record(name) for name in names}
 
 
-@pytest.mark.parametrize(
-    "renamed", [(), ("collections.py", "COLLECTIONS.py"), (".data/extern_modules", ".DATA/extern_MODULES")]
-)
-@pytest.mark.parametrize("kind", ["export", "script", "save"])
-def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path):
-    """PackageImporter runs the Python files of any archive of torch with a list of external modules."""
-    mark = tmp_path / "ran"
+def _records_of(kind: str, parts: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the records of an archive of torch.export, torch.jit.save or torch.save."""
     buffer = io.BytesIO()
+    if kind == "export":
+        return parts
     if kind == "script":
         torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
-    elif kind == "save":
+    else:
         torch.save({"w": torch.ones(2)}, buffer)
-    own = parts
-    if kind != "export":
-        reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
-        own = {name: reader.get_record(name) for name in reader.get_all_records()}
+    reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
+    return {name: reader.get_record(name) for name in reader.get_all_records()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "renamed"),
+    [
+        ("export", ()),
+        ("script", ()),
+        ("save", ()),
+        ("export", ("collections.py", "COLLECTIONS.py")),
+        ("export", (".data/extern_modules", ".DATA/extern_MODULES")),
+    ],
+)
+def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path, statecli):
+    """PackageImporter runs the Python files of any archive of torch with a list of external modules."""
+    mark = tmp_path / "ran"
     packaged = {renamed[1] if name in renamed else name: data for name, data in _package_records(mark).items()}
-    path = build_archive(tmp_path / "y.pt2", {**packaged, **own})
-    done = run("audit", path, "-f", "json")
-    assert "unsafe-global" in {finding["rule"] for finding in json.loads(done.stdout)["findings"]}
-    assert done.returncode != 0
+    path = build_archive(tmp_path / "y.pt2", {**packaged, **_records_of(kind, parts)})
+    done = statecli("audit", path, "-f", "json")
+    assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
+    assert done.code != 0
     assert not mark.exists()
     if "COLLECTIONS.py" not in renamed:
         torch.package.PackageImporter(str(path)).load_pickle("m", "model.pkl")
@@ -1819,13 +1775,7 @@ def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
 @pytest.mark.parametrize("kind", ["export", "script"])
 def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
     """Unused records are reported as for an archive of torch.save."""
-    own = parts
-    if kind == "script":
-        buffer = io.BytesIO()
-        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
-        reader = torch._C.PyTorchFileReader(io.BytesIO(buffer.getvalue()))
-        own = {name: reader.get_record(name) for name in reader.get_all_records()}
-    path = build_archive(tmp_path / "y.pt2", {**own, "notes/x": b"abc" * 9})
+    path = build_archive(tmp_path / "y.pt2", {**_records_of(kind, parts), "notes/x": b"abc" * 9})
     state = read(path)
     assert [(oddity.name, oddity.message) for oddity in state.oddities] == [
         ("unused-records", "27 bytes belong to records that torch does not read: notes/x")

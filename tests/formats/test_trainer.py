@@ -101,17 +101,15 @@ def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
 # Checkpoints of the Trainer.
 
 
-def test_a_checkpoint_of_the_trainer_is_read_whole(step):
-    """Each file with tensors is a section with the name of the file; arguments and schedule have no tensor."""
-    state = formats.read(str(step))
-    assert state.format == "trainer safetensors+torch-zip"
-    assert state.sections == ("model", "optimizer", "rng_state")
-    assert state.target == str(step)
-
-
 def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
-    """Weights agree with `from_pretrained` of transformers; optimizer and generators agree with torch."""
+    """Weights agree with `from_pretrained` of transformers; optimizer and generators agree with torch.
+
+    Each file with tensors is a section with the name of the file; arguments and schedule have no tensor.
+    """
     transformers = pytest.importorskip("transformers")
+    state = formats.read(str(step))
+    assert (state.format, state.target) == ("trainer safetensors+torch-zip", str(step))
+    assert state.sections == ("model", "optimizer", "rng_state")
     actual = read_tensors(step)
     model = transformers.BertForSequenceClassification.from_pretrained(step).state_dict()
     assert actual["model"].keys() == model.keys()
@@ -246,6 +244,10 @@ def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
     assert len([tensor for tensor in result.json["tensors"] if tensor["section"] == "model"]) == 41
     assert statecli("audit", step).code == 2
     assert statecli("lock", step, "-o", step.parent / "l.json").code == 2
+    # Without a readable model there is no checkpoint.
+    (step / "model.safetensors").write_bytes(b"")
+    result = statecli("inspect", step)
+    assert (result.code, result.err) == (2, f"statecli: {step / 'model.safetensors'}: is an empty file\n")
 
 
 def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
@@ -261,13 +263,11 @@ def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"", "is not valid JSON"),
         (b"[]", "is not a JSON object but a JSON list"),
-        (b'{"a": NaN}', "is not valid JSON"),
         (b"[" * 100_000, "has lists and objects that are nested too deeply for statecli to read"),
         (b"\xff", "is not valid UTF-8"),
     ],
-    ids=["empty", "list", "nan", "deep", "bytes"],
+    ids=["list", "deep", "bytes"],
 )
 def test_a_configuration_that_is_none_is_noted(step, raw, why):
     """The weights are read without the configuration."""
@@ -276,13 +276,6 @@ def test_a_configuration_that_is_none_is_noted(step, raw, why):
     (said,) = (odd.message for odd in state.oddities if odd.name == "config-unread")
     assert said.startswith(f"config.json was not read, because it {why}")
     assert len(state.tensors) == 166
-
-
-def test_a_model_that_cannot_be_read_is_one_line(step, statecli):
-    """Without a readable model there is no checkpoint."""
-    (step / "model.safetensors").write_bytes(b"")
-    result = statecli("inspect", step)
-    assert (result.code, result.err) == (2, f"statecli: {step / 'model.safetensors'}: is an empty file\n")
 
 
 # Folders of accelerate.
@@ -322,9 +315,9 @@ def test_an_audit_of_them_finds_nothing(step, accelerate_folder, statecli):
 # Shards of FSDP.
 
 
-@pytest.fixture
-def fsdp_folder(tmp_path) -> Path:
-    """A checkpoint of the Trainer under FSDP with SHARDED_STATE_DICT; next to it, the same tensors in files."""
+@pytest.fixture(scope="module")
+def fsdp_run(tmp_path_factory) -> Path:
+    """A folder with `checkpoint-2` of the Trainer under FSDP with SHARDED_STATE_DICT, and the same tensors in files."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -333,7 +326,8 @@ def fsdp_folder(tmp_path) -> Path:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     net(torch.ones(4, 4)).sum().backward()
     optimizer.step()
-    folder = tmp_path / "checkpoint-2"
+    root = tmp_path_factory.mktemp("fsdp")
+    folder = root / "checkpoint-2"
     folder.mkdir()
     for name, state in (
         ("pytorch_model_fsdp_0", {"model": get_model_state_dict(net)}),
@@ -344,9 +338,15 @@ def fsdp_folder(tmp_path) -> Path:
     for rank in (0, 1):
         torch.save({"cpu": torch.get_rng_state()}, folder / f"rng_state_{rank}.pth")
     (folder / "trainer_state.json").write_text('{"global_step": 2}')
-    save_file(net.state_dict(), tmp_path / "model.safetensors")
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    return folder
+    save_file(net.state_dict(), root / "model.safetensors")
+    torch.save(optimizer.state_dict(), root / "optimizer.pt")
+    return root
+
+
+@pytest.fixture
+def fsdp_folder(fsdp_run, tmp_path) -> Path:
+    """A copy of the checkpoint, next to the same tensors in files."""
+    return shutil.copytree(fsdp_run, tmp_path / "fsdp") / "checkpoint-2"
 
 
 def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
