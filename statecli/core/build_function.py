@@ -113,7 +113,8 @@ def _find_transformers_config(name: str, models_folder: str) -> str | None:
     The class is the annotation in the model's own `__init__`, or the configuration whose name begins like the model's.
     """
     stem, folder = "", ""
-    for candidate in (os.path.join(models_folder, name) for name in sorted(list_names(models_folder)) if name != _AUTO):
+    for model in sorted({*list_names(models_folder)} - {_AUTO}):
+        candidate = os.path.join(models_folder, model)
         for config in _CLASS.findall(_read_code(candidate, "configuration_")):
             start = config.removesuffix("Config")
             if start != config and name.startswith(start) and len(start) > len(stem):

@@ -28,6 +28,7 @@ from statecli.live.metric_states import CALL_OUTSIDE, is_metric
 ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
 #: Objects that hold no values of a model, or are compared by other means.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 #: Steps from an attribute to a compared value.
 _MAX_DEPTH = 4
 #: Entries of a container that are compared. A longer container, such as a vocabulary, changes its length.
@@ -121,21 +122,13 @@ def _encode(value: object, depth: int) -> object:
         return repr(value)  # NaN equals itself
     if isinstance(value, _OPAQUE_TYPES) or depth == 0:
         return type(value).__name__
+    first = list(islice(tuple(value), _MAX_ENTRIES)) if isinstance(value, _CONTAINERS) else []
     if isinstance(value, dict):
-        entries = [(_encode(key, 1), _encode(value[key], depth - 1)) for key in islice(tuple(value), _MAX_ENTRIES)]
-        return ("dict", len(value), entries)
+        return ("dict", len(value), [(_encode(key, 1), _encode(value[key], depth - 1)) for key in first])
     if isinstance(value, (list, tuple, deque)):
-        return (
-            type(value).__name__,
-            len(value),
-            [_encode(entry, depth - 1) for entry in islice(tuple(value), _MAX_ENTRIES)],
-        )
+        return (type(value).__name__, len(value), [_encode(entry, depth - 1) for entry in first])
     if isinstance(value, (set, frozenset)):
-        return (
-            "set",
-            len(value),
-            sorted(repr(entry) for entry in islice(tuple(value), _MAX_ENTRIES) if type(entry) in ATOM_TYPES),
-        )
+        return ("set", len(value), sorted(repr(entry) for entry in first if type(entry) in ATOM_TYPES))
     state = getattr(value, "__dict__", None)
     if type(state) is dict:
         return (type(value).__name__, _encode(state, depth - 1))

@@ -190,9 +190,8 @@ def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
                 if (tensor.device, tensor.dtype) != (data.device, data.dtype):
                     tensor.data = data
             for tensor, value in values:
-                if (
-                    tensor_bits.is_same(tensor, value) is False
-                ):  # its count of writes misses those of BatchNorm's kernels
+                # The count of writes of a tensor misses those of BatchNorm's kernels.
+                if tensor_bits.is_same(tensor, value) is False:
                     tensor.copy_(value)
             for tensor, requires_grad, grad in gradients:
                 if tensor.requires_grad is not requires_grad:
