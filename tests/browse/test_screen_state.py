@@ -97,38 +97,6 @@ def test_sections_are_the_first_level(tmp_path):
 # --- filter -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("", 15),
-        ("q_proj", 4),
-        ("Q_PROJ", 4),
-        ("*.layers.*.norm.weight", 4),
-        ("layers.? norm", 0),
-        ("dtype:bf16", 10),
-        ("bfloat16", 10),
-        ("dtype:float32 !norm", 1),
-        ("kind:param", 15),
-        ("kind:buffer", 0),
-        ("shape:8x8", 8),
-        ("8x8", 8),
-        ("[32,8]", 2),
-        ("shape:*x8", 10),
-        ("size>200", 2),
-        ("size>=512", 2),
-        ("size<1kB size>128", 2),
-        ("size:>200", 2),
-        ("size>", 15),
-        ("dtype:", 15),
-        ("nothing", 0),
-    ],
-)
-def test_a_filter_finds(model, text, count):
-    """All words must match; an incomplete word filters nothing."""
-    model.set_filter(text)
-    assert len(model.found) == count
-
-
 def test_a_filter_matches_globs_as_include_does(model):
     """A glob finds the tensors that `-i` selects."""
     for glob in ("*", "model.*", "*.weight", "model.layers.[0-2].*", "lm_head.?ias"):
@@ -246,14 +214,6 @@ def test_copied_globs_select_exactly_the_marked_tensors(names, data):
     assert written.text.isprintable()
 
 
-def test_globs_are_written_for_plain_names():
-    """No globs is the answer only if names are hostile."""
-    names = [f"model.layers.{n}.{name}" for n in range(12) for name in ("q.weight", "q.bias", "norm")]
-    state = build_state(names)
-    for marked in ({0}, {0, 1, 2}, {1, 4, 7}, set(range(36)), set(range(0, 36, 3)), {35, 3}):
-        assert write_globs(state, marked, {}).globs
-
-
 @pytest.mark.parametrize(
     ("chosen", "globs"),
     [
@@ -356,21 +316,6 @@ def build_layers():
 def find_names(model, text):
     model.set_filter(text)
     return [model.tensors[model.get_row(number).tensor].fqn for number in range(model.count)]
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("layers.{3,4,5}.q.bias", (3, 4, 5)),
-        ("layers.{9..11}.q.bias", (9, 10, 11)),
-        ("layers.{0,2..3}.* -weight", (0, 2, 3)),
-        ("layers.[345].*bias", (3, 4, 5)),
-        ("q -{weight,layers.1} !layers.{2..9}", (0,)),
-    ],
-)
-def test_braces_and_exclusions_are_taken_as_they_are_shown(text, numbers):
-    """`{0..3}` is the name of rows of equal layers, and `-` excludes names as on the page."""
-    assert find_names(build_layers(), text) == [f"layers.{n}.q.bias" for n in numbers]
 
 
 def test_endless_braces_are_cut():

@@ -116,20 +116,18 @@ class Redirect:
 
 @dataclass
 class Stall:
-    """Send nothing after so many bytes of the body (None: before the headers), until released or the server closes."""
+    """Send nothing after so many bytes of the body (None: before the headers), until the server closes."""
 
     after: int | None = 0
-    release: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, request: Request, reply: Reply) -> None:
         reply.at.append((BEFORE_HEADERS if self.after is None else self.after, self._wait))
 
     def _wait(self, server: Server) -> None:
         with server.waiting():
-            while not (self.release.wait(0.02) or server.closing):
-                pass
-        if server.closing:
-            raise _HungUp
+            while not server.closing:
+                time.sleep(0.02)
+        raise _HungUp
 
 
 @dataclass
@@ -200,17 +198,6 @@ class Basic:
 
 
 @dataclass
-class Bearer:
-    """Answer 401 to requests without this token."""
-
-    token: str
-
-    def __call__(self, request: Request, reply: Reply) -> None:
-        if request.headers.get("authorization") != f"Bearer {self.token}":
-            Refuse(401, WWW_Authenticate='Bearer realm="models"')(request, reply)
-
-
-@dataclass
 class Signed:
     """Answer 403 to a URL without this parameter in its query; the page repeats the given value, as S3's page does."""
 
@@ -225,16 +212,11 @@ class Signed:
             )
 
 
-@dataclass
-class Gzip:
-    """Compress the body: for clients that accept gzip, or for all clients."""
-
-    always: bool = False
-
-    def __call__(self, request: Request, reply: Reply) -> None:
-        if reply.body and (self.always or "gzip" in request.headers.get("accept-encoding", "")):
-            reply.headers["Content-Encoding"] = "gzip"
-            reply.body = gzip.compress(bytes(reply.body))
+def compress(request: Request, reply: Reply) -> None:
+    """Compress the body for all clients, even for clients that do not accept gzip."""
+    if reply.body:
+        reply.headers["Content-Encoding"] = "gzip"
+        reply.body = gzip.compress(bytes(reply.body))
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from .server import After, Gzip, Headers, OtherRange, Refuse, Times
+from .server import After, Headers, OtherRange, Refuse, Times, compress
 
 pytest.importorskip("gcsfs")
 URL = "gs://models/run/m.safetensors"
@@ -47,7 +47,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
         (Refuse(403), "no Google credentials were found"),
         (Refuse(418), "cannot be read (HTTP 418)"),
         (OtherRange(4), "did not send the byte range that statecli requested"),
-        (Gzip(always=True), "is stored compressed (Content-Encoding: gzip); download the file first"),
+        (compress, "is stored compressed (Content-Encoding: gzip); download the file first"),
     ],
 )
 def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):

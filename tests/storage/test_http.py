@@ -30,7 +30,6 @@ from .server import (
     Basic,
     Cut,
     Delay,
-    Gzip,
     Headers,
     OtherRange,
     Redirect,
@@ -41,6 +40,7 @@ from .server import (
     Stall,
     Times,
     WrongTotal,
+    compress,
     ignore_range,
     login_page,
     reply_chunked,
@@ -213,7 +213,7 @@ def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
         ),
         (Headers(Content_Length="95"), "the server reports contradictory sizes for its answer" + DOWNLOAD),
         (
-            Gzip(always=True),
+            compress,
             "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
         ),
         (Refuse(500), "the server is busy (HTTP 500); try again later"),
@@ -539,7 +539,7 @@ def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, ins
 
 def test_a_login_page_that_is_compressed_is_a_page(server, inspect_error):
     """The page is recognised by its type, because its first bytes are compressed."""
-    server.behave(NAME, login_page, Gzip(always=True))
+    server.behave(NAME, login_page, compress)
     assert "is an HTML page" in inspect_error(server.url(NAME))
 
 
