@@ -51,20 +51,28 @@ def show(app):
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
-def drive(path, *keys, size=(80, 24), other=None, look=show):
+def drive(path, *keys, **options):
     """Return the result of `look` after the keys; a callable among the keys is called with the pilot."""
+    (result,) = drive_in_steps(path, keys, **options)
+    return result
+
+
+def drive_in_steps(path, *steps, size=(80, 24), other=None, look=show):
+    """Return the result of `look` after the keys of each step, in one screen."""
 
     async def run_keys():
         second = None if other is None else inspect(Request(str(other))).state
         app = Browser(open_model(path), Versions({}), run_read_other, second)
+        results = []
         async with app.run_test(size=size) as pilot:
             await settle(pilot)
-            for key in keys:
-                await (key(pilot) if callable(key) else press(pilot, key))
-            await settle(pilot)
-            result = look(app)
+            for keys in steps:
+                for key in keys:
+                    await (key(pilot) if callable(key) else press(pilot, key))
+                await settle(pilot)
+                results.append(look(app))
         assert app.failure is None
-        return result
+        return results
 
     return asyncio.run(run_keys())
 
@@ -151,8 +159,7 @@ def test_the_screen_of_a_tensor(in_folder, size):
 
 def test_a_narrow_screen_has_no_panel_until_v(in_folder):
     """60 columns are for the list."""
-    assert "│" not in drive("first.safetensors", size=(60, 20))
-    assert "│" in drive("first.safetensors", "v", size=(60, 20))
+    assert ["│" in screen for screen in drive_in_steps("first.safetensors", [], "v", size=(60, 20))] == [False, True]
     assert "│" not in drive("first.safetensors", "v", size=(80, 24))
 
 
@@ -170,10 +177,11 @@ def rows_of(app):
 
 def test_the_filter_works_while_it_is_typed(in_folder):
     """Enter keeps the filter, escape removes the filter."""
-    assert drive("first.safetensors", *keys_of("/dtype:bf16 attn"), look=lambda app: len(rows_of(app))) == 8
-    assert drive("first.safetensors", *keys_of("/norm"), "enter", look=lambda app: len(rows_of(app))) == 4
-    assert "{0..3}" in drive("first.safetensors", *keys_of("/norm"), "enter", "escape", look=rows_of)
-    assert "{0..3}" in drive("first.safetensors", *keys_of("/norm"), "escape", look=rows_of)
+    steps = (keys_of("/norm"), ["enter"], ["escape"], keys_of("/norm"), ["escape"])
+    typed, kept, removed, again, left = drive_in_steps("first.safetensors", *steps, look=rows_of)
+    assert len(typed) == len(kept) == len(again) == 4
+    assert "{0..3}" in removed
+    assert "{0..3}" in left
 
 
 def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
@@ -183,56 +191,56 @@ def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
 
 def test_typing_replaces_the_filter_before(in_folder):
     """The old text is selected: a letter replaces the text, an arrow keeps it, and enter changes nothing."""
-    again = [*keys_of("/norm"), "enter", "slash"]
-    assert drive("first.safetensors", *again, *"embed", look=lambda app: app.model.filter_text) == "embed"
-    assert drive("first.safetensors", *again, "end", "x", look=lambda app: app.model.filter_text) == "normx"
-    assert drive("first.safetensors", *again, "backspace", look=lambda app: app.model.filter_text) == ""
-    assert drive("first.safetensors", *again, "enter", look=lambda app: app.model.filter_text) == "norm"
-
-
-def test_the_keys_are_shown_below_a_filter_without_a_match(in_folder):
-    """The keys are shown during typing, and in the list."""
-    typing = drive("first.safetensors", *keys_of("/zzz")).splitlines()
-    assert typing[-3:] == ["zzz", "zzz: no tensor matches", "enter: keep the filter   esc: remove it   ↓: list"]
-    assert drive("first.safetensors", *keys_of("/zzz"), "enter").splitlines()[-1].startswith("/ filter  space mark")
+    steps = (
+        [*keys_of("/norm"), "enter", "slash", "enter"],
+        ["slash", "end", "x", "enter"],
+        ["slash", *"embed", "enter"],
+        ["slash", "backspace"],
+    )
+    texts = drive_in_steps("first.safetensors", *steps, look=lambda app: app.model.filter_text)
+    assert texts == ["norm", "normx", "embed", ""]
 
 
 def test_a_filter_without_a_match_says_so(in_folder):
-    """Without a match every key is harmless."""
-    screen = drive(
-        "first.safetensors", *keys_of("/zzz"), "enter", *"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape"
-    )
-    assert "no tensor matches" in drive("first.safetensors", *keys_of("/zzz"), "enter")
+    """The keys of the filter are shown during typing, then the keys of the list; every key is harmless."""
+    every_key = [*"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape"]
+    typing, kept, screen = drive_in_steps("first.safetensors", keys_of("/zzz"), ["enter"], every_key)
+    assert typing.splitlines()[-3:] == [
+        "zzz",
+        "zzz: no tensor matches",
+        "enter: keep the filter   esc: remove it   ↓: list",
+    ]
+    assert kept.splitlines()[-1].startswith("/ filter  space mark")
+    assert "no tensor matches" in kept
     assert "first.safetensors" in screen
 
 
 def test_modules_open_and_close(in_folder):
     """Modules open and close with enter, with the arrows, and all at once."""
-    joined = [*["down"] * 5]
-    assert drive("first.safetensors", *joined, "enter", look=rows_of).count("▸") == 0
-    opened = drive("first.safetensors", *joined, "right", look=rows_of)
+    steps = ([], [*["down"] * 5, "right"], ["left"], ["enter"], ["enter"], ["asterisk"])
+    before, opened, closed, entered, left, everything = drive_in_steps("first.safetensors", *steps, look=rows_of)
     assert opened[6:10] == ["0", "1", "2", "3"]
-    assert drive("first.safetensors", *joined, "right", "left", look=rows_of) == drive(
-        "first.safetensors", look=rows_of
-    )
-    everything = drive("first.safetensors", *joined, "asterisk", look=rows_of)
+    assert entered == opened
+    assert closed == left == before
     assert everything.count("q_proj.weight") == 4
 
 
 def test_o_sorts_and_r_reverses(in_folder):
     """The first order is by size, largest first, then smallest first; in the tree, and in the list."""
-    assert drive("first.safetensors", "o", look=rows_of)[0] == "model"
-    assert re.search("{0..3} .* 4 × 288 B", drive("first.safetensors", "o"))
-    assert drive("first.safetensors", "t", "o", look=rows_of)[0] in ("lm_head.weight", "model.embed.weight")
-    assert "norm.weight" in drive("first.safetensors", "t", "o", "r", look=rows_of)[0]
-    assert drive("first.safetensors", "o", "O", look=rows_of) == drive("first.safetensors", look=rows_of)
+    looks = drive_in_steps("first.safetensors", [], "o", "O", "to", "r", look=lambda app: (rows_of(app), show(app)))
+    (before, _), (tree, screen), (back, _), (largest, _), (smallest, _) = looks
+    assert tree[0] == "model"
+    assert re.search("{0..3} .* 4 × 288 B", screen)
+    assert back == before
+    assert largest[0] in ("lm_head.weight", "model.embed.weight")
+    assert "norm.weight" in smallest[0]
 
 
 def test_all_statistics_find_the_nan(in_folder):
     """S reads the statistics of all listed tensors; sorted by nan, the tensor is first."""
-    read = drive("second.safetensors", "S", size=(120, 40))
+    read, first = drive_in_steps("second.safetensors", "S", "oo", size=(120, 40))
     assert "statistics of 15 read: 1 NaN in model.layers.3.norm.weight" in read
-    assert "› model.layers.3.norm.weight" in drive("second.safetensors", "S", settle, "o", "o", size=(120, 40))
+    assert "› model.layers.3.norm.weight" in first
 
 
 def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
@@ -253,8 +261,8 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
     """A size below 1,000 is written once; sums count a storage once, and say so."""
     weight = torch.ones(400, 2)
     torch.save({"a.w": weight, "a.v": weight, "n": torch.ones(1)}, tmp_path / "tied.pt")
-    assert "1 element, 4 B\n" in drive(tmp_path / "tied.pt", "end", size=(120, 40)).replace("  ", "")
-    screen = drive(tmp_path / "tied.pt", size=(160, 40))
+    screen, last = drive_in_steps(tmp_path / "tied.pt", [], ["end"], size=(160, 40))
+    assert "1 element, 4 B\n" in last.replace("  ", "")
     assert "2 tensors, 3.2 kB" in screen
     assert "(shared storage is counted once)" in screen
     assert re.search(r"a +float32 +2 tensors +800 +3.2 kB", screen)
@@ -262,14 +270,15 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
 
 def test_o_says_what_it_orders_by_and_goes_back(in_folder):
     """The last line names the order and its neighbours; esc shows the tree, with the same selected row."""
-    screen = drive("first.safetensors", *["down"] * 3, "o")
-    assert screen.splitlines()[-1] == "by size, largest first  o: by name  O: tree  r: reverse  esc: tree"
-    assert "by size, largest first" in screen.splitlines()[0]
-    assert "by size, smallest first" in drive("first.safetensors", "o", "r")
-    for back in ("O", "escape"):
-        assert drive("first.safetensors", *["down"] * 3, "o", back, look=lambda app: app.model.cursor) == 3
-    kept = drive("first.safetensors", *keys_of("/norm"), "enter", "o", "escape", look=rows_of)
-    assert kept == drive("first.safetensors", *keys_of("/norm"), "enter", look=rows_of)
+    steps = ([*["down"] * 3, "o"], ["O"], ["o"], ["escape"], ["o", "r"])
+    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (app.model.cursor, show(app).splitlines()))
+    (_, ordered), (by_key, _), _, (by_escape, _), (_, reverse) = looks
+    assert ordered[-1] == "by size, largest first  o: by name  O: tree  r: reverse  esc: tree"
+    assert "by size, largest first" in ordered[0]
+    assert by_key == by_escape == 3
+    assert "by size, smallest first" in reverse[0]
+    before, _, after = drive_in_steps("first.safetensors", [*keys_of("/norm"), "enter"], "o", ["escape"], look=rows_of)
+    assert after == before
 
 
 def test_without_numpy_names_are_compared_with_a_second_target(in_folder, monkeypatch):
@@ -303,15 +312,15 @@ def test_values_that_arrive_while_the_screen_closes_end_nothing(in_folder):
 
 def test_closed_modules_show_what_stands_out_in_them(in_folder):
     """After the statistics were read: NaN of a layer, in the tree and in the panel."""
-    assert "! NaN" not in drive("second.safetensors")
-    screen = drive("second.safetensors", "S", *["down"] * 3, size=(120, 40))
-    assert "▸ {0..3} ! NaN" in screen
-    assert "1 tensor holds NaN:" in screen
-    assert "▸ {0..3} ! " in drive("second.safetensors", "S")
-    opened = drive("second.safetensors", "S", *["down"] * 3, "right", size=(120, 40))
+    steps = ([], ["S", *["down"] * 3], ["right"], ["t", "end"])
+    before, closed, opened, flat = drive_in_steps("second.safetensors", *steps, size=(120, 40))
+    assert "! NaN" not in before
+    assert "▸ {0..3} ! NaN" in closed
+    assert "1 tensor holds NaN:" in closed
     assert "▾ {0..3} !  " in opened
     assert "▸ 3 ! NaN" in opened
-    assert "model.layers.3.norm.weight ! NaN" in drive("second.safetensors", "S", "t", "end", size=(120, 40))
+    assert "model.layers.3.norm.weight ! NaN" in flat
+    assert "▸ {0..3} ! " in drive("second.safetensors", "S")
 
 
 def save_layers(folder):
@@ -333,7 +342,10 @@ def save_layers(folder):
 def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
     """A row for each layer; enter goes to the tensor, m shows the largest value, esc goes back."""
     path = save_layers(tmp_path)
-    lines = drive(path, "L", settle, size=(80, 24)).splitlines()
+    steps = (["L", settle], "m", ["escape"], ["L", "m", "enter"], ["L", settle, "down", "left", "enter"])
+    looks = drive_in_steps(path, *steps, look=lambda app: (show(app), app.model.current.label))
+    (screen, _), (by_largest, _), (left, _), (_, tensor), (_, neighbour) = looks
+    lines = screen.splitlines()
     assert lines[0].startswith("h: RMS of 12 layers; 1 outlier, 1 nan, 1 inf: layer 7 v, layer 2 norm, layer")
     assert lines[1].split() == ["layer", "q", "v", "norm"]
     assert lines[3].split()[0] == "0"
@@ -343,11 +355,10 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
     assert lines[-3].strip() == "model.h.7.attn.v.weight"
     assert lines[-2].startswith("outlier: RMS 37")
     assert all(len(line) <= 80 for line in lines)
-    assert drive(path, "L", settle, "enter", look=lambda app: app.model.current.label) == "v.weight"
-    assert drive(path, "L", settle, "down", "left", "enter", look=lambda app: app.model.current.label) == "q.weight"
+    assert (tensor, neighbour) == ("v.weight", "q.weight")
     largest = torch.load(path)["model"]["h.7.attn.v.weight"].abs().max().item()
-    assert f"! {largest:.3g}" in drive(path, "L", settle, "m")
-    assert "RMS of" not in drive(path, "L", settle, "escape")
+    assert f"! {largest:.3g}" in by_largest
+    assert "RMS of" not in left
     assert all(len(line) <= 20 for line in drive(path, "L", settle, size=(20, 5)).splitlines())
 
 
@@ -395,15 +406,11 @@ def test_bytes_of_a_module_are_exact(tmp_path):
 
 def test_the_largest_difference_is_found(in_folder):
     """D compares all; the first order is by change."""
-    screen = drive("first.safetensors", "D", other="second.safetensors")
-    assert "14 compared: 2 of 14 parameters changed, 1 added, 1 removed; NaN 0 → 1" in screen
-    screen = drive("first.safetensors", "D", settle, "o", size=(120, 40), other="second.safetensors")
+    compared, screen = drive_in_steps("first.safetensors", "D", "o", size=(120, 40), other="second.safetensors")
+    assert "14 compared: 2 of 14 parameters changed, 1 added, 1 removed; NaN 0 → 1" in compared
     listed = [line.partition("│")[0].split() for line in screen.splitlines()[2:6]]
-    assert [words[-1] for words in listed[:3]] == ["D", "nan/inf", "1"] or [words[-1] for words in listed[:3]] == [
-        "nan/inf",
-        "D",
-        "1",
-    ]
+    assert sorted(words[-1] for words in listed[:2]) == ["D", "nan/inf"]
+    assert listed[2][-1] == "1"
 
 
 @pytest.fixture
@@ -424,24 +431,22 @@ def epochs(tmp_path, monkeypatch):
     return "a.pt", "b.pt"
 
 
-def test_equal_layers_are_one_row_if_they_changed_as_much(epochs):
-    """After D, with the line of `statecli diff`; both targets are in the title."""
+def test_the_changes_of_equal_layers_are_shown(epochs):
+    """After D, layers that changed as much are one row, with the line of `statecli diff` and both targets in the title.
+
+    The order by change begins neither with biases near zero nor with the optimizer's state, and names the measure.
+    """
     before, after = epochs
-    assert "{0..11}" in drive(before, look=rows_of, other=after)
-    rows, screen = drive(before, "D", other=after, size=(120, 40), look=lambda app: (rows_of(app), show(app)))
+    looks = drive_in_steps(before, [], "D", "o", other=after, size=(120, 40), look=lambda a: (rows_of(a), show(a)))
+    (unread, _), (rows, screen), (ordered, ordered_screen) = looks
+    assert "{0..11}" in unread
     assert rows[:4] == ["model", "h", "{0..2,4..7,9..11}", "{3,8}"]
     assert screen.startswith("a.pt → b.pt  27 tensors")
     assert "24 of 24 parameters changed" in screen.splitlines()[-2]
     assert re.search(r"; h\.[38].* times as much as the median of 12 layers", " ".join(screen.splitlines()[-2:]))
-
-
-def test_the_order_by_change_begins_with_the_layers_that_changed(epochs):
-    """The order begins neither with biases near zero nor with the optimizer's state; the line names the measure."""
-    before, after = epochs
-    rows, screen = drive(before, "D", settle, "o", other=after, look=lambda app: (rows_of(app), show(app)))
-    assert set(rows[:2]) == {"model.h.3.w", "model.h.8.w"}
-    assert all(row.startswith("optimizer.") for row in rows[-3:])
-    assert "by ‖Δ‖/‖layer‖, largest first" in screen
+    assert set(ordered[:2]) == {"model.h.3.w", "model.h.8.w"}
+    assert all(row.startswith("optimizer.") for row in ordered[-3:])
+    assert "by ‖Δ‖/‖layer‖, largest first" in ordered_screen
 
 
 def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
@@ -455,10 +460,17 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
 
 def test_a_second_target_is_typed(in_folder):
     """d asks for the target; a wrong target gives an error line, and the screen stays."""
-    keys = [*keys_of("/q_proj"), "enter", "down", "down", "d"]
-    assert "values: 64 of 64 differ" in drive("first.safetensors", *keys, *keys_of("second.safetensors"), "enter")
-    assert "no such file" in drive("first.safetensors", *keys, *keys_of("missing.pt"), "enter", size=(120, 24))
-    assert "is a model class" in drive("first.safetensors", *keys, *keys_of("net.py:Net"), "enter", size=(120, 24))
+    steps = ([*keys_of("/q_proj"), "enter", "down", "down"], *map(type_target, ("missing.pt", "net.py:Net")))
+    *_, missing, of_class, right = drive_in_steps(
+        "first.safetensors", *steps, type_target("second.safetensors"), size=(120, 24)
+    )
+    assert "no such file" in missing
+    assert "is a model class" in of_class
+    assert "values: 64 of 64 differ" in right
+
+
+def type_target(name):
+    return ["d", *keys_of(name), "enter"]
 
 
 def test_the_difference_is_that_of_diff(in_folder, statecli):
@@ -501,32 +513,37 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
 def test_marks_that_the_filter_hides_stay_in_view(in_folder):
     """The title and a message count hidden marks, and u clears all marks; a marks only shown tensors."""
     hidden = [*keys_of("/norm"), "enter", "a", *keys_of("/"), "ctrl+u", *keys_of("q_proj"), "enter"]
-    assert "4 marked (all hidden)" in drive("first.safetensors", *hidden)
-    screen = drive("first.safetensors", *hidden, "down", "space", size=(120, 40))
-    assert "5 marked (4 hidden)" in screen
-    screen = drive("first.safetensors", *hidden, "a", "y", size=(120, 40))
-    assert "4 shown and 4 hidden tensors are marked; u clears all marks" in screen
-    model = drive("first.safetensors", *hidden, "a", "a", look=lambda app: app.model)
-    assert {model.get_name(n).split(".")[-2] for n in model.marked} == {"norm"}
-    screen = drive("first.safetensors", *hidden, "a", "u", size=(120, 40))
-    assert " marked" not in screen.splitlines()[0]
-    assert "8 marks cleared" in screen
-    assert "nothing is marked" in drive("first.safetensors", "u")
+    steps = ("u", hidden, ["down", "space"], ["space", "a", "a"], ["a", "y"], ["x", "u"])
+    looks = drive_in_steps("first.safetensors", *steps, size=(120, 40), look=lambda app: (show(app), list_marks(app)))
+    screens, marks = zip(*looks, strict=True)
+    assert "nothing is marked" in screens[0]
+    assert "4 marked (all hidden)" in screens[1]
+    assert "5 marked (4 hidden)" in screens[2]
+    assert marks[3] == {"norm"}
+    assert "4 shown and 4 hidden tensors are marked; u clears all marks" in screens[4]
+    assert " marked" not in screens[5].splitlines()[0]
+    assert "8 marks cleared" in screens[5]
+
+
+def list_marks(app):
+    return {app.model.get_name(n).split(".")[-2] for n in app.model.marked}
 
 
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """The copied text is shown, because some terminals do not support OSC 52; any key closes the text."""
-    screen = drive("first.safetensors", "y")
+    steps = ("y", "q", "yx", "yo", [*keys_of("/norm"), "enter", "y"])
+    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied, app.model.sort))
+    (screen, copied, _), (closed, *_), (again, *_), (*_, sort), (listed, *_) = looks
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
-    listed = drive("first.safetensors", *keys_of("/norm"), "enter", "y")
+    assert "\n  -i 'lm_head.*'\n" in screen
+    assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
+    assert copied
+    assert "first.safetensors" in closed  # q closes only the text
+    assert "first.safetensors" in again
+    assert sort is Column.SIZE
     assert re.search(
         r"globs of 4 listed tensors to the clipboard of the terminal:\n +to copy fewer, mark them with space\n", listed
     )
-    assert drive("first.safetensors", "y", "o", look=lambda app: app.model.sort) is Column.SIZE
-    assert drive("first.safetensors", "y", "q", look=lambda app: app.copied)  # q closes only the text
-    assert "\n  -i 'lm_head.*'\n" in screen
-    assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
-    assert "first.safetensors" in drive("first.safetensors", "y", "x")
 
 
 def test_help_fits_on_80_columns_and_24_lines(in_folder):
@@ -546,34 +563,31 @@ def test_q_quits(in_folder):
 def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
     """A click on a row, again, on a heading, and on the gutter."""
 
-    async def click(pilot, x, y):
-        await pilot.click("TensorList", offset=(x, y))
+    def click(x, y):
+        return [lambda pilot: pilot.click("TensorList", offset=(x, y))]
 
-    async def click_row(pilot):
-        await click(pilot, 8, 6)
+    looks = drive_in_steps("first.safetensors", click(8, 6), click(8, 6), click(1, 2), click(38, 0), look=describe)
+    assert looks[0][0] == "{0..3}"
+    assert "0" in looks[1][1]
+    assert looks[2][2] == 1
+    assert looks[3][3] == "size"
 
-    async def click_size(pilot):
-        await click(pilot, 38, 0)
 
-    async def click_gutter(pilot):
-        await click(pilot, 1, 2)
-
-    assert drive("first.safetensors", click_row, look=lambda app: app.model.current.label) == "{0..3}"
-    assert "0" in drive("first.safetensors", click_row, click_row, look=rows_of)
-    assert drive("first.safetensors", click_size, look=lambda app: app.model.sort.value) == "size"
-    assert drive("first.safetensors", click_gutter, look=lambda app: len(app.model.marked)) == 1
+def describe(app):
+    return app.model.current.label, rows_of(app), len(app.model.marked), app.model.sort and app.model.sort.value
 
 
 def test_values_of_unusual_tensors(tmp_path):
     """A sparse tensor has no histogram, because only some values are stored; complex values are short."""
     tensors = {"s": torch.eye(3).to_sparse(), "c": torch.tensor([1 + 2j]), "b": torch.tensor(True), "e": torch.zeros(0)}
     torch.save(tensors, tmp_path / "odd.pt")
-    screen = drive(tmp_path / "odd.pt", size=(120, 40))
-    assert "first values of its values" in screen
-    assert "█" not in screen
-    assert "1+2j" in drive(tmp_path / "odd.pt", "down", size=(120, 40))
-    assert "bool, []" in drive(tmp_path / "odd.pt", "down", "down", size=(120, 40))
-    assert "0 elements" in drive(tmp_path / "odd.pt", "end", size=(120, 40))
+    steps = ([], ["down"], ["down"], ["end"])
+    sparse, complex_, boolean, empty = drive_in_steps(tmp_path / "odd.pt", *steps, size=(120, 40))
+    assert "first values of its values" in sparse
+    assert "█" not in sparse
+    assert "1+2j" in complex_
+    assert "bool, []" in boolean
+    assert "0 elements" in empty
 
 
 # --- hostile and large --------------------------------------------------------------------------------------------
@@ -583,10 +597,10 @@ def test_hostile_names_are_inert(tmp_path):
     """Escape codes, line breaks, bidirectional marks and markup are text."""
     names = ["a\x1b[31mred", "b[red]bold[/red]", "c\u202eevil", "d\nnewline", "[link=x]y", "e\x9b5m", "x" * 500]
     save_file({name: torch.zeros(2) for name in names}, tmp_path / "h.safetensors")
-    for keys in ((), ("end",), ("a", "y"), ("o",), keys_of("/[red]"), ("down", "y")):
-        screen = drive(tmp_path / "h.safetensors", *keys)
-        assert not {"\x1b", "\u202e", "\x9b"} & set(screen)
-    screen = drive(tmp_path / "h.safetensors")
+    steps = ((), ("end",), ("a", "y"), ("x", "u", "down", "y"), ("x", "o"), keys_of("/[red]"))
+    screens = drive_in_steps(tmp_path / "h.safetensors", *steps)
+    assert not {"\x1b", "\u202e", "\x9b"} & set("".join(screens))
+    screen = screens[0]
     assert "b[red]bold[/red]" in screen
     assert "a\\x1b[31mred" in screen
 
@@ -742,9 +756,9 @@ def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
     save_file(
         {f"h.{n}.projection_{name}": torch.ones(2) for n in range(5) for name in range(20)}, tmp_path / "x.safetensors"
     )
-    heading = drive(tmp_path / "x.safetensors", "L", settle).splitlines()[1]
-    assert (heading.startswith("layer   "), heading.endswith(" ›"), len(heading) <= 80) == (True, True, True)
-    heading = drive(tmp_path / "x.safetensors", "L", settle, *["right"] * 19).splitlines()[1]
+    screens = drive_in_steps(tmp_path / "x.safetensors", "L", ["right"] * 19)
+    first, heading = (screen.splitlines()[1] for screen in screens)
+    assert (first.startswith("layer   "), first.endswith(" ›"), len(first) <= 80) == (True, True, True)
     assert (heading.startswith("layer ‹ "), heading.endswith("›")) == (True, False)
 
 

@@ -532,29 +532,10 @@ def _schema_validator():
 
 
 @settings(max_examples=60, deadline=None)
-@given(runs())
-def test_json_is_what_its_schema_says(verification):
-    """The document fits the printed schema, for any findings."""
-    _schema_validator().validate(json.loads(render_result(verification, "json")))
-
-
-@settings(max_examples=60, deadline=None)
-@given(runs())
-def test_no_reason_is_lost(verification):
-    """Each reason of a cell is on the page: in its row, its group, the line of its proof, or as a finding."""
-    text = render_result(verification, unfold=True)
-    for check in verification.checks:
-        fqns = {finding.fqn for finding in check.findings}
-        for column in check.columns:
-            for fqn, cell in column.cells.items():
-                if cell.reason and not (cell.verdict is FAILED and fqn in fqns) and cell.reason != check.reason:
-                    assert cell.reason.split()[0] in text
-
-
-@settings(max_examples=40, deadline=None)
 @given(runs(), st.sampled_from(["table", "plain", "markdown", "html", "csv", "jsonl"]))
-def test_every_output_takes_any_run(verification, output):
-    """Any combination of verdicts is valid in each output, and each output has each failure."""
+def test_any_run_fits_the_schema_and_is_whole_in_every_output(verification, output):
+    """Each failure is in each output; each reason of a cell is in its row, its group, its proof's line or a finding."""
+    _schema_validator().validate(json.loads(render_result(verification, "json")))
     text = render_result(verification, output)
     problems = group_findings(verification.findings, verification.state.tensors)
     rules = (
@@ -562,7 +543,14 @@ def test_every_output_takes_any_run(verification, output):
         if output in GROUPED
         else {finding.rule for finding in verification.findings}
     )
-    assert all(f"[{rule}]" in text or rule in text for rule in rules)
+    assert all(rule in text for rule in rules)
+    text = render_result(verification, unfold=True)
+    for check in verification.checks:
+        fqns = {finding.fqn for finding in check.findings}
+        for column in check.columns:
+            for fqn, cell in column.cells.items():
+                if cell.reason and not (cell.verdict is FAILED and fqn in fqns) and cell.reason != check.reason:
+                    assert cell.reason.split()[0] in text
 
 
 @pytest.mark.parametrize("verbose", [False, True])
