@@ -74,15 +74,6 @@ def test_what_has_no_measure_is_counted_by_what_it_is():
     assert "1 of another shape, 2 not compared (drawn from the top)" in picture.note
 
 
-def test_a_nan_among_neighbours_marks_their_bar():
-    """The NaN does not vanish in the largest value, and its name is shown."""
-    values = [1.0] * 5000
-    values[777] = math.nan
-    odd = [mark for mark in bars(values).marks if mark.mood == "odd"]
-    assert len(odd) == 1
-    assert "1 not finite, for example x777" in odd[0].title
-
-
 def test_layers_are_marked_in_their_middle():
     """The axis names the stack and counts its layers; names of another stack do not interfere."""
     labels = ["emb.w", *(f"h.{n}.{part}" for n in range(12) for part in "abcd"), "z.0.w"]

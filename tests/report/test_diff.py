@@ -10,7 +10,7 @@ import re
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 
 from statecli import render
@@ -383,12 +383,6 @@ def test_different_changes_do_not_fold():
     assert [cells[0] for cells, _ in rows(diff(*LAYERS, odd))["parameters"]].count("M layers.9.a") == 1
 
 
-def test_folding_loses_no_element():
-    """The sums of folded rows are the sums of all rows."""
-    cells = [cells[1].split("/") for cells, _ in rows(diff(*LAYERS))["parameters"]]
-    assert sum(int(changed) for changed, _ in cells) == 3 * len(LAYERS)
-
-
 def test_lines_limits_each_group():
     """-n 2: two rows of each role, how many more, and the verdict of all."""
     actual_diff = diff(*LAYERS[:10], *(nudge_tensor(f"b{n}", kind=Kind.BUFFER) for n in range(2)))
@@ -406,14 +400,15 @@ def test_lines_never_hides_a_finding():
         assert "frozen" in render_diff(actual_diff, output, lines=0)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 60))
-def test_lines_and_more_add_up(lines):
+def test_lines_and_more_add_up():
     """The shown rows and the counted rows are all rows: -n counts differences, not layers."""
     whole = rows(diff(*LAYERS), unfold=True)["parameters"]
-    shown = rows(diff(*LAYERS), lines=lines)["parameters"]
-    more = shown[-1][0][0].removeprefix("… and ").removesuffix(" more")
-    assert len(shown) - 1 + int(more) == len(whole) if more.isdecimal() else shown == whole
+    for lines in (0, 1, 9, 54, 55):
+        shown = rows(diff(*LAYERS), lines=lines)["parameters"]
+        assert [line[0] for line in shown[:-1]] == [line[0] for line in whole[:lines]]
+        assert shown[-1][0][0] == f"… and {56 - lines} more"
+    for lines in (56, 57):
+        assert rows(diff(*LAYERS), lines=lines)["parameters"] == whole
 
 
 def test_sections_are_headings():
@@ -508,11 +503,6 @@ def test_expected_differences_are_no_failure():
     assert not report.has_failed()
     assert report.page().groups
     assert report.page().verdict == "1 of 1 parameters changed: all changes are allowed"
-
-
-def test_any_finding_is_a_failure():
-    """The findings are the only source of exit 1."""
-    assert build_diff_report(diff(nudge_tensor("a")), DiffView()).has_failed()
 
 
 def test_plain_has_a_row_for_each():

@@ -20,11 +20,6 @@ def names(*rows):
     ]
 
 
-def test_layers_fold_to_a_range():
-    """Twelve equal layers are one line."""
-    assert names(*[f"layers.{n}.weight" for n in range(12)]) == ["layers.{0..11}.weight"]
-
-
 def test_two_numbers_fold_together():
     """Experts inside layers are one line of two ranges."""
     rows = [f"layers.{a}.experts.{b}.w" for a, b in product(range(4), range(8))]
@@ -35,16 +30,6 @@ def test_an_odd_layer_stands_apart():
     """A layer of another shape is not hidden in the range."""
     rows = [(f"h.{n}.w", "[9]" if n == 5 else "[3]") for n in range(8)]
     assert names(*rows) == ["h.{0..4,6,7}.w", "h.5.w"]
-
-
-def test_numbers_inside_words_are_names():
-    """conv1 and conv2 are different layers, not a repetition."""
-    assert names("conv1.weight", "conv2.weight") == ["conv1.weight", "conv2.weight"]
-
-
-def test_subscripts_fold():
-    """Tensors of a Python list are a repetition too."""
-    assert names("anchors[0]", "anchors[1]", "anchors[2]") == ["anchors[{0..2}]"]
 
 
 def test_remarks_that_differ_keep_rows_apart():
@@ -106,12 +91,6 @@ def test_a_remark_that_names_one_layer_does_not():
     """`= emb.0.w` and `= emb.1.w` are different remarks, so rows with them do not fold together."""
     rows = [Line((f"h.{n}.a", "x"), f"= emb.{n % 2}.w") for n in range(2, 8)]
     assert {line.remark for line in fold.fold_lines(rows)} == {"= emb.0.w", "= emb.1.w"}
-
-
-def test_leading_zeros_are_names():
-    """`01` and `1` are two layers, and a name is never printed without its zeros."""
-    actual = names("l.00.w", "l.01.w", "l.1.w", "l.2.w")
-    assert sorted(actual) == ["l.00.w", "l.01.w", "l.{1,2}.w"]
 
 
 def test_one_name_twice_is_two_rows():

@@ -305,14 +305,8 @@ def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
 def test_a_connection_that_is_always_cut_is_given_up(big, after, came, inspect_error):
     """After four more attempts, the message says how many bytes came."""
     big.behave(NAME, Cut(after=after))
-    assert inspect_error(big.url(NAME)) == (
-        (
-            f"{big.url(NAME)}: the connection was cut after {came:,} of 65,536 bytes, "
-            "in each of 5 attempts; try again later"
-        )
-        if came
-        else f"{big.url(NAME)}: the connection was cut after 0 of 65,536 bytes, in each of 5 attempts; try again later"
-    )
+    why = f"the connection was cut after {came:,} of 65,536 bytes, in each of 5 attempts; try again later"
+    assert inspect_error(big.url(NAME)) == f"{big.url(NAME)}: {why}"
     assert len(big.requests) == 5
 
 
