@@ -278,16 +278,6 @@ def spoiled_url(served):
     return served.url("run/model.safetensors") + f"?sig={SECRET}"
 
 
-@pytest.mark.parametrize("form", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
-def test_every_output_names_the_url_as_it_is_shown(spoiled_url, statecli, form):
-    """Every output contains the tensor's location and the URL without its signature."""
-    result = statecli("audit", spoiled_url, "--values", "-f", form)
-    assert result.code == 1
-    assert "nan" in result.out.lower()
-    assert "run/model.safetensors" in result.out
-    assert SECRET not in result.out + result.err
-
-
 def test_github_annotates_no_file_for_a_url(spoiled_url, served, statecli):
     """GitHub cannot attach an annotation to a URL, so the message starts with the URL, which appears once."""
     shown = f"{served.url('run/model.safetensors')}?sig=…"
