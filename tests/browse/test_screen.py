@@ -648,16 +648,22 @@ def test_only_the_bytes_that_are_looked_at_are_read(in_folder, monkeypatch):
 
 
 def test_escape_stops_the_reading_of_a_list(in_folder, monkeypatch):
-    """The rest is not read."""
-    read = []
+    """The last line shows the progress; after esc, the rest is not read."""
+    read, progress = [], []
 
     def slow(tensor, _):
         read.append(tensor.fqn)
         time.sleep(0.2)
         return Stats(nan=0)
 
+    async def wait_for_first(pilot):
+        while "1 of 15 tensors, " not in show(pilot.app):
+            await pilot.pause(0.02)
+        progress.append(show(pilot.app).splitlines()[-1])
+
     monkeypatch.setattr("statecli.browse.peek.read_statistics", slow)
-    assert "stopped" in drive("first.safetensors", "S", "escape")
+    assert "stopped" in drive("first.safetensors", "S", wait_for_first, "escape")
+    assert progress[0].endswith("  esc: stop")
     assert len(read) < 15
 
 
