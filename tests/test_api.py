@@ -788,8 +788,11 @@ def test_a_merged_adapter_is_checked(in_tmp_path):
     save_file({"w": torch.zeros(2)}, "a.safetensors")
     save_file({"x.lora_A.weight": torch.ones(1, 2), "x.lora_B.weight": torch.ones(2, 1)}, "adapter.safetensors")
     result = statecli.diff("a.safetensors", "a.safetensors", adapter=Path("adapter.safetensors"))
-    assert result.broken or result.findings
-    with pytest.raises(UsageError):
+    (broken,) = result.broken
+    assert broken.message.endswith(
+        "cannot check whether this update was merged: the base model has no weight of this name"
+    )
+    with pytest.raises(UsageError, match=r"^expected a path, .* not int$"):
         statecli.diff("a.safetensors", "a.safetensors", adapter=3)
 
 

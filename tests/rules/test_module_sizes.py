@@ -87,10 +87,10 @@ SHORT = {
     "columns": (lambda: shorten(nn.LSTM(4, 6), "weight_ih_l0", 24, 1), "weight_ih_l0: has shape [24, 1]"),
     "states": (lambda: shorten(nn.GRU(4, 6), "weight_hh_l0", 1, 6), "weight_hh_l0: has shape [1, 6]"),
     "biases": (lambda: shorten(nn.LSTM(4, 6, 2), "bias_hh_l1", 1), "bias_hh_l1: has shape [1]"),
-    "second layer": (lambda: shorten(nn.LSTM(4, 6, 2), "weight_ih_l1", 24, 1), "its module needs [24, 6]"),
+    "second layer": (lambda: shorten(nn.LSTM(4, 6, 2), "weight_ih_l1", 24, 1), "weight_ih_l1: has shape [24, 1]"),
     "reverse": (
         lambda: shorten(nn.LSTM(4, 6, bidirectional=True), "weight_hh_l0_reverse", 1, 6),
-        "_reverse: has shape",
+        "weight_hh_l0_reverse: has shape [1, 6]",
     ),
 }
 
@@ -106,7 +106,7 @@ def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The weight in the file has another shape than the constructor creates."""
     build, what = SHORT[name]
     (message,) = messages(save(Encoder(build()), tmp_path / "x.pt"))
-    assert f"cell.{what}" in message or what in message
+    assert f"cell.{what}" in message
 
 
 def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
