@@ -145,6 +145,8 @@ def test_parts_have_one_fingerprint_together(both):
     assert first == first_data.storage.crc32
     assert both_parts == zlib.crc32(repr([first_data.storage.crc32, second_data.storage.crc32]).encode())
     assert len({first, both_parts, swapped}) == 3
+    unrecorded = [(name, with_crc(row, None).data) for name, row in (("a", both[0]), ("b", both[1]))]
+    assert compute_fingerprints([replace(bare, parts=tuple(unrecorded))], jobs=1) == [both_parts]
 
 
 def test_what_is_not_read_has_no_fingerprint(both):
