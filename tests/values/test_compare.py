@@ -314,6 +314,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
     assert "changed while statecli read it" in str(actual_pair)
 
 
+def test_an_error_of_a_file_names_the_tensor(pair_states):
+    """The error of a file that cannot be read again afterwards has the file, the tensor and the reason."""
+    (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
+    path = pair.after.data.storage.path
+    error = compare._find_error(pair, {path: UnreadableError("permission denied")})
+    assert str(error) == f"{path}: t: permission denied"
+
+
 def test_a_file_that_is_gone(pair_states):
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
