@@ -28,7 +28,7 @@ _ALIASES = {
 }
 #: Integers without a bound are 0 and 1: every table has these two rows.
 DEFAULT_BOUND = 2
-_SHAPE = compile_on_use(r"[0-9]{1,18}([x×][0-9]{1,18})*")
+_SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
 #: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
@@ -103,10 +103,12 @@ def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]
     if not _SHAPE.fullmatch(shape_text):
         problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"
         raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
-    sizes = tuple(map(int, re.split("[x×]", shape_text)))
+    # More than 20 digits are too large in any case; Python converts at most 4,300.
+    sizes = tuple(int(size.lstrip("0")[:20] or "0") for size in re.split("[x×]", shape_text))
     elements = math.prod(sizes)
     if elements > _MAX_ELEMENTS:
-        problem = f"the input would have {elements:,} elements, more than the limit of {_MAX_ELEMENTS:,}"
+        count = f"{elements:,}" if elements < 1 << 63 else "2^63 or more"
+        problem = f"the input would have {count} elements, more than the limit of {_MAX_ELEMENTS:,}"
         raise UsageError(f"{option('--input', text)}: {problem}")
     return sizes
 
