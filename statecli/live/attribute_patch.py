@@ -10,7 +10,8 @@ from typing import Any
 @contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute; afterwards the owner has the old one, inherits it again, or lacks it again."""
-    is_own, before = name in vars(owner), getattr(owner, name, None)
+    own = vars(owner)  # getattr would return a static or class method of a class without its decorator
+    is_own, before = name in own, own.get(name)
     setattr(owner, name, value)
     try:
         yield

@@ -75,15 +75,21 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
         raise _build_error(options, given)
     if options.config_json is not None:
         _check_configuration(options.config_json, given)
-    for text in given:
-        if os.path.lexists(text + suffix):
-            raise UsageError(
-                f"{text}: a file or folder is called {text + suffix!r}, like this model with its options; rename it"
-            )
-    changes: dict[str, object] = {name: text + suffix for name, text in texts.items() if _is_class(text)}
+    changes: dict[str, object] = {name: _add_suffix(text, suffix) for name, text in texts.items()}
     if targets:
-        changes["targets"] = tuple(text + suffix if _is_class(text) else text for text in targets)
+        changes["targets"] = tuple(_add_suffix(text, suffix) for text in targets)
     return replace(options, **changes, trust_remote_code=False, config_json=None)
+
+
+def _add_suffix(text: str, suffix: str) -> str:
+    """Return the text of a class with its options. Raises UsageError if a file or folder has this name."""
+    if not _is_class(text):
+        return text
+    if os.path.lexists(text + suffix):
+        raise UsageError(
+            f"{text}: a file or folder is called {text + suffix!r}, like this model with its options; rename it"
+        )
+    return text + suffix
 
 
 def _check_configuration(config_json: str, given: Sequence[str]) -> None:
