@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -275,6 +277,80 @@ for _name, _settings in {
     "both": {"loads": ("g", "rng")},
 }.items():
     globals()[f"generator_{_name}"] = lambda _settings=_settings, **options: own_generator(**options, **_settings)
+
+
+class Opaque(torch.Tensor):
+    """A tensor without bytes of its own; `inner` holds the values."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].inner)
+        raise NotImplementedError(f"Opaque does not support {func}")
+
+
+class Flat(Opaque):
+    """Names the tensors that hold its values."""
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Flat(inner["inner"])
+
+
+class Settings:
+    __slots__ = ("factor",)
+
+
+def odd(steps, save_every, save_to, checkpoint, create):
+    """A buffer, or a setting of the optimizer, that no checkpoint has: `create` gets the number of the run."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = create(1 if checkpoint else 0)
+    if isinstance(state, torch.Tensor):
+        model.register_buffer("odd", state, persistent=False)
+    else:
+        optimizer.param_groups[0]["odd"] = state
+    start = 0
+    if checkpoint:
+        saved = torch.load(checkpoint)
+        model.load_state_dict(saved["model"])
+        start = saved["step"]
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), float(step))).sum().backward()
+        optimizer.step()
+        if (step + 1) % save_every == 0:
+            torch.save({"model": model.state_dict(), "step": step + 1}, f"{save_to}/{step + 1}.pt")
+
+
+def _create_settings(number):
+    settings = Settings()
+    settings.factor = number
+    return settings
+
+
+for _name, _create in {
+    "opaque": lambda number: Opaque(torch.full((3,), float(number))),
+    "flat": lambda number: Flat(torch.full((3,), float(number))),
+    "scale": lambda number: torch.quantize_per_tensor(torch.full((3,), 1.0 + number), 1.0 + number, 0, torch.qint8),
+    "slots": _create_settings,
+    "array": lambda number: {"rows": numpy.full(3, number)},
+    "set": lambda number: deque([{number}]),
+    "object": lambda number: SimpleNamespace(factor=number, call=len, kind=Settings, dtype=torch.half),
+}.items():
+    globals()[f"odd_{_name}"] = lambda _create=_create, **options: odd(**options, create=_create)
+    globals()[f"same_{_name}"] = lambda _create=_create, **options: odd(**options, create=lambda _: _create(1))
 
 
 def few(steps, save_to):

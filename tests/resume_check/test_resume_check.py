@@ -150,6 +150,25 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
     assert (finding.rule, finding.fqn) == ("resumed-differently", "weight")
 
 
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("flat", "model"), ("scale", "model"), *((kind, "optimizer") for kind in ("array", "set", "object"))],
+)
+def test_values_in_other_objects_are_compared(name, state):
+    """Inner tensors of a subclass, scales of a quantized tensor, arrays of numpy, and attributes of an object."""
+    assert [finding.fqn for finding in check(f"odd_{name}").findings] == [state]
+    assert check(f"same_{name}").answer is Answer.EQUAL
+
+
+@pytest.mark.parametrize(("name", "state"), [("opaque", "buffers odd (Opaque)"), ("slots", "groups 0.odd (Settings)")])
+def test_values_that_cannot_be_read_are_inconclusive(name, state):
+    """No state that can be read differs, so nothing proves that the runs are equal."""
+    for start in ("odd", "same"):
+        result = check(f"{start}_{name}")
+        assert (result.answer, result.states) == (Answer.INCONCLUSIVE, ())
+        assert result.reason.startswith(f"statecli cannot read the values of {state}, so a difference in these ")
+
+
 def test_a_dict_of_averages_is_an_average():
     """The keys and shapes of the dict are those of the model."""
     (finding,) = check("forgetful").findings

@@ -6,9 +6,12 @@ random numbers needs no random state in its checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from statecli.commands.resume_check.record import RunRecord, StepRecord
+import msgspec
+
+from statecli.commands.resume_check.record import UNREADABLE, RunRecord, StepRecord
 from statecli.commands.resume_check.result import State, StateRow
 from statecli.commands.resume_check.saved_keys import SavedKeys
 from statecli.core.units import join_names, plural
@@ -54,6 +57,22 @@ def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
             if getattr(own, what) != getattr(other, what):
                 return f"the {what} differ at step {step}"
     return None
+
+
+def list_unreadable(step: StepRecord) -> list[str]:
+    """Return the states whose values cannot be read, such as `parameters weight (MyTensor)`."""
+    return list(dict.fromkeys(_iter_unreadable("", msgspec.structs.asdict(step))))
+
+
+def _iter_unreadable(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _iter_unreadable(f"{name} {key}".lstrip(), item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _iter_unreadable(name, item)
+    elif UNREADABLE in value:
+        yield f"{name} {value.partition(UNREADABLE)[2].partition(')')[0].lstrip()})"
 
 
 def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:

@@ -6,6 +6,8 @@ import msgspec
 
 #: Name of a part of a state -> digest of its values.
 Digests = dict[str, str]
+#: Start of a digest of values that cannot be read; the class of the values follows in parentheses.
+UNREADABLE = "unreadable"
 
 
 class StepRecord(msgspec.Struct, frozen=True):

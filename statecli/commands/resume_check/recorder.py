@@ -16,8 +16,9 @@ import os
 import random
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
-from types import FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -25,9 +26,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from statecli.commands.resume_check.record import Digests, RunRecord, StepRecord
+from statecli.commands.resume_check.record import UNREADABLE, Digests, RunRecord, StepRecord
 from statecli.core.units import join_names
 from statecli.live.installed_code import is_installed_file
 
@@ -35,6 +37,8 @@ from statecli.live.installed_code import is_installed_file
 _DIGITS = 16
 #: Functions of a script that an error lists.
 MAX_FUNCTIONS = 5
+#: Nested objects of a state whose values are read; deeper values are unreadable.
+_MAX_DEPTH = 20
 
 
 def main(arguments: list[str]) -> None:
@@ -160,7 +164,7 @@ class Recorder:
             # torch gives a global hook no keyword arguments; they are variables of its caller.
             named = sys._getframe(1).f_locals.get("kwargs", {})
             tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
-            self._batches.append(_hash(*(_digest(tensor) for tensor in tensors)))
+            self._batches.append(_join_digests([_digest(tensor) for tensor in tensors]))
         self._depth += 1
 
     def _leave_forward(self, *_: Any) -> None:
@@ -265,25 +269,60 @@ def _hash(*texts: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """Return a digest of dtype, shape and bits."""
+    """Return a digest of dtype, shape and bits. A subclass with `__tensor_flatten__` has the bits of its inner tensors.
+
+    A digest that starts with UNREADABLE says nothing about the values.
+    """
     head = f"{tensor.dtype} {tuple(tensor.shape)} "
+    if is_traceable_wrapper_subclass(tensor):
+        names, context = tensor.__tensor_flatten__()
+        return _join_digests([head, *(_digest(getattr(tensor, name)) for name in names), _encode(context)])
     try:
-        values = tensor.detach().cpu().to_dense().contiguous()
-        data = ctypes.string_at(values.data_ptr(), values.numel() * values.element_size()) if values.numel() else b""
+        values = tensor.detach().cpu()
+        values = values.dequantize() if values.is_quantized else values.to_dense().resolve_conj().resolve_neg()
+        values = values.contiguous()
+        address, size = values.data_ptr(), values.numel() * values.element_size()
     except (RuntimeError, NotImplementedError):
-        return head
+        address, size = 0, 1
+    if size and not address:  # ctypes returns arbitrary bytes for address 0
+        return f"{UNREADABLE} ({type(tensor).__name__})"
+    data = ctypes.string_at(address, size) if size else b""
     return hashlib.blake2b(head.encode() + data).hexdigest()[:_DIGITS]
 
 
-def _encode(value: Any) -> str:
-    """Return text that differs if the numbers or tensors in a state differ."""
+def _join_digests(digests: list[str]) -> str:
+    """Return a digest of the digests; unreadable, if one of them is."""
+    unreadable = [digest for digest in digests if UNREADABLE in digest]
+    return unreadable[0] if unreadable else _hash(*digests)
+
+
+def _encode(value: Any, depth: int = 0) -> str:
+    """Return text that differs if the numbers or tensors in a state differ; with UNREADABLE, if it may not."""
     if isinstance(value, torch.Tensor):
         return _digest(value)
+    if isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))):
+        return repr(value)
+    if depth == _MAX_DEPTH:
+        return f"{UNREADABLE} ({type(value).__name__})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key!r}: {_encode(value[key])}' for key in value)}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_encode, value))}]"
-    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+        return f"{{{', '.join(f'{key!r}: {_encode(value[key], depth + 1)}' for key in value)}}}"
+    if isinstance(value, (list, tuple, deque)):
+        return f"[{', '.join(_encode(item, depth + 1) for item in value)}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(_encode(item, depth + 1) for item in value))}}}"
+    return _encode_object(value, depth)
+
+
+def _encode_object(value: Any, depth: int) -> str:
+    """Return the text of an array of numpy, of a function or class, or of the attributes of an object."""
+    if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    numpy: Any = sys.modules.get("numpy")
+    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+        return _hash(str(value.dtype), str(value.shape), value.tobytes().hex())
+    attributes = getattr(value, "__dict__", None)
+    text = _encode(attributes, depth + 1) if type(attributes) is dict and attributes else UNREADABLE
+    return f"{text} ({type(value).__name__})"
 
 
 def _read_tensors(modules: list[nn.Module], method: str) -> Digests:

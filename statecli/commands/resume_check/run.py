@@ -14,7 +14,7 @@ from statecli.commands.diff import request as diff_request
 from statecli.commands.diff.result import Status
 from statecli.commands.diff.run import compare_targets
 from statecli.commands.resume_check import rules
-from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference
+from statecli.commands.resume_check.compare import compare_runs, describe_missing, find_run_difference, list_unreadable
 from statecli.commands.resume_check.record import RunRecord
 from statecli.commands.resume_check.result import Answer, ResumeCheck, StateRow
 from statecli.commands.resume_check.saved_keys import read_keys
@@ -33,6 +33,8 @@ ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")
 CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
 #: Functions of a script that an error lists.
 _MAX_FUNCTIONS = 5
+#: States that a reason lists.
+_MAX_NAMES = 3
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -105,7 +107,8 @@ class _Comparison:
         ] or self._compare_ends(last)
         result = ResumeCheck(self._target, self._steps, self._saved_at, Answer.EQUAL, rows)
         if not findings:
-            return result
+            unreadable = list_unreadable(whole.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
+            return _call_inconclusive(result, unreadable) if unreadable else result
         difference = find_run_difference(whole, self._run("again"))
         if difference is not None:
             reason = (
@@ -152,14 +155,24 @@ class _Comparison:
         other = self._find_checkpoint("resumed", self._steps)
         diff = compare_targets(diff_request.Request(last, other, renames=False))
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
-        differing = (change for change in diff.changes if change.status is not Status.IDENTICAL)
-        name = next((change.fqn for change in differing if change.kind in kinds), None)
+        compared = (change for change in diff.changes if change.not_compared is None and change.kind in kinds)
+        name = next((change.fqn for change in compared if change.status is not Status.IDENTICAL), None)
         if name is None:
             return []
         message = (
             f"{name}: differs after step {self._steps}, although all states are equal in step {self._saved_at + 1}"
         )
         return [rules.RESUMED_DIFFERENTLY.finding(message, target=self._target, fqn=name)]
+
+
+def _call_inconclusive(result: ResumeCheck, unreadable: list[str]) -> ResumeCheck:
+    """Return the result of two runs that are equal as far as statecli can read their values."""
+    reason = (
+        f"statecli cannot read the values of {join_names(unreadable, _MAX_NAMES)}, so a difference in these values "
+        "would not be seen; statecli reads numbers, strings, tensors, arrays, containers of these, and Tensor "
+        "subclasses with __tensor_flatten__"
+    )
+    return replace(result, answer=Answer.INCONCLUSIVE, states=(), reason=reason)
 
 
 def run_child(arguments: list[str]) -> RunRecord:
