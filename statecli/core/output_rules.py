@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from statecli.core.finding import Severity
 from statecli.core.rule import Rule
+from statecli.core.run_scope import NotChecked
 
 NOT_CHECKED = Rule(
     "not-checked",
@@ -14,6 +17,7 @@ NOT_CHECKED = Rule(
     why="the exit status does not cover them: an audit without findings may have skipped a broken tensor.",
     example="the values of 12 tensors were not read, because the file is larger than the default limit.",
     fix="add the option in the note, such as `--values`, or give the path of the file to audit.",
+    cases={"tensors": Severity.WARNING},
 )
 CONFIGURATION = Rule(
     "configuration",
@@ -46,5 +50,20 @@ CANNOT_READ = Rule(
     example="a checkpoint whose download was interrupted.",
     fix="correct the problem in the message; for example, copy the file again. Then run the command again.",
 )
+SKIPPED = Rule(
+    "skipped",
+    "outputs",
+    ("audit",),
+    Severity.NOTE,
+    summary="A file was not audited, because it is not a checkpoint or another target contains it.",
+    why="the exit status does not cover the file.",
+    example="a README next to the checkpoints, or a shard of a checkpoint that is audited as a whole.",
+    fix="give the path of the file if the file should be audited by itself.",
+)
 
-RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ)
+RULES = (NOT_CHECKED, CONFIGURATION, MORE, CANNOT_READ, SKIPPED)
+
+
+def choose_case(entries: Iterable[NotChecked]) -> str | None:
+    """Return the case of NOT_CHECKED for these entries: skipped files are expected, unread tensors are not."""
+    return "tensors" if any(entry.what == "tensor" for entry in entries) else None

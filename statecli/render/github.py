@@ -18,7 +18,6 @@ import msgspec
 from statecli.core.escaping import escape, escape_name, escape_sentence
 from statecli.core.finding import Finding, Severity
 from statecli.core.grouping import group_by
-from statecli.core.output_rules import CANNOT_READ, NOT_CHECKED
 from statecli.core.units import join_names, plural
 from statecli.render import RenderOptions, Sink
 from statecli.report import Line, Report, Trouble, fold, label_help
@@ -68,14 +67,13 @@ def list_annotated_messages(report: Report) -> set[str]:
 
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
     """Return an annotation for each target; targets that failed for a common reason share the first annotation."""
-    rules = {Severity.ERROR: CANNOT_READ.name, Severity.WARNING: NOT_CHECKED.name}
     different = {
         trouble.message if trouble.severity is Severity.ERROR else trouble.target: trouble
         for trouble in reversed(tuple(troubles))
     }
     return [
         _Annotation(
-            rules.get(trouble.severity, "skipped"),
+            trouble.rule.name,
             escape_sentence(trouble.message),
             Location(find_file(trouble.target)),
             1,

@@ -14,6 +14,7 @@ from typing import Any
 from statecli.core.documentation import rule_url
 from statecli.core.escaping import escape_name, escape_sentence
 from statecli.core.finding import Finding
+from statecli.core.grouping import group_by
 from statecli.core.json_text import encode_json
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.output_rules import CONFIGURATION, NOT_CHECKED
@@ -63,17 +64,14 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
 
 
 def _describe_invocation(report: Report) -> dict[str, Any]:
-    notes = build_scope_notes(report)
+    notes = group_by(build_scope_notes(report), lambda note: note.rule)
     notifications = [*map(_build_notification, report.troubles)]
     failed = any(notification["level"] == "error" for notification in notifications)
     notifications += [
-        {"level": "note", "message": {"text": _escape_text(note.message)}}
-        for note in notes
-        if note.rule == NOT_CHECKED.name
+        {"level": note.severity.value, "message": {"text": _escape_text(note.message)}}
+        for note in notes.get(NOT_CHECKED.name, ())
     ]
-    configured = [
-        Trouble(note.target, note.message, note.severity) for note in notes if note.rule == CONFIGURATION.name
-    ]
+    configured = [Trouble(note.target, note.message, CONFIGURATION) for note in notes.get(CONFIGURATION.name, ())]
     invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": notifications}
     return invocation | (
         {"toolConfigurationNotifications": [*map(_build_notification, configured)]} if configured else {}

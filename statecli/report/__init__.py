@@ -23,6 +23,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Oddity, Origin
 from statecli.core.output import ChangeOrder, TensorOrder
+from statecli.core.rule import Rule
 from statecli.core.run_scope import Configuration, NotChecked
 from statecli.core.units import describe_configuration, describe_not_checked, plural
 
@@ -422,7 +423,13 @@ class Trouble(msgspec.Struct, frozen=True):
 
     target: str
     message: str
-    severity: Severity = Severity.ERROR
+    rule: Rule = output_rules.CANNOT_READ
+    case: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of the rule, or of its case."""
+        return self.rule.severity if self.case is None else self.rule.cases[self.case]
 
     def is_reported_by(self, finding: Finding) -> bool:
         """Return True if the finding about the same target has the message."""
@@ -533,9 +540,13 @@ class Report(msgspec.Struct, frozen=True):
 
 def build_scope_notes(report: Report) -> tuple[Finding, ...]:
     """Return notes about unchecked parts and weakening configuration, for outputs without a verdict."""
-    unchecked = [f"{plural(entry.count, entry.what)}: {entry.why}" for entry in report.not_checked]
     target = "." if report.has_several_targets else report.title
-    notes = [output_rules.NOT_CHECKED.finding(f"not checked: {text}", target=target) for text in unchecked]
+    notes = []
+    for entry in report.not_checked:
+        case = output_rules.choose_case([entry])
+        message = f"not checked: {plural(entry.count, entry.what)}: {entry.why}"
+        severity = output_rules.NOT_CHECKED.cases.get(case or "")
+        notes.append(output_rules.NOT_CHECKED.finding(message, target=target, severity=severity))
     if message := describe_configuration(report.configuration):
         notes.append(output_rules.CONFIGURATION.finding(message, target=report.configuration.file or target))
     return tuple(notes)

@@ -16,6 +16,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.grouping import group_by
 from statecli.core.model_state import Oddity
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.output_rules import CANNOT_READ, NOT_CHECKED, SKIPPED, choose_case
 from statecli.core.rule import Rule
 from statecli.core.units import (
     describe_configuration,
@@ -97,7 +98,12 @@ def build_audit_report(audit: Audit, view: View) -> Report:
         ),
         not_checked=audit.not_checked,
         partly_checked=tuple(
-            Trouble(target.target, f"not checked: {describe_not_checked(target.not_checked)}", Severity.WARNING)
+            Trouble(
+                target.target,
+                f"not checked: {describe_not_checked(target.not_checked)}",
+                NOT_CHECKED,
+                choose_case(target.not_checked),
+            )
             for target in audit.targets
             if target.status is Status.AUDITED and target.not_checked
         ),
@@ -133,11 +139,11 @@ def _count_accepted(audit: Audit) -> int:
 
 def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
     """Return an error for each failed target, a note for each skipped target."""
-    severities = {Status.FAILED: Severity.ERROR, Status.SKIPPED: Severity.NOTE}
+    rules = {Status.FAILED: CANNOT_READ, Status.SKIPPED: SKIPPED}
     return tuple(
-        Trouble(target.target, target.reason or target.status.value, severities[target.status])
+        Trouble(target.target, target.reason or target.status.value, rules[target.status])
         for target in targets
-        if target.status in severities
+        if target.status in rules
     )
 
 

@@ -55,6 +55,8 @@ def test_unread_values_are_a_warning_on_github_and_in_the_last_line(nan_checkpoi
         title = {"title": "statecli not-checked"}
         assert github(result.out) == [("warning", {"file": name, **title}, why) for name in (nan_checkpoint, "b.pt")]
         assert result.code == 0
+    (issue,) = statecli("audit", nan_checkpoint, "-f", "gitlab").json
+    assert (issue["check_name"], issue["severity"]) == ("not-checked", "minor")
     last = statecli("audit", nan_checkpoint, "-f", "table").out.splitlines()[-1]
     assert last == "no findings, 1 tensor not checked: exit status 0"
 
