@@ -252,7 +252,7 @@ def packages() -> None:
 
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     print("| package | contents |\n| --- | --- |")
-    for name in (name for layer in contracts[0]["layers"] for name in layer.split(" : ")):
+    for name in (name for layer in contracts[0]["layers"] for name in layer.split(" | ")):
         path = ROOT / Path(*name.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         text = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[0]

@@ -180,7 +180,7 @@ def _files_by_module():
 
 #: Module and imported module -> what the function chooses. Other modules are used through their package.
 IMPORTED_IN_FUNCTIONS = {
-    ("statecli.api.pytest_plugin", "statecli.testing"): "the first test of a model, in a run of pytest",
+    ("statecli.pytest_plugin", "statecli.testing"): "the first test of a model, in a run of pytest",
     ("statecli.browse.run", "statecli.browse.app"): "the screen, if textual is installed",
     ("statecli.cli.command_runner", "statecli.browse.run"): "a command",
     ("statecli.cli.command_runner", "statecli.render.github"): "an output",

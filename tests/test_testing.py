@@ -146,7 +146,7 @@ def test_nothing_is_imported():
 def run_pytest(folder, source, run=run_python):
     """Run pytest with the plugin, whether or not the plugin is installed."""
     (folder / "test_it.py").write_text(textwrap.dedent(source))
-    words = ["-p", "no:cacheprovider", "-p", "statecli.api.pytest_plugin", "-q", "test_it.py"]
+    words = ["-p", "no:cacheprovider", "-p", "statecli.pytest_plugin", "-q", "test_it.py"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return run(["-m", "pytest", *words], cwd=folder, env=environment)
@@ -185,7 +185,7 @@ def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
 def test_the_entry_point_names_the_plugin():
     """The entry point registers the fixture if the package is installed."""
     text = (ROOT / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\nstatecli = "statecli.api.pytest_plugin"\n' in text
+    assert '[project.entry-points.pytest11]\nstatecli = "statecli.pytest_plugin"\n' in text
 
 
 def test_models_are_tested_without_a_test_file(tmp_path):
