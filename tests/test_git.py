@@ -231,6 +231,12 @@ def test_the_difftool_ends_0_whatever_it_is_given(repository):
     assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
 
 
+def test_an_empty_file_of_the_difftool_is_refused(statecli):
+    """A variable without a value is one line; only the name in the repository may be empty."""
+    result = statecli("git", "difftool", "", "")
+    assert (result.code, result.err) == (2, "statecli: LOCAL: is empty; give a value\n")
+
+
 def test_setting_up_twice_changes_nothing(repository):
     """The former lines of .gitattributes stay."""
     (repository / ".gitattributes").write_text("*.png binary")

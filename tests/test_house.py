@@ -76,7 +76,7 @@ def test_every_output_in_the_folder_is_listed():
 
 def test_the_functions_of_a_module_have_the_parameters_of_its_protocol():
     """These modules are imported by their names, so mypy compares no module with its protocol."""
-    names = [f"statecli.requests.{name.replace('-', '_')}" for name in COMMANDS]
+    names = [f"statecli.requests.{name.replace('-', '_').replace(' ', '_')}" for name in COMMANDS]
     modules = [import_module(name) for name in names if name in _files_by_module()]
     implementations = {
         Reader: [format.reader for format in formats.FORMATS],

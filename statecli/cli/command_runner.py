@@ -44,6 +44,8 @@ def run_and_exit(options: Options) -> NoReturn:
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
     if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
+        if run_own is not _convert_for_git:  # git aborts for an error; `run` checks, and the error becomes a line
+            check_values(options)
         return run_own(options)
     _limit_time(getattr(options, "timeout", None))
     with console.show_warnings_once():
@@ -151,13 +153,11 @@ def _print_completion_script(options: CompletionOptions) -> int:
 
 
 def _write_samples(options: SamplesOptions) -> int:
-    check_values(options)
     streams.open_stdout().text("".join(f"{line}\n" for line in cli.samples.write_samples(options.folder)))
     return 0
 
 
 def _watch_run(options: WatchOptions) -> int:
-    check_values(options)
     streams.reserve_stdout()
 
     def write(line: str) -> None:
@@ -170,7 +170,6 @@ def _watch_run(options: WatchOptions) -> int:
 def _browse(options: BrowseOptions) -> int:
     from statecli.browse.run import browse
 
-    check_values(options)
     show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
     copied = browse(options, streams.reserve_stdout, show_stages)
     if copied:

@@ -113,9 +113,13 @@ def build_target(
     names: Names | None = Names.TARGET,
     argument: str | None = None,
     python_type: str = "",
+    *,
+    may_be_empty: bool = False,
 ) -> Option:
     """Return the row of a target, a word of the command line without a flag."""
-    return Option((), help_text, metavar, names=names, argument=argument, python_type=python_type)
+    return Option(
+        (), help_text, metavar, names=names, argument=argument, python_type=python_type, may_be_empty=may_be_empty
+    )
 
 
 # Options of several commands.
@@ -1264,6 +1268,7 @@ class GitExternalDiffOptions(Options, frozen=True, kw_only=True):
             "ARGUMENT",
             "Path, then file, hash and mode of the old version and of the new version, as passed by git.",
             Names.INPUT,
+            may_be_empty=True,
         ),
     ]
 
@@ -1273,7 +1278,9 @@ class GitDifftoolOptions(Options, frozen=True, kw_only=True):
 
     before: Annotated[str, build_target("LOCAL", "The old version of the file.", Names.INPUT)]
     after: Annotated[str, build_target("REMOTE", "The new version of the file.", Names.INPUT)]
-    name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None)] = ""
+    name: Annotated[str, build_target("[NAME]", "Path of the file in the repository.", None, may_be_empty=True)] = (
+        ""  # git gives an empty text for two folders
+    )
 
 
 #: Every command by its name, in the order of the help.
