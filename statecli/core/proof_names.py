@@ -21,6 +21,14 @@ class Name(str, Enum):
     RESUME = "resume"
 
 
+#: Option whose value a proof uses, by the name of its field.
+OPTION_OF_PROOF = {
+    Name.MOVE: "device",
+    Name.CAST: "dtype",
+    Name.STEP: "optimizer",
+    Name.FORWARD: "device",
+    Name.RESUME: "optimizer",
+}
 #: Proofs that run only on request: few programs build a model on meta, capture its graph, run on several GPUs, or
 #: are interrupted.
 ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)

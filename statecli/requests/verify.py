@@ -9,7 +9,9 @@ from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import DEFAULT_PROOFS, Name
 from statecli.commands.verify.run import Request
 from statecli.core.errors import UsageError, option
+from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
+from statecli.core.proof_names import OPTION_OF_PROOF
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
@@ -18,8 +20,6 @@ from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
 
 _DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA}")
-#: Options, each with the proofs that use the value.
-_PROOFS_OF = {"--device": {"move", "forward"}, "--dtype": {"cast"}, "--optimizer": {"step", "resume"}}
 
 
 def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
@@ -28,12 +28,11 @@ def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Reque
     if options.device is not None and not _DEVICE.fullmatch(options.device):
         device = option("--device", options.device)
         raise UsageError(f"{device}: must be cuda, cuda:N, cpu, meta or fake-cuda")
-    checks = {name.value for name in options.check}
-    for flag, proofs in _PROOFS_OF.items():
-        value = getattr(options, flag.removeprefix("--"))
-        if checks and value is not None and not checks & proofs:
-            useless = option(flag, value if isinstance(value, str) else value.__name__)
-            left_out = f"{option('--check')} leaves out {' and '.join(sorted(proofs))}"
+    for field, proofs in group_by(OPTION_OF_PROOF, lambda proof: OPTION_OF_PROOF[proof]).items():
+        value = getattr(options, field)
+        if options.check and value is not None and set(proofs).isdisjoint(options.check):
+            useless = option(f"--{field}", value if isinstance(value, str) else value.__name__)
+            left_out = f"{option('--check')} leaves out {' and '.join(sorted(proof.value for proof in proofs))}"
             raise UsageError(f"{useless}: has no effect, because {left_out}; leave one of the two options out")
     return Request(
         target=options.target,

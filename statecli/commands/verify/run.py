@@ -37,6 +37,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import SAMPLE_INPUT_NOTE, ModelState
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.progress import report_stage
+from statecli.core.proof_names import OPTION_OF_PROOF
 from statecli.core.selection import Selection, select
 from statecli.core.target_suggestions import Suggestion
 from statecli.live.model_errors import describe_model_error
@@ -48,12 +49,12 @@ if TYPE_CHECKING:
 
     from statecli.commands.verify.model_under_test import ModelUnderTest
 
-#: A pretended GPU: tensors that claim to be on CUDA.
+#: Fake CUDA device: tensors that claim to be on CUDA; no GPU is needed.
 FAKE_CUDA = "fake-cuda"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Request for `verify`. `checks` () means DEFAULT_PROOFS; `device` None means a GPU, or FAKE without a GPU.
+    """Request for `verify`. `checks` () means DEFAULT_PROOFS; `device` None means a GPU, or FAKE_CUDA without a GPU.
 
     `optimizer`: a name in torch.optim, or a class; None for the default of each check. `input`: texts such as
     `int64:2x16<30522`; `inputs`: the name of a function. Globs are unions.
@@ -73,22 +74,15 @@ class Request(msgspec.Struct, frozen=True):
 def _prove(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run the `prove` of the module of this name in `proofs`."""
     prove: Callable[..., Check] = getattr(proofs, name.value).prove
-    check = prove(subject, *(_ARGUMENTS[name](request) if name in _ARGUMENTS else ()))
+    check = prove(subject, *_list_arguments(name, request))
     return proofs.step.skip_unreached(check) if name is Name.STEP and name not in request.checks else check
 
 
-def _get_optimizer(request: Request) -> tuple[str | type, ...]:
-    return () if request.optimizer is None else (request.optimizer,)
-
-
-#: What a proof needs of the request.
-_ARGUMENTS: dict[Name, Callable[[Request], tuple[object, ...]]] = {
-    Name.MOVE: lambda request: (choose_device(request),),
-    Name.CAST: lambda request: (request.dtype,),
-    Name.STEP: _get_optimizer,
-    Name.FORWARD: lambda request: (choose_device(request),),
-    Name.RESUME: _get_optimizer,
-}
+def _list_arguments(name: Name, request: Request) -> list[object]:
+    """Return what a proof needs of the request; [] for the default of the proof."""
+    option = OPTION_OF_PROOF.get(name)
+    value = choose_device(request) if option == "device" else getattr(request, option) if option else None
+    return [] if value is None else [value]
 
 
 def choose_device(request: Request) -> str:

@@ -46,7 +46,7 @@ _CASTS: tuple[_Cast, ...] = (
 )
 
 
-def prove(subject: ModelUnderTest, dtype: str | None) -> Check:
+def prove(subject: ModelUnderTest, dtype: str | None = None) -> Check:
     """Cast an instance to `dtype`, or in turn to three. Raises UsageError for dtypes that torch casts no module to."""
     casts = _CASTS if dtype is None else (_parse_dtype(dtype),)
     return check_builder.check_empty_model(subject, Name.CAST) or _Proof(subject, casts).check()
