@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from statecli import CheckName, KindName, LiveObject, SeverityName, Snapshot, Target
     from statecli.commands.diff.result import Change, Diff
     from statecli.commands.verify.result import Name, Verification
-    from statecli.core.finding import Severity
-    from statecli.core.model_state import Kind
     from statecli.report import Report
 
 __all__ = ["assert_loaded", "assert_only_changed", "assert_state_follows"]

@@ -20,6 +20,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "__init__": ("tests/test_api.py", "tests/test_package.py"),
     "__main__": ("tests/test_cli.py", "tests/test_supervisor.py", "tests/test_system_errors.py"),
     "plugin": ("tests/audit/test_plugins.py",),
+    "pytest_plugin": ("tests/test_testing.py",),
     "testing": ("tests/test_testing.py", "tests/test_diff_assertions.py"),
     "callbacks": ("tests/test_callbacks.py",),
     "inspect": ("tests/test_cli.py", "tests/test_row_options.py", "tests/report/test_inspect.py"),

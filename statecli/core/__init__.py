@@ -1,4 +1,4 @@
-"""Shared nouns of all packages: state, findings, errors, dtypes, and text safe to print.
+"""What all packages share: state, findings, errors, dtypes, kinds of tensors, suggestions, and text safe to print.
 
 Modules that few runs need are imported when they are first used (`core.quoting.quote_for_shell(…)`).
 """

@@ -2,8 +2,8 @@
 
 A `Report` has the same content at three levels for the outputs: a `document` (typed, for JSON), a flat `table` (a row
 for each tensor, for plain and CSV) and a `page` for people. Machine formats (SARIF, JUnit) take the findings and their
-`rules`, the `cases` and the `troubles`. `has_failed()` is the only source of exit status 1. A module for each command
-builds its report.
+`rules`, the `cases` and the `troubles`. `has_failed()` decides exit status 1 of each command with a report. A module
+for each command builds its report.
 """
 
 from __future__ import annotations
