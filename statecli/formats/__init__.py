@@ -79,8 +79,8 @@ def _read_with_path(path: str, section: str | None) -> ModelState:
         # a tensor `model.norm` begin alike.
         if isinstance(error.__cause__, UnreadableError):
             raise
-        beside = files.explain_missing_names(path) or files.suggest_escaped_hash(path, section, error)
-        raise type(error)(f"{path}: {error}{f'; {beside}' if beside else ''}") from error
+        explanation = files.explain_missing_names(path) or files.suggest_escaped_hash(path, section, error)
+        raise type(error)(f"{path}: {error}{f'; {explanation}' if explanation else ''}") from error
 
 
 def _read(path: str, section: str | None) -> ModelState:
@@ -90,10 +90,10 @@ def _read(path: str, section: str | None) -> ModelState:
 
         raise unsupported.explain_refusal(path, head, size)
     state = _read_format(format, path, section)
-    beside = files.explain_missing_names(path)
+    explanation = files.explain_missing_names(path)
     oddities = _find_other_weights(format, path)
-    if beside:
-        oddities += (Oddity("unlisted-folder", f"statecli may not have found all files of this folder: {beside}"),)
+    if explanation:
+        oddities += (Oddity("unlisted-folder", f"statecli may not have found all files of this folder: {explanation}"),)
     return replace(state, oddities=(*state.oddities, *oddities)) if oddities else state
 
 
@@ -102,8 +102,8 @@ def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
     if not format.traits.is_in_pieces or not files.is_folder(path):
         return ()
     try:
-        own = (*format.reader.members(path), checkpoint_folder.LIGHTNING_META)
-        oddity = checkpoint_folder.find_other_weights(path, own)
+        own_members = (*format.reader.members(path), checkpoint_folder.LIGHTNING_META)
+        oddity = checkpoint_folder.find_other_weights(path, own_members)
     except UnreadableError:  # which files are its own is not known
         return ()
     return (oddity,) if oddity else ()

@@ -107,17 +107,17 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     Also return each unreadable metadata file with the reason.
     """
     stored_by_file: dict[str, list[Stored]] = {}
-    unread = []
+    unreadable_files = []
     for name in members(path):
         if METADATA_NAME.fullmatch(name):
             try:
                 metadata = parse_for_scan(read_small_file(files.join(path, name), MAX_METADATA), name)
             except UnreadableError as error:
-                unread.append((name, str(error)))
+                unreadable_files.append((name, str(error)))
                 continue
-            for stored in (stored for of_name in metadata.places.values() for stored in of_name):
+            for stored in (stored for places in metadata.places.values() for stored in places):
                 stored_by_file.setdefault(stored.file, []).append(stored)
-    return stored_by_file, unread
+    return stored_by_file, unreadable_files
 
 
 def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what lies in the files is not a file by itself
@@ -139,50 +139,54 @@ class _Folder:
         self.path = path
         self.oddities: list[Oddity] = []
         self.storages: dict[str, ByteRange] = {}
-        metadatas, bad = _read_metadata(path)
+        metadatas, unreadable = _read_metadata(path)
         self.metadata, rivals = dcp_ranks.merge_metadata(list(metadatas.values()))
-        self.files = _Files(path, self.metadata, [rival.theirs for rival in rivals], self.oddities)
+        self.files = _Files(path, self.metadata, [rival.other for rival in rivals], self.oddities)
         _check_apart(self.metadata)
         self.globals: list[Global] = []
-        self.instead = self._note_adjacent_files(metadatas, bad)
+        self.hole_reason = self._note_adjacent_files(metadatas, unreadable)
         if len(metadatas) > 1:
-            here = [rival for rival in rivals if self.files.has(rival.mine, rival.theirs)]
-            self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), here))
+            readable_rivals = [rival for rival in rivals if self.files.has(rival.first, rival.other)]
+            self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), readable_rivals))
 
-    def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], bad: Mapping[str, UnreadableError]) -> str:
+    def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], unreadable: Mapping[str, UnreadableError]) -> str:
         """Note unread and missing files of the folder; return the reason for a hole caused by them."""
         names = members(self.path)
-        others = [name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in bad]
-        unused = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
-        unused = [name for name in unused if _holds_bytes(files.join(self.path, name))]
-        missing = (
+        other_metadata = [
+            name for name in names if METADATA_NAME.fullmatch(name) and name not in metadatas and name not in unreadable
+        ]
+        unused_files = [name for name in names if name.endswith(SUFFIX) and name not in self.files.ends]
+        unused_files = [name for name in unused_files if _holds_bytes(files.join(self.path, name))]
+        missing_names = (
             []
             if METADATA in metadatas
-            else [name for name in dcp_ranks.find_missing_names(metadatas, unused) if name not in bad]
+            else [name for name in dcp_ranks.find_missing_names(metadatas, unused_files) if name not in unreadable]
         )
-        why = [str(error) for error in bad.values()]
-        if missing:
-            why.append(f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing; copy the folder again")
+        reasons = [str(error) for error in unreadable.values()]
+        if missing_names:
+            reasons.append(
+                f"{quoting.names(missing_names)} {'are' if missing_names[1:] else 'is'} missing; copy the folder again"
+            )
         self.oddities.extend(
             Oddity(OddityKind.MISSING_RANK.value, f"statecli did not read the data of a rank: {reason}")
-            for reason in why
+            for reason in reasons
         )
-        if others:
-            message = f"statecli did not read other metadata files next to .metadata: {quoting.names(others)}"
+        if other_metadata:
+            message = f"statecli did not read other metadata files next to .metadata: {quoting.names(other_metadata)}"
             self.oddities.append(Oddity("other-metadata", message))
-        lost = dcp_ranks.parse_ranks([*bad, *missing])
-        left = [name for name in unused if not dcp_ranks.parse_ranks([name]) & lost]
-        if left:
+        ranks_without_metadata = dcp_ranks.parse_ranks([*unreadable, *missing_names])
+        unlisted_files = [name for name in unused_files if not dcp_ranks.parse_ranks([name]) & ranks_without_metadata]
+        if unlisted_files:
             message = (
-                f"no metadata file lists these files, so statecli did not read them: {quoting.names(left)}; the files "
-                "may be from another save"
+                f"no metadata file lists these files, so statecli did not read them: {quoting.names(unlisted_files)}; "
+                "the files may be from another save"
             )
             self.oddities.append(Oddity("unused-file", message))
         if checkpoint_folder.LIGHTNING_META in checkpoint_folder.list_files(self.path):
             name = checkpoint_folder.LIGHTNING_META
             message = f"Lightning saved epoch and hyper_parameters in {name}; to read these values, give this file"
             self.oddities.append(Oddity("beside", message))
-        return "; ".join(why[:2]) or "save the checkpoint again"
+        return "; ".join(reasons[:2]) or "save the checkpoint again"
 
     def state(self) -> ModelState:
         """Return the contents of the folder as the saved nested dict."""
@@ -215,24 +219,24 @@ class _Folder:
             return Tensor(saved.dtype, saved.shape, elements, size, None, saved.requires_grad, damage=str(error))
 
     def _check_tensor(self, fqn: str, saved: SavedTensor) -> Tensor:
-        if saved.wrong:
-            raise MalformedError(saved.wrong)
+        if saved.fault:
+            raise MalformedError(saved.fault)
         chunks = [chunk for chunk in saved.chunks if 0 not in chunk.shape]
         places = _match_chunks(chunks, self.metadata.places.get(fqn, ()))
         regions = [Region(start, tuple(map(add, start, shape))) for start, shape in chunks]
-        wrong = find_fault(saved.shape, regions) if 0 not in saved.shape else None
-        if wrong:
-            raise MalformedError(f"{wrong}; {self.instead}")
+        fault = find_fault(saved.shape, regions) if 0 not in saved.shape else None
+        if fault:
+            raise MalformedError(f"{fault}; {self.hole_reason}")
         for place in places:
             self.files.check(place)
         elements = prod(saved.shape)
         size = nbytes(saved.dtype, elements)
-        packed = next((place.transforms for place in places if place.transforms), None)
-        data = None if packed else self._locate_data(saved, chunks, places, size)
+        transforms = next((place.transforms for place in places if place.transforms), None)
+        data = None if transforms else self._locate_data(saved, chunks, places, size)
         note = (
             "statecli cannot read the values: torch.distributed.checkpoint stored them with the transform "
-            f"{quoting.names(packed)}, which statecli cannot reverse"
-            if packed
+            f"{quoting.names(transforms)}, which statecli cannot reverse"
+            if transforms
             else _describe_chunks(saved.shape, chunks)
         )
         return Tensor(saved.dtype, saved.shape, elements, size, None, saved.requires_grad, note=note, data=data)
@@ -263,13 +267,13 @@ class _Files:
         self.places = metadata.places
         self.ends = _compute_ends([*metadata.places.values(), others])
         self.sizes: dict[str, int] = {}
-        self.bad: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         self._refuse_outside()
         if message := self._find_missing():
             oddities.append(Oddity(OddityKind.MISSING_RANK.value, message))
-        here = [name for name in self.ends if name not in self.bad]
-        files.prefetch(files.join(path, name) for name in here)
-        for name in here:
+        existing_names = [name for name in self.ends if name not in self.unreadable]
+        files.prefetch(files.join(path, name) for name in existing_names)
+        for name in existing_names:
             try:
                 with Source(files.join(path, name)) as source:
                     self.sizes[name] = source.size
@@ -279,34 +283,37 @@ class _Files:
     def _refuse_outside(self) -> None:
         names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
         if names:
-            more = (
+            predicate = (
                 f" and {len(names) - 1} more names are not plain file names"
                 if names[1:]
                 else " is not a plain file name"
             )
-            message = f".metadata points outside its folder: {quoting.quote(names[0])}{more}"
+            message = f".metadata points outside its folder: {quoting.quote(names[0])}{predicate}"
             self._mark_unreadable(names, message, "do not load this checkpoint; save the checkpoint again")
 
     def _find_missing(self) -> str | None:
-        names = [name for name in self.ends if name not in self.bad]
+        names = [name for name in self.ends if name not in self.unreadable]
         files.prefetch(files.join(self.path, name) for name in names)
-        missing = [name for name in names if not files.exists(files.join(self.path, name))]
-        if not missing:
+        missing_names = [name for name in names if not files.exists(files.join(self.path, name))]
+        if not missing_names:
             return None
-        here = f"{len(self.ends) - len(missing)} of the {len(self.ends)} files that .metadata lists exist"
-        message = f"{quoting.names(missing)} {'are' if missing[1:] else 'is'} missing: {here}"
-        self._mark_unreadable(missing, message, "copy the file again" if not missing[1:] else "copy the files again")
+        counts = f"{len(self.ends) - len(missing_names)} of the {len(self.ends)} files that .metadata lists exist"
+        message = f"{quoting.names(missing_names)} {'are' if missing_names[1:] else 'is'} missing: {counts}"
+        self._mark_unreadable(
+            missing_names, message, "copy the file again" if not missing_names[1:] else "copy the files again"
+        )
         return message
 
     def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
         """Give one reason to all tensors and values in these files."""
-        lacking = set(names)
-        needed = sum(any(stored.file in lacking for stored in of_name) for of_name in self.places.values())
-        subject = "these files" if names[1:] else "this file"
+        unreadable = set(names)
+        affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
+        noun = "these files" if names[1:] else "this file"
         message = (
-            f"{why}; {subject} contains data of {needed} of the {len(self.places)} tensors and other values; {help}"
+            f"{why}; {noun} contains data of {affected_count} of the {len(self.places)} tensors and other values; "
+            f"{help}"
         )
-        self.bad.update(dict.fromkeys(names, message))
+        self.unreadable.update(dict.fromkeys(names, message))
 
     def has(self, *places: Stored) -> bool:
         """Return whether these places can be read."""
@@ -316,8 +323,8 @@ class _Files:
 
     def check(self, stored: Stored) -> None:
         """Refuse a place in an unreadable file or beyond the end of a file, always with one reason per file."""
-        if stored.file in self.bad:
-            raise _BadFile(self.bad[stored.file])
+        if stored.file in self.unreadable:
+            raise _BadFile(self.unreadable[stored.file])
         if stored.offset + stored.length > self.sizes[stored.file]:
             end, size = self.ends[stored.file], self.sizes[stored.file]
             raise _BadFile(
@@ -339,27 +346,27 @@ class _Items:
         names.sort(key=lambda fqn: not (EXTRA_STATE in fqn or fqn.endswith((".params", ".param_names"))))
         extra_states = sum(EXTRA_STATE in fqn for fqn in names)
         self.chosen: set[str] = set()
-        left = MAX_ITEM_BYTES
+        bytes_left = MAX_ITEM_BYTES
         for fqn in names[: MAX_ITEMS + min(extra_states, MAX_EXTRA_STATES)]:
             places = folder.metadata.places.get(fqn, ())
-            left -= sum(place.length for place in places)
-            if left >= 0 and not any(place.transforms for place in places):
+            bytes_left -= sum(place.length for place in places)
+            if bytes_left >= 0 and not any(place.transforms for place in places):
                 self.chosen.add(fqn)
-        unread = [fqn for fqn in names if fqn not in self.chosen]
-        if unread:
-            count = f"{len(unread)} of {len(self.chosen) + len(unread)} values that are not tensors"
-            message = f"statecli did not read {count}: {quoting.names(unread)}"
+        names_not_read = [fqn for fqn in names if fqn not in self.chosen]
+        if names_not_read:
+            count = f"{len(names_not_read)} of {len(self.chosen) + len(names_not_read)} values that are not tensors"
+            message = f"statecli did not read {count}: {quoting.names(names_not_read)}"
             folder.oddities.append(Oddity("values-not-read", message))
         self._prefetch()
 
     def _prefetch(self) -> None:
         """Prefetch everything to be read from remote storage."""
-        wanted: dict[str, list[tuple[int, int]]] = {}
+        spans_by_path: dict[str, list[tuple[int, int]]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
             if stored.file in self.folder.files.sizes:
                 path = files.join(self.folder.path, stored.file)
-                wanted.setdefault(path, []).append((stored.offset, stored.length))
-        with files.prefetch_ranges(wanted):
+                spans_by_path.setdefault(path, []).append((stored.offset, stored.length))
+        with files.prefetch_ranges(spans_by_path):
             pass
 
     def node(self, fqn: str) -> Any:
@@ -401,17 +408,17 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
             "is a torch.distributed.checkpoint folder without .metadata: the save did not finish, or the copy failed"
         )
     metadatas: dict[str, Metadata] = {}
-    bad: dict[str, UnreadableError] = {}
+    unreadable: dict[str, UnreadableError] = {}
     for name in [METADATA] if METADATA in names else sorted(names, key=lambda name: (len(name), name)):
         try:
             with add_subject_to_errors(name):
                 data = read_small_file(files.join(path, name), MAX_METADATA)
             metadatas[name] = parse_metadata(data, name)
         except UnreadableError as error:
-            bad[name] = error
+            unreadable[name] = error
     if not metadatas:
-        raise next(iter(bad.values()))
-    return metadatas, bad
+        raise next(iter(unreadable.values()))
+    return metadatas, unreadable
 
 
 def _holds_bytes(path: str) -> bool:
@@ -455,8 +462,8 @@ def _check_apart(metadata: Metadata) -> None:
 def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
     """How many bytes of each file are needed."""
     last_end: dict[str, int] = {}
-    for of_name in places:
-        for stored in of_name:
+    for group in places:
+        for stored in group:
             last_end[stored.file] = max(stored.offset + stored.length, last_end.get(stored.file, 0))
     return last_end
 
@@ -502,19 +509,19 @@ def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...
     root: dict[Any, Any] = {}
     containers: dict[int, _Container] = {id(root): _Container(root, None, root)}
     for fqn, node in nodes.items():
-        *above, last = paths.get(fqn, (fqn,))
-        container = _find_container(root, above, containers)
-        if container is None or last in container:
+        *steps, last_step = paths.get(fqn, (fqn,))
+        container = _find_container(root, steps, containers)
+        if container is None or last_step in container:
             root[fqn] = node
         else:
-            container[last] = node
+            container[last_step] = node
     # Those below were made after those above them.
     for entry in reversed(containers.values()):
-        indexes = entry.held is not root and all(type(key) is int for key in entry.held)
-        if indexes and sorted(entry.held) == list(range(len(entry.held))):
-            entry.above[entry.key] = [entry.held[n] for n in range(len(entry.held))]
+        indexes = entry.mapping is not root and all(type(key) is int for key in entry.mapping)
+        if indexes and sorted(entry.mapping) == list(range(len(entry.mapping))):
+            entry.parent[entry.key] = [entry.mapping[n] for n in range(len(entry.mapping))]
     for entry in containers.values():
-        _convert_parameter_ids(entry.held)
+        _convert_parameter_ids(entry.mapping)
     return root
 
 
@@ -524,23 +531,23 @@ def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
     And leaves out an empty dict: the state of SGD without momentum.
     """
     groups = optimizer.get("param_groups")
-    listed = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
-    state = optimizer.setdefault("state", {}) if any(listed) else None
+    params_by_group = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []
+    state = optimizer.setdefault("state", {}) if any(params_by_group) else None
     if type(state) is not dict:
         return
-    ids = {number for params in listed for number in as_sequence(params) or () if type(number) in (int, str)}
+    ids = {number for params in params_by_group for number in as_sequence(params) or () if type(number) in (int, str)}
     numbers = {str(number): number for number in ids if type(number) is int and str(number) not in ids}
-    renamed = {numbers.get(key, key): value for key, value in state.items()}
+    renamed_state = {numbers.get(key, key): value for key, value in state.items()}
     state.clear()
-    state.update(renamed)
+    state.update(renamed_state)
 
 
 class _Container(NamedTuple):
     """A dict created here and its parent; anything else at a path was saved as a single value."""
 
-    above: dict[Any, Any]
+    parent: dict[Any, Any]
     key: str | int | None
-    held: dict[Any, Any]
+    mapping: dict[Any, Any]
 
 
 def _find_container(
@@ -550,9 +557,9 @@ def _find_container(
     node = root
     for step in steps:
         if step not in node:
-            below: dict[Any, Any] = {}
-            containers[id(below)] = _Container(node, step, below)
-            node[step] = below
+            child: dict[Any, Any] = {}
+            containers[id(child)] = _Container(node, step, child)
+            node[step] = child
         if id(node[step]) not in containers:
             return None
         node = node[step]

@@ -89,19 +89,19 @@ def _join_pieces(path: str, fqn: str, boxes: list[Box]) -> TensorInfo:
     """Join all pieces of a tensor; a hole or an overlap makes the tensor unreadable."""
     dtype = boxes[0].data.dtype
     regions = [Region(box.start, tuple(map(add, box.start, box.data.shape))) for box in boxes]
-    filled = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
+    filled_pieces = [(box, region) for box, region in zip(boxes, regions, strict=True) if 0 not in box.data.shape]
     shape = tuple(map(max, zip(*(region.stop for region in regions), strict=False)))
-    wrong = _find_disagreement(boxes)
-    if wrong is None and 0 not in shape:
-        wrong = find_fault(shape, [region for _, region in filled])
-    if wrong:
-        wrong += "; copy the folder again, or save the checkpoint again"
-        damage = f"{path}: {quoting.name(fqn)}: {wrong}"
-        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {wrong}", damage=damage)
+    fault = _find_disagreement(boxes)
+    if fault is None and 0 not in shape:
+        fault = find_fault(shape, [region for _, region in filled_pieces])
+    if fault:
+        fault += "; copy the folder again, or save the checkpoint again"
+        damage = f"{path}: {quoting.name(fqn)}: {fault}"
+        return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {fault}", damage=damage)
     elements = prod(shape)
-    parts = tuple(box for box, _ in filled)
-    where = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, ELEMENT_BITS[dtype] // 8, parts))
-    data = parts[0].data if len(parts) == 1 else TensorData(where, dtype, shape)
+    parts = tuple(box for box, _ in filled_pieces)
+    storage = ByteRange(path, 0, nbytes(dtype, elements), boxes=Boxes(shape, ELEMENT_BITS[dtype] // 8, parts))
+    data = parts[0].data if len(parts) == 1 else TensorData(storage, dtype, shape)
     note = f"{len(parts)} chunks" if len(parts) > 1 else None
     return TensorInfo(fqn, dtype, shape, elements, nbytes(dtype, elements), saved=True, note=note, data=data)
 

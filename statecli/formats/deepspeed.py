@@ -88,8 +88,8 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
         return False
     if "zero_to_fp32.py" in names:
         return True
-    alone = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
-    return alone and bool(list_steps(path))
+    may_hold_steps = "latest" in names or not any(name.endswith(checkpoint_folder.WEIGHTS) for name in names)
+    return may_hold_steps and bool(list_steps(path))
 
 
 def list_steps(path: str) -> list[str]:
@@ -146,8 +146,8 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
             if _is_padded(files.join(path, name)):
                 return name, f"a string of more than {_MOST_BLANKS} bytes"
             continue
-        is_here = tag in checkpoint_folder.list_folders(path)
-        is_walked = is_here and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
+        is_subfolder = tag in checkpoint_folder.list_folders(path)
+        is_walked = is_subfolder and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
         if not tag or "\0" in tag or (is_walked and not _PATTERN.search(tag)):
             continue
         # zero_to_fp32 takes the path for a glob, so that the files need not be in the folder of that name.
@@ -182,9 +182,9 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
         raise MalformedError(f"{tracker} contains {quoting.quote(tag)}, which is not a plain folder name")
     if tag not in folders:
-        here = f"; give one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
+        advice = f"; give one of these folders: {quoting.names(folders)}" if folders else "; copy the checkpoint again"
         raise MissingShard(
-            f"{tracker} points to {quoting.quote(tag)}, but this folder is missing or has no rank files{here}"
+            f"{tracker} points to {quoting.quote(tag)}, but this folder is missing or has no rank files{advice}"
         )
     return tag
 
@@ -194,13 +194,13 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
     files_by_rank: dict[int, Files] = {}
     others = []
     for name in checkpoint_folder.list_files(files.join(path, tag)):
-        optimizer, way = _OPTIMIZER.fullmatch(name), files.join(tag, name)
+        optimizer, member = _OPTIMIZER.fullmatch(name), files.join(tag, name)
         match = optimizer or _MODEL.fullmatch(name)
         if match is None:
-            others += [way] if _OTHER.fullmatch(name) else []
+            others += [member] if _OTHER.fullmatch(name) else []
             continue
         ranks = files_by_rank.setdefault(int(match["mp"]), Files({}, {}))
-        (ranks.optimizer if match is optimizer else ranks.model)[int(match["rank"] or -1)] = way
+        (ranks.optimizer if match is optimizer else ranks.model)[int(match["rank"] or -1)] = member
     return dict(sorted(files_by_rank.items())), others
 
 
@@ -213,7 +213,7 @@ def members(path: str) -> tuple[str, ...]:
         return (misled[0],)
     tag = _resolve_step(path)
     files_by_rank, others = _group_files(path, tag)
-    universal = (files.join(tag, way) for way in deepspeed_universal.members(files.join(path, tag)))
+    universal = (files.join(tag, member) for member in deepspeed_universal.members(files.join(path, tag)))
     ranks = (name for parts in files_by_rank.values() for part in parts for name in part.values())
     tracker = _find_tracker(path)
     return (*([tracker] if tracker else []), *ranks, *others, *universal)
@@ -233,8 +233,10 @@ class Facts(NamedTuple):
     @property
     def shapes(self) -> dict[str, Shape]:
         """Shapes by name; a shared parameter has the shape of its partner."""
-        own = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
-        return own | {name: own[other] for name, other in self.shared.items() if other in own}
+        own_shapes = {name: shape for shapes in (*self.trained, self.frozen) for name, shape in shapes.items()}
+        return own_shapes | {
+            name: own_shapes[partner] for name, partner in self.shared.items() if partner in own_shapes
+        }
 
 
 def _read_facts(rank: Rank) -> Facts:
@@ -286,16 +288,16 @@ class Model:
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
         """Return the tensor with its real shape and values, if ZeRO 3 left the tensor without values."""
-        own = self.facts.shared.get(tensor.fqn, tensor.fqn)
-        shape = self.shapes.get(own)
+        stored_name = self.facts.shared.get(tensor.fqn, tensor.fqn)
+        shape = self.shapes.get(stored_name)
         if tensor.shape != (0,) or shape in (None, (0,)):
             return tensor
-        master = masters.get(own)
-        source = master or frozen.get(own)
+        master = masters.get(stored_name)
+        source = master or frozen.get(stored_name)
         if source is None:
-            wrong = "its values are in the missing files of other ranks; copy the missing files"
-            damage = f"{self.owner.target}: {tensor.fqn}: {wrong}"
-            return replace(tensor, shape=shape, data=None, note=f"cannot be read: {wrong}", damage=damage)
+            reason = "its values are in the missing files of other ranks; copy the missing files"
+            damage = f"{self.owner.target}: {tensor.fqn}: {reason}"
+            return replace(tensor, shape=shape, data=None, note=f"cannot be read: {reason}", damage=damage)
         copy = f"the optimizer's {source.dtype} copy" if master else None
         trains = f"{tensor.dtype} in training" if tensor.dtype != source.dtype else None
         note = "; ".join(filter(None, (copy, source.note, trains))) or None
@@ -305,20 +307,24 @@ class Model:
             section=tensor.section,
             belongs_to=None,
             note=source.note if source.damage else note,
-            storage=own,
-            damage=source.damage and source.damage.replace(f" {own}: ", f" {tensor.fqn}: ", 1),
+            storage=stored_name,
+            damage=source.damage and source.damage.replace(f" {stored_name}: ", f" {tensor.fqn}: ", 1),
         )
 
     def _group(self, tensor: TensorInfo) -> TensorInfo:
         """With its kind, which is exact where DeepSpeed names the buffers: a state_dict has no other tensors."""
-        facts, own = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
+        facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
-        learns = own in self.trained or _locate(tensor) in self.learning
+        is_trained = stored_name in self.trained or _locate(tensor) in self.learning
         tensor = self._keep_apart(tensor)
-        if not learns and own not in facts.frozen and (facts.buffers is None or tensor.fqn.endswith("_extra_state")):
+        if (
+            not is_trained
+            and stored_name not in facts.frozen
+            and (facts.buffers is None or tensor.fqn.endswith("_extra_state"))
+        ):
             return tensor
-        grad = True if learns else False if own in facts.frozen else None
+        grad = True if is_trained else False if stored_name in facts.frozen else None
         note = tensor.note if grad is not None or not self.trained else tensor.note or UNTRAINED
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
@@ -327,8 +333,8 @@ class Model:
         if tensor.storage not in self.flat:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only that it is a view
-        place = f"{tensor.storage}+{tensor.storage_offset}"
-        return replace(tensor, storage=place, storage_bytes=tensor.nbytes, note=note)
+        position = f"{tensor.storage}+{tensor.storage_offset}"
+        return replace(tensor, storage=position, storage_bytes=tensor.nbytes, note=note)
 
 
 def _locate(tensor: TensorInfo) -> tuple[object, int, Shape | None]:
@@ -342,33 +348,33 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
     """
     tag = _resolve_step(path)
     files_by_rank, others = _group_files(path, tag)
-    files.prefetch(files.join(path, way) for both in files_by_rank.values() for ranks in both for way in ranks.values())
+    files.prefetch(
+        files.join(path, member) for parts in files_by_rank.values() for part in parts for member in part.values()
+    )
     states, rows = [], list(deepspeed_universal.read_states(path, files.join(path, tag)))
     masters = {row.fqn: row for row in rows if row.section == f"optimizer.{MASTER}"}
-    copied: dict[str, None] = {}
-    unread = 0
+    copied_names: dict[str, None] = {}
+    unreadable_count = 0
     for mp, parts in files_by_rank.items():
         prefix = f"mp_rank_{mp:02d}." if len(files_by_rank) > 1 else ""
         try:
             state, names = _read_rank(Owner(path, prefix), parts, masters)
             states.append(state)
-            copied.update(dict.fromkeys(names))
+            copied_names.update(dict.fromkeys(names))
         except UnreadableError as error:
             rows.append(build_missing_row("module", f"{prefix}module", f"{path}: {error}"))
-            unread += 1
-            if unread == len(files_by_rank):
+            unreadable_count += 1
+            if unreadable_count == len(files_by_rank):
                 raise
     state = _merge_ranks(states, len(files_by_rank)) if states else ModelState(path, NAME, (), traits=TRAITS)
     if masters:
         state = replace(state, format=f"{NAME} universal", traits=TRAITS)
     rows += _list_missing_ranks(state, len(files_by_rank))
     oddities = list(state.oddities)
-    if lacking := _list_missing_copies(path, tag, copied) if _is_universal(path, tag, files_by_rank) else []:
-        rows += lacking
-        text = (
-            f"zero/ lacks {len(lacking)} files of these parameters: {quoting.names([row.fqn for row in lacking])}; "
-            "copy the missing files"
-        )
+    if missing_rows := _list_missing_copies(path, tag, copied_names) if _is_universal(path, tag, files_by_rank) else []:
+        rows += missing_rows
+        parameters = quoting.names([row.fqn for row in missing_rows])
+        text = f"zero/ lacks {len(missing_rows)} files of these parameters: {parameters}; copy the missing files"
         oddities.append(Oddity(OddityKind.MISSING_SHARD.value, text))
     if masters and not files_by_rank:
         text = (
@@ -399,13 +405,13 @@ def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bo
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
 
 
-def _list_missing_copies(path: str, tag: str, copied: Iterable[str]) -> list[TensorInfo]:
+def _list_missing_copies(path: str, tag: str, copied_names: Iterable[str]) -> list[TensorInfo]:
     """Return a row for each file missing below `zero/` of a universal checkpoint."""
     rows = []
-    for name, way in deepspeed_universal.find_missing_files(files.join(path, tag), copied):
-        section = f"optimizer.{files.get_name(way).removesuffix('.pt')}"
+    for name, member in deepspeed_universal.find_missing_files(files.join(path, tag), copied_names):
+        section = f"optimizer.{files.get_name(member).removesuffix('.pt')}"
         why = (
-            f"{path}: {way} of parameter {quoting.name(name)} is missing; copy the file, or run "
+            f"{path}: {member} of parameter {quoting.name(name)} is missing; copy the file, or run "
             "ds_to_universal.py again"
         )
         rows.append(replace(build_missing_row(name, section, why), kind=Kind.OPTIMIZER, belongs_to=name))
@@ -424,7 +430,7 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
     frozen = {row.fqn: row for row in _join_frozen(models, failed, facts, optimizer.count, owner)}
     tensors = (*model.rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
-    read = [*models.values(), *optimizer.ranks.values()]
+    parts = [*models.values(), *optimizer.ranks.values()]
     lead = next(iter(optimizer.ranks.values()), None)
     settings = join(
         (
@@ -439,16 +445,16 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
         tuple(dict.fromkeys(tensor.section for tensor in tensors)),
         put_below(settings, owner.prefix),
         (
-            *merge_oddities({rank_read.name: rank_read.state.oddities for rank_read in read}),
+            *merge_oddities({part.name: part.state.oddities for part in parts}),
             *(
                 oddity
                 for oddity in _report_missing_files(owner, optimizer, models, failed)
                 if oddity.kind is not OddityKind.NO_OPTIMIZER or not universal
             ),
-            *optimizer.odd,
+            *optimizer.oddities,
             *_check_version(rank),
         ),
-        tuple(dict.fromkeys(mention for each in read for mention in each.state.globals)),
+        tuple(dict.fromkeys(mention for part in parts for mention in part.state.globals)),
         (),
         tuple(
             replace(state_dict, section=f"{owner.prefix}{state_dict.section}") for state_dict in rank.state.state_dicts
@@ -470,19 +476,19 @@ _PARTING = compile_on_use(
 
 def _select_model_settings(settings: Settings) -> Settings:
     """Return the settings of a model's file; settings without a value are last."""
-    kept = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
-    return replace(kept, values=dict(sorted(kept.values.items(), key=lambda item: item[1] is None)))
+    selected = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
+    return replace(selected, values=dict(sorted(selected.values.items(), key=lambda item: item[1] is None)))
 
 
 def _select_optimizer_settings(settings: Settings, stage: int | None) -> Settings:
     """Return the optimizer settings of one rank's file, under the same names in all stages."""
 
-    def beginning(key: str) -> tuple[str, str]:
+    def map_prefix(key: str) -> tuple[str, str]:
         match = _WITHIN.search(key)
         return (key[: match.end()], f"{key[: match.start()]}optimizer.") if match else ("", "")
 
-    kept = select(rename(settings, beginning), lambda key: not _PARTING.match(key))
-    return replace(kept, values={**kept.values, "optimizer.zero_stage": stage}) if stage else kept
+    selected = select(rename(settings, map_prefix), lambda key: not _PARTING.match(key))
+    return replace(selected, values={**selected.values, "optimizer.zero_stage": stage}) if stage else selected
 
 
 def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], dict[int, str]]:
@@ -508,12 +514,14 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
 def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
     """Return the names with different shapes in different ranks."""
     first, *others = models.items()
-    ours, problems = _read_facts(first[1]).shapes, {}
+    first_shapes, problems = _read_facts(first[1]).shapes, {}
     for rank, model in others:
         facts = _read_facts(model)
-        for name, theirs in facts.shapes.items():
-            if ours.get(name, theirs) != theirs:
-                shapes = f"{quoting.shape(ours[name])} in rank {first[0]}, {quoting.shape(theirs)} in rank {rank}"
+        for name, shape in facts.shapes.items():
+            if first_shapes.get(name, shape) != shape:
+                shapes = (
+                    f"{quoting.shape(first_shapes[name])} in rank {first[0]}, {quoting.shape(shape)} in rank {rank}"
+                )
                 problems[name] = f"its shape differs between ranks: {shapes}"
     return problems
 
@@ -526,16 +534,16 @@ def _join_frozen(
     fragments = {rank: as_mapping(model.items.get("frozen_param_fragments")) or {} for rank, model in models.items()}
     clashes = _find_clashes(models)
     for name, shape in facts.frozen.items() if -1 not in models else ():
-        each = max(-(-prod(shape) // count), 1)
-        pieces, views, wrong = [], [], clashes.get(name)
-        for rank, start in enumerate(range(0, prod(shape), each)):
+        part_elements = max(-(-prod(shape) // count), 1)
+        pieces, views, fault = [], [], clashes.get(name)
+        for rank, start in enumerate(range(0, prod(shape), part_elements)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                wrong = wrong or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
+                fault = fault or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
-            pieces.append(Piece(rank, 0, 0, min(each, prod(shape) - start)))
+            pieces.append(Piece(rank, 0, 0, min(part_elements, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
-        yield build_row(Part(name, shape, tuple(pieces), wrong), views, owner, "module")
+        yield build_row(Part(name, shape, tuple(pieces), fault), views, owner, "module")
 
 
 def _report_missing_files(
@@ -546,21 +554,22 @@ def _report_missing_files(
     if is_trained and not optimizer.shards and not optimizer.unreadable:
         why = "the folder has no *_optim_states.pt file"
         yield Oddity(OddityKind.NO_OPTIMIZER.value, f"the optimizer's states{where} are missing: {why}")
-    if optimizer.missing:
-        text = f"the optimizer states of {optimizer.missing} of {optimizer.count} ranks{where} are missing"
+    if optimizer.missing_count:
+        text = f"the optimizer states of {optimizer.missing_count} of {optimizer.count} ranks{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_optim_states.pt files")
-    wanted = optimizer.count if -1 not in models else 1
-    if wanted > len(models) + len(failed):
-        text = f"the model files of {wanted - len(models) - len(failed)} of {wanted} ranks{where} are missing"
+    expected_count = optimizer.count if -1 not in models else 1
+    missing_count = expected_count - len(models) - len(failed)
+    if missing_count > 0:
+        text = f"the model files of {missing_count} of {expected_count} ranks{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_model_states.pt files")
     for why in (*failed.values(), *optimizer.unreadable.values()):
         yield Oddity("unread-rank", why)
-    if optimizer.stale:
+    if optimizer.stale_files:
         text = (
             f"this checkpoint has only {optimizer.count} ranks, so files of further ranks were not read; they may be "
             "from another save"
         )
-        yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale)}")
+        yield Oddity("stale-rank", f"{text}: {quoting.names(optimizer.stale_files)}")
 
 
 def _check_version(rank: Rank) -> Iterator[Oddity]:

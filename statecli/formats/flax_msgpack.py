@@ -164,8 +164,8 @@ class _Tree:
             return [self.node(child, f"{path}.{n}") for n, child in enumerate(node)]
         if type(node) is not dict:
             return node
-        below = {key: self.node(child, f"{path}.{key}" if path else str(key)) for key, child in node.items()}
-        return self._build_tensor(path, _join_parts, below) if _CHUNKED in below else below
+        children = {key: self.node(child, f"{path}.{key}" if path else str(key)) for key, child in node.items()}
+        return self._build_tensor(path, _join_parts, children) if _CHUNKED in children else children
 
     def _decode_blob(self, blob: Blob, path: str) -> Any:
         if blob.code == _ARRAY:
@@ -206,8 +206,8 @@ class _Tree:
                 f"{name} {quoting.shape(shape)} takes {elements * ELEMENT_BITS[name] // 8} bytes, but the array "
                 f"has {size}"
             )
-        where = ByteRange(self._source.path, data.offset, size)
-        return Tensor(dtype, shape, elements, size, None, False, data=TensorData(where, dtype, shape))
+        storage = ByteRange(self._source.path, data.offset, size)
+        return Tensor(dtype, shape, elements, size, None, False, data=TensorData(storage, dtype, shape))
 
     def _decode_scalar(self, blob: Blob, path: str) -> Scalar:
         """A scalar of numpy as a number; of another type as text."""
@@ -259,10 +259,10 @@ def _parts(node: dict[str, Any]) -> Iterator[Any]:
 
 def _join_parts(node: dict[str, Any]) -> Tensor:
     """An array cut into flat pieces."""
-    if cut := next(
+    if damage_note := next(
         (piece.note for piece in _parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
     ):
-        raise MalformedError(cut.removeprefix("cannot be read: "))
+        raise MalformedError(damage_note.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))
     if not pieces or any(type(piece) is not Tensor or piece.data is None for piece in pieces):
         raise MalformedError("Flax splits this large array into chunks, but its chunks are not a map of arrays")
@@ -274,9 +274,9 @@ def _join_parts(node: dict[str, Any]) -> Tensor:
     starts = accumulate((piece.elements for piece in pieces), initial=0)
     boxes = tuple(Box((start,), piece.data) for start, piece in zip(starts, pieces, strict=False))
     size = elements * ELEMENT_BITS[dtype] // 8
-    whole = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), ELEMENT_BITS[dtype] // 8, boxes))
+    storage = ByteRange(pieces[0].data.storage.path, 0, size, boxes=Boxes((elements,), ELEMENT_BITS[dtype] // 8, boxes))
     note = f"in {len(pieces)} chunks"
-    return Tensor(dtype, shape, elements, size, None, False, note=note, data=TensorData(whole, dtype, shape))
+    return Tensor(dtype, shape, elements, size, None, False, note=note, data=TensorData(storage, dtype, shape))
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -319,16 +319,16 @@ def _find_leaves(root: Any, path: tuple[Any, ...]) -> Iterator[_Leaf]:
 def _is_split(node: Any, depth: int = 0) -> bool:
     if type(node) is not dict or depth == _MAX_SECTION_DEPTH:
         return False
-    named = (key for key, child in node.items() if type(child) in (dict, list))
-    if any(_PARAMS.search(str(key)) or key in _SIGNS for key in named):
+    container_keys = (key for key, child in node.items() if type(child) in (dict, list))
+    if any(_PARAMS.search(str(key)) or key in _SIGNS for key in container_keys):
         return True
     return any(_is_split(child, depth + 1) for child in node.values())
 
 
 def _is_whole(key: str, node: Any) -> bool:
     """Return if a map is a section; the params of a TrainState may be all variables: {"params": {"params": ...}}."""
-    alone = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
-    return alone or _OPTIMIZER.search(key) is not None or not _is_split(node)
+    is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
+    return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
 
 def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -343,11 +343,11 @@ def _find_model_level(root: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
         stack.extend(reversed([((*keys, key), child) for key, child in items]))
 
 
-def _move_into_section(leaves: list[_Leaf], wanted: str | None) -> list[_Leaf]:
-    """Move the leaves below the dotted path `wanted` into a section of their own, unless a section is there."""
-    if not wanted or any(f"{leaf.title}.".startswith(f"{wanted}.") for leaf in leaves):
+def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_Leaf]:
+    """Move the leaves below the dotted path `section_path` into a section of their own, unless a section is there."""
+    if not section_path or any(f"{leaf.title}.".startswith(f"{section_path}.") for leaf in leaves):
         return leaves
-    keys = tuple(wanted.split("."))
+    keys = tuple(section_path.split("."))
     paths = [(leaf, (*leaf.section, *leaf.keys)) for leaf in leaves]
     return [
         _Leaf(keys, path[len(keys) :], leaf.tensor, leaf.path)
@@ -359,13 +359,13 @@ def _move_into_section(leaves: list[_Leaf], wanted: str | None) -> list[_Leaf]:
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
     """Build each leaf's row. Of two equal names (keys may have dots), the second is spelled out."""
-    taken: set[tuple[str, str]] = set()
+    used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:
         fqn = ".".join(leaf.keys) or "tensor"
-        if (leaf.title, fqn) in taken:
+        if (leaf.title, fqn) in used_names:
             fqn = "".join(f"[{key!r}]" for key in leaf.keys)
-        taken.add((leaf.title, fqn))
+        used_names.add((leaf.title, fqn))
         characters += len(fqn)
         if characters > MAX_CHARACTERS:
             raise MalformedError(
@@ -381,20 +381,20 @@ def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
     These are texts with dots, and numbers: `{"a.b": x}` and `{"a": {"b": x}}` have the tensor `a.b`, and flax loads
     either into a model with the other.
     """
-    unusual: dict[str, list[str]] = {}
+    unusual_paths: dict[str, list[str]] = {}
     for leaf in leaves:
         if any(type(key) is not str or "." in key for key in leaf.path):
             start = f"{leaf.title}." if leaf.section else ""
-            unusual.setdefault(start, []).append("".join(f"[{_format_key(key)}]" for key in leaf.path))
+            unusual_paths.setdefault(start, []).append("".join(f"[{_format_key(key)}]" for key in leaf.path))
     values = dict(settings.values)
-    for start, paths in unusual.items():
+    for start, paths in unusual_paths.items():
         key = f"{start}{TRAITS.key_setting}"
         while key in values:
             key += "'"
-        shown = paths[0] if len(paths[0]) <= _MAX_PATH else f"{paths[0][:_MAX_PATH]}..."
+        first_path = paths[0] if len(paths[0]) <= _MAX_PATH else f"{paths[0][:_MAX_PATH]}..."
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         # In the form of a digest, which no text of the file has.
-        values[key] = f"{shown}{more}, {of_text(' '.join(sorted(paths)))}"
+        values[key] = f"{first_path}{more}, {of_text(' '.join(sorted(paths)))}"
     return replace(settings, values=values)
 
 
@@ -423,11 +423,11 @@ def _assign_owners(tensors: list[TensorInfo]) -> list[TensorInfo]:
 
 
 def _find_owner(fqn: str, names: set[str]) -> str | None:
-    rest = fqn
-    while rest:
-        if rest in names:
-            return rest
-        rest = rest.partition(".")[2]
+    suffix = fqn
+    while suffix:
+        if suffix in names:
+            return suffix
+        suffix = suffix.partition(".")[2]
     return None
 
 

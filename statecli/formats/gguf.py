@@ -138,58 +138,58 @@ class _Header:
         """Whether the first byte of a number is its greatest."""
         return self.order == ">"
 
-    def read_pair(self, what: str) -> tuple[int, int]:
+    def read_pair(self, label: str) -> tuple[int, int]:
         """Read a uint32 and the following uint64."""
-        kind, offset = self._pair.unpack_from(self.check_reach(self.at + 12, what), self.at)
+        kind, offset = self._pair.unpack_from(self.check_reach(self.at + 12, label), self.at)
         self.at += 12
         return kind, offset
 
-    def read_number(self, code: str, what: str) -> Any:
+    def read_number(self, code: str, label: str) -> Any:
         """Read one number with this `struct` code."""
-        packed = self._structs[code]
-        (value,) = packed.unpack_from(self.check_reach(self.at + packed.size, what), self.at)
-        self.at += packed.size
+        layout = self._structs[code]
+        (value,) = layout.unpack_from(self.check_reach(self.at + layout.size, label), self.at)
+        self.at += layout.size
         return value
 
-    def read_bytes(self, length: int, what: str) -> bytes:
-        raw = self.check_reach(self.at + length, what)[self.at : self.at + length]
+    def read_bytes(self, length: int, label: str) -> bytes:
+        raw = self.check_reach(self.at + length, label)[self.at : self.at + length]
         self.at += length
         return raw
 
-    def read_text(self, what: str) -> bytes:
+    def read_text(self, label: str) -> bytes:
         """Read a text with its length prefix."""
-        return self.read_bytes(self.read_number("Q", what), what)
+        return self.read_bytes(self.read_number("Q", label), label)
 
-    def skip_texts(self, count: int, what: str) -> None:
+    def skip_texts(self, count: int, label: str) -> None:
         """So many texts: their lengths alone are looked at."""
         unpack, raw, at = self._structs["Q"].unpack_from, self._raw, self.at
         for _ in range(count):
             if at + 8 > len(raw):
-                raw = self.check_reach(at + 8, what)
+                raw = self.check_reach(at + 8, label)
             at += 8 + unpack(raw, at)[0]
-        self.check_reach(at, what)
+        self.check_reach(at, label)
         self.at = at
 
-    def read_numbers(self, code: str, count: int, what: str) -> tuple[Any, ...]:
-        packed = self._structs[code]
-        return tuple(value for (value,) in packed.iter_unpack(self.read_bytes(count * packed.size, what)))
+    def read_numbers(self, code: str, count: int, label: str) -> tuple[Any, ...]:
+        layout = self._structs[code]
+        return tuple(value for (value,) in layout.iter_unpack(self.read_bytes(count * layout.size, label)))
 
-    def check_reach(self, end: int, what: str) -> bytes:
+    def check_reach(self, end: int, label: str) -> bytes:
         """Return the header at least up to byte `end`. Raises MalformedError for a truncated or too long header."""
         if end <= len(self._raw):
             return self._raw
         if end > self._source.size:
             raise MalformedError(
-                f"{what} ends at byte {end}, but the file has {self._source.size} bytes: truncated or damaged; "
+                f"{label} ends at byte {end}, but the file has {self._source.size} bytes: truncated or damaged; "
                 "copy or download the file again"
             )
         if end > MAX_HEADER:
             raise MalformedError(
-                f"{what} ends at byte {end}, beyond statecli's limit of {MAX_HEADER} bytes for a header"
+                f"{label} ends at byte {end}, beyond statecli's limit of {MAX_HEADER} bytes for a header"
             )
         count = len(self._raw)
-        more = max(end - count, min(max(count, 1 << 20), self._source.size - count))
-        self._raw += self._source.read(count, more)
+        length = max(end - count, min(max(count, 1 << 20), self._source.size - count))
+        self._raw += self._source.read(count, length)
         return self._raw
 
 
@@ -209,7 +209,7 @@ def _check_version(version: int) -> None:
 class _Value(NamedTuple):
     """A value of the metadata, and its type in words: two types may have the same value in JSON."""
 
-    shown: Scalar
+    scalar: Scalar
     type: str
 
 
@@ -218,23 +218,23 @@ def _read_metadata(header: _Header, count: int) -> tuple[Settings, list[Oddity]]
     oddities: list[Oddity] = []
     for n in range(count):
         key = _decode_text(header.read_text(f"metadata key {n + 1} of {count}"), f"metadata key {n + 1} of {count}")
-        what = f"metadata {quoting.quote(key)}"
-        value = _read_value(header, header.read_number("I", what), what)
+        label = f"metadata {quoting.quote(key)}"
+        value = _read_value(header, header.read_number("I", label), label)
         if key in values:
             message = f"the metadata sets {quoting.quote(key)} twice; statecli shows the last value"
             oddities.append(Oddity("metadata-set-twice", message))
         values[key] = value
-    shown = {key: value.shown for key, value in values.items()}
-    return Settings(shown, kinds={key: value.type for key, value in values.items()}), oddities
+    scalars = {key: value.scalar for key, value in values.items()}
+    return Settings(scalars, kinds={key: value.type for key, value in values.items()}), oddities
 
 
-def _read_value(header: _Header, kind: int, what: str) -> _Value:
+def _read_value(header: _Header, kind: int, label: str) -> _Value:
     if kind == ARRAY:
-        return _read_array(header, what)
+        return _read_array(header, label)
     if kind == TEXT:
-        raw = header.read_text(what)
+        raw = header.read_text(label)
         return _Value(_describe_text(raw.decode("utf-8", "backslashreplace")), _name_text_type([raw]))
-    value = header.read_number(_code(kind, what), what)
+    value = header.read_number(_code(kind, label), label)
     return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
 
 
@@ -261,10 +261,10 @@ def _hash_bytes(raw: bytes) -> str:
     return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def _code(kind: int, what: str) -> str:
+def _code(kind: int, label: str) -> str:
     scalar_type = SCALARS.get(kind)
     if scalar_type is None:
-        raise MalformedError(f"{what} has unknown type {kind}: the file is damaged, or a newer llama.cpp wrote it")
+        raise MalformedError(f"{label} has unknown type {kind}: the file is damaged, or a newer llama.cpp wrote it")
     return scalar_type[1]
 
 
@@ -281,43 +281,43 @@ def _convert_scalar(value: Any, kind: int) -> Scalar:
 
 def _round_float(value: float) -> float:
     """The float of fewest digits that is the same float32: 1e-05 and not 9.999999747378752e-06."""
-    packed = struct.Struct("f")
+    float32 = struct.Struct("f")
     shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8))
     return next(
-        (number for number in shorter if abs(number) < 3e38 and packed.unpack(packed.pack(number))[0] == value), value
+        (number for number in shorter if abs(number) < 3e38 and float32.unpack(float32.pack(number))[0] == value), value
     )
 
 
-def _read_array(header: _Header, what: str) -> _Value:
+def _read_array(header: _Header, label: str) -> _Value:
     start = header.at
-    kind, count = header.read_number("I", what), header.read_number("Q", what)
+    kind, count = header.read_number("I", label), header.read_number("Q", label)
     if kind in SCALARS and count <= MAX_LISTED:
-        numbers = header.read_numbers(SCALARS[kind][1], count, what)
-        shown = json.dumps([_convert_scalar(number, kind) for number in numbers])
-        return _Value(shown, f"array of {SCALARS[kind][0]}")
-    _skip(header, kind, count, what, 1)
-    raw = header.check_reach(header.at, what)[start : header.at]
+        numbers = header.read_numbers(SCALARS[kind][1], count, label)
+        listing = json.dumps([_convert_scalar(number, kind) for number in numbers])
+        return _Value(listing, f"array of {SCALARS[kind][0]}")
+    _skip(header, kind, count, label, 1)
+    raw = header.check_reach(header.at, label)[start : header.at]
     if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT:
         texts = list(_decode_texts(raw, header.order))
-        listed = [text.decode("utf-8", "backslashreplace") for text in texts]
-        return _Value(json.dumps(listed, ensure_ascii=False), f"array of {_name_text_type(texts)}")
+        decoded_texts = [text.decode("utf-8", "backslashreplace") for text in texts]
+        return _Value(json.dumps(decoded_texts, ensure_ascii=False), f"array of {_name_text_type(texts)}")
     if header.is_big_endian:
         raw = _convert_to_little_endian(raw, kind, count)
-    named = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
-    return _Value(f"array of {count:,} {named}, {_hash_bytes(raw)}", f"array of {named}")
+    element_name = "text" if kind == TEXT else "arrays" if kind == ARRAY else SCALARS[kind][0]
+    return _Value(f"array of {count:,} {element_name}, {_hash_bytes(raw)}", f"array of {element_name}")
 
 
-def _skip(header: _Header, kind: int, count: int, what: str, depth: int) -> None:
+def _skip(header: _Header, kind: int, count: int, label: str, depth: int) -> None:
     if kind == TEXT:
-        header.skip_texts(count, what)
+        header.skip_texts(count, label)
     elif kind == ARRAY:
         if depth == MAX_DEPTH:
-            raise MalformedError(f"{what} nests arrays more than {MAX_DEPTH} levels deep, the limit of statecli")
+            raise MalformedError(f"{label} nests arrays more than {MAX_DEPTH} levels deep, the limit of statecli")
         for _ in range(count):
-            _skip(header, header.read_number("I", what), header.read_number("Q", what), what, depth + 1)
+            _skip(header, header.read_number("I", label), header.read_number("Q", label), label, depth + 1)
     else:
-        end = header.at + count * struct.calcsize(f"={_code(kind, what)}")
-        header.check_reach(end, what)
+        end = header.at + count * struct.calcsize(f"={_code(kind, label)}")
+        header.check_reach(end, label)
         header.at = end
 
 
@@ -341,11 +341,11 @@ def _convert_to_little_endian(raw: bytes, kind: int, count: int) -> bytes:
     return raw
 
 
-def _decode_text(raw: bytes, what: str) -> str:
+def _decode_text(raw: bytes, label: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{what}: the name is not valid UTF-8 near byte {error.start}") from error
+        raise MalformedError(f"{label}: the name is not valid UTF-8 near byte {error.start}") from error
 
 
 def _read_alignment(metadata: Mapping[str, Scalar]) -> int:
@@ -361,8 +361,8 @@ def _note_part(metadata: Mapping[str, Scalar]) -> list[Oddity]:
     count, number, total = (metadata.get(f"split.{key}") for key in ("count", "no", "tensors.count"))
     if type(count) is not int or type(number) is not int or count < 2:
         return []
-    every = f" (the shards have {total:,} tensors in total)" if type(total) is int else ""
-    message = f"this file is shard {number + 1} of {count}{every}; give the folder to read all shards as one model"
+    total_text = f" (the shards have {total:,} tensors in total)" if type(total) is int else ""
+    message = f"this file is shard {number + 1} of {count}{total_text}; give the folder to read all shards as one model"
     return [Oddity(OddityKind.ONE_PART.value, message)]
 
 
@@ -383,27 +383,27 @@ def _read_lines(header: _Header, count: int) -> tuple[list[_Line], dict[str, str
     first_lines: dict[str, _Line] = {}
     lines = Counter[str]()
     for n in range(count):
-        what = f"entry {n + 1} of {count} in the list of tensors"
-        name = _decode_text(header.read_text(what), what)
+        label = f"entry {n + 1} of {count} in the list of tensors"
+        name = _decode_text(header.read_text(label), label)
         line = _read_line(header, name)
         if first_lines.setdefault(name, line) is not line:
             lines[name] += 1
-    why = (
+    message = (
         "the header lists this tensor {} times; different programs may read different entries: convert the model again"
     )
-    return list(first_lines.values()), {name: why.format(more + 1) for name, more in lines.items()}
+    return list(first_lines.values()), {name: message.format(repeats + 1) for name, repeats in lines.items()}
 
 
 def _read_line(header: _Header, name: str) -> _Line:
     """Read the rest of a tensor's entry after its name."""
-    what = f"the header entry of {quoting.name(name)}"
-    dims = header.read_number("I", what)
+    label = f"the header entry of {quoting.name(name)}"
+    dims = header.read_number("I", label)
     if dims > MAX_DIMS:
         raise MalformedError(f"{quoting.name(name)}: claims {dims} dimensions, but ggml has at most 4")
-    shape = header.read_numbers("Q", dims, what)[::-1]
+    shape = header.read_numbers("Q", dims, label)[::-1]
     if max(shape, default=0) >= 2**63 or prod(shape) >= 2**63:
         raise MalformedError(f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: 2^63 elements or more")
-    return _Line(name, shape, *header.read_pair(what))
+    return _Line(name, shape, *header.read_pair(label))
 
 
 def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> TensorInfo:
@@ -411,8 +411,8 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     data: TensorData | None = None
     if line.kind in TORCH_TYPES:
         dtype, size = TORCH_TYPES[line.kind]
-        where = ByteRange(path, start + line.offset, elements * size, big_endian=is_big_endian and size > 1)
-        data = TensorData(where, dtype, line.shape)
+        storage = ByteRange(path, start + line.offset, elements * size, big_endian=is_big_endian and size > 1)
+        data = TensorData(storage, dtype, line.shape)
         return TensorInfo(line.name, dtype, line.shape, elements, elements * size, saved=True, data=data)
     name = QUANTIZED_TYPES.get(line.kind)
     if name is None:
@@ -429,8 +429,8 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
         # How each type's blocks are turned round differs between the writers of such files.
         note += ", big-endian: statecli does not read the values"
     else:
-        where = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
-        data = TensorData(where, "float32", line.shape)
+        storage = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
+        data = TensorData(storage, "float32", line.shape)
     return TensorInfo(line.name, name, line.shape, elements, nbytes, saved=True, note=note, data=data)
 
 
@@ -496,12 +496,14 @@ def _find_gaps(spans: list[_Span], source: Source, start: int, alignment: int) -
         for (stop, name), begin in zip(ends, begins, strict=True)
         if begin >= stop + alignment
     ]
-    behind = holes.pop() if holes and holes[-1][1].offset + holes[-1][1].length == source.size else None
+    trailing_hole = holes.pop() if holes and holes[-1][1].offset + holes[-1][1].length == source.size else None
     if holes:
         (name, place), total = holes[0], sum(place.length for _, place in holes)
-        where = f"in {len(holes)} places, the first after {name}," if len(holes) > 1 else f"after {name}"
-        yield Oddity(OddityKind.GAP.value, f"{total} bytes {where} belong to no tensor", place=place)
-    if behind:
+        position = f"in {len(holes)} places, the first after {name}," if len(holes) > 1 else f"after {name}"
+        yield Oddity(OddityKind.GAP.value, f"{total} bytes {position} belong to no tensor", place=place)
+    if trailing_hole:
         yield Oddity(
-            OddityKind.SUFFIXED.value, f"{behind[1].length} bytes follow the last tensor, {behind[0]}", place=behind[1]
+            OddityKind.SUFFIXED.value,
+            f"{trailing_hole[1].length} bytes follow the last tensor, {trailing_hole[0]}",
+            place=trailing_hole[1],
         )

@@ -61,8 +61,8 @@ def _find_ranks(path: str) -> dict[str, str]:
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)
     for name in ranks:
-        present = checkpoint_folder.list_files(files.join(path, name))
-        model = next((file for file in MODELS if file in present), None)
+        existing_files = checkpoint_folder.list_files(files.join(path, name))
+        model = next((file for file in MODELS if file in existing_files), None)
         model_files[name] = files.join(name, model) if model else ""
     return model_files if any(model_files.values()) else {}
 
@@ -91,13 +91,13 @@ def _resolve_iteration(path: str) -> str:
 
 def members(path: str) -> tuple[str, ...]:
     """The files of the iteration, by their ways from the folder. Raises UnreadableError as `read` does."""
-    where = _resolve_iteration(path)
-    if not where and _list_arrays(path):
+    iteration = _resolve_iteration(path)
+    if not iteration and _list_arrays(path):
         return (COMMON, BACKEND)
-    paths: list[str] = [TRACKER] if where else []
-    for name in _find_ranks(files.join(path, where)):
-        present = checkpoint_folder.list_files(files.join(path, where, name))
-        paths += [files.join(where, name, file) for file in (*MODELS, *BESIDE) if file in present]
+    paths: list[str] = [TRACKER] if iteration else []
+    for name in _find_ranks(files.join(path, iteration)):
+        existing_files = checkpoint_folder.list_files(files.join(path, iteration, name))
+        paths += [files.join(iteration, name, file) for file in (*MODELS, *BESIDE) if file in existing_files]
     return tuple(paths)
 
 
@@ -106,24 +106,24 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
 
     Raises UnreadableError if no rank can be read.
     """
-    where = _resolve_iteration(path)
-    if not where and (arrays := _list_arrays(path)):
+    iteration = _resolve_iteration(path)
+    if not iteration and (arrays := _list_arrays(path)):
         return _with_arrays(path, arrays, read_file(files.join(path, COMMON)))
     states: dict[str, ModelState] = {}
     failed: dict[str, str] = {}
-    ranks = _find_ranks(files.join(path, where))
-    files.prefetch(files.join(path, where, model) for model in ranks.values() if model)
+    ranks = _find_ranks(files.join(path, iteration))
+    files.prefetch(files.join(path, iteration, model) for model in ranks.values() if model)
     for name, model in ranks.items():
-        way = files.join(path, where, model)
+        model_path = files.join(path, iteration, model)
         try:
             if not model:
-                raise MissingShard(f"{files.join(path, where, name)}: holds no {MODELS[0]}; copy the folder again")
-            states[name] = _prefix_sections(name, read_file(way))
+                raise MissingShard(f"{files.join(path, iteration, name)}: holds no {MODELS[0]}; copy the folder again")
+            states[name] = _prefix_sections(name, read_file(model_path))
         except UnreadableError as error:
             failed[name] = str(error)
     if not states:
         raise MalformedError(f"no rank can be read: {next(iter(failed.values()))}")
-    return _merge_ranks(path, states, failed, files.join(path, where))
+    return _merge_ranks(path, states, failed, files.join(path, iteration))
 
 
 def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
@@ -180,7 +180,7 @@ def _merge_ranks(path: str, states: dict[str, ModelState], failed: dict[str, str
         (
             *merge_oddities({name: state.oddities for name, state in states.items()}),
             *_find_differences(states),
-            *_note_unread_files(folder),
+            *_note_optimizer_buffers(folder),
         ),
         tuple(dict.fromkeys(mention for state in rank_states for mention in state.globals)),
         tuple(facts for state in rank_states for facts in state.optimizers),
@@ -203,18 +203,20 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[s
     first, state = next(iter(states.items()))
     sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZES]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
-    here = {*states, *failed}
+    rank_names = {*states, *failed}
     match = _RANK.fullmatch(first)
-    staged = match is not None and match["stage"] is not None
-    if len(here) >= tensor * stages or (stages > 1 and not staged):
+    has_stages = match is not None and match["stage"] is not None
+    if len(rank_names) >= tensor * stages or (stages > 1 and not has_stages):
         return {}
-    named = (f"mp_rank_{t:02d}" + (f"_{p:03d}" if staged else "") for p in range(stages) for t in range(tensor))
-    counts = (
-        f"the folder has files of {len(here)} of {tensor * stages} ranks ({tensor} tensor-parallel ranks in {stages} "
-        "pipeline stages); copy the missing folders"
+    expected_names = (
+        f"mp_rank_{t:02d}" + (f"_{p:03d}" if has_stages else "") for p in range(stages) for t in range(tensor)
     )
-    absent = (name for name in named if not any(folder.startswith(name) for folder in here))
-    return {name: f"{path}: {name} is missing: {counts}" for name, _ in zip(absent, range(4), strict=False)}
+    counts = (
+        f"the folder has files of {len(rank_names)} of {tensor * stages} ranks ({tensor} tensor-parallel ranks in "
+        f"{stages} pipeline stages); copy the missing folders"
+    )
+    missing_names = (name for name in expected_names if not any(folder.startswith(name) for folder in rank_names))
+    return {name: f"{path}: {name} is missing: {counts}" for name, _ in zip(missing_names, range(4), strict=False)}
 
 
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
@@ -238,20 +240,19 @@ def _map_dtypes(name: str, state: ModelState) -> dict[str, str]:
 
 
 def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[str, str]) -> Iterator[Oddity]:
-    for name, has, lacks in ((first, ours, theirs), (other, theirs, ours)):
-        alone = [fqn for fqn in has if fqn not in lacks]
-        if alone:
-            beside = other if name == first else first
-            text = f"these tensors are in {name} but not in {beside}: {quoting.names(alone)}; copy the folder again"
-            yield Oddity("ranks-disagree", text)
+    for name, dtypes, counterpart, counterpart_dtypes in ((first, ours, other, theirs), (other, theirs, first, ours)):
+        unmatched = [fqn for fqn in dtypes if fqn not in counterpart_dtypes]
+        if unmatched:
+            difference = f"these tensors are in {name} but not in {counterpart}: {quoting.names(unmatched)}"
+            yield Oddity("ranks-disagree", f"{difference}; copy the folder again")
     for fqn, dtype in ours.items():
         if theirs.get(fqn, dtype) != dtype:
-            both = f"{dtype} in {first}, {theirs[fqn]} in {other}"
-            yield Oddity("ranks-disagree", f"{quoting.name(fqn)}: its dtype differs between ranks: {both}")
+            difference = f"{dtype} in {first}, {theirs[fqn]} in {other}"
+            yield Oddity("ranks-disagree", f"{quoting.name(fqn)}: its dtype differs between ranks: {difference}")
             return
 
 
-def _note_unread_files(folder: str) -> Iterator[Oddity]:
+def _note_optimizer_buffers(folder: str) -> Iterator[Oddity]:
     """The distributed optimizer's buffers, whose order is known only to the writing code."""
     ranks = _find_ranks(folder)
     paths = [

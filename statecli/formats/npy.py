@@ -33,8 +33,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     row = npy_array.build_row(FQN, header, ByteRange(path, 0, size, big_endian=header.element.is_big_endian))
     if row.data is not None:
         # No checksum is recorded of the whole file: the elements stand for themselves.
-        where = ByteRange(path, header.length, row.nbytes, big_endian=header.element.is_big_endian)
-        row = replace(row, data=replace(row.data, storage=where, offset=0))
+        storage = ByteRange(path, header.length, row.nbytes, big_endian=header.element.is_big_endian)
+        row = replace(row, data=replace(row.data, storage=storage, offset=0))
     end = header.length + row.nbytes
     message = f"{size - end} bytes follow the array: numpy.load ignores them"
     after = (

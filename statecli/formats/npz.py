@@ -121,8 +121,8 @@ def _read_head(record: Record, source: Source, length: int) -> bytes:
     if record.method != DEFLATED:
         return source.read(record.data_offset, min(length, record.size))
     # Deflate never makes more than a few bytes more of what it is given.
-    packed = source.read(record.data_offset, min(length + length // 8 + 64, record.compressed_size))
+    compressed = source.read(record.data_offset, min(length + length // 8 + 64, record.compressed_size))
     try:
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, length)
+        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(compressed, length)
     except zlib.error as error:
         raise MalformedError(f"cannot be decompressed: the file is damaged ({error})") from error

@@ -257,9 +257,9 @@ def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
             f"{quoting.name(name)}: F4 {quoting.shape(shape)} does not fill whole bytes, because its last "
             "dimension is odd"
         )
-    packed = (*shape[:-1], shape[-1] // 2)
+    packed_shape = (*shape[:-1], shape[-1] // 2)
     note = f"stored as F4 {quoting.shape(shape)}"
-    return _Layout("float4_e2m1fn_x2", packed, prod(packed), layout.bits, layout.nbytes, note)
+    return _Layout("float4_e2m1fn_x2", packed_shape, prod(packed_shape), layout.bits, layout.nbytes, note)
 
 
 def _mismatch(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
@@ -315,19 +315,19 @@ def _check_offsets(name: str, begin: Any, end: Any) -> None:
         raise MalformedError(f"{quoting.name(name)}: its data_offsets begin at {begin}, but end at {end}")
 
 
-def _check_numbers(name: str, numbers: Sequence[Any], what: str) -> None:
+def _check_numbers(name: str, numbers: Sequence[Any], label: str) -> None:
     for number in numbers:
         if type(number) is not int or not 0 <= number < 2**63:
             raise MalformedError(
-                f"{quoting.name(name)}: its {what} holds {quoting.value(number)}; expected integers of 0 or more"
+                f"{quoting.name(name)}: its {label} holds {quoting.value(number)}; expected integers of 0 or more"
             )
 
 
 def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int, int, str]]:
     for tensor in tensors:
         if tensor.data is not None:
-            where = tensor.data.storage
-            yield where.offset - start, where.offset - start + where.length, tensor.fqn
+            storage = tensor.data.storage
+            yield storage.offset - start, storage.offset - start + storage.length, tensor.fqn
 
 
 def _check_coverage(spans: Iterable[tuple[int, int, str]], size: int) -> None:
@@ -362,26 +362,26 @@ def _create_gap_error(name: str, begin: int, end: int, at: int, before: str | No
     )
 
 
-def _may_be_dropped(name: str, kept: str) -> bool:
+def _may_be_dropped(name: str, kept_name: str) -> bool:
     """Return whether `save_model` may have dropped one name for the other; any other text is a setting.
 
     Modules with a shared parameter use the same last name (`weight`).
     """
-    return name.rpartition(".")[2] == kept.rpartition(".")[2]
+    return name.rpartition(".")[2] == kept_name.rpartition(".")[2]
 
 
 def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
     """`save_model` drops the second name of a tied tensor and notes it in the metadata: dropped name -> kept name."""
-    metadata = {name: kept for name, kept in metadata.items() if _may_be_dropped(name, kept)}
+    metadata = {name: kept_name for name, kept_name in metadata.items() if _may_be_dropped(name, kept_name)}
     if not metadata:
         return tensors
     names = {tensor.fqn for tensor in tensors}
-    dropped = {name: kept for name, kept in metadata.items() if kept in names and name not in names}
+    dropped = {name: kept_name for name, kept_name in metadata.items() if kept_name in names and name not in names}
     if not dropped:
         return tensors
     targets = set(dropped.values())
-    tied = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
-    return [tied.get(t.fqn, t) for t in tensors] + [
-        replace(tied[kept], fqn=name, note=_DROPPED, note_kind=NoteKind.STORED_ELSEWHERE)
-        for name, kept in dropped.items()
+    tied_rows = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
+    return [tied_rows.get(t.fqn, t) for t in tensors] + [
+        replace(tied_rows[kept_name], fqn=name, note=_DROPPED, note_kind=NoteKind.STORED_ELSEWHERE)
+        for name, kept_name in dropped.items()
     ]

@@ -63,18 +63,18 @@ class Index(NamedTuple):
 class Shards(NamedTuple):
     """The readable shards of a folder by name, and the reasons for the unreadable shards, without a path.
 
-    `missing` is one line about all `absent` shards.
+    `missing_message` is one line about all `missing_shards`.
     """
 
     states: list[tuple[str, ModelState]]
     failed: dict[str, str]
-    absent: list[str]
-    missing: str
+    missing_shards: list[str]
+    missing_message: str
 
     @property
     def unread_shards(self) -> frozenset[str]:
         """Names of the shards without a readable state."""
-        return frozenset((*self.failed, *self.absent))
+        return frozenset((*self.failed, *self.missing_shards))
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -96,12 +96,12 @@ def read(path: str, read_file: ReadFile) -> ModelState:
     if files.is_folder(path):
         return read_folder(path, read_file)
     index = _read_index(path, "the index")
-    state, beside = _read_indexed(index, path, "the index", read_file), _find_unnamed(index)
-    if not beside:
+    state, unnamed_files = _read_indexed(index, path, "the index", read_file), _find_unnamed(index)
+    if not unnamed_files:
         return state
     message = (
         "statecli did not read these weight files next to the shards, because the index does not list them: "
-        f"{quoting.names(beside)}"
+        f"{quoting.names(unnamed_files)}"
     )
     return _add_oddities(state, Oddity(OddityKind.UNNAMED_SHARDS.value, message))
 
@@ -115,25 +115,27 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     choice = checkpoint_folder.choose_checkpoint(path)
     where = files.join(path, choice.name)
     files.prefetch((where, *config_files.list_config_files(path, choice.names)))
-    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, choice.names)) is not None:
-        raise UnreadableError(elsewhere)
-    used: list[str] = []
+    if (reason := checkpoint_folder.explain_weights_elsewhere(path, choice.names)) is not None:
+        raise UnreadableError(reason)
+    used_files: list[str] = []
     oddities: list[Oddity] = []
     if checkpoint_folder.INDEX.search(choice.name):
         index = _read_index(where, choice.name)
-        used, state = index.shards, _read_indexed(index, path, choice.name, read_file)
+        used_files, state = index.shards, _read_indexed(index, path, choice.name, read_file)
     elif match := checkpoint_folder.SERIES.match(choice.name):
-        used = _list_series(match)
-        state = _read_series(path, used, read_file)
+        used_files = _list_series(match)
+        state = _read_series(path, used_files, read_file)
     else:
         state = replace(read_file(where), target=path)
-    beside = sorted({*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used, others))
-    if beside:
-        message = f"statecli did not read other weights in the same folder: {quoting.names(beside)}"
+    other_weights = sorted(
+        {*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used_files, others)
+    )
+    if other_weights:
+        message = f"statecli did not read other weights in the same folder: {quoting.names(other_weights)}"
         oddities.append(Oddity("other-weights", message))
     companions = [name for name in choice.names if checkpoint_folder.COMPANIONS.match(name) and name not in others]
-    if unread := [name for name in companions if not name.endswith(".json")]:
-        message = f"statecli did not read other files of the training run: {quoting.names(unread)}"
+    if files_not_read := [name for name in companions if not name.endswith(".json")]:
+        message = f"statecli did not read other files of the training run: {quoting.names(files_not_read)}"
         oddities.append(Oddity("companions", message))
     if steps := deepspeed.list_steps(path):
         message = (
@@ -162,15 +164,17 @@ def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState
         rank_folders.build_missing_row(name, "model", f"{files.join(path, name)}: {why}")
         for name, why in shards.failed.items()
     ]
-    if shards.absent:
+    if shards.missing_shards:
         rows.append(
-            rank_folders.build_missing_row(quoting.names(shards.absent), "model", f"{path}: {shards.missing}; {AGAIN}")
+            rank_folders.build_missing_row(
+                quoting.names(shards.missing_shards), "model", f"{path}: {shards.missing_message}; {AGAIN}"
+            )
         )
     return _add_missing_rows(state, shards, rows)
 
 
 def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo]) -> ModelState:
-    oddities = (Oddity(OddityKind.MISSING_SHARD.value, shards.missing),) if shards.absent else ()
+    oddities = (Oddity(OddityKind.MISSING_SHARD.value, shards.missing_message),) if shards.missing_shards else ()
     sections = tuple(dict.fromkeys((*state.sections, *(row.section for row in rows))))
     return replace(_add_oddities(state, *oddities), tensors=(*state.tensors, *rows), sections=sections)
 
@@ -194,28 +198,28 @@ def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
 
 
 def _describe_missing(missing: list[str], count: int, why: str) -> str:
-    subject = f"shard {quoting.names(missing)} is" if len(missing) == 1 else f"shards {quoting.names(missing)} are"
-    return f"{subject} missing: {count - len(missing)} of {count} exist, {why}"
+    noun, verb = ("shard", "is") if len(missing) == 1 else ("shards", "are")
+    return f"{noun} {quoting.names(missing)} {verb} missing: {count - len(missing)} of {count} exist, {why}"
 
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     """The missing shards. Raises MissingShard if no shard is present."""
     files.prefetch(files.join(folder, shard) for shard in shards)
-    absent = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
-    if len(absent) == len(shards):
-        raise MissingShard(f"{_describe_missing(absent, len(shards), why)}; {AGAIN}")
-    return absent
+    missing_shards = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
+    if len(missing_shards) == len(shards):
+        raise MissingShard(f"{_describe_missing(missing_shards, len(shards), why)}; {AGAIN}")
+    return missing_shards
 
 
-def _read_index(path: str, what: str) -> Index:
-    """Read and check the index at `path`; messages call the index `what`."""
-    document = _read_document(path, what)
+def _read_index(path: str, label: str) -> Index:
+    """Read and check the index at `path`; messages call the index `label`."""
+    document = _read_document(path, label)
     if _DEEPSPEED_FILES in document:
         raise MalformedError(
-            f"{what} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files listed "
+            f"{label} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files listed "
             "there, and statecli did not check these files; run statecli audit on each file"
         )
-    weight_map = _check_weight_map(document, what)
+    weight_map = _check_weight_map(document, label)
     metadata = document.get("metadata")
     index = Index(
         files.get_folder(path),
@@ -224,59 +228,61 @@ def _read_index(path: str, what: str) -> Index:
         metadata if type(metadata) is dict else {},
     )
     for shard in index.shards:
-        _check_name(shard, what)
+        _check_name(shard, label)
     return index
 
 
-def _read_document(path: str, what: str) -> dict[str, Any]:
-    with add_subject_to_errors(what), Source(path) as source:
+def _read_document(path: str, label: str) -> dict[str, Any]:
+    with add_subject_to_errors(label), Source(path) as source:
         if source.size > MAX_INDEX:
             raise MalformedError(f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX} for an index")
         raw = source.read(0, source.size)
-    document, repeats = json_object.parse_object(raw, what)
-    json_object.refuse_repeats(repeats, what)
+    document, repeats = json_object.parse_object(raw, label)
+    json_object.refuse_repeats(repeats, label)
     return document
 
 
-def _check_weight_map(document: dict[str, Any], what: str) -> dict[str, str]:
+def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
     weight_map = document.get("weight_map")
     if type(weight_map) is not dict or not weight_map:
-        raise MalformedError(f"{what} has no weight_map, or the weight_map is empty")
+        raise MalformedError(f"{label} has no weight_map, or the weight_map is empty")
     for fqn, shard in weight_map.items():
         if type(shard) is not str:
-            raise MalformedError(f"{what} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name")
+            raise MalformedError(
+                f"{label} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name"
+            )
     # transformers joins what Flax nests with slashes.
     return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
 
-def _check_name(shard: str, what: str) -> None:
+def _check_name(shard: str, label: str) -> None:
     """Refuse a name with a path, a drive, a URL or a home folder on any system."""
     if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
-        raise MalformedError(f"{what} points outside its folder: {quoting.quote(shard)} is not a plain file name")
+        raise MalformedError(f"{label} points outside its folder: {quoting.quote(shard)} is not a plain file name")
 
 
-def _read_indexed(index: Index, target: str, what: str, read_file: ReadFile) -> ModelState:
-    shards = _read_shards(index.folder, index.shards, f"according to {what}", read_file)
+def _read_indexed(index: Index, target: str, label: str, read_file: ReadFile) -> ModelState:
+    shards = _read_shards(index.folder, index.shards, f"according to {label}", read_file)
     state = _merge_shards(target, shards.states)
     oddities = _check_index(index, shards, read_file)
     oddities += [] if shards.unread_shards else _check_total(index.metadata, state)
     if shards.unread_shards:
         state = _add_missing_rows(state, shards, _build_missing_rows(index, target, shards))
-    beside = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
-    metadata = replace(state.metadata, values={**state.metadata.values, **beside})
+    index_values = {key: value for key, value in index.metadata.items() if type(value) in (str, int, float, bool)}
+    metadata = replace(state.metadata, values={**state.metadata.values, **index_values})
     return replace(_add_oddities(state, *oddities), metadata=metadata)
 
 
 def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[TensorInfo]:
     """Build a row for each name in a missing or unreadable shard."""
-    rows, lost = [], shards.unread_shards
+    rows, unread_shards = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
-        if shard in lost:
+        if shard in unread_shards:
             why = shards.failed.get(shard)
             file = target if why is None else files.join(index.folder, shard)
-            wrong = f"{shards.missing}; {AGAIN}" if why is None else _of_its_shard(why)
-            damage = f"{file}: {quoting.name(fqn)}: {wrong}"
-            rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=wrong, damage=damage))
+            fault = f"{shards.missing_message}; {AGAIN}" if why is None else _of_its_shard(why)
+            damage = f"{file}: {quoting.name(fqn)}: {fault}"
+            rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=fault, damage=damage))
     return rows
 
 
@@ -286,13 +292,13 @@ def _of_its_shard(why: str) -> str:
 
 def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Shards:
     """Read each shard. Raises UnreadableError if no shard can be read: MissingShard, or the first error."""
-    absent = _refuse_absent(folder, names, why)
+    missing_shards = _refuse_absent(folder, names, why)
     states: list[tuple[str, ModelState]] = []
     errors: dict[str, UnreadableError] = {}
-    gone = frozenset(absent)
+    missing_names = frozenset(missing_shards)
     for name in names:
         try:
-            if name not in gone:
+            if name not in missing_names:
                 states.append((name, _read_shard(folder, name, read_file)))
         except PlaceUnreadable:
             raise
@@ -301,7 +307,7 @@ def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -
     if not states:
         raise next(iter(errors.values()))
     failed = {name: _strip_folder(str(error), folder, name) for name, error in errors.items()}
-    return Shards(states, failed, absent, _describe_missing(absent, len(names), why))
+    return Shards(states, failed, missing_shards, _describe_missing(missing_shards, len(names), why))
 
 
 def _strip_folder(why: str, folder: str, name: str) -> str:
@@ -384,21 +390,23 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
 def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
     """Return the settings with equal values in all shards; differing settings are below the name of their shard."""
     sides = [state.metadata for _, state in states]
-    every = join(reversed(sides))
-    agreed = select(
-        every,
-        lambda key: all(is_same_setting(key, every, side) for side in sides if key in side.values or key in side.kinds),
+    joined = join(reversed(sides))
+    common = select(
+        joined,
+        lambda key: all(
+            is_same_setting(key, joined, side) for side in sides if key in side.values or key in side.kinds
+        ),
     )
 
-    def is_own(key: str) -> bool:
-        return key not in agreed.values and key not in agreed.kinds
+    def is_uncommon(key: str) -> bool:
+        return key not in common.values and key not in common.kinds
 
-    return join((agreed, *(put_below(select(state.metadata, is_own), f"{shard}.") for shard, state in states)))
+    return join((common, *(put_below(select(state.metadata, is_uncommon), f"{shard}.") for shard, state in states)))
 
 
 def _find_unnamed(index: Index) -> list[str]:
     """List files next to the shards, of the same format, whose names belong to no other checkpoint."""
-    named, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
+    shard_names, kinds = set(index.shards), {_split_series_name(shard) for shard in index.shards}
     suffixes = {os.path.splitext(shard)[1] for shard in index.shards}.intersection(checkpoint_folder.WEIGHTS)
     names = [
         name for name in checkpoint_folder.list_files(index.folder or ".") if os.path.splitext(name)[1] in suffixes
@@ -406,7 +414,7 @@ def _find_unnamed(index: Index) -> list[str]:
     return [
         name
         for name in names
-        if name not in (*SINGLE, *named)
+        if name not in (*SINGLE, *shard_names)
         and not checkpoint_folder.COMPANIONS.match(name)
         and _split_series_name(name) in (None, *kinds)
     ]
@@ -435,38 +443,38 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
 
 def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddity]:
     """Refuse an index that the shards contradict; note tensors not named by the index."""
-    weight_map, states, lost = index.weight_map, shards.states, shards.unread_shards
+    weight_map, states, unread_shards = index.weight_map, shards.states, shards.unread_shards
     shard_of = {tensor.fqn: shard for shard, state in states for tensor in state.tensors}
     for fqn, shard in weight_map.items():
-        if fqn not in shard_of and shard in lost:
+        if fqn not in shard_of and shard in unread_shards:
             continue
         if fqn not in shard_of:
-            where = _locate_tensor(fqn, index, read_file)
-            raise IndexMismatch(f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but {where}")
+            location = _locate_tensor(fqn, index, read_file)
+            raise IndexMismatch(f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but {location}")
         if shard_of[fqn] != shard:
             raise IndexMismatch(
                 f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but the tensor is in {shard_of[fqn]}"
             )
     # The dropped name of a tied tensor is a row of ours and no entry of the file.
     rows = [tensor for _, state in states for tensor in state.tensors if tensor.fqn not in weight_map]
-    extra = [tensor.fqn for tensor in rows if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
-    message = f"the index does not list these tensors of the shards: {quoting.names(extra)}"
-    return [Oddity(OddityKind.NOT_IN_INDEX.value, message, extra[0])] if extra else []
+    unlisted_names = [tensor.fqn for tensor in rows if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
+    message = f"the index does not list these tensors of the shards: {quoting.names(unlisted_names)}"
+    return [Oddity(OddityKind.NOT_IN_INDEX.value, message, unlisted_names[0])] if unlisted_names else []
 
 
 def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
     claimed = metadata.get("total_size")
     if not isinstance(claimed, (int, float)):
         return []
-    seen: dict[Any, int] = {}
+    bytes_by_storage: dict[Any, int] = {}
     for n, tensor in enumerate(state.tensors):
         key = n if tensor.storage is None else tensor.storage
-        seen[key] = max(tensor.nbytes, seen.get(key, 0))
-    total = sum(seen.values())
+        bytes_by_storage[key] = max(tensor.nbytes, bytes_by_storage.get(key, 0))
+    total = sum(bytes_by_storage.values())
     if claimed in (total, sum(tensor.nbytes for tensor in state.tensors)):
         return []
-    differ = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
-    message = f"the index records a total of {claimed} bytes, {differ} than the tensors take ({total})"
+    difference = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
+    message = f"the index records a total of {claimed} bytes, {difference} than the tensors take ({total})"
     return [Oddity(OddityKind.INDEX_TOTAL.value, message)]
 
 
@@ -486,5 +494,5 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def _list_present(folder: str, shards: list[str], why: str) -> tuple[str, ...]:
-    absent = frozenset(_refuse_absent(folder, shards, why))
-    return tuple(shard for shard in shards if shard not in absent)
+    missing_shards = frozenset(_refuse_absent(folder, shards, why))
+    return tuple(shard for shard in shards if shard not in missing_shards)

@@ -229,7 +229,9 @@ class _Reader:
                     self._read_pickled(record, payloads, is_weight=folder == "weights")
                 else:
                     self._read_configured(model, folder, payloads)
-            self._read_program(model, self._read_json(f"{prefix}{model}.json"), payloads, beside=len(models) > 1)
+            self._read_program(
+                model, self._read_json(f"{prefix}{model}.json"), payloads, has_several_models=len(models) > 1
+            )
         self._read_compiled()
         self.oddities.extend(find_unused_records(self.archive, *_RECORDS))
 
@@ -352,7 +354,9 @@ class _Reader:
 
     # --- programs ---------------------------------------------------------------------------------------------------
 
-    def _read_program(self, model: str, program: dict[str, Any], contents: _Payloads, *, beside: bool = False) -> None:
+    def _read_program(
+        self, model: str, program: dict[str, Any], contents: _Payloads, *, has_several_models: bool = False
+    ) -> None:
         """Append the rows of a program in the order of its signature, then the names outside the signature."""
         self._check_schema(model, program)
         roles = dict(_collect_roles(program))
@@ -367,7 +371,7 @@ class _Reader:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
         self.state_dicts.append(StateDict(model, is_module=True))
         for key, value in _describe_program(program):
-            self.metadata[f"{model}.{key}" if beside else key] = value
+            self.metadata[f"{model}.{key}" if has_several_models else key] = value
 
     def _check_schema(self, model: str, program: dict[str, Any]) -> None:
         """Refuse a newer schema; older schemas use the same terms for weights."""
@@ -512,9 +516,9 @@ _INPUTS = {
 
 def _iter_inputs(program: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
     """Yield the name, the kind and the description of each tensor in the signature."""
-    for spec in _list_specs(program):
-        for what, (key, kind) in _INPUTS.items():
-            description = spec.get(what) if type(spec) is dict else None
+    for input_spec in _list_specs(program):
+        for field, (key, kind) in _INPUTS.items():
+            description = input_spec.get(field) if type(input_spec) is dict else None
             if type(description) is dict and type(description.get(key)) is str:
                 yield description[key], kind, description
 
@@ -542,9 +546,11 @@ def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
     if tensor.shape is None or tensor.dtype is None:
         return None
     sizes = meta.get("sizes")
-    stated = tuple(size.get("as_int") if type(size) is dict else None for size in sizes) if type(sizes) is list else ()
-    if tensor.shape != stated:
-        return f"its sizes are {list(tensor.shape)}, but the graph was traced for {list(stated)}"
+    traced_shape = (
+        tuple(size.get("as_int") if type(size) is dict else None for size in sizes) if type(sizes) is list else ()
+    )
+    if tensor.shape != traced_shape:
+        return f"its sizes are {list(tensor.shape)}, but the graph was traced for {list(traced_shape)}"
     dtype = meta.get("dtype")
     if type(dtype) is int and DTYPES.get(dtype) != tensor.dtype:
         return f"its dtype is {tensor.dtype}, but the graph was traced for {DTYPES.get(dtype, dtype)}"

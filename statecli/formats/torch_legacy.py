@@ -54,7 +54,9 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 def read(path: str, section: str | None = None) -> ModelState:
     """Read the state of one stream. Raises UnreadableError for a damaged or truncated stream."""
     pickle, storages, oddities = read_contents(path)
-    return build_state(pickle, storages, target=path, format=NAME, traits=TRAITS, oddities=oddities, wanted=section)
+    return build_state(
+        pickle, storages, target=path, format=NAME, traits=TRAITS, oddities=oddities, requested_section=section
+    )
 
 
 def read_contents(path: str) -> Contents:
@@ -66,9 +68,9 @@ def read_contents(path: str) -> Contents:
         storages = dict(_locate_storages(source, keys, _collect_declared(pickle)))
         end = max((storage.offset + storage.length for storage in storages.values()), default=keys.end)
         if end < source.size:
-            left = source.size - end
-            message = f"{left} bytes are appended after the last storage"
-            oddities.append(Oddity(OddityKind.SUFFIXED.value, message, place=Place(path, end, left)))
+            surplus = source.size - end
+            message = f"{surplus} bytes are appended after the last storage"
+            oddities.append(Oddity(OddityKind.SUFFIXED.value, message, place=Place(path, end, surplus)))
     return Contents(pickle, storages, oddities)
 
 
@@ -84,19 +86,19 @@ def _read_pickles(source: Source) -> list[Pickle]:
     return pickles
 
 
-def _read_pickle_at(source: Source, at: int, what: str) -> Pickle:
+def _read_pickle_at(source: Source, at: int, label: str) -> Pickle:
     """Read the pickle at byte `at` through growing windows."""
-    left, window = source.size - at, _FIRST_WINDOW
+    remaining_bytes, window = source.size - at, _FIRST_WINDOW
     while True:
-        data = source.read(at, min(window, left, MAX_PICKLE))
+        data = source.read(at, min(window, remaining_bytes, MAX_PICKLE))
         try:
-            return checkpoint_pickle.load(data, f"{what} (a pickle at byte {at})", module_ids=True)
+            return checkpoint_pickle.load(data, f"{label} (a pickle at byte {at})", module_ids=True)
         except TruncatedPickle:
-            if len(data) == left:
+            if len(data) == remaining_bytes:
                 raise
             if len(data) == MAX_PICKLE:
                 raise MalformedError(
-                    f"{what} is a pickle of more than {MAX_PICKLE:,} bytes, the limit of statecli"
+                    f"{label} is a pickle of more than {MAX_PICKLE:,} bytes, the limit of statecli"
                 ) from None
         window *= _GROWTH
 
@@ -105,19 +107,19 @@ def _check_version(magic: Any, version: Any) -> None:
     if type(magic) is not int or magic != LEGACY_MAGIC_NUMBER:
         raise UnreadableError("is a pickle, but torch.save did not write it: its magic number is missing")
     if type(version) is not int or version != VERSION:
-        shown_version = version if type(version) is int and abs(version) < 2**63 else "not a 64-bit integer"
-        raise MalformedError(f"its format version is {shown_version}, but torch.save always writes {VERSION}")
+        version_text = version if type(version) is int and abs(version) < 2**63 else "not a 64-bit integer"
+        raise MalformedError(f"its format version is {version_text}, but torch.save always writes {VERSION}")
 
 
 def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
     """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
-    seen: dict[str, tuple[str, int]] = {}
+    declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
         key, declared = _decode_storage(persistent.pid)
-        if seen.setdefault(key, declared) != declared:
-            first, second = (f"{numel} {dtype} elements" for dtype, numel in (seen[key], declared))
+        if declared_by_key.setdefault(key, declared) != declared:
+            first, second = (f"{numel} {dtype} elements" for dtype, numel in (declared_by_key[key], declared))
             raise MalformedError(f"storage {key!r} has two descriptions: {first} and {second}")
-    return seen
+    return declared_by_key
 
 
 def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:

@@ -56,7 +56,7 @@ def read(path: str, section: str | None = None) -> ModelState:
         format=NAME,
         traits=TRAITS,
         oddities=oddities,
-        wanted=section,
+        requested_section=section,
         reads_all_storages=True,
     )
 
@@ -112,9 +112,9 @@ def _check_kind(archive: Archive) -> None:
             "save the checkpoint again"
         )
     entries = [name for name in records if not name.endswith("/")]
-    packed = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
-    if packed:
-        raise UnreadableError(f"is a zip archive that contains {quoting.names(packed)}: unpack it first (unzip)")
+    packed_names = [name for name in entries if name.endswith((*checkpoint_folder.WEIGHTS, ".npz", ".zip", ".tar"))]
+    if packed_names:
+        raise UnreadableError(f"is a zip archive that contains {quoting.names(packed_names)}: unpack it first (unzip)")
     raise UnreadableError(
         f"is a zip archive, but torch.save did not write it: it contains {quoting.names(entries) or 'no file'}"
     )

@@ -111,7 +111,7 @@ def read(path: str, section: str | None = None) -> ModelState:
         format=NAME,
         traits=TRAITS,
         oddities=oddities,
-        wanted=section,
+        requested_section=section,
         dtypes=dtypes,
     )
     return _add_constants(state, constants, sizes)
@@ -136,11 +136,11 @@ def _read_part(archive: Archive, name: str) -> _Part:
 
 def _list_foreign_names(pickle: Pickle) -> list[Global]:
     """List the names outside the archive's own code: torch.jit.load knows no Python modules."""
-    own = ("__torch__.", "torch.jit._pickle.")
+    own_prefixes = ("__torch__.", "torch.jit._pickle.")
     return [
         mention
         for mention in pickle.globals
-        if not mention.qualified.startswith(own) and mention.qualified not in _STORAGES
+        if not mention.qualified.startswith(own_prefixes) and mention.qualified not in _STORAGES
     ]
 
 
@@ -183,8 +183,8 @@ class _Modules:
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self.classes: dict[str, dict[str, _Class]] = {}
-        self.read = 0
-        self.made: dict[int, Obj] = {}
+        self.code_bytes = 0
+        self.created: dict[int, Obj] = {}
 
     def convert(self, root: Any) -> Any:
         """Convert the root and every module below to the Python form; other objects stay."""
@@ -197,11 +197,11 @@ class _Modules:
 
     def _convert_object(self, node: Obj) -> Obj:
         """Create an object with the Python name of its class; torch's quantized classes are recognised by name."""
-        if id(node) not in self.made:
+        if id(node) not in self.created:
             cls = node.cls
             module = _MANGLED.sub("", cls.module).removeprefix("__torch__.")
-            self.made[id(node)] = Obj(Global(module, cls.name, cls.position), ())
-        return self.made[id(node)]
+            self.created[id(node)] = Obj(Global(module, cls.name, cls.position), ())
+        return self.created[id(node)]
 
     def _fill(self, node: Obj) -> Iterator[Obj]:
         """Give the created object its attributes and create the modules among them."""
@@ -211,10 +211,10 @@ class _Modules:
             converted.state = node.state
             return
         groups: dict[str, dict[str, Any]] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
-        plain: dict[Any, Any] = {}
+        plain_attributes: dict[Any, Any] = {}
         for name, value in attributes.items():
             if self._is_module(value):
-                if id(value) not in self.made:
+                if id(value) not in self.created:
                     yield value
                 groups["_modules"][name] = self._convert_object(value)
             elif name in script_class.parameters:
@@ -222,9 +222,9 @@ class _Modules:
             elif _is_tensor(value) if script_class.buffers is None else name in script_class.buffers:
                 groups["_buffers"][name] = value
             else:
-                plain[name] = _strip_tag(value)
-        plain.update(script_class.settings)
-        converted.state = {**plain, **groups}
+                plain_attributes[name] = _strip_tag(value)
+        plain_attributes.update(script_class.settings)
+        converted.state = {**plain_attributes, **groups}
 
     def _is_module(self, node: Any) -> bool:
         script_class = self._find_class(node)
@@ -249,8 +249,8 @@ class _Modules:
         record = find_record(self.archive, f"code/{module.replace('.', '/')}.py")
         if record is None:
             return ""
-        self.read += record.size
-        if self.read > MAX_CODE:
+        self.code_bytes += record.size
+        if self.code_bytes > MAX_CODE:
             raise MalformedError(f"its code has more than {MAX_CODE:,} bytes, the limit of statecli")
         return self.archive.read(record, MAX_CODE).decode("utf-8", "replace")
 
@@ -262,17 +262,17 @@ def _strip_tag(value: Any) -> Any:
     """
     top = [value]
     stack: list[tuple[Any, Any]] = [(top, 0)]
-    seen: dict[int, tuple[Any, Any]] = {}
+    converted: dict[int, tuple[Any, Any]] = {}
     while stack:
         holder, key = stack.pop()
         node = holder[key] = _strip_annotation(holder[key])
         if type(node) not in (list, tuple, dict):
             continue
-        if id(node) not in seen:
+        if id(node) not in converted:
             items = list(node) if type(node) is tuple else node
-            seen[id(node)] = items, node  # both stay, or another object could get the identity of one
-            stack.extend((items, below) for below in (items if type(items) is dict else range(len(items))))
-        holder[key] = seen[id(node)][0]
+            converted[id(node)] = items, node  # both stay, or another object could get the identity of one
+            stack.extend((items, index) for index in (items if type(items) is dict else range(len(items))))
+        holder[key] = converted[id(node)][0]
     return top[0]
 
 
@@ -335,10 +335,10 @@ def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> 
     oddities = [oddity for oddity in reading.oddities if not constants or oddity.kind is not OddityKind.NO_TENSORS]
     tensors = (replace(tensor, persistent=None, saved=tensor.kind in _REGISTERED) for tensor in state.tensors)
     values = state.metadata.values
-    own = {key: value for key, value in values.items() if not _is_usual(key, value, values)}
+    own_values = {key: value for key, value in values.items() if not _is_usual(key, value, values)}
     return replace(
         state,
-        metadata=replace(state.metadata, values={**own, **sizes}),
+        metadata=replace(state.metadata, values={**own_values, **sizes}),
         tensors=(*tensors, *constants),
         sections=(*state.sections, *([CONSTANTS] if constants else [])),
         oddities=tuple(oddities),
@@ -354,8 +354,8 @@ def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
 def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
     """Build rows of the constants, under the code's names. Their role in the module is not recorded."""
     nodes = enumerate(root if type(root) is tuple else ())
-    found = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
-    for count, (path, _, tensor) in enumerate(found):
+    entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
+    for count, (path, _, tensor) in enumerate(entries):
         if count > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
         if tensor is not None:

@@ -79,10 +79,10 @@ def _find_parts(path: str) -> dict[str, str]:
 
 def _find_folders(path: str) -> dict[str, str]:
     """Map the folders of torch.distributed.checkpoint to their sections."""
-    named = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
+    matches = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
-        for name, match in named
+        for name, match in matches
         if match and dcp.sniff(files.join(path, name), b"")
     }
 
@@ -90,7 +90,7 @@ def _find_folders(path: str) -> dict[str, str]:
 def members(path: str) -> tuple[str, ...]:
     """List the files of the model and of the training, relative to the folder. Raises as `sharded.members`."""
     model = sharded.members(path) if _has_weights(path) else _list_within(path, _find_sharded_model(path))
-    return (*model, *(way for name in _find_parts(path) for way in _list_within(path, name))) if model else ()
+    return (*model, *(member for name in _find_parts(path) for member in _list_within(path, name))) if model else ()
 
 
 def _list_within(path: str, name: str) -> tuple[str, ...]:
@@ -152,17 +152,23 @@ def _build_unreadable_row(name: str, section: str, error: UnreadableError) -> Te
 
 
 def _as_section(state: ModelState, section: str, name: str) -> ModelState:
-    def inside(own: str) -> str:
-        return section if not own or (own in _LONE and len(state.sections) < 2) else f"{section}.{own}"
+    def name_section(inner_section: str) -> str:
+        return (
+            section
+            if not inner_section or (inner_section in _LONE and len(state.sections) < 2)
+            else f"{section}.{inner_section}"
+        )
 
     of_model = section.startswith(("model", "custom_checkpoint"))
     return replace(
         state,
-        tensors=tuple(_move_row(tensor, inside(tensor.section), name, of_model) for tensor in state.tensors),
-        sections=tuple(map(inside, state.sections)),
-        optimizers=tuple(replace(facts, section=inside(facts.section)) for facts in state.optimizers),
+        tensors=tuple(_move_row(tensor, name_section(tensor.section), name, of_model) for tensor in state.tensors),
+        sections=tuple(map(name_section, state.sections)),
+        optimizers=tuple(replace(facts, section=name_section(facts.section)) for facts in state.optimizers),
         state_dicts=tuple(
-            replace(state_dict, section=inside(state_dict.section)) for state_dict in state.state_dicts if of_model
+            replace(state_dict, section=name_section(state_dict.section))
+            for state_dict in state.state_dicts
+            if of_model
         ),
         oddities=tuple(oddity for oddity in state.oddities if oddity.kind is not OddityKind.NO_TENSORS),
     )
@@ -173,8 +179,8 @@ def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> Te
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
     if of_model or tensor.kind not in _MODELS:
         return replace(tensor, section=section, storage=storage)
-    other = {"kind": Kind.OTHER, "evidence": Evidence.CONVENTION, "persistent": None}
-    return replace(tensor, section=section, storage=storage, **other)
+    other_role = {"kind": Kind.OTHER, "evidence": Evidence.CONVENTION, "persistent": None}
+    return replace(tensor, section=section, storage=storage, **other_role)
 
 
 def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> ModelState:
@@ -182,15 +188,17 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
     settings = model.metadata
     for name, state in parts:
         # `format` says the same of each file of safetensors.
-        own = state.metadata
-        if own.values.get("format") == model.metadata.values.get("format"):
-            own = replace(own, values={key: value for key, value in own.values.items() if key != "format"})
-        settings = add_file(settings, *_name_settings(name, own))
-    read = [state for state in states if state.format != NAME]
+        part_settings = state.metadata
+        if part_settings.values.get("format") == model.metadata.values.get("format"):
+            part_settings = replace(
+                part_settings, values={key: value for key, value in part_settings.values.items() if key != "format"}
+            )
+        settings = add_file(settings, *_name_settings(name, part_settings))
+    read_states = [state for state in states if state.format != NAME]
     return replace(
         model,
-        format=f"{NAME} {'+'.join(dict.fromkeys(state.format for state in read))}",
-        traits=combine_traits((TRAITS, *(state.traits for state in read))),
+        format=f"{NAME} {'+'.join(dict.fromkeys(state.format for state in read_states))}",
+        traits=combine_traits((TRAITS, *(state.traits for state in read_states))),
         tensors=tuple(tensor for state in states for tensor in state.tensors),
         sections=tuple(section for state in states for section in state.sections),
         metadata=settings,
@@ -207,8 +215,8 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
     if match is None:
         return os.path.splitext(name)[0], settings
     what = match["what"]
-    own = rename(settings, lambda key: (f"{what}.", "") if key else None)
-    return what if match["number"] == "0" else name, own
+    folder_settings = rename(settings, lambda key: (f"{what}.", "") if key else None)
+    return what if match["number"] == "0" else name, folder_settings
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
@@ -221,10 +229,10 @@ def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
     ]
     if len(importing) > 1:
         names = safe_globals.find_foreign_names([qualified for _, state in parts for qualified, _ in state.globals])
-        shown = quoting.names([name for name, _ in importing])
+        part_names = quoting.names([name for name, _ in importing])
         message = (
-            f"{shown}: torch.load(weights_only=False) would import or call {len(names)} functions or classes listed "
-            "in these files"
+            f"{part_names}: torch.load(weights_only=False) would import or call {len(names)} functions or classes "
+            "listed in these files"
         )
         yield Oddity(OddityKind.FOREIGN_GLOBALS.value, f"{message}: {quoting.names(names)}")
     for name, state in parts:

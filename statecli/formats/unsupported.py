@@ -192,8 +192,8 @@ def _read_first_member(head: bytes) -> str:
 
 def _describe_lfs_pointer(head: bytes) -> str:
     size = _LFS_SIZE.search(head)
-    elsewhere = f" (for a file of {int(size[1]):,} bytes)" if size else ""
-    return f"a git-lfs pointer{elsewhere}: run: git lfs pull"
+    size_text = f" (for a file of {int(size[1]):,} bytes)" if size else ""
+    return f"a git-lfs pointer{size_text}: run: git lfs pull"
 
 
 def _describe_text(head: bytes, size: int) -> str:

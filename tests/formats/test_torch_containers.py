@@ -52,7 +52,7 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """Return a function that reads bytes with a container reader; the reader of the graph is replaced."""
 
-    def stand_in(pickle, storages, *, target, format, traits, oddities, wanted, reads_all_storages=False):
+    def stand_in(pickle, storages, *, target, format, traits, oddities, requested_section, reads_all_storages=False):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
     monkeypatch.setattr(torch_zip, "build_state", stand_in)

@@ -91,7 +91,7 @@ class SavedTensor(msgspec.Struct, gc=False):
     shape: Sizes
     requires_grad: bool
     chunks: list[Chunk]
-    wrong: str | None = None
+    fault: str | None = None
 
 
 class Metadata(msgspec.Struct, gc=False):
@@ -238,8 +238,8 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
             if type(step) is int and step >= 0:
                 before = tuple(steps[:at]) if is_short else (fqn, at)
                 lengths[before] = max(lengths.get(before, 0), step + 1)
-        plain = type(fqn) is str and type(path) in (tuple, list) and is_short
-        if plain and all(type(step) is str or (type(step) is int and step >= 0) for step in steps):
+        is_plain = type(fqn) is str and type(path) in (tuple, list) and is_short
+        if is_plain and all(type(step) is str or (type(step) is int and step >= 0) for step in steps):
             yield fqn, tuple(steps)
     total = sum(lengths.values())
     if total > len(names) + MAX_EMPTY_ITEMS:
@@ -314,11 +314,13 @@ def _read_places(node: Any, what: str) -> dict[str, list[Stored]]:
         )
     stored_by_name: dict[str, list[Stored]] = {}
     for key, value in items.items():
-        index = _shown_state(key.value if type(key) is Key else key, _INDEX)
+        index = _read_attributes(key.value if type(key) is Key else key, _INDEX)
         fqn = index.get("fqn") if index else None
         if index is None or type(fqn) is not str:
             raise MalformedError(f"{what} has a storage record without a tensor name; save the checkpoint again")
-        stored_by_name.setdefault(fqn, []).append(_read_stored(index.get("offset"), _shown_state(value, _PLACE), fqn))
+        stored_by_name.setdefault(fqn, []).append(
+            _read_stored(index.get("offset"), _read_attributes(value, _PLACE), fqn)
+        )
     return stored_by_name
 
 
@@ -342,7 +344,7 @@ def _list_items(node: Any) -> Mapping[Any, Any] | None:
     return node if type(node) is dict else None
 
 
-def _shown_state(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
+def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
     """Return all attributes of an object of these classes; None if some may come from elsewhere."""
     if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state

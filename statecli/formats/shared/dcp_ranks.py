@@ -27,56 +27,56 @@ class Rival(NamedTuple):
     """Name saved by two ranks: the place of the first rank and the place of the second."""
 
     fqn: str
-    mine: Stored
-    theirs: Stored
+    first: Stored
+    other: Stored
 
 
 def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]]:
     """Merge the metadata of all ranks, and list names saved whole by several ranks; the first rank wins."""
     first, rivals = metadatas[0], list[Rival]()
-    for other in metadatas[1:]:
-        for fqn in other.order:
-            rivals.extend(_join(first, other, fqn))
-        first.foreign.extend(other.foreign)
+    for metadata in metadatas[1:]:
+        for fqn in metadata.order:
+            rivals.extend(_join(first, metadata, fqn))
+        first.foreign.extend(metadata.foreign)
     return first, rivals
 
 
 def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
     """Add the other rank's chunks of a name."""
-    mine, theirs = first.tensors.get(fqn), other.tensors.get(fqn)
-    places = other.places.get(fqn, [])
-    if fqn not in first.places and mine is None:
+    tensor, other_tensor = first.tensors.get(fqn), other.tensors.get(fqn)
+    other_places = other.places.get(fqn, [])
+    if fqn not in first.places and tensor is None:
         first.order.append(fqn)
-        first.places[fqn] = places
-        if theirs is not None:
-            first.tensors[fqn] = theirs
+        first.places[fqn] = other_places
+        if other_tensor is not None:
+            first.tensors[fqn] = other_tensor
         if fqn in other.paths:
             first.paths[fqn] = other.paths[fqn]
         return
-    if isinstance(mine, SavedTensor) and isinstance(theirs, SavedTensor):
-        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            shapes = f"{mine.dtype} {quoting.shape(mine.shape)} and {theirs.dtype} {quoting.shape(theirs.shape)}"
+    if isinstance(tensor, SavedTensor) and isinstance(other_tensor, SavedTensor):
+        if (tensor.dtype, tensor.shape) != (other_tensor.dtype, other_tensor.shape):
+            shapes = " and ".join(f"{saved.dtype} {quoting.shape(saved.shape)}" for saved in (tensor, other_tensor))
             first.tensors[fqn] = f"the tensor differs between two ranks: {shapes}; save the checkpoint again"
             return
-        chunks = set(mine.chunks)
-        mine.chunks.extend(chunk for chunk in theirs.chunks if chunk not in chunks)
-        mine.wrong = mine.wrong or theirs.wrong
-    here = first.places.setdefault(fqn, [])
-    by_start = {stored.start: stored for stored in here}
-    for stored in places:
+        chunks = set(tensor.chunks)
+        tensor.chunks.extend(chunk for chunk in other_tensor.chunks if chunk not in chunks)
+        tensor.fault = tensor.fault or other_tensor.fault
+    first_places = first.places.setdefault(fqn, [])
+    by_start = {stored.start: stored for stored in first_places}
+    for stored in other_places:
         if stored.start in by_start:
             yield Rival(fqn, by_start[stored.start], stored)
-        elif mine is not None and theirs is not None:
-            here.append(stored)
+        elif tensor is not None and other_tensor is not None:
+            first_places.append(stored)
 
 
 def find_missing_names(names: Iterable[str], members: Iterable[str]) -> list[str]:
     """List the metadata of ranks between those of `names`, or with a file among the folder's `members`."""
-    here = parse_ranks(names)
-    if not here:
+    ranks = parse_ranks(names)
+    if not ranks:
         return []
-    between = range(min(max(here), MAX_RANKS))
-    return [f"__{rank}.metadata" for rank in sorted({*between, *parse_ranks(members)} - here)]
+    between = range(min(max(ranks), MAX_RANKS))
+    return [f"__{rank}.metadata" for rank in sorted({*between, *parse_ranks(members)} - ranks)]
 
 
 def parse_ranks(names: Iterable[str]) -> set[int]:
@@ -90,32 +90,32 @@ def describe_merge(path: str, count: int, rivals: Sequence[Rival]) -> Oddity:
     Raises UnreadableError for a file that changes meanwhile.
     """
     message = f"saved by {count} ranks without communication, so each rank has its own metadata file"
-    differ, unread = _find_difference(path, rivals)
-    if differ:
+    differing_names, names_not_compared = _find_difference(path, rivals)
+    if differing_names:
         message += (
             "; these values differ between ranks, and statecli shows the values of the first rank: "
-            f"{quoting.names(differ)}"
+            f"{quoting.names(differing_names)}"
         )
-    if unread:
-        message += f"; these values were not compared between ranks: {quoting.names(unread)}"
+    if names_not_compared:
+        message += f"; these values were not compared between ranks: {quoting.names(names_not_compared)}"
     return Oddity("rank-metadata", message)
 
 
 def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], list[str]]:
     """List names whose archives differ (torch.save is deterministic), and names not compared."""
-    differ: dict[str, None] = {}
-    unread: dict[str, None] = {}
-    left = MAX_COMPARED
-    for rival in sorted(rivals, key=lambda rival: rival.mine.length):
-        if rival.mine.length != rival.theirs.length:
-            differ[rival.fqn] = None
+    differing_names: dict[str, None] = {}
+    names_not_compared: dict[str, None] = {}
+    bytes_left = MAX_COMPARED
+    for rival in sorted(rivals, key=lambda rival: rival.first.length):
+        if rival.first.length != rival.other.length:
+            differing_names[rival.fqn] = None
             continue
-        left -= 2 * rival.mine.length
-        if left < 0:
-            unread[rival.fqn] = None
-        elif _read_stored(path, rival.mine) != _read_stored(path, rival.theirs):
-            differ[rival.fqn] = None
-    return list(differ), [fqn for fqn in unread if fqn not in differ]
+        bytes_left -= 2 * rival.first.length
+        if bytes_left < 0:
+            names_not_compared[rival.fqn] = None
+        elif _read_stored(path, rival.first) != _read_stored(path, rival.other):
+            differing_names[rival.fqn] = None
+    return list(differing_names), [fqn for fqn in names_not_compared if fqn not in differing_names]
 
 
 def _read_stored(path: str, stored: Stored) -> bytes:

@@ -64,35 +64,37 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
 
     Each folder and each `trained` parameter has a float32 copy; parameters with optimizer state have all states.
     """
-    present = {
+    files_by_parameter = {
         name: frozenset(
             file for file in checkpoint_folder.list_files(files.join(path, FOLDER, name)) if file.endswith(_SUFFIX)
         )
         for name in _list_parameters(path)
     }
-    counts = Counter(present.values())
-    usual = max(counts, key=lambda names: (counts[names], len(names)), default=frozenset())
-    for name in dict.fromkeys((*present, *trained)):
-        present_files = present.get(name, frozenset())
-        expected = {_MASTER} | (usual if present_files - {_MASTER} and present_files < usual else frozenset())
-        yield from ((name, files.join(FOLDER, name, file)) for file in sorted(expected - present_files))
+    counts = Counter(files_by_parameter.values())
+    usual_files = max(counts, key=lambda names: (counts[names], len(names)), default=frozenset())
+    for name in dict.fromkeys((*files_by_parameter, *trained)):
+        present_files = files_by_parameter.get(name, frozenset())
+        expected_files = {_MASTER} | (
+            usual_files if present_files - {_MASTER} and present_files < usual_files else frozenset()
+        )
+        yield from ((name, files.join(FOLDER, name, file)) for file in sorted(expected_files - present_files))
 
 
 def read_states(target: str, path: str) -> Iterator[TensorInfo]:
     """Yield each state of each parameter in the folder `path`; an unreadable state is a row with the reason."""
-    ways = [way for way in members(path) if way.count("/") > 1 and way.endswith(_SUFFIX)]
-    files.prefetch(files.join(path, way) for way in ways)
-    for way in ways:
-        _, parameter, name = way.split("/")
+    state_files = [member for member in members(path) if member.count("/") > 1 and member.endswith(_SUFFIX)]
+    files.prefetch(files.join(path, member) for member in state_files)
+    for member in state_files:
+        _, parameter, name = member.split("/")
         section = f"optimizer.{name.removesuffix(_SUFFIX)}"
         try:
-            tensor = _read_tensor(files.join(path, way), parameter)
+            tensor = _read_tensor(files.join(path, member), parameter)
         except UnreadableError as error:
-            row = replace(build_missing_row(parameter, section, f"{target}: {way}: {error}"), kind=Kind.OPTIMIZER)
+            row = replace(build_missing_row(parameter, section, f"{target}: {member}: {error}"), kind=Kind.OPTIMIZER)
         else:
             if tensor is None:
                 continue
-            tensor.storage = f"{way}:{tensor.storage}"
+            tensor.storage = f"{member}:{tensor.storage}"
             row = build_info(Row(parameter, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER), section, target)
         yield replace(row, evidence=Evidence.OPTIMIZER, belongs_to=parameter)
 

@@ -114,7 +114,7 @@ def _is_size(value: Any) -> bool:
 
 
 class Shard(NamedTuple):
-    """One rank's part of the optimizer: `vectors` by state and group, `loose` for unpartitioned state.
+    """One rank's part of the optimizer: `vectors` by state and group, and the `unpartitioned` state by name.
 
     `lengths` are the lengths of the float32 copies, `padded` includes the elements omitted by the last ranks; `slices`
     has for each group the offset and length of each name.
@@ -124,7 +124,7 @@ class Shard(NamedTuple):
     ranks: int
     uneven: bool
     vectors: dict[str, list[Tensor | None]]
-    loose: dict[str, Tensor]
+    unpartitioned: dict[str, Tensor]
     lengths: list[int]
     padded: list[int]
     aligned: list[list[int]]
@@ -143,17 +143,19 @@ def _read_shard(rank: Rank) -> Shard:
         raise MalformedError(
             f"{rank.name}: partition_count is {count}; expected the number of ranks, 1 to {MAX_RANKS - 1}"
         )
-    last = stage == 3
-    key = "fp32_flat_groups" if last else "single_partition_of_fp32_groups"
+    is_stage_3 = stage == 3
+    key = "fp32_flat_groups" if is_stage_3 else "single_partition_of_fp32_groups"
     masters = rank.read_vectors(saved.get(key), f"{rank.name}: {key}")
     lengths = [master.elements for master in masters]
-    vectors, loose = _read_states(rank, saved.get("optimizer_state_dict" if last else "base_optimizer_state"), lengths)
+    vectors, unpartitioned = _read_states(
+        rank, saved.get("optimizer_state_dict" if is_stage_3 else "base_optimizer_state"), lengths
+    )
     paddings = _read_paddings(saved.get("group_paddings"))
     padded = [length + (paddings[n] if n < len(paddings) else 0) for n, length in enumerate(lengths)]
     aligned = [_read_paddings(group) for group in as_sequence(saved.get("param_alignment_paddings")) or ()]
     slices = [_read_slices(mappings) for mappings in as_sequence(saved.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
-    return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, loose, lengths, padded, aligned, slices)
+    return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned, slices)
 
 
 def _read_integer(node: Any) -> Any:
@@ -184,18 +186,18 @@ def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
 def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
     """The optimizer's own states: vectors as long as their group's, and all other tensors by a name of their own."""
     vectors: dict[str, list[Tensor | None]] = {}
-    loose: dict[str, Tensor] = {}
+    unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):
         for name, value in state.items():
             tensor = rank.decoder.tensor(value, f"{rank.name}: {name}")
             if tensor is None:
                 continue
-            dense = tensor.data is not None and not tensor.data.strides
-            if group < len(lengths) and dense and tensor.shape == (max(tensor.elements, lengths[group], 2),):
+            is_dense = tensor.data is not None and not tensor.data.strides
+            if group < len(lengths) and is_dense and tensor.shape == (max(tensor.elements, lengths[group], 2),):
                 vectors.setdefault(name, [None] * len(lengths))[group] = tensor
             else:
-                loose[f"state[{group}][{name!r}]"] = tensor
-    return vectors, loose
+                unpartitioned[f"state[{group}][{name!r}]"] = tensor
+    return vectors, unpartitioned
 
 
 def _group_states(node: Any) -> list[dict[str, Any]]:
@@ -224,34 +226,34 @@ class Part(NamedTuple):
     name: str
     shape: Shape
     pieces: tuple[Piece, ...]
-    wrong: str | None = None
+    fault: str | None = None
 
 
 class Layout:
-    """The ranks' parts of one optimizer; `lost` has a reason for each missing rank."""
+    """The ranks' parts of one optimizer; `reasons_by_rank` has a reason for each missing rank."""
 
-    def __init__(self, shards: dict[int, Shard], lost: dict[int, str]) -> None:
+    def __init__(self, shards: dict[int, Shard], reasons_by_rank: dict[int, str]) -> None:
         first = next(iter(shards.values()))
-        self.shards, self.lost = shards, lost
+        self.shards, self.reasons_by_rank = shards, reasons_by_rank
         self.stage, self.count = first.stage, first.ranks
         self.pieces = 0
 
     def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
         """Every trained parameter."""
-        wrong = self._find_disagreement(trained)
-        laid = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
-        for name, shape, places in laid if wrong is None else ():
+        fault = self._find_disagreement(trained)
+        placements = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
+        for name, shape, places in placements if fault is None else ():
             pieces, why = self._collect_pieces(places)
             yield Part(name, shape, () if why else pieces, why)
-        if wrong is not None:
-            yield from (Part(name, shape, (), wrong) for group in trained for name, shape in group.items())
+        if fault is not None:
+            yield from (Part(name, shape, (), fault) for group in trained for name, shape in group.items())
 
     def _collect_pieces(self, places: Iterator[Piece]) -> tuple[tuple[Piece, ...], str | None]:
         pieces = []
         for piece in places:
             if piece.rank not in self.shards:
                 beyond = f"the parameter extends beyond the partitions of {self.count} ranks"
-                return (), self.lost.get(piece.rank, beyond)
+                return (), self.reasons_by_rank.get(piece.rank, beyond)
             available = self.shards[piece.rank].lengths[piece.group]
             if piece.at + piece.elements > available:
                 return (), (
@@ -292,29 +294,32 @@ class Layout:
         """Check as zero_to_fp32.py does: the parameters fill the ranks' vectors, except padding."""
         reference = next(iter(self.shards.values()))
         if self.stage == 3:
-            wanted = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
-            available = sum(reference.lengths)
-            why = f"the parameters need {wanted} elements in each rank, but each rank has {available}"
-            return None if wanted == available else why
+            needed_elements = sum(-(-prod(shape) // self.count) for shapes in trained for shape in shapes.values())
+            available_elements = sum(reference.lengths)
+            why = f"the parameters need {needed_elements} elements in each rank, but each rank has {available_elements}"
+            return None if needed_elements == available_elements else why
         step = 2 * self.count
-        for group, shapes in enumerate(trained) if not self.lost else ():
+        for group, shapes in enumerate(trained) if not self.reasons_by_rank else ():
             padding = sum(reference.aligned[group]) if group < len(reference.aligned) else 0
-            wanted = sum(map(prod, shapes.values())) + padding
-            available = sum(shard.lengths[group] for shard in self.shards.values())
-            if -(-wanted // step) != -(-available // step):
-                return f"the parameters of group {group} need {wanted} elements, but its partitions have {available}"
+            needed_elements = sum(map(prod, shapes.values())) + padding
+            available_elements = sum(shard.lengths[group] for shard in self.shards.values())
+            if -(-needed_elements // step) != -(-available_elements // step):
+                return (
+                    f"the parameters of group {group} need {needed_elements} elements, but its partitions have "
+                    f"{available_elements}"
+                )
         return None
 
     def _walk_groups(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
         """Yield the pieces in stages 1 and 2: parameters concatenated and split evenly, padding at the end."""
         for group, shapes in enumerate(trained):
             length = max(shard.padded[group] for shard in self.shards.values())
-            paddings = next(iter(self.shards.values())).aligned
-            behind = paddings[group] if group < len(paddings) else []
+            paddings_by_group = next(iter(self.shards.values())).aligned
+            group_paddings = paddings_by_group[group] if group < len(paddings_by_group) else []
             at = 0
             for n, (name, shape) in enumerate(shapes.items()):
                 yield name, shape, _split_at_ranks(group, at, prod(shape), length)
-                at += prod(shape) + (behind[n] if n < len(behind) else 0)
+                at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
     def _split(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
         """Stage 3: each parameter in equal parts, the last of them padded; groups go on where another ends."""
@@ -322,9 +327,9 @@ class Layout:
         at = 0
         for shapes in trained:
             for name, shape in shapes.items():
-                each = -(-prod(shape) // self.count)
-                yield name, shape, _split_evenly(ends, at, prod(shape), each)
-                at += each
+                elements_per_rank = -(-prod(shape) // self.count)
+                yield name, shape, _split_evenly(ends, at, prod(shape), elements_per_rank)
+                at += elements_per_rank
 
 
 def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
@@ -338,11 +343,11 @@ def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator
         yield Piece(0, group, 0, elements)
 
 
-def _split_evenly(ends: list[int], at: int, elements: int, each: int) -> Iterator[Piece]:
-    """Split evenly: `each` elements of every rank, from `at` on of its concatenated vectors, which end at `ends`."""
+def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: int) -> Iterator[Piece]:
+    """Split evenly: `elements_per_rank`, from `at` on of each rank's concatenated vectors, which end at `ends`."""
     rank = 0
     while elements:
-        count = min(elements, each)
+        count = min(elements, elements_per_rank)
         yield from _split_at_groups(ends, rank, at, count)
         rank, elements = rank + 1, elements - count
 
@@ -351,9 +356,9 @@ def _split_at_groups(ends: list[int], rank: int, at: int, count: int) -> Iterato
     while count:
         group = min(bisect_right(ends, at), len(ends) - 1)
         start = ends[group - 1] if group else 0
-        here = min(count, ends[group] - at) if at < ends[group] else count
-        yield Piece(rank, group, at - start, here)
-        at, count = at + here, count - here
+        length = min(count, ends[group] - at) if at < ends[group] else count
+        yield Piece(rank, group, at - start, length)
+        at, count = at + length, count - length
 
 
 def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> TensorData:
@@ -384,7 +389,7 @@ def _build_rows(name: str, layout: Layout, parts: list[Part], owner: Owner) -> I
 
 def build_row(part: Part, views: list[View], owner: Owner, section: str) -> TensorInfo:
     """Build a tensor from `views` into the ranks' files."""
-    wrong = part.wrong or _find_fault(part, views)
+    fault = part.fault or _find_fault(part, views)
     dtype = views[0][0].dtype if views else "float32"
     devices = {tensor.device for tensor, _, _ in views}
     return TensorInfo(
@@ -396,9 +401,9 @@ def build_row(part: Part, views: list[View], owner: Owner, section: str) -> Tens
         f"{owner.prefix}{section}",
         device=devices.pop() if len(devices) == 1 else None,
         saved=True,
-        note=f"cannot be read: {wrong}" if wrong else _describe_partitions([piece.rank for piece in part.pieces]),
-        data=None if wrong else _join_views(owner.target, views, dtype, part.shape),
-        damage=f"{owner.target}: {part.name}: {wrong}" if wrong else None,
+        note=f"cannot be read: {fault}" if fault else _describe_partitions([piece.rank for piece in part.pieces]),
+        data=None if fault else _join_views(owner.target, views, dtype, part.shape),
+        damage=f"{owner.target}: {part.name}: {fault}" if fault else None,
     )
 
 
@@ -426,38 +431,38 @@ def _describe_partitions(ranks: list[int]) -> str | None:
 class Optimizer:
     """The readable parts of the ranks' optimizer.
 
-    `unreadable` and `absent` have a reason for each rank; `odd` are oddities of the layout, complete once `rows` are
-    made.
+    `unreadable` and `missing_reasons` have a reason for each rank; `oddities` are those of the layout, complete once
+    `rows` are made.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
         self.ranks: dict[int, Rank] = {}
         self.shards: dict[int, Shard] = {}
         self.unreadable: dict[int, str] = {}
-        self.absent: dict[int, str] = {}
-        self.odd: list[Oddity] = []
+        self.missing_reasons: dict[int, str] = {}
+        self.oddities: list[Oddity] = []
         imported: set[str] = set()
         for rank, name in sorted(files.items()):
             try:
-                read = read_rank(folder, name, imported)
-                self.shards[rank] = _read_shard(read)
-                self.ranks[rank] = read
+                loaded_rank = read_rank(folder, name, imported)
+                self.shards[rank] = _read_shard(loaded_rank)
+                self.ranks[rank] = loaded_rank
             except UnreadableError as error:
                 self.unreadable[rank] = f"rank {rank}: {error}"
         self.count = next((shard.ranks for shard in self.shards.values()), 0)
-        #: What a save by more ranks has left behind.
-        self.stale = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
+        #: Names of files that a save by more ranks left in the folder.
+        self.stale_files = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
         self.shards = {rank: shard for rank, shard in self.shards.items() if rank < self.count}
-        self.missing = self._count_missing()
+        self.missing_count = self._count_missing()
 
     def _count_missing(self) -> int:
         """Count the missing ranks; nothing is joined beyond the first missing rank."""
-        here = {*self.shards, *self.unreadable}
-        absent = (rank for rank in range(self.count) if rank not in here)
-        for rank in islice(absent, len(here) + 1):
-            here_text = f"the folder has files of {len(here)} of {self.count} ranks"
-            self.absent[rank] = f"rank {rank} is missing: {here_text}; copy the file of this rank"
-        return max(self.count - sum(rank < self.count for rank in here), 0)
+        existing_ranks = {*self.shards, *self.unreadable}
+        missing_ranks = (rank for rank in range(self.count) if rank not in existing_ranks)
+        for rank in islice(missing_ranks, len(existing_ranks) + 1):
+            counts = f"the folder has files of {len(existing_ranks)} of {self.count} ranks"
+            self.missing_reasons[rank] = f"rank {rank} is missing: {counts}; copy the file of this rank"
+        return max(self.count - sum(rank < self.count for rank in existing_ranks), 0)
 
     def rows(self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
         """Yield each state of each `trained` parameter, by group, then unpartitioned state.
@@ -466,38 +471,39 @@ class Optimizer:
         """
         if not self.shards:
             why = next(iter(self.unreadable.values()), None)
-            named = ((name, shape) for group in trained for name, shape in group.items()) if why else ()
+            parameters = ((name, shape) for group in trained for name, shape in group.items()) if why else ()
             yield from (
-                build_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in named
+                build_row(Part(name, shape, (), why), [], owner, f"optimizer.{MASTER}") for name, shape in parameters
             )
             return
-        layout = Layout(self.shards, self.unreadable | self.absent)
+        layout = Layout(self.shards, self.unreadable | self.missing_reasons)
         parts = [
-            part._replace(pieces=(), wrong=clashes[part.name]) if part.name in clashes else part
+            part._replace(pieces=(), fault=clashes[part.name]) if part.name in clashes else part
             for part in layout.parts(trained)
         ]
-        self.odd.extend(islice(self._find_misplaced(parts), 1))
+        self.oddities.extend(islice(self._find_misplaced(parts), 1))
         names = dict.fromkeys(name for shard in self.shards.values() for name in shard.vectors)
         for name in names:
             yield from _build_rows(name, layout, parts, owner)
-        yield from self._build_loose_rows(owner)
+        yield from self._build_unpartitioned_rows(owner)
 
     def _find_misplaced(self, parts: list[Part]) -> Iterator[Oddity]:
         """Yield parts that a rank locates differently than the order of `param_shapes`."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices
-                own = slices[piece.group].get(part.name) if piece.group < len(slices) else None
-                if own is not None and own != (piece.at, piece.elements):
-                    claimed = f"rank {piece.rank} places this parameter at elements {own[0]} to {own[0] + own[1]}"
+                recorded = slices[piece.group].get(part.name) if piece.group < len(slices) else None
+                if recorded is not None and recorded != (piece.at, piece.elements):
+                    start, length = recorded
+                    claimed = f"rank {piece.rank} places this parameter at elements {start} to {start + length}"
                     computed = f"but param_shapes places it at elements {piece.at} to {piece.at + piece.elements}"
                     yield Oddity("misplaced-partition", f"{quoting.name(part.name)}: {claimed}, {computed}", part.name)
 
-    def _build_loose_rows(self, owner: Owner) -> Iterator[TensorInfo]:
+    def _build_unpartitioned_rows(self, owner: Owner) -> Iterator[TensorInfo]:
         """Yield the unpartitioned state of the first rank, for example Adam's `step`."""
         rank, shard = next(iter(self.shards.items()))
         note = f"value of rank {rank}; other ranks may have other values" if self.count > 1 else None
-        for name, tensor in shard.loose.items():
+        for name, tensor in shard.unpartitioned.items():
             row = Row(name, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER, saved=True, note=note)
             info = build_info(row, f"{owner.prefix}optimizer", self.ranks[rank].name)
             yield replace(info, storage=f"{self.ranks[rank].name}:{tensor.storage}")

@@ -117,16 +117,16 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
     element, available = header.element, storage.length - header.length
     elements = prod(header.shape)
     kind, evidence = (Kind.PARAMETER, Evidence.ASSUMED) if element.is_number else (Kind.OTHER, Evidence.CONVENTION)
-    bare = TensorInfo(fqn, element.dtype, header.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
+    row = TensorInfo(fqn, element.dtype, header.shape, elements, 0, kind=kind, evidence=evidence, saved=True)
     if element.has_objects:
-        return replace(bare, nbytes=available, note=element.note)
+        return replace(row, nbytes=available, note=element.note)
     if header.nbytes > available:
         why = (
             f"{element.dtype} {quoting.shape(header.shape)} takes {header.nbytes} bytes, but {available} follow "
             "the header: truncated; copy or download the file again"
         )
         damage = f"{storage.path}: {quoting.name(fqn)}: {why}"
-        return replace(bare, note=f"cannot be read: {why}", damage=damage)
+        return replace(row, note=f"cannot be read: {why}", damage=damage)
     if not element.size and elements > storage.length:
         raise MalformedError(
             f"claims {elements} elements of 0 bytes each, more than the file has bytes ({storage.length}); statecli "
@@ -134,7 +134,7 @@ def build_row(fqn: str, header: Header, storage: ByteRange) -> TensorInfo:
         )
     strides = tuple(prod(header.shape[:axis]) for axis in range(len(header.shape))) if header.is_fortran else None
     data = _build_data(header, storage, strides)
-    return replace(bare, nbytes=header.nbytes, note=element.note, data=data)
+    return replace(row, nbytes=header.nbytes, note=element.note, data=data)
 
 
 def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | None) -> TensorData:
@@ -176,8 +176,8 @@ def _parse_element(descr: Any) -> Element:
         return Element(
             record_dtypes.name_dtype("O", layout.dtype), layout.size, _OBJECTS, has_objects=True, is_number=False
         )
-    named = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
-    note = f"records of {layout.size} bytes: {quoting.names(named)}" if named else None
+    field_names = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
+    note = f"records of {layout.size} bytes: {quoting.names(field_names)}" if field_names else None
     dtype = record_dtypes.name_dtype(f"V{layout.size}", layout.dtype)
     return Element(dtype, layout.size, note, is_number=False)
 
@@ -223,23 +223,23 @@ def _parse_code(descr: str) -> Element:
     if not match or digits not in _SIZES.get(kind, (digits,)) or (unit and kind + digits not in ("m8", "M8")):
         raise MalformedError(f"its descr {quoting.quote(descr)} is not a dtype that numpy saves")
     size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
-    big = order == ">" and size > 1 and kind not in "SaO"
+    is_big_endian = order == ">" and size > 1 and kind not in "SaO"
     if kind == "O":
         return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
     if kind in "?b":
         return Element("bool", size)
     if kind == "V":
         guess = {1: "a float8 type", 2: "bfloat16"}.get(size)
-        more = f": perhaps {guess}, which numpy saves as void" if guess else ""
-        note = f"void of {size} byte{'s' * (size != 1)}{more}"
-        return Element(f"numpy V{size}", size, note, is_number=bool(more))
+        guess_text = f": perhaps {guess}, which numpy saves as void" if guess else ""
+        note = f"void of {size} byte{'s' * (size != 1)}{guess_text}"
+        return Element(f"numpy V{size}", size, note, is_number=bool(guess_text))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
     if kind in "fc" and dtype in LONG:
         # Only the bytes are compared, so that the name says their order.
-        return Element(f"numpy {'>' * big}{dtype}", size, LONG[dtype], is_big_endian=big)
+        return Element(f"numpy {'>' * is_big_endian}{dtype}", size, LONG[dtype], is_big_endian=is_big_endian)
     if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
-    return Element(dtype, size, is_big_endian=big, is_number=kind not in "SUamM")
+    return Element(dtype, size, is_big_endian=is_big_endian, is_number=kind not in "SUamM")
 
 
 class _Literal:

@@ -13,20 +13,25 @@ from statecli.storage.byte_source import Source, add_subject_to_errors
 
 def merge_oddities(oddities: Mapping[str, Iterable[Oddity]]) -> list[Oddity]:
     """Merge oddities by the names of ranks or files; an oddity of several files is listed once."""
-    where: dict[Oddity, list[str]] = {}
-    for name, of_rank in oddities.items():
-        for oddity in of_rank:
-            where.setdefault(oddity, []).append(name)
-    more = {oddity: f" and {len(names) - 1} more" if len(names) > 1 else "" for oddity, names in where.items()}
-    return [replace(oddity, message=f"{names[0]}{more[oddity]}: {oddity.message}") for oddity, names in where.items()]
+    names_by_oddity: dict[Oddity, list[str]] = {}
+    for name, rank_oddities in oddities.items():
+        for oddity in rank_oddities:
+            names_by_oddity.setdefault(oddity, []).append(name)
+    other_counts = {
+        oddity: f" and {len(names) - 1} more" if len(names) > 1 else "" for oddity, names in names_by_oddity.items()
+    }
+    return [
+        replace(oddity, message=f"{names[0]}{other_counts[oddity]}: {oddity.message}")
+        for oddity, names in names_by_oddity.items()
+    ]
 
 
-def read_small(path: str, what: str, most: int) -> bytes:
-    """Read a pointer file. Raises UnreadableError for a file of more than `most` bytes."""
-    with add_subject_to_errors(what), Source(path) as source:
-        if source.size > most:
+def read_small(path: str, label: str, max_bytes: int) -> bytes:
+    """Read a pointer file. Raises UnreadableError for a file of more than `max_bytes` bytes."""
+    with add_subject_to_errors(label), Source(path) as source:
+        if source.size > max_bytes:
             raise MalformedError(
-                f"has {source.size} bytes, but should contain only a folder name of at most {most} bytes"
+                f"has {source.size} bytes, but should contain only a folder name of at most {max_bytes} bytes"
             )
         return source.read(0, source.size)
 

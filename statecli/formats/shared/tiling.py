@@ -43,16 +43,16 @@ def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
     looks = MAX_LOOKS * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
     while stack:
-        place, inside = stack.pop()
-        if inside and inside[0] == place and len(inside) == 1:
+        place, boxes_inside = stack.pop()
+        if boxes_inside and boxes_inside[0] == place and len(boxes_inside) == 1:
             continue
-        looks -= len(inside)
+        looks -= len(boxes_inside)
         if looks < 0:
             return f"its {len(boxes)} chunks do not form a regular shard grid"
-        slabs = _split_into_slabs(place, inside) if inside else None
+        slabs = _split_into_slabs(place, boxes_inside) if boxes_inside else None
         if slabs is not None:
             stack.extend(slabs)
-        elif problem := _find_problem(place, inside):
+        elif problem := _find_problem(place, boxes_inside):
             return problem
     return None
 
@@ -99,13 +99,13 @@ def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
     """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
-    for first, two in combinations(boxes[:MAX_PAIRED], 2):
-        if all(a < d and c < b for a, b, c, d in zip(first.start, first.stop, two.start, two.stop, strict=True)):
-            return f"two chunks overlap: {format_box(first)} and {format_box(two)}"
+    for first, second in combinations(boxes[:MAX_PAIRED], 2):
+        if all(a < d and c < b for a, b, c, d in zip(first.start, first.stop, second.start, second.stop, strict=True)):
+            return f"two chunks overlap: {format_box(first)} and {format_box(second)}"
     if len(boxes) > MAX_PAIRED:
         return f"{len(boxes)} chunks of {format_box(place)} do not form a regular shard grid"
-    covered, needed = sum(map(_volume, boxes)), _volume(place)
-    return None if covered == needed else f"its chunks cover {covered} of the {needed} elements of {format_box(place)}"
+    covered, total = sum(map(_volume, boxes)), _volume(place)
+    return None if covered == total else f"its chunks cover {covered} of the {total} elements of {format_box(place)}"
 
 
 def _volume(box: Box) -> int:

@@ -98,7 +98,7 @@ def is_big_endian(archive: Archive) -> bool:
     """Files older than the record are little-endian: torch on big-endian machines came with the record."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
-    if any(other != name and other.lower() == name.lower() for other in archive.records):
+    if any(record_name != name and record_name.lower() == name.lower() for record_name in archive.records):
         raise MalformedError(
             "has a byteorder record with upper-case letters in its name; torch never writes such a name, so another "
             "program changed the file; save the checkpoint again"
@@ -149,18 +149,18 @@ def locate_storages(
 
 def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], folder: str = "data") -> Iterator[Oddity]:
     """Yield storages with bytes not named by the pickle."""
-    used = {
+    used_keys = {
         pid[2]
         for persistent in pickle.persistent
         if type(pid := persistent.pid) is tuple and len(pid) > 2 and type(pid[2]) is str
     }
-    if storages.keys() <= used:
+    if storages.keys() <= used_keys:
         return
-    idle = [key for key, where in storages.items() if key not in used and where.length]
-    if idle:
-        total, first = sum(storages[key].length for key in idle), storages[idle[0]]
-        shown = quoting.names([f"{folder}/{key}" for key in idle])
-        message = f"{total} bytes belong to storages that no tensor uses: {shown}"
+    unused_keys = [key for key, where in storages.items() if key not in used_keys and where.length]
+    if unused_keys:
+        total, first = sum(storages[key].length for key in unused_keys), storages[unused_keys[0]]
+        names = quoting.names([f"{folder}/{key}" for key in unused_keys])
+        message = f"{total} bytes belong to storages that no tensor uses: {names}"
         yield Oddity(OddityKind.UNUSED_STORAGES.value, message, place=Place(first.path, first.offset, first.length))
 
 
@@ -176,11 +176,11 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
     alignment = int(word) if word.isascii() and word.isdecimal() else 0
     prefix = f"{archive.folder}/data/"
     end: int | None = None
-    seen: set[str] = set()
+    checked_keys: set[str] = set()
     records, bits_by_class = archive.records, dict[int, int | None]()
     for persistent in pickle.persistent:
         pid = persistent.pid
-        if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str or pid[2] in seen:
+        if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str or pid[2] in checked_keys:
             continue
         if id(pid[1]) not in bits_by_class:
             dtype = STORAGE_DTYPES.get(pid[1].name) if type(pid[1]) is Global else None
@@ -188,7 +188,7 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
         record, bits = records.get(prefix + pid[2]), bits_by_class[id(pid[1])]
         if record is None or bits is None or type(pid[4]) is not int:
             return  # torch does not find it either, or the reader refuses the file
-        seen.add(pid[2])
+        checked_keys.add(pid[2])
         size = pid[4] * bits // 8
         start = record.data_offset if end is None else compute_data_offset(end, record.name, size, alignment or 1)
         if start != record.data_offset:
@@ -211,21 +211,21 @@ def compute_data_offset(header: int, name: str, size: int, alignment: int) -> in
     return -(-start // alignment) * alignment
 
 
-def find_unused_records(archive: Archive, *used: str, prefix: str | None = None) -> Iterator[Oddity]:
-    """Yield records with bytes that no loader reads: `used` are names below `prefix`, or folders with /.
+def find_unused_records(archive: Archive, *used_names: str, prefix: str | None = None) -> Iterator[Oddity]:
+    """Yield records with bytes that no loader reads: `used_names` are names below `prefix`, or folders with /.
 
     `prefix`: by default the archive's folder.
     """
     prefix = f"{archive.folder}/" if prefix is None else prefix
-    names = {prefix + name for name in used}
+    names = {prefix + name for name in used_names}
     folders = tuple(name for name in names if name.endswith("/"))
     others = (record for name, record in archive.records.items() if not name.startswith(folders))
-    unused = [record for record in others if record.size and record.name not in names]
-    if unused:
-        shown = quoting.names([record.name.removeprefix(prefix) for record in unused])
-        size = sum(record.compressed_size for record in unused)
-        place = Place(archive.path, unused[0].data_offset, unused[0].compressed_size)
-        message = f"{size} bytes belong to records that torch does not read: {shown}"
+    unused_records = [record for record in others if record.size and record.name not in names]
+    if unused_records:
+        unused_names = quoting.names([record.name.removeprefix(prefix) for record in unused_records])
+        size = sum(record.compressed_size for record in unused_records)
+        place = Place(archive.path, unused_records[0].data_offset, unused_records[0].compressed_size)
+        message = f"{size} bytes belong to records that torch does not read: {unused_names}"
         yield Oddity(OddityKind.UNUSED_RECORDS.value, message, place=place)
 
 
@@ -238,5 +238,5 @@ def find_gaps(archive: Archive) -> Iterator[Oddity]:
     gaps = [(name, place) for name, place in archive.spaces if place.length > padding + MAX_PADDING]
     if gaps:
         (name, place), total = gaps[0], sum(place.length for _, place in gaps)
-        behind = quoting.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
-        yield Oddity(OddityKind.GAP.value, f"{total} bytes after {behind} belong to no record", place=place)
+        preceding = quoting.name(name) + (f" and {len(gaps) - 1} other records" if len(gaps) > 1 else "")
+        yield Oddity(OddityKind.GAP.value, f"{total} bytes after {preceding} belong to no record", place=place)

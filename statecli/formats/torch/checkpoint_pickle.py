@@ -57,7 +57,7 @@ class _Machine(Machine):
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
         #: Containers that something was made of, by their ids; they are kept so that no other has that id.
-        self.copied: dict[int, Any] = {}
+        self.copied_containers: dict[int, Any] = {}
         #: Whether a call makes a tensor, or copies what it is given, by the id of the global.
         self._makes_tensor: dict[int, bool] = {}
         self._copies: dict[int, bool] = {}
@@ -85,9 +85,11 @@ class _Machine(Machine):
         """Note the containers among these values, and the lists used as pairs in a list."""
         for value in values:
             if type(value) in _GROWING:
-                self.copied[id(value)] = value
+                self.copied_containers[id(value)] = value
             if type(value) in (list, tuple):
-                self.copied.update((id(pair), pair) for pair in value if type(pair) is list and len(pair) == 2)
+                self.copied_containers.update(
+                    (id(pair), pair) for pair in value if type(pair) is list and len(pair) == 2
+                )
 
     def _refuse_writing(self, call: Obj, pos: int) -> None:
         if get_name(call.cls) in _SETTING and len(call.args) > 3:
@@ -101,14 +103,14 @@ class _Machine(Machine):
         """Set the state as the machine does, once for each object."""
         if target.state is not None:
             raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSED}")
-        if id(target) in self.copied and get_name(target.cls).startswith("numpy."):
+        if id(target) in self.copied_containers and get_name(target.cls).startswith("numpy."):
             raise MalformedError(f"{self.label} sets the contents of an array after using the array; {_REFUSED}")
         if _is_same_tensor(target):
             raise MalformedError(f"{self.label} changes a tensor after creating it; {_REFUSED}")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
-            self.copied.update((id(part), part) for part in pair if part is not None)
+            self.copied_containers.update((id(part), part) for part in pair if part is not None)
 
     def set_items(self, target: Any, flat: list[Any], pos: int) -> None:
         """Set items as the machine does, but not in copied containers or in tensors."""
@@ -130,7 +132,7 @@ class _Machine(Machine):
         super().add_elements(target, elements, pos, opcode)
 
     def _refuse_change(self, target: Any, pos: int) -> None:
-        if id(target) in self.copied:
+        if id(target) in self.copied_containers:
             raise self.make_unsupported_error(
                 pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSED}"
             )

@@ -114,13 +114,13 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     metadata = state[8]
     if code not in ("M8", "m8") or type(metadata) is not tuple or len(metadata) != 2 or type(metadata[1]) is not tuple:
         return ""
-    unit, count, other = (*metadata[1], None, None, None)[:3]
+    unit, count, divisor = (*metadata[1], None, None, None)[:3]
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
         raise _malformed("the unit of a date or time is not a pair of a name and a number")
-    divisor = f"/{other}" if type(other) is int and other != 1 and abs(other) < 2**63 else ""
-    return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor}]"
+    divisor_text = f"/{divisor}" if type(divisor) is int and divisor != 1 and abs(divisor) < 2**63 else ""
+    return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor_text}]"
 
 
 def _malformed(why: str) -> MalformedError:

@@ -47,11 +47,11 @@ def build_state(
     format: str,
     traits: FormatTraits,
     oddities: list[Oddity],
-    wanted: str | None = None,
+    requested_section: str | None = None,
     dtypes: Mapping[str, str] = STORAGE_DTYPES,
     reads_all_storages: bool = False,
 ) -> ModelState:
-    """Build the state of a pickled object: every tensor, grouped into sections; `wanted` must be a section.
+    """Build the state of a pickled object: every tensor, grouped into sections; `requested_section` must be a section.
 
     `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`, unless it is the
     state of an optimizer; a tensor that
@@ -62,9 +62,11 @@ def build_state(
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
-        shown = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
-        reading.add_oddity("key-set-twice", f"the key {shown} is set twice; torch.load and statecli use the last value")
-    sections = find_sections(pickle.root, Search(reading.decoder), wanted)
+        key_text = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
+        reading.add_oddity(
+            "key-set-twice", f"the key {key_text} is set twice; torch.load and statecli use the last value"
+        )
+    sections = find_sections(pickle.root, Search(reading.decoder), requested_section)
     tensors: list[TensorInfo] = []
     for section in sections:
         tensors.extend(
@@ -76,21 +78,22 @@ def build_state(
     # A new optimizer, and SGD without momentum, have settings alone.
     if not tensors and not any(section.role == "optimizer" and section.node is pickle.root for section in sections):
         reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the object is {_describe(pickle.root)}")
-    if bare := list(dict.fromkeys(reading.decoder.bare)):
+    if bare_storages := list(dict.fromkeys(reading.decoder.bare_storages)):
         reading.add_oddity(
-            "bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare)}"
+            "bare-storage",
+            f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare_storages)}",
         )
     if reads_all_storages and not any(tensor.damage for tensor in tensors):
         reading.decoder.check_storages(pickle.persistent)
     metadata = collect_settings(pickle.root, reading)
     state_dicts = tuple(read_state_dict(s, reading) for s in sections if s.role in ("model", "module"))
     name_globals(pickle, reading)
-    with_tensors = {tensor.section for tensor in tensors}
+    sections_with_tensors = {tensor.section for tensor in tensors}
     return ModelState(
         target=target,
         format=format,
         tensors=tuple(tensors),
-        sections=tuple(section.path for section in sections if section.path in with_tensors),
+        sections=tuple(section.path for section in sections if section.path in sections_with_tensors),
         metadata=metadata,
         oddities=tuple(reading.oddities),
         globals=tuple((mention.qualified, mention.position) for mention in pickle.globals),
@@ -110,12 +113,12 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
     """Note the names of the pickle outside torch, because torch.load would import or call them."""
     names = safe_globals.find_foreign_names([mention.qualified for mention in pickle.globals])
     if names:
-        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        what = "a function or class" if len(names) == 1 else f"{len(names)} functions or classes"
+        name_list = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        noun = "a function or class" if len(names) == 1 else f"{len(names)} functions or classes"
         reading.add_oddity(
             OddityKind.FOREIGN_GLOBALS.value,
-            f"torch.load(weights_only=False) imports or calls {what} listed in this file: {shown}; to check the file, "
-            "run statecli audit",
+            f"torch.load(weights_only=False) imports or calls {noun} listed in this file: {name_list}; to check the "
+            "file, run statecli audit",
         )
 
 
@@ -141,16 +144,18 @@ def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: 
         return
     items = as_mapping(node)
     if items is None:
-        named: Iterator[tuple[str, Any]] = ((step.removeprefix("."), child) for step, child in iter_children(node))
+        named_children: Iterator[tuple[str, Any]] = (
+            (step.removeprefix("."), child) for step, child in iter_children(node)
+        )
     else:
         numbered = enumerate(items.items())
         entries = (
             (key if type(key) is str else format_subscript(key) or f"[#{i}]", child) for i, (key, child) in numbered
         )
-        named = chain(entries, ((step.removeprefix("."), child) for step, child in iter_non_items(node)))
+        named_children = chain(entries, ((step.removeprefix("."), child) for step, child in iter_non_items(node)))
     tensor_of = reading.tensor
     seen = {id(node)}
-    for path, child in named:
+    for path, child in named_children:
         whole = find_whole(child)
         if whole is not None:
             yield _build_whole_info(path, whole, section.path, kind, evidence)
@@ -165,11 +170,11 @@ def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: 
 def _build_nested_rows(
     path: str, node: Any, reading: Reading, kind: Kind, evidence: Evidence, seen: set[int]
 ) -> Iterator[Row]:
-    for where, child, tensor in reading.walk(node, path, seen=seen):
+    for child_path, child, tensor in reading.walk(node, path, seen=seen):
         if tensor is None:
-            yield from collect_module_rows(strip_compile_wrapper(child), reading, prefix=where + ".")
+            yield from collect_module_rows(strip_compile_wrapper(child), reading, prefix=child_path + ".")
         else:
-            yield build_row(where, tensor, kind, evidence)
+            yield build_row(child_path, tensor, kind, evidence)
 
 
 def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:

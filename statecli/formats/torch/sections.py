@@ -59,63 +59,67 @@ class Search:
 
     def __init__(self, decoder: Decoder) -> None:
         self.is_tensor = decoder.is_tensor
-        self.known: dict[int, bool] = {}
+        self.holds_tensor_by_id: dict[int, bool] = {}
 
     def holds_tensor(self, node: Any) -> bool:
-        if id(node) not in self.known:
+        if id(node) not in self.holds_tensor_by_id:
             self._search(node)
-        return self.known.get(id(node), False)
+        return self.holds_tensor_by_id.get(id(node), False)
 
     def _search(self, root: Any) -> None:
-        above: list[Any] = []
+        ancestors: list[Any] = []
         stack: list[tuple[Any, bool]] = [(root, False)]
         while stack:
-            node, done = stack.pop()
-            if done:
-                above.pop()
+            node, is_finished = stack.pop()
+            if is_finished:
+                ancestors.pop()
                 continue
-            if self.known.get(id(node)) or self.is_tensor(node):
-                self.known.update((id(parent), True) for parent in (*above, node))
+            if self.holds_tensor_by_id.get(id(node)) or self.is_tensor(node):
+                self.holds_tensor_by_id.update((id(parent), True) for parent in (*ancestors, node))
                 return
-            if type(node) in LEAF_TYPES or id(node) in self.known:
+            if type(node) in LEAF_TYPES or id(node) in self.holds_tensor_by_id:
                 continue
-            self.known[id(node)] = False
-            above.append(node)
+            self.holds_tensor_by_id[id(node)] = False
+            ancestors.append(node)
             stack.append((node, True))
             stack.extend((child, False) for child in list_child_nodes(node) if type(child) not in LEAF_TYPES)
 
 
-def find_sections(root: Any, search: Search, wanted: str | None = None) -> list[Section]:
+def find_sections(root: Any, search: Search, requested_section: str | None = None) -> list[Section]:
     """Find the containers of state, in file order. A single state is the section `model`.
 
-    `wanted` is the dotted path of a container required to be a section, or to contain sections, if there are tensors in
-    the container. The search happens while the file is read, because the tensors then have the names below the
-    container.
+    `requested_section` is the dotted path of a container required to be a section, or to contain sections, if there are
+    tensors in the container. The search happens while the file is read, because the tensors then have the names below
+    the container.
     """
     sections = _find_all(root, search)
-    if not wanted or any(f"{section.path}.".startswith(f"{wanted}.") for section in sections):
+    if not requested_section or any(f"{section.path}.".startswith(f"{requested_section}.") for section in sections):
         return sections
     candidates = (
-        node for node in _resolve_path(wanted, root) if not search.is_tensor(node) and search.holds_tensor(node)
+        node
+        for node in _resolve_path(requested_section, root)
+        if not search.is_tensor(node) and search.holds_tensor(node)
     )
     node = next(candidates, None)
     if node is None:
         return sections
-    around = [section for section in sections if section.node is root or wanted.startswith(f"{section.path}.")]
-    role = max(around, key=lambda section: len(section.path)).role if around else "other"
-    rest = [section for section in sections if section not in around]
-    return [*rest, *_find_within(wanted, node, "moments" if role == "optimizer" else role, search)]
+    enclosing_sections = [
+        section for section in sections if section.node is root or requested_section.startswith(f"{section.path}.")
+    ]
+    role = max(enclosing_sections, key=lambda section: len(section.path)).role if enclosing_sections else "other"
+    other_sections = [section for section in sections if section not in enclosing_sections]
+    return [*other_sections, *_find_within(requested_section, node, "moments" if role == "optimizer" else role, search)]
 
 
 def _resolve_path(path: str, root: Any) -> Iterator[Any]:
     """Return the node at a dotted path. A key may have dots of its own, and 1 is written like '1'."""
     stack = [(f"{path}.", root)]
     while stack:
-        rest, node = stack.pop()
-        if not rest:
+        remaining_path, node = stack.pop()
+        if not remaining_path:
             yield node
         steps = ((f"{append_key('', key)}.", child) for key, child in iter_entries(node))
-        stack.extend((rest[len(step) :], child) for step, child in steps if rest.startswith(step))
+        stack.extend((remaining_path[len(step) :], child) for step, child in steps if remaining_path.startswith(step))
 
 
 def _find_within(path: str, node: Any, role: str, search: Search) -> list[Section]:
@@ -124,7 +128,7 @@ def _find_within(path: str, node: Any, role: str, search: Search) -> list[Sectio
     if is_optimizer(node):
         return [Section(path, node, "optimizer")]
     if role == "model" and _should_descend(node, search):
-        return list(_sections(path, node, search, 0))
+        return list(_iter_sections(path, node, search, 0))
     return [Section(path, node, role)]
 
 
@@ -139,7 +143,7 @@ def _find_all(root: Any, search: Search) -> list[Section]:
         return [Section("optimizer", root, "moments")]
     if not _should_descend(root, search):
         return [Section("model", root, "model", ())]
-    return list(_sections("", root, search, 0, ()))
+    return list(_iter_sections("", root, search, 0, ()))
 
 
 #: What the Trainer, Lightning and accelerate name the states of random generators in a file of nothing else.
@@ -151,34 +155,40 @@ def _is_generator_state(root: Any) -> bool:
     return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
 
 
-def _sections(
+def _iter_sections(
     path: str, node: Any, search: Search, depth: int, keys: tuple[str | int, ...] | None = None
 ) -> Iterator[Section]:
-    loose: dict[Any, Any] = {}
-    below: list[Section] = []
+    other_entries: dict[Any, Any] = {}
+    sections: list[Section] = []
     children = (
         (step.removeprefix("."), child) for step, child in iter_non_items(node) if type(child) not in LEAF_TYPES
     )
     for key, child in chain(iter_entries(node), children):
         role = _find_role(child, str(key), search)
-        where = append_key(path, key)
+        child_path = append_key(path, key)
         if role is None:
-            loose[key] = child
+            other_entries[key] = child
         elif role == "other" or role == "model":
-            nested = depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _should_descend(child, search)
-            to_child = _extend_keys(keys, node, key, child)
-            below.extend(
-                _sections(where, child, search, depth + 1, to_child)
-                if nested
-                else [Section(where, child, role, to_child)]
+            is_nested = (
+                depth < MAX_SECTION_DEPTH and not OTHER_WORDS.search(str(key)) and _should_descend(child, search)
+            )
+            child_keys = _extend_keys(keys, node, key, child)
+            sections.extend(
+                _iter_sections(child_path, child, search, depth + 1, child_keys)
+                if is_nested
+                else [Section(child_path, child, role, child_keys)]
             )
         else:
-            below.append(Section(where, child, role, _extend_keys(keys, node, key, child)))
-    if any(search.is_tensor(value) for value in loose.values()):
+            sections.append(Section(child_path, child, role, _extend_keys(keys, node, key, child)))
+    if any(search.is_tensor(value) for value in other_entries.values()):
         # torchtitan puts the model's entries next to the optimizer.
-        is_model = not path and _looks_like_state(loose, "") and not any(section.role in _MODELS for section in below)
-        yield Section("model", loose, "model") if is_model else Section(path, loose, "other")
-    yield from below
+        is_model = (
+            not path
+            and _looks_like_state(other_entries, "")
+            and not any(section.role in _MODELS for section in sections)
+        )
+        yield Section("model", other_entries, "model") if is_model else Section(path, other_entries, "other")
+    yield from sections
 
 
 def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child: Any) -> tuple[str | int, ...] | None:

@@ -20,8 +20,8 @@ from statecli.formats.torch.settings_digest import (
     SCALARS,
     Digests,
     describe_kind,
+    get_unusual_state,
     numpy_scalar,
-    odd_state,
     of_text,
     select_own_arguments,
     select_own_attributes,
@@ -59,27 +59,33 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
     collected: list[_Setting] = []
     kinds: dict[str, set[str]] = {}
     digests = Digests(reading)
-    looked_at = 0
+    entry_count = 0
     root = _replace_tensor(root, digests)
     stack: list[tuple[str, str, Any, tuple[Any, ...]]] = [] if root is None else [("", "", root, (root,))]
     while stack:
-        path, types, node, above = stack.pop()
+        path, types, node, ancestors = stack.pop()
         kinds.setdefault(path, set()).add(describe_kind(node))
-        below = []
+        children = []
         for step, letter, entry in _list_entries(node, digests):
             child = _replace_tensor(entry, digests)
             if child is None and entry is not None:
                 continue
-            looked_at += 1
-            if len(path) > MAX_SETTING or len(collected) == MAX_METADATA or looked_at > MAX_LOOKED_AT:
+            entry_count += 1
+            if len(path) > MAX_SETTING or len(collected) == MAX_METADATA or entry_count > MAX_LOOKED_AT:
                 # Containers may hold each other and be shared without end; what they hold is one thing all the same.
                 return _build_settings(collected, kinds, digests.of(root, "the file"))
-            where, letters = (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
-            if _is_listed(child) and len(above) <= MAX_SECTION_DEPTH and not any(child is parent for parent in above):
-                below.append((where, letters, child, (*above, child)))
+            child_path, letters = (
+                (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
+            )
+            if (
+                _is_listed(child)
+                and len(ancestors) <= MAX_SECTION_DEPTH
+                and not any(child is parent for parent in ancestors)
+            ):
+                children.append((child_path, letters, child, (*ancestors, child)))
             else:
-                collected.append((where, letters, _describe_value(child, where, digests)))
-        stack.extend(reversed(below))
+                collected.append((child_path, letters, _describe_value(child, child_path, digests)))
+        stack.extend(reversed(children))
     return _build_settings(collected, kinds)
 
 
@@ -91,23 +97,23 @@ def _replace_tensor(node: Any, digests: Digests) -> Any:
     return digests.keep(attributes) if attributes else None
 
 
-def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], more: str | None = None) -> Settings:
+def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], digest: str | None = None) -> Settings:
     """By path; of two paths with the same text, the path of other types than the text suggests is spelled out."""
     values: dict[str, Scalar] = {}
     spelled_types: dict[str, str] = {}
     count = Counter(path for path, _, _ in collected)
-    again: dict[str, list[Scalar]] = {}
+    values_by_key: dict[str, list[Scalar]] = {}
     for path, types, value in collected:
         key = path if count[path] == 1 else format_path(path, types)
         if key == path and types != read(path):
             spelled_types[key] = types
-        again.setdefault(key, []).append(value)
-    for key, same_key in again.items():
+        values_by_key.setdefault(key, []).append(value)
+    for key, same_key in values_by_key.items():
         # Keys may be equal for us and not for Python: two of NaN.
         for n, value in enumerate(sorted(same_key, key=repr)):
             values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
-    if more is not None:
-        values[MORE] = more
+    if digest is not None:
+        values[MORE] = digest
     return Settings(values, spelled_types, {path: " and ".join(sorted(of_path)) for path, of_path in kinds.items()})
 
 
@@ -137,7 +143,7 @@ def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str
         yield "__args__", "k", digests.keep(arguments)
     if node.kwargs:
         yield "__kwargs__", "k", node.kwargs
-    if odd_state(node) is not None:
+    if get_unusual_state(node) is not None:
         yield "__state__", "k", node.state
 
 
@@ -158,12 +164,12 @@ def _format_step(key: Any, digests: Digests) -> tuple[str, str]:
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) in (int, bool) or value is None:
-        short = type(value) is not int or abs(value) < 2**63
-        return (str(value), _LETTERS[type(value)]) if short else (f"[{_describe_number(value, digests)}]", "k")
+        is_short = type(value) is not int or abs(value) < 2**63
+        return (str(value), _LETTERS[type(value)]) if is_short else (f"[{_describe_number(value, digests)}]", "k")
     parts = value if type(value) is tuple else (value,)
     if len(parts) <= 8 and all(map(_is_short, parts)):
-        plain = tuple(int(part) if type(part) is float and part.is_integer() else part for part in parts)
-        return f"[{plain if type(value) is tuple else plain[0]!r}]", "k"
+        normalized_parts = tuple(int(part) if type(part) is float and part.is_integer() else part for part in parts)
+        return f"[{normalized_parts if type(value) is tuple else normalized_parts[0]!r}]", "k"
     return f"[{describe_kind(value)}, {digests.of(value, 'a key')}]", "k"
 
 
@@ -202,9 +208,9 @@ def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
         return f"{len(raw)} bytes, {digests.of(node, where)}"
     if type(node) is Obj:
         number = numpy_scalar(node)
-        called = _describe_call(node) if number is None else None
-        if number is not None or called is not None:
-            return _describe_scalar(number, digests) if called is None else called
+        call_text = _describe_call(node) if number is None else None
+        if number is not None or call_text is not None:
+            return _describe_scalar(number, digests) if call_text is None else call_text
     items = as_sequence(node)
     count = "" if items is None else f" of {len(items)}"
     return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
@@ -230,8 +236,8 @@ def describe_text(text: str, digest: Callable[[str, str], str] | None = None) ->
     A quoted text gets one more pair of quotes, so that no two texts are written alike.
     """
     if len(text) > MAX_TEXT:
-        text_shown = (digest or of_text)(text, "a text")
-        return f"{len(text)} characters, {text_shown}: {text[: MAX_TEXT - 80]}..."
+        digest_text = (digest or of_text)(text, "a text")
+        return f"{len(text)} characters, {digest_text}: {text[: MAX_TEXT - 80]}..."
     pairs = min(len(text) - len(text.lstrip("'")), len(text) - len(text.rstrip("'")), len(text) // 2)
     return f"'{text}'" if _TOLD.fullmatch(text, pairs, len(text) - pairs) else text
 
@@ -243,8 +249,14 @@ def _name(node: Global, digests: Digests) -> str:
 
 def _describe_call(node: Obj) -> str | None:
     """Describe an object equal to a short call: `torch.device('cuda', 0)`."""
-    plain = all(type(arg) in SCALARS for arg in node.args)
-    if not plain or node.state is not None or node.items is not None or node.elems is not None or node.kwargs:
+    has_scalars_only = all(type(arg) in SCALARS for arg in node.args)
+    if (
+        not has_scalars_only
+        or node.state is not None
+        or node.items is not None
+        or node.elems is not None
+        or node.kwargs
+    ):
         return None
     name = describe_kind(node)
     text = f"{name}({', '.join(map(_truncate_text, node.args))})" if re.fullmatch(r"[\w.]+", name) else " " * 201

@@ -46,18 +46,18 @@ class Digests:
 
     def __init__(self, reading: Reading) -> None:
         self._reading, self.decoder = reading, reading.decoder
-        self._known: dict[int, bytes] = {}
-        self._left = MAX_DIGESTED
-        self._said = False
+        self._digests_by_id: dict[int, bytes] = {}
+        self._entries_left = MAX_DIGESTED
+        self._is_noted = False
         self._is_deep = False
-        self._kept: list[Any] = []
+        self._kept_nodes: list[Any] = []
 
     def of(self, node: Any, where: str) -> str:
         """Return the first 128 bits of a SHA-256; content beyond `MAX_DIGESTED` is left out, with an oddity."""
-        if not self.is_leaf(node) and id(node) not in self._known:
+        if not self.is_leaf(node) and id(node) not in self._digests_by_id:
             self._read(node)
-        if self._left < 0 and not self._said:
-            self._said = True
+        if self._entries_left < 0 and not self._is_noted:
+            self._is_noted = True
             message = (
                 f"{where} has more than {MAX_NESTED:,} nested containers"
                 if self._is_deep
@@ -70,7 +70,7 @@ class Digests:
 
     def keep(self, node: Any) -> Any:
         """Keep the node alive, because its address identifies the node as long as the digests exist."""
-        self._kept.append(node)
+        self._kept_nodes.append(node)
         return node
 
     def is_tensor(self, node: Any) -> bool:
@@ -89,40 +89,42 @@ class Digests:
         """Walk by Tarjan's algorithm: cyclic containers come together, after all containers below."""
         number: dict[int, int] = {}
         lowest: dict[int, int] = {}
-        opened: list[tuple[Any, list[_Part]]] = []
+        open_containers: list[tuple[Any, list[_Part]]] = []
         frames: list[tuple[Any, Iterator[Any]]] = []
-        entered = root
+        next_container = root
         while True:
-            if entered is not None:
-                parts = self._list_parts(entered)
-                below = self._collect_below(parts)
-                if not below:
-                    self._known[id(entered)] = self._hash_container(entered, parts, {})
+            if next_container is not None:
+                parts = self._list_parts(next_container)
+                children = self._collect_below(parts)
+                if not children:
+                    self._digests_by_id[id(next_container)] = self._hash_container(next_container, parts, {})
                 else:
-                    number[id(entered)] = lowest[id(entered)] = len(number)
-                    opened.append((entered, parts))
-                    frames.append((entered, iter(below)))
+                    number[id(next_container)] = lowest[id(next_container)] = len(number)
+                    open_containers.append((next_container, parts))
+                    frames.append((next_container, iter(children)))
                     if len(frames) > MAX_NESTED:
-                        self._is_deep, self._left = True, -1
+                        self._is_deep, self._entries_left = True, -1
             if not frames:
                 return
-            node, rest = frames[-1]
-            entered = self._next(node, rest, number, lowest)
-            if entered is not None:
+            node, remaining_children = frames[-1]
+            next_container = self._next(node, remaining_children, number, lowest)
+            if next_container is not None:
                 continue
             frames.pop()
             if frames:
-                above = id(frames[-1][0])
-                lowest[above] = min(lowest[above], lowest[id(node)])
+                parent = id(frames[-1][0])
+                lowest[parent] = min(lowest[parent], lowest[id(node)])
             if lowest[id(node)] == number[id(node)]:
-                start = next(at for at in range(len(opened) - 1, -1, -1) if opened[at][0] is node)
-                self._settle(opened[start:])
-                del opened[start:]
+                start = next(at for at in range(len(open_containers) - 1, -1, -1) if open_containers[at][0] is node)
+                self._settle(open_containers[start:])
+                del open_containers[start:]
 
-    def _next(self, node: Any, rest: Iterator[Any], number: dict[int, int], lowest: dict[int, int]) -> Any:
+    def _next(
+        self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
+    ) -> Any:
         """Return the next container below not yet entered; None after the last. Open containers reach up."""
-        for child in rest:
-            if id(child) in self._known:
+        for child in remaining_children:
+            if id(child) in self._digests_by_id:
                 continue
             if id(child) not in number:
                 return child
@@ -131,11 +133,11 @@ class Digests:
 
     def _list_parts(self, node: Any) -> list[_Part]:
         """List the parts of a container; none if too much was read already."""
-        if self._left < 0:
+        if self._entries_left < 0:
             return []
-        self._left -= _CONTAINER
+        self._entries_left -= _CONTAINER
         if type(node) in (list, tuple):
-            self._left -= len(node)
+            self._entries_left -= len(node)
             return [(b"", (child,)) for child in node]
         is_tensor = self.is_tensor(node)
         parts: list[_Part] = (
@@ -143,7 +145,7 @@ class Digests:
             if is_tensor
             else list(_list_parts(node))
         )
-        self._left -= len(parts)
+        self._entries_left -= len(parts)
         return parts
 
     def _collect_below(self, parts: list[_Part]) -> list[Any]:
@@ -154,26 +156,28 @@ class Digests:
     def _settle(self, together: list[tuple[Any, list[_Part]]]) -> None:
         first, parts = together[0]
         if len(together) > 1 or any(child is first for child in self._collect_below(parts)):
-            self._known.update(self._hash_cycle([node for node, _ in together], [parts for _, parts in together]))
+            self._digests_by_id.update(
+                self._hash_cycle([node for node, _ in together], [parts for _, parts in together])
+            )
         else:
-            self._known[id(first)] = self._hash_container(first, parts, {})
+            self._digests_by_id[id(first)] = self._hash_container(first, parts, {})
 
-    def _hash_cycle(self, together: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
+    def _hash_cycle(self, cycle: list[Any], parts_of_each: list[list[_Part]]) -> dict[int, bytes]:
         """Refine classes of cyclic containers until a round distinguishes no more.
 
         The classes of a round and their parts describe all of the cycle, independent of the entry point.
         """
-        classes, seen = {id(node): b"itself" for node in together}, 1
+        classes, class_count = {id(node): b"itself" for node in cycle}, 1
         size = sum(map(len, parts_of_each)) + _CONTAINER * len(parts_of_each)
         while True:
-            self._left -= size
-            pairs = zip(together, parts_of_each, strict=True)
-            further = {id(node): self._hash_container(node, parts, classes) for node, parts in pairs}
-            every = set(further.values())
-            if len(every) == seen or self._left < 0:
-                whole = _hash_parts(sorted(every))
-                return {node: _hash_parts([digest, whole]) for node, digest in further.items()}
-            classes, seen = further, len(every)
+            self._entries_left -= size
+            pairs = zip(cycle, parts_of_each, strict=True)
+            refined = {id(node): self._hash_container(node, parts, classes) for node, parts in pairs}
+            digests = set(refined.values())
+            if len(digests) == class_count or self._entries_left < 0:
+                cycle_digest = _hash_parts(sorted(digests))
+                return {node: _hash_parts([digest, cycle_digest]) for node, digest in refined.items()}
+            classes, class_count = refined, len(digests)
 
     def _hash_container(self, node: Any, parts: list[_Part], classes: Mapping[int, bytes]) -> bytes:
         if type(node) in (list, tuple):
@@ -191,15 +195,15 @@ class Digests:
 
     def _hash_leaf(self, node: Any) -> bytes:
         """Return the cached digest of a container, or the encoding of a leaf."""
-        cached = self._known.get(id(node))
+        cached = self._digests_by_id.get(id(node))
         if cached is not None:
             return cached
         text = self._encode_leaf(node)
         if len(text) <= _SHORT:
             return text
-        self._left -= len(text) >> 4
-        self._known[id(self.keep(node))] = _hash_parts([text])
-        return self._known[id(node)]
+        self._entries_left -= len(text) >> 4
+        self._digests_by_id[id(self.keep(node))] = _hash_parts([text])
+        return self._digests_by_id[id(node)]
 
     def _encode_leaf(self, node: Any) -> bytes:
         if type(node) is str:
@@ -222,8 +226,8 @@ class Digests:
 
 def of_text(text: str, _: str = "") -> str:
     """Return the digest of a text, equal to `Digests.of`."""
-    written = b"s" + text.encode("utf-8", "surrogatepass")
-    return _format_digest(written if len(written) <= _SHORT else _hash_parts([written]))
+    encoded = b"s" + text.encode("utf-8", "surrogatepass")
+    return _format_digest(encoded if len(encoded) <= _SHORT else _hash_parts([encoded]))
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
@@ -240,14 +244,18 @@ def _list_parts(node: Any) -> Iterator[_Part]:
         yield from ((b"attribute", pair) for pair in select_own_attributes(node).items())
         yield from ((b"argument", (value,)) for value in select_own_arguments(node))
         yield from ((b"keyword", pair) for pair in (node.kwargs or {}).items())
-        if odd_state(node) is not None:
+        if get_unusual_state(node) is not None:
             yield b"state", (node.state,)
 
 
 def select_own_attributes(node: Any) -> dict[str, Any]:
     """Return an object's attributes, without the versions of its modules, attached by torch to a state_dict."""
-    own = get_attributes(node)
-    return {name: value for name, value in own.items() if name != "_metadata"} if as_mapping(node) is not None else own
+    attributes = get_attributes(node)
+    return (
+        {name: value for name, value in attributes.items() if name != "_metadata"}
+        if as_mapping(node) is not None
+        else attributes
+    )
 
 
 def select_own_arguments(node: Obj) -> tuple[Any, ...]:
@@ -260,14 +268,14 @@ def select_own_arguments(node: Obj) -> tuple[Any, ...]:
     return node.args
 
 
-def odd_state(node: Obj) -> Any:
+def get_unusual_state(node: Obj) -> Any:
     """Return the argument of BUILD if more than attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
     mappings = [as_mapping(part) for part in pair if part is not None]
-    plain = all(items is not None and all(type(key) is str for key in items) for items in mappings)
-    return None if plain else node.state
+    has_only_attributes = all(items is not None and all(type(key) is str for key in items) for items in mappings)
+    return None if has_only_attributes else node.state
 
 
 def describe_kind(node: Any) -> str:

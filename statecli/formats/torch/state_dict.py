@@ -49,11 +49,11 @@ def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[s
     """Return a module's metadata as plain values, as deep as torch's ({"spectral_norm": {"weight.version": 1}})."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
-        below = as_mapping(value)
+        inner_items = as_mapping(value)
         if type(key) is str and type(value) in SCALARS:
             attributes[key] = value
-        elif type(key) is str and below is not None and all(_is_plain(*item) for item in below.items()):
-            attributes[key] = dict(below)
+        elif type(key) is str and inner_items is not None and all(_is_plain(*item) for item in inner_items.items()):
+            attributes[key] = dict(inner_items)
         else:
             message = f"_metadata of {path or 'the model'} holds a value that statecli does not read"
             reading.add_oddity("state-dict-metadata", message, path)

@@ -133,13 +133,13 @@ class Decoder:
         self.layouts: dict[tuple[int, int, int, int, int], Layout] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
-        self.done: dict[int, Tensor | None] = {}
+        self.decoded: dict[int, Tensor | None] = {}
         self.depth = self.entries = 0
         self.builders: dict[int, Builder | None] = {}
         #: The FQNs of storages saved by themselves.
-        self.bare: list[str] = []
+        self.bare_storages: list[str] = []
         self._plain: Builder = self._build_plain
-        self.named: dict[str, Builder] = {
+        self.builders_by_name: dict[str, Builder] = {
             "torch._utils._rebuild_tensor": self._plain,
             "torch._utils._rebuild_tensor_v2": self._plain,
             "torch._utils._rebuild_tensor_v3": self._with_dtype,
@@ -175,9 +175,9 @@ class Decoder:
         builder = self._find_builder(node.cls)
         if builder is self._plain and node.state is None:
             return self._build_whole(node.args) or self._build_plain(node.args, fqn)
-        if id(node) not in self.done:
-            self.done[id(node)] = self._decode_composed(node, builder, fqn)
-        return self.done[id(node)]
+        if id(node) not in self.decoded:
+            self.decoded[id(node)] = self._decode_composed(node, builder, fqn)
+        return self.decoded[id(node)]
 
     def _decode_composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
         """Decode a tensor made of tensors: a Parameter around its data, sparse parts, a subclass. Once per node."""
@@ -221,8 +221,8 @@ class Decoder:
             return {}
         builder, args = self._find_builder(node.cls), node.args
         if builder == self._build_parameter and args:
-            own = self._select_attributes(args[3]) if len(args) > 3 else {}
-            return {**self.get_attributes(args[0], depth + 1), **own}
+            parameter_attributes = self._select_attributes(args[3]) if len(args) > 3 else {}
+            return {**self.get_attributes(args[0], depth + 1), **parameter_attributes}
         cls = get_name(args[1]) if builder == self._build_subclass and len(args) > 3 else ""
         if not cls or cls.startswith("torch.distributed."):
             return {}
@@ -247,7 +247,7 @@ class Decoder:
     def _find_builder(self, cls: Any) -> Builder | None:
         key = id(cls)
         if key not in self.builders:
-            self.builders[key] = self.named.get(get_name(cls))
+            self.builders[key] = self.builders_by_name.get(get_name(cls))
         return self.builders[key]
 
     def check_storages(self, storages: Iterable[Persistent]) -> None:
@@ -267,7 +267,7 @@ class Decoder:
         key, dtype, device, where, length = self._resolve_storage(node, fqn)
         elements = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         data = TensorData(where, dtype, (elements,)) if where is not None else None
-        self.bare.append(fqn)
+        self.bare_storages.append(fqn)
         return Tensor(
             dtype,
             (elements,),
@@ -496,8 +496,8 @@ class Decoder:
         data = self.tensor(node, f"{fqn}.data") if node is not None and grad is tensor.requires_grad else None
         if data is None or data.data is None or (data.data, data.shape) != (tensor.data, tensor.shape):
             return attributes
-        own = ("data", "requires_grad", "module")
-        return {name: value for name, value in attributes.items() if name not in own}
+        own_names = ("data", "requires_grad", "module")
+        return {name: value for name, value in attributes.items() if name not in own_names}
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
         """Collect the tensors among the attributes of a tensor, and in lists and dicts there, each with its parts."""
@@ -749,8 +749,8 @@ def _describe_subclass(cls: str, state: Mapping[str, Any], decoder: Decoder, fqn
     if local is None or local.shape is None:
         return name
     placements = as_sequence(get_attributes(state.get("_spec")).get("placements")) or ()
-    shown = ", ".join(_describe_placement(node) for node in placements)
-    return f"{name}: local shape {list(local.shape)}" + (f", {shown}" if shown else "")
+    placement_text = ", ".join(_describe_placement(node) for node in placements)
+    return f"{name}: local shape {list(local.shape)}" + (f", {placement_text}" if placement_text else "")
 
 
 def _describe_placement(node: Any) -> str:

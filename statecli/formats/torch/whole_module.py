@@ -55,11 +55,11 @@ class _ModuleWalk:
         self.nodes: dict[int, Row] = {}
         self.aliases: dict[int, list[str]] = {}
 
-    def walk_registered(self, root: Obj, prefix: str, *, outside: bool = False) -> None:
-        """Walk parameters and buffers of a module and its submodules; `outside` for an unregistered module."""
+    def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
+        """Walk parameters and buffers of a module and its submodules; `is_unregistered` is true of the module."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
-            path, node, above = stack.pop()
+            path, node, ancestors = stack.pop()
             self.paths += 1
             if self.paths > MAX_ROWS:
                 raise MalformedError(
@@ -70,28 +70,28 @@ class _ModuleWalk:
             if as_mapping(module_attributes.get("_parameters")) is None:
                 self._note_opaque(path, node)
                 continue
-            self._add_own(path, module_attributes, outside)
+            self._add_own(path, module_attributes, is_unregistered)
             if id(node) not in self.seen:
-                self.modules.append((path, node, outside))
+                self.modules.append((path, node, is_unregistered))
             self.seen.add(id(node))
-            if len(above) >= MAX_DEPTH:
+            if len(ancestors) >= MAX_DEPTH:
                 self.reading.add_oddity(
                     OddityKind.TOO_DEEP.value,
                     f"modules are nested more than {MAX_DEPTH} levels deep; statecli does not list deeper modules",
                     path,
                 )
                 continue
-            below = [
-                (f"{path}{name}.", strip_compile_wrapper(child), above | {id(node)})
+            children = [
+                (f"{path}{name}.", strip_compile_wrapper(child), ancestors | {id(node)})
                 for name, child in (as_mapping(module_attributes.get("_modules")) or {}).items()
-                if type(child) is Obj and id(strip_compile_wrapper(child)) not in above and child is not node
+                if type(child) is Obj and id(strip_compile_wrapper(child)) not in ancestors and child is not node
             ]
-            stack.extend(reversed(below))
+            stack.extend(reversed(children))
             if len(self.rows) > MAX_ROWS:
                 raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
 
-    def _add_own(self, path: str, attributes: Mapping[str, Any], outside: bool) -> None:
-        kept_out = set(map(_read_text, as_sequence(attributes.get("_non_persistent_buffers_set")) or ()))
+    def _add_own(self, path: str, attributes: Mapping[str, Any], is_unregistered: bool) -> None:
+        non_persistent_names = set(map(_read_text, as_sequence(attributes.get("_non_persistent_buffers_set")) or ()))
         groups = ((Kind.PARAMETER, "_parameters"), (Kind.BUFFER, "_buffers"))
         for kind, group in groups:
             for name, node in (as_mapping(attributes.get(group)) or {}).items():
@@ -102,21 +102,21 @@ class _ModuleWalk:
                         self.reading.add_oddity(OddityKind.NONE_PARAMETER.value, f"{fqn} is registered as None", fqn)
                     continue
                 self.seen.add(id(node))
-                persistent = None if kind is Kind.PARAMETER else name not in kept_out
-                self._add(fqn, tensor, kind, persistent, outside)
+                persistent = None if kind is Kind.PARAMETER else name not in non_persistent_names
+                self._add(fqn, tensor, kind, persistent, is_unregistered)
 
-    def _add(self, fqn: str, tensor: Tensor, kind: Kind, persistent: bool | None, outside: bool) -> None:
-        note = f"{kind.value} of an unregistered module" if outside else None
+    def _add(self, fqn: str, tensor: Tensor, kind: Kind, persistent: bool | None, is_unregistered: bool) -> None:
+        note = f"{kind.value} of an unregistered module" if is_unregistered else None
         row = Row(
             fqn,
             tensor,
-            Kind.UNREGISTERED if outside else kind,
+            Kind.UNREGISTERED if is_unregistered else kind,
             Evidence.REGISTERED,
-            None if outside else persistent,
-            saved=None if outside else persistent is not False,
+            None if is_unregistered else persistent,
+            saved=None if is_unregistered else persistent is not False,
             requires_grad=tensor.requires_grad,
             note=note,
-            within=fqn.rpartition(".")[0] if outside else None,
+            within=fqn.rpartition(".")[0] if is_unregistered else None,
         )
         self.rows.append(row)
         if tensor.storage is not None:
@@ -142,28 +142,28 @@ class _ModuleWalk:
         """Plain attributes of every module, including modules found in plain containers."""
         for path, node, _ in self.modules:  # grows while it is walked
             module_attributes = get_attributes(node)
-            states, packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING)
+            states, is_packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING)
             for name, value in module_attributes.items():
                 if name in _REGISTRIES or type(value) in LEAF_TYPES or HOOKS.match(name):
                     continue
                 derived = _find_source(name, module_attributes)
-                is_metric = name in states and not packed
-                note = _PACKED if packed else _OF_A_METRIC if is_metric else derived
+                is_metric = name in states and not is_packed
+                note = _PACKED if is_packed else _OF_A_METRIC if is_metric else derived
                 kind = NoteKind.METRIC_STATE if is_metric else None
-                for where, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
-                    self._add_reached(where, child, tensor, note, derived, kind, is_known=not packed)
-            for where, child, tensor in self._walk_arguments(path, node):
-                self._add_reached(where, child, tensor, _ARGUMENT, None, None, is_known=False)
+                for child_path, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
+                    self._add_reached(child_path, child, tensor, note, derived, kind, is_known=not is_packed)
+            for child_path, child, tensor in self._walk_arguments(path, node):
+                self._add_reached(child_path, child, tensor, _ARGUMENT, None, None, is_known=False)
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
         if get_name(node.cls) == GRAPH_MODULE:
             return  # whose `__dict__` is an argument
-        given = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
-        given += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
+        arguments = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
+        arguments += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
         if type(node.cls) is Obj:  # a partial of the class's __new__, as pickle writes keywords
-            given.append(("__func__", node.cls))
-        for label, value in given:
+            arguments.append(("__func__", node.cls))
+        for label, value in arguments:
             yield from self.reading.walk(value, f"{path}{label}", seen=self.seen)
 
     def _add_reached(
@@ -178,15 +178,15 @@ class _ModuleWalk:
         is_known: bool,
     ) -> None:
         if tensor is None:
-            self.walk_registered(strip_compile_wrapper(node), where + ".", outside=True)
+            self.walk_registered(strip_compile_wrapper(node), where + ".", is_unregistered=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
-        same = self.nodes.get(id(node))
+        earlier_row = self.nodes.get(id(node))
         # What a hook computes before each forward shares memory until the first: it is a tensor of its own then too.
         # An alias sees no more of the storage than the registered tensor does.
         is_alias = owner is not None and derived is None and tensor.elements <= owner.tensor.elements
-        if same is not None or is_alias:
-            self.aliases.setdefault(id(same or owner), []).append(where)
+        if earlier_row is not None or is_alias:
+            self.aliases.setdefault(id(earlier_row or owner), []).append(where)
             return
         if id(node) in self.seen:
             return
