@@ -43,7 +43,7 @@ from statecli.formats.torch.settings_digest import of_text
 from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
 from statecli.storage import files
 from statecli.storage.byte_source import Source
-from statecli.storage.msgpack import Blob, Cut, Parser
+from statecli.storage.msgpack import Blob, Parser, Truncation
 
 NAME = "flax-msgpack"
 #: Suffixes of msgpack, and the one that only Ray's RLlib gives.
@@ -117,15 +117,15 @@ def read(path: str, section: str | None = None) -> ModelState:
     with Source(path) as source:
         parser = Parser(source, mends=True)
         root = parser.value()
-        if parser.at < source.size and not parser.cut:
+        if parser.at < source.size and not parser.truncation:
             raise MalformedError(
                 f"{source.size - parser.at} bytes follow the state, which ends at byte {parser.at}; Flax refuses "
                 "such a file"
             )
         tree = _Tree(source)
         root = tree.node(root, "")
-        if not tree.arrays and parser.cut:
-            raise MalformedError(parser.cut.why)
+        if not tree.arrays and parser.truncation:
+            raise MalformedError(parser.truncation.why)
         if not tree.arrays:
             raise UnreadableError("is a msgpack file without a Flax array, so statecli finds no tensor")
     reading = Reading(Decoder({}), [])
@@ -156,7 +156,7 @@ class _Tree:
 
     def node(self, node: Any, path: str) -> Any:
         """Convert `node` and everything below; `path` is the dotted name."""
-        if isinstance(node, Cut):
+        if isinstance(node, Truncation):
             return mark_damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
             return self._decode_blob(node, path)

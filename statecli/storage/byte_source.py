@@ -96,8 +96,8 @@ class Source:
 
     def read_up_to(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from byte `offset`, fewer at the end of the file."""
-        left = max(self.size - offset, 0)
-        return self.read(offset, min(length, left)) if left else b""
+        remaining_bytes = max(self.size - offset, 0)
+        return self.read(offset, min(length, remaining_bytes)) if remaining_bytes else b""
 
 
 def read_small_file(path: str, longest: int) -> bytes:
@@ -115,12 +115,12 @@ def read_small_file(path: str, longest: int) -> bytes:
 
 
 @contextmanager
-def add_subject_to_errors(what: str) -> Iterator[None]:
+def add_subject_to_errors(label: str) -> Iterator[None]:
     """Put the subject before the text of an UnreadableError of the block, as `quoting.append_reason` does."""
     try:
         yield
     except UnreadableError as error:
-        raise type(error)(quoting.append_reason(what, error)) from error.__cause__
+        raise type(error)(quoting.append_reason(label, error)) from error.__cause__
 
 
 class Window:
@@ -139,8 +139,8 @@ class Window:
         """See `Source.read`."""
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
-            ahead = min(max(length, self._span), max(length, self._source.size - offset))
-            self._data = self._source.read(offset, ahead)
+            window_length = min(max(length, self._span), max(length, self._source.size - offset))
+            self._data = self._source.read(offset, window_length)
             self._start = offset
             at = 0
         return self._data[at : at + length]

@@ -87,8 +87,8 @@ def _choose_configured(path: str, names: Collection[str], candidates: Collection
     is_index = len(roots) == 1 and roots[0].removesuffix(".index.json") in SINGLE and roots[0] not in SINGLE
     if not safe or is_index or (safe == roots and len(roots) == 1 and roots[0] in SINGLE):
         return None
-    named = _read_configured_name(path, names)
-    return named if named in safe else None
+    configured_name = _read_configured_name(path, names)
+    return configured_name if configured_name in safe else None
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
@@ -96,13 +96,13 @@ def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
 
     `names` are the files of the folder. transformers loads the named file, possibly from a hidden folder.
     """
-    named = _read_configured_name(path, names)
-    if named is None or named in names:
+    configured_name = _read_configured_name(path, names)
+    if configured_name is None or configured_name in names:
         return None
-    what = f"the weight file {quoting.quote(named)}, which is not in this folder"
+    file = quoting.quote(configured_name)
     return (
-        f"{CONFIG} refers to {what}; transformers would load {quoting.quote(named)} instead of the weights in the "
-        "folder, so statecli does not know which weights are used"
+        f"{CONFIG} refers to the weight file {file}, which is not in this folder; transformers would load {file} "
+        "instead of the weights in the folder, so statecli does not know which weights are used"
     )
 
 
@@ -115,21 +115,23 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
         config, _ = json_object.parse_object(raw, CONFIG)
     except UnreadableError:  # the reader of the settings notes the error
         return None
-    named = config.get(WEIGHTS_KEY)
-    return named if type(named) is str else None
+    configured_name = config.get(WEIGHTS_KEY)
+    return configured_name if type(configured_name) is str else None
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
     """Return the oddity of a folder with weights besides the `members` read."""
-    unread = [
+    other_weights = [
         name
         for name in list_files(path)
         if (name.endswith(WEIGHTS) and not COMPANIONS.match(name)) or INDEX.search(name)
         if name not in members
     ]
-    if not unread:
+    if not other_weights:
         return None
-    return Oddity("other-weights", f"statecli did not read other weights in the same folder: {quoting.names(unread)}")
+    return Oddity(
+        "other-weights", f"statecli did not read other weights in the same folder: {quoting.names(other_weights)}"
+    )
 
 
 def _choose(path: str, weights: list[str], indexes: list[str]) -> str:
@@ -247,19 +249,19 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
     """
     import json
 
-    found: list[object] = []
+    folders: list[object] = []
     for name in (MODULES, EXPORT, *ROUTERS):
         if name in names:
             with contextlib.suppress(UnreadableError, ValueError, RecursionError):  # then the loader fails too
                 document = json.loads(read_small_file(on_disk.join(path, name), MAX_MODULES_BYTES))
                 if name == MODULES and isinstance(document, list):
-                    found.extend(module.get("path") for module in document if isinstance(module, dict))
+                    folders.extend(module.get("path") for module in document if isinstance(module, dict))
                 if name == EXPORT and isinstance(document, dict) and isinstance(document.get("components"), dict):
                     programs = [part.get("file") for part in document["components"].values() if isinstance(part, dict)]
-                    found.extend(file.rpartition("/")[0] or "." for file in programs if isinstance(file, str))
+                    folders.extend(file.rpartition("/")[0] or "." for file in programs if isinstance(file, str))
                 if name in ROUTERS and isinstance(document, dict) and isinstance(document.get("structure"), dict):
-                    found.extend(document["types"] if isinstance(document.get("types"), dict) else ())
-    return list(dict.fromkeys(folder for folder in found if isinstance(folder, str) and folder))
+                    folders.extend(document["types"] if isinstance(document.get("types"), dict) else ())
+    return list(dict.fromkeys(folder for folder in folders if isinstance(folder, str) and folder))
 
 
 def split_module_folder(folder: str) -> list[str] | None:
@@ -287,8 +289,8 @@ def find_configuration(path: str) -> str | None:
 
     A folder whose `config.json` names weights in another place has weights.
     """
-    named = (on_disk.join(path, name) for name in (MODULES, CONFIG))
-    config = next(filter(on_disk.is_file, named), None)
+    candidates = (on_disk.join(path, name) for name in (MODULES, CONFIG))
+    config = next(filter(on_disk.is_file, candidates), None)
     if config is None:
         return None
     try:

@@ -20,13 +20,13 @@ class Checksums:
         self._starts: list[int] = []
         self._lock = threading.Lock()
 
-    def add(self, start: int, data: memoryview, cuts: Iterable[int]) -> None:
-        """Add the bytes from `start` on, in pieces up to each of the sorted `cuts`."""
+    def add(self, start: int, data: memoryview, boundaries: Iterable[int]) -> None:
+        """Add the bytes from `start` on, in pieces up to each of the sorted `boundaries`."""
         at, end = start, start + len(data)
-        for cut in (*(cut for cut in cuts if start < cut < end), end):
-            if self._pieces.get(at, (0, 0))[0] < cut:
-                self._put(at, cut, zlib.crc32(data[at - start : cut - start]))
-            at = cut
+        for boundary in (*(boundary for boundary in boundaries if start < boundary < end), end):
+            if self._pieces.get(at, (0, 0))[0] < boundary:
+                self._put(at, boundary, zlib.crc32(data[at - start : boundary - start]))
+            at = boundary
 
     def _put(self, start: int, end: int, crc: int) -> None:
         with self._lock:

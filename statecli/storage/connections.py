@@ -104,7 +104,7 @@ def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
 
 def _find_proxy(url: str) -> tuple[str, str | None]:
     """Return the scheme and the proxy set for the URL by the environment or the system."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, address = url.partition("://")
     has_system_settings = sys.platform in ("darwin", "win32")
     if not has_system_settings and not any(name.lower().endswith("_proxy") for name in os.environ):
         return scheme, None
@@ -112,7 +112,7 @@ def _find_proxy(url: str) -> tuple[str, str | None]:
 
     proxies = getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(rest.partition("/")[0]):
+    if not proxy or proxy_bypass(address.partition("/")[0]):
         return scheme, None
     return scheme, proxy if "://" in proxy else f"http://{proxy}"
 
@@ -120,8 +120,8 @@ def _find_proxy(url: str) -> tuple[str, str | None]:
 def _load_certificates() -> SSLContext:
     import ssl
 
-    own = os.environ.get("SSL_CERT_FILE")
-    bundle = own or next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
+    certificate_file = os.environ.get("SSL_CERT_FILE")
+    bundle = certificate_file or next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
     try:
         if bundle is not None and os.path.isdir(bundle):
             return ssl.create_default_context(capath=bundle)

@@ -62,12 +62,12 @@ def _encode_basic(user: str, password: str) -> dict[str, str]:
 def strip_user(url: str) -> str:
     """Return the URL to request: without user and password, `#` percent-encoded, the scheme in lower case."""
     link = parse_url(url)
-    host, slash, rest = link.path.partition("/")
+    host, slash, path = link.path.partition("/")
     if not host.isascii():
         with suppress(UnicodeError):
             host = host.encode("idna").decode("ascii")
     query = "" if link.query is None else f"?{link.query}"
-    return link.scheme.lower() + (host + slash + rest + query).replace("#", "%23")
+    return link.scheme.lower() + (host + slash + path + query).replace("#", "%23")
 
 
 def parse_host(url: str) -> str:

@@ -49,6 +49,6 @@ def refuse_changed(before: Mapping[str, FileVersion | None]) -> None:
 @contextmanager
 def refuse_files_that_change() -> Iterator[None]:
     """Raise `UnreadableError` after the block for a file changed since its first opening in the block."""
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened_versions:
         yield
-    refuse_changed(opened)
+    refuse_changed(opened_versions)

@@ -128,10 +128,10 @@ def prefetch(paths: Iterable[str]) -> None:
 
 
 @contextmanager
-def prefetch_ranges(wanted: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
+def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
     """Fetch these (offset, length) of remote files together, for the reads of the block."""
     with ExitStack() as stack:
-        for store, group in _group_by_store((path, (path, spans)) for path, spans in wanted.items()):
+        for store, group in _group_by_store((path, (path, spans)) for path, spans in spans_by_path.items()):
             stack.enter_context(store.prefetch_ranges(dict(group)))
         yield
 
@@ -153,12 +153,12 @@ def _group_by_store(items: Iterable[tuple[str, _Item]]) -> list[tuple[Store, lis
     return list(groups.values())
 
 
-_thorough: ContextVar[bool] = ContextVar("thorough", default=False)
+_is_strict: ContextVar[bool] = ContextVar("is_strict", default=False)
 
 
 def is_strict() -> bool:
     """Return True if readers check as much as of a local file, at any cost in requests."""
-    return _thorough.get()
+    return _is_strict.get()
 
 
 @contextmanager
@@ -168,11 +168,11 @@ def read_strictly() -> Iterator[None]:
     An audit does, because it judges files. Other commands save the requests: `inspect` may list the tensors of a
     hostile remote archive but refuse a local copy.
     """
-    before = _thorough.set(True)
+    before = _is_strict.set(True)
     try:
         yield
     finally:
-        _thorough.reset(before)
+        _is_strict.reset(before)
 
 
 # --- text of the user ------------------------------------------------------------------------------------------------

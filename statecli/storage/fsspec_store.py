@@ -207,8 +207,10 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
     with instance.lock() as filesystem:
         entries = filesystem.ls(path, detail=True)
     names = ((entry["name"].rstrip("/"), entry["type"] == "directory") for entry in entries)
-    own = path.strip("/")
-    return create_listing({name.rpartition("/")[2]: is_folder for name, is_folder in names if name.lstrip("/") != own})
+    folder_path = path.strip("/")
+    return create_listing(
+        {name.rpartition("/")[2]: is_folder for name, is_folder in names if name.lstrip("/") != folder_path}
+    )
 
 
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
@@ -224,10 +226,12 @@ def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
     """Return the listing of all pages together. Raises Missing if no key lies in the folder."""
     if prefix and not folders:
         raise Missing("does not exist")
-    named = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
+    named_entries = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
     # The key of an empty folder has no name, and is not a key with two slashes.
-    nameless = any(is_folder for name, is_folder in folders.items() if name not in named)
-    return Listing(named, "statecli cannot read a file whose key contains two slashes (//)" if nameless else None)
+    nameless = any(is_folder for name, is_folder in folders.items() if name not in named_entries)
+    return Listing(
+        named_entries, "statecli cannot read a file whose key contains two slashes (//)" if nameless else None
+    )
 
 
 def create_listing(folders: dict[str, bool]) -> Listing:

@@ -87,7 +87,7 @@ class Http:
         self._redirected: dict[str, str] = {}
         self._wholes: dict[str, tuple[bytes, FileVersion]] = {}
         #: Bytes of `_wholes`, and of such files that are being fetched.
-        self._taken, self._lock = 0, threading.Lock()
+        self._reserved_bytes, self._lock = 0, threading.Lock()
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """See `ObjectStore.get`. After a broken connection only the rest is requested."""
@@ -132,32 +132,32 @@ class Http:
 
         Raises UnreadableError if all reserved files together have too many bytes.
         """
-        taken = 0
+        reserved_bytes = 0
 
-        def take(count: int) -> None:
-            nonlocal taken
+        def reserve_bytes(count: int) -> None:
+            nonlocal reserved_bytes
             with self._lock:
-                if self._taken + count > MAX_ALL_WHOLE_BYTES:
+                if self._reserved_bytes + count > MAX_ALL_WHOLE_BYTES:
                     mib = MAX_ALL_WHOLE_BYTES >> 20
                     raise PlaceUnreadable(
                         f"the server ignores range requests, and whole files would need more than {mib} MiB of memory; "
                         "download the files first"
                     )
-                self._taken += count
-                taken += count
+                self._reserved_bytes += count
+                reserved_bytes += count
 
         try:
-            take(length)
-            yield take
+            reserve_bytes(length)
+            yield reserve_bytes
         except BaseException:
             with self._lock:
-                self._taken -= taken
+                self._reserved_bytes -= reserved_bytes
             raise
 
     def keep(self, url: str, data: bytes, version: FileVersion) -> None:
         """Keep a whole file of a server without ranges for the next reads."""
         with self._lock:
-            self._taken -= len(self._wholes[url][0]) if url in self._wholes else 0
+            self._reserved_bytes -= len(self._wholes[url][0]) if url in self._wholes else 0
             self._wholes[url] = (data, version)
 
     @contextmanager
@@ -180,22 +180,25 @@ class Http:
             _release(answer.response)
 
     def _follow(self, url: str, redirected: str | None, headers: dict[str, str]) -> Answer:
-        own = self._headers
-        sent = credentials.credentials_for(url) if own is None else credentials.Sent(dict(own), "the credentials")
+        sent = (
+            credentials.credentials_for(url)
+            if self._headers is None
+            else credentials.Sent(dict(self._headers), "the credentials")
+        )
         at = redirected or credentials.strip_user(url)
-        seen = set[str]()
+        visited_urls = set[str]()
         for _ in range(MAX_REDIRECTS + 1):
-            seen.add(at)
-            own = sent.headers if credentials.may_have(url, at) else {}
+            visited_urls.add(at)
+            own_headers = sent.headers if credentials.may_have(url, at) else {}
             try:
-                response = connections.send(at, {**headers, **own, "Accept-Encoding": "identity"})
+                response = connections.send(at, {**headers, **own_headers, "Accept-Encoding": "identity"})
             except (Transient, UnreadableError) as why:
                 raise _name_server(why, at, url) from None
             if response.status not in _REDIRECTS:
                 return Answer(response, at, sent)
             _release(response)
             at = _resolve_redirect(at, response.headers.get("Location"))
-            if at in seen:
+            if at in visited_urls:
                 raise UnreadableError("the server redirects in a circle; check the URL")
         raise UnreadableError(f"the server redirects more than {MAX_REDIRECTS} times")
 
@@ -205,17 +208,17 @@ class _Range:
 
     def __init__(self, http: Http, url: str, offset: int, length: int, expected: FileVersion | None) -> None:
         self._http, self._url = http, url
-        self._offset, self._length, self._known = offset, length, expected
+        self._offset, self._length, self._version = offset, length, expected
         self._parts: list[bytes] = []
 
     def fetch(self) -> tuple[bytes, FileVersion]:
         """Return the whole range. Raises Transient."""
         start = self._offset + sum(map(len, self._parts))
         end = self._offset + self._length
-        if self._known is not None:
-            end = min(end, self._known[0])
+        if self._version is not None:
+            end = min(end, self._version[0])
             if start >= end:
-                return b"".join(self._parts), self._known
+                return b"".join(self._parts), self._version
         with self._http.request(self._url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
             return self._receive(answer, start, end - start)
 
@@ -223,26 +226,26 @@ class _Range:
         response = answer.response
         if response.status == 416:
             return b"", confirm_version(
-                self._known, FileVersion(_parse_empty_size(answer, start), _parse_marker(response))
+                self._version, FileVersion(_parse_empty_size(answer, start), _parse_marker(response))
             )
         _refuse(answer, self._url)
         if response.status == 200:
             return self._receive_whole(answer)
         size = _check_range(response, start, length)
-        self._known = confirm_version(self._known, FileVersion(size, _parse_marker(response)))
+        self._version = confirm_version(self._version, FileVersion(size, _parse_marker(response)))
         self._length = min(self._length, size - self._offset)
         data = _receive(response, self._length, self._parts)
         _refuse_surplus(response)
         if start == self._offset == 0:
             _refuse_page(answer, data, self._url)
-        return data, self._known
+        return data, self._version
 
     def _receive_whole(self, answer: Answer) -> tuple[bytes, FileVersion]:
         length = _parse_length(answer.response)
-        with self._http.reserve(length or 0) as take:
-            data = _receive(answer.response, length, [], take)
+        with self._http.reserve(length or 0) as report_bytes:
+            data = _receive(answer.response, length, [], report_bytes)
             _refuse_page(answer, data, self._url)
-            version = confirm_version(self._known, FileVersion(len(data), _parse_marker(answer.response)))
+            version = confirm_version(self._version, FileVersion(len(data), _parse_marker(answer.response)))
         self._http.keep(self._url, data, version)
         return data[self._offset : self._offset + self._length], version
 
@@ -377,8 +380,8 @@ def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
         return f"access is refused {code}: {source} were not sent, because the URL redirects to another server"
     if status == 401 and source is None:
-        how = "write the user name and the password into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
-        return f"a user name and a password are needed {code}: {how}{f' ({why_not})' if why_not else ''}"
+        advice = "write the user name and the password into the URL, https://USER:PASSWORD@…, or into ~/.netrc"
+        return f"a user name and a password are needed {code}: {advice}{f' ({why_not})' if why_not else ''}"
     if status == 401:
         return f"the server does not accept {source} {code}"
     if status == 403:
@@ -409,8 +412,8 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
         return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.after)
     if was_redirected and isinstance(why, credentials.InvalidUrl):
         return UnreadableError("the server redirects to an invalid URL")
-    named = (Transient, ConnectionCut, UnreadableError)
-    if not was_redirected or not _is_other_server(at, url) or type(why) not in named:
+    extensible_types = (Transient, ConnectionCut, UnreadableError)
+    if not was_redirected or not _is_other_server(at, url) or type(why) not in extensible_types:
         return why
     text, server = str(why), credentials.parse_server(at)
     if server not in text:
@@ -460,36 +463,41 @@ def _parse_retry_after(text: str | None) -> float | None:
 
 
 def _receive(
-    response: BaseHTTPResponse, length: int | None, parts: list[bytes], take: Callable[[int], None] | None = None
+    response: BaseHTTPResponse,
+    length: int | None,
+    parts: list[bytes],
+    report_bytes: Callable[[int], None] | None = None,
 ) -> bytes:
     """Return `parts` and the rest of the answer, `length` bytes together. Raises Transient, with `parts` kept.
 
     The next attempt resumes after `parts`. `read1` returns each byte received before the connection broke. Without a
-    length, `take` is called with the number of bytes as they come.
+    length, `report_bytes` is called with the number of bytes as they come.
     """
     from urllib3 import exceptions
 
-    have, error = sum(map(len, parts)), None
-    while length is None or have < length:
+    received_bytes, error = sum(map(len, parts)), None
+    while length is None or received_bytes < length:
         try:
-            part = response.read1(min(1 << 18, MAX_WHOLE_BYTES + 1 if length is None else length - have))
+            part = response.read1(min(1 << 18, MAX_WHOLE_BYTES + 1 if length is None else length - received_bytes))
         except (exceptions.HTTPError, ValueError) as why:
             part, error = b"", connections.translate_error(why) if isinstance(why, exceptions.HTTPError) else None
             length = -1 if length is None else length
         if not part:
             break
         parts.append(part)
-        have += len(part)
-        if length is None and take is not None:
-            take(len(part))
-        if length is None and have > MAX_WHOLE_BYTES:
+        received_bytes += len(part)
+        if length is None and report_bytes is not None:
+            report_bytes(len(part))
+        if length is None and received_bytes > MAX_WHOLE_BYTES:
             raise UnreadableError(
                 "the server ignores range requests and does not report the size of its answer; download the file first"
             )
-    if length is not None and have != length:
+    if length is not None and received_bytes != length:
         was_cut = error is None or isinstance(error, ConnectionCut)
-        of = f" of {length:,}" if length >= 0 else ""
-        raise Transient(f"{'the connection was cut' if was_cut else f'{error},'} after {have:,}{of} bytes")
+        total_text = f" of {length:,}" if length >= 0 else ""
+        raise Transient(
+            f"{'the connection was cut' if was_cut else f'{error},'} after {received_bytes:,}{total_text} bytes"
+        )
     return b"".join(parts)
 
 
@@ -513,9 +521,9 @@ def _hurry(response: BaseHTTPResponse) -> None:
 
 def _release(response: BaseHTTPResponse) -> None:
     """Release the connection, or close a connection with many unread bytes."""
-    left = response.length_remaining
+    unread_bytes = response.length_remaining
     try:
-        if response.closed or left == 0 or (left is not None and left <= MAX_DRAINED_BYTES):
+        if response.closed or unread_bytes == 0 or (unread_bytes is not None and unread_bytes <= MAX_DRAINED_BYTES):
             _hurry(response)
             response.drain_conn()
         else:

@@ -81,12 +81,12 @@ class Hub:
         path = f"api/{place.kind}/{place.repo}/tree/{commit}/{quote(place.path.strip('/'))}".rstrip("/")
         folders: set[tuple[str, bool]] = set()
         link: str | None = f"{self._endpoint}/{path}"
-        seen: set[str] = set()
+        visited_links: set[str] = set()
         while link is not None:
             # The token is sent to the server of the next page.
-            if link in seen or not link.startswith(f"{self._endpoint}/"):
+            if link in visited_links or not link.startswith(f"{self._endpoint}/"):
                 raise UnreadableError("the file listing of the hub repeats a page or continues on another host")
-            seen.add(link)
+            visited_links.add(link)
             page, link = self._fetch(link, place)
             if not isinstance(page, list) or not all(isinstance(entry, dict) for entry in page):
                 raise UnreadableError("the hub's listing is not a list of files")
@@ -148,8 +148,10 @@ class Hub:
         """Return the error for a refusal of the hub, with advice."""
         code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
-            ask = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
-            return UnreadableError(f"{ask}, with the account of your token" if has_token else f"{ask}, then {_LOG_IN}")
+            message = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
+            return UnreadableError(
+                f"{message}, with the account of your token" if has_token else f"{message}, then {_LOG_IN}"
+            )
         if code == "RevisionNotFound":
             return Missing(f"{place.full_name} has no revision {place.revision}")
         if code == "EntryNotFound":
@@ -157,8 +159,8 @@ class Hub:
         if why.status == 401 and has_token and code is None:
             return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
         if code == "RepoNotFound" or why.status in (401, 404):
-            other = "your token does not give access to it" if has_token else f"is private: {_LOG_IN}"
-            return _NoRepository(f"the repository {place.full_name} does not exist, or {other}")
+            other_cause = "your token does not give access to it" if has_token else f"is private: {_LOG_IN}"
+            return _NoRepository(f"the repository {place.full_name} does not exist, or {other_cause}")
         if why.status == 403:
             return UnreadableError(
                 f"access is refused (HTTP 403): your token does not give access to {place.full_name}"
@@ -169,8 +171,8 @@ class Hub:
 def _parse_places(url: str) -> list[Place]:
     """Return the places possibly named by a URL, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
-    first, _, rest = path.partition("/")
-    kind, path = (first, rest) if first in _TYPES else ("models", path)
+    first_step, _, remaining_path = path.partition("/")
+    kind, path = (first_step, remaining_path) if first_step in _TYPES else ("models", path)
     steps = path.split("/")
     if not steps[0] or ".." in steps:
         raise UnreadableError("does not contain a repository: write hf://org/name[@revision]/path")

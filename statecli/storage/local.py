@@ -29,19 +29,19 @@ _KINDS = (
 )
 
 #: The local files that were opened so far, each with its version at that time; None while nobody records them.
-_opened: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened", default=None)
+_opened_versions: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened_versions", default=None)
 
 
 @contextmanager
 def record_opened_files() -> Iterator[dict[str, FileVersion]]:
     """Record each local file opened by this thread in the block, with its version at the first opening."""
-    outer = _opened.get()
+    outer = _opened_versions.get()
     inner: dict[str, FileVersion] = {}
-    token = _opened.set(inner)
+    token = _opened_versions.set(inner)
     try:
         yield inner
     finally:
-        _opened.reset(token)
+        _opened_versions.reset(token)
         if outer is not None:
             outer.update(inner | outer)
 
@@ -65,26 +65,26 @@ def explain_process_link(path: str) -> str | None:
     The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A path
     with the folder's own name, as `/dev/stdin`, was typed by the user.
     """
-    here, links = "", 0  # the root is ""
+    resolved, links = "", 0  # the root is ""
     # Without a current folder, which may have been removed, a relative path leads nowhere.
     whole = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
     pending = whole.split("/")[::-1] if os.sep == "/" else []
     while pending and links <= _MAX_LINKS:
         step = pending.pop()
-        parent = here.rpartition("/")[0] if step == os.pardir else here
-        here = parent if step in ("", os.curdir, os.pardir) else f"{here}/{step}"
-        if (folder := _get_process_folder(here, is_last=not any(pending))) is not None:
+        parent = resolved.rpartition("/")[0] if step == os.pardir else resolved
+        resolved = parent if step in ("", os.curdir, os.pardir) else f"{resolved}/{step}"
+        if (folder := _get_process_folder(resolved, is_last=not any(pending))) is not None:
             different = "which points to a different file in each process; replace the link with the file"
             return f"is reached by a link through {folder}, {different}" if links else None
-        if here == parent:
+        if resolved == parent:
             continue
         try:
-            lead = os.readlink(here)
+            link_target = os.readlink(resolved)
         except (OSError, ValueError):  # not a link
             continue
         links += 1
-        here = "" if lead.startswith("/") else parent
-        pending.extend(lead.split("/")[::-1])
+        resolved = "" if link_target.startswith("/") else parent
+        pending.extend(link_target.split("/")[::-1])
     return None
 
 
@@ -146,8 +146,8 @@ class LocalStore:
     def list_entries(self, folder: str) -> FolderEntries:
         """See `Store.list_entries`. Raises OSError. The system reports the kind with the name, without a `stat`."""
         entries = FolderEntries([], [])
-        with os.scandir(folder) as listed:
-            for entry in sorted(listed, key=lambda entry: entry.name):
+        with os.scandir(folder) as directory:
+            for entry in sorted(directory, key=lambda entry: entry.name):
                 (entries.folders if _is_folder(entry) else entries.files).append(entry.name)
         return entries
 
@@ -221,15 +221,15 @@ class LocalFile:
         except BaseException:
             self.close()
             raise
-        opened_here = _opened.get()
-        if opened_here is not None:
-            opened_here.setdefault(path, version_of(status))
+        versions = _opened_versions.get()
+        if versions is not None:
+            versions.setdefault(path, version_of(status))
 
     def read(self, offset: int, length: int) -> bytes:
         with _ReadErrors():
             return posix.read_at(self._fd, length, offset)
 
-    def fill(self, offset: int, into: memoryview, ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
+    def fill(self, offset: int, into: memoryview, read_ahead: int) -> int:  # noqa: ARG002 - the system reads ahead itself
         with _ReadErrors():
             return posix.fill_at(self._fd, into, offset)
 
@@ -292,13 +292,13 @@ def _describe_broken_link(path: str) -> str:
     """Return where a link without a file leads, and how to get the content if git-annex or the hub's cache has it."""
     import shlex
 
-    to = os.readlink(path)
-    steps = to.replace(os.sep, "/").split("/")
+    link_target = os.readlink(path)
+    steps = link_target.replace(os.sep, "/").split("/")
     if "annex" in steps and "objects" in steps:
         return f"its content is in git-annex but not on this machine; run: git annex get {shlex.quote(path)}"
     if "blobs" in steps:
-        return f"the link leads to {to}, which is missing in the cache; download the repository again"
-    return f"the link leads to {to}, which does not exist"
+        return f"the link leads to {link_target}, which is missing in the cache; download the repository again"
+    return f"the link leads to {link_target}, which does not exist"
 
 
 def _require_regular(status: os.stat_result) -> int:
@@ -317,7 +317,7 @@ def _match_hidden(pattern: str) -> Iterator[str]:
     for n, step in enumerate(steps):
         if step.startswith(".") or not _GLOB.search(step):
             continue
-        above = [*steps[:n], *(["**"] if step == "**" else []), ".*"]
-        for path in glob.iglob(os.sep.join(above), recursive=True):
+        hidden_steps = [*steps[:n], *(["**"] if step == "**" else []), ".*"]
+        for path in glob.iglob(os.sep.join(hidden_steps), recursive=True):
             if step in ("*", "**") or fnmatchcase(os.path.basename(path), step):
                 yield from (path,) if n == len(steps) - 1 or os.path.isdir(path) else ()

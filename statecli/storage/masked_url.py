@@ -38,7 +38,7 @@ class TypedUrl(NamedTuple):
     """A URL as the user typed the text, in two: up to the end of the path, and the query or the rest of the chain."""
 
     start: str
-    rest: str
+    suffix: str
 
 
 class PlainUrl(NamedTuple):
@@ -64,19 +64,19 @@ def parse_url(url: str) -> PlainUrl:
 
     Text that may be a password with `/`, `?` or `#` counts as a password: too much is hidden rather than too little.
     """
-    scheme, mark, rest = url.partition("://")
-    host = re.split("[/?]", rest, maxsplit=1)[0]
+    scheme, mark, address = url.partition("://")
+    host = re.split("[/?]", address, maxsplit=1)[0]
     user: str | None = None
     if "@" in host and (":" in host or scheme.rpartition("::")[2].lower() not in _NO_USER):
         user, _, _ = host.rpartition("@")
-    elif "@" in rest and _is_odd_port(host):
-        user, _, _ = rest.rpartition("@")
-    path = rest[0 if user is None else len(user) + 1 :]
+    elif "@" in address and _has_invalid_port(host):
+        user, _, _ = address.rpartition("@")
+    path = address[0 if user is None else len(user) + 1 :]
     at = find_query(scheme, path)
     return PlainUrl(scheme + mark, user, path[:at], path[at + 1 :] if at < len(path) else None)
 
 
-def _is_odd_port(host: str) -> bool:
+def _has_invalid_port(host: str) -> bool:
     _, colon, port = re.sub(r"^\[[^\]]*\]", "", host).partition(":")
     return bool(colon) and not (port.isdigit() and len(port) < 6)
 
@@ -99,13 +99,13 @@ def _create_name(url: str) -> str:
         pairs = list(_name_folders(url, hidden))
         # URLs of one user share a mark; a signature belongs to one file.
         distinct = pairs if has_user else pairs[:1]
-        if all(typed.get(name, real) == real for name, real in distinct):
+        if all(typed.get(name, typed_url) == typed_url for name, typed_url in distinct):
             break
         hidden = f"{redact.MARK}{count}"
     if hidden in pairs[0][0]:
         redact.mask_everywhere(url, pairs[0][0])
-        for name, real in pairs:
-            typed.setdefault(name, real)
+        for name, typed_url in pairs:
+            typed.setdefault(name, typed_url)
     return pairs[0][0]
 
 
@@ -116,8 +116,8 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
     first = next(n for n, link in enumerate(links) if "://" in link)
     prefix = "".join(f"{link}::" for link in links[:first])
     parsed, outer = parse_url(links[first]), links[first + 1 :]
-    masked_rest = _mask_query(parsed.query, hidden) + "".join(f"::{hide_secrets(link, hidden)}" for link in outer)
-    rest = ("" if parsed.query is None else f"?{parsed.query}") + "".join(f"::{link}" for link in outer)
+    masked_suffix = _mask_query(parsed.query, hidden) + "".join(f"::{hide_secrets(link, hidden)}" for link in outer)
+    suffix = ("" if parsed.query is None else f"?{parsed.query}") + "".join(f"::{link}" for link in outer)
     scheme = prefix + parsed.scheme
     user = "" if parsed.user is None else f"{parsed.user}@"
     masked_user = "" if parsed.user is None else f"{_hide_user(parsed.user, hidden)}@"
@@ -126,8 +126,8 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
     for n in range(len(steps), 0, -1):
         path = "/".join(steps[:n])
         yield (
-            f"{scheme}{masked_user}{'/'.join(masked_steps[:n])}{masked_rest}",
-            TypedUrl(f"{scheme}{user}{path}", rest),
+            f"{scheme}{masked_user}{'/'.join(masked_steps[:n])}{masked_suffix}",
+            TypedUrl(f"{scheme}{user}{path}", suffix),
         )
 
 
@@ -145,7 +145,7 @@ def hide_secrets(url: str, hidden: str = redact.MARK) -> str:
 def _mask_port(host: str, hidden: str) -> str:
     """Mask a port that is not a number: the port may be the password of an incomplete URL."""
     port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
-    return host.removesuffix(port) + _hide_user(port, hidden) if port and _is_odd_port(host) else host
+    return host.removesuffix(port) + _hide_user(port, hidden) if port and _has_invalid_port(host) else host
 
 
 def hide_in_typo(text: str) -> None:
@@ -153,8 +153,8 @@ def hide_in_typo(text: str) -> None:
 
     The text stays usable, because a file may be written to this name later.
     """
-    scheme, colon, rest = text.partition(":")
-    secret, at, host = rest.rpartition("@")
+    scheme, colon, address = text.partition(":")
+    secret, at, host = address.rpartition("@")
     if colon and at and secret:
         _hide_user(secret.lstrip("/"), redact.MARK)
         redact.mask_everywhere(text, f"{scheme}:{redact.MARK}@{host}")
@@ -205,14 +205,14 @@ def unmask_url(name: str) -> str:
         return name
     if name in typed:
         return "".join(typed[name])
-    scheme, path, rest = split_url(name)
+    scheme, path, query = split_url(name)
     folder, inner = path, ""
     while "/" in folder:
         folder, _, step = folder.rpartition("/")
         inner = f"/{step}{inner}"
-        url = typed.get(f"{scheme}{folder}{rest}")
+        url = typed.get(f"{scheme}{folder}{query}")
         if url is not None:
-            return url.start + inner + url.rest
+            return url.start + inner + url.suffix
     return name
 
 

@@ -51,10 +51,10 @@ class Pace:
 
     def remaining_seconds(self) -> float:
         """Return the seconds until the next bytes must come. Raises Stalled if there are none."""
-        left = self._until - time.monotonic()
-        if left <= 0:
+        remaining = self._until - time.monotonic()
+        if remaining <= 0:
             raise Stalled(self._describe_stall())
-        return left
+        return remaining
 
     def count(self, size: int) -> None:
         """Count received bytes."""

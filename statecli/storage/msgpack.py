@@ -41,7 +41,7 @@ class Truncated(MalformedError):
     """The file ends before the stated length."""
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """Truncated value, and the reason."""
 
     why: str
@@ -58,13 +58,14 @@ class Blob(NamedTuple):
 class Parser:
     """Parser of consecutive values from byte `at` to byte `end` of a file.
 
-    `mends`: a truncated container keeps its complete entries, has a `Cut` as the last entry, and sets `cut`.
+    `mends`: a truncated container keeps its complete entries, has a `Truncation` as the last entry, and sets
+    `truncation`.
     """
 
     def __init__(self, source: Source, at: int = 0, end: int | None = None, *, mends: bool = False) -> None:
         self.at = at
         self.mends = mends
-        self.cut: Cut | None = None
+        self.truncation: Truncation | None = None
         self.end = source.size if end is None else end
         self._window = Window(source, _SPAN)
         self._entries = self._text = 0
@@ -112,7 +113,7 @@ class Parser:
         self._check_count(count)
         entries: dict[str | int, Any] = {}
         for _ in range(count):
-            if self.cut:
+            if self.truncation:
                 break
             key: Any = REST
             try:
@@ -135,7 +136,7 @@ class Parser:
         self._check_count(count)
         items: list[Any] = []
         for _ in range(count):
-            if self.cut:
+            if self.truncation:
                 break
             try:
                 items.append(self.value(depth + 1))
@@ -143,12 +144,12 @@ class Parser:
                 items.append(self._mend(error))
         return items
 
-    def _mend(self, error: Truncated) -> Cut:
-        """Return the `Cut` for a truncated entry. Raises the error unless `mends`."""
+    def _mend(self, error: Truncated) -> Truncation:
+        """Return the `Truncation` for a truncated entry. Raises the error unless `mends`."""
         if not self.mends:
             raise error
-        self.cut = Cut(str(error))
-        return self.cut
+        self.truncation = Truncation(str(error))
+        return self.truncation
 
     def _check_count(self, count: int) -> None:
         self._entries += count

@@ -59,7 +59,7 @@ class RemoteFile:
         #: The fetched spans by offset, and the sorted offsets.
         self._starts: list[int] = []
         self._spans: dict[int, bytes] = {}
-        self._held = 0
+        self._cached_bytes = 0
         self._end, self._step = -1, MIN_REQUEST_BYTES
         self.checksums: Checksums | None = None
         #: Guards by the offset of their bytes, and the sorted offsets.
@@ -134,8 +134,8 @@ class RemoteFile:
         data = self._read_span(start, end)[offset - start :]
         for guard in guards:
             self._confirm_guard(guard, self._read_span(guard.header, guard.start))
-        real, stop = self._locate(offset, end)
-        return data if real == offset else self._read_span(real, stop)
+        actual_offset, stop = self._locate(offset, end)
+        return data if actual_offset == offset else self._read_span(actual_offset, stop)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
         """See `File.read_cached`."""
@@ -171,9 +171,9 @@ class RemoteFile:
         data = self.request(start, stop - start)
         self._end = stop
         self._keep(start, data)
-        inside = data[max(offset - start, 0) : min(stop, end) - start]
+        fetched_part = data[max(offset - start, 0) : min(stop, end) - start]
         before = (part for at, part in parts.items() if at < start)
-        return b"".join((*before, inside, *(part for at, part in parts.items() if at >= stop)))
+        return b"".join((*before, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
         """Return the span to fetch for missing bytes: longer than these bytes, up to the next cached byte."""
@@ -206,21 +206,21 @@ class RemoteFile:
 
     def _keep(self, offset: int, data: bytes) -> None:
         with self._lock:
-            if self._held + len(data) > MAX_KEPT_BYTES:
+            if self._cached_bytes + len(data) > MAX_KEPT_BYTES:
                 self._evict(MAX_KEPT_CLOSED_BYTES)
             if len(data) > MAX_KEPT_BYTES or len(data) <= len(self._spans.get(offset, b"")):
                 return
             if offset not in self._spans:
                 insort(self._starts, offset)
-            self._held += len(data) - len(self._spans.get(offset, b""))
+            self._cached_bytes += len(data) - len(self._spans.get(offset, b""))
             self._spans[offset] = data
 
     def _evict(self, limit: int) -> None:
         """Drop the largest spans until at most `limit` bytes are kept."""
         for start in sorted(self._starts, key=lambda start: -len(self._spans[start])):
-            if self._held <= limit:
+            if self._cached_bytes <= limit:
                 break
-            self._held -= len(self._spans.pop(start))
+            self._cached_bytes -= len(self._spans.pop(start))
         self._starts = sorted(self._spans)
 
     # --- bytes that a directory has placed without proof --------------------------------------------------------------
@@ -279,9 +279,9 @@ class RemoteFile:
 
     def read_window(self, offset: int, stop: int) -> memoryview:
         """Return bytes from `offset` on, up to `stop` at most: cached, or else fetched and not kept."""
-        real, stop = self._locate(offset, min(stop, self.size))
-        if real != offset:
-            return memoryview(self.request(real, stop - real))
+        actual_offset, stop = self._locate(offset, min(stop, self.size))
+        if actual_offset != offset:
+            return memoryview(self.request(actual_offset, stop - actual_offset))
         holes = self._split_cached(offset, stop)[1]
         if not holes or holes[0][0] > offset:
             stop = holes[0][0] if holes else stop
@@ -298,9 +298,9 @@ class RemoteFile:
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
         """Return the part of `data` (first byte at `begin`) from `offset` on up to moved bytes."""
         for guard in self._find_guards(offset, stop):
-            fetched = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
+            header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
-                header = self._read_span(guard.header, guard.start) if fetched is None else bytes(fetched)
+                header = self._read_span(guard.header, guard.start) if header_view is None else bytes(header_view)
                 is_there = self._confirm_guard(guard, header)
             except UnreadableError:
                 if guard.start <= offset:
@@ -323,8 +323,8 @@ class Handle:
         self._is_open = True
         file.add_reader()
 
-    def fill(self, offset: int, into: memoryview, ahead: int) -> int:
-        part = lifetime.for_command(_ValueReads).windows.read(self._file, offset, len(into), ahead)
+    def fill(self, offset: int, into: memoryview, read_ahead: int) -> int:
+        part = lifetime.for_command(_ValueReads).windows.read(self._file, offset, len(into), read_ahead)
         into[: len(part)] = part
         return len(part)
 
@@ -353,7 +353,7 @@ class _Windows(threading.local):
         #: Each window by file and offset, the one that was used last at the end.
         self._windows: OrderedDict[tuple[RemoteFile, int], memoryview] = OrderedDict()
         #: Windows that were read to the end.
-        self._done: set[tuple[RemoteFile, int]] = set()
+        self._finished_windows: set[tuple[RemoteFile, int]] = set()
         #: Bytes of a new window.
         self._limit = WINDOW_BYTES
 
@@ -371,17 +371,17 @@ class _Windows(threading.local):
             self._limit = WINDOW_BYTES // 2
         self._cuts = {file: sorted(set(cuts)) for file, cuts in self._cuts.items() if file.checksums}
 
-    def read(self, file: RemoteFile, offset: int, length: int, ahead: int) -> memoryview:
-        """Return bytes from `offset` on, `length` at most, none at the end of the file; `ahead` as in `File.fill`."""
-        follows = 0
+    def read(self, file: RemoteFile, offset: int, length: int, read_ahead: int) -> memoryview:
+        """Return bytes from `offset` on, `length` at most, none at the end; `read_ahead` as in `File.fill`."""
+        preceding_bytes = 0
         for key, window in reversed(self._windows.items()):
             if key[0] is file and key[1] <= offset < key[1] + len(window):
                 return self._use_window(key, window, offset, length)
             if key == (file, offset - len(window)):
-                follows = len(window)
+                preceding_bytes = len(window)
         if offset >= file.size:
             return memoryview(b"")
-        stop = self._plan_stop(file, offset, max(ahead, length), follows)
+        stop = self._plan_stop(file, offset, max(read_ahead, length), preceding_bytes)
         self._shrink(2 * WINDOW_BYTES - (stop - offset))
         self._windows[file, offset] = window = self._fetch(file, offset, stop)
         return self._use_window((file, offset), window, offset, length)
@@ -390,7 +390,7 @@ class _Windows(threading.local):
         self._windows.move_to_end(key)
         part = window[offset - key[1] :][:length]
         if offset + length >= key[1] + len(window):
-            self._done.add(key)
+            self._finished_windows.add(key)
         return part
 
     def _fetch(self, file: RemoteFile, offset: int, stop: int) -> memoryview:
@@ -406,26 +406,26 @@ class _Windows(threading.local):
         finally:
             self._workers.acquire()
 
-    def _plan_stop(self, file: RemoteFile, offset: int, ahead: int, follows: int) -> int:
+    def _plan_stop(self, file: RemoteFile, offset: int, read_ahead: int, preceding_bytes: int) -> int:
         """Return the end of a new window. Without expected ranges windows begin small and grow as reads go on."""
         runs = self._runs.get(file, ())
         n = bisect_right(runs, (offset, file.size)) - 1
         if n >= 0 and offset < runs[n][1]:
             return min(offset + self._limit, runs[n][1])
-        return offset + min(ahead, max(HEAD_BYTES, min(2 * follows, self._limit)))
+        return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
         """Drop windows already read, then windows unused for the longest time; new windows become smaller."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
-            key = next((key for key in self._windows if key in self._done), next(iter(self._windows)))
+            key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)
-            self._limit = self._limit if key in self._done else max(self._limit // 2, HEAD_BYTES)
+            self._limit = self._limit if key in self._finished_windows else max(self._limit // 2, HEAD_BYTES)
 
     def clear(self) -> None:
         """Drop all windows and expected ranges."""
         self._runs, self._cuts, self._limit = {}, {}, WINDOW_BYTES
         self._windows.clear()
-        self._done.clear()
+        self._finished_windows.clear()
 
 
 class _ValueReads:

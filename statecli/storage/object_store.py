@@ -36,17 +36,17 @@ class Listing(NamedTuple):
     incomplete: str | None = None
 
 
-def confirm_version(expected: FileVersion | None, answer: FileVersion) -> FileVersion:
+def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
     """Return the version with the markers of both. Raises UnreadableError if the two are different versions."""
     if expected is None:
-        return answer
-    old, new = ((marker or "").split("\n") for _, marker in (expected, answer))
+        return actual
+    old, new = ((marker or "").split("\n") for _, marker in (expected, actual))
     pairs = [(before, after) for before, after in zip_longest(old, new, fillvalue="") if before and after]
     # The first marker is the most reliable.
-    if expected.size != answer.size or (pairs and pairs[0][0] != pairs[0][1]):
+    if expected.size != actual.size or (pairs and pairs[0][0] != pairs[0][1]):
         raise UnreadableError(CHANGED)
-    both = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
-    return FileVersion(expected.size, both or None)
+    markers = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
+    return FileVersion(expected.size, markers or None)
 
 
 class ObjectStore(Protocol):
@@ -91,4 +91,4 @@ def open_store(url: str) -> ObjectStore:
 def _filesystem_key(url: str) -> str:
     """Return the part of a URL that names the filesystem: all but the path of an object in the filesystem."""
     parts = split_url(url)
-    return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.rest}"
+    return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.query}"

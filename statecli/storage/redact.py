@@ -98,8 +98,8 @@ def filter_logs() -> None:
     if getattr(create, "is_filtered", False):
         return
 
-    def create_filtered(*args: Any, **named: Any) -> logging.LogRecord:
-        record = create(*args, **named)
+    def create_filtered(*args: Any, **keywords: Any) -> logging.LogRecord:
+        record = create(*args, **keywords)
         if record.name.partition(".")[0] in _LOGGERS:
             _clean(record)
         return record

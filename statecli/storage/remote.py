@@ -59,7 +59,7 @@ class RemoteStore:
         #: A random name of the command, so that a worker process notices the next command.
         self.command = os.urandom(8).hex()
         self._files: dict[str, RemoteFile] = {}
-        self._kept: dict[str, RemoteFile] = {}
+        self._kept_files: dict[str, RemoteFile] = {}
         #: Listings that the object stores sent, and those that were found by requests for usual names.
         self._listings: dict[str, Listing | UnreadableError] = {}
         self._trials: dict[str, Listing | UnreadableError] = {}
@@ -147,9 +147,9 @@ class RemoteStore:
             if _is_refused(listing):
                 raise listing from None
             raise
-        self._kept[path] = file
-        if len(self._kept) > MAX_KEPT_FILES:
-            self._kept.pop(next(iter(self._kept))).release()
+        self._kept_files[path] = file
+        if len(self._kept_files) > MAX_KEPT_FILES:
+            self._kept_files.pop(next(iter(self._kept_files))).release()
         return Handle(file)
 
     def size(self, path: str) -> int:
@@ -160,27 +160,31 @@ class RemoteStore:
 
     def prefetch(self, paths: Iterable[str]) -> None:
         unknown = [path for path in paths if path not in self._files and path not in self._listings]
-        with report_prefetch(len(unknown)) as done:
+        with report_prefetch(len(unknown)) as report_one:
 
-            def prefetch_one(path: str) -> None:
+            def prefetch_path(path: str) -> None:
                 with suppress(StateError):  # opening the file raises the same
                     if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
                         self._ask_listing(url.make_absolute(path))
                     else:
                         self._file(path).prefetch_head()
-                done()
+                report_one()
 
-            run_in_threads(prefetch_one, unknown)
+            run_in_threads(prefetch_path, unknown)
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
         self.prefetch(list(ranges))
-        opened = [(file, spans) for path, spans in ranges.items() if (file := self._file(path)).version is not None]
+        files_and_spans = [
+            (file, spans) for path, spans in ranges.items() if (file := self._file(path)).version is not None
+        ]
         with ExitStack() as stack:
-            for file, _ in opened:
+            for file, _ in files_and_spans:
                 file.add_reader()
                 stack.callback(file.remove_reader)
-            run_in_threads(_try_fetch, [(file, span) for file, spans in opened for span in file.missing_spans(spans)])
+            run_in_threads(
+                _try_fetch, [(file, span) for file, spans in files_and_spans for span in file.missing_spans(spans)]
+            )
             yield
 
     def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:

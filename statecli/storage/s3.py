@@ -222,16 +222,16 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
     bucket, key, _ = _parse_key(url)
     prefix = f"{key.rstrip('/')}/" if key.strip("/") else ""
     folders: dict[str, bool] = {}
-    more: dict[str, str] = {}
+    continuation: dict[str, str] = {}
     while True:
-        page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **more)
+        page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **continuation)
         if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
             raise UnreadableError(_FOREIGN.format(what="the answer is not a file listing"))
         keys = [entry["Key"] for entry in page.get("Contents", ())]
         add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
             return create_bucket_listing(folders, prefix)
-        more = {"ContinuationToken": page["NextContinuationToken"]}
+        continuation = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 def _find_answer(why: BaseException) -> tuple[str | None, int]:
@@ -251,9 +251,9 @@ def _find_answer(why: BaseException) -> tuple[str | None, int]:
 
 def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
     """Return the error of statecli, because the text of the other error may contain secrets."""
-    own = _explain_setup_error(why)
-    if own is not None:
-        return own
+    setup_error = _explain_setup_error(why)
+    if setup_error is not None:
+        return setup_error
     code, status = _find_answer(why)
     if code is not None:
         return _explain_foreign_answer(code, status) or _explain_code(code, status, anonymous=anonymous)
@@ -264,12 +264,12 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
         return UnreadableError(
             "the server's certificate is not trusted: set AWS_CA_BUNDLE to the file of its CA certificate"
         )
-    inner = getattr(why, "kwargs", {}).get("error")
-    if isinstance(inner, UnreadableError):
-        return inner
-    if isinstance(inner, (FileNotFoundError, IsADirectoryError, PermissionError)):
+    cause = getattr(why, "kwargs", {}).get("error")
+    if isinstance(cause, UnreadableError):
+        return cause
+    if isinstance(cause, (FileNotFoundError, IsADirectoryError, PermissionError)):
         return UnreadableError("AWS_CA_BUNDLE is not the path of a readable file of certificates")
-    if isinstance(inner, ValueError):
+    if isinstance(cause, ValueError):
         return UnreadableError(
             "your AWS credentials contain characters that an HTTP header cannot have: set them again, without line "
             "breaks"
@@ -310,8 +310,8 @@ def _explain_foreign_answer(code: str, status: int) -> Exception | None:
         return None
     if status in _TRANSIENT:
         # botocore sets 500 for a page that came with 200 as well.
-        what = "no XML" if status == 500 else f"HTTP {status}"
-        return Transient(_FOREIGN.format(what=what))
+        status_text = "no XML" if status == 500 else f"HTTP {status}"
+        return Transient(_FOREIGN.format(what=status_text))
     return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
 
 

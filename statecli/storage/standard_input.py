@@ -75,8 +75,8 @@ class _Spool:
 def _require_open() -> os.stat_result:
     # Another file may have the descriptor of a closed standard input; Python has noticed that at its start.
     if sys.stdin is None or os.isatty(_FD):
-        what = "is closed" if sys.stdin is None else "is a terminal"
-        raise UnreadableError(f"standard input {what}: pipe a checkpoint into statecli")
+        state = "is closed" if sys.stdin is None else "is a terminal"
+        raise UnreadableError(f"standard input {state}: pipe a checkpoint into statecli")
     return os.fstat(_FD)
 
 

@@ -82,10 +82,10 @@ class File(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Return `length` bytes from `offset` on, fewer where the file ends before."""
 
-    def fill(self, offset: int, into: memoryview, ahead: int) -> int:
+    def fill(self, offset: int, into: memoryview, read_ahead: int) -> int:
         """Read bytes from `offset` on into a buffer; return their number, 0 at the end.
 
-        `ahead`: the number of bytes the caller reads next.
+        `read_ahead`: the number of bytes the caller reads next.
         """
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:

@@ -34,12 +34,16 @@ def try_usual_names(
     for name, error in _find_inconclusive(errors):
         doubt = UnreadableError(f"cannot check whether the folder contains {name}: {error}")
         return doubt if isinstance(error, Unsure) else error
-    present = {name: False for name, error in errors.items() if error is None}
-    if present:
+    existing_names = {name: False for name, error in errors.items() if error is None}
+    if existing_names:
         names = ", ".join(list_usual_names())
-        return Listing(present, f"the folder cannot be listed ({why}), so statecli tried only these names: {names}")
-    none = f"this folder has no file with one of the {len(paths)} usual checkpoint names; give the path of a file"
-    text = f"cannot be listed ({why}), and {none}"
+        return Listing(
+            existing_names, f"the folder cannot be listed ({why}), so statecli tried only these names: {names}"
+        )
+    no_file_text = (
+        f"this folder has no file with one of the {len(paths)} usual checkpoint names; give the path of a file"
+    )
+    text = f"cannot be listed ({why}), and {no_file_text}"
     return Missing(text) if isinstance(why, Missing) else UnreadableError(text)
 
 
@@ -50,11 +54,11 @@ def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tu
     answer. Many servers refuse names that begin with a dot.
     """
     kinds = Counter(_classify(error) for error in errors.values() if error is not None)
-    usual = max(kinds, key=kinds.__getitem__, default=None)
+    most_frequent_kind = max(kinds, key=kinds.__getitem__, default=None)
     for name, error in errors.items():
         if error is None or isinstance(error, Missing):
             continue
-        if not isinstance(error, Unsure) or (_classify(error) != usual and not name.startswith(".")):
+        if not isinstance(error, Unsure) or (_classify(error) != most_frequent_kind and not name.startswith(".")):
             yield name, error
 
 

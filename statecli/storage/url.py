@@ -42,7 +42,7 @@ class UrlParts(NamedTuple):
 
     scheme: str
     path: str
-    rest: str
+    query: str
 
 
 def is_remote(path: str) -> bool:
@@ -94,40 +94,40 @@ def is_glob(url: str) -> bool:
 
 def join(folder: str, *names: str) -> str:
     """Return the URL of a file in a folder; the query stays at the end."""
-    scheme, path, rest = split_url(folder)
+    scheme, path, query = split_url(folder)
     names = tuple(quote_name(scheme, name) for name in names)
     steps = (path.rstrip("/"), *names) if path else names
-    return scheme + "/".join(step for step in steps if step) + rest
+    return scheme + "/".join(step for step in steps if step) + query
 
 
 def split(url: str) -> tuple[str, str]:
     """Return the URL of the folder, with the query, and the name of the file."""
-    scheme, path, rest = split_url(url)
+    scheme, path, query = split_url(url)
     folder, _, name = path.rpartition("/")
-    return scheme + folder + rest, unquote_name(scheme, name)
+    return scheme + folder + query, unquote_name(scheme, name)
 
 
 def parents(url: str) -> Iterator[str]:
     """Yield the folders around a file, the nearest first, down to the host or the bucket."""
-    scheme, path, rest = split_url(url)
+    scheme, path, query = split_url(url)
     path = path.rstrip("/")
     while "/" in path:
         path = path.rpartition("/")[0]
-        yield scheme + path + rest
+        yield scheme + path + query
 
 
 def make_relative(url: str, folder: str) -> str:
     """Return the path from the folder to the file; a URL outside the folder is returned unchanged."""
     inner, outer = split_url(url), split_url(folder) if is_remote(folder) else UrlParts("", "", "")
     prefix = outer.path.rstrip("/") + "/" if outer.path else ""
-    is_inside = (inner.scheme, inner.rest) == (outer.scheme, outer.rest) and f"{inner.path}/".startswith(prefix)
+    is_inside = (inner.scheme, inner.query) == (outer.scheme, outer.query) and f"{inner.path}/".startswith(prefix)
     return unquote_name(inner.scheme, inner.path[len(prefix) :].strip("/")) or os.curdir if is_inside else url
 
 
 def make_absolute(url: str) -> str:
     """Return the URL without the slash at the end of a folder's URL."""
-    scheme, path, rest = split_url(url)
-    return scheme + path.rstrip("/") + rest
+    scheme, path, query = split_url(url)
+    return scheme + path.rstrip("/") + query
 
 
 def quote_name(scheme: str, name: str) -> str:

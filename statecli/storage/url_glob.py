@@ -13,14 +13,14 @@ from statecli.storage.url import GLOB, join, split_url
 
 def match_url_glob(store: Store, pattern: str) -> list[str]:
     """Return the URLs that match; see `Store.match_glob`. Raises UnreadableError for a folder that cannot be listed."""
-    scheme, path, rest = split_url(pattern)
+    scheme, path, query = split_url(pattern)
     steps = path.split("/")
     fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
     if fixed == 0:
         raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write the full name")
     # To fnmatch, `?` is a wildcard, but in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
-    return list(dict.fromkeys(_Matcher(store, pattern).match(scheme + "/".join(steps[:fixed]) + rest, globs)))
+    return list(dict.fromkeys(_Matcher(store, pattern).match(scheme + "/".join(steps[:fixed]) + query, globs)))
 
 
 class _Matcher:
@@ -36,29 +36,29 @@ class _Matcher:
                 f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep; start the glob in a deeper folder"
             )
         if not any(steps):
-            scheme, path, end = split_url(folder)
-            yield scheme + "/".join((path.rstrip("/"), *steps)) + end if steps else folder
+            scheme, path, query = split_url(folder)
+            yield scheme + "/".join((path.rstrip("/"), *steps)) + query if steps else folder
             return
-        first, rest = steps[0], steps[1:]
-        if first == "**":
-            yield from self.match(folder, rest, depth)
+        step, remaining_steps = steps[0], steps[1:]
+        if step == "**":
+            yield from self.match(folder, remaining_steps, depth)
         for name in self._list_names(folder):
-            inner = join(folder, name)
-            if name.startswith(".") and not first.startswith(".") and self._store.is_folder(inner):
-                yield from (inner,) if first == "**" or fnmatchcase(name.rstrip("/"), first) else ()
-            elif first == "**":
-                yield from () if rest else (inner,)
-                yield from self.match(inner, steps, depth + 1) if self._store.is_folder(inner) else ()
-            elif fnmatchcase(name.rstrip("/"), first) and (not rest or self._store.is_folder(inner)):
-                yield from self.match(inner, rest, depth + 1)
+            child = join(folder, name)
+            if name.startswith(".") and not step.startswith(".") and self._store.is_folder(child):
+                yield from (child,) if step == "**" or fnmatchcase(name.rstrip("/"), step) else ()
+            elif step == "**":
+                yield from () if remaining_steps else (child,)
+                yield from self.match(child, steps, depth + 1) if self._store.is_folder(child) else ()
+            elif fnmatchcase(name.rstrip("/"), step) and (not remaining_steps or self._store.is_folder(child)):
+                yield from self.match(child, remaining_steps, depth + 1)
 
     def _list_names(self, folder: str) -> list[str]:
-        needed = f"{folder}: statecli cannot list the names in this folder for the glob"
+        problem = f"{folder}: statecli cannot list the names in this folder for the glob"
         try:
             names = self._store.list_names(folder)
             self._budget.take(folder, len(names))
         except UnreadableError as why:
-            raise UnreadableError(f"{needed}: {why}") from why
-        if (missing := self._store.explain_missing_names(folder)) is not None:
-            raise UnreadableError(f"{needed}: {missing}")
+            raise UnreadableError(f"{problem}: {why}") from why
+        if (reason := self._store.explain_missing_names(folder)) is not None:
+            raise UnreadableError(f"{problem}: {reason}")
         return names

@@ -173,12 +173,12 @@ class Archive:
         is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.reads_are_requests
         return Window(source, _WINDOW if is_dense else 0)
 
-    def prefetch(self, is_wanted: Callable[[str], bool]) -> None:
+    def prefetch(self, is_requested: Callable[[str], bool]) -> None:
         """Fetch the records of these names together, before their reads."""
         records = (
             record
             for name, record in self.records.items()
-            if record.compressed_size <= _MAX_PREFETCH_BYTES and is_wanted(name)
+            if record.compressed_size <= _MAX_PREFETCH_BYTES and is_requested(name)
         )
         self._source.prefetch(
             (record.offset, record.data_offset - record.offset + record.compressed_size) for record in records
@@ -221,8 +221,8 @@ class Archive:
 
     def _inflate_pieces(self, record: Record) -> Iterator[bytes]:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        for packed in self._read_pieces(record):
-            content = _inflate_piece(record, inflater, packed)
+        for piece in self._read_pieces(record):
+            content = _inflate_piece(record, inflater, piece)
             while content:
                 yield content
                 content = _inflate_piece(record, inflater, inflater.unconsumed_tail)
@@ -244,9 +244,9 @@ class Archive:
                 f"{TRUNCATED}: its {source.size} bytes contain no end record of a zip archive "
                 "(end-of-central-directory record); copy or download the file again"
             )
-        _, disk, first_disk, here, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
+        _, disk, first_disk, disk_records, records, size, offset, comment = _END.unpack_from(tail, at - tail_at)
         end = self._read_end64(_End(at, records, size, offset))
-        if here != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
+        if disk_records != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
             raise MalformedError(_SPANS_FILES)
         if end.offset + end.size != end.at:
             raise _damage_error(
@@ -259,12 +259,12 @@ class Archive:
     def _check_after(self, end: int, comment: int) -> None:
         after = self._source.size - end
         if after > comment:
-            extra = after - comment
+            surplus = after - comment
             self._add_oddity(
                 OddityKind.SUFFIXED.value,
-                f"{extra} bytes are appended after the zip archive; other programs may read them as another file",
+                f"{surplus} bytes are appended after the zip archive; other programs may read them as another file",
                 end + comment,
-                extra,
+                surplus,
             )
         elif after < comment:
             self._add_oddity(
@@ -290,31 +290,31 @@ class Archive:
                     "its end record refers to a second end record (zip64), but the file has no such record"
                 )
             return end
-        _, disk, where, disks = _END64_LOCATOR.unpack(locator)
+        _, disk, end64_at, disks = _END64_LOCATOR.unpack(locator)
         if disk or disks > 1:
             raise MalformedError(_SPANS_FILES)
-        record = self._source.read(where, _END64.size) if where + _END64.size <= at else bytes(_END64.size)
-        signature, length, _, _, disk, first, here, records, size, offset = _END64.unpack(record)
+        record = self._source.read(end64_at, _END64.size) if end64_at + _END64.size <= at else bytes(_END64.size)
+        signature, length, _, _, disk, first_disk, disk_records, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
-        if signature != b"PK\6\6" or where + 12 + length != at or where + _END64.size != at:
+        if signature != b"PK\6\6" or end64_at + 12 + length != at or end64_at + _END64.size != at:
             raise _damage_error(
-                f"its second end record (zip64) is not at byte {where}, where the archive says; data was added "
+                f"its second end record (zip64) is not at byte {end64_at}, where the archive says; data was added "
                 "before or after the archive"
             )
-        if disk or first or here != records:
+        if disk or first_disk or disk_records != records:
             raise MalformedError(_SPANS_FILES)
-        real = _End(where, records, size, offset)
-        for what, short, long, unset in (
+        end64 = _End(end64_at, records, size, offset)
+        for label, short, long, unset in (
             ("the number of records", end.records, records, _U16_MAX),
             ("the size of the list of records", end.size, size, _U32_MAX),
             ("the position of the list of records", end.offset, offset, _U32_MAX),
         ):
             if short not in (long, unset):
                 raise _damage_error(
-                    f"its two end records (zip and zip64) contradict each other: {what} is {short} in one, but {long} "
+                    f"its two end records (zip and zip64) contradict each other: {label} is {short} in one, but {long} "
                     "in the other, so programs may find different contents"
                 )
-        return real
+        return end64
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
         if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
@@ -349,31 +349,31 @@ class Archive:
         trusted = self._looked_at is None and self._source.is_trusted
         starts = self._place_as_torch(ordered, end.offset) if trusted else None
         starts = starts or self._read_starts(ordered)
-        free, last = 0, ""
+        previous_end, previous_name = 0, ""
         for record in ordered:
-            if record.offset < free:
-                raise _overlap_error(last, record)
+            if record.offset < previous_end:
+                raise _overlap_error(previous_name, record)
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(
                     f"{record.name!r} is outside the archive: its header is at byte {record.offset}, but the records "
                     f"end at byte {end.offset}; copy or download the file again"
                 )
             record.data_offset = next(starts)
-            if record.data_offset - free > MAX_PADDING:
-                self._add_space(last, free, record.data_offset - _LOCAL.size - len(record.name))
-            free, last = record.data_offset + record.compressed_size, record.name
-            if free > end.offset:
-                raise _outside_error(last, free, end.offset)
-        self._add_space(last, free, end.offset)
+            if record.data_offset - previous_end > MAX_PADDING:
+                self._add_space(previous_name, previous_end, record.data_offset - _LOCAL.size - len(record.name))
+            previous_end, previous_name = record.data_offset + record.compressed_size, record.name
+            if previous_end > end.offset:
+                raise _outside_error(previous_name, previous_end, end.offset)
+        self._add_space(previous_name, previous_end, end.offset)
 
     def _read_starts(self, ordered: list[Record]) -> Iterator[int]:
         """Yield the offset of the data of each record, by the local header."""
         window = self.open_window(self._source)
-        more = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
+        header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(ordered):
             if n % _HEADERS_AT_ONCE == 0:
-                soon = ordered[n : n + _HEADERS_AT_ONCE]
-                self._source.prefetch((later.offset, more + len(later.name) * 4) for later in soon)
+                next_records = ordered[n : n + _HEADERS_AT_ONCE]
+                self._source.prefetch((later.offset, header_bytes + len(later.name) * 4) for later in next_records)
             yield _find_data(record, window.read)
 
     def _place_as_torch(self, ordered: list[Record], end: int) -> Iterator[int] | None:
@@ -384,19 +384,21 @@ class Archive:
         """
         guards = []
         for record, following in zip_longest(ordered, ordered[1:]):
-            start, free = _align(record), following.offset if following else end
-            if free - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
+            start, space_end = _align(record), following.offset if following else end
+            if space_end - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
                 return None
             if (header := self._source.read_cached(record.offset, start - record.offset)) is None:
-                guards.append(Guard(record.offset, start, free, partial(_find_shift, record, start, following, free)))
+                guards.append(
+                    Guard(record.offset, start, space_end, partial(_find_shift, record, start, following, space_end))
+                )
             elif _find_data(record, _read_of(header, record.offset)) != start:
                 return None
         self._source.guard(guards)
         return map(_align, ordered)
 
-    def _add_space(self, last: str, start: int, end: int) -> None:
-        if last and end - start > MAX_PADDING:
-            self.spaces.append((last, Place(self.path, start, end - start)))
+    def _add_space(self, previous_name: str, start: int, end: int) -> None:
+        if previous_name and end - start > MAX_PADDING:
+            self.spaces.append((previous_name, Place(self.path, start, end - start)))
 
 
 def _parse_entries(directory: bytes) -> Iterator[Record]:
@@ -405,7 +407,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
             raise _damage_error(f"no entry of its list of records (central directory) begins at byte {at} of the list")
-        flags, method, crc, packed, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
+        flags, method, crc, compressed_size, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
         name_end = at + 46 + n
         after = name_end + extra + comment
         if after > end:
@@ -414,22 +416,24 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
         name = str(raw, "ascii") if raw.isascii() else _decode_name(raw, flags)
         if extra and _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
             _check_unicode_path(name, directory[name_end : name_end + extra])
-        if size == _U32_MAX or packed == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
+        if size == _U32_MAX or compressed_size == _U32_MAX or offset == _U32_MAX or disk == _U16_MAX:
             extras = directory[name_end : name_end + extra]
-            size, packed, offset, disk = _read_zip64(name, extras, size, packed, offset, disk)
-        record = Record(name, offset, 0, size, packed, method, crc, flags)
-        if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != packed)):
+            size, compressed_size, offset, disk = _read_zip64(name, extras, size, compressed_size, offset, disk)
+        record = Record(name, offset, 0, size, compressed_size, method, crc, flags)
+        if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != compressed_size)):
             _refuse(record, disk)
-        if marks & _FOLDER and packed:
-            raise MalformedError(f"{name!r} is marked as a folder but holds {packed} bytes, which other programs skip")
+        if marks & _FOLDER and compressed_size:
+            raise MalformedError(
+                f"{name!r} is marked as a folder but holds {compressed_size} bytes, which other programs skip"
+            )
         yield record
         at = after
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
     """Refuse another name in an extra field, because Python's zipfile takes this name since 3.12 and torch does not."""
-    other = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
-    if other and other != name.encode("utf-8", "surrogateescape"):
+    unicode_name = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
+    if unicode_name and unicode_name != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
 
 
@@ -462,27 +466,27 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
     The field contains the overflown values alone, in this order: 8, 8, 8 and 4 bytes.
     """
     values = []
-    rest = _find_extra_field(name, extras, 1)
+    field_bytes = _find_extra_field(name, extras, 1)
     names = ("size", "compressed size", "position", "disk number")
-    for what, field, width in zip(names, fields, (8, 8, 8, 4), strict=True):
+    for label, field, width in zip(names, fields, (8, 8, 8, 4), strict=True):
         if field != (_U16_MAX if width == 4 else _U32_MAX):
             values.append(field)
             continue
-        if len(rest) < width:
-            raise _damage_error(f"its list of records lacks the {what} of {name!r} (a zip64 field)")
-        values.append(int.from_bytes(rest[:width], "little"))
-        rest = rest[width:]
-    size, packed, offset, disk = values
-    return size, packed, offset, disk
+        if len(field_bytes) < width:
+            raise _damage_error(f"its list of records lacks the {label} of {name!r} (a zip64 field)")
+        values.append(int.from_bytes(field_bytes[:width], "little"))
+        field_bytes = field_bytes[width:]
+    size, compressed_size, offset, disk = values
+    return size, compressed_size, offset, disk
 
 
-def _find_extra_field(name: str, extras: bytes, kind_wanted: int) -> bytes:
+def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
     at = 0
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
             raise _damage_error(f"in its list of records, an optional field of {name!r} is longer than the entry")
-        if kind == kind_wanted:
+        if kind == requested_kind:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length
     return b""
@@ -496,15 +500,15 @@ def _align(record: Record) -> int:
     return -(-least // _ALIGNMENT) * _ALIGNMENT
 
 
-def _find_shift(record: Record, start: int, following: Record | None, free: int, header: bytes) -> int:
+def _find_shift(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> int:
     """Return how many bytes after `start` the data of a record begins by the local header.
 
-    Raises MalformedError if the data ends after `free`, the offset of the following record.
+    Raises MalformedError if the data ends after `space_end`, the offset of the following record.
     """
     data_offset = _find_data(record, _read_of(header, record.offset))
     end = data_offset + record.compressed_size
-    if end > free:
-        raise _overlap_error(record.name, following) if following else _outside_error(record.name, end, free)
+    if end > space_end:
+        raise _overlap_error(record.name, following) if following else _outside_error(record.name, end, space_end)
     return data_offset - start
 
 
@@ -512,8 +516,8 @@ def _damage_error(text: str) -> MalformedError:
     return MalformedError(f"the zip archive is damaged: {text}; copy or download the file again")
 
 
-def _overlap_error(last: str, record: Record) -> MalformedError:
-    return _damage_error(f"the records {last!r} and {record.name!r} overlap")
+def _overlap_error(previous_name: str, record: Record) -> MalformedError:
+    return _damage_error(f"the records {previous_name!r} and {record.name!r} overlap")
 
 
 def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
@@ -534,20 +538,20 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     header = read(record.offset, _LOCAL.size + len(raw))
     n: int
     extra: int
-    signature, flags, method, crc, packed, size, n, extra = _LOCAL.unpack_from(header)
+    signature, flags, method, crc, compressed_size, size, n, extra = _LOCAL.unpack_from(header)
     if signature != b"PK\3\4":
         raise _damage_error(
             f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
             "begins at this byte"
         )
-    same = raw != b"" and n == len(raw) and header[_LOCAL.size :] == raw
-    if not same:  # no character takes more than four bytes
-        same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
-    same = same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
-    if same and not flags & _SIZES_FOLLOW:
-        pairs = ((crc, record.crc32), (packed, record.compressed_size), (size, record.size))
-        same = all(local in (_U32_MAX, central) for local, central in pairs)
-    if not same:
+    is_same = raw != b"" and n == len(raw) and header[_LOCAL.size :] == raw
+    if not is_same:  # no character takes more than four bytes
+        is_same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
+    is_same = is_same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
+    if is_same and not flags & _SIZES_FOLLOW:
+        pairs = ((crc, record.crc32), (compressed_size, record.compressed_size), (size, record.size))
+        is_same = all(local in (_U32_MAX, central) for local, central in pairs)
+    if not is_same:
         raise MalformedError(
             f"{record.name!r}: its own header contradicts the archive's list of records (central directory), so "
             "programs may read different bytes; save the checkpoint again"

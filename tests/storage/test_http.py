@@ -157,7 +157,7 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
             )
         }
         assert len(names) - len(errors) == len(store._wholes)
-        assert sum(len(data) for data, _ in store._wholes.values()) == store._taken <= 3_500_000
+        assert sum(len(data) for data, _ in store._wholes.values()) == store._reserved_bytes <= 3_500_000
         result = statecli("inspect", served.url("model.safetensors.index.json"))
         assert result.code == 2
         assert result.err.count("the server ignores range requests") == 1
