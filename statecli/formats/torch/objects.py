@@ -54,18 +54,16 @@ def build_state(
     """Build the state of a pickled object: every tensor, grouped into sections; `requested_section` must be a section.
 
     `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`, unless it is the
-    state of an optimizer; a tensor that
-    contradicts the file's storages has `damage`. `reads_all_storages`: the loader reads storages without a tensor too,
-    and one that contradicts the file raises MalformedError.
+    state of an optimizer; a tensor that contradicts the file's storages has `damage`. `reads_all_storages`: the loader
+    reads storages without a tensor too, and a storage that contradicts the file raises MalformedError.
     """
     # torch.jit.load gives each tensor the type of its own description.
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
         key_text = format_subscript(key)[1:-1] or f"({type(key.value).__name__})"
-        reading.add_oddity(
-            "key-set-twice", f"the key {key_text} is set twice; torch.load and statecli use the last value"
-        )
+        message = f"the key {key_text} is set twice; torch.load and statecli use the last value"
+        reading.add_oddity("key-set-twice", message)
     sections = find_sections(pickle.root, Search(reading.decoder), requested_section)
     tensors: list[TensorInfo] = []
     for section in sections:
@@ -79,10 +77,8 @@ def build_state(
     if not tensors and not any(section.role == "optimizer" and section.node is pickle.root for section in sections):
         reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the object is {_describe(pickle.root)}")
     if bare_storages := list(dict.fromkeys(reading.decoder.bare_storages)):
-        reading.add_oddity(
-            "bare-storage",
-            f"storages without a tensor are shown as one-dimensional tensors: {quoting.names(bare_storages)}",
-        )
+        names = quoting.names(bare_storages)
+        reading.add_oddity("bare-storage", f"storages without a tensor are shown as one-dimensional tensors: {names}")
     if reads_all_storages and not any(tensor.damage for tensor in tensors):
         reading.decoder.check_storages(pickle.persistent)
     metadata = collect_settings(pickle.root, reading)
