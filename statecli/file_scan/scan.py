@@ -46,7 +46,7 @@ from statecli.pickle_scan.one_pickle import (
     may_equal_magic_number,
 )
 from statecli.pickle_scan.script_casts import find_unchecked_casts
-from statecli.pickle_scan.script_enumerations import find_odd_numbers
+from statecli.pickle_scan.script_enumerations import find_invalid_numbers
 from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
@@ -139,12 +139,12 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
     """
     pickles: list[ScannedPickle] = []
     with pause_gc():
-        places, unread = _find_stored_archives(path)
+        places, unreadable_files = _find_stored_archives(path)
         for file in _list_files(path):
             pickles.extend(_scan_file(file, places.pop(file, ())))
         for file, stored in places.items():
-            pickles.extend(_scan_file(file, stored, alone=True))
-    for file, reason in unread:
+            pickles.extend(_scan_file(file, stored, only_stored=True))
+    for file, reason in unreadable_files:
         why = f"statecli cannot locate the archives in the file: {reason}"
         pickles.append(ScannedPickle("the file", Place(file, 0, 0), unread=why))
     return tuple(pickles)
@@ -161,25 +161,25 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
 def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
     """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
     archives: dict[str, list[Stored]] = {}
-    unread: list[tuple[str, str]] = []
+    unreadable_files: list[tuple[str, str]] = []
     members = ("", *_list_members(path)) if files.is_folder(path) else ()
     for folder_name in dict.fromkeys(map(files.get_folder, members)):
         folder = files.join(path, folder_name) if folder_name else path
-        places, others = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
+        places, unreadable_metadata = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
         archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
-        unread.extend((files.join(path, folder_name, name), why) for name, why in others)
-        outside = next((name for name in places if not _is_plain_name(name)), None)
-        if outside is not None:
-            why = f"the metadata names an archive outside the folder: {quoting.quote(outside)}"
-            unread.append((files.join(path, folder_name, METADATA), why))
-    return archives, unread
+        unreadable_files.extend((files.join(path, folder_name, name), why) for name, why in unreadable_metadata)
+        outside_name = next((name for name in places if not _is_plain_name(name)), None)
+        if outside_name is not None:
+            why = f"the metadata names an archive outside the folder: {quoting.quote(outside_name)}"
+            unreadable_files.append((files.join(path, folder_name, METADATA), why))
+    return archives, unreadable_files
 
 
 def _list_files(path: str) -> list[str]:
     """Return the files of a folder's model, or the file itself, each with the shards of an index."""
     try:
-        own = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
-        return list(dict.fromkeys(file for name in own for file in (name, *_list_shards(name))))
+        paths = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
+        return list(dict.fromkeys(file for name in paths for file in (name, *_list_shards(name))))
     except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
         if files.reads_are_requests(path) or _is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
@@ -212,8 +212,10 @@ def _list_shards(path: str) -> list[str]:
 
 def _iter_shards(path: str, data: bytes) -> Iterator[str]:
     document, _ = json_object.parse_object(data, path)
-    named = document.get("weight_map")
-    for name in sorted({shard for shard in named.values() if type(shard) is str} if type(named) is dict else ()):
+    weight_map = document.get("weight_map")
+    for name in sorted(
+        {shard for shard in weight_map.values() if type(shard) is str} if type(weight_map) is dict else ()
+    ):
         file = files.join(files.get_folder(path), name)
         if files.get_name(name) == name and files.is_file(file):
             yield file
@@ -245,13 +247,13 @@ def _is_plain_name(name: str) -> bool:
     return files.get_name(name) == name and "\0" not in name
 
 
-def _scan_file(path: str, places: Collection[Stored] = (), *, alone: bool = False) -> list[ScannedPickle]:
-    """Return the pickles of a file and of the `places` loaded as files; `alone` if nothing loads the rest."""
+def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
+    """Return the pickles of a file and of the `places` loaded as files; `only_stored` if nothing loads the rest."""
     try:
         with Source(path) as source:
             source.prefetch(span for archive in islice(places, _AHEAD) for span in _list_end_ranges(archive))
             scan = FileScan(source)
-            if not alone:
+            if not only_stored:
                 scan.scan()
             return scan.scan_stored(places)
     except FetchError as error:
@@ -308,7 +310,7 @@ class _Piece(NamedTuple):
     depth: int
     sure: bool = False
     hidden: bool = True
-    copied: bool = False
+    is_storage: bool = False
     records: ArchiveRecords | None = None
 
 
@@ -357,12 +359,12 @@ class FileScan:
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """Scan archives loaded as files of their own, because an archive may contain another archive."""
         whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
-        packed = [archive for archive in places if archive.transforms]
-        if packed:
-            self._add_unread(
+        transformed = [archive for archive in places if archive.transforms]
+        if transformed:
+            self._add_unread_pickle(
                 whole,
-                f"statecli cannot read {len(packed)} of the values: torch.distributed.checkpoint stored them with "
-                f"the transform {quoting.names(packed[0].transforms)}, which statecli cannot reverse",
+                f"statecli cannot read {len(transformed)} of the values: torch.distributed.checkpoint stored them with "
+                f"the transform {quoting.names(transformed[0].transforms)}, which statecli cannot reverse",
             )
         for archive in places:
             length = min(archive.length, self.whole.size - archive.offset)
@@ -425,20 +427,20 @@ class FileScan:
             return ""
         return _hash_regions(regions, names)
 
-    def _add_unread(self, piece: _Piece, why: str) -> None:
+    def _add_unread_pickle(self, piece: _Piece, why: str) -> None:
         digest = self._compute_digest([piece.region])
         self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
 
-    def _report_unread(self, region: Region, where: str, why: str) -> None:
+    def _report_unread_code(self, region: Region, where: str, why: str) -> None:
         """Report a record of code that was not read to its end."""
-        self._add_unread(_Piece(region, where, 0, hidden=False), why)
+        self._add_unread_pickle(_Piece(region, where, 0, hidden=False), why)
 
     def _scan_piece(self, piece: _Piece) -> None:
         """Scan a piece by its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             why = f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
-            self._add_unread(piece, why)
+            self._add_unread_pickle(piece, why)
         elif head.startswith(_ZIP):
             self._scan_archive(piece)
         elif head.startswith(_NUMPY):
@@ -452,19 +454,19 @@ class FileScan:
         Of a legacy file the first five are loaded; storages follow.
         """
         at, count, size = 0, 0, piece.region.size
-        legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
+        is_legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
         while at < size and (end := self._scan_pickle(piece, at)):
             at, count = at + end, count + 1
             if count == 1 and self.last_may_be_magic and (piece.sure or piece.region is self.whole):
-                legacy, piece = True, piece._replace(sure=True)
-            if not legacy or count >= _LEGACY_PICKLES:
-                rest = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
-                begins = _PICKLE_BEGINNING.match(rest) is not None
-                piece = piece._replace(sure=piece.sure and begins)
-                if not begins and (legacy or count >= _MAX_CONSECUTIVE_PICKLES):
-                    if not legacy and rest:
+                is_legacy, piece = True, piece._replace(sure=True)
+            if not is_legacy or count >= _LEGACY_PICKLES:
+                following_bytes = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
+                begins_as_pickle = _PICKLE_BEGINNING.match(following_bytes) is not None
+                piece = piece._replace(sure=piece.sure and begins_as_pickle)
+                if not begins_as_pickle and (is_legacy or count >= _MAX_CONSECUTIVE_PICKLES):
+                    if not is_legacy and following_bytes:
                         why = f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest"
-                        self._add_unread(piece, why)
+                        self._add_unread_pickle(piece, why)
                     break
 
     def _scan_pickle(self, piece: _Piece, at: int) -> int:
@@ -478,24 +480,28 @@ class FileScan:
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
-        length_known = piece.sure and piece.region is not self.whole
-        scanner, unread = self.reader.read(
-            piece.region, at, where, piece.region.size if length_known else FIRST_WINDOW_BYTES
+        is_length_known = piece.sure and piece.region is not self.whole
+        scanner, scan_error = self.reader.read(
+            piece.region, at, where, piece.region.size if is_length_known else FIRST_WINDOW_BYTES
         )
         self.last_may_be_magic = may_equal_magic_number(scanner)
         region = piece.region.get_part(at, scanner.end or len(scanner.data))
-        read: list[str] = []
-        scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read)
+        read_keys: list[str] = []
+        scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read_keys)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
         bombs = scanner.find_bombs(self.whole.size)
         hazards = find_hazards(scanner, use, piece.records)
         nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
         nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
-        if piece.sure or ((bombs or hazards) and not unread) or not is_harmless(scanner, unread, copied=piece.copied):
-            unread = unread or scanner.unfollowed
-            why, exact = str(unread) if unread else None, region.base is not None
+        if (
+            piece.sure
+            or ((bombs or hazards) and not scan_error)
+            or not is_harmless(scanner, scan_error, is_storage=piece.is_storage)
+        ):
+            scan_error = scan_error or scanner.unfollowed
+            why, exact = str(scan_error) if scan_error else None, region.base is not None
             protocol = scanner.data[1] if scanner.data[:1] == b"\x80" and len(scanner.data) > 1 else 0
-            bounds = region if scanner.end and not unread else piece.region.get_part(at, piece.region.size - at)
+            bounds = region if scanner.end and not scan_error else piece.region.get_part(at, piece.region.size - at)
             pickle = ScannedPickle(
                 where,
                 region.span,
@@ -516,7 +522,7 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (nested or unread or read or hazards)  # the text of a hazard has its place
+                and not (nested or scan_error or read_keys or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = pickle, tuple(scanner.persistent)
@@ -524,9 +530,9 @@ class FileScan:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
-    def _read_storage(self, piece: _Piece, key: str, read: list[str]) -> bytes | None:
+    def _read_storage(self, piece: _Piece, key: str, read_keys: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
-        read.append(key)
+        read_keys.append(key)
         folder, _, suffix = piece.where.rpartition(".")
         records = self._list_small_records()
         region = records.get(f"{folder}/{key}".lower()) if suffix == "pkl" and not piece.depth else None
@@ -550,14 +556,14 @@ class FileScan:
 
     def _scan_array(self, piece: _Piece) -> None:
         """Scan a numpy array: an array of objects has a pickle after its header."""
-        head, wide = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
-        length = int.from_bytes(head[8 : 8 + wide], "little")
-        start, left = 8 + wide + length, piece.region.size - 8 - wide - length
-        if left > 0:
-            header = piece.region.read(8 + wide, min(length, _MAX_ARRAY_HEADER_BYTES))
+        head, width = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
+        length = int.from_bytes(head[8 : 8 + width], "little")
+        start, objects_size = 8 + width + length, piece.region.size - 8 - width - length
+        if objects_size > 0:
+            header = piece.region.read(8 + width, min(length, _MAX_ARRAY_HEADER_BYTES))
             sure = _may_hold_objects(piece.region)
             if sure or not _PLAIN_ARRAY.fullmatch(header):
-                region = piece.region.get_part(start, left)
+                region = piece.region.get_part(start, objects_size)
                 self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
 
     # Archives.
@@ -569,7 +575,7 @@ class FileScan:
         the first pickles.
         """
         region = piece.region
-        self._add_unread(piece, f"{_TAR}, and statecli may not have found all of them")
+        self._add_unread_pickle(piece, f"{_TAR}, and statecli may not have found all of them")
         with suppress(MalformedError):
             for member in islice(tar_archive.iter_members(region.read_up_to), Budget.PICKLES.limit):
                 size = max(0, min(member.size, region.size - member.offset))
@@ -586,7 +592,7 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
+            self._add_unread_pickle(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
             self._salvage(piece)
             return
         if piece.region.base is not None:
@@ -597,21 +603,21 @@ class FileScan:
             self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         top = archive.folder or ""
         if "\0" in top:
-            cut = quoting.quote(top.partition("\0")[0])
-            self._add_unread(
+            torch_name = quoting.quote(top.partition("\0")[0])
+            self._add_unread_pickle(
                 piece,
                 "the folder name in the archive has a NUL character; torch cuts each record name there, so torch "
-                f"reads {cut} in place of each record",
+                f"reads {torch_name} in place of each record",
             )
         if not piece.depth:
             self.unlisted.append((piece, archive))
-        use_of, unread, zeros, numbered = classify_records(archive)
-        idle = self._find_idle_storages(piece.region, archive, numbered)
+        use_of, unreadable_config, zeros, numbered = classify_records(archive)
+        inert_storages = self._find_idle_storages(piece.region, archive, numbered)
         self._report_zeros(piece, zeros)
-        if unread is not None:
-            self._add_unread(piece, f"{unread}, and any record may hold a pickle")
+        if unreadable_config is not None:
+            self._add_unread_pickle(piece, f"{unreadable_config}, and any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
-        uses = {name: use_of(record) for name, record in archive.records.items() if name not in idle}
+        uses = {name: use_of(record) for name, record in archive.records.items() if name not in inert_storages}
         scripts = [
             (self._read_code(piece, record, name := self._name_record(piece, record)), name)
             for record in archive.records.values()
@@ -621,7 +627,7 @@ class FileScan:
         compiled: dict[str, list[_Piece]] = {}
         modules: list[_Piece] = []
         for record in archive.records.values():
-            if record.name in idle:
+            if record.name in inert_storages:
                 continue
             use, name = uses[record.name], self._name_record(piece, record)
             self._scan_record(piece._replace(records=ArchiveRecords(record.name, sizes, types)), archive, record, use)
@@ -634,7 +640,7 @@ class FileScan:
             self._report_compiled(folder_name, pieces)
         if modules:
             self._report_modules(modules)
-        self.steps.take(Budget.PIECES, sum(idle.values()))  # last: a limit on storages hides no code
+        self.steps.take(Budget.PIECES, sum(inert_storages.values()))  # last: a limit on storages hides no code
 
     def _report_zeros(self, piece: _Piece, zeros: int) -> None:
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
@@ -651,7 +657,7 @@ class FileScan:
         """
         if len(archive.records) == 1:  # torch.hub gives the only record to torch.load
             return {}
-        idle: dict[str, int] = {}
+        piece_counts: dict[str, int] = {}
         read = archive.open_window(region).read
         for name, record in archive.records.items():
             if name not in numbered:
@@ -659,8 +665,8 @@ class FileScan:
             size = record.compressed_size
             head = read(record.data_offset, min(size, _MAX_INERT_BYTES))
             if record.method == STORED and head[:1] not in _BEGINNINGS:
-                idle[name] = size > _MAX_INERT_BYTES or not _INERT.fullmatch(head)
-        return idle
+                piece_counts[name] = size > _MAX_INERT_BYTES or not _INERT.fullmatch(head)
+        return piece_counts
 
     def _is_npz(self, archive: Archive) -> bool:
         """Return whether numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
@@ -670,11 +676,11 @@ class FileScan:
     def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
         compressed = [record for record in archive.records.values() if record.method != STORED]
-        packed, size = (sum(sizes) for sizes in ((r.compressed_size for r in compressed), (r.size for r in compressed)))
-        if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * packed:
-            bomb = Bomb(
-                f"unpacks {packed:,} bytes of compressed data to {size:,} bytes in total, which may fill the memory", 0
-            )
+        compressed_size = sum(record.compressed_size for record in compressed)
+        size = sum(record.size for record in compressed)
+        if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * compressed_size:
+            text = f"unpacks {compressed_size:,} bytes of compressed data to {size:,} bytes in total"
+            bomb = Bomb(f"{text}, which may fill the memory", 0)
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
@@ -686,26 +692,30 @@ class FileScan:
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT.fullmatch(region.head):
             return
-        own = record.name.removeprefix(f"{archive.folder}/")
+        local_name = record.name.removeprefix(f"{archive.folder}/")
         if piece.depth:  # an archive of torch.save in an archive of torch.export
-            usual = own in _USUAL_PICKLES and not piece.hidden
+            is_usual = local_name in _USUAL_PICKLES and not piece.hidden
         else:
-            usual = own in _USUAL_PICKLES or _TORCHSCRIPT_PICKLES.fullmatch(own) is not None or use is Use.PICKLE
+            is_usual = (
+                local_name in _USUAL_PICKLES
+                or _TORCHSCRIPT_PICKLES.fullmatch(local_name) is not None
+                or use is Use.PICKLE
+            )
         is_loaded = use is Use.PICKLE and not piece.depth
         # zipfile ends a name at a NUL.
         sure = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
-        copied = use is Use.STORAGE and not piece.depth
+        is_storage = use is Use.STORAGE and not piece.depth
         self._add_member(
-            _Piece(region, name, piece.depth, sure, not usual, copied, piece.records),
+            _Piece(region, name, piece.depth, sure, not is_usual, is_storage, piece.records),
             deflated=record.method != STORED,
             # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
-            alone=len(archive.records) == 1 and not piece.depth,
+            is_only_record=len(archive.records) == 1 and not piece.depth,
         )
         if use is Use.BYTECODE:
             self._scan_bytecode(self._read_code(piece, record, name), name)
         elif use is Use.OLD_SCRIPT:
             why = "statecli cannot read the code of TorchScript files from torch 1.0"  # which may be in any record
-            self._report_unread(self._read_code(piece, record, name), name, why)
+            self._report_unread_code(self._read_code(piece, record, name), name, why)
         elif use is Use.PROGRAM and not piece.depth:  # torch loads no program in an archive inside an archive
             self._scan_program(self._read_code(piece, record, name), name)
 
@@ -714,9 +724,9 @@ class FileScan:
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED:
             return region
-        inflated, unread = _inflate(region, self.steps)
-        if unread:
-            self._report_unread(region, name, unread)
+        inflated, reason = _inflate(region, self.steps)
+        if reason:
+            self._report_unread_code(region, name, reason)
         return inflated
 
     def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> ScriptTypes | None:
@@ -725,7 +735,7 @@ class FileScan:
         for region, where in scripts:
             if region.size > MAX_CODE_BYTES:
                 why = f"the code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
-                self._report_unread(region, where, why)
+                self._report_unread_code(region, where, why)
                 continue
             self.steps.take(Budget.BYTES, region.size)
             code = region.read(0, region.size)
@@ -734,13 +744,13 @@ class FileScan:
                     f"a statement of the code has more than {script_nesting.MAX_LINKS:,} operators, which crashes "
                     "torch.jit.load"
                 )
-                self._report_unread(region, where, why)
+                self._report_unread_code(region, where, why)
             readable.append((region, where, code))
         codes = [code for *_, code in readable]
         defined = script_code.list_functions(codes)
         for region, where, code in readable:
             self._add_calls(region, where, script_code.find_calls(code, self.steps, defined))
-            self._add_calls(region, where, find_odd_numbers(code, self.steps))
+            self._add_calls(region, where, find_invalid_numbers(code, self.steps))
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
                 self._report_hazard(region, where, Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP))
@@ -763,7 +773,7 @@ class FileScan:
         """Scan code of the lite interpreter."""
         if region.size > MAX_CODE_BYTES:
             why = f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
-            self._report_unread(region, where, why)
+            self._report_unread_code(region, where, why)
         else:
             data = region.read(0, region.size)
             self.steps.take(Budget.BYTES, len(data))
@@ -772,7 +782,7 @@ class FileScan:
                     f"a type in the bytecode has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which "
                     "crashes torch"
                 )
-                self._report_unread(region, where, why)
+                self._report_unread_code(region, where, why)
             self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
         # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
         hazard = Hazard(_UNCHECKED_BYTECODE, False, True, _BYTECODE_HELP)
@@ -821,7 +831,7 @@ class FileScan:
         try:
             document, _ = json_object.parse_object(data, where)
         except MalformedError as error:
-            self._add_unread(_Piece(region, where, 0), str(error))
+            self._add_unread_pickle(_Piece(region, where, 0), str(error))
             return
         digest, exact = self._compute_digest([region]), region.base is not None
         for number, call in enumerate(find_program_calls(document, self.steps)):
@@ -834,12 +844,14 @@ class FileScan:
             name = Mention(call.module, call.name, at, called=call.called, misuse=call.why)
             self._add_pickle(structs.replace(code, names=(name,), doer=call.doer))
 
-    def _add_member(self, piece: _Piece, *, deflated: bool, alone: bool = False, is_salvaged: bool = False) -> None:
+    def _add_member(
+        self, piece: _Piece, *, deflated: bool, is_only_record: bool = False, is_salvaged: bool = False
+    ) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         region, name, sure = piece.region, piece.where, piece.sure
-        unread, opening = None, b""
+        reason, opening = None, b""
         self.steps.take(Budget.PIECES)
-        if alone:
+        if is_only_record:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
             # A record that a loader opens is not skipped because it begins as an array: its end may be an archive.
@@ -850,22 +862,22 @@ class FileScan:
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
             opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
-            if opening and not (sure or alone or _may_be_pickle(name, opening, len(opening))):
+            if opening and not (sure or is_only_record or _may_be_pickle(name, opening, len(opening))):
                 return
-            region, unread = _inflate(region, self.steps)
+            region, reason = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         is_archive = region.head.startswith(_ZIP)
         piece = piece._replace(region=region, depth=piece.depth + is_archive)
         if sure and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
-            self._add_unread(
+            self._add_unread_pickle(
                 piece,
                 "the record ends with a zip archive; some programs load this archive, others load the data before it",
             )
             self._scan_archive(piece._replace(hidden=True, depth=piece.depth + 1))
-        if sure or alone or (unread and not opening) or _may_be_pickle(name, region.head, region.size):
-            if unread:
-                self._add_unread(piece, unread)
+        if sure or is_only_record or (reason and not opening) or _may_be_pickle(name, region.head, region.size):
+            if reason:
+                self._add_unread_pickle(piece, reason)
             self.pieces.append(piece)
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
@@ -879,8 +891,8 @@ class FileScan:
     def _salvage(self, piece: _Piece) -> None:
         """Queue the records with a local header, in spite of the directory."""
         region, at = piece.region, 0
-        other = self.whole.head[:1] == b"\x80" or safetensors.sniff("", self.whole.head)
-        own = set() if piece.depth or other else set(_USUAL_PICKLES)
+        is_other_format = self.whole.head[:1] == b"\x80" or safetensors.sniff("", self.whole.head)
+        usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)
         while (at := _find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL_HEADER.size > region.size:
                 break
@@ -888,13 +900,13 @@ class FileScan:
             start = at + _LOCAL_HEADER.size + fields[-2] + fields[-1]
             if start < region.size:
                 raw = region.read(at + _LOCAL_HEADER.size, fields[-2])
-                rest = region.get_part(start, region.size - start)
+                following_region = region.get_part(start, region.size - start)
                 name = str(raw, "utf-8", "backslashreplace")
-                last = name.rpartition("/")[2]
+                base_name = name.rpartition("/")[2]
                 sure = _PICKLE_SUFFIX.search(name) is not None
-                member = _Piece(rest, name, piece.depth, sure, last not in own)
+                member = _Piece(following_region, name, piece.depth, sure, base_name not in usual_names)
                 self._add_member(member, deflated=fields[3] != STORED, is_salvaged=True)
-                own.discard(last)
+                usual_names.discard(base_name)
             at += 4
 
 
@@ -927,13 +939,13 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[S
     The pickles are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with
     `constants.pkl`), or the first five pickles of a legacy file.
     """
-    usual = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
+    visible = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
     if whole.head.startswith(_ZIP):
-        is_script = any(pickles[n].where.lower().endswith("/constants.pkl") for n in usual)
-        loaded = [n for n in usual if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
+        is_script = any(pickles[n].where.lower().endswith("/constants.pkl") for n in visible)
+        loaded_by_torch = [n for n in visible if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
     else:
-        loaded = usual[:_LEGACY_PICKLES] if torch_legacy.sniff("", whole.head) else []
-    for n in loaded:
+        loaded_by_torch = visible[:_LEGACY_PICKLES] if torch_legacy.sniff("", whole.head) else []
+    for n in loaded_by_torch:
         pickles[n] = structs.replace(pickles[n], by_torch_load=True)
     return pickles
 
@@ -994,19 +1006,19 @@ def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
     return small or _PICKLE_BEGINNING.match(head) is not None or head.startswith((_ZIP, _NUMPY))
 
 
-def _inflate_beginning(region: Region, size: int, steps: Steps, most: int = _ARRAY_HEADER_BYTES) -> bytes:
-    """Return the inflated form of the first `size` bytes of a compressed record, at most `most` bytes.
+def _inflate_beginning(region: Region, size: int, steps: Steps, max_bytes: int = _ARRAY_HEADER_BYTES) -> bytes:
+    """Return the inflated form of the first `size` bytes of a compressed record, at most `max_bytes` bytes.
 
     More bytes are read if the first bytes inflate to less than half of their number, because any number of empty blocks
     may come first.
     """
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
-    while at < region.size and not inflater.eof and (not at or len(opening) < min(most, size // 2)):
+    while at < region.size and not inflater.eof and (not at or len(opening) < min(max_bytes, size // 2)):
         step = min(max(size, at), region.size - at, 2**20)
         if at:  # only blocks without data take a second step
             steps.take(Budget.BYTES, step)
         try:
-            opening += inflater.decompress(region.read(at, step), most - len(opening))
+            opening += inflater.decompress(region.read(at, step), max_bytes - len(opening))
         except zlib.error:
             break
         at += step

@@ -25,7 +25,7 @@ class ArchiveRecords(NamedTuple):
     `types` are the classes of a TorchScript archive, None of other archives.
     """
 
-    own: str
+    record_name: str
     sizes: Mapping[str, int]
     types: ScriptTypes | None = None
 
@@ -45,22 +45,22 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
     opcode BINPERSID) make a storage of the claimed size over the record, so that its tensor reads and writes other
     memory of the process. Keys of dicts and other values in which no reader of statecli looks for tensors count too.
     """
-    own = records.own.lower()
-    if not own.endswith(_SUFFIX):
+    pickle_name = records.record_name.lower()
+    if not pickle_name.endswith(_SUFFIX):
         return
     modules = _STORAGE_MODULES[:1] if in_cpp else _STORAGE_MODULES
-    is_empty_allowed = posixpath.basename(own) == _WITHOUT_VALUES
-    folders = (own.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(own), _CONSTANTS))
-    seen: set[Value] = set()
+    is_empty_allowed = posixpath.basename(pickle_name) == _WITHOUT_VALUES
+    folders = (pickle_name.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(pickle_name), _CONSTANTS))
+    checked: set[Value] = set()
     sizes, first_folder, bits_by_class = records.sizes, folders[0], dict[int, int | None]()
     for storage in storages:
         pid = storage.pid if type(storage.pid) is tuple else ()
         if len(pid) < 5 or type(pid[1]) is not Global or type(pid[2]) is not str or type(pid[4]) is not int:
             continue
         description = (id(pid[1]), pid[2], pid[4])
-        if description in seen:
+        if description in checked:
             continue
-        seen.add(description)
+        checked.add(description)
         if id(pid[1]) not in bits_by_class:
             # torch's reader in C++ takes the number of any other name for a dtype.
             dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in modules else None
@@ -80,4 +80,4 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
 
 def is_of_script(records: ArchiveRecords) -> bool:
     """Return True for a pickle of TorchScript, which torch reads in C++."""
-    return f"{posixpath.dirname(records.own.lower())}/{_CONSTANTS}{_SUFFIX}" in records.sizes
+    return f"{posixpath.dirname(records.record_name.lower())}/{_CONSTANTS}{_SUFFIX}" in records.sizes

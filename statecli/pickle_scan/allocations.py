@@ -71,7 +71,7 @@ class _TensorSize(NamedTuple):
     """Elements of a tensor, how many of them its storage holds, and the key of the storage."""
 
     elements: int
-    held: int
+    stored_elements: int
     key: Value
 
 
@@ -86,7 +86,7 @@ class Allocations:
         #: Keys of the storages that were written out once, which takes as much memory as the file has of them.
         self._copied_storages: set[Value] = set()
         #: Bytes of each storage by its key, the fewest that the pickle says: torch takes the first description.
-        self._held: dict[Value, int] = {}
+        self._bytes_by_storage: dict[Value, int] = {}
         #: How many values a hashed container has, all that it holds counted each time, and how deep it is nested.
         self._hashed_sizes: dict[int, tuple[int, int]] = {}
         self._keys: list[tuple[int, Value]] = []
@@ -103,13 +103,13 @@ class Allocations:
                 self._keys.append((id(holder), value))
 
     def find_bombs(
-        self, calls: Sequence[Obj], built: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
+        self, calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]], pickle_bytes: int, highest_memo: int
     ) -> Iterator[Bomb]:
         """Yield calls with too large an allocation and keys with too long a hash. Raises OutOfSteps."""
         for call in calls:
             if type(call.cls) is Global:
                 self._count_call(call, call.cls, 0)
-        for target, state in built:
+        for target, state in builds:
             self._count_state(target, state)
         limit = _ALLOWED_BYTES + _ALLOWED_BYTES_PER_PICKLE_BYTE * pickle_bytes
         large = [(size, key) for key, size in self._bytes_by_name.items() if size > limit]
@@ -129,13 +129,13 @@ class Allocations:
             yield Bomb(why, self._patterns[0].position)
         if (reason := self._explain_slow_keys()) is not None:
             yield Bomb(reason, 0)
-        deep = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
-        if deep is not None:
+        nested_call = _find_too_deep_call(calls, self._steps) if len(calls) > _MAX_NESTING else None
+        if nested_call is not None:
             why = (
                 f"creates objects nested more than {_MAX_NESTING:,} levels deep; Python crashes when it frees these "
                 "objects (stack overflow)"
             )
-            yield Bomb(why, deep.position)
+            yield Bomb(why, nested_call.position)
 
     def find_storage_bombs(self, storages: Iterable[Persistent], file_bytes: int) -> Iterator[Bomb]:
         """Find storages larger than the file can hold, compressed too, and a storage loaded often.
@@ -145,7 +145,7 @@ class Allocations:
         """
         sizes: dict[Value, int] = {}
         records: set[str] = set()
-        total, again = 0, 0
+        total, repeated_bytes = 0, 0
         bytes_by_class: dict[int, int] = {}
         for storage in storages:
             pid = _read_storage(storage)
@@ -155,13 +155,13 @@ class Allocations:
             if id(pid[1]) not in bytes_by_class:
                 bytes_by_class[id(pid[1])] = _element_bytes(pid[1].name)
             size = pid[4] * bytes_by_class[id(pid[1])]
-            self._held[key] = min(size, self._held.get(key, size))
+            self._bytes_by_storage[key] = min(size, self._bytes_by_storage.get(key, size))
             if sizes.get(key, 0) >= size:
                 continue
             total += size - sizes.get(key, 0)
             record = str(key, "latin-1") if type(key) is bytes else str(key)
             record = record if record.isdecimal() else record.partition("\0")[0].casefold()
-            again += size if record in records and key not in sizes else 0
+            repeated_bytes += size if record in records and key not in sizes else 0
             sizes[key] = size
             records.add(record)
             if max(size, total) > _ALLOWED_BYTES + _MAX_COMPRESSION_RATIO * file_bytes:
@@ -171,7 +171,7 @@ class Allocations:
                     pid[1].position,
                 )
                 return
-            if again > _ALLOWED_BYTES:
+            if repeated_bytes > _ALLOWED_BYTES:
                 why = (
                     f"loads the record {record} again for each of several storages, so a small file can fill the memory"
                 )
@@ -182,13 +182,13 @@ class Allocations:
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
         """Count the bytes allocated by a call, and by each inner call made at once with its arguments."""
-        plain = get_plain_name(name)
+        plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
-        if plain == "re._compile" and call.args:
+        if plain_name == "re._compile" and call.args:
             self._patterns.append(name)
             self._pattern_steps += _count_pattern_steps(call.args[0])
-        self._add_bytes(name, self._measure_call(plain, call.args))
-        for indirect in iter_indirect_calls(plain, call.args) if depth < MAX_INDIRECT_CALLS else ():
+        self._add_bytes(name, self._measure_call(plain_name, call.args))
+        for indirect in iter_indirect_calls(plain_name, call.args) if depth < MAX_INDIRECT_CALLS else ():
             if type(indirect.cls) is Global:
                 self._count_call(indirect, indirect.cls, depth + 1)
 
@@ -217,13 +217,13 @@ class Allocations:
             return self._count_repeated_bytes(args[0], args[2]) + scales + grown
         if name == "torch._utils._rebuild_nested_tensor":
             sizes = (self._measure_tensor(tensor) for tensor in args[1:])
-            return sum(max(0, size.elements - size.held) * _TENSOR_OBJECT_BYTES for size in sizes)
+            return sum(max(0, size.elements - size.stored_elements) * _TENSOR_OBJECT_BYTES for size in sizes)
         return self._count_written_bytes(first) if _COPYING_FUNCTIONS.fullmatch(name) else 0
 
     def _count_written_bytes(self, tensor: Value) -> int:
         """Return the bytes of a tensor with each element written out, less the bytes of its storage in the file."""
         size = self._measure_tensor(tensor)
-        stored = 0 if size.key in self._copied_storages else size.held
+        stored = 0 if size.key in self._copied_storages else size.stored_elements
         self._copied_storages.add(size.key)
         return max(0, size.elements - stored) * _POINTER_BYTES
 
@@ -235,8 +235,8 @@ class Allocations:
         if not name.startswith(_TENSOR_FUNCTION) or len(tensor.args) < 4:
             return _TensorSize(_MAX_SIZE, 0, None)
         pid = _read_storage(tensor.args[0])
-        key, held = (_key_of(pid), pid[4]) if pid else (None, 0)
-        return _TensorSize(self._count_elements(tensor.args[2]), held, key)
+        key, stored_elements = (_key_of(pid), pid[4]) if pid else (None, 0)
+        return _TensorSize(self._count_elements(tensor.args[2]), stored_elements, key)
 
     def _count_elements(self, shape: Value) -> int:
         sizes = self._read_numbers(shape)
@@ -259,15 +259,15 @@ class Allocations:
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.
         """
-        needed = self._count_reached_elements(offset, shape, strides)
+        reached_elements = self._count_reached_elements(offset, shape, strides)
         pid = _read_storage(storage)
         if not pid:
-            return needed * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
+            return reached_elements * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
         item, name = _element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
-        stored: int = min(pid[4] * item, self._held.get(_key_of(pid), _MAX_SIZE))
+        stored: int = min(pid[4] * item, self._bytes_by_storage.get(_key_of(pid), _MAX_SIZE))
         if type(dtype) is Global:
             item, name = ELEMENT_BITS.get(dtype.name, 8) // 8 or 1, dtype.name
-        return max(0, -(-needed // VALUES_PER_BYTE.get(name, 1)) * item - stored)
+        return max(0, -(-reached_elements // VALUES_PER_BYTE.get(name, 1)) * item - stored)
 
     def _count_reached_elements(self, offset: Value, shape: Value, strides: Value) -> int:
         """Return the elements needed in a storage for a tensor of this geometry."""
@@ -289,18 +289,20 @@ class Allocations:
     def _count_repeated_bytes(self, storage: Value, shape: Value) -> int:
         """Return the bytes of a quantized tensor that repeats its storage, because each element is allocated first."""
         pid = _read_storage(storage)
-        packed, held = (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
-        return max(0, -(-self._count_elements(shape) // packed) - held) * _POINTER_BYTES
+        values_per_byte, stored_elements = (
+            (VALUES_PER_BYTE.get(STORAGE_DTYPES.get(pid[1].name, ""), 1), pid[4]) if pid else (1, 0)
+        )
+        return max(0, -(-self._count_elements(shape) // values_per_byte) - stored_elements) * _POINTER_BYTES
 
     # Keys.
 
     def _add_element_keys(self, name: str, args: tuple[Value, ...]) -> None:
         """Record the keys that a call hashes: the elements of a set, the first values of the pairs of a dict."""
-        given = args[1:2] if name == "collections.defaultdict" else args[:1]
-        if not given or (name not in _HASHING_CLASSES and name not in _DICT_CLASSES):
+        arguments = args[1:2] if name == "collections.defaultdict" else args[:1]
+        if not arguments or (name not in _HASHING_CLASSES and name not in _DICT_CLASSES):
             return
-        elements = self._list_elements(given[0])
-        if name in _DICT_CLASSES and type(given[0]) is not dict:
+        elements = self._list_elements(arguments[0])
+        if name in _DICT_CLASSES and type(arguments[0]) is not dict:
             elements = [pair[0] for pair in map(self._list_elements, elements) if len(pair) == 2]
         self.add_keys(args, elements)
 

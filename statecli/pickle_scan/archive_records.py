@@ -84,7 +84,7 @@ class RecordUses(NamedTuple):
     """
 
     use_of: Callable[[Record], Use]
-    unread: str | None
+    unreadable_config: str | None
     zeros: int
     numbered: Set[str]
 
@@ -96,7 +96,7 @@ def classify_records(archive: Archive) -> RecordUses:
     names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records if name not in numbered}
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
-    declared, unread = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
+    declared, unreadable_config = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
     if packaged or declared is None:  # then a loader may unpickle any record
         names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered)
         numbered = frozenset()
@@ -124,7 +124,7 @@ def classify_records(archive: Archive) -> RecordUses:
         return script
 
     zeros = sum(declared.zeros.values()) if declared is not None else 0
-    return RecordUses(use_of, unread, zeros, numbered)
+    return RecordUses(use_of, unreadable_config, zeros, numbered)
 
 
 def _list_numbered_storages(archive: Archive) -> Set[str]:

@@ -88,20 +88,20 @@ class Flow:
         #: Names and the states that were judged as theirs.
         self._checked_attributes: set[tuple[int, int]] = set()
         #: Objects whose weights C++ packs, with their states as they are when it does.
-        self._packed: list[tuple[Global, Value]] = []
+        self._packed_states: list[tuple[Global, Value]] = []
         #: Containers in which no object is that a function may not be given.
         self._plain_arguments: set[int] = set()
         #: Arguments, by their ids, whose numpy types are held: many calls can share them.
-        self._held_arguments: set[int] = set()
+        self._referencing_arguments: set[int] = set()
         #: Calls that are as torch.compile writes them.
-        self._excused: Set[int] = frozenset()
+        self._excused_calls: Set[int] = frozenset()
 
     def add_call(self, call: Obj) -> None:
         """Add a call, in the order of the pickle."""
         self.calls.append(call)
-        if id(call.args) not in self._held_arguments:
-            self._held_arguments.add(id(call.args))
-            self._array_types.add_held_types(call.args)
+        if id(call.args) not in self._referencing_arguments:
+            self._referencing_arguments.add(id(call.args))
+            self._array_types.add_referenced_types(call.args)
         root = self._roots[id(call)] = self.get_root(call.args[0] if expected_calls.is_copyreg_call(call) else call.cls)
         for unbuilt in self._uninitialized.values():
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
@@ -149,9 +149,9 @@ class Flow:
             if id(target) in self._finished:
                 self.note_misuse(root, "gets its state from the pickle a second time; this runs a method of its class")
             name = get_plain_name(root) if root else ""
-            own = target.how == "newobj" and name.startswith("accelerate.state.")
+            is_accelerate_state = target.how == "newobj" and name.startswith("accelerate.state.")
             is_shared = name in known_names.SHARED_OBJECTS or name in known_names.SPELLING_FUNCTIONS
-            if not own and (is_shared or expected_calls.may_return_shared_object(name)):
+            if not is_accelerate_state and (is_shared or expected_calls.may_return_shared_object(name)):
                 self.note_misuse(
                     root, "returns an object that the whole Python process shares, and the pickle changes this object"
                 )
@@ -188,18 +188,18 @@ class Flow:
             # What is in the state may grow until the pickle ends, so that it is judged again then.
             self._check_build(target, state)
             if expected_calls.is_packed(name):
-                self._packed.append((root, self._copied(state)))
+                self._packed_states.append((root, self._copy_state(state)))
 
-    def _copied(self, state: Value, depth: int = 0) -> Value:
+    def _copy_state(self, state: Value, depth: int = 0) -> Value:
         """Return the state with copies of its lists and dicts. Raises OutOfSteps."""
         if type(state) not in (list, tuple, dict) or depth == expected_calls.DEPTH_OF_PACKED:
             return state
         self.steps.take(Budget.FLOW, 1 + len(state))
         if type(state) is dict:
-            return {key: self._copied(value, depth + 1) for key, value in state.items()}
-        return type(state)(self._copied(value, depth + 1) for value in state)
+            return {key: self._copy_state(value, depth + 1) for key, value in state.items()}
+        return type(state)(self._copy_state(value, depth + 1) for value in state)
 
-    def is_plain_data(self, names: Iterable[Global], built: Iterable[tuple[Value, Value]]) -> bool:
+    def is_plain_data(self, names: Iterable[Global], builds: Iterable[tuple[Value, Value]]) -> bool:
         """Return True if all names are of tensors, only names are called and no state has a callable attribute.
 
         So are most checkpoints: a state is the `_metadata` of a state_dict.
@@ -214,7 +214,7 @@ class Flow:
                 and (name in expected_calls.ITEM_CONTAINERS or not (call.elems or call.items))
                 for call in self.calls
             )
-            and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in built)
+            and all(type(state) is dict and state.keys() <= {"_metadata"} for _, state in builds)
         )
 
     def note_misuse(self, name: Value, why: str) -> None:
@@ -226,16 +226,21 @@ class Flow:
         if root is not None:
             self.misuses.setdefault(id(root), why)
 
-    def follow(self, built: list[tuple[Value, Value]], loose: Iterable[Value], excused: Set[int] = frozenset()) -> None:
+    def follow(
+        self,
+        builds: list[tuple[Value, Value]],
+        unreachable_values: Iterable[Value],
+        excused_calls: Set[int] = frozenset(),
+    ) -> None:
         """Check all calls, all BUILDs, and values out of reach of both. Raises OutOfSteps.
 
-        `excused`: calls, by their ids, written as by torch.compile.
+        `excused_calls`: calls, by their ids, written as by torch.compile.
         """
-        self._excused = excused
+        self._excused_calls = excused_calls
         self._checked_attributes.clear()
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, self.steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, self.steps)
-        for root, state in self._packed:
+        for root, state in self._packed_states:
             if not expected_calls.is_packable(get_plain_name(root), state, self.read_storage):
                 self.note_misuse(
                     root,
@@ -244,19 +249,19 @@ class Flow:
                 )
         for call in self.calls:
             self.steps.take(Budget.FLOW, 1 + len(call.args))
-            if id(call) in excused:
+            if id(call) in excused_calls:
                 continue
             self._check_call(call)
             self._check_items(call)
             self._walk_values(call, (call.args, call.kwargs, call.items, call.elems))
-        for target, state in built:
+        for target, state in builds:
             self.steps.take(Budget.FLOW)
-            if id(target) in excused:
+            if id(target) in excused_calls:
                 continue
             if type(target) is Obj:
                 self._check_build(target, state)
             self._walk_values(target, (state,))
-        self._walk_values(None, loose)
+        self._walk_values(None, unreachable_values)
 
     def _keep_computed(self, data: bytes | None) -> None:
         if data is not None:
@@ -265,7 +270,7 @@ class Flow:
             if may_be_nested_data(data):
                 self.computed_data.append(data)
 
-    def _explain_odd_values(self, call: Obj, name: str) -> str | None:
+    def _explain_unexpected_values(self, call: Obj, name: str) -> str | None:
         """Return why arguments trusted by C code are not as Python and numpy write them."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             return "has an error position outside its text, so printing this exception may read memory outside the text"
@@ -317,7 +322,7 @@ class Flow:
                 "is called by the pickle with keyword arguments; torch.save never writes keyword arguments, and they "
                 "may change the effect of the call",
             )
-        if (call.how != "newobj" and known_names.is_made_empty(name)) or name in expected_calls.ARRAY_CLASSES:
+        if (call.how != "newobj" and known_names.is_created_empty(name)) or name in expected_calls.ARRAY_CLASSES:
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
@@ -331,7 +336,7 @@ class Flow:
             self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES)
         if name == expected_calls.POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
             self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
-        if why := self._explain_odd_values(call, name):
+        if why := self._explain_unexpected_values(call, name):
             self.note_misuse(call.cls, why)
         self._check_computed_values(call, name)
         if name in expected_calls.CONVERTERS:
@@ -377,7 +382,7 @@ class Flow:
         if self._get_root_name(call) in expected_calls.PLACEMENT_CLASSES and type(call.state) is not dict:
             self.note_misuse(call, "is created by the pickle without a state, so its values are random memory")
 
-    def _check_arguments(self, name: Global, called: str, args: Iterable[Value]) -> None:
+    def _check_arguments(self, name: Global, plain_name: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
         waiting: list[Value] = [part for part in args if type(part) in expected_calls.MAY_HOLD]
         entered: set[int] = set()
@@ -391,18 +396,18 @@ class Flow:
                     or root.startswith(expected_calls.ARGUMENT_PREFIXES)
                     or root in expected_calls.ENUMERATIONS
                 ):
-                    if is_clean(called):
+                    if is_clean(plain_name):
                         self._note_object(name)
                     return
-                within: Sequence[Value] = ()
+                parts: Sequence[Value] = ()
                 if root in expected_calls.GONE_THROUGH:
-                    within = [*value.args, *(value.elems or ()), *(value.items or {}).values()]
+                    parts = [*value.args, *(value.elems or ()), *(value.items or {}).values()]
             else:
-                within = expected_calls.list_parts(value)
-            if within and id(value) not in entered and id(value) not in self._plain_arguments:
+                parts = expected_calls.list_parts(value)
+            if parts and id(value) not in entered and id(value) not in self._plain_arguments:
                 entered.add(id(value))
-                self.steps.take(Budget.FLOW, len(within))
-                waiting += [part for part in within if type(part) in expected_calls.MAY_HOLD]
+                self.steps.take(Budget.FLOW, len(parts))
+                waiting += [part for part in parts if type(part) in expected_calls.MAY_HOLD]
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
@@ -412,34 +417,36 @@ class Flow:
             why = "is the function of a functools.partial whose arguments are not plain data"
             self.note_misuse(function[0], why)
 
-    def _check_contents(self, name: Global, called: str, states: Sequence[Value]) -> None:
+    def _check_contents(self, name: Global, plain_name: str, states: Sequence[Value]) -> None:
         """Check the attributes of a tensor: a dict, or a tuple of its class's attributes with and without slots."""
         for state in states:
             for part in state if type(state) is tuple else (state,):
                 if type(part) is Obj:
                     self._note_object(name)
-                self._check_attributes(name, called, part)
+                self._check_attributes(name, plain_name, part)
 
-    def _note_object(self, name: Global, wanted: str = "plain data") -> None:
-        self.note_misuse(name, f"gets an object from the pickle instead of {wanted}, and calls methods of this object")
+    def _note_object(self, name: Global, expected: str = "plain data") -> None:
+        self.note_misuse(
+            name, f"gets an object from the pickle instead of {expected}, and calls methods of this object"
+        )
 
-    def _check_rebuild(self, name: Global, called: str, args: Any) -> None:
+    def _check_rebuild(self, name: Global, plain_name: str, args: Any) -> None:
         """Check that a tensor is rebuilt from a storage or a tensor; methods of other objects would be called."""
-        if called == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
+        if plain_name == "torch._tensor._rebuild_from_type_v2" and len(args) > 2:
             if type(args[2]) is not tuple:
                 self._note_object(name)
-            self._check_contents(name, called, args[3:])
-        elif called == "torch._utils._rebuild_parameter_with_state":
-            self._check_contents(name, called, args[3:])
-        if called == expected_calls.REBUILD_JAGGED and args:
+            self._check_contents(name, plain_name, args[3:])
+        elif plain_name == "torch._utils._rebuild_parameter_with_state":
+            self._check_contents(name, plain_name, args[3:])
+        if plain_name == expected_calls.REBUILD_JAGGED and args:
             parts = args[0].values() if type(args[0]) is dict else args
             self.steps.take(Budget.FLOW, len(parts))
             for part in parts:
                 if type(part) is Obj:
                     self._check_rebuild(name, "torch._utils._rebuild_", (part,))
-        if called == expected_calls.REBUILD_SPARSE:
+        if plain_name == expected_calls.REBUILD_SPARSE:
             self._check_sparse_parts(name, args)
-        if called.startswith(expected_calls.WITH_HOOKS):
+        if plain_name.startswith(expected_calls.WITH_HOOKS):
             for part in args:
                 is_dict = type(part) is Obj and self._get_root_name(part) == "collections.OrderedDict"
                 if is_dict and kept_functions.pairs_of(part, self._get_root_name) != []:
@@ -448,8 +455,12 @@ class Flow:
                         "gets hooks from the pickle, which torch calls later; torch.save never writes hooks with "
                         "a tensor",
                     )
-        rebuilds = called.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args
-        if rebuilds and type(args[0]) is Obj and not expected_calls.is_tensor_data(self._get_root_name(args[0]) or ""):
+        is_rebuild = plain_name.startswith(("torch._utils._rebuild_", "torch.nn.parameter.")) and args
+        if (
+            is_rebuild
+            and type(args[0]) is Obj
+            and not expected_calls.is_tensor_data(self._get_root_name(args[0]) or "")
+        ):
             self._note_object(name, "tensor data")
 
     def _check_sparse_parts(self, name: Global, args: Any) -> None:
@@ -506,7 +517,7 @@ class Flow:
         if name == "functools.partial" and type(state) is tuple and state:
             self._check_callee(root, "functools.partial", 0, state[0])
             self._check_deferred_call(state[:1], *(*state[1:3], None, None)[:2])
-        if why := self._explain_odd_state(name, state):
+        if why := self._explain_unexpected_state(name, state):
             self.note_misuse(root, why)
         if exceptions.is_exception(name) and not exceptions.is_state(name, state):
             self.note_misuse(
@@ -536,7 +547,7 @@ class Flow:
         for part in parts:
             self._check_attributes(root, name, part)
 
-    def _explain_odd_state(self, name: str, state: Value) -> str | None:
+    def _explain_unexpected_state(self, name: str, state: Value) -> str | None:
         """Return why a state trusted by the class is not as its own library writes states."""
         is_recurrent = name.startswith(expected_calls.MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
         if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
@@ -610,10 +621,10 @@ class Flow:
         self._checked_attributes.add((id(root), id(state)))
         self.steps.take(Budget.FLOW, len(state) if type(state) is dict else 1)
         for key, value in state.items() if type(state) is dict else ():
-            if why := self._explain_odd_attribute(name, key, value):
+            if why := self._explain_unexpected_attribute(name, key, value):
                 self.note_misuse(root, why)
 
-    def _explain_odd_attribute(self, name: str, key: Value, value: Value) -> str | None:
+    def _explain_unexpected_attribute(self, name: str, key: Value, value: Value) -> str | None:
         """Return why no pickler gives an object of this class the attribute; None for an ordinary attribute."""
         if type(key) is Key and is_clean(name):
             return _COMPUTED_ATTRIBUTE
@@ -646,16 +657,16 @@ class Flow:
         """Check a value at the position where `caller` takes a function to call."""
         why = f"is called by {name}; Python's pickle never writes such a call"
         if type(value) is Global:
-            called = get_plain_name(value)
+            callee_name = get_plain_name(value)
             expected = expected_calls.EXPECTED_CALLEES.get((name, place))
-            never = called in expected_calls.FORBIDDEN_CALLEES or (
-                called in expected_calls.ARRAY_CLASSES and "numpy" not in name
+            is_forbidden = callee_name in expected_calls.FORBIDDEN_CALLEES or (
+                callee_name in expected_calls.ARRAY_CLASSES and "numpy" not in name
             )
-            if never if expected is None else is_clean(called) and not called.startswith(expected):
+            if is_forbidden if expected is None else is_clean(callee_name) and not callee_name.startswith(expected):
                 self.note_misuse(value, why)
             if name not in expected_calls.DEFERRING_CALLERS:
                 self.called_names.add(id(value))
-            elif known_names.is_configuration(called) or deferred_calls.is_callback(called):
+            elif known_names.is_configuration(callee_name) or deferred_calls.is_callback(callee_name):
                 self.note_misuse(value, why)
         elif type(value) is Obj:
             if name != "collections.defaultdict" or not self._is_factory(value):
@@ -681,8 +692,8 @@ class Flow:
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
         """Visit every name and pair in the values, down to the next call."""
-        holds = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
-        seen = self._seen_in_hook_holders if holds else self._seen_values
+        holds_hooks = self._get_root_name(holder) in expected_calls.HOOK_HOLDERS
+        visited = self._seen_in_hook_holders if holds_hooks else self._seen_values
         waiting = list(values)
         self.steps.take(Budget.FLOW, len(waiting))
         while waiting:
@@ -691,11 +702,11 @@ class Flow:
             if kind is Global:
                 self.kept_names.add(id(value))
             elif kind is Obj:
-                self._check_hook_place(value, holds)
+                self._check_hook_place(value, holds_hooks)
             elif kind is Key:
                 waiting.append(value.value)
-            elif kind in expected_calls.CONTAINERS and id(value) not in seen:
-                seen.add(id(value))
+            elif kind in expected_calls.CONTAINERS and id(value) not in visited:
+                visited.add(id(value))
                 contents = self._list_contents(value)
                 self.steps.take(Budget.FLOW, len(contents))
                 waiting.extend(contents)
@@ -707,7 +718,7 @@ class Flow:
                 "is a hook that the pickle stores where torch keeps no hooks; statecli does not know which code "
                 "calls the hook, and with which arguments",
             )
-        if id(value) in self._excused and not compiled_modules.is_module(value):
+        if id(value) in self._excused_calls and not compiled_modules.is_module(value):
             self.note_misuse(
                 value,
                 "is stored by the pickle where torch.compile never stores such an object; statecli does not know "
@@ -778,7 +789,7 @@ def _is_optimizer_state(flow: Flow, value: Value) -> bool:
     flow.steps.take(Budget.FLOW, len(items))
     # Any other argument than a class may hold items: pickle writes them apart.
     is_plain = all(type(argument) is Global or argument is None for argument in arguments)
-    return is_plain and all(type(kept) in (dict, list) for kept in items.values())
+    return is_plain and all(type(entry) in (dict, list) for entry in items.values())
 
 
 #: What an optimizer looks up in what it is given.

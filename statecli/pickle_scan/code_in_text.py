@@ -74,12 +74,12 @@ def find_code_in_text(path: str, source: Source) -> str | None:
     if signs is _YAML_SIGNS and pickle_scan.yolo_activation.has_code(content):
         return "Ultralytics evaluates the value of `activation` as Python code"
     text = _decode(content)
-    escape, changed = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
+    escape, replacement_count = _ESCAPE if signs is _JSON_SIGNS else _TAG_ESCAPE, 1
     for _ in range(_MAX_DECODINGS):
-        text, changed = escape.subn(lambda match: bytes([int(match[1], 16)]), text)
-        if not changed:
+        text, replacement_count = escape.subn(lambda match: bytes([int(match[1], 16)]), text)
+        if not replacement_count:
             break
-    if changed:
+    if replacement_count:
         return (
             f"this file has text within text, with nested escapes on more than {_MAX_DECODINGS} levels, the limit "
             "of statecli"

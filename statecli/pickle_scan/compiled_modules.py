@@ -48,24 +48,24 @@ def is_module(call: Obj) -> bool:
     return get_name(call.cls) == _MODULE
 
 
-def calls_of_modules(made: Sequence[Obj], built: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
+def calls_of_modules(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
     """Return the calls, by their ids, that make compiled modules; none if an object is out of place.
 
-    `made` are all calls of a pickle, `built` all its BUILDs.
+    `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
-    wrapped = [call for call in made if is_module(call)]
-    if not wrapped:
+    module_calls = [call for call in calls if is_module(call)]
+    if not module_calls:
         return {}
     parts: dict[int, Obj] = {}
-    for call in wrapped:
-        own: dict[int, Obj] = {}
-        if not _is_wrapped(call, own):
+    for call in module_calls:
+        wrapper_parts: dict[int, Obj] = {}
+        if not _is_wrapped(call, wrapper_parts):
             return {}
-        parts |= own
-    states = Counter(id(target) for target, _ in built)
+        parts |= wrapper_parts
+    states = Counter(id(target) for target, _ in builds)
     if any(states[part] > 1 for part in parts):
         return {}
-    if any(get_name(call.cls) in _NAMES and id(call) not in parts for call in made):
+    if any(get_name(call.cls) in _NAMES and id(call) not in parts for call in calls):
         return {}
     return parts
 

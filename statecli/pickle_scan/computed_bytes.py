@@ -54,10 +54,10 @@ def computes_bytes(name: str, call: Obj) -> bool:
         is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
     if name in TEXT_CLASSES and name != "numpy.str_":
-        is_written = not args or type(args[0]) is str or read_raw_bytes(args[0]) is not None
+        is_literal_text = not args or type(args[0]) is str or read_raw_bytes(args[0]) is not None
         codec = args[1] if len(args) > 1 else _BYTEARRAY_CODEC
         is_plain = type(codec) is str and codec.lower().replace("_", "-") in _TEXT_CODECS
-        return not (is_written and is_plain)
+        return not (is_literal_text and is_plain)
     if _NUMPY_CLASS.fullmatch(name):
         return bool(args or call.kwargs)
     if name == _SIZE:

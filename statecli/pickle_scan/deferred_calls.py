@@ -80,16 +80,16 @@ class DeferredCalls:
         """
         if type(args) is not tuple or not (kwargs is None or type(kwargs) is dict):
             return False
-        named = kwargs or {}
-        self._steps.take(Budget.FLOW, len(args) + len(named))
+        keywords = kwargs or {}
+        self._steps.take(Budget.FLOW, len(args) + len(keywords))
         if known_names.computes_tensors(function):
-            words = all(type(arg) is not str or key in _TEXT_ARGUMENTS for key, arg in named.items())
-            texts = any(type(arg) is str for arg in args)
-            return words and not texts and self._all_fit((*args, *named.values()), _is_value)
+            has_known_texts = all(type(arg) is not str or key in _TEXT_ARGUMENTS for key, arg in keywords.items())
+            has_text = any(type(arg) is str for arg in args)
+            return has_known_texts and not has_text and self._all_fit((*args, *keywords.values()), _is_value)
         if function in ("builtins.bytes", "builtins.bytearray") and args:  # a number makes as many bytes
             return False
         if function in CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
-            return self._all_fit((*args, *named.values()), _is_constructor_argument)
+            return self._all_fit((*args, *keywords.values()), _is_constructor_argument)
         return False
 
     def _all_fit(self, values: Iterable[Value], fits: Fits) -> bool:
@@ -138,5 +138,7 @@ def _is_value(value: Value, root: Root) -> bool:
 def _is_constructor_argument(value: Value, root: Root) -> bool:
     """Return True for a plain value, or a class, function or partial kept by a constructor."""
     name = root(value) or ""
-    kept = name == "functools.partial" or (type(value) is Global and (name in CONTAINERS or is_callable(value, root)))
-    return kept or _is_value(value, root)
+    is_kept = name == "functools.partial" or (
+        type(value) is Global and (name in CONTAINERS or is_callable(value, root))
+    )
+    return is_kept or _is_value(value, root)

@@ -87,16 +87,18 @@ def list_parts(value: Any) -> Sequence[Value]:
     return value.elems if type(value) is SetOf else ()
 
 
-def is_packable(name: str, state: Value, read: packed_weights.ReadStorage) -> bool:
+def is_packable(name: str, state: Value, read_storage: packed_weights.ReadStorage) -> bool:
     """Return True if C++ can pack the state, or the named class is not packed by C++."""
     if packed_weights.is_convolution(name):
         return packed_weights.is_convolution_state(state)
     if packed_weights.is_cpp_class(name):
-        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(name, state, read)
+        return not packed_weights.is_known_class(name) or packed_weights.is_packed_state(name, state, read_storage)
     if name == SCRIPT_OBJECT:
         if type(state) is not tuple or len(state) != 2 or type(state[1]) is not str:
             return False
-        return packed_weights.is_cpp_class(state[1]) and packed_weights.is_packed_state(state[1], state[0], read)
+        return packed_weights.is_cpp_class(state[1]) and packed_weights.is_packed_state(
+            state[1], state[0], read_storage
+        )
     return True
 
 
@@ -121,8 +123,8 @@ def may_return_shared_object(name: str) -> bool:
 
 def keeps_arguments(how: str, name: str) -> bool:
     """Return True if the class only keeps its arguments (a named tuple, an exception) or has rules of its own."""
-    kept = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
-    return kept or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
+    is_keeper = name.startswith(_KEEPER_PREFIXES) or name.endswith(("Error", "Exception", "Warning"))
+    return is_keeper or (how == "newobj" and name.startswith("torch.ao.quantization.qconfig."))
 
 
 def is_tensor_data(name: str) -> bool:

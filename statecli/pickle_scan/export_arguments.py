@@ -67,17 +67,17 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
     if why := _find_wrong_type(document, steps):
         yield Misuse("torch.export.load", why)
     specs = get_field(document, "graph_module", "signature", "input_specs")
-    given_by_user = [get_field(spec, "user_input", "arg") for spec in specs] if type(specs) is list else []
-    user_inputs = frozenset(filter(None, (_get_name(argument, "as_tensor") for argument in given_by_user)))
+    user_arguments = [get_field(input_spec, "user_input", "arg") for input_spec in specs] if type(specs) is list else []
+    user_inputs = frozenset(filter(None, (_get_name(argument, "as_tensor") for argument in user_arguments)))
     main = get_field(document, "graph_module", "graph")
     for place in iter_values(document, steps):
         graph = place.value
         if not place.may_be("Graph") or type(graph.get("nodes")) is not list:
             continue
         yield from (Misuse(*number) for number in find_huge_numbers(graph, graph is not main, steps))
-        given = _list_given_objects(graph)
-        stated = graph.get("tensor_values")
-        sizes = {name: _read_sizes(meta) for name, meta in stated.items()} if type(stated) is dict else {}
+        given_objects = _list_given_objects(graph)
+        tensor_values = graph.get("tensor_values")
+        sizes = {name: _read_sizes(meta) for name, meta in tensor_values.items()} if type(tensor_values) is dict else {}
         for node in graph["nodes"]:
             steps.take(Budget.TEXT)
             target = node.get("target") if type(node) is dict else None
@@ -85,7 +85,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                 continue
             inputs = node.get("inputs")
             entries = [entry for entry in inputs if type(entry) is dict] if type(inputs) is list else []
-            if why := _explain_odd_object(target, inputs, given, steps):
+            if why := _explain_unexpected_object(target, inputs, given_objects, steps):
                 yield Misuse(target, why)
             for check in (_check_callees, _check_messages, _check_enumerations):
                 yield from (Misuse(target, why) for why in check(target, entries))
@@ -104,7 +104,7 @@ _TEXTS_AND_OBJECTS = frozenset(
 )
 
 
-def _explain_odd_object(target: str, inputs: Any, given: frozenset[str], steps: Steps) -> str | None:
+def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozenset[str], steps: Steps) -> str | None:
     """Return why torch does not write an argument of a node: an object that becomes source, a text for a number.
 
     torch takes an object outside the values of the graph from the constants of the file, and writes its `repr`,
@@ -123,7 +123,7 @@ def _explain_odd_object(target: str, inputs: Any, given: frozenset[str], steps: 
             return "gets a string or an object from the file instead of a number, and may evaluate this value as code"
         if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
             return "gets an object from the file instead of a graph, and calls this object"
-        if "as_custom_obj" in value and _get_name(value, "as_custom_obj") not in given:
+        if "as_custom_obj" in value and _get_name(value, "as_custom_obj") not in given_objects:
             return (
                 "gets an object from the file that is not an input of the graph; torch compiles the object's repr() "
                 "as code"
@@ -240,8 +240,8 @@ def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> It
         if kind is None or type(value) is not dict:
             continue
         number = value.get("as_int")
-        is_odd = type(number) is int and not 0 <= number < script_enumerations.SIZES[kind]
-        if is_odd or "as_sym_int" in value:
+        is_out_of_range = type(number) is int and not 0 <= number < script_enumerations.SIZES[kind]
+        if is_out_of_range or "as_sym_int" in value:
             yield script_enumerations.HARM
             return
 
@@ -296,8 +296,10 @@ def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     dict of arguments has free keys, which are not fields.
     """
     main = get_field(document, "graph_module", "graph")
-    given = _list_given_objects(main) if type(main) is dict else frozenset()
-    stack: list[tuple[ProgramValue, frozenset[str] | None]] = [(ProgramValue("ExportedProgram", document), given)]
+    given_objects = _list_given_objects(main) if type(main) is dict else frozenset()
+    stack: list[tuple[ProgramValue, frozenset[str] | None]] = [
+        (ProgramValue("ExportedProgram", document), given_objects)
+    ]
     while stack:
         place, names = stack.pop()
         kind, value, _ = place
@@ -355,7 +357,9 @@ def _check_recurrent(gates: int) -> Callable[[_Node], str | None]:
             expected = [(_multiply(hidden, gates), columns), (_multiply(hidden, gates), projected)]
             expected += [(_multiply(hidden, gates),)] * 2 if node.is_true("has_biases") else []  # type: ignore[list-item]
             expected += [(projected, hidden)] if len(layer) > len(expected) else []
-            if not all(_have_sizes(sizes, wanted) for sizes, wanted in zip(layer, expected, strict=True)):
+            if not all(
+                _have_sizes(sizes, expected_sizes) for sizes, expected_sizes in zip(layer, expected, strict=True)
+            ):
                 return f"has weights that do not fit its hidden size of {hidden}"
         return None
 
@@ -403,12 +407,12 @@ def _check_embedding_bag(node: _Node) -> str | None:
 def _check_factory(node: _Node) -> str | None:
     """Check the sizes stated by the graph for a new tensor against the tensor made by its code."""
     value = node.arguments.get("size")
-    created = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
-    stated = node.sizes.get(node.results[0] or "") if node.results else None
-    if type(created) is not list or stated is None:
+    created_sizes = value.get("as_ints", value.get("as_sym_ints")) if type(value) is dict else None
+    declared_sizes = node.sizes.get(node.results[0] or "") if node.results else None
+    if type(created_sizes) is not list or declared_sizes is None:
         return None
-    sizes = tuple(size.get("as_int") if type(size) is dict else size for size in created)
-    if _have_sizes(stated, sizes):
+    sizes = tuple(size.get("as_int") if type(size) is dict else size for size in created_sizes)
+    if _have_sizes(declared_sizes, sizes):
         return None
     return "creates a tensor with other sizes than the graph declares"
 

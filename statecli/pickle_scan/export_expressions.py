@@ -327,17 +327,19 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
     yield from _find_nested_names(_select_texts(texts, Judgement.ATTRIBUTE), _list_modules(texts, steps), steps)
     if trace := program_texts.find_end_of_raw_string(_select_texts(texts, Judgement.TRACE)):
         yield _report_source(trace)
-    bad: set[str] = set()
+    reported_texts: set[str] = set()
     for judgement, text in dict.fromkeys(_expand_specs(texts, steps)):
         if judgement is Judgement.GUARD:
             steps.take(Budget.TEXT, 1 + len(text))  # parsed by Python's parser
         call = CHECKS[judgement](text) if judgement in CHECKS else None
         if call:
             yield call
-        elif text not in bad and not program_texts.is_valid(text, judgement):
-            bad.add(text)
+        elif text not in reported_texts and not program_texts.is_valid(text, judgement):
+            reported_texts.add(text)
             yield _report_source(text) if judgement in _COMPILER_TEXTS else _report_name(text, judgement)
-    unknown = next((text for text in texts if text.judgement is Judgement.UNKNOWN and text.text not in bad), None)
+    unknown = next(
+        (text for text in texts if text.judgement is Judgement.UNKNOWN and text.text not in reported_texts), None
+    )
     if unknown:
         yield UnknownText(unknown.key, unknown.text)
 

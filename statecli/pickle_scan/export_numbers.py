@@ -67,8 +67,8 @@ def _bound_result(operation: str, operands: list[float]) -> float:
 def _read_operands(node: dict[str, Any], bits: dict[str, float], is_nested: bool) -> list[float]:
     operands: list[float] = []
     inputs = node.get("inputs")
-    for given in inputs if type(inputs) is list else ():
-        argument = given.get("arg") if type(given) is dict else None
+    for entry in inputs if type(inputs) is list else ():
+        argument = entry.get("arg") if type(entry) is dict else None
         for value in argument.values() if type(argument) is dict else ():
             operands.extend(_measure(child, bits, is_nested) for child in (value if type(value) is list else [value]))
     return operands

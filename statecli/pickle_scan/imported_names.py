@@ -112,9 +112,9 @@ class Scanner(Machine):
         self._spelling_names: set[int] = set()
         #: BUILDs, and values that are reached from no call, for the flow of names through them.
         self._builds: list[tuple[Value, Value]] = []
-        self._loose_values: list[Value] = []
+        self._unreachable_values: list[Value] = []
         #: What no pickler does and has no name in the pickle: mentions of what Python's unpickler does then.
-        self._odd: dict[str, Mention] = {}
+        self._unusual_mentions: dict[str, Mention] = {}
 
     @property
     def refused_opcode(self) -> int | None:
@@ -129,24 +129,26 @@ class Scanner(Machine):
         is_tame = not self._spelling_names and flow.is_plain_data(names, self._builds)
         if not is_tame:
             try:
-                flow.follow(self._builds, [self.root, *self.persistent, *self._loose_values], compiled.keys())
+                flow.follow(self._builds, [self.root, *self.persistent, *self._unreachable_values], compiled.keys())
             except OutOfSteps as error:
                 self.unfollowed = error
-        spelling = self._spelling_names - flow.kept_names - self._called_names - flow.misuses.keys()
-        called = self._called_names | flow.called_names
-        excused = names_of(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
+        spelling_names = self._spelling_names - flow.kept_names - self._called_names - flow.misuses.keys()
+        called_names = self._called_names | flow.called_names
+        excused_names = names_of(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
         for name in names:
-            if id(name) not in spelling and id(name) not in excused:
-                yield Mention(name.module, name.name, name.position, id(name) in called, flow.misuses.get(id(name)))
-        for odd in self._odd.values():
-            if not is_tame or odd.name != _SETITEM:
-                yield odd
+            if id(name) not in spelling_names and id(name) not in excused_names:
+                yield Mention(
+                    name.module, name.name, name.position, id(name) in called_names, flow.misuses.get(id(name))
+                )
+        for mention in self._unusual_mentions.values():
+            if not is_tame or mention.name != _SETITEM:
+                yield mention
 
-    def note_odd(self, name: str, pos: int) -> None:
+    def note_unusual_opcode(self, name: str, pos: int) -> None:
         """Record the first time that the opcode before byte `pos` does something not written by picklers."""
-        if name not in self._odd:
+        if name not in self._unusual_mentions:
             why = known_names.describe_harm("pickle", name)
-            self._odd[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
+            self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
 
     def makes_object(self) -> bool:
         """Return whether the pickle makes a Python object that is neither a tensor nor plain data."""
@@ -237,19 +239,19 @@ class Scanner(Machine):
 
     # What the machine refuses.
 
-    def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
+    def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
         """Return an inert result for any callee; the spelled name for a call that only spells a name."""
         self.call_count += 1
         if type(function) is Global:
             if how != "newobj" and get_plain_name(function) in known_names.SPELLING_FUNCTIONS:
-                spelled = self._spell_name(function, args, pos)
-                if spelled is not None:
-                    return spelled
+                spelled_name = self._spell_name(function, args, pos)
+                if spelled_name is not None:
+                    return spelled_name
             self._called_names.add(id(function))
             if (_NUMBERED if how == "newobj" else _SCHEME).fullmatch(get_plain_name(function)):
-                self.note_odd(_NUMBERED_GLOBAL, pos)
+                self.note_unusual_opcode(_NUMBERED_GLOBAL, pos)
         elif type(function) is not Obj:
-            self.note_odd(_NUMBERED_GLOBAL, pos)
+            self.note_unusual_opcode(_NUMBERED_GLOBAL, pos)
         self.object_count += 1
         if self.budget == 1:  # that of a `.metadata` is larger
             self.flow.steps.take(Budget.CALLS)
@@ -265,13 +267,13 @@ class Scanner(Machine):
 
     def take_record(self, match: re.Match[bytes]) -> bool:
         """Do as the machine does, and note both functions as called."""
-        taken = super().take_record(match)
-        if taken:
+        is_taken = super().take_record(match)
+        if is_taken:
             tensor = self.stack[-1]
             for call in (tensor, tensor.args[-1]):
                 if id(call.cls) not in self._record_names:
                     self._note_record(call)
-        return taken
+        return is_taken
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:
         """Return whether both functions are noted already, so that no more calls are noted."""
@@ -291,28 +293,28 @@ class Scanner(Machine):
         pair: tuple[Any, Any] = args if type(args) is tuple and len(args) == 2 else (None, None)
         first, second = pair
         name = get_plain_name(function)
-        spelled: Any = None
+        meaning: Any = None
         is_attribute = type(first) is Global and type(second) is str and _IDENTIFIER.fullmatch(second)
         if name == "builtins.getattr" and is_attribute:
             if len(first.name) + len(second) <= _MAX_NAME_CHARACTERS:
-                spelled = self.intern_name(first.module, f"{first.name}.{second}", pos)
+                meaning = self.intern_name(first.module, f"{first.name}.{second}", pos)
         elif name == "builtins.getattr" and type(first) is Obj and first.state is None:
             module = self.flow.get_root(first)
             if module and type(second) is str and known_names.is_hook_of_lazy_module(get_plain_name(module), second):
-                spelled = self.intern_name(module.module, f"{module.name}.{second}", pos)
+                meaning = self.intern_name(module.module, f"{module.name}.{second}", pos)
         elif name == "builtins.type" and type(args) is tuple and len(args) == 1:
-            spelled = self._get_nameless_class(args[0], pos)
+            meaning = self._get_nameless_class(args[0], pos)
         elif type(first) is not Global or not _is_annotation(second):
             pass
         elif name == "operator.getitem" and first.module == "typing":
-            spelled = Obj(function, args)
+            meaning = Obj(function, args)
         elif name == "functools.reduce" and type(second) in (tuple, list) and get_plain_name(first) == "operator.or_":
             self._spelling_names.add(id(first))
-            spelled = Obj(function, args)
-        if spelled is not None:
+            meaning = Obj(function, args)
+        if meaning is not None:
             self._spelling_names.add(id(function))
-            self._loose_values.append(second)
-        return spelled
+            self._unreachable_values.append(second)
+        return meaning
 
     def _get_nameless_class(self, value: Value, pos: int) -> Global | None:
         if value is None:
@@ -339,21 +341,21 @@ class Scanner(Machine):
             self.allocations.add_keys(target, [key for key in keys if type(key) is Key])
             self.flow.add_keys(keys)
             if items:
-                again = [(key, items[key]) for key in keys if key in items]
-                self._loose_values.extend(again)
-                if again:
-                    self.note_odd(_SETITEM, pos)
-            before = len(items)
+                replaced_items = [(key, items[key]) for key in keys if key in items]
+                self._unreachable_values.extend(replaced_items)
+                if replaced_items:
+                    self.note_unusual_opcode(_SETITEM, pos)
+            old_length = len(items)
             super().set_items(target, flat, pos)
             now = target.items if type(target) is Obj else target
-            if now is not None and len(now) != before + len(keys):
-                self._loose_values.extend(zip(keys, flat[1::2], strict=True))
-                self.note_odd(_SETITEM, pos)
+            if now is not None and len(now) != old_length + len(keys):
+                self._unreachable_values.extend(zip(keys, flat[1::2], strict=True))
+                self.note_unusual_opcode(_SETITEM, pos)
         elif type(target) is list:
-            self._loose_values.extend(flat)
-            self.note_odd(_SETITEM, pos)
+            self._unreachable_values.extend(flat)
+            self.note_unusual_opcode(_SETITEM, pos)
         elif type(target) is bytes:  # a bytearray for Python
-            self.note_odd(_CHANGED_BYTES, pos)
+            self.note_unusual_opcode(_CHANGED_BYTES, pos)
         self.flow.note_change(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
@@ -364,7 +366,7 @@ class Scanner(Machine):
         if type(target) is SetOf:
             target.elems.extend(elements)
         if type(target) is bytes:  # a bytearray for Python
-            self.note_odd(_CHANGED_BYTES, pos)
+            self.note_unusual_opcode(_CHANGED_BYTES, pos)
         if opcode == "ADDITEMS":
             self.allocations.add_keys(target, elements)
             self.flow.add_keys(elements)
@@ -375,7 +377,7 @@ class Scanner(Machine):
         self._count_change(target)
         self._take_calls(1)
         if type(target) is not Obj and not (type(target) is Global and not _NUMBERED.fullmatch(get_plain_name(target))):
-            self.note_odd(_NUMBERED_GLOBAL, 1)
+            self.note_unusual_opcode(_NUMBERED_GLOBAL, 1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))
 
@@ -400,7 +402,7 @@ class Scanner(Machine):
             if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
                 digits = line.strip().lstrip(b"+-0_")
                 return int(digits) if len(digits) <= _MAX_DIGITS and digits.isdigit() else _TOO_LARGE
-            return _parse_integer(line, self.make_error(pos, "an integer of the pickle is not written as a number"))
+            return _parse_integer(line, self.build_error(pos, "an integer of the pickle is not written as a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
         """Do the same as the machine; `strtol` accepts a line without digits as 0."""
@@ -415,7 +417,7 @@ class Scanner(Machine):
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "a float literal is not a number") from error
+            raise self.build_error(pos, "a float literal is not a number") from error
 
     # What may be a pickle itself.
 
@@ -445,9 +447,9 @@ def _is_annotation(value: Value) -> bool:
 
     Methods of other objects would be called: `|`, and the text in an error.
     """
-    waiting, seen = [value], 0
-    while waiting and seen < _MAX_DIGITS:
-        part, seen = waiting.pop(), seen + 1
+    waiting, part_count = [value], 0
+    while waiting and part_count < _MAX_DIGITS:
+        part, part_count = waiting.pop(), part_count + 1
         if type(part) in (tuple, list):
             waiting.extend(part[:_MAX_DIGITS])
         elif type(part) is Obj:
@@ -491,7 +493,7 @@ def _do_inst(m: MachineState, pos: int) -> int:
     """The name is imported before its arguments are looked for."""
     function, end = _read_name_lines(m, pos)
     args = tuple(m.pop_mark())
-    m.stack.append(m.make_call(function, args, pos, "inst"))
+    m.stack.append(m.build_call(function, args, pos, "inst"))
     return _require_line_end(m, end)
 
 
@@ -513,7 +515,7 @@ def _read_name_lines(m: MachineState, pos: int) -> tuple[Global, int]:
 
 def _require_line_end(m: MachineState, end: int) -> int:
     if not end:
-        raise m.make_truncated_error(NO_LINE_BREAK)
+        raise m.build_truncated_error(NO_LINE_BREAK)
     return end
 
 
@@ -543,7 +545,7 @@ def _do_nothing(m: MachineState, pos: int) -> int:  # noqa: ARG001
 
 def _do_newobj_ex(m: MachineState, pos: int) -> int:
     kwargs, args = m.stack.pop(), m.stack.pop()
-    call = m.make_call(m.stack[-1], args, pos, "newobj")
+    call = m.build_call(m.stack[-1], args, pos, "newobj")
     if type(call) is Obj:
         call.kwargs = named_arguments(kwargs)
     m.stack[-1] = call
@@ -554,7 +556,7 @@ def _persistent(m: Any, pos: int) -> int:
     pid = m.stack[-1]
     end = Machine.handlers[0x51](m, pos)
     if not _is_written_by_torch(pid):
-        m.note_odd("Unpickler.persistent_load", pos)
+        m.note_unusual_opcode("Unpickler.persistent_load", pos)
     return end
 
 

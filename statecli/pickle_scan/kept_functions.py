@@ -170,8 +170,8 @@ class Attributes:
         name = self._root(value) if type(value) is Obj else None
         if name is None:
             return False
-        named = name.startswith("torch.") and name.endswith(("Tensor", "Parameter", "Buffer"))
-        return named or name.startswith(_OF_TENSORS) or not is_clean(name)
+        has_tensor_name = name.startswith("torch.") and name.endswith(("Tensor", "Parameter", "Buffer"))
+        return has_tensor_name or name.startswith(_OF_TENSORS) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
         """Return whether torch may call this with a module: a hook of torch, a function of tensors, somebody's own."""

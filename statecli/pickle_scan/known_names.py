@@ -208,7 +208,7 @@ def is_configuration(whole: str) -> bool:
     return _CONFIGURATION_PATTERN.match(whole) is not None
 
 
-def is_made_empty(whole: str) -> bool:
+def is_created_empty(whole: str) -> bool:
     """Return True if pickle makes objects of this class empty, and so no pickler writes a call of the class."""
     if whole in _CALLED_CLASSES or whole in SHARED_OBJECTS:
         return False

@@ -54,7 +54,7 @@ class ArrayTypes:
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         #: Types that something holds; numpy gives a type its state before.
-        self._held_types: set[int] = set()
+        self._referenced_types: set[int] = set()
         #: How deep the types in a type are nested, by its id; 0 where it is not sound, or is being judged.
         self._depths: dict[int, int] = {}
 
@@ -63,11 +63,11 @@ class ArrayTypes:
 
         Raises OutOfSteps.
         """
-        return id(dtype) not in self._held_types and self._measure_depth(dtype, state, 1) > 0
+        return id(dtype) not in self._referenced_types and self._measure_depth(dtype, state, 1) > 0
 
-    def add_held_types(self, values: Iterable[Value]) -> None:
+    def add_referenced_types(self, values: Iterable[Value]) -> None:
         """Remember the types among arguments, or in the state of an array."""
-        self._held_types.update(id(value) for value in values if is_dtype(value))
+        self._referenced_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
         """Return True for a state as written by numpy: of a known type, and with as many objects as elements.
@@ -77,7 +77,7 @@ class ArrayTypes:
         """
         if type(state) is not tuple or len(state) not in _ARRAY_STATE_LENGTHS:
             return False
-        self.add_held_types(state)
+        self.add_referenced_types(state)
         shape, dtype, _, elements = split_array_state(state)
         count = count_elements(shape) if type(shape) is tuple else None
         is_full = type(elements) is list and len(elements) == count
@@ -107,12 +107,12 @@ class ArrayTypes:
             return 0
         deepest, spans = 0, []
         for inner, at, count in self._iter_parts(state):
-            own = inner.state if type(inner) is Obj else None
-            depth = self._measure_part_depth(inner, own, outer + 1) if is_dtype(inner) else 0
-            length = element_bytes(inner, own) if depth else None
+            inner_state = inner.state if type(inner) is Obj else None
+            depth = self._measure_part_depth(inner, inner_state, outer + 1) if is_dtype(inner) else 0
+            length = element_bytes(inner, inner_state) if depth else None
             if length is None or at < 0 or at + length * count > size:
                 return 0
-            self._held_types.add(id(inner))
+            self._referenced_types.add(id(inner))
             deepest = max(deepest, depth)
             spans.append((at, at + length * count, _holds_objects(inner)))
         is_apart = _has_no_overlap(spans) and deepest < _MAX_DEPTH and _is_numpy_state(dtype, state)
@@ -204,18 +204,18 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
     if code not in _SIZED_CODES and not (size == alignment == -1 and subarray is None):
         return False
     is_record = type(names) is tuple and type(fields) is dict
-    named = is_record and all(type(name) in (str, bytes) and name in fields for name in names)
-    plain = names is None and fields is None
+    has_named_fields = is_record and all(type(name) in (str, bytes) and name in fields for name in names)
+    has_no_fields = names is None and fields is None
     is_ordered = type(order) is str and len(order) == 1 and order in ("|" if is_byte else "<>")
-    return version in (3, 4) and is_ordered and (named or plain) and _has_unit(code, state)
+    return version in (3, 4) and is_ordered and (has_named_fields or has_no_fields) and _has_unit(code, state)
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
     """Whether a type of dates has its unit behind the flags, and any other its metadata at most."""
-    more = state[8:]
+    metadata = state[8:]
     if code not in _DATE_CODES:
-        return not more or (len(more) == 1 and type(more[0]) is dict)
-    return len(more) == 1 and type(more[0]) is tuple and [type(part) for part in more[0][1:]] == [tuple]
+        return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)
+    return len(metadata) == 1 and type(metadata[0]) is tuple and [type(part) for part in metadata[0][1:]] == [tuple]
 
 
 def _has_valid_flags(state: tuple[Value, ...], code: str, has_objects: bool) -> bool:

@@ -104,11 +104,11 @@ class PickleReader:
 
     def read(self, region: Region, at: int, where: str, window: int) -> tuple[Scanner, MalformedError | None]:
         """Scan a pickle of unknown length: windows grow until the pickle fits."""
-        left = region.size - at
+        remaining_bytes = region.size - at
         while True:
-            data = region.read(at, min(window, left, MAX_PICKLE_BYTES))
+            data = region.read(at, min(window, remaining_bytes, MAX_PICKLE_BYTES))
             scanner, error = self.scan(data, where, is_first=at == 0 and region.base == 0)
-            if not isinstance(error, TruncatedPickle) or len(scanner.data) == left:
+            if not isinstance(error, TruncatedPickle) or len(scanner.data) == remaining_bytes:
                 return scanner, error
             if len(scanner.data) == MAX_PICKLE_BYTES:
                 return scanner, OverBudget(
@@ -148,12 +148,12 @@ def begins_as_pickle(source: Source) -> bool:
         return False
     whole = Region(source, 0, source.size)
     try:
-        scanner, unread = PickleReader(source.path, Steps()).read(whole, 0, "the file", FIRST_WINDOW_BYTES)
+        scanner, scan_error = PickleReader(source.path, Steps()).read(whole, 0, "the file", FIRST_WINDOW_BYTES)
     except FetchError as error:
         raise UnreadableError(str(error)) from error
-    if not is_harmless(scanner, unread):
+    if not is_harmless(scanner, scan_error):
         return True
-    if unread or scanner.globals:
+    if scan_error or scanner.globals:
         return False
     if is_magic_number(scanner):
         return True
@@ -162,8 +162,8 @@ def begins_as_pickle(source: Source) -> bool:
 
 def is_cut_off(region: Region) -> bool:
     """Return True if the bytes end inside of their first pickle, so that the whole pickle may import something."""
-    _, unread = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
-    return isinstance(unread, TruncatedPickle)
+    _, scan_error = PickleReader(region.path, Steps()).read(region, 0, "the file", FIRST_WINDOW_BYTES)
+    return isinstance(scan_error, TruncatedPickle)
 
 
 def is_magic_number(scanner: Scanner) -> bool:
@@ -185,28 +185,28 @@ def may_equal_magic_number(scanner: Scanner) -> bool:
 _DICTS = frozenset(["collections.OrderedDict", "collections.defaultdict", "collections.Counter"])
 
 
-def is_harmless(scanner: Scanner, unread: MalformedError | None, *, copied: bool = False) -> bool:
+def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_storage: bool = False) -> bool:
     """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text without calls is excused, because a list of packages begins like an import (`click`). `copied`: a storage; no
+    text without calls is excused, because a list of packages begins like an import (`click`). `is_storage`: no
     loader unpickles its bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. A float may have the byte of FRAME, without an end of a frame.
-    is_ambiguous = (unread is not None and scanner.has_frames) or isinstance(unread, ComputedName)
-    if isinstance(unread, OverBudget) or (is_ambiguous and not copied):
+    is_ambiguous = (scan_error is not None and scanner.has_frames) or isinstance(scan_error, ComputedName)
+    if isinstance(scan_error, OverBudget) or (is_ambiguous and not is_storage):
         return False
-    acts = scanner.call_count or scanner.change_count
+    act_count = scanner.call_count or scanner.change_count
     # A code of copyreg imports only what the loader has registered, and a file of msgpack begins with one.
-    names = [name for name in scanner.globals.values() if acts or not name.name.startswith(EXTENSION_REGISTRY)]
-    plain = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
-    if copied:
-        return not (plain and (unread is None or scanner.data[:1] == b"\x80" or acts))
-    if not names or acts:
+    names = [name for name in scanner.globals.values() if act_count or not name.name.startswith(EXTENSION_REGISTRY)]
+    has_plain_name = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
+    if is_storage:
+        return not (has_plain_name and (scan_error is None or scanner.data[:1] == b"\x80" or act_count))
+    if not names or act_count:
         return not names
     if _is_text(scanner.data):
-        return not (plain and unread is None)
-    return unread is not None and not any(_IMPORTABLE.match(name.module) for name in names)
+        return not (has_plain_name and scan_error is None)
+    return scan_error is not None and not any(_IMPORTABLE.match(name.module) for name in names)
 
 
 def _is_text(data: bytes) -> bool:

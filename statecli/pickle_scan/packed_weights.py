@@ -84,10 +84,10 @@ def is_convolution_state(state: Value) -> bool:
     return all(_has_valid_numbers(state[place], number) for place, number in least.items())
 
 
-def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
+def is_packed_state(name: str, state: Value, read_storage: ReadStorage) -> bool:
     """Return whether torch packs an object of this C++ class by numbers that are sound or checked by torch.
 
-    `read` gives the bytes of a small storage by its key.
+    `read_storage` gives the bytes of a small storage by its key.
     """
     name = name.removeprefix(CPP_CLASS_PREFIX)
     if name in _LINEAR:
@@ -96,7 +96,7 @@ def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
         return type(state) is tuple and all(map(_is_context_part, state))
     if _CONVOLUTION.fullmatch(name) is None or type(state) is not tuple or len(state) != 3:
         return False
-    numbers = _read_numbers(state[0], strip_tags(state[1]), read)
+    numbers = _read_numbers(state[0], strip_tags(state[1]), read_storage)
     if not numbers or type(numbers[0]) is not int:
         return False
     dimensions = numbers[0]
@@ -111,7 +111,7 @@ def is_packed_state(name: str, state: Value, read: ReadStorage) -> bool:
     )
 
 
-def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
+def _read_numbers(version: Value, parts: Value, read_storage: ReadStorage) -> list[Any]:
     """Return the numbers of a convolution: a list of them, or the first of several tensors; [] for anything else."""
     if type(parts) is not list or not parts:
         return []
@@ -128,7 +128,7 @@ def _read_numbers(version: Value, parts: Value, read: ReadStorage) -> list[Any]:
         return []
     if offset != 0 or stride != (1,) or type(shape) is not tuple or shape != (pid[4],) or type(pid[4]) is not int:
         return []
-    data = read(pid[2])
+    data = read_storage(pid[2])
     if data is None or len(data) != 2 * pid[4]:
         return []
     return list(struct.unpack(f"<{pid[4]}h", data))

@@ -121,11 +121,11 @@ class _Walk:
             return False
         if self._skips_texts and (type(read_text(node)) is str or read_raw_bytes(node) is not None):
             return True
-        skipped = self._skipped_names.get(id(node.cls))
-        if skipped is None:
+        is_skipped = self._skipped_names.get(id(node.cls))
+        if is_skipped is None:
             name = known_names.get_plain_name(node.cls.module, node.cls.name)
-            skipped = self._skipped_names[id(node.cls)] = name.startswith(_SKIPPED_PREFIXES)
-        return skipped
+            is_skipped = self._skipped_names[id(node.cls)] = name.startswith(_SKIPPED_PREFIXES)
+        return is_skipped
 
     def get_items(self, node: Value) -> Mapping[Any, Any] | None:
         """Return the items of a mapping. Items in the arguments of a call are copied, and count as steps."""
@@ -391,13 +391,13 @@ class _Walk:
                 yield from check_mmengine_path(f"[{_RUNTIME_INFO!r}][{quoting.quote(key)}]", value, self._steps)
         yield from self._check_kept_steps(info.get(_KEPT_STEPS))
 
-    def _check_kept_steps(self, kept: Value) -> Iterator[Hazard]:
+    def _check_kept_steps(self, kept_steps: Value) -> Iterator[Hazard]:
         """Check that the numbers are integers in a list or a deque: MMEngine calls `pop(0)`, also a method of dicts."""
-        is_deque = type(kept) is Obj and split_call(kept)[0] == "collections.deque"
+        is_deque = type(kept_steps) is Obj and split_call(kept_steps)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
-        if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept))), None):
+        if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept_steps))), None):
             what = f"an element of {where} is {why}"
-        elif kept is not None and type(kept) not in (list, tuple) and not is_deque:
+        elif kept_steps is not None and type(kept_steps) not in (list, tuple) and not is_deque:
             what = f"{where} is not a list of numbers"
         else:
             return

@@ -211,7 +211,7 @@ def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[J
         steps.take(Budget.TEXT)
         if type(node) is _NestingObject:
             yield from _iter_class_texts(dict(node))
-            yield from ((Judgement.PLAIN, below) for below, _ in node)
+            yield from ((Judgement.PLAIN, inner_key) for inner_key, _ in node)
             stack.extend(node)
         elif type(node) is list:
             stack.extend((key, child) for child in node)

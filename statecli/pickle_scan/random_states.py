@@ -52,8 +52,8 @@ def is_python_state(state: Value) -> bool:
     """Return True if Python writes this state for `random.Random`: version 2 computes with any given object."""
     match state:
         case (2 | 3, tuple(numbers), None | float()):
-            is_written = type(state) is tuple and type(state[0]) is int
-            return is_written and len(numbers) == _PYTHON_NUMBERS and all(type(number) is int for number in numbers)
+            is_plain = type(state) is tuple and type(state[0]) is int
+            return is_plain and len(numbers) == _PYTHON_NUMBERS and all(type(number) is int for number in numbers)
     return False
 
 
@@ -80,17 +80,17 @@ def _explain_unsafe_position(position: Value, key: str) -> str | None:
     number, length = read_number(position), _TABLE_LENGTHS[key]
     if number is not None and 0 <= number <= length:
         return None
-    shown = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
+    position_text = f"{number:.10g}" if number is not None and abs(number) < _MAX_SHOWN else "not a short number"
     return (
-        f"the position of a numpy random generator is {shown}, but its table has {length} numbers; the next random "
-        "draw reads memory outside the table"
+        f"the position of a numpy random generator is {position_text}, but its table has {length} numbers; the next "
+        "random draw reads memory outside the table"
     )
 
 
 def read_number(value: Value) -> int | float | None:
     """Return a number, also of numpy; None for other values."""
-    plain = wrap_key(value) if type(value) is Obj else value
-    number = plain.plain if type(plain) is Key else plain
+    key = wrap_key(value) if type(value) is Obj else value
+    number = key.plain if type(key) is Key else key
     return number if type(number) in (int, float, bool) else None
 
 

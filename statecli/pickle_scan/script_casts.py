@@ -54,10 +54,10 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
                     yield UncheckedCast(number, text.count("\n", 0, match.start()) + 1)
 
 
-def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:
+def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
     """Return whether each value of a name in the lines of a function is declared as Optional of a type.
 
-    `seen`: names with their value from this name.
+    `visited_names`: names with their value from this name.
     """
     optional, bindings = f"Optional[{declared}]", 0
     mention = re.compile(rf"(?<![\w.]){name}\b", re.ASCII)
@@ -77,20 +77,22 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
         else:
             cast = rf"unchecked_cast\({re.escape(declared)}, \w+\)"
             value = re.fullmatch(rf"{name} = (?:(?P<name>\w+)|\w+\.(?P<attribute>\w+)|{cast})", statement)
-            is_declared = value is not None and _is_value(value, declared, lines, types, seen | {name})
+            is_declared = value is not None and _is_value(value, declared, lines, types, visited_names | {name})
         if not is_declared:
             return False
         bindings += 1
     return bindings > 0
 
 
-def _is_value(value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, seen: frozenset[str]) -> bool:
+def _is_value(
+    value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]
+) -> bool:
     """Return whether an assigned value is None, a cast, which is checked itself, or declared as Optional of a type."""
     if value["attribute"]:
         return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
-    if value["name"] in (None, "None") or value["name"] in seen:
+    if value["name"] in (None, "None") or value["name"] in visited_names:
         return True
-    return len(seen) < _MAX_NAMES and _is_optional(value["name"], declared, lines, types, seen)
+    return len(visited_names) < _MAX_NAMES and _is_optional(value["name"], declared, lines, types, visited_names)
 
 
 def _join_lines(text: str) -> Iterator[str]:

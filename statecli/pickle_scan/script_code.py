@@ -167,17 +167,17 @@ def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None
     """
     defined = list_functions([code]) if defined is None else defined
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
-    seen: set[tuple[str, str]] = set()
+    yielded_names: set[tuple[str, str]] = set()
     functions = _DEF.finditer(text)
     function, following = "", next(functions, None)
-    line, counted = 1, 0
+    line, counted_to = 1, 0
     for module, name, at, why in _iter_mentions(text, steps, defined):
-        if (module, name) not in seen:
-            seen.add((module, name))
+        if (module, name) not in yielded_names:
+            yielded_names.add((module, name))
             while following and following.end() <= at:
                 steps.take(Budget.TEXT)
                 function, following = following[1], next(functions, None)
-            line, counted = line + text.count("\n", counted, at), at
+            line, counted_to = line + text.count("\n", counted_to, at), at
             yield Call(module, name, at, line, why, function == _SETSTATE)
 
 
@@ -209,13 +209,13 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
     classes = {calls[1] for function in functions for calls in _CLASS.finditer(function.text)}
     defined = by_name.keys() | classes
     waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
-    reached = set(waiting)
+    reached_names = set(waiting)
     while waiting:
         for function in by_name[waiting.pop()]:
             steps.take(Budget.TEXT, 1 + len(function.text) // 8)
             words = set(_WORD.findall(function.text)) & by_name.keys()
-            waiting.extend(words - reached)
-            reached |= words
+            waiting.extend(words - reached_names)
+            reached_names |= words
             steps.take(Budget.TEXT, len(function.text) // CHARACTERS_PER_STEP)
             calls = list(_find_computing_calls(function, sources[function.number], defined))
             record = records[function.number] if records else ""
@@ -281,9 +281,9 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
         end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         space = " " * (end - match.start())
         # A text may be the name of an attribute; it defines no function.
-        kept = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else space
+        word_text = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else space
         code = strings.text[at : match.start()]
-        words += [code, kept]
+        words += [code, word_text]
         blank += [code, space]
         at = end
     text = "".join([*words, strings.text[at:]]).replace("\\\n", "  ")
@@ -299,18 +299,18 @@ def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]
     They are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of parameters
     names no value but defaults. `float("inf")` is a value.
     """
-    parameters = _cut_parameters(function.text) if function.name else ""
+    parameters = _extract_parameters(function.text) if function.name else ""
     if "=" in parameters:
         defaults = _ANNOTATION.sub(lambda match: " " * len(match[0]), parameters)
         yield function._replace(text=defaults), _DEFAULT_HARM
     end = 0
     while match := _CONSTANT.search(function.text, end):
-        statement = _cut_statement(function.text, match.end())
+        statement = _extract_statement(function.text, match.end())
         end = match.end() + len(statement)
         yield function._replace(at=function.at + match.end(), text=statement), _CONSTANT_HARM
 
 
-def _cut_statement(text: str, start: int) -> str:
+def _extract_statement(text: str, start: int) -> str:
     """Return the rest of a statement without strings: up to the end of a line outside of brackets."""
     depth = 0
     for match in _END_OF_STATEMENT.finditer(text, start):
@@ -320,7 +320,7 @@ def _cut_statement(text: str, start: int) -> str:
     return text[start:]
 
 
-def _cut_parameters(text: str) -> str:
+def _extract_parameters(text: str) -> str:
     """Return the text of a function, without strings, up to the end of its parameters."""
     depth = 0
     for bracket in _BRACKET.finditer(text):
@@ -346,8 +346,8 @@ def _find_computing_calls(function: _Function, source: _Source, names: Collectio
             yield Call("TorchScript", match["odd"].strip(), at, line, _UNBOUNDED_HARM, on_load=True)
             continue
         *path, name = re.findall(r"\w+", match["own"] or match["path"] or match["method"])
-        own = (match["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
-        if not ((own and name in names) or _is_harmless_call(path, name, assigned, is_method=bool(match["method"]))):
+        is_own = (match["own"] and has_self) or (path == ["self"] and has_self) or path[:1] == ["__torch__"]
+        if not ((is_own and name in names) or _is_harmless_call(path, name, assigned, is_method=bool(match["method"]))):
             yield Call(
                 ".".join(path) if path[:1] in (["torch"], ["ops"]) else "torch", name, at, line, _RUNS_HARM, True
             )
@@ -438,28 +438,33 @@ def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
     """Yield the operators off the list that bytecode names; the calling function is unknown. Raises OutOfSteps."""
-    seen: set[str] = set()
+    yielded_operators: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
         length = match[1] or match[2] or match[3]
         operator = (match[4][: length[0]] if length else match[4]).decode()
         why = program_operators.describe_harm(operator)
-        if (why or not program_operators.is_listed(operator)) and operator not in seen:
-            seen.add(operator)
+        if (why or not program_operators.is_listed(operator)) and operator not in yielded_operators:
+            yielded_operators.add(operator)
             yield Call(*_split_operator(operator), match.start(4), 0, why, on_load=False)
 
 
 def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterator[tuple[str, str, int, str | None]]:
     strings, at = Strings(text, steps), 0
-    joined, end_of_string = "", -1
+    joined_text, end_of_string = "", -1
     while match := _MENTION.search(text, at):
         steps.take(Budget.TEXT)
         at = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         if match["quote"]:
             follows = end_of_string >= 0 and _ONLY_SPACE.fullmatch(text, end_of_string, match.start())
             part = text[match.end() : at].removesuffix(match["quote"])
-            joined, end_of_string = (joined + part if follows and len(joined) < _MAX_JOINED_CHARACTERS else part), at
-        method = match["method"] or (_ESCAPE.sub(_unescape, joined[:_MAX_JOINED_CHARACTERS]) if match["quote"] else "")
+            joined_text, end_of_string = (
+                (joined_text + part if follows and len(joined_text) < _MAX_JOINED_CHARACTERS else part),
+                at,
+            )
+        method = match["method"] or (
+            _ESCAPE.sub(_unescape, joined_text[:_MAX_JOINED_CHARACTERS]) if match["quote"] else ""
+        )
         if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         if match["glued"] or match["glued_to_number"] is not None:
@@ -512,13 +517,13 @@ def _resolve_path(names: list[str]) -> tuple[str, str, str | None] | None:
     """Return the module, the name and the harm of a dotted name; None if the name only computes."""
     if names[0] == "__torch__":
         return _resolve_class(names)
-    space, rest = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
-    nested = next((at for at, name in enumerate(rest) if name != "autograd"), len(rest))
+    space, steps = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
+    nested = next((at for at, name in enumerate(steps) if name != "autograd"), len(steps))
     if nested:  # whatever namespace this stands in, it is torch's own
-        space, rest = "aten", rest[nested:]
-    if not rest:
+        space, steps = "aten", steps[nested:]
+    if not steps:
         return ".".join(names), "*", _RENAMED_HARM
-    operator = f"{space}::{rest[0]}"
+    operator = f"{space}::{steps[0]}"
     why = program_operators.describe_harm(operator)
     return (*_split_operator(operator), why) if why or not program_operators.is_listed(operator) else None
 

@@ -41,7 +41,7 @@ _SEPARATOR = compile_on_use(r"[(\[]|[)\]]|,")
 _MAX_ARGUMENT_CHARACTERS = 2_000
 
 
-def find_odd_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
+def find_invalid_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
     """Yield the calls with a number for a dtype, a layout or a memory format that torch does not have.
 
     Raises OutOfSteps.
@@ -53,7 +53,7 @@ def find_odd_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
     text = blank_strings(text, steps)
     assigned = {match[1]: match[2] for match in _ASSIGNED.finditer(text)}
     for match in _KEYWORD.finditer(text):
-        if _is_odd(match["value"], match[1], assigned):
+        if _is_out_of_range(match["value"], match[1], assigned):
             yield _build_call(text, match.start(), match[1])
     for match in _CALL.finditer(text):
         path = _PATH.search(text, max(0, match.start() - _MAX_PATH_CHARACTERS), match.start())
@@ -62,7 +62,7 @@ def find_odd_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
         arguments = list(_split_arguments(text, match.end(), steps))
         first = 0 if path["root"] in ("torch", "ops") else 1  # a method has its first argument in front
         for position, kind in POSITIONS[match["name"]].items():
-            if 0 <= position - first < len(arguments) and _is_odd(arguments[position - first], kind, assigned):
+            if 0 <= position - first < len(arguments) and _is_out_of_range(arguments[position - first], kind, assigned):
                 yield _build_call(text, match.start("name"), match["name"])
                 break
 
@@ -71,7 +71,7 @@ def _build_call(text: str, at: int, name: str) -> Call:
     return Call("TorchScript", name, at, text.count("\n", 0, at) + 1, HARM, on_load=False)
 
 
-def _is_odd(value: str, kind: str, assigned: dict[str, str]) -> bool:
+def _is_out_of_range(value: str, kind: str, assigned: dict[str, str]) -> bool:
     """Return whether the text of an argument is a number out of range, or a name of such a number."""
     name = _NAME.fullmatch(value)
     number = _LITERAL.fullmatch(assigned.get(name[1], "") if name else value)

@@ -61,16 +61,16 @@ class ScriptClass(NamedTuple):
 
 
 class ScriptTypes(NamedTuple):
-    """Classes of an archive by qualified name; `unread` names a class, with the reason, whose text is unusual."""
+    """Classes of an archive by qualified name; `unreadable_class` names a class whose text is unusual."""
 
     classes: Mapping[str, ScriptClass]
-    unread: str | None
+    unreadable_class: str | None
 
 
 def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
     """Read the classes of all texts of an archive, given as pairs (record name, text). Raises OutOfSteps."""
     classes: dict[str, ScriptClass] = {}
-    unread = None
+    unreadable_class = None
     for record, code in codes:
         if b"class" not in code:
             continue
@@ -80,17 +80,17 @@ def read_types(codes: Iterable[tuple[str, bytes]], steps: Steps) -> ScriptTypes:
         text = code.decode("latin-1")
         blank = blank_strings(text, steps)
         if not _QUOTE.isdisjoint(blank):
-            unread = unread or module
+            unreadable_class = unreadable_class or module
             continue
         count = 0
         for name, script_class in _iter_classes(text, blank):
             count += 1
             qualified = f"{module}.{name}"
             if script_class is None or classes.setdefault(qualified, script_class) != script_class:
-                unread = unread or qualified
+                unreadable_class = unreadable_class or qualified
         if count != len(_CLASS_TOKEN.findall(blank)):
-            unread = unread or module
-    return ScriptTypes(classes, unread)
+            unreadable_class = unreadable_class or module
+    return ScriptTypes(classes, unreadable_class)
 
 
 def _iter_classes(text: str, blank: str) -> Iterator[tuple[str, ScriptClass | None]]:
@@ -118,7 +118,7 @@ def _read_class(base: str | None, lines: list[tuple[int, str]]) -> ScriptClass |
     methods: dict[str, str] = {}
     for place, (indent, line) in enumerate(lines):
         if indent == _INDENT and line.startswith("  def "):
-            text = _read_signature(other for _, other in lines[place:])
+            text = _read_signature(following_line for _, following_line in lines[place:])
             if text is None:
                 return None
             methods[text[0]] = text[1]
@@ -198,7 +198,7 @@ def is_optional_attribute(types: ScriptTypes, name: str, text: str) -> bool:
     declared = [
         script_class.attributes[name] for script_class in types.classes.values() if name in script_class.attributes
     ]
-    return types.unread is None and bool(declared) and set(declared) == {_parse_type(text)}
+    return types.unreadable_class is None and bool(declared) and set(declared) == {_parse_type(text)}
 
 
 class _Check(NamedTuple):
@@ -210,21 +210,21 @@ class _Check(NamedTuple):
 
 
 def find_mismatch(
-    calls: Iterable[Obj], built: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
+    calls: Iterable[Obj], builds: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
 ) -> str | None:
     """Return a description of the first object that the code takes for another object, or None.
 
-    `calls` are the objects made by a pickle, `built` their states. Raises OutOfSteps.
+    `calls` are the objects made by a pickle, `builds` their states. Raises OutOfSteps.
     """
     checks: list[_Check] = []
-    for target, state in built:
+    for target, state in builds:
         name = _get_class(target)
         if name is None or is_cpp_class(name):
             continue
         script_class = types.classes.get(name)
-        if script_class is None or types.unread is not None:
-            unread = quoting.name(types.unread or name)
-            return f"statecli cannot read the class {unread} in the code, so it cannot check the objects"
+        if script_class is None or types.unreadable_class is not None:
+            class_name = quoting.name(types.unreadable_class or name)
+            return f"statecli cannot read the class {class_name} in the code, so it cannot check the objects"
         if script_class.base == "Enum":
             return (
                 f"the pickle sets the state of a member of the enumeration {quoting.name(name)}; torch.jit reads "
@@ -260,29 +260,29 @@ def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
 
 
 def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str | None:
-    seen: set[tuple[int, ScriptType]] = set()
+    checked_keys: set[tuple[int, ScriptType]] = set()
     while checks:
         check = checks.pop()
         steps.take(Budget.FLOW)
         check = check._replace(value=strip_tags(check.value))
         key = id(check.value), check.declared
-        if key not in seen and _is_checked(check.declared):
-            seen.add(key)
-            other = _describe_other(check.value, check.declared, types)
-            if other is not None:
-                return f"{check.where} is {other}; {_NOT_COMPARED}"
+        if key not in checked_keys and _is_checked(check.declared):
+            checked_keys.add(key)
+            mismatch = _describe_mismatch(check.value, check.declared, types)
+            if mismatch is not None:
+                return f"{check.where} is {mismatch}; {_NOT_COMPARED}"
             checks += [check._replace(value=value, declared=type) for value, type in _iter_parts(check, types)]
     return None
 
 
-def _describe_other(value: Value, declared: ScriptType, types: ScriptTypes) -> str | None:
+def _describe_mismatch(value: Value, declared: ScriptType, types: ScriptTypes) -> str | None:
     """Describe a value in place of the declared class or tuple; None for a value that fits."""
     script_class = types.classes.get(declared.name)
     base = script_class.base if script_class else None
     length = len(script_class.attributes) if script_class and base == "NamedTuple" else len(declared.arguments)
     if base == "NamedTuple" or declared.name == _TUPLE:
-        is_other = type(value) is tuple and len(value) != length
-        return f"a tuple of length {len(value)}, but the code declares length {length}" if is_other else None
+        is_mismatch = type(value) is tuple and len(value) != length
+        return f"a tuple of length {len(value)}, but the code declares length {length}" if is_mismatch else None
     actual = _get_class(value)
     if script_class is not None and base in ("Interface", "ModuleInterface"):
         own_class = types.classes.get(actual or "")

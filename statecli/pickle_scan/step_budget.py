@@ -53,7 +53,7 @@ class Steps:
     """Steps taken by a scan."""
 
     def __init__(self) -> None:
-        self.taken: Counter[Budget] = Counter()
+        self.counts: Counter[Budget] = Counter()
         self._unfinished: Callable[[], int] = int
         #: A limit on `Budget.FLOW` that more opcodes can only raise.
         self._flow_limit = 0
@@ -62,11 +62,11 @@ class Steps:
 
     def take(self, budget: Budget, count: int = 1) -> None:
         """Count steps. Raises OutOfSteps with the budget if the budget is exceeded."""
-        taken = self.taken[budget] + count
-        self.taken[budget] = taken
-        if taken > budget.limit and (budget is not Budget.FLOW or taken > self._flow_limit):
+        total = self.counts[budget] + count
+        self.counts[budget] = total
+        if total > budget.limit and (budget is not Budget.FLOW or total > self._flow_limit):
             limit = self.limit(budget)
-            if taken > limit:
+            if total > limit:
                 text = f"statecli stopped the scan at its limit of {limit:,} {budget.noun}"
                 self.exceeded = self.exceeded or OutOfSteps(text)
                 raise self.exceeded
@@ -79,7 +79,7 @@ class Steps:
         """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit
-        opcodes = self.taken[Budget.OPCODES] + self._unfinished()
-        by_length = min(FLOW_PER_OPCODE * opcodes, FLOW_PER_BYTE * self.taken[Budget.BYTES])
+        opcodes = self.counts[Budget.OPCODES] + self._unfinished()
+        by_length = min(FLOW_PER_OPCODE * opcodes, FLOW_PER_BYTE * self.counts[Budget.BYTES])
         self._flow_limit = budget.limit + int(by_length)
         return self._flow_limit

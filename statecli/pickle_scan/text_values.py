@@ -38,8 +38,8 @@ def read_text(value: Value) -> Value:
         node = inner
         if type(node) is not Obj:
             return node if type(node) is str else COMPUTED_TEXT if is_text or node is COMPUTED_TEXT else value
-    plain = wrap_key(node)
-    return plain if type(plain) is str else COMPUTED_TEXT if is_text or inner is not node else value
+    key = wrap_key(node)
+    return key if type(key) is str else COMPUTED_TEXT if is_text or inner is not node else value
 
 
 def is_plain_text(value: Value) -> bool:
@@ -70,9 +70,9 @@ def _unwrap(node: Obj) -> Value:
     name, args = split_call(node)
     attributes = node.state if type(node.state) is dict else {}
     if name in TEXT_CLASSES:
-        given = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
-        is_plain = len(args) <= 1 and not node.kwargs and type(given) in (str, Obj)
-        return given if is_plain else COMPUTED_TEXT
+        data = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
+        is_plain = len(args) <= 1 and not node.kwargs and type(data) in (str, Obj)
+        return data if is_plain else COMPUTED_TEXT
     code = numpy_dtype_states.get_code(args[0]) if name in _SCALARS and len(args) == 2 else ""
     if code == "O":
         return args[1]  # numpy gives back the object

@@ -189,12 +189,12 @@ def _is_registered(name: str) -> bool:
     A name without a point is in a registry, or else a module. Any other name may be a class outside all registries:
     MMEngine takes `mmengine.MMLogger` for a class of its scope, and then imports the class.
     """
-    scope, point, rest = name.partition(".")
+    scope, point, inner_name = name.partition(".")
     if not point:
         return name not in _ACTING_MODULES
     if scope in _OWN_SCOPES:
-        return rest in _list_registered_names()
-    return name in _list_classes() or (scope in _SCOPES and _CLASS_NAME.fullmatch(rest) is not None)
+        return inner_name in _list_registered_names()
+    return name in _list_classes() or (scope in _SCOPES and _CLASS_NAME.fullmatch(inner_name) is not None)
 
 
 @functools.cache
@@ -234,14 +234,14 @@ def _has_plain_keys(node: ast.AST) -> bool:
     return not isinstance(node, ast.Dict) or all(isinstance(key, ast.Constant) for key in node.keys)
 
 
-def _iter_texts(node: ast.AST, wanted: str) -> Iterator[str]:
+def _iter_texts(node: ast.AST, requested_key: str) -> Iterator[str]:
     """Yield the text at a key of a dict; for a name, the text of the variable, which may have any value."""
     pairs: Iterable[tuple[object, ast.expr]] = ()
     if isinstance(node, ast.Call):
         pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
     elif isinstance(node, ast.Dict):
         pairs = ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))
-    return (_describe_text(value) for key, value in pairs if key == wanted)
+    return (_describe_text(value) for key, value in pairs if key == requested_key)
 
 
 def _iter_default_scopes(node: ast.AST) -> Iterator[str]:

@@ -116,12 +116,12 @@ def _read_scalar(text: str, start: int, indent: int | None) -> str | None:
     if part[:1] in ("'", '"'):
         quoted = (_SINGLE if part[0] == "'" else _DOUBLE).match(part)
         return quoted[1].replace("''", "'") if quoted else None
-    first, *rest = part.split("\n")
+    first, *following_lines = part.split("\n")
     is_block = first[:1] in ("|", ">")
     if _COLLECTION.match(part) or (not is_block and _MAPPING.search(first.partition(" #")[0])):
         return ""
     lines = [] if is_block else [_TRAILING_COMMENT.sub("", first)]
-    for line in rest:
+    for line in following_lines:
         is_deeper = indent is not None and len(line) - len(line.lstrip(" ")) > indent
         mapping = _MAPPING.search(line)
         if line.strip() and not is_deeper and (indent is not None or mapping):

@@ -49,11 +49,11 @@ def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
     place = _DICT_ARGUMENT_POSITIONS.get(name)
     if place is None:
         return node.items
-    called = len(node.args) > place and node.how != "newobj"
-    given = _expand_items(node.args[place], copies, pairs=name != _COUNTER) if called else {}
-    if given is None:
+    has_argument = len(node.args) > place and node.how != "newobj"
+    argument_items = _expand_items(node.args[place], copies, pairs=name != _COUNTER) if has_argument else {}
+    if argument_items is None:
         return node.items
-    return {**given, **node.items} if given and node.items else given or node.items or {}
+    return {**argument_items, **node.items} if argument_items and node.items else argument_items or node.items or {}
 
 
 def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any] | None:
@@ -100,11 +100,13 @@ def _expand_sequence(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | No
     if type(node) is not Obj:
         return None
     name = get_name(node.cls)
-    called = node.args and (node.how != "newobj" or name.endswith(_FILLED_BY_NEW))
-    given = _expand_sequence(node.args[0], copies - 1) if name in _SEQUENCE_CLASSES and called and copies else None
-    if given is None:
+    has_argument = node.args and (node.how != "newobj" or name.endswith(_FILLED_BY_NEW))
+    argument_elements = (
+        _expand_sequence(node.args[0], copies - 1) if name in _SEQUENCE_CLASSES and has_argument and copies else None
+    )
+    if argument_elements is None:
         return node.elems
-    elements = [*given, *node.elems] if node.elems else given
+    elements = [*argument_elements, *node.elems] if node.elems else argument_elements
     longest = node.args[1] if name == _DEQUE and len(node.args) > 1 else None
     return elements[max(0, len(elements) - longest) :] if type(longest) is int and longest >= 0 else elements
 
@@ -223,8 +225,8 @@ def iter_entries(node: Any) -> Iterator[tuple[Any, Any]]:
 
 def append_key(path: str, key: Any) -> str:
     """Return the dotted path of a key below `path`, as sections and settings are named."""
-    plain = type(key) in (str, int, bool) or key is None
-    text = str(key) if plain else format_subscript(key) or f"[<{type(key.value).__name__}>]"
+    is_plain = type(key) in (str, int, bool) or key is None
+    text = str(key) if is_plain else format_subscript(key) or f"[<{type(key.value).__name__}>]"
     return f"{path}.{text}" if path else text
 
 

@@ -34,8 +34,8 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
         return value
     if kind is bytes and len(value) <= _MAX_HASHABLE_BYTES:
         return value
-    plain = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).plain(value)
-    return plain if type(plain) is str else Key(value, plain)
+    plain_key = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).plain(value)
+    return plain_key if type(plain_key) is str else Key(value, plain_key)
 
 
 class Tokens:
@@ -46,16 +46,16 @@ class Tokens:
 
     def __init__(self, limit: int = sys.maxsize) -> None:
         #: By the id of a container, which is kept alive so that no other has its id.
-        self._known: dict[int, tuple[Value, bytes]] = {}
-        self._left = limit
+        self._cached_tokens: dict[int, tuple[Value, bytes]] = {}
+        self._parts_left = limit
         #: Whether a container was too deep to be read; it is equal to itself alone, and Python cannot hash it.
         self.is_partial = False
 
     def plain(self, value: Value) -> Value:
         """Return `Key.plain` of a value."""
-        if type(value) is tuple and id(value) in self._known:
-            return "token", self._known[id(value)][1]
-        value = _spelled(value)
+        if type(value) is tuple and id(value) in self._cached_tokens:
+            return "token", self._cached_tokens[id(value)][1]
+        value = _get_spelled_value(value)
         if type(value) is float and value.is_integer():
             value = int(value)
         if type(value) in (bool, str, float) or (type(value) is int and abs(value) < _HASHABLE_INT_LIMIT):
@@ -66,43 +66,46 @@ class Tokens:
             self._read(value)
         elif type(value) not in (int, bytes, Global):
             return None
-        token = self._of(value)
-        return None if self._left < 0 else ("token", token)
+        token = self._find_token(value)
+        return None if self._parts_left < 0 else ("token", token)
 
     def _read(self, root: Value) -> None:
         """Find the tokens of a container and of its inner containers, within the limits of reading."""
         waiting, entered, depth = [root], set[int](), 0
-        while waiting and self._left >= 0:
+        while waiting and self._parts_left >= 0:
             value = waiting[-1]
             tag, parts = _parts(value) or (b"", ())
-            if id(value) in self._known:
+            if id(value) in self._cached_tokens:
                 waiting.pop()
             elif depth > MAX_KEY_NESTING:
                 self.is_partial = True
-                self._known.update((id(deep), (deep, b"o%d" % id(deep))) for deep in waiting)
+                self._cached_tokens.update((id(deep), (deep, b"o%d" % id(deep))) for deep in waiting)
             elif id(value) not in entered:
                 entered.add(id(value))  # what holds itself, which cannot be hashed, is entered once
                 depth += 1
-                self._left -= 1 + len(parts)
+                self._parts_left -= 1 + len(parts)
                 waiting.extend(part for part in parts if id(part) not in entered and _parts(part) is not None)
             else:
                 waiting.pop()
                 depth -= 1
-                tokens = [self._of(part) for part in parts]
-                self._known[id(value)] = (value, _joined(tag, sorted(set(tokens)) if tag == _SET else tokens))
+                tokens = [self._find_token(part) for part in parts]
+                self._cached_tokens[id(value)] = (
+                    value,
+                    _join_tokens(tag, sorted(set(tokens)) if tag == _SET else tokens),
+                )
 
-    def _of(self, value: Value) -> bytes:
+    def _find_token(self, value: Value) -> bytes:
         """The token of a container already read, or of any other value."""
-        known = self._known.get(id(value))
-        if known is not None:
-            return known[1]
-        spelled = _spelled(value)
-        if type(spelled) in (str, bytes):
-            self._left -= len(spelled) // MAX_KEY_PARTS
-        token = _leaf_token(spelled) if self._left >= 0 else b""
+        cached = self._cached_tokens.get(id(value))
+        if cached is not None:
+            return cached[1]
+        spelled_value = _get_spelled_value(value)
+        if type(spelled_value) in (str, bytes):
+            self._parts_left -= len(spelled_value) // MAX_KEY_PARTS
+        token = _leaf_token(spelled_value) if self._parts_left >= 0 else b""
         if len(token) > _SHORT_TOKEN:
-            token = _joined(b"", [token])
-            self._known[id(value)] = (value, token)
+            token = _join_tokens(b"", [token])
+            self._cached_tokens[id(value)] = (value, token)
         return token
 
 
@@ -122,7 +125,7 @@ def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
     return (_COMPARED_CLASSES[name], elements) if is_compared else None
 
 
-def _spelled(value: Value) -> Value:
+def _get_spelled_value(value: Value) -> Value:
     """The text, bytes or number spelled out by a call; other values unchanged."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
         return value
@@ -151,7 +154,7 @@ def _encoded(call: Obj) -> Value:
 def _numpy_scalar(call: Obj) -> Value:
     """The number or text equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
-    raw = _spelled(data)
+    raw = _get_spelled_value(data)
     if type(raw) is not bytes:
         return call
     text = read_text(dtype, raw)
@@ -192,13 +195,13 @@ def _leaf_token(value: Value) -> bytes:
     return b"o%d" % id(value)
 
 
-def _joined(tag: bytes, tokens: Iterable[bytes]) -> bytes:
-    joined = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
-    if len(joined) <= _SHORT_TOKEN:
-        return joined
+def _join_tokens(tag: bytes, tokens: Iterable[bytes]) -> bytes:
+    content = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
+    if len(content) <= _SHORT_TOKEN:
+        return content
     import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
 
-    return tag + b"#" + hashlib.sha256(joined).digest()
+    return tag + b"#" + hashlib.sha256(content).digest()
 
 
 _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
@@ -206,7 +209,7 @@ _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
 _RECONSTRUCTOR = "copyreg._reconstructor"
 _COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
 _COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
-#: Calls that give back what they are given, by the type of that; and the plain names of all that `_spelled` looks at.
+#: Calls that return their argument unchanged, by its type; and the plain names of all that `_get_spelled_value` reads.
 _SPELLED = {
     "builtins.str": str,
     "builtins.int": int,

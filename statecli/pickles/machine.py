@@ -96,36 +96,36 @@ class Machine(MachineState):
                 self._check_budgets(pos)
         except Stopped:
             return
-        raise self.make_budget_error(
+        raise self.build_budget_error(
             pos, f"the pickle has more than {MAX_OPCODES * self.budget} instructions, the limit of statecli"
         )
 
     def _check_budgets(self, pos: int) -> None:
         if len(self.memo) + len(self.sparse_memo) > MAX_MEMO_ENTRIES * self.budget:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos,
                 f"the pickle memo has more than {MAX_MEMO_ENTRIES * self.budget} objects, the limit of statecli",
             )
         if self.object_count > MAX_OBJECTS * self.budget:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos, f"the pickle has more than {MAX_OBJECTS * self.budget} objects, the limit of statecli"
             )
         if len(self.stack) > MAX_STACK_VALUES:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos, f"the pickle has more than {MAX_STACK_VALUES} values on its stack, the limit of statecli"
             )
         if len(self.metastack) > MAX_OPEN_MARKS:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos, f"the pickle nests lists and calls more than {MAX_OPEN_MARKS} levels deep, the limit of statecli"
             )
         if len(self.globals) > MAX_GLOBALS:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos, f"the pickle imports more than {MAX_GLOBALS} functions and classes, the limit of statecli"
             )
 
     def _run_burst(self, pos: int) -> int:
         """Read up to `BURST_OPCODES` opcodes from byte `pos`, frequent ones here; return the byte after the last."""
-        data, stack, memo, far, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
+        data, stack, memo, sparse_memo, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:
             self._remaining = repeat(None, BURST_OPCODES)
@@ -141,11 +141,11 @@ class Machine(MachineState):
                     else:
                         index = data[pos]
                         pos += 1
-                    if index == len(memo) and not far:
+                    if index == len(memo) and not sparse_memo:
                         memo.append(stack[-1])
                     else:
                         self.put_memo(index, stack[-1])
-                elif op == 0x94 and not far:  # MEMOIZE
+                elif op == 0x94 and not sparse_memo:  # MEMOIZE
                     memo.append(stack[-1])
                     self.has_memoize = True
                 elif op == 0x4B:  # BININT1
@@ -170,7 +170,7 @@ class Machine(MachineState):
                     stack.append(items)
                 elif op == 0x52:  # REDUCE
                     args = stack.pop()
-                    stack[-1] = self.make_call(stack[-1], args, pos)
+                    stack[-1] = self.build_call(stack[-1], args, pos)
                 elif op == 0x85:  # TUPLE1
                     stack[-1] = (stack[-1],)
                 else:
@@ -178,10 +178,10 @@ class Machine(MachineState):
                     stack, frame_end = self.stack, self.frame_end
         except IndexError as error:
             if pos >= size and op != _STOP:  # the last byte, if a point, may be an argument
-                raise self.make_truncated_error() from error
-            raise self.make_error(pos, "an instruction needs more values than the stack has") from error
+                raise self.build_truncated_error() from error
+            raise self.build_error(pos, "an instruction needs more values than the stack has") from error
         except struct.error as error:
-            raise self.make_truncated_error() from error
+            raise self.build_truncated_error() from error
         return pos
 
     def take_record(self, match: re.Match[bytes]) -> bool:
@@ -195,8 +195,8 @@ class Machine(MachineState):
         numbers, memo, stack = self.numbers, self.memo, self.stack
         next_ = len(memo)
         puts = p0 + p1 + p2 + p3 + p4 + p5 + p6 if size else p0 + p1 + p4 + p5 + p6
-        wanted = next_ * _ONES_7 + _STEPS_7 if size else next_ * _ONES_5 + _STEPS_5
-        if self.sparse_memo or int.from_bytes(puts, "little") != wanted or n[0] != len(key) or not stack:
+        expected_puts = next_ * _ONES_7 + _STEPS_7 if size else next_ * _ONES_5 + _STEPS_5
+        if self.sparse_memo or int.from_bytes(puts, "little") != expected_puts or n[0] != len(key) or not stack:
             return False
         tag, kind, location, hooks = numbers[tag], numbers[kind], numbers[location], numbers[hooks]
         if tag >= next_ or kind >= next_ or location >= next_ or hooks >= next_:
@@ -208,11 +208,13 @@ class Machine(MachineState):
         pid = (memo[tag], memo[kind], name, memo[location], numbers[numel])
         storage = Persistent(pid)
         self.persistent.append(storage)
-        called = Obj(memo[hooks], ())
+        hooks_call = Obj(memo[hooks], ())
         shape, strides = (self.shapes[size], self.shapes[stride]) if size else ((), ())
-        args = (storage, numbers[offset], shape, strides, grad == b"\x88", called)
+        args = (storage, numbers[offset], shape, strides, grad == b"\x88", hooks_call)
         tensor = stack[-1] = Obj(function, args)
-        memo.extend((name, pid, shape, strides, called, args, tensor) if size else (name, pid, called, args, tensor))
+        memo.extend(
+            (name, pid, shape, strides, hooks_call, args, tensor) if size else (name, pid, hooks_call, args, tensor)
+        )
         self.object_count += _OBJECTS_OF_RECORD
         return True
 

@@ -99,32 +99,32 @@ class MachineState:
         """Number of opcodes read; a record of a tensor counts as a single opcode."""
         return self._bursts * BURST_OPCODES + (BURST_OPCODES - length_hint(self._remaining)) % BURST_OPCODES
 
-    def make_error(self, pos: int, text: str) -> MalformedError:
+    def build_error(self, pos: int, text: str) -> MalformedError:
         """Return the error for the opcode before byte `pos`, invalid for every loader."""
-        return self.make_unsupported_error(pos, f"the pickle is damaged: {text}")
+        return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
-    def make_unsupported_error(self, pos: int, text: str) -> MalformedError:
+    def build_unsupported_error(self, pos: int, text: str) -> MalformedError:
         """Return the error for an opcode before byte `pos` not followed by statecli."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
-    def make_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
+    def build_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
         """Return the error for truncated bytes."""
         what = f"{self.label} is truncated: {text} (byte {len(self.data)})"
         return TruncatedPickle(f"{what}; copy or download the file again")
 
-    def make_budget_error(self, pos: int, text: str) -> OverBudget:
+    def build_budget_error(self, pos: int, text: str) -> OverBudget:
         """Return the error for a pickle beyond a budget."""
-        return OverBudget(str(self.make_unsupported_error(pos, text)))
+        return OverBudget(str(self.build_unsupported_error(pos, text)))
 
-    def make_misframed_error(self, pos: int, text: str) -> MalformedError:
+    def build_misframed_error(self, pos: int, text: str) -> MalformedError:
         """Return the error for opcodes before byte `pos` that violate their frame."""
         why = f"the pickle is damaged or edited: {text}; Python's pickle never writes this"
-        return self.make_unsupported_error(pos, why)
+        return self.build_unsupported_error(pos, why)
 
     def end_frame(self, pos: int) -> int:
         """Leave the open frame, which must end at byte `pos`; return the end of the frame now open."""
         if pos != self.frame_end:
-            raise self.make_misframed_error(
+            raise self.build_misframed_error(
                 pos, f"an instruction runs past the end of its block (frame) at byte {self.frame_end}"
             )
         self.frame_end = NO_FRAME
@@ -133,23 +133,23 @@ class MachineState:
     def read_text(self, start: int, end: int) -> str:
         """Return the UTF-8 string in these bytes. Lone surrogates are accepted, as in pickle."""
         if end > len(self.data):
-            raise self.make_truncated_error("a string runs past the end of the pickle")
+            raise self.build_truncated_error("a string runs past the end of the pickle")
         try:
             return str(self.data[start:end], "utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise self.make_error(start + error.start + 1, "invalid UTF-8 in a string") from error
+            raise self.build_error(start + error.start + 1, "invalid UTF-8 in a string") from error
 
     def read_bytes(self, start: int, length: int) -> bytes:
         """Return `length` bytes from byte `start`."""
         if start + length > len(self.data):
-            raise self.make_truncated_error("a string runs past the end of the pickle")
+            raise self.build_truncated_error("a string runs past the end of the pickle")
         return self.data[start : start + length]
 
     def read_line(self, pos: int) -> tuple[bytes, int]:
         """Return the text argument at byte `pos`, without its newline, and the byte after the newline."""
         end = self.data.find(b"\n", pos)
         if end < 0:
-            raise self.make_truncated_error(NO_LINE_BREAK)
+            raise self.build_truncated_error(NO_LINE_BREAK)
         return self.data[pos:end], end + 1
 
     def put_memo(self, index: int, value: Value) -> None:
@@ -168,7 +168,7 @@ class MachineState:
         if 0 <= index < len(self.memo):
             return self.memo[index]
         if index not in self.sparse_memo:
-            raise self.make_error(pos, f"the pickle uses object {index} before storing this object")
+            raise self.build_error(pos, f"the pickle uses object {index} before storing this object")
         return self.sparse_memo[index]
 
     def pop_mark(self) -> list[Value]:
@@ -186,9 +186,9 @@ class MachineState:
                     "check the name"
                 )
                 raise ComputedName(f"{self.label}: {what} (byte {pos - 1})")
-            raise self.make_error(pos, "the name of an imported function or class is not a string")
+            raise self.build_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos,
                 f"the name of an imported function or class has {len(module) + len(name):,} characters, more than "
                 f"statecli's limit of {self.longest_name}",
@@ -198,14 +198,14 @@ class MachineState:
             interned = self.globals[module, name] = Global(module, name, pos - 1)
         return interned
 
-    def make_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
+    def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Obj:
         """Return the inert result of calling `function`."""
         if is_enum_call(function, args):
             args, how = (args,), "enum"
         if type(args) is not tuple:
-            raise self.make_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
+            raise self.build_error(pos, f"the arguments of a call are {describe(args)}, not a tuple")
         if type(function) not in CALLABLE_TYPES:
-            raise self.make_error(pos, f"expected a function or class to call, found {describe(function)}")
+            raise self.build_error(pos, f"expected a function or class to call, found {describe(function)}")
         self.object_count += 1
         self.count_held_values(args, pos)
         return Obj(function, args, how)
@@ -229,7 +229,7 @@ class MachineState:
 
     def _check_held_values(self, count: int, pos: int) -> None:
         if count > MAX_HELD_VALUES and count > MAX_HELD_VALUES + MAX_HELD_VALUES_PER_OPCODE * self.opcodes:
-            raise self.make_budget_error(
+            raise self.build_budget_error(
                 pos,
                 f"the pickle refers to the same objects so often that they stand for {count:,} values in total, more "
                 f"than {MAX_HELD_VALUES_PER_OPCODE} values for each instruction of the pickle; loading may fill the "
@@ -243,9 +243,9 @@ class MachineState:
                 target.items = {}
             target = target.items
         if type(target) is not dict:
-            raise self.make_error(pos, f"the pickle sets an item of {describe(target)}, which is not a dict")
+            raise self.build_error(pos, f"the pickle sets an item of {describe(target)}, which is not a dict")
         if len(flat) % 2:
-            raise self.make_error(pos, "a dictionary key has no value")
+            raise self.build_error(pos, "a dictionary key has no value")
         keys = flat[0::2]
         if not STRING_TYPES.issuperset(map(type, keys)):
             keys = [wrap_key(key, self.tokens) for key in keys]
@@ -281,7 +281,7 @@ class MachineState:
             target.elems.extend(elements)
         else:
             noun = "list" if opcode == "APPEND" else "set"
-            raise self.make_error(pos, f"the pickle adds elements to {describe(target)}, which is not a {noun}")
+            raise self.build_error(pos, f"the pickle adds elements to {describe(target)}, which is not a {noun}")
 
     def decode_integer(self, data: bytes) -> Value:
         """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
@@ -293,11 +293,11 @@ class MachineState:
     def parse_decimal(self, line: bytes, pos: int) -> int:
         """Return an integer in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos, f"an integer has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
             )
         if not _DECIMAL.fullmatch(line):
-            raise self.make_error(pos, "an integer literal is not a decimal number")
+            raise self.build_error(pos, "an integer literal is not a decimal number")
         return int(line)
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
@@ -307,13 +307,13 @@ class MachineState:
     def parse_float(self, line: bytes, pos: int) -> float:
         """Return a floating-point number in text."""
         if len(line) > MAX_NUMBER_DIGITS:
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos, f"a number has {len(line)} digits, more than statecli's limit of {MAX_NUMBER_DIGITS}"
             )
         try:
             return float(line)
         except ValueError as error:
-            raise self.make_error(pos, "a float literal is not a number") from error
+            raise self.build_error(pos, "a float literal is not a number") from error
 
 
 def _count_values(value: Value) -> int:

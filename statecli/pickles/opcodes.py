@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 def do_unknown(m: MachineState, pos: int) -> int:
     """Raise MalformedError for a byte that no protocol has."""
-    raise m.make_error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
+    raise m.build_error(pos, f"unknown opcode 0x{m.data[pos - 1]:02x}")
 
 
 def do_stop(m: MachineState, pos: int) -> int:
@@ -40,14 +40,14 @@ def do_stop(m: MachineState, pos: int) -> int:
     m.end = pos
     m.recount_held_values(pos)
     if m.frame_end != NO_FRAME and pos != m.frame_end:
-        raise m.make_misframed_error(pos, f"the pickle ends before the end of its block (frame) at byte {m.frame_end}")
+        raise m.build_misframed_error(pos, f"the pickle ends before the end of its block (frame) at byte {m.frame_end}")
     raise Stopped
 
 
 def do_proto(m: MachineState, pos: int) -> int:
     m.protocol = m.data[pos]
     if m.protocol > HIGHEST_PROTOCOL:
-        raise m.make_unsupported_error(
+        raise m.build_unsupported_error(
             pos, f"pickle protocol {m.protocol} is unknown; statecli knows protocols up to {HIGHEST_PROTOCOL}"
         )
     return pos + 1
@@ -58,9 +58,9 @@ def do_frame(m: MachineState, pos: int) -> int:
     m.has_frames = True
     start = pos + 8
     if m.frame_end != NO_FRAME:
-        raise m.make_misframed_error(pos, f"a block (frame) begins inside the block that ends at byte {m.frame_end}")
+        raise m.build_misframed_error(pos, f"a block (frame) begins inside the block that ends at byte {m.frame_end}")
     if length > len(m.data) - start:
-        raise m.make_truncated_error("a block (frame) runs past the end of the pickle")
+        raise m.build_truncated_error("a block (frame) runs past the end of the pickle")
     m.frame_end = start + length
     return start
 
@@ -126,7 +126,7 @@ def do_long1(m: MachineState, pos: int) -> int:
 def do_long4(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"an integer has a negative length ({length} bytes)")
+        raise m.build_error(pos, f"an integer has a negative length ({length} bytes)")
     m.stack.append(m.decode_integer(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -147,24 +147,24 @@ def decode_python2_string(data: bytes) -> str | bytes:
 def parse_string(m: MachineState, line: bytes, pos: int) -> str | bytes:
     line = line.strip()
     if len(line) < 2 or line[0] != line[-1] or line[0] not in b"'\"":
-        raise m.make_error(pos, "a string has no quotes around it")
+        raise m.build_error(pos, "a string has no quotes around it")
     try:
         return decode_python2_string(escape_decode(line[1:-1])[0])
     except ValueError as error:
-        raise m.make_error(pos, "a string has an invalid escape sequence") from error
+        raise m.build_error(pos, "a string has an invalid escape sequence") from error
 
 
 def parse_unicode(m: MachineState, line: bytes, pos: int) -> str:
     try:
         return str(line, "raw-unicode-escape")
     except UnicodeDecodeError as error:
-        raise m.make_error(pos, "a string has an invalid escape sequence") from error
+        raise m.build_error(pos, "a string has an invalid escape sequence") from error
 
 
 def do_binstring(m: MachineState, pos: int) -> int:
     length: int = _I32(m.data, pos)[0]
     if length < 0:
-        raise m.make_error(pos, f"a string has a negative length ({length} bytes)")
+        raise m.build_error(pos, f"a string has a negative length ({length} bytes)")
     m.stack.append(decode_python2_string(m.read_bytes(pos + 4, length)))
     return pos + 4 + length
 
@@ -303,7 +303,7 @@ def do_stack_global(m: MachineState, pos: int) -> int:
 
 
 def do_extension(m: MachineState, pos: int) -> int:
-    raise m.make_unsupported_error(
+    raise m.build_unsupported_error(
         pos,
         "the pickle refers to a class only by a number (copyreg extension code), so the loading program decides "
         "which class this is",
@@ -311,7 +311,7 @@ def do_extension(m: MachineState, pos: int) -> int:
 
 
 def do_buffer(m: MachineState, pos: int) -> int:
-    raise m.make_unsupported_error(
+    raise m.build_unsupported_error(
         pos,
         "the pickle needs data that is not in the file (an out-of-band buffer of pickle protocol 5), so the file "
         "cannot be loaded alone",
@@ -320,7 +320,7 @@ def do_buffer(m: MachineState, pos: int) -> int:
 
 def do_newobj(m: MachineState, pos: int) -> int:
     args = m.stack.pop()
-    m.stack[-1] = m.make_call(m.stack[-1], args, pos, "newobj")
+    m.stack[-1] = m.build_call(m.stack[-1], args, pos, "newobj")
     return pos
 
 
@@ -328,8 +328,8 @@ def do_newobj_ex(m: MachineState, pos: int) -> int:
     kwargs = m.stack.pop()
     args = m.stack.pop()
     if type(kwargs) is not dict:
-        raise m.make_error(pos, f"the keyword arguments of a call are {describe(kwargs)}, not a dict")
-    call = m.make_call(m.stack[-1], args, pos, "newobj")
+        raise m.build_error(pos, f"the keyword arguments of a call are {describe(kwargs)}, not a dict")
+    call = m.build_call(m.stack[-1], args, pos, "newobj")
     m.count_held_values(kwargs, pos)
     call.kwargs = kwargs
     m.stack[-1] = call
@@ -338,7 +338,7 @@ def do_newobj_ex(m: MachineState, pos: int) -> int:
 
 def do_obj(m: MachineState, pos: int) -> int:
     items = m.pop_mark()
-    m.stack.append(m.make_call(items[0], tuple(items[1:]), pos, "obj"))
+    m.stack.append(m.build_call(items[0], tuple(items[1:]), pos, "obj"))
     return pos
 
 
@@ -347,7 +347,7 @@ def do_inst(m: MachineState, pos: int) -> int:
     name, end = m.read_line(end)
     args = tuple(m.pop_mark())
     m.stack.append(
-        m.make_call(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos), args, pos, "inst")
+        m.build_call(m.intern_name(decode_python2_string(module), decode_python2_string(name), pos), args, pos, "inst")
     )
     return end
 
@@ -356,7 +356,7 @@ def do_build(m: MachineState, pos: int) -> int:
     state = m.stack.pop()
     target = m.stack[-1]
     if type(target) is not Obj:
-        raise m.make_error(
+        raise m.build_error(
             pos,
             f"the pickle sets the state of {describe(target)}, but Python's pickle sets the state only of an object "
             "that a call created",
@@ -366,7 +366,7 @@ def do_build(m: MachineState, pos: int) -> int:
     return pos
 
 
-def _make_persistent(m: MachineState, pid: Value) -> Value:
+def _build_persistent(m: MachineState, pid: Value) -> Value:
     if m.module_ids and type(pid) is tuple and len(pid) in (3, 4):
         cls = pid[-3]
         if type(cls) is Global and (len(pid) == 3 or pid[0] == "module"):
@@ -378,7 +378,7 @@ def _make_persistent(m: MachineState, pid: Value) -> Value:
 
 
 def do_binpersid(m: MachineState, pos: int) -> int:
-    m.stack[-1] = _make_persistent(m, m.stack[-1])
+    m.stack[-1] = _build_persistent(m, m.stack[-1])
     return pos
 
 
@@ -397,7 +397,7 @@ _OPCODES: dict[int, Handler] = {
     0x4C: _push_line(lambda m, line, pos: m.parse_decimal(line.removesuffix(b"L"), pos)),
     0x4D: do_binint2,
     0x4E: _push_constant(None),
-    0x50: _push_line(lambda m, line, _: _make_persistent(m, decode_python2_string(line))),
+    0x50: _push_line(lambda m, line, _: _build_persistent(m, decode_python2_string(line))),
     0x51: do_binpersid,
     0x53: _push_line(parse_string),
     0x54: do_binstring,

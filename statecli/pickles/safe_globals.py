@@ -72,14 +72,18 @@ _ADDED_BY_DYNAMO = ("torch._dynamo.decorators._DimRange",)
 def list_allowed_names() -> frozenset[str]:
     """Return every `module.name` admitted by torch's restricted unpickler, with Python 3's module names."""
     storages = [name for name in STORAGE_DTYPES if name != "UntypedStorage"]
-    on_cuda = [name for name in storages if not name.startswith("Q")]
-    plain = [name.replace("Storage", "Tensor") for name in on_cuda]
-    real = [name for name in plain if not name.startswith(("Bool", "Complex"))]
+    cuda_storages = [name for name in storages if not name.startswith("Q")]
+    tensors = [name.replace("Storage", "Tensor") for name in cuda_storages]
+    real_tensors = [name for name in tensors if not name.startswith(("Bool", "Complex"))]
     return frozenset(
         [f"torch._utils._rebuild_{name}" for name in _REBUILD_FUNCTIONS]
-        + [f"torch.{name}" for name in (*ELEMENT_BITS, *storages, *plain) if "Complex" not in name or "Storage" in name]
-        + [f"torch.cuda.{name}" for name in (*on_cuda, *plain) if "Complex" not in name or "Storage" in name]
-        + [f"torch{device}.sparse.{name}" for device in ("", ".cuda") for name in real]
+        + [
+            f"torch.{name}"
+            for name in (*ELEMENT_BITS, *storages, *tensors)
+            if "Complex" not in name or "Storage" in name
+        ]
+        + [f"torch.cuda.{name}" for name in (*cuda_storages, *tensors) if "Complex" not in name or "Storage" in name]
+        + [f"torch{device}.sparse.{name}" for device in ("", ".cuda") for name in real_tensors]
         + list(_OTHER_NAMES)
     )
 

@@ -692,7 +692,7 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
 def test_each_character_of_a_guard_is_a_step():
     steps, guards = Steps(), [f"max(s{n},{','.join('1' * 2_000)})<1" for n in range(5)]
     list(export_expressions.find_program_calls({"guards_code": guards}, steps))
-    assert steps.taken[Budget.TEXT] >= sum(map(len, guards))
+    assert steps.counts[Budget.TEXT] >= sum(map(len, guards))
 
 
 @pytest.mark.parametrize(
@@ -748,7 +748,7 @@ def test_each_character_of_an_expression_is_a_step():
     steps, texts = Steps(), [f"Max(s{n},{','.join('a' * 2_000)})" for n in range(5)]
     values = {f"s{n}": {"as_expr": {"expr_str": text}} for n, text in enumerate(texts)}
     list(export_expressions.find_program_calls({"graph_module": {"graph": {"sym_int_values": values}}}, steps))
-    assert steps.taken[Budget.TEXT] >= sum(map(len, texts))
+    assert steps.counts[Budget.TEXT] >= sum(map(len, texts))
 
 
 @pytest.mark.parametrize("name", ["to", "softmax", "zeros"])

@@ -194,7 +194,7 @@ def scan_report(data: bytes) -> list[object]:
     counts = [scanner.opcodes, scanner.object_count, scanner.call_count, scanner.change_count, scanner.held_values]
     lengths = [len(scanner.memo), len(scanner.stack), len(scanner.persistent), len(scanner.flow.calls)]
     reports = [scanner.nested_data, list(scanner.iter_mentions()), scanner.find_bombs(1000), scanner.find_hazards()]
-    return [error, scanner.end, scanner.refused_opcode, counts, lengths, reports, dict(scanner.flow.steps.taken)]
+    return [error, scanner.end, scanner.refused_opcode, counts, lengths, reports, dict(scanner.flow.steps.counts)]
 
 
 @needs_compiled_records

@@ -344,7 +344,7 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
 )
 def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
     """torch looks up the number in a table; three of the calls crash."""
-    (number,) = script_enumerations.find_odd_numbers(f"    t = torch.{call}\n".encode(), Steps())
+    (number,) = script_enumerations.find_invalid_numbers(f"    t = torch.{call}\n".encode(), Steps())
     assert number.why == (
         "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and "
         "may read memory outside its tables"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from statecli.pickle_scan.script_casts import find_unchecked_casts
-from statecli.pickle_scan.script_enumerations import POSITIONS, find_odd_numbers
+from statecli.pickle_scan.script_enumerations import POSITIONS, find_invalid_numbers
 from statecli.pickle_scan.script_types import read_types
 from statecli.pickle_scan.step_budget import Steps
 
@@ -344,7 +344,7 @@ NUMBERS = {
 def test_a_number_for_a_dtype_is_one_that_torch_has(code, is_odd):
     """torch looks up invalid numbers in other memory; a load computes promote_types of two constants."""
     function = f"def f(x: Tensor) -> Tensor:\n    {code}\n".encode()
-    assert bool(list(find_odd_numbers(function, Steps()))) == is_odd
+    assert bool(list(find_invalid_numbers(function, Steps()))) == is_odd
 
 
 def test_the_positions_are_those_of_torch():

@@ -85,7 +85,7 @@ def count_steps(tmp_path, data):
     with Source(str(path)) as source:
         scan = _scan.FileScan(source)
         findings = scan.scan()
-    return scan.steps.taken, findings
+    return scan.steps.counts, findings
 
 
 def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):

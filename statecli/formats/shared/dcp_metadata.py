@@ -185,14 +185,14 @@ class _Machine(Machine):
             )
         super().set_items(target, flat, pos)
 
-    def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """Call as `Machine` does; any other `getattr` stays among the names."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
-                return super().make_call(first, (second,), pos, how)
+                return super().build_call(first, (second,), pos, how)
             self.reaches = True
-        return super().make_call(function, args, pos, how)
+        return super().build_call(function, args, pos, how)
 
     def run(self, start: int = 0) -> None:
         super().run(start)

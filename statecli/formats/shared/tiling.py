@@ -68,7 +68,7 @@ def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Seque
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
-            return [(_make_slab(place, axis, low, high), inside) for low, high, inside in parts]
+            return [(_build_slab(place, axis, low, high), inside) for low, high, inside in parts]
     return None
 
 
@@ -89,7 +89,7 @@ def _split_along(ordered: Sequence[Box], axis: int, first: int, last: int) -> It
         yield at, last, ()
 
 
-def _make_slab(place: Box, axis: int, low: int, high: int) -> Box:
+def _build_slab(place: Box, axis: int, low: int, high: int) -> Box:
     return Box(
         (*place.start[:axis], low, *place.start[axis + 1 :]), (*place.stop[:axis], high, *place.stop[axis + 1 :])
     )

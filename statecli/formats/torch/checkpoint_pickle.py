@@ -62,9 +62,9 @@ class _Machine(Machine):
         self._makes_tensor: dict[int, bool] = {}
         self._copies: dict[int, bool] = {}
 
-    def make_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
+    def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
         """Make the call as the machine does, and note copied containers."""
-        call = super().make_call(function, args, pos, how)
+        call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
                 self._note(args)
@@ -95,7 +95,7 @@ class _Machine(Machine):
         if get_name(call.cls) in _SETTING and len(call.args) > 3:
             names = (REPLACING if _is_same_tensor(call) else _WRITING).intersection(get_state_attributes(call.args[3]))
             if names:
-                raise self.make_unsupported_error(
+                raise self.build_unsupported_error(
                     pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSED}"
                 )
 
@@ -117,12 +117,12 @@ class _Machine(Machine):
         self._refuse_change(target, pos)
         super().set_items(target, flat, pos)
         if self.tokens.is_partial:
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos, f"a dictionary key has more than {MAX_KEY_NESTING:,} nested tuples, the limit of statecli"
             )
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
-                raise self.make_unsupported_error(
+                raise self.build_unsupported_error(
                     pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {_REFUSED}"
                 )
 
@@ -133,11 +133,11 @@ class _Machine(Machine):
 
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied_containers:
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSED}"
             )
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
-            raise self.make_unsupported_error(
+            raise self.build_unsupported_error(
                 pos, f"the pickle sets an item of a tensor after creating the tensor; {_REFUSED}"
             )
 
