@@ -221,12 +221,12 @@ def _iter_shards(path: str, data: bytes) -> Iterator[str]:
             yield file
 
 
-def _find_other_uses(whole: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
+def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
     """Yield the hazards of a file that loaders recognise by its first or last bytes or by its name, in any format."""
-    head = whole.head
-    if (reason := find_code_in_text(whole.path, whole)) is not None:
+    head = file_region.head
+    if (reason := find_code_in_text(file_region.path, file_region)) is not None:
         yield Hazard(reason, help="remove the file unless you trust its author")
-    if whole.path.lower().endswith(MSGPACK_SUFFIXES) and safetensors.sniff("", head):
+    if file_region.path.lower().endswith(MSGPACK_SUFFIXES) and safetensors.sniff("", head):
         yield Hazard(_MSGPACK_USE, help="rename the file to .safetensors")
     if unsupported.is_compiled(head):
         use = "reads the file as a cache of compiled code and unpickles its contents"
@@ -303,12 +303,12 @@ _MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
 
 
 class _Piece(NamedTuple):
-    """Bytes to scan; `sure` for a pickle by name or place, `records` for a record of an archive."""
+    """Bytes to scan; `is_pickle` for a pickle by name or place, `records` for a record of an archive."""
 
     region: Region
     where: str
     depth: int
-    sure: bool = False
+    is_pickle: bool = False
     hidden: bool = True
     is_storage: bool = False
     records: ArchiveRecords | None = None
@@ -318,7 +318,7 @@ class FileScan:
     """Scan of a file, piece by piece."""
 
     def __init__(self, source: Source) -> None:
-        self.whole = Region(source, 0, source.size)
+        self.file_region = Region(source, 0, source.size)
         self.pickles: list[ScannedPickle] = []
         self.pieces: deque[_Piece] = deque()
         self.steps = Steps()
@@ -338,40 +338,42 @@ class FileScan:
 
     def scan(self) -> list[ScannedPickle]:
         """Scan the file; return all pickles and code found."""
-        head = self.whole.head
-        header = safetensors.sniff("", head) and int.from_bytes(head[:8], "little") <= self.whole.size - 8
-        is_metadata = files.get_name(self.whole.path).endswith(METADATA)
-        sure = is_metadata or (head[:1] == b"\x80" and not header)
-        first = _Piece(self.whole, "the file", 0, sure=sure, hidden=False)
+        head = self.file_region.head
+        header = safetensors.sniff("", head) and int.from_bytes(head[:8], "little") <= self.file_region.size - 8
+        is_metadata = files.get_name(self.file_region.path).endswith(METADATA)
+        is_pickle = is_metadata or (head[:1] == b"\x80" and not header)
+        first = _Piece(self.file_region, "the file", 0, is_pickle=is_pickle, hidden=False)
         has_zip_at_end = False
         with self._within_budgets():
-            has_zip_at_end = not head.startswith(_ZIP) and ends_as_zip(self.whole)
+            has_zip_at_end = not head.startswith(_ZIP) and ends_as_zip(self.file_region)
             if has_zip_at_end:
                 self._scan_archive(first._replace(hidden=True))
             if tar_archive.parse_header(head) is not None and not head.startswith(_ZIP):
                 self._scan_tar(first)
             self.pieces.append(first)
-        pickles = _mark_loaded_by_torch(self._scan_pieces(), self.whole)
-        for hazard in _find_other_uses(self.whole, has_zip_at_end=has_zip_at_end):
-            pickles.append(ScannedPickle("the file", self.whole.span, hazards=(hazard,), digest=self._digest_file()))
+        pickles = _mark_loaded_by_torch(self._scan_pieces(), self.file_region)
+        for hazard in _find_other_uses(self.file_region, has_zip_at_end=has_zip_at_end):
+            pickles.append(
+                ScannedPickle("the file", self.file_region.span, hazards=(hazard,), digest=self._digest_file())
+            )
         return pickles
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """Scan archives loaded as files of their own, because an archive may contain another archive."""
-        whole = _Piece(self.whole, "the file", 0, sure=True, hidden=False)
+        file_piece = _Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
             self._add_unread_pickle(
-                whole,
+                file_piece,
                 f"statecli cannot read {len(transformed)} of the values: torch.distributed.checkpoint stored them with "
                 f"the transform {quoting.names(transformed[0].transforms)}, which statecli cannot reverse",
             )
         for archive in places:
-            length = min(archive.length, self.whole.size - archive.offset)
+            length = min(archive.length, self.file_region.size - archive.offset)
             if length > 0 and not archive.transforms and (archive.offset, length) not in self.archives:
                 self.archives.add((archive.offset, length))
-                part = self.whole.get_part(archive.offset, length)
-                self.pieces.append(whole._replace(region=part, where=_describe_archive(whole, part)))
+                part = self.file_region.get_part(archive.offset, length)
+                self.pieces.append(file_piece._replace(region=part, where=_describe_archive(file_piece, part)))
         return self._scan_pieces()
 
     def _scan_pieces(self) -> list[ScannedPickle]:
@@ -400,8 +402,8 @@ class FileScan:
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if there are too many bytes."""
-        limit = _MAX_DIGESTED_REMOTE_FILE if self.whole.reads_are_requests else _MAX_DIGESTED_FILE
-        return _hash_regions([self.whole], ()) if self.whole.size <= limit else ""
+        limit = _MAX_DIGESTED_REMOTE_FILE if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE
+        return _hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
@@ -411,7 +413,7 @@ class FileScan:
         except OutOfSteps as error:
             self.pieces.clear()
             why = f"{error}, and did not read the rest of the file"
-            self.pickles.append(ScannedPickle("the file", self.whole.span, unread=why))
+            self.pickles.append(ScannedPickle("the file", self.file_region.span, unread=why))
 
     def _add_pickle(self, pickle: ScannedPickle) -> None:
         self.pickles.append(pickle)
@@ -454,15 +456,15 @@ class FileScan:
         Of a legacy file the first five are loaded; storages follow.
         """
         at, count, size = 0, 0, piece.region.size
-        is_legacy = piece.sure and torch_legacy.sniff("", piece.region.head)
+        is_legacy = piece.is_pickle and torch_legacy.sniff("", piece.region.head)
         while at < size and (end := self._scan_pickle(piece, at)):
             at, count = at + end, count + 1
-            if count == 1 and self.last_may_be_magic and (piece.sure or piece.region is self.whole):
-                is_legacy, piece = True, piece._replace(sure=True)
+            if count == 1 and self.last_may_be_magic and (piece.is_pickle or piece.region is self.file_region):
+                is_legacy, piece = True, piece._replace(is_pickle=True)
             if not is_legacy or count >= _LEGACY_PICKLES:
                 following_bytes = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
                 begins_as_pickle = _PICKLE_BEGINNING.match(following_bytes) is not None
-                piece = piece._replace(sure=piece.sure and begins_as_pickle)
+                piece = piece._replace(is_pickle=piece.is_pickle and begins_as_pickle)
                 if not begins_as_pickle and (is_legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not is_legacy and following_bytes:
                         why = f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest"
@@ -473,14 +475,14 @@ class FileScan:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
         use = RecordUse.of(piece.where)
         is_script = piece.records is not None and piece.records.types is not None
-        key = None if at or is_script or not piece.sure else _read_cache_key(piece.region, use)
+        key = None if at or is_script or not piece.is_pickle else _read_cache_key(piece.region, use)
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
         records = piece.records
         if cached is not None and (records is None or find_misfit(storages, use, records, self.steps) is None):
             self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
-        is_length_known = piece.sure and piece.region is not self.whole
+        is_length_known = piece.is_pickle and piece.region is not self.file_region
         scanner, scan_error = self.reader.read(
             piece.region, at, where, piece.region.size if is_length_known else FIRST_WINDOW_BYTES
         )
@@ -489,12 +491,12 @@ class FileScan:
         read_keys: list[str] = []
         scanner.flow.read_storage = lambda key: self._read_storage(piece, key, read_keys)
         mentions, modules = tuple(scanner.iter_mentions()), tuple(dict.fromkeys(scanner.module_classes))
-        bombs = scanner.find_bombs(self.whole.size)
+        bombs = scanner.find_bombs(self.file_region.size)
         hazards = find_hazards(scanner, use, piece.records)
-        nested = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
-        nested += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
+        nested_data = [(f"the string at byte {start}", data) for start, data in scanner.nested_data]
+        nested_data += [("the bytes that a call computes", data) for data in scanner.flow.computed_data]
         if (
-            piece.sure
+            piece.is_pickle
             or ((bombs or hazards) and not scan_error)
             or not is_harmless(scanner, scan_error, is_storage=piece.is_storage)
         ):
@@ -522,11 +524,11 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (nested or scan_error or read_keys or hazards)  # the text of a hazard has its place
+                and not (nested_data or scan_error or read_keys or hazards)  # the text of a hazard has its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = pickle, tuple(scanner.persistent)
-        for name, data in nested:
+        for name, data in nested_data:
             self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
@@ -561,10 +563,12 @@ class FileScan:
         start, objects_size = 8 + width + length, piece.region.size - 8 - width - length
         if objects_size > 0:
             header = piece.region.read(8 + width, min(length, _MAX_ARRAY_HEADER_BYTES))
-            sure = _may_hold_objects(piece.region)
-            if sure or not _PLAIN_ARRAY.fullmatch(header):
+            is_pickle = _may_hold_objects(piece.region)
+            if is_pickle or not _PLAIN_ARRAY.fullmatch(header):
                 region = piece.region.get_part(start, objects_size)
-                self.pieces.append(piece._replace(region=region, where=f"{piece.where}, its objects", sure=sure))
+                self.pieces.append(
+                    piece._replace(region=region, where=f"{piece.where}, its objects", is_pickle=is_pickle)
+                )
 
     # Archives.
 
@@ -587,7 +591,7 @@ class FileScan:
             archive = Archive(piece.region, looked_at=BEGINNING)
         except UnreadableError as error:
             # A loader that takes these bytes as one archive reads the last end records, and counts from the first byte.
-            is_loaded_by_place = piece.region is self.whole and self.whole.path.endswith(dcp.SUFFIX)
+            is_loaded_by_place = piece.region is self.file_region and self.file_region.path.endswith(dcp.SUFFIX)
             parts = _split_consecutive_archives(piece.region) if is_loaded_by_place else []
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
@@ -598,7 +602,7 @@ class FileScan:
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
         self._report_inflation(piece, archive)
-        if piece.region is self.whole and len(archive.records) == 1 and not self._is_npz(archive):
+        if piece.region is self.file_region and len(archive.records) == 1 and not self._is_npz(archive):
             hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
             self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         top = archive.folder or ""
@@ -611,8 +615,8 @@ class FileScan:
             )
         if not piece.depth:
             self.unlisted.append((piece, archive))
-        use_of, unreadable_config, zeros, numbered = classify_records(archive)
-        inert_storages = self._find_idle_storages(piece.region, archive, numbered)
+        use_of, unreadable_config, zeros, numbered_storages = classify_records(archive)
+        inert_storages = self._find_idle_storages(piece.region, archive, numbered_storages)
         self._report_zeros(piece, zeros)
         if unreadable_config is not None:
             self._add_unread_pickle(piece, f"{unreadable_config}, and any record may hold a pickle")
@@ -643,14 +647,14 @@ class FileScan:
         self.steps.take(Budget.PIECES, sum(inert_storages.values()))  # last: a limit on storages hides no code
 
     def _report_zeros(self, piece: _Piece, zeros: int) -> None:
-        if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.whole.size:
+        if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.file_region.size:
             bomb = Bomb(
                 f"creates {zeros:,} zeros in total for tensors whose records are empty; this may fill the memory", 0
             )
             self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
-    def _find_idle_storages(region: Region, archive: Archive, numbered: Collection[str]) -> dict[str, int]:
+    def _find_idle_storages(region: Region, archive: Archive, numbered_storages: Collection[str]) -> dict[str, int]:
         """Return the numbered storages that begin neither as a pickle nor as an archive or an array.
 
         The values are numbers of pieces for each storage: 0 for bytes of digits.
@@ -660,7 +664,7 @@ class FileScan:
         piece_counts: dict[str, int] = {}
         read = archive.open_window(region).read
         for name, record in archive.records.items():
-            if name not in numbered:
+            if name not in numbered_storages:
                 continue
             size = record.compressed_size
             head = read(record.data_offset, min(size, _MAX_INERT_BYTES))
@@ -670,7 +674,7 @@ class FileScan:
 
     def _is_npz(self, archive: Archive) -> bool:
         """Return whether numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
-        is_named = self.whole.path.lower().endswith(".npz")
+        is_named = self.file_region.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
     def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
@@ -703,10 +707,10 @@ class FileScan:
             )
         is_loaded = use is Use.PICKLE and not piece.depth
         # zipfile ends a name at a NUL.
-        sure = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
+        is_pickle = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
         is_storage = use is Use.STORAGE and not piece.depth
         self._add_member(
-            _Piece(region, name, piece.depth, sure, not is_usual, is_storage, piece.records),
+            _Piece(region, name, piece.depth, is_pickle, not is_usual, is_storage, piece.records),
             deflated=record.method != STORED,
             # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
             is_only_record=len(archive.records) == 1 and not piece.depth,
@@ -747,9 +751,9 @@ class FileScan:
                 self._report_unread_code(region, where, why)
             readable.append((region, where, code))
         codes = [code for *_, code in readable]
-        defined = script_code.list_functions(codes)
+        defined_names = script_code.list_functions(codes)
         for region, where, code in readable:
-            self._add_calls(region, where, script_code.find_calls(code, self.steps, defined))
+            self._add_calls(region, where, script_code.find_calls(code, self.steps, defined_names))
             self._add_calls(region, where, find_invalid_numbers(code, self.steps))
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
@@ -848,34 +852,34 @@ class FileScan:
         self, piece: _Piece, *, deflated: bool, is_only_record: bool = False, is_salvaged: bool = False
     ) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
-        region, name, sure = piece.region, piece.where, piece.sure
+        region, name, is_pickle = piece.region, piece.where, piece.is_pickle
         reason, opening = None, b""
         self.steps.take(Budget.PIECES)
         if is_only_record:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
             # A record that a loader opens is not skipped because it begins as an array: its end may be an archive.
-            if not sure and any(
+            if not is_pickle and any(
                 _is_plain_array(_inflate_beginning(region, size, self.steps))
                 for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
             ):
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
             opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
-            if opening and not (sure or is_only_record or _may_be_pickle(name, opening, len(opening))):
+            if opening and not (is_pickle or is_only_record or _may_be_pickle(name, opening, len(opening))):
                 return
             region, reason = _inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
         is_archive = region.head.startswith(_ZIP)
         piece = piece._replace(region=region, depth=piece.depth + is_archive)
-        if sure and not is_archive and not is_salvaged and ends_as_zip(region):
+        if is_pickle and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
             self._add_unread_pickle(
                 piece,
                 "the record ends with a zip archive; some programs load this archive, others load the data before it",
             )
             self._scan_archive(piece._replace(hidden=True, depth=piece.depth + 1))
-        if sure or is_only_record or (reason and not opening) or _may_be_pickle(name, region.head, region.size):
+        if is_pickle or is_only_record or (reason and not opening) or _may_be_pickle(name, region.head, region.size):
             if reason:
                 self._add_unread_pickle(piece, reason)
             self.pieces.append(piece)
@@ -886,12 +890,12 @@ class FileScan:
         head = _inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
         if tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None:
             content = _inflate(region, self.steps)[0] if deflated else region
-            self._scan_tar(_Piece(content, name, 0, sure=True, hidden=False))
+            self._scan_tar(_Piece(content, name, 0, is_pickle=True, hidden=False))
 
     def _salvage(self, piece: _Piece) -> None:
         """Queue the records with a local header, in spite of the directory."""
         region, at = piece.region, 0
-        is_other_format = self.whole.head[:1] == b"\x80" or safetensors.sniff("", self.whole.head)
+        is_other_format = self.file_region.head[:1] == b"\x80" or safetensors.sniff("", self.file_region.head)
         usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)
         while (at := _find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL_HEADER.size > region.size:
@@ -903,8 +907,8 @@ class FileScan:
                 following_region = region.get_part(start, region.size - start)
                 name = str(raw, "utf-8", "backslashreplace")
                 base_name = name.rpartition("/")[2]
-                sure = _PICKLE_SUFFIX.search(name) is not None
-                member = _Piece(following_region, name, piece.depth, sure, base_name not in usual_names)
+                is_pickle = _PICKLE_SUFFIX.search(name) is not None
+                member = _Piece(following_region, name, piece.depth, is_pickle, base_name not in usual_names)
                 self._add_member(member, deflated=fields[3] != STORED, is_salvaged=True)
                 usual_names.discard(base_name)
             at += 4
@@ -933,18 +937,18 @@ def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
     return is_class or any(names) or any(hazard.is_error for hazard in pickle.hazards)
 
 
-def _mark_loaded_by_torch(pickles: list[ScannedPickle], whole: Region) -> list[ScannedPickle]:
+def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> list[ScannedPickle]:
     """Set `by_torch_load` on the pickles unpickled by `torch.load` of the file.
 
     The pickles are `data.pkl` of an archive without `constants.pkl` (torch.jit.load reads an archive with
     `constants.pkl`), or the first five pickles of a legacy file.
     """
     visible = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
-    if whole.head.startswith(_ZIP):
+    if file_region.head.startswith(_ZIP):
         is_script = any(pickles[n].where.lower().endswith("/constants.pkl") for n in visible)
         loaded_by_torch = [n for n in visible if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
     else:
-        loaded_by_torch = visible[:_LEGACY_PICKLES] if torch_legacy.sniff("", whole.head) else []
+        loaded_by_torch = visible[:_LEGACY_PICKLES] if torch_legacy.sniff("", file_region.head) else []
     for n in loaded_by_torch:
         pickles[n] = structs.replace(pickles[n], by_torch_load=True)
     return pickles

@@ -248,8 +248,8 @@ class _Folder:
             Box(start, TensorData(self.locate_item(place, nbytes(saved.dtype, prod(shape))), saved.dtype, shape))
             for (start, shape), place in zip(chunks, places, strict=True)
         )
-        whole = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, ELEMENT_BITS[saved.dtype] // 8, boxes))
-        return TensorData(whole, saved.dtype, saved.shape)
+        storage = ByteRange(self.path, 0, size, boxes=Boxes(saved.shape, ELEMENT_BITS[saved.dtype] // 8, boxes))
+        return TensorData(storage, saved.dtype, saved.shape)
 
 
 class _BadFile(MalformedError):
@@ -472,16 +472,16 @@ def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]
     """Match chunks with places. Both lists name chunks by their start, mostly in the same order."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
-    ordered = sorted((stored for stored in places if stored.start is not None), key=_start)
+    sorted_places = sorted((stored for stored in places if stored.start is not None), key=_start)
     matched = []
     for chunk in chunks:
-        at = bisect_left(ordered, chunk.start, key=_start)
-        if at == len(ordered) or not _is_place_of(chunk, ordered[at]):
+        at = bisect_left(sorted_places, chunk.start, key=_start)
+        if at == len(sorted_places) or not _is_place_of(chunk, sorted_places[at]):
             raise MalformedError(
                 f".metadata does not record the position of the chunk with shape {list(chunk.shape)} at offset "
                 f"{list(chunk.start)}; save the checkpoint again"
             )
-        matched.append(ordered[at])
+        matched.append(sorted_places[at])
     return matched
 
 

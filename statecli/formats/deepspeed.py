@@ -260,7 +260,7 @@ class Model:
             tensor for tensor in rank.state.tensors if tensor.section == "module" and tensor.storage is not None
         ]
         #: Storages that hold a group's parameters, and where in them something learns.
-        self.flat = {tensor.storage for tensor in of_module if tensor.fqn in self.trained}
+        self.flat_storages = {tensor.storage for tensor in of_module if tensor.fqn in self.trained}
         self.learning = {_locate(tensor) for tensor in of_module if tensor.fqn in self.trained}
 
     @property
@@ -330,7 +330,7 @@ class Model:
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
         """Separate storages: ZeRO keeps a group's parameters in one storage, so only equal positions are tied."""
-        if tensor.storage not in self.flat:
+        if tensor.storage not in self.flat_storages:
             return tensor
         note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only that it is a view
         position = f"{tensor.storage}+{tensor.storage_offset}"
@@ -420,22 +420,22 @@ def _list_missing_copies(path: str, tag: str, copied_names: Iterable[str]) -> li
 
 def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) -> tuple[ModelState, list[str]]:
     """Return the state of one model-parallel rank and the names with float32 copies."""
-    models, failed = _read_models(owner.target, files.model)
+    models, failures = _read_models(owner.target, files.model)
     optimizer = Optimizer(owner.target, files.optimizer)
     rank = next(iter(models.values()))
     facts = _read_facts(rank)
     model = Model(rank, facts, owner)
     states = list(optimizer.rows(facts.trained, _find_clashes(models), owner))
     masters = {row.fqn: row for row in states if row.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
-    frozen = {row.fqn: row for row in _join_frozen(models, failed, facts, optimizer.count, owner)}
+    frozen = {row.fqn: row for row in _join_frozen(models, failures, facts, optimizer.count, owner)}
     tensors = (*model.rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     parts = [*models.values(), *optimizer.ranks.values()]
-    lead = next(iter(optimizer.ranks.values()), None)
+    first_rank = next(iter(optimizer.ranks.values()), None)
     settings = join(
         (
             _select_model_settings(rank.state.metadata),
-            _select_optimizer_settings(lead.state.metadata if lead else Settings(), stage),
+            _select_optimizer_settings(first_rank.state.metadata if first_rank else Settings(), stage),
         )
     )
     state = ModelState(
@@ -448,7 +448,7 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
             *merge_oddities({part.name: part.state.oddities for part in parts}),
             *(
                 oddity
-                for oddity in _report_missing_files(owner, optimizer, models, failed)
+                for oddity in _report_missing_files(owner, optimizer, models, failures)
                 if oddity.kind is not OddityKind.NO_OPTIMIZER or not universal
             ),
             *optimizer.oddities,
@@ -499,16 +499,16 @@ def _read_models(folder: str, files: dict[int, str]) -> tuple[dict[int, Rank], d
             "missing files"
         )
     ranks: dict[int, Rank] = {}
-    failed: dict[int, str] = {}
+    failures: dict[int, str] = {}
     imported: set[str] = set()
     for rank, name in sorted(files.items()):
         try:
             ranks[rank] = read_rank(folder, name, imported)
         except UnreadableError as error:
-            failed[rank] = f"rank {rank}: {error}"
-            if len(failed) == len(files):
+            failures[rank] = f"rank {rank}: {error}"
+            if len(failures) == len(files):
                 raise
-    return ranks, failed
+    return ranks, failures
 
 
 def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
@@ -527,7 +527,7 @@ def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
 
 
 def _join_frozen(
-    models: dict[int, Rank], failed: dict[int, str], facts: Facts, count: int, owner: Owner
+    models: dict[int, Rank], failures: dict[int, str], facts: Facts, count: int, owner: Owner
 ) -> Iterator[TensorInfo]:
     """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (last part padded)."""
     count = count or max(models) + 1
@@ -539,7 +539,7 @@ def _join_frozen(
         for rank, start in enumerate(range(0, prod(shape), part_elements)):
             tensor = models[rank].decoder.tensor(fragments[rank].get(name), name) if rank in models else None
             if tensor is None or tensor.data is None or tensor.data.strides or len(tensor.shape or ()) != 1:
-                fault = fault or failed.get(rank) or f"rank {rank} has no part of this frozen parameter"
+                fault = fault or failures.get(rank) or f"rank {rank} has no part of this frozen parameter"
                 break
             pieces.append(Piece(rank, 0, 0, min(part_elements, prod(shape) - start)))
             views.append((tensor, 0, pieces[-1].elements))
@@ -547,7 +547,7 @@ def _join_frozen(
 
 
 def _report_missing_files(
-    owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failed: dict[int, str]
+    owner: Owner, optimizer: Optimizer, models: dict[int, Rank], failures: dict[int, str]
 ) -> Iterator[Oddity]:
     where = f" of {owner.prefix[:-1]}" if owner.prefix else ""
     is_trained = any(rank.items.get("param_shapes") for rank in models.values())
@@ -558,11 +558,11 @@ def _report_missing_files(
         text = f"the optimizer states of {optimizer.missing_count} of {optimizer.count} ranks{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_optim_states.pt files")
     expected_count = optimizer.count if -1 not in models else 1
-    missing_count = expected_count - len(models) - len(failed)
+    missing_count = expected_count - len(models) - len(failures)
     if missing_count > 0:
         text = f"the model files of {missing_count} of {expected_count} ranks{where} are missing"
         yield Oddity(OddityKind.MISSING_RANK.value, f"{text}; copy their *_model_states.pt files")
-    for why in (*failed.values(), *optimizer.unreadable.values()):
+    for why in (*failures.values(), *optimizer.unreadable.values()):
         yield Oddity("unread-rank", why)
     if optimizer.stale_files:
         text = (

@@ -110,7 +110,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     if not iteration and (arrays := _list_arrays(path)):
         return _with_arrays(path, arrays, read_file(files.join(path, COMMON)))
     states: dict[str, ModelState] = {}
-    failed: dict[str, str] = {}
+    failures: dict[str, str] = {}
     ranks = _find_ranks(files.join(path, iteration))
     files.prefetch(files.join(path, iteration, model) for model in ranks.values() if model)
     for name, model in ranks.items():
@@ -120,10 +120,10 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
                 raise MissingShard(f"{files.join(path, iteration, name)}: holds no {MODELS[0]}; copy the folder again")
             states[name] = _prefix_sections(name, read_file(model_path))
         except UnreadableError as error:
-            failed[name] = str(error)
+            failures[name] = str(error)
     if not states:
-        raise MalformedError(f"no rank can be read: {next(iter(failed.values()))}")
-    return _merge_ranks(path, states, failed, files.join(path, iteration))
+        raise MalformedError(f"no rank can be read: {next(iter(failures.values()))}")
+    return _merge_ranks(path, states, failures, files.join(path, iteration))
 
 
 def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
@@ -164,11 +164,11 @@ def _prefix_sections(name: str, state: ModelState) -> ModelState:
     )
 
 
-def _merge_ranks(path: str, states: dict[str, ModelState], failed: dict[str, str], folder: str) -> ModelState:
+def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str], folder: str) -> ModelState:
     rank_states = list(states.values())
     rows = [
         build_missing_row(MODELS[0], name, why)
-        for name, why in {**failed, **_find_missing_ranks(path, states, failed)}.items()
+        for name, why in {**failures, **_find_missing_ranks(path, states, failures)}.items()
     ]
     tensors = (*(tensor for state in rank_states for tensor in state.tensors), *rows)
     return ModelState(
@@ -198,12 +198,12 @@ def _join_settings(states: dict[str, ModelState]) -> Settings:
     return settings
 
 
-def _find_missing_ranks(path: str, states: dict[str, ModelState], failed: dict[str, str]) -> dict[str, str]:
+def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str]) -> dict[str, str]:
     """Return the first few missing ranks, by the sizes recorded in the arguments."""
     first, state = next(iter(states.items()))
     sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZES]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
-    rank_names = {*states, *failed}
+    rank_names = {*states, *failures}
     match = _RANK.fullmatch(first)
     has_stages = match is not None and match["stage"] is not None
     if len(rank_names) >= tensor * stages or (stages > 1 and not has_stages):

@@ -37,9 +37,9 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         row = replace(row, data=replace(row.data, storage=storage, offset=0))
     end = header.length + row.nbytes
     message = f"{size - end} bytes follow the array: numpy.load ignores them"
-    after = (
+    oddities = (
         (Oddity(OddityKind.SUFFIXED.value, message, place=Place(path, end, size - end)),)
         if end < size and not row.damage
         else ()
     )
-    return ModelState(path, NAME, (row,), oddities=after, traits=TRAITS)
+    return ModelState(path, NAME, (row,), oddities=oddities, traits=TRAITS)

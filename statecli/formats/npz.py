@@ -92,8 +92,8 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
         if verify:
             archive.verify(record)
         row = npy_array.build_row(fqn, header, _locate_array(record, source.path, header.element.is_big_endian))
-        after = record.size - header.length - row.nbytes
-        if after and not verify:
+        surplus = record.size - header.length - row.nbytes
+        if surplus and not verify:
             archive.verify(record)
     except UnreadableError as error:
         why = str(error)
@@ -103,9 +103,9 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
             archive.oddities.append(Oddity(OddityKind.CHECKSUM_MISMATCH.value, message, fqn, place=place))
         damage = f"{source.path}: {quoting.name(fqn)}: {why}"
         return TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=f"cannot be read: {why}", damage=damage)
-    if after and not row.damage:
+    if surplus and not row.damage:
         place = Place(source.path, record.data_offset, record.compressed_size)
-        message = f"{after} bytes follow the array {quoting.name(fqn)}: numpy.load ignores them"
+        message = f"{surplus} bytes follow the array {quoting.name(fqn)}: numpy.load ignores them"
         archive.oddities.append(Oddity(OddityKind.SUFFIXED.value, message, fqn, place=place))
     return row
 

@@ -332,32 +332,32 @@ def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int
 
 def _check_coverage(spans: Iterable[tuple[int, int, str]], size: int) -> None:
     """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
-    at, before = 0, None
+    at, previous_name = 0, None
     for begin, end, name in spans:
         if begin != at:
-            raise _create_gap_error(name, begin, end, at, before)
-        at, before = end, name
-    last = "the header" if before is None else quoting.name(before)
+            raise _create_gap_error(name, begin, end, at, previous_name)
+        at, previous_name = end, name
+    preceding = "the header" if previous_name is None else quoting.name(previous_name)
     if at > size:
         raise MalformedError(
-            f"{last}: ends at byte {at}, but the file holds {size} bytes of tensors: truncated, {at - size} bytes "
+            f"{preceding}: ends at byte {at}, but the file holds {size} bytes of tensors: truncated, {at - size} bytes "
             "are missing; copy or download the file again"
         )
     if at < size:
         raise MalformedError(
-            f"{size - at} bytes at the end of the file belong to no tensor: {last} ends at byte "
+            f"{size - at} bytes at the end of the file belong to no tensor: {preceding} ends at byte "
             f"{at} of {size} bytes of tensor data"
         )
 
 
-def _create_gap_error(name: str, begin: int, end: int, at: int, before: str | None) -> MalformedError:
-    last = "the header" if before is None else quoting.name(before)
+def _create_gap_error(name: str, begin: int, end: int, at: int, previous_name: str | None) -> MalformedError:
+    preceding = "the header" if previous_name is None else quoting.name(previous_name)
     if begin < at:
         return MalformedError(
-            f"{quoting.name(name)}: its bytes {begin} to {end} overlap {last}, which ends at byte {at}"
+            f"{quoting.name(name)}: its bytes {begin} to {end} overlap {preceding}, which ends at byte {at}"
         )
     return MalformedError(
-        f"{quoting.name(name)}: starts at byte {begin}, but {last} ends at byte {at}: the {begin - at} bytes "
+        f"{quoting.name(name)}: starts at byte {begin}, but {preceding} ends at byte {at}: the {begin - at} bytes "
         "between belong to no tensor"
     )
 
@@ -376,12 +376,14 @@ def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[T
     if not metadata:
         return tensors
     names = {tensor.fqn for tensor in tensors}
-    dropped = {name: kept_name for name, kept_name in metadata.items() if kept_name in names and name not in names}
-    if not dropped:
+    dropped_names = {
+        name: kept_name for name, kept_name in metadata.items() if kept_name in names and name not in names
+    }
+    if not dropped_names:
         return tensors
-    targets = set(dropped.values())
+    targets = set(dropped_names.values())
     tied_rows = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
     return [tied_rows.get(t.fqn, t) for t in tensors] + [
         replace(tied_rows[kept_name], fqn=name, note=_DROPPED, note_kind=NoteKind.STORED_ELSEWHERE)
-        for name, kept_name in dropped.items()
+        for name, kept_name in dropped_names.items()
     ]

@@ -67,14 +67,14 @@ class Shards(NamedTuple):
     """
 
     states: list[tuple[str, ModelState]]
-    failed: dict[str, str]
+    failures: dict[str, str]
     missing_shards: list[str]
     missing_message: str
 
     @property
     def unread_shards(self) -> frozenset[str]:
         """Names of the shards without a readable state."""
-        return frozenset((*self.failed, *self.missing_shards))
+        return frozenset((*self.failures, *self.missing_shards))
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -155,14 +155,14 @@ def _list_series(match: re.Match[str]) -> list[str]:
 def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState:
     """Read the union of a numbered series without an index; the contents of unreadable shards are unknown."""
     shards = _read_shards(path, names, "according to the numbers in the file names", read_file)
-    state = _check_parts(_merge_shards(path, shards.states), len(names), whole=not shards.unread_shards)
+    state = _check_parts(_merge_shards(path, shards.states), len(names), is_complete=not shards.unread_shards)
     if not shards.unread_shards:
         return _add_oddities(
             state, Oddity("no-index", f"the folder has no index, so statecli read all {len(names)} numbered shards")
         )
     rows = [
         rank_folders.build_missing_row(name, "model", f"{files.join(path, name)}: {why}")
-        for name, why in shards.failed.items()
+        for name, why in shards.failures.items()
     ]
     if shards.missing_shards:
         rows.append(
@@ -179,15 +179,15 @@ def _add_missing_rows(state: ModelState, shards: Shards, rows: list[TensorInfo])
     return replace(_add_oddities(state, *oddities), tensors=(*state.tensors, *rows), sections=sections)
 
 
-def _check_parts(state: ModelState, count: int, *, whole: bool) -> ModelState:
+def _check_parts(state: ModelState, count: int, *, is_complete: bool) -> ModelState:
     """Return the state without the settings about the parts of a split GGUF.
 
-    Raises IndexMismatch if these settings contradict the number of files or, after reading the `whole`, of tensors.
+    Raises IndexMismatch if these settings contradict the number of files or, if the state `is_complete`, of tensors.
     """
     parts, tensors = (state.metadata.values.get(f"split.{key}") for key in ("count", "tensors.count"))
     if type(parts) is int and parts != count:
         raise IndexMismatch(f"the numbers in the file names go up to {count}, but the metadata records {parts} shards")
-    if whole and type(tensors) is int and tensors != len(state.tensors):
+    if is_complete and type(tensors) is int and tensors != len(state.tensors):
         raise IndexMismatch(
             f"the metadata records {tensors} tensors in all shards, but the shards contain {len(state.tensors)}"
         )
@@ -278,7 +278,7 @@ def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[Tenso
     rows, unread_shards = [], shards.unread_shards
     for fqn, shard in index.weight_map.items():
         if shard in unread_shards:
-            why = shards.failed.get(shard)
+            why = shards.failures.get(shard)
             file = target if why is None else files.join(index.folder, shard)
             fault = f"{shards.missing_message}; {AGAIN}" if why is None else _of_its_shard(why)
             damage = f"{file}: {quoting.name(fqn)}: {fault}"
@@ -306,8 +306,8 @@ def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -
             errors[name] = error
     if not states:
         raise next(iter(errors.values()))
-    failed = {name: _strip_folder(str(error), folder, name) for name, error in errors.items()}
-    return Shards(states, failed, missing_shards, _describe_missing(missing_shards, len(names), why))
+    failures = {name: _strip_folder(str(error), folder, name) for name, error in errors.items()}
+    return Shards(states, failures, missing_shards, _describe_missing(missing_shards, len(names), why))
 
 
 def _strip_folder(why: str, folder: str, name: str) -> str:
@@ -463,18 +463,18 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
 
 
 def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
-    claimed = metadata.get("total_size")
-    if not isinstance(claimed, (int, float)):
+    recorded_total = metadata.get("total_size")
+    if not isinstance(recorded_total, (int, float)):
         return []
     bytes_by_storage: dict[Any, int] = {}
     for n, tensor in enumerate(state.tensors):
         key = n if tensor.storage is None else tensor.storage
         bytes_by_storage[key] = max(tensor.nbytes, bytes_by_storage.get(key, 0))
     total = sum(bytes_by_storage.values())
-    if claimed in (total, sum(tensor.nbytes for tensor in state.tensors)):
+    if recorded_total in (total, sum(tensor.nbytes for tensor in state.tensors)):
         return []
-    difference = f"{abs(claimed - total)} {'more' if claimed > total else 'fewer'}"
-    message = f"the index records a total of {claimed} bytes, {difference} than the tensors take ({total})"
+    difference = f"{abs(recorded_total - total)} {'more' if recorded_total > total else 'fewer'}"
+    message = f"the index records a total of {recorded_total} bytes, {difference} than the tensors take ({total})"
     return [Oddity(OddityKind.INDEX_TOTAL.value, message)]
 
 

@@ -363,8 +363,8 @@ class _Reader:
         for fqn, meta in _collect_stated_metas(program):
             if fqn in contents and (difference := _describe_difference(contents[fqn].tensor, meta)):
                 contents[fqn].tensor = mark_damaged(fqn, MalformedError(f"{fqn}: {difference}"))
-        missing = {fqn: mark_damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in contents}
-        payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing.items()}, **contents}
+        missing_tensors = {fqn: mark_damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in contents}
+        payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing_tensors.items()}, **contents}
         for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
             self.tensors.append(build_info(_build_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
         if len(self.tensors) > MAX_ROWS:

@@ -141,43 +141,43 @@ def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
 
 
 def _locate_storages(
-    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]
+    source: Source, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, ByteRange]]:
     """Walk over the storages after the pickles, in the order of the key list."""
     if type(keys.root) is not list:
         raise MalformedError("the file is damaged: its last pickle is not the list of storages")
-    trusted = source.is_trusted
+    is_trusted = source.is_trusted
     if source.reads_are_requests:
-        places = list(_walk_storages(source, keys, declared))
-        if trusted:
+        places = list(_walk_storages(source, keys, declared_by_key))
+        if is_trusted:
             source.guard(
                 Guard(at, at + 8, at + 8 + size, partial(_check, key, numel)) for key, at, numel, size in places
             )
         else:
             source.prefetch((at, 8) for _, at, _, _ in places)
-    dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.reads_are_requests
-    window = Window(source, _FIRST_WINDOW if dense else 0)
-    for key, at, numel, length in _walk_storages(source, keys, declared):
-        if not trusted:
+    is_dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.reads_are_requests
+    window = Window(source, _FIRST_WINDOW if is_dense else 0)
+    for key, at, numel, length in _walk_storages(source, keys, declared_by_key):
+        if not is_trusted:
             _check(key, numel, window.read(at, 8))
         yield key, ByteRange(source.path, at + 8, length)
 
 
 def _walk_storages(
-    source: Source, keys: Pickle, declared: dict[str, tuple[str, int]]
+    source: Source, keys: Pickle, declared_by_key: dict[str, tuple[str, int]]
 ) -> Iterator[tuple[str, int, int, int]]:
     """Yield the key, the offset of the element count, the count itself and the size of each storage."""
     seen: set[str] = set()
     at = keys.end
     for key in keys.root:
-        if type(key) is not str or key not in declared:
+        if type(key) is not str or key not in declared_by_key:
             raise MalformedError(
                 "the list of storages contains a storage that no tensor uses, so the size of this storage is unknown"
             )
         if key in seen:
             raise MalformedError(f"the list of storages contains {key!r} twice")
         seen.add(key)
-        dtype, numel = declared[key]
+        dtype, numel = declared_by_key[key]
         length = nbytes(dtype, numel)
         yield key, at, numel, length
         at += 8 + length

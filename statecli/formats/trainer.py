@@ -94,8 +94,10 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def _list_within(path: str, name: str) -> tuple[str, ...]:
-    inner = files.join(path, name)
-    return tuple(files.join(name, member) for member in dcp.members(inner)) if files.is_folder(inner) else (name,)
+    file_path = files.join(path, name)
+    return (
+        tuple(files.join(name, member) for member in dcp.members(file_path)) if files.is_folder(file_path) else (name,)
+    )
 
 
 def _find_sharded_model(path: str) -> str:

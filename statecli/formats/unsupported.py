@@ -165,13 +165,13 @@ def _unpack_xz_head(head: bytes) -> bytes:
         return b""
 
 
-def _describe_wrapped(what: str, path: str, inner: bytes) -> str:
+def _describe_wrapped(what: str, path: str, content: bytes) -> str:
     """Describe the inner file too, if the inner file is an archive or a checkpoint."""
     kind, _, advice = what.partition(": ")
     stem = path.rpartition(".")[0]
-    format_name = next((format.name for format in registry.FILES if inner and format.sniff(stem, inner)), None)
-    if format_name is None and inner[257:262] == b"ustar":
-        return f"{kind} that contains {describe_content('', inner, len(inner))}"
+    format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
+    if format_name is None and content[257:262] == b"ustar":
+        return f"{kind} that contains {describe_content('', content, len(content))}"
     return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else what
 
 

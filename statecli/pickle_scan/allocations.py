@@ -342,19 +342,19 @@ class Allocations:
         while waiting:
             value = waiting[-1]
             children = () if id(value) in sizes else _list_children(value)
-            missing = [child for child in children if _list_children(child) and id(child) not in sizes]
-            if missing and id(value) not in entered:
+            unmeasured = [child for child in children if _list_children(child) and id(child) not in sizes]
+            if unmeasured and id(value) not in entered:
                 entered.add(id(value))  # a container that holds itself is entered once
                 depth += 1
                 if depth > _MAX_NESTING:
                     return _MAX_SIZE, depth
                 self._steps.take(Budget.FLOW, len(children))
-                waiting.extend(missing)
+                waiting.extend(unmeasured)
                 continue
             if id(value) not in sizes:
-                inner = [sizes.get(id(child), (1, 0)) for child in children]
-                size = 1 + sum(size for size, _ in inner)
-                sizes[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in inner), default=0))
+                child_sizes = [sizes.get(id(child), (1, 0)) for child in children]
+                size = 1 + sum(size for size, _ in child_sizes)
+                sizes[id(value)] = (min(size, _MAX_SIZE), 1 + max((depth for _, depth in child_sizes), default=0))
             depth -= waiting.pop() is value and id(value) in entered and bool(children)
         return sizes[id(root)]
 
@@ -376,10 +376,10 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
                     continue
                 parts = [part for part in _list_owned_values(value) if type(part) in _CONTAINER_TYPES]
                 steps.take(Budget.FLOW, 1 + len(parts))
-                missing = [(part, None) for part in parts if id(part) not in depths]
-                if missing:
+                unmeasured = [(part, None) for part in parts if id(part) not in depths]
+                if unmeasured:
                     depths[id(value)] = 0  # what holds itself is not freed so
-                    waiting += [(value, parts), *missing]
+                    waiting += [(value, parts), *unmeasured]
                     continue
             depth = max((depths[id(part)] for part in parts), default=0) + (type(value) is Obj)
             depths[id(value)] = depth

@@ -80,29 +80,31 @@ class RecordUses(NamedTuple):
     """The use of each record by torch's loaders, and an unreadable configuration, with the reason.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
-    `numbered` are the names of storages written by torch.save; their use is `Use.OTHER`.
+    `numbered_storages` are the names of storages written by torch.save; their use is `Use.OTHER`.
     """
 
     use_of: Callable[[Record], Use]
     unreadable_config: str | None
     zeros: int
-    numbered: Set[str]
+    numbered_storages: Set[str]
 
 
 def classify_records(archive: Archive) -> RecordUses:
     """Return the uses of the records. Without a readable configuration, any record may be an object."""
     folder = _normalize_name(f"{archive.folder}/")
-    numbered = _list_numbered_storages(archive)
-    names = {name: _normalize_name(name).removeprefix(folder) for name in archive.records if name not in numbered}
+    numbered_storages = _list_numbered_storages(archive)
+    names = {
+        name: _normalize_name(name).removeprefix(folder) for name in archive.records if name not in numbered_storages
+    }
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
     declared, unreadable_config = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
     if packaged or declared is None:  # then a loader may unpickle any record
-        names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered)
-        numbered = frozenset()
+        names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered_storages)
+        numbered_storages = frozenset()
 
     def use_of(record: Record) -> Use:
-        if record.name in numbered:
+        if record.name in numbered_storages:
             return Use.OTHER
         name = names[record.name]
         if _is_compiled(record.name):
@@ -124,7 +126,7 @@ def classify_records(archive: Archive) -> RecordUses:
         return script
 
     zeros = sum(declared.zeros.values()) if declared is not None else 0
-    return RecordUses(use_of, unreadable_config, zeros, numbered)
+    return RecordUses(use_of, unreadable_config, zeros, numbered_storages)
 
 
 def _list_numbered_storages(archive: Archive) -> Set[str]:

@@ -119,9 +119,9 @@ def _is_plain_call(call: ast.expr) -> bool:
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         return False
     nodes = [node for argument in _list_arguments(call) for node in ast.walk(argument)]
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    callees = [node.func for node in nodes if isinstance(node, ast.Call)]
     return all(isinstance(node, _ARGUMENT_NODES) for node in nodes) and all(
-        isinstance(function, ast.Name) and function.id == _ARGUMENT_CALL for function in calls
+        isinstance(function, ast.Name) and function.id == _ARGUMENT_CALL for function in callees
     )
 
 

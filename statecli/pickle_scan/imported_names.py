@@ -162,8 +162,8 @@ class Scanner(Machine):
 
     def count_sparse_tensors(self) -> int:
         """Return the number of sparse tensors that the pickle makes."""
-        calls = {id(call): call for call in self.flow.calls if type(call.cls) is Global}
-        return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls.values())
+        calls_by_id = {id(call): call for call in self.flow.calls if type(call.cls) is Global}
+        return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls_by_id.values())
 
     def rebuilds_from_type(self) -> bool:
         """Return whether the pickle has the name after which torch's reader in C++ confuses names."""

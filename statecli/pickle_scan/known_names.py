@@ -159,60 +159,60 @@ _STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(_OTHER_MODULE_NAMES.spli
 
 def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     """Return True if `module.name` only builds checkpoint data, or may be named and is not called."""
-    whole = f"{module}.{name}"
-    if may_be_named(whole) or _TENSOR_FUNCTION_PATTERN.fullmatch(whole):
+    qualified = f"{module}.{name}"
+    if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called
     # A class's module has all that it imports itself: behind another dot is every function there is.
     return (
-        whole in DATA_NAMES
-        or whole in safe_globals.list_allowed_names()
-        or is_class(whole)
-        or ("." not in name and _DATA_PATTERN.fullmatch(whole) is not None)
-        or is_member(whole)
+        qualified in DATA_NAMES
+        or qualified in safe_globals.list_allowed_names()
+        or is_class(qualified)
+        or ("." not in name and _DATA_PATTERN.fullmatch(qualified) is not None)
+        or is_member(qualified)
     )
 
 
-def is_member(whole: str) -> bool:
+def is_member(qualified: str) -> bool:
     """Return whether this is a member of an enumeration found in checkpoints."""
-    owner, _, member = whole.rpartition(".")
+    owner, _, member = qualified.rpartition(".")
     return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
 
 @lru_cache(maxsize=1024)
-def is_class(whole: str) -> bool:
+def is_class(qualified: str) -> bool:
     """Return True for a class of torch that only keeps its arguments, by its name in any release."""
     # Older releases of torch have what is in torch.ao now in torch.
-    return whole in CLASSES or whole.replace("torch.", "torch.ao.", 1) in CLASSES
+    return qualified in CLASSES or qualified.replace("torch.", "torch.ao.", 1) in CLASSES
 
 
 @lru_cache(maxsize=1024)
-def computes_tensors(whole: str) -> bool:
+def computes_tensors(qualified: str) -> bool:
     """Return True for a function from tensors and numbers to tensors and numbers."""
-    return whole in _TENSOR_FUNCTIONS or _TENSOR_FUNCTION_PATTERN.fullmatch(whole) is not None
+    return qualified in _TENSOR_FUNCTIONS or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified) is not None
 
 
 @lru_cache(maxsize=1024)
-def may_be_named(whole: str) -> bool:
+def may_be_named(qualified: str) -> bool:
     """Return True for a name that is clean if not called."""
-    return whole in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(whole) is not None
+    return qualified in _NAMED_NOT_CALLED or _DTYPE_CLASS_PATTERN.fullmatch(qualified) is not None
 
 
-def is_hook_of_lazy_module(whole: str, method: str) -> bool:
+def is_hook_of_lazy_module(qualified: str, method: str) -> bool:
     """Return whether a class of torch without shapes has this method for its hook, found by pickle's getattr."""
-    return whole in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
+    return qualified in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 
 @lru_cache(maxsize=1024)
-def is_configuration(whole: str) -> bool:
+def is_configuration(qualified: str) -> bool:
     """Return True for a settings class, whose constructor does more than keep its arguments."""
-    return _CONFIGURATION_PATTERN.match(whole) is not None
+    return _CONFIGURATION_PATTERN.match(qualified) is not None
 
 
-def is_created_empty(whole: str) -> bool:
+def is_created_empty(qualified: str) -> bool:
     """Return True if pickle makes objects of this class empty, and so no pickler writes a call of the class."""
-    if whole in _CALLED_CLASSES or whole in SHARED_OBJECTS:
+    if qualified in _CALLED_CLASSES or qualified in SHARED_OBJECTS:
         return False
-    return is_class(whole) or is_configuration(whole)
+    return is_class(qualified) or is_configuration(qualified)
 
 
 def is_clean_mention(mention: Mention) -> bool:

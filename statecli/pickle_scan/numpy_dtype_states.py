@@ -101,14 +101,14 @@ class ArrayTypes:
         state = source.state if type(source) is Obj else None
         return type(state) is tuple and len(state) > 4 and state[2] is dtype and bool(count_elements(state[1]))
 
-    def _measure_depth(self, dtype: Obj, state: Value, outer: int) -> int:
+    def _measure_depth(self, dtype: Obj, state: Value, outer_depth: int) -> int:
         code, size = _parse_code(dtype)[0], element_bytes(dtype, state)
-        if type(state) is not tuple or len(state) < 8 or size is None or outer > _MAX_DEPTH:
+        if type(state) is not tuple or len(state) < 8 or size is None or outer_depth > _MAX_DEPTH:
             return 0
         deepest, spans = 0, []
         for inner, at, count in self._iter_parts(state):
             inner_state = inner.state if type(inner) is Obj else None
-            depth = self._measure_part_depth(inner, inner_state, outer + 1) if is_dtype(inner) else 0
+            depth = self._measure_part_depth(inner, inner_state, outer_depth + 1) if is_dtype(inner) else 0
             length = element_bytes(inner, inner_state) if depth else None
             if length is None or at < 0 or at + length * count > size:
                 return 0
@@ -118,11 +118,11 @@ class ArrayTypes:
         is_apart = _has_no_overlap(spans) and deepest < _MAX_DEPTH and _is_numpy_state(dtype, state)
         return deepest + 1 if is_apart and _has_valid_flags(state, code, any(span[2] for span in spans)) else 0
 
-    def _measure_part_depth(self, dtype: Obj, state: Value, outer: int) -> int:
+    def _measure_part_depth(self, dtype: Obj, state: Value, outer_depth: int) -> int:
         depth = self._depths.get(id(dtype))
         if depth is None:
             self._depths[id(dtype)] = 0  # a type that is a part of itself is not sound
-            depth = self._depths[id(dtype)] = self._measure_depth(dtype, state, outer)
+            depth = self._depths[id(dtype)] = self._measure_depth(dtype, state, outer_depth)
         return depth
 
     def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:

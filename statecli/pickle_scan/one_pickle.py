@@ -119,20 +119,20 @@ class PickleReader:
     def scan(self, data: bytes, where: str, *, is_first: bool = False) -> tuple[Scanner, MalformedError | None]:
         """Scan a pickle; `is_first`: the file begins with the pickle, as a `.metadata` does."""
         self._steps.take(Budget.BYTES, len(data))
-        scanner, failed = Scanner(data, where, self._steps), None
+        scanner, scan_error = Scanner(data, where, self._steps), None
         if self._is_metadata and is_first:
             scanner.budget = METADATA_BUDGET_FACTOR
         self._steps.set_unfinished(lambda: scanner.opcodes)
         try:
             scanner.run(0)
         except MalformedError as error:
-            failed = error.with_traceback(None)  # its frames refer back to the error, and keep the graph in memory
+            scan_error = error.with_traceback(None)  # its frames refer back to the error, and keep the graph in memory
         self._steps.set_unfinished(int)
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
         except OutOfSteps as error:  # what was read is reported with its names
-            failed = failed or error
-        return scanner, failed
+            scan_error = scan_error or error
+        return scanner, scan_error
 
 
 def begins_as_pickle(source: Source) -> bool:
@@ -146,9 +146,9 @@ def begins_as_pickle(source: Source) -> bool:
         return source.head[1:2] <= b"\x05" and source.size > 2
     if source.head.startswith(_ZIP):
         return False
-    whole = Region(source, 0, source.size)
+    file_region = Region(source, 0, source.size)
     try:
-        scanner, scan_error = PickleReader(source.path, Steps()).read(whole, 0, "the file", FIRST_WINDOW_BYTES)
+        scanner, scan_error = PickleReader(source.path, Steps()).read(file_region, 0, "the file", FIRST_WINDOW_BYTES)
     except FetchError as error:
         raise UnreadableError(str(error)) from error
     if not is_harmless(scanner, scan_error):

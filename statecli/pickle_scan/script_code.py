@@ -160,23 +160,23 @@ def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
     return frozenset(match[1].decode() for code in codes for match in _DEFINED.finditer(code))
 
 
-def find_calls(code: bytes, steps: Steps, defined: Collection[str] | None = None) -> Iterator[Call]:
+def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
     """Yield each call once that the code makes, or may make, besides computing. Raises OutOfSteps.
 
-    `defined` has the names of all functions of the archive; None for the functions of this text.
+    `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """
-    defined = list_functions([code]) if defined is None else defined
+    defined_names = list_functions([code]) if defined_names is None else defined_names
     text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
     yielded_names: set[tuple[str, str]] = set()
     functions = _DEF.finditer(text)
-    function, following = "", next(functions, None)
+    function, next_function = "", next(functions, None)
     line, counted_to = 1, 0
-    for module, name, at, why in _iter_mentions(text, steps, defined):
+    for module, name, at, why in _iter_mentions(text, steps, defined_names):
         if (module, name) not in yielded_names:
             yielded_names.add((module, name))
-            while following and following.end() <= at:
+            while next_function and next_function.end() <= at:
                 steps.take(Budget.TEXT)
-                function, following = following[1], next(functions, None)
+                function, next_function = next_function[1], next(functions, None)
             line, counted_to = line + text.count("\n", counted_to, at), at
             yield Call(module, name, at, line, why, function == _SETSTATE)
 
@@ -207,7 +207,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
         return
     by_name = group_by(functions, lambda function: function.name)
     classes = {calls[1] for function in functions for calls in _CLASS.finditer(function.text)}
-    defined = by_name.keys() | classes
+    defined_names = by_name.keys() | classes
     waiting = [name for name in by_name if name.startswith("__") and name != _GETSTATE]
     reached_names = set(waiting)
     while waiting:
@@ -217,7 +217,7 @@ def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[s
             waiting.extend(words - reached_names)
             reached_names |= words
             steps.take(Budget.TEXT, len(function.text) // CHARACTERS_PER_STEP)
-            calls = list(_find_computing_calls(function, sources[function.number], defined))
+            calls = list(_find_computing_calls(function, sources[function.number], defined_names))
             record = records[function.number] if records else ""
             calls.extend(_find_packing_calls(function, sources[function.number], record, steps))
             if calls:
@@ -373,14 +373,14 @@ def _find_packing_calls(function: _Function, source: _Source, record: str, steps
         return
     steps.take(Budget.TEXT, 1 + len(function.text) // 8)
     assignments = _list_assignments(function.text)
-    whole = [
+    own_packings = [
         match for match in _PACK_CALL.finditer(function.text) if _has_own_numbers(match["args"], assignments, steps)
     ]
     assignments_from_state = _ASSIGNMENT_FROM_STATE.finditer(function.text) if function.name == _SETSTATE else ()
     positions = packed_weights.DIVISOR_POSITIONS
     assigned = [match for match in assignments_from_state if positions[match["name"]] == int(match["place"])]
     states = len(_STATE.findall(function.text)) - function.text.count("(state)[") - (function.name == _SETSTATE)
-    counts = len(whole), len(assigned), function.name == _SETSTATE and states
+    counts = len(own_packings), len(assigned), function.name == _SETSTATE and states
     if counts != (len(packing), len(_DIVISOR_ASSIGNMENT.findall(function.text)), 0) or source.has_divisor_constant:
         yield Call("torch.ops.quantized", "conv_prepack", function.at, 1, _OTHER_NUMBERS_HARM, on_load=True)
 
@@ -449,7 +449,9 @@ def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
             yield Call(*_split_operator(operator), match.start(4), 0, why, on_load=False)
 
 
-def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterator[tuple[str, str, int, str | None]]:
+def _iter_mentions(
+    text: str, steps: Steps, defined_names: Collection[str]
+) -> Iterator[tuple[str, str, int, str | None]]:
     strings, at = Strings(text, steps), 0
     joined_text, end_of_string = "", -1
     while match := _MENTION.search(text, at):
@@ -465,7 +467,9 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
         method = match["method"] or (
             _ESCAPE.sub(_unescape, joined_text[:_MAX_JOINED_CHARACTERS]) if match["quote"] else ""
         )
-        if method in program_operators.HARMFUL_METHODS or (match["called"] and _is_foreign_method(method, defined)):
+        if method in program_operators.HARMFUL_METHODS or (
+            match["called"] and _is_foreign_method(method, defined_names)
+        ):
             yield "torch", method, match.start(), program_operators.describe_harm(f"aten::{method}")
         if match["glued"] or match["glued_to_number"] is not None:
             yield "TorchScript", match[0], match.start(), _GLUED_HARM
@@ -477,9 +481,9 @@ def _iter_mentions(text: str, steps: Steps, defined: Collection[str]) -> Iterato
                 yield (*mention[:2], match.start(), mention[2])
 
 
-def _is_foreign_method(name: str, defined: Collection[str]) -> bool:
+def _is_foreign_method(name: str, defined_names: Collection[str]) -> bool:
     """Return whether a called method is neither of the archive nor of values, nor of torch's own classes."""
-    return not (name in defined or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
+    return not (name in defined_names or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
 
 
 def _unescape(escape: re.Match[str]) -> str:

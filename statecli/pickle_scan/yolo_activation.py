@@ -61,8 +61,8 @@ def _iter_scalars(text: str) -> Iterator[str | None]:
             continue
         line_end = text.rfind("\n", max(0, place.start() - _MAX_CHARACTERS), place.start())
         begin = line_end + 1 if line_end >= 0 else max(0, place.start() - _MAX_CHARACTERS)
-        before = text[begin : place.start()]
-        if _is_comment(before):
+        preceding_text = text[begin : place.start()]
+        if _is_comment(preceding_text):
             continue
         start = _skip_to_value(text, end + 1)
         alias = _ALIAS.match(text, start)
@@ -70,7 +70,7 @@ def _iter_scalars(text: str) -> Iterator[str | None]:
             anchors = _list_anchors(text) if anchors is None else anchors
             yield from (_read_scalar(text, start, None) for start in anchors.get(alias[1], ()))
         else:
-            is_in_flow = (bracket is not None and bracket.start() < begin) or before.strip(" ?-\"'") != ""
+            is_in_flow = (bracket is not None and bracket.start() < begin) or preceding_text.strip(" ?-\"'") != ""
             yield _read_scalar(text, start, None if is_in_flow else place.start() - begin)
 
 
@@ -82,8 +82,8 @@ def _skip_comments(text: str, position: int) -> int | None:
         line_end = text.find("\n", position, position + _MAX_CHARACTERS)
         if line_end < 0:
             return None
-        following = text[line_end : line_end + _MAX_CHARACTERS]
-        position = line_end + len(following) - len(following.lstrip())
+        following_text = text[line_end : line_end + _MAX_CHARACTERS]
+        position = line_end + len(following_text) - len(following_text.lstrip())
     return None
 
 
@@ -92,11 +92,11 @@ def _skip_to_value(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def _is_comment(before: str) -> bool:
+def _is_comment(preceding_text: str) -> bool:
     """Return whether a comment begins before a key: no quote is between, which could end a text with `#`."""
-    before = before[:-1] if before[-1:] in ("'", '"') else before
-    quote = max(before.rfind("'"), before.rfind('"'))
-    return _COMMENT.search(before, max(0, quote)) is not None
+    preceding_text = preceding_text[:-1] if preceding_text[-1:] in ("'", '"') else preceding_text
+    quote = max(preceding_text.rfind("'"), preceding_text.rfind('"'))
+    return _COMMENT.search(preceding_text, max(0, quote)) is not None
 
 
 def _list_anchors(text: str) -> dict[str, list[int]]:

@@ -79,13 +79,13 @@ class _Pools:
         return self._by_key[key]
 
 
-def _create_pool(scheme: str, proxy: str | None, how: Settings) -> PoolManager:
+def _create_pool(scheme: str, proxy: str | None, settings: Settings) -> PoolManager:
     import urllib3
 
     options: dict[str, Any] = {
         "num_pools": 64,
-        "maxsize": how.connections,
-        "timeout": urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, how.timeout), read=how.timeout),
+        "maxsize": settings.connections,
+        "timeout": urllib3.Timeout(connect=min(CONNECT_TIMEOUT_S, settings.timeout), read=settings.timeout),
         **({"ssl_context": _load_certificates()} if "https" in (scheme, (proxy or "").partition(":")[0]) else {}),
     }
     if proxy is None:
@@ -143,8 +143,8 @@ def translate_error(why: Exception) -> StateError | Transient:
     if isinstance(why, exceptions.NameResolutionError):
         return _explain_name_error(why.__cause__)
     if isinstance(why, exceptions.NewConnectionError):
-        inner = why.__cause__
-        reason = os.strerror(inner.errno).lower() if isinstance(inner, OSError) and inner.errno else "no connection"
+        cause = why.__cause__
+        reason = os.strerror(cause.errno).lower() if isinstance(cause, OSError) and cause.errno else "no connection"
         return Transient(f"the server cannot be reached: {reason}")
     if isinstance(why, exceptions.ConnectTimeoutError):
         return Transient(
@@ -161,10 +161,10 @@ def translate_error(why: Exception) -> StateError | Transient:
     return ConnectionCut("the connection was cut")
 
 
-def _is_garbage(inner: object) -> bool:
+def _is_garbage(cause: object) -> bool:
     from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 
-    return isinstance(inner, HTTPException) and not isinstance(inner, (IncompleteRead, RemoteDisconnected))
+    return isinstance(cause, HTTPException) and not isinstance(cause, (IncompleteRead, RemoteDisconnected))
 
 
 def _explain_proxy_error(text: str) -> UnreadableError | Transient:
@@ -175,19 +175,19 @@ def _explain_proxy_error(text: str) -> UnreadableError | Transient:
     return Transient(f"{_PROXY} cannot be reached")
 
 
-def _explain_name_error(inner: BaseException | None) -> UnreadableError | Transient:
-    if isinstance(inner, socket.gaierror) and inner.errno == socket.EAI_AGAIN:
+def _explain_name_error(cause: BaseException | None) -> UnreadableError | Transient:
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_AGAIN:
         return Transient("the host name cannot be resolved; check the network connection")
     return UnreadableError("unknown host: check the name in the URL and the network connection")
 
 
-def _explain_tls_error(inner: object) -> UnreadableError:
+def _explain_tls_error(cause: object) -> UnreadableError:
     import ssl
 
-    if isinstance(inner, ssl.SSLCertVerificationError):
+    if isinstance(cause, ssl.SSLCertVerificationError):
         trust = "to trust other certificates, set SSL_CERT_FILE to the file that contains them"
-        return UnreadableError(f"the server's certificate cannot be verified: {inner.verify_message}; {trust}")
-    reason = getattr(inner, "reason", None)
+        return UnreadableError(f"the server's certificate cannot be verified: {cause.verify_message}; {trust}")
+    reason = getattr(cause, "reason", None)
     may_be_plain = reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
     advice = "; if the server does not use TLS, write http://" if may_be_plain else ""
     problem = str(reason or "unknown error").replace("_", " ").lower()

@@ -35,14 +35,14 @@ def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 
-def find_changed(before: Mapping[str, FileVersion | None]) -> list[str]:
+def find_changed(versions: Mapping[str, FileVersion | None]) -> list[str]:
     """Return the files that have another version now."""
-    return [path for path, then in before.items() if read_version(path) != then]
+    return [path for path, then in versions.items() if read_version(path) != then]
 
 
-def refuse_changed(before: Mapping[str, FileVersion | None]) -> None:
+def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
     """Raise `UnreadableError` for the first file that has another version now."""
-    for path in find_changed(before):
+    for path in find_changed(versions):
         raise UnreadableError(f"{path}: {TRY_AGAIN}")
 
 

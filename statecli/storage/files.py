@@ -168,11 +168,11 @@ def read_strictly() -> Iterator[None]:
     An audit does, because it judges files. Other commands save the requests: `inspect` may list the tensors of a
     hostile remote archive but refuse a local copy.
     """
-    before = _is_strict.set(True)
+    token = _is_strict.set(True)
     try:
         yield
     finally:
-        _is_strict.reset(before)
+        _is_strict.reset(token)
 
 
 # --- text of the user ------------------------------------------------------------------------------------------------

@@ -216,8 +216,8 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
     """Add the names in the folder `prefix` of one page of a bucket's listing to `folders`, with True for a folder."""
     folders.update((key[len(prefix) :], False) for key in keys)
-    for inner in prefixes:
-        name = inner[len(prefix) : -1]
+    for folder_prefix in prefixes:
+        name = folder_prefix[len(prefix) : -1]
         # A key and a folder may have the same name.
         folders[f"{name}/" if name in folders else name] = True
 

@@ -123,8 +123,8 @@ class Http:
             document = json.loads(raw)
         except ValueError:
             raise UnreadableError("the answer of the server is not valid JSON") from None
-        following = _NEXT.search(answer.response.headers.get("Link", ""))
-        return document, following[1] if following else None
+        next_link = _NEXT.search(answer.response.headers.get("Link", ""))
+        return document, next_link[1] if next_link else None
 
     @contextmanager
     def reserve(self, length: int) -> Iterator[Callable[[int], None]]:
@@ -409,7 +409,7 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
     """Return the error with the name of the responsible server after a redirect, otherwise with advice about TLS."""
     was_redirected = at != credentials.strip_user(url)
     if not was_redirected and isinstance(why, ConnectionCut) and url[:5].lower() == "http:":
-        return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.after)
+        return ConnectionCut(f"{why} before an answer came; if the server uses TLS, write https://", why.retry_after_s)
     if was_redirected and isinstance(why, credentials.InvalidUrl):
         return UnreadableError("the server redirects to an invalid URL")
     extensible_types = (Transient, ConnectionCut, UnreadableError)
@@ -419,7 +419,7 @@ def _name_server(why: Transient | UnreadableError, at: str, url: str) -> Transie
     if server not in text:
         problem, semicolon, advice = text.partition("; ")
         text = f"{problem} ({server}, after a redirect){semicolon}{advice}"
-    return Transient(text, why.after) if isinstance(why, Transient) else UnreadableError(text)
+    return Transient(text, why.retry_after_s) if isinstance(why, Transient) else UnreadableError(text)
 
 
 def _is_page(response: BaseHTTPResponse) -> bool:
@@ -431,8 +431,8 @@ def _refuse_page(answer: Answer, data: bytes, url: str) -> None:
     if not _is_page(answer.response) or not html_listing.is_html(data):
         return
     was_redirected = answer.url != credentials.strip_user(url)
-    after = f", after a redirect to {credentials.parse_server(answer.url)}" if was_redirected else ""
-    page = f"is an HTML page, perhaps a login or an error page (HTTP {answer.response.status}{after})"
+    redirect_text = f", after a redirect to {credentials.parse_server(answer.url)}" if was_redirected else ""
+    page = f"is an HTML page, perhaps a login or an error page (HTTP {answer.response.status}{redirect_text})"
     raise NoFile(page + _suggest_url(url), answer.response.status, answer.response.headers)
 
 

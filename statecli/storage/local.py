@@ -35,15 +35,15 @@ _opened_versions: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened
 @contextmanager
 def record_opened_files() -> Iterator[dict[str, FileVersion]]:
     """Record each local file opened by this thread in the block, with its version at the first opening."""
-    outer = _opened_versions.get()
-    inner: dict[str, FileVersion] = {}
-    token = _opened_versions.set(inner)
+    outer_versions = _opened_versions.get()
+    versions: dict[str, FileVersion] = {}
+    token = _opened_versions.set(versions)
     try:
-        yield inner
+        yield versions
     finally:
         _opened_versions.reset(token)
-        if outer is not None:
-            outer.update(inner | outer)
+        if outer_versions is not None:
+            outer_versions.update(versions | outer_versions)
 
 
 def spell_as_path(path: str) -> str:
@@ -67,8 +67,8 @@ def explain_process_link(path: str) -> str | None:
     """
     resolved, links = "", 0  # the root is ""
     # Without a current folder, which may have been removed, a relative path leads nowhere.
-    whole = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
-    pending = whole.split("/")[::-1] if os.sep == "/" else []
+    absolute_path = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
+    pending = absolute_path.split("/")[::-1] if os.sep == "/" else []
     while pending and links <= _MAX_LINKS:
         step = pending.pop()
         parent = resolved.rpartition("/")[0] if step == os.pardir else resolved

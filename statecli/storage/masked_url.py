@@ -93,36 +93,36 @@ def mask_url(url: str) -> str:
 
 def _create_name(url: str) -> str:
     typed = typed_urls()
-    hidden = redact.MARK
+    mask = redact.MARK
     has_user = any(parse_url(link).user is not None for link in _CHAIN.split(url) if "://" in link)
     for count in range(2, 1_000_000):
-        pairs = list(_name_folders(url, hidden))
+        pairs = list(_name_folders(url, mask))
         # URLs of one user share a mark; a signature belongs to one file.
         distinct = pairs if has_user else pairs[:1]
         if all(typed.get(name, typed_url) == typed_url for name, typed_url in distinct):
             break
-        hidden = f"{redact.MARK}{count}"
-    if hidden in pairs[0][0]:
+        mask = f"{redact.MARK}{count}"
+    if mask in pairs[0][0]:
         redact.mask_everywhere(url, pairs[0][0])
         for name, typed_url in pairs:
             typed.setdefault(name, typed_url)
     return pairs[0][0]
 
 
-def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
+def _name_folders(url: str, mask: str) -> Iterator[tuple[str, TypedUrl]]:
     """Yield name and URL of the file, then of each folder around the file down to the host."""
     # A link before the first path, as in `simplecache::https://…`, has no path.
     links = _CHAIN.split(url)
     first = next(n for n, link in enumerate(links) if "://" in link)
     prefix = "".join(f"{link}::" for link in links[:first])
     parsed, outer = parse_url(links[first]), links[first + 1 :]
-    masked_suffix = _mask_query(parsed.query, hidden) + "".join(f"::{hide_secrets(link, hidden)}" for link in outer)
+    masked_suffix = _mask_query(parsed.query, mask) + "".join(f"::{hide_secrets(link, mask)}" for link in outer)
     suffix = ("" if parsed.query is None else f"?{parsed.query}") + "".join(f"::{link}" for link in outer)
     scheme = prefix + parsed.scheme
     user = "" if parsed.user is None else f"{parsed.user}@"
-    masked_user = "" if parsed.user is None else f"{_hide_user(parsed.user, hidden)}@"
+    masked_user = "" if parsed.user is None else f"{_hide_user(parsed.user, mask)}@"
     steps = _split_path(parsed.path)
-    masked_steps = [_mask_step(_mask_port(steps[0], hidden), hidden), *(_mask_step(step, hidden) for step in steps[1:])]
+    masked_steps = [_mask_step(_mask_port(steps[0], mask), mask), *(_mask_step(step, mask) for step in steps[1:])]
     for n in range(len(steps), 0, -1):
         path = "/".join(steps[:n])
         yield (
@@ -131,21 +131,21 @@ def _name_folders(url: str, hidden: str) -> Iterator[tuple[str, TypedUrl]]:
         )
 
 
-def hide_secrets(url: str, hidden: str = redact.MARK) -> str:
+def hide_secrets(url: str, mask: str = redact.MARK) -> str:
     """Return an untyped URL without its secrets, and hide these secrets everywhere from now on."""
     if "://" not in url:
         return url
     parsed = parse_url(url)
     first, *steps = _split_path(parsed.path)
-    path = "/".join((_mask_step(_mask_port(first, hidden), hidden), *(_mask_step(step, hidden) for step in steps)))
-    user = "" if parsed.user is None else f"{_hide_user(parsed.user, hidden)}@"
-    return parsed.scheme + user + path + _mask_query(parsed.query, hidden)
+    path = "/".join((_mask_step(_mask_port(first, mask), mask), *(_mask_step(step, mask) for step in steps)))
+    user = "" if parsed.user is None else f"{_hide_user(parsed.user, mask)}@"
+    return parsed.scheme + user + path + _mask_query(parsed.query, mask)
 
 
-def _mask_port(host: str, hidden: str) -> str:
+def _mask_port(host: str, mask: str) -> str:
     """Mask a port that is not a number: the port may be the password of an incomplete URL."""
     port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
-    return host.removesuffix(port) + _hide_user(port, hidden) if port and _has_invalid_port(host) else host
+    return host.removesuffix(port) + _hide_user(port, mask) if port and _has_invalid_port(host) else host
 
 
 def hide_in_typo(text: str) -> None:
@@ -160,11 +160,11 @@ def hide_in_typo(text: str) -> None:
         redact.mask_everywhere(text, f"{scheme}:{redact.MARK}@{host}")
 
 
-def _hide_user(text: str, hidden: str) -> str:
+def _hide_user(text: str, mask: str) -> str:
     user, colon, password = text.partition(":")
     redact.hide(text, password)
     redact.hide(user, sure=not colon)
-    return hidden
+    return mask
 
 
 def _split_path(path: str) -> list[str]:
@@ -174,18 +174,18 @@ def _split_path(path: str) -> list[str]:
     return [*folders, last + path[at:]]
 
 
-def _mask_step(step: str, hidden: str) -> str:
+def _mask_step(step: str, mask: str) -> str:
     """Mask `;jsessionid=…`, `#access_token=…`, and `?signature=…` if `?` begins no query."""
-    return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda match: _mask_query(match[0], hidden)[1:], step)
+    return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda match: _mask_query(match[0], mask)[1:], step)
 
 
-def _mask_query(query: str | None, hidden: str) -> str:
+def _mask_query(query: str | None, mask: str) -> str:
     if query is None:
         return ""
-    return "?" + "&".join(_mask_parameter(parameter, hidden) for parameter in query.split("&"))
+    return "?" + "&".join(_mask_parameter(parameter, mask) for parameter in query.split("&"))
 
 
-def _mask_parameter(text: str, hidden: str) -> str:
+def _mask_parameter(text: str, mask: str) -> str:
     name, _, value = text.partition("=")
     is_shown = name.lower() in SHOWN_PARAMETERS
     if not text or (is_shown and _PLAIN.fullmatch(value)):
@@ -193,9 +193,9 @@ def _mask_parameter(text: str, hidden: str) -> str:
     # Text that ends in `=` may be a token alone.
     if not value.strip("=") or not _PARAMETER.fullmatch(name):
         redact.hide(text)
-        return hidden
+        return mask
     redact.hide(value, sure=_SECRET.search(name) is not None)
-    return f"{name}={hidden}"
+    return f"{name}={mask}"
 
 
 def unmask_url(name: str) -> str:

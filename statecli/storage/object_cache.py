@@ -172,21 +172,21 @@ class RemoteFile:
         self._end = stop
         self._keep(start, data)
         fetched_part = data[max(offset - start, 0) : min(stop, end) - start]
-        before = (part for at, part in parts.items() if at < start)
-        return b"".join((*before, fetched_part, *(part for at, part in parts.items() if at >= stop)))
+        preceding_parts = (part for at, part in parts.items() if at < start)
+        return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
         """Return the span to fetch for missing bytes: longer than these bytes, up to the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
-            before = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
-            return max(min(before, start), min(start, stop - TAIL_BYTES)), stop
+            previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
+            return max(min(previous_end, start), min(start, stop - TAIL_BYTES)), stop
         if stop - start >= HEAD_BYTES:
             return start, stop
-        follows = 0 <= start - self._end <= HEAD_BYTES
-        self._step = min(self._step * 2, MAX_REQUEST_BYTES) if follows else MIN_REQUEST_BYTES
-        after = self._starts[at + 1] if at + 1 < len(self._starts) else self.size
-        return start, max(stop, min(start + self._step, after))
+        is_sequential = 0 <= start - self._end <= HEAD_BYTES
+        self._step = min(self._step * 2, MAX_REQUEST_BYTES) if is_sequential else MIN_REQUEST_BYTES
+        next_start = self._starts[at + 1] if at + 1 < len(self._starts) else self.size
+        return start, max(stop, min(start + self._step, next_start))
 
     def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
         """Return the cached parts of these bytes by offset, and the holes between the parts."""
@@ -250,20 +250,20 @@ class RemoteFile:
 
     def _confirm_guard(self, guard: Guard, header: bytes) -> bool:
         """Check a guard; return True if its bytes begin where the directory says. Raises MalformedError."""
-        later = guard.check(header)
+        shift = guard.check(header)
         with self._lock:
-            if later:
-                self.moved[guard.start] = guard.stop, later
+            if shift:
+                self.moved[guard.start] = guard.stop, shift
             self._confirmed.add(guard.start)
             if self._guards.pop(guard.start, None) is not None:
                 self._guarded.pop(bisect_left(self._guarded, guard.start))
-        return not later
+        return not shift
 
     def _locate(self, offset: int, stop: int) -> tuple[int, int]:
         """Return where the bytes from `offset` on begin in the file, and where the run of them up to `stop` ends."""
-        for start, (end, later) in list(self.moved.items()):
+        for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
-                return offset + later, min(min(stop, end) + later, self.size)
+                return offset + shift, min(min(stop, end) + shift, self.size)
             if offset < start:
                 stop = min(stop, start)
         return offset, stop

@@ -22,11 +22,11 @@ def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
 @contextmanager
 def watch_prefetch(watch: Watch) -> Iterator[None]:
     """Call `watch` when the block fetches many files."""
-    before = _watch.set(watch)
+    token = _watch.set(watch)
     try:
         yield
     finally:
-        _watch.reset(before)
+        _watch.reset(token)
 
 
 class FetchedValues:
@@ -47,13 +47,13 @@ _request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
 def fetch_values(fetch: Callable[[], bytes]) -> bytes:
     """Return the bytes of values fetched by a request, each counted on arrival, none twice."""
     total, arrived = count_fetched_values(), FetchedValues()
-    before = _request.set(arrived)
+    token = _request.set(arrived)
     try:
         data = fetch()
         total.bytes += len(data) - arrived.bytes  # the request was repeated, or its store counts nothing
         return data
     finally:
-        _request.reset(before)
+        _request.reset(token)
 
 
 def count_arrived(length: int) -> None:

@@ -131,8 +131,8 @@ def _replace(text: str, words: Iterable[str]) -> str:
         if word not in text:
             continue
         # `format=models` hides no part of a longer word.
-        whole = re.escape(word) if len(word) >= MIN_INNER_CHARS else rf"(?<!\w){re.escape(word)}(?!\w)"
-        text = re.sub(whole, MARK, text)
+        pattern = re.escape(word) if len(word) >= MIN_INNER_CHARS else rf"(?<!\w){re.escape(word)}(?!\w)"
+        text = re.sub(pattern, MARK, text)
     return text
 
 

@@ -159,8 +159,8 @@ class RemoteStore:
         """See `Store.version`: each answer is compared with the version of the first."""
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        unknown = [path for path in paths if path not in self._files and path not in self._listings]
-        with report_prefetch(len(unknown)) as report_one:
+        unknown_paths = [path for path in paths if path not in self._files and path not in self._listings]
+        with report_prefetch(len(unknown_paths)) as report_one:
 
             def prefetch_path(path: str) -> None:
                 with suppress(StateError):  # opening the file raises the same
@@ -170,7 +170,7 @@ class RemoteStore:
                         self._file(path).prefetch_head()
                 report_one()
 
-            run_in_threads(prefetch_path, unknown)
+            run_in_threads(prefetch_path, unknown_paths)
 
     @contextmanager
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:

@@ -37,11 +37,11 @@ class _Failures:
 
 
 class Transient(Exception):
-    """Error that may not come again; `after`: the server's requested wait in seconds, None without a request."""
+    """Error that may not come again; `retry_after_s`: the wait in seconds that the server requests, or None."""
 
-    def __init__(self, why: str, after: float | None = None) -> None:
+    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
         super().__init__(why)
-        self.after = after
+        self.retry_after_s = retry_after_s
 
 
 class ConnectionCut(Transient):
@@ -62,8 +62,10 @@ def retry(attempt: Callable[[], _Result], url: str) -> _Result:
         try:
             result = attempt()
         except Transient as why:
-            if count < retries and (why.after is None or why.after <= MAX_RETRY_AFTER_S):
-                time.sleep(min(LONGEST_PAUSE_S, why.after if why.after is not None else _choose_pause(count)))
+            if count < retries and (why.retry_after_s is None or why.retry_after_s <= MAX_RETRY_AFTER_S):
+                time.sleep(
+                    min(LONGEST_PAUSE_S, why.retry_after_s if why.retry_after_s is not None else _choose_pause(count))
+                )
                 continue
             text = _explain_failure(why, count)
         else:
@@ -75,8 +77,8 @@ def retry(attempt: Callable[[], _Result], url: str) -> _Result:
 
 
 def _explain_failure(why: Transient, retries: int) -> str:
-    if why.after is not None and why.after > MAX_RETRY_AFTER_S:
-        return f"{why}: the server asks statecli to wait {why.after:,.0f} s; try again later"
+    if why.retry_after_s is not None and why.retry_after_s > MAX_RETRY_AFTER_S:
+        return f"{why}: the server asks statecli to wait {why.retry_after_s:,.0f} s; try again later"
     problem, _, advice = str(why).partition("; ")
     attempts = f", in each of {retries + 1} attempts" if retries else ""
     return f"{problem}{attempts}; {f'{advice}, then try again' if advice else 'try again later'}"

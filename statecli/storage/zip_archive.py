@@ -257,20 +257,20 @@ class Archive:
         return end
 
     def _check_after(self, end: int, comment: int) -> None:
-        after = self._source.size - end
-        if after > comment:
-            surplus = after - comment
+        trailing_bytes = self._source.size - end
+        if trailing_bytes > comment:
+            surplus = trailing_bytes - comment
             self._add_oddity(
                 OddityKind.SUFFIXED.value,
                 f"{surplus} bytes are appended after the zip archive; other programs may read them as another file",
                 end + comment,
                 surplus,
             )
-        elif after < comment:
+        elif trailing_bytes < comment:
             self._add_oddity(
                 OddityKind.SUFFIXED.value,
                 f"the file ends within the comment of the zip archive: the comment should have {comment} bytes "
-                f"but has {after}",
+                f"but has {trailing_bytes}",
             )
         elif comment:
             self._add_oddity(
@@ -304,15 +304,15 @@ class Archive:
         if disk or first_disk or disk_records != records:
             raise MalformedError(_SPANS_FILES)
         end64 = _End(end64_at, records, size, offset)
-        for label, short, long, unset in (
+        for label, end_value, end64_value, unset in (
             ("the number of records", end.records, records, _U16_MAX),
             ("the size of the list of records", end.size, size, _U32_MAX),
             ("the position of the list of records", end.offset, offset, _U32_MAX),
         ):
-            if short not in (long, unset):
+            if end_value not in (end64_value, unset):
                 raise _damage_error(
-                    f"its two end records (zip and zip64) contradict each other: {label} is {short} in one, but {long} "
-                    "in the other, so programs may find different contents"
+                    f"its two end records (zip and zip64) contradict each other: {label} is {end_value} in one, but "
+                    f"{end64_value} in the other, so programs may find different contents"
                 )
         return end64
 
@@ -336,21 +336,21 @@ class Archive:
 
     def _locate(self, end: _End) -> None:
         """Find the start of each record's bytes, and check for overlaps."""
-        ordered = sorted(self.records.values(), key=attrgetter("offset"))
-        if ordered and ordered[0].offset > 0:
-            before = ordered[0].offset
+        sorted_records = sorted(self.records.values(), key=attrgetter("offset"))
+        if sorted_records and sorted_records[0].offset > 0:
+            prefix_bytes = sorted_records[0].offset
             self._add_oddity(
                 OddityKind.PREFIXED.value,
-                f"{before} bytes precede the first record of the zip archive; other programs may read them as another "
-                "file",
+                f"{prefix_bytes} bytes precede the first record of the zip archive; other programs may read them as "
+                "another file",
                 0,
-                before,
+                prefix_bytes,
             )
-        trusted = self._looked_at is None and self._source.is_trusted
-        starts = self._place_as_torch(ordered, end.offset) if trusted else None
-        starts = starts or self._read_starts(ordered)
+        is_trusted = self._looked_at is None and self._source.is_trusted
+        starts = self._place_as_torch(sorted_records, end.offset) if is_trusted else None
+        starts = starts or self._read_starts(sorted_records)
         previous_end, previous_name = 0, ""
-        for record in ordered:
+        for record in sorted_records:
             if record.offset < previous_end:
                 raise _overlap_error(previous_name, record)
             if record.offset + _LOCAL.size > end.offset:
@@ -366,24 +366,24 @@ class Archive:
                 raise _outside_error(previous_name, previous_end, end.offset)
         self._add_space(previous_name, previous_end, end.offset)
 
-    def _read_starts(self, ordered: list[Record]) -> Iterator[int]:
+    def _read_starts(self, sorted_records: list[Record]) -> Iterator[int]:
         """Yield the offset of the data of each record, by the local header."""
         window = self.open_window(self._source)
         header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
-        for n, record in enumerate(ordered):
+        for n, record in enumerate(sorted_records):
             if n % _HEADERS_AT_ONCE == 0:
-                next_records = ordered[n : n + _HEADERS_AT_ONCE]
+                next_records = sorted_records[n : n + _HEADERS_AT_ONCE]
                 self._source.prefetch((later.offset, header_bytes + len(later.name) * 4) for later in next_records)
             yield _find_data(record, window.read)
 
-    def _place_as_torch(self, ordered: list[Record], end: int) -> Iterator[int] | None:
+    def _place_as_torch(self, sorted_records: list[Record], end: int) -> Iterator[int] | None:
         """Return the offset of the data of each record as torch aligns the records, without reading local headers.
 
         None if other bytes than descriptors would lie between the records. Cached headers are checked at once, others
         when the record is read.
         """
         guards = []
-        for record, following in zip_longest(ordered, ordered[1:]):
+        for record, following in zip_longest(sorted_records, sorted_records[1:]):
             start, space_end = _align(record), following.offset if following else end
             if space_end - start - record.compressed_size not in _DESCRIPTORS[record.flags & _SIZES_FOLLOW]:
                 return None
@@ -394,7 +394,7 @@ class Archive:
             elif _find_data(record, _read_of(header, record.offset)) != start:
                 return None
         self._source.guard(guards)
-        return map(_align, ordered)
+        return map(_align, sorted_records)
 
     def _add_space(self, previous_name: str, start: int, end: int) -> None:
         if previous_name and end - start > MAX_PADDING:
@@ -409,8 +409,8 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
             raise _damage_error(f"no entry of its list of records (central directory) begins at byte {at} of the list")
         flags, method, crc, compressed_size, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
         name_end = at + 46 + n
-        after = name_end + extra + comment
-        if after > end:
+        entry_end = name_end + extra + comment
+        if entry_end > end:
             raise _damage_error("an entry of its list of records (central directory) runs past the end of the list")
         raw = directory[at + 46 : name_end]
         name = str(raw, "ascii") if raw.isascii() else _decode_name(raw, flags)
@@ -427,7 +427,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
                 f"{name!r} is marked as a folder but holds {compressed_size} bytes, which other programs skip"
             )
         yield record
-        at = after
+        at = entry_end
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
@@ -494,10 +494,10 @@ def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
 
 def _align(record: Record) -> int:
     """Return the offset of the data of a record written by torch (`getPadding` in inline_container.cc)."""
-    wide = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
-    wide += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
-    least = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + wide
-    return -(-least // _ALIGNMENT) * _ALIGNMENT
+    zip64_bytes = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
+    zip64_bytes += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
+    earliest = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + zip64_bytes
+    return -(-earliest // _ALIGNMENT) * _ALIGNMENT
 
 
 def _find_shift(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> int:

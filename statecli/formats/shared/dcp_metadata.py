@@ -236,8 +236,8 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
         is_short = 0 < len(steps) <= MAX_PATH
         for at, step in enumerate(steps):
             if type(step) is int and step >= 0:
-                before = tuple(steps[:at]) if is_short else (fqn, at)
-                lengths[before] = max(lengths.get(before, 0), step + 1)
+                parent_path = tuple(steps[:at]) if is_short else (fqn, at)
+                lengths[parent_path] = max(lengths.get(parent_path, 0), step + 1)
         is_plain = type(fqn) is str and type(path) in (tuple, list) and is_short
         if is_plain and all(type(step) is str or (type(step) is int and step >= 0) for step in steps):
             yield fqn, tuple(steps)

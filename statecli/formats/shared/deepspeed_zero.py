@@ -58,8 +58,8 @@ class Rank(NamedTuple):
     def read_vectors(self, node: Any, what: str) -> list[Tensor]:
         """Return the vectors in a list. Raises MalformedError for any other item."""
         tensors = [self.decoder.tensor(element, what) for element in as_sequence(node) or ()]
-        flat = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
-        vectors = [tensor for tensor in flat if tensor.data is not None and not tensor.data.strides]
+        flat_tensors = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
+        vectors = [tensor for tensor in flat_tensors if tensor.data is not None and not tensor.data.strides]
         if len(vectors) != len(tensors):
             raise MalformedError(f"{what} contains an entry that is not a one-dimensional tensor")
         return vectors
@@ -133,8 +133,8 @@ class Shard(NamedTuple):
 
 def _read_shard(rank: Rank) -> Shard:
     """Raises MalformedError for anything but a part of a ZeRO optimizer."""
-    saved = get_text_items(rank.items.get("optimizer_state_dict"))
-    stage, count = _read_integer(saved.get("zero_stage")), saved.get("partition_count")
+    optimizer_state = get_text_items(rank.items.get("optimizer_state_dict"))
+    stage, count = _read_integer(optimizer_state.get("zero_stage")), optimizer_state.get("partition_count")
     if stage not in (1, 2, 3):
         raise UnreadableError(f"{rank.name}: zero_stage is {quoting.value(stage)}, but statecli knows only 1 to 3")
     counts = [number for number in as_sequence(count) or (count,) if type(number) is int]
@@ -145,15 +145,15 @@ def _read_shard(rank: Rank) -> Shard:
         )
     is_stage_3 = stage == 3
     key = "fp32_flat_groups" if is_stage_3 else "single_partition_of_fp32_groups"
-    masters = rank.read_vectors(saved.get(key), f"{rank.name}: {key}")
+    masters = rank.read_vectors(optimizer_state.get(key), f"{rank.name}: {key}")
     lengths = [master.elements for master in masters]
     vectors, unpartitioned = _read_states(
-        rank, saved.get("optimizer_state_dict" if is_stage_3 else "base_optimizer_state"), lengths
+        rank, optimizer_state.get("optimizer_state_dict" if is_stage_3 else "base_optimizer_state"), lengths
     )
-    paddings = _read_paddings(saved.get("group_paddings"))
+    paddings = _read_paddings(optimizer_state.get("group_paddings"))
     padded = [length + (paddings[n] if n < len(paddings) else 0) for n, length in enumerate(lengths)]
-    aligned = [_read_paddings(group) for group in as_sequence(saved.get("param_alignment_paddings")) or ()]
-    slices = [_read_slices(mappings) for mappings in as_sequence(saved.get("param_slice_mappings")) or ()]
+    aligned = [_read_paddings(group) for group in as_sequence(optimizer_state.get("param_alignment_paddings")) or ()]
+    slices = [_read_slices(mappings) for mappings in as_sequence(optimizer_state.get("param_slice_mappings")) or ()]
     uneven = len(set(counts)) > 1
     return Shard(stage, count, uneven, {MASTER: [*masters], **vectors}, unpartitioned, lengths, padded, aligned, slices)
 
@@ -414,10 +414,11 @@ def _find_fault(part: Part, views: list[View]) -> str | None:
     dtypes = sorted({tensor.dtype for tensor, _, _ in views})
     if len(dtypes) > 1:
         return f"its partitions have different dtypes: {' and '.join(dtypes)}"
-    short = next((view for view in views if view[1] + view[2] > view[0].elements), None)
-    if short is None:
+    short_view = next((view for view in views if view[1] + view[2] > view[0].elements), None)
+    if short_view is None:
         return None
-    return f"a partition has only {short[0].elements} elements, but the parameter ends at element {short[1] + short[2]}"
+    tensor, start, length = short_view
+    return f"a partition has only {tensor.elements} elements, but the parameter ends at element {start + length}"
 
 
 def _describe_partitions(ranks: list[int]) -> str | None:

@@ -29,17 +29,17 @@ class Box(NamedTuple):
     stop: Sizes
 
 
-def find_fault(whole: Sizes, boxes: Sequence[Box]) -> str | None:
-    """Return the fault of `boxes` (none is empty) as pieces of an array of shape `whole`; None if there is no fault.
+def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
+    """Return the fault of `boxes` (none is empty) as pieces of an array of this shape; None if there is no fault.
 
     The sentence says where an element is twice, nowhere, or outside.
     """
-    if len(whole) > MAX_DIMENSIONS:
-        return f"the shape has {len(whole):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
-    region = Box((0,) * len(whole), whole)
+    if len(shape) > MAX_DIMENSIONS:
+        return f"the shape has {len(shape):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
+    region = Box((0,) * len(shape), shape)
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
-            return f"a chunk covers {format_box(box)}, outside the shape {list(whole)}"
+            return f"a chunk covers {format_box(box)}, outside the shape {list(shape)}"
     looks = MAX_LOOKS * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
     while stack:
@@ -68,23 +68,25 @@ def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Seque
     for axis, (first, last) in enumerate(zip(place.start, place.stop, strict=True)):
         parts = list(_split_along(sorted(boxes, key=lambda box: box.start[axis]), axis, first, last))
         if len(parts) > 1:
-            return [(_build_slab(place, axis, low, high), inside) for low, high, inside in parts]
+            return [(_build_slab(place, axis, low, high), slab_boxes) for low, high, slab_boxes in parts]
     return None
 
 
-def _split_along(ordered: Sequence[Box], axis: int, first: int, last: int) -> Iterator[tuple[int, int, Sequence[Box]]]:
+def _split_along(
+    sorted_boxes: Sequence[Box], axis: int, first: int, last: int
+) -> Iterator[tuple[int, int, Sequence[Box]]]:
     """Runs of boxes not divided by a plane between `first` and `last`, and the gaps between runs as empty runs."""
     at, begin, n = first, first, 0
-    for end, box in enumerate(ordered):
+    for end, box in enumerate(sorted_boxes):
         start = box.start[axis]
         if start >= at and start > first:
             if end > n:
-                yield begin, at, ordered[n:end]
+                yield begin, at, sorted_boxes[n:end]
             if start > at:
                 yield at, start, ()
             begin, n = start, end
         at = max(at, box.stop[axis])
-    yield begin, at, ordered[n:]
+    yield begin, at, sorted_boxes[n:]
     if at < last:
         yield at, last, ()
 

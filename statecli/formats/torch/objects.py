@@ -120,8 +120,8 @@ def name_globals(pickle: Pickle, reading: Reading) -> None:
 
 def _build_rows(section: Section, reading: Reading) -> Iterator[Row | TensorInfo]:
     if section.role == "module":
-        inner = strip_compile_wrapper(section.node)
-        return collect_module_rows(inner, reading, prefix="_orig_mod." if inner is not section.node else "")
+        module = strip_compile_wrapper(section.node)
+        return collect_module_rows(module, reading, prefix="_orig_mod." if module is not section.node else "")
     if section.role == "optimizer":
         return _build_optimizer_rows(section.node, reading)
     return _build_state_rows(section, reading, *_KINDS.get(section.role, (Kind.PARAMETER, Evidence.ASSUMED)))
@@ -152,9 +152,9 @@ def _build_state_rows(section: Section, reading: Reading, kind: Kind, evidence: 
     tensor_of = reading.tensor
     seen = {id(node)}
     for path, child in named_children:
-        whole = find_whole(child)
-        if whole is not None:
-            yield _build_whole_info(path, whole, section.path, kind, evidence)
+        whole_tensor = find_whole(child)
+        if whole_tensor is not None:
+            yield _build_whole_info(path, whole_tensor, section.path, kind, evidence)
             continue
         tensor = tensor_of(child, path)
         if tensor is not None:
@@ -186,9 +186,9 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
                 yield build_row(path, tensor, Kind.OPTIMIZER, Evidence.OPTIMIZER)
 
 
-def _build_whole_info(fqn: str, whole: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
+def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
     """Build the tensor of an entry of a state_dict, which is saved; requires_grad=False in such a dict says nothing."""
-    (dtype, device, length, shape, elements), data, key, grad = whole
+    (dtype, device, length, shape, elements), data, key, grad = whole_tensor
     return TensorInfo(
         fqn,
         dtype,

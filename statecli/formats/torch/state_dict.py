@@ -26,7 +26,7 @@ def read_state_dict(section: Section, reading: Reading) -> StateDict:
 
 def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
     """Module path -> its metadata. Thousands of modules say {"version": 1} and share a single dict."""
-    shared: dict[int, dict[str, Any]] = {}
+    shared_metadata: dict[int, dict[str, Any]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():
         local = as_mapping(node)
@@ -39,7 +39,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
             continue
         version = local.get("version")
         if len(local) == 1 and type(version) is int:
-            metadata[path] = shared.setdefault(version, {"version": version})
+            metadata[path] = shared_metadata.setdefault(version, {"version": version})
         else:
             metadata[path] = _read_local(path, local, reading)
     return metadata

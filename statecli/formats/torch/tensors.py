@@ -128,7 +128,7 @@ class Decoder:
         self.disputed = find_disputed(persistent)
         self.checked: dict[int, _StoredAs] = {}
         #: Persistent ids of storages that one tensor has as a whole.
-        self.whole: set[int] = set()
+        self.whole_storages: set[int] = set()
         #: By class, device and elements of the storage, and by size and stride.
         self.layouts: dict[tuple[int, int, int, int, int], Layout] = {}
         # Keyed by the identity of nodes that the pickle's graph keeps alive.
@@ -254,7 +254,7 @@ class Decoder:
         """Raise MalformedError for a storage that contradicts the file, used by a tensor or not."""
         for storage in storages:
             pid = storage.pid
-            if id(pid) not in self.whole and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
+            if id(pid) not in self.whole_storages and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
                 self._resolve_storage(storage, "data.pkl")
 
     def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
@@ -316,7 +316,7 @@ class Decoder:
         where = self.storages.get(key)
         if where is None or where.length != layout.length or where.big_endian:
             return None
-        self.whole.add(id(pid))
+        self.whole_storages.add(id(pid))
         return layout, TensorData(where, layout.dtype, layout.shape), key, grad
 
     def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
@@ -382,9 +382,9 @@ class Decoder:
         shape, strides = _decode_ints(size, "shape", fqn), _decode_ints(stride, "strides", fqn)
         elements = _count_elements(shape, fqn)
         # No strides at all next to a shape mean contiguous, as torch reads them.
-        dense = not strides or strides == contiguous_strides(shape)
-        last = elements - 1 if dense else _compute_last(shape, strides, fqn)
-        geometry = (shape, None if dense else strides, elements, last)
+        is_dense = not strides or strides == contiguous_strides(shape)
+        last = elements - 1 if is_dense else _compute_last(shape, strides, fqn)
+        geometry = (shape, None if is_dense else strides, elements, last)
         self.geometries[id(size), id(stride)] = geometry
         return geometry
 
@@ -503,9 +503,9 @@ class Decoder:
         """Collect the tensors among the attributes of a tensor, and in lists and dicts there, each with its parts."""
         parts: list[tuple[str, TensorData]] = []
         # Parameters may have attributes that are parameters, and so on, without end.
-        pending = list(attributes.items()) if self.depth < MAX_NESTING else []
+        pending_values = list(attributes.items()) if self.depth < MAX_NESTING else []
         seen = set()
-        for name, value in pending:
+        for name, value in pending_values:
             inner = self.tensor(value, f"{fqn}.{name}")
             if inner is not None:
                 parts += [(name, inner.data)] if inner.data is not None else []
@@ -519,7 +519,7 @@ class Decoder:
                         f"{fqn}: the attributes of all tensors have more than {MAX_ENTRIES:,} entries, the limit of "
                         "statecli"
                     )
-                pending += entries
+                pending_values += entries
             if len(parts) > MAX_PARTS:
                 raise MalformedError(f"{fqn}: consists of more than {MAX_PARTS:,} tensors, the limit of statecli")
         return tuple(parts)
@@ -585,22 +585,24 @@ class Decoder:
             raise MalformedError(
                 f"{fqn}: its {layout} record has {len(fields)} fields, but torch writes at least {len(names) + 1}"
             )
-        inner = [(name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)]
-        values = inner[-1][1]
+        inner_tensors = [
+            (name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)
+        ]
+        values = inner_tensors[-1][1]
         shape = _decode_ints(fields[len(names)], "shape", fqn)
         uncoalesced = coordinates and len(fields) > 3 and fields[3] is False
         return Tensor(
             values.dtype,
             shape,
             _count_elements(shape, fqn),
-            sum(tensor.nbytes for _, tensor in inner),
+            sum(tensor.nbytes for _, tensor in inner_tensors),
             values.device,
             values.requires_grad,
             layout=layout,
             note=f"{values.elements} values stored" + (", uncoalesced" if uncoalesced else ""),
             storage=values.storage,
             storage_bytes=values.storage_bytes,
-            parts=tuple((name, tensor.data) for name, tensor in inner if tensor.data is not None),
+            parts=tuple((name, tensor.data) for name, tensor in inner_tensors if tensor.data is not None),
             note_kind=NoteKind.UNCOALESCED if uncoalesced else None,
         )
 
@@ -620,8 +622,10 @@ class Decoder:
         # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
         note = "nested: the inner shapes are unknown, because they are stored as tensor data"
         values = self.require_tensor(parts["values"], fqn, "values")
-        inner = ((name, self.require_tensor(node, fqn, name).data) for name, node in parts.items() if node is not None)
-        inner_parts = tuple((name, data) for name, data in inner if data is not None)
+        inner_data = (
+            (name, self.require_tensor(node, fqn, name).data) for name, node in parts.items() if node is not None
+        )
+        inner_parts = tuple((name, data) for name, data in inner_data if data is not None)
         return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=inner_parts)
 
     def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
@@ -690,9 +694,9 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
             continue
         first_pid = first.setdefault(pid[2], pid)
         if first_pid is not pid:
-            before, after = _describe_storage(first_pid), _describe_storage(pid)
-            if before != after and not first_pid[4] == pid[4] == 0:
-                disputed.setdefault(pid[2], f"{before} and {after}")
+            first_description, second_description = _describe_storage(first_pid), _describe_storage(pid)
+            if first_description != second_description and not first_pid[4] == pid[4] == 0:
+                disputed.setdefault(pid[2], f"{first_description} and {second_description}")
         view = pid[5] if len(pid) > 5 else None
         if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
             first_pid = views.setdefault(view[0], pid)
