@@ -383,8 +383,8 @@ class _Items:
             self.folder.files.check(stored)
             return self._read_item(fqn, stored)
         except UnreadableError as error:
-            where = "" if isinstance(error, _BadFile) else f"the archive at byte {stored.offset} of {stored.file}: "
-            return _build_damaged_tensor(f"{where}{error}")
+            origin = "" if isinstance(error, _BadFile) else f"the archive at byte {stored.offset} of {stored.file}: "
+            return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
         """The root of its pickle; its storages are known by the name as well, for each archive counts from 0."""
@@ -395,7 +395,7 @@ class _Items:
         for node in pickle.persistent:
             if type(node.pid) is tuple and len(node.pid) > 2 and type(node.pid[2]) is str:
                 node.pid = (*node.pid[:2], f"{fqn}:{node.pid[2]}", *node.pid[3:])
-        folder.storages.update((f"{fqn}:{key}", where) for key, where in storages.items())
+        folder.storages.update((f"{fqn}:{key}", storage) for key, storage in storages.items())
         folder.globals.extend(pickle.globals)
         return pickle.root
 
@@ -431,8 +431,8 @@ def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelStat
     if not names:
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))
-    what = "a function or class" if len(qualified) == 1 else f"{len(qualified)} functions or classes"
-    message = f"torch.distributed.checkpoint unpickles .metadata; this imports or calls {what}: "
+    noun = "a function or class" if len(qualified) == 1 else f"{len(qualified)} functions or classes"
+    message = f"torch.distributed.checkpoint unpickles .metadata; this imports or calls {noun}: "
     oddity = Oddity(OddityKind.FOREIGN_GLOBALS.value, message + quoting.names(qualified))
     mentions = tuple((mention.qualified, mention.position) for mention in names)
     return replace(state, oddities=(*state.oddities, oddity), globals=(*mentions, *state.globals))

@@ -113,20 +113,20 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     Raises as `read` does.
     """
     choice = checkpoint_folder.choose_checkpoint(path)
-    where = files.join(path, choice.name)
-    files.prefetch((where, *config_files.list_config_files(path, choice.names)))
+    file_path = files.join(path, choice.name)
+    files.prefetch((file_path, *config_files.list_config_files(path, choice.names)))
     if (reason := checkpoint_folder.explain_weights_elsewhere(path, choice.names)) is not None:
         raise UnreadableError(reason)
     used_files: list[str] = []
     oddities: list[Oddity] = []
     if checkpoint_folder.INDEX.search(choice.name):
-        index = _read_index(where, choice.name)
+        index = _read_index(file_path, choice.name)
         used_files, state = index.shards, _read_indexed(index, path, choice.name, read_file)
     elif match := checkpoint_folder.SERIES.match(choice.name):
         used_files = _list_series(match)
         state = _read_series(path, used_files, read_file)
     else:
-        state = replace(read_file(where), target=path)
+        state = replace(read_file(file_path), target=path)
     other_weights = sorted(
         {*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used_files, others)
     )

@@ -247,15 +247,15 @@ class _Reader:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         record = self.archive.records.get(name)
-        where = name.removeprefix(f"{self.archive.folder}/")
+        record_name = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
-            raise MalformedError(f"holds no {where}: the export did not finish; export the program again")
+            raise MalformedError(f"holds no {record_name}: the export did not finish; export the program again")
         data = self.archive.read(record, MAX_JSON)
         self.values += data.count(b",")
         if self.values > _json.MAX_VALUES:
             raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in all, statecli's limit")
-        document, repeats = _json.parse_object(data, where)
-        _json.refuse_repeats(repeats, where)
+        document, repeats = _json.parse_object(data, record_name)
+        _json.refuse_repeats(repeats, record_name)
         return document
 
     # --- tensors ----------------------------------------------------------------------------------------------------
@@ -266,12 +266,15 @@ class _Reader:
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
             raise MalformedError(f"{name} has no JSON object under 'config'")
-        where = f"data/{folder}"
-        storages = {f"{where}/{key}": storage for key, storage in locate_storages(self.archive, folder=where).items()}
+        folder_path = f"data/{folder}"
+        storages = {
+            f"{folder_path}/{key}": storage
+            for key, storage in locate_storages(self.archive, folder=folder_path).items()
+        }
         reading, first = Reading(Decoder(storages), self.oddities), dict[str, dict[str, Any]]()
         for fqn, entry in entries.items():
             try:
-                tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), where, reading, first)
+                tensor = self._read_tensor(fqn, _read_object(entry, fqn, "entry"), folder_path, reading, first)
             except MalformedError as error:
                 tensor = mark_damaged(fqn, error)
             if tensor is not None:
@@ -280,7 +283,7 @@ class _Reader:
                 _add_payload(payloads, fqn, payload)
 
     def _read_tensor(
-        self, fqn: str, entry: dict[str, Any], where: str, reading: Reading, first: dict[str, dict[str, Any]]
+        self, fqn: str, entry: dict[str, Any], folder_path: str, reading: Reading, first: dict[str, dict[str, Any]]
     ) -> Tensor | None:
         """Read a tensor; None for any other object. `first` has the first tensor_meta of each record."""
         name = entry.get("path_name")
@@ -289,22 +292,22 @@ class _Reader:
         for key in ("use_pickle", "is_param"):
             if type(entry.get(key)) is not bool:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
-        if where.endswith("constants") and name.startswith(_OBJECTS):
-            self._load_object(fqn, f"{where}/{name}")
+        if folder_path.endswith("constants") and name.startswith(_OBJECTS):
+            self._load_object(fqn, f"{folder_path}/{name}")
             return None
         if entry["use_pickle"]:
-            return self._read_single(f"{where}/{name}", fqn)
+            return self._read_single(f"{folder_path}/{name}", fqn)
         meta = _read_object(entry.get("tensor_meta"), fqn, "tensor_meta")
         _refuse_other_type(meta, first.setdefault(name, meta), fqn, name)
-        node = _build_node(meta, f"{where}/{name}", reading, fqn)
+        node = _build_node(meta, f"{folder_path}/{name}", reading, fqn)
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
         if tensor is not None and node.cls is _EMPTY:
             tensor.note = "saved without values (fake tensor)"
         return tensor
 
-    def _load_object(self, fqn: str, where: str) -> None:
-        message = f"{quoting.name(fqn)} is an object, not a tensor: statecli does not list its contents ({where})"
+    def _load_object(self, fqn: str, record_name: str) -> None:
+        message = f"{quoting.name(fqn)} is an object, not a tensor: statecli does not list its contents ({record_name})"
         self._add_oddity("custom-object", message, fqn)
 
     def _read_single(self, name: str, fqn: str) -> Tensor:
@@ -439,9 +442,9 @@ def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
         )
 
 
-def _read_object(node: Any, fqn: str, what: str) -> dict[str, Any]:
+def _read_object(node: Any, fqn: str, label: str) -> dict[str, Any]:
     if type(node) is not dict:
-        raise MalformedError(f"{fqn}: its {what} is not a JSON object but {quoting.value(node)}")
+        raise MalformedError(f"{fqn}: its {label} is not a JSON object but {quoting.value(node)}")
     return node
 
 
@@ -464,9 +467,9 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
         raise MalformedError(f"{fqn}: its layout is {quoting.value(layout)}, not {_STRIDED} (strided)")
     sizes, strides = _read_ints(meta.get("sizes"), "sizes", fqn), _read_ints(meta.get("strides"), "strides", fqn)
     offset, device = _read_int(meta.get("storage_offset"), "storage_offset", fqn), _read_device(meta.get("device"), fqn)
-    where = reading.decoder.storages.get(key)
-    length = where.length if where is not None else 0
-    if where is not None and not length and 0 not in sizes:
+    storage = reading.decoder.storages.get(key)
+    length = storage.length if storage is not None else 0
+    if storage is not None and not length and 0 not in sizes:
         # torch exports fake tensors without their bytes, and loads zeros for them.
         name = Global("torch", DTYPES[dtype], 0)
         return Obj(_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
@@ -480,17 +483,17 @@ def _build_call(
     return Obj(_REBUILD, (storage, offset, sizes, strides, grad, None, Global("torch", dtype, 0)))
 
 
-def _read_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+def _read_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
     if type(node) is not list:
-        raise MalformedError(f"{fqn}: its {what} are not a list but {quoting.value(node)}")
-    return tuple(_read_int(child, what, fqn) for child in node)
+        raise MalformedError(f"{fqn}: its {label} are not a list but {quoting.value(node)}")
+    return tuple(_read_int(child, label, fqn) for child in node)
 
 
-def _read_int(node: Any, what: str, fqn: str) -> int:
+def _read_int(node: Any, label: str, fqn: str) -> int:
     number = node.get("as_int") if type(node) is dict else None
     if type(number) is not int:
         description = "a symbol" if type(node) is dict and "as_expr" in node else quoting.value(node)
-        raise MalformedError(f"{fqn}: its {what} must hold integers, but holds {description}")
+        raise MalformedError(f"{fqn}: its {label} must hold integers, but holds {description}")
     return number
 
 

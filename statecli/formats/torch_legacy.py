@@ -78,8 +78,8 @@ def _read_pickles(source: Source) -> list[Pickle]:
     """The five pickles; their `end` counts from the start of the file."""
     pickles: list[Pickle] = []
     at = 0
-    for what in _PICKLES:
-        pickle = _read_pickle_at(source, at, what)
+    for label in _PICKLES:
+        pickle = _read_pickle_at(source, at, label)
         at += pickle.end
         pickle.end = at
         pickles.append(pickle)

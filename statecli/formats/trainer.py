@@ -134,16 +134,16 @@ def _read_from_shards(path: str, read_file: ReadFile) -> ModelState:
 
 
 def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> ModelState:
-    where = files.join(path, name)
+    file_path = files.join(path, name)
     try:
-        state = read_file(where)
+        state = read_file(file_path)
     except BarePickle as error:
-        reason = str(error).removeprefix(f"{where}: ")
-        return ModelState(where, NAME, (), (), oddities=(Oddity("companions", f"not read, because it {reason}"),))
+        reason = str(error).removeprefix(f"{file_path}: ")
+        return ModelState(file_path, NAME, (), (), oddities=(Oddity("companions", f"not read, because it {reason}"),))
     except UnreadableError as error:
         if section.startswith("model_"):
             raise
-        return ModelState(where, NAME, (_build_unreadable_row(name, section, error),), (section,))
+        return ModelState(file_path, NAME, (_build_unreadable_row(name, section, error),), (section,))
     return _as_section(state, section, name)
 
 
@@ -216,9 +216,9 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
     match = _SHARDED.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
-    what = match["what"]
-    folder_settings = rename(settings, lambda key: (f"{what}.", "") if key else None)
-    return what if match["number"] == "0" else name, folder_settings
+    role = match["what"]
+    folder_settings = rename(settings, lambda key: (f"{role}.", "") if key else None)
+    return role if match["number"] == "0" else name, folder_settings
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:

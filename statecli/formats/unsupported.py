@@ -113,9 +113,9 @@ def describe_content(path: str, head: bytes, size: int) -> str:
         return _describe_lfs_pointer(head)
     if head.startswith(_ANNEX_POINTER):
         return f"a pointer of git-annex: run: git annex get{path and ' ' + quote_for_shell(path)}"
-    for magic, what in MAGIC:
+    for magic, description in MAGIC:
         if head.startswith(magic):
-            return _describe_wrapped(what, path, _unpack_head(head))
+            return _describe_wrapped(description, path, _unpack_head(head))
     if is_flatbuffer(head):
         return "a TorchScript flatbuffer, which statecli does not read: save the program again with torch.jit.save"
     if tar_archive.is_written_by_torch(head):
@@ -165,14 +165,14 @@ def _unpack_xz_head(head: bytes) -> bytes:
         return b""
 
 
-def _describe_wrapped(what: str, path: str, content: bytes) -> str:
+def _describe_wrapped(description: str, path: str, content: bytes) -> str:
     """Describe the inner file too, if the inner file is an archive or a checkpoint."""
-    kind, _, advice = what.partition(": ")
+    kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
     if format_name is None and content[257:262] == b"ustar":
         return f"{kind} that contains {describe_content('', content, len(content))}"
-    return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else what
+    return f"{kind} that contains a checkpoint ({format_name}): {advice}" if format_name else description
 
 
 def _read_first_member(head: bytes) -> str:

@@ -165,9 +165,9 @@ class Allocations:
             sizes[key] = size
             records.add(record)
             if max(size, total) > _ALLOWED_BYTES + _MAX_COMPRESSION_RATIO * file_bytes:
-                what = "a storage" if size > total - size else f"{len(sizes):,} storages"
+                noun = "a storage" if size > total - size else f"{len(sizes):,} storages"
                 yield Bomb(
-                    f"allocates {_format_bytes(total)} for {what}, but the file has only {_format_bytes(file_bytes)}",
+                    f"allocates {_format_bytes(total)} for {noun}, but the file has only {_format_bytes(file_bytes)}",
                     pid[1].position,
                 )
                 return

@@ -86,16 +86,16 @@ def check_mmengine_path(where: str, value: Value, steps: Steps, *, library: str 
     if not text:
         return
     protocol = _PROTOCOL.match(text)
-    what = f"{where} is {_show_url(text, protocol)}; {library} deletes this path after saving a better checkpoint"
+    message = f"{where} is {_show_url(text, protocol)}; {library} deletes this path after saving a better checkpoint"
     if _PARENT.search(text):
-        yield Hazard(f"{what}, and `..` in the path may lead outside the user's folder")
+        yield Hazard(f"{message}, and `..` in the path may lead outside the user's folder")
     elif _BEST_NAME.fullmatch(text):
-        yield Hazard(what, is_error=False)
+        yield Hazard(message, is_error=False)
     else:
         extent = "a folder with files" if library == "MMEngine" else "one of your own files"
         why = f"even if the path is {extent}; the usual name is best_*.pth"
         help = "check the path before you resume from the file"
-        yield Hazard(f"{what}, {why}", is_error=False, needs_review=True, help=help)
+        yield Hazard(f"{message}, {why}", is_error=False, needs_review=True, help=help)
 
 
 def explain_unsafe_step(value: Value) -> str | None:

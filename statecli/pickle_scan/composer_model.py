@@ -28,12 +28,12 @@ _HELP = "do not load the file with hf_from_composer_checkpoint unless you trust 
 def check_file(where: str, name: str, extension: object) -> Hazard | None:
     """Return the hazard of a file of the tokenizer; None for a plain name of a file that is not Python."""
     if not _FILE_NAME.fullmatch(name) or name in (".", ".."):
-        what = f"{where} has the file {quoting.quote(name[:200])}, which is not a plain file name"
-        return Hazard(f"{what}; Composer writes to this path and may overwrite one of your own files", help=_HELP)
+        message = f"{where} has the file {quoting.quote(name[:200])}, which is not a plain file name"
+        return Hazard(f"{message}; Composer writes to this path and may overwrite one of your own files", help=_HELP)
     if name.endswith(_PYTHON) or extension == _PYTHON:
-        what = f"{where} has the Python file {quoting.quote(name[:200])}"
+        message = f"{where} has the Python file {quoting.quote(name[:200])}"
         why = "Composer writes the file next to the user's files, where transformers or Python may run this file"
-        return Hazard(f"{what}; {why}", is_error=False, needs_review=True, help=_HELP)
+        return Hazard(f"{message}; {why}", is_error=False, needs_review=True, help=_HELP)
     return None
 
 
@@ -44,5 +44,5 @@ def check_class(where: str, name: str) -> Hazard | None:
 
 def describe_trust(where: str) -> Hazard:
     """Return the hazard of a configuration that trusts the code of a repository."""
-    what = f"{where} is set, so transformers runs Python files from the model repository given in the configuration"
-    return Hazard(what, help=_HELP)
+    message = f"{where} is set, so transformers runs Python files from the model repository given in the configuration"
+    return Hazard(message, help=_HELP)

@@ -90,8 +90,8 @@ class Scanner(Machine):
 
     longest_name = 2**31
 
-    def __init__(self, data: bytes, what: str, steps: Steps | None = None) -> None:
-        super().__init__(data, what, fast=True, module_ids=True)
+    def __init__(self, data: bytes, label: str, steps: Steps | None = None) -> None:
+        super().__init__(data, label, fast=True, module_ids=True)
         self.unfollowed: OutOfSteps | None = None
         self.nested_data: list[tuple[int, bytes]] = []
         self.module_classes: list[str] = []

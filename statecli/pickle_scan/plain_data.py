@@ -269,20 +269,20 @@ class _Walk:
                 self._steps.take(Budget.TEXT, 1 + len(text) // _CHARACTERS_PER_STEP)
             is_unpickled = isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)
             if text is COMPUTED_TEXT or is_array or is_unpickled:
-                what = f"{'an array' if is_array else 'a string'} that RLlib unpacks and unpickles"
-                yield Hazard(f"{self.describe_path(node)}[{key!r}] is {what}", help=array_texts.HELP)
+                noun = f"{'an array' if is_array else 'a string'} that RLlib unpacks and unpickles"
+                yield Hazard(f"{self.describe_path(node)}[{key!r}] is {noun}", help=array_texts.HELP)
 
     def _check_dtype(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
         """Check numbers that HQQ takes for the letters of a dtype; a tensor is checked by `audit`."""
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
-            what, is_safe = "neither the name of a dtype nor a tensor", self._is_no_iterable_of_numbers(value)
+            fault, is_safe = "neither the name of a dtype nor a tensor", self._is_no_iterable_of_numbers(value)
         else:
             is_ascii = all(type(number) is int and 0 <= number < 128 for number in numbers)
-            what, is_safe = "not the name of a dtype", is_ascii and texts_as_code.is_dtype("".join(map(chr, numbers)))
+            fault, is_safe = "not the name of a dtype", is_ascii and texts_as_code.is_dtype("".join(map(chr, numbers)))
         if not is_safe:
-            yield Hazard(f"{where} is {what}; HQQ evaluates the value as Python code")
+            yield Hazard(f"{where} is {fault}; HQQ evaluates the value as Python code")
 
     def _is_no_iterable_of_numbers(self, value: Value) -> bool:
         """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
@@ -396,12 +396,14 @@ class _Walk:
         is_deque = type(kept_steps) is Obj and split_call(kept_steps)[0] == "collections.deque"
         where = f"[{_RUNTIME_INFO!r}][{_KEPT_STEPS!r}]"
         if why := next(filter(None, map(explain_unsafe_step, self.find_elements(kept_steps))), None):
-            what = f"an element of {where} is {why}"
+            message = f"an element of {where} is {why}"
         elif kept_steps is not None and type(kept_steps) not in (list, tuple) and not is_deque:
-            what = f"{where} is not a list of numbers"
+            message = f"{where} is not a list of numbers"
         else:
             return
-        yield Hazard(f"{what}; MMEngine makes a path from each element and deletes the file or the folder at this path")
+        yield Hazard(
+            f"{message}; MMEngine makes a path from each element and deletes the file or the folder at this path"
+        )
 
     def _check_hyperparameters(self, parent_key: str, root: Value) -> Iterator[Hazard]:
         """Check the names in hyperparameters. A separate walk, because a container may be shared."""
@@ -451,13 +453,13 @@ class _Walk:
         for key in items:
             text = read_text(key)
             if type(text) is str and _BREAKS.search(text):
-                what = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
+                problem = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
             elif type(text) not in (str, int, float, bool, type(None)):
-                what = ": key that is neither a string nor a number"
+                problem = ": key that is neither a string nor a number"
             else:
                 continue
             yield Hazard(
-                f"{self.describe_path(node) or 'the root'}{what}; torch compiles Python code that contains "
+                f"{self.describe_path(node) or 'the root'}{problem}; torch compiles Python code that contains "
                 "the key, so the key can run code"
             )
             return

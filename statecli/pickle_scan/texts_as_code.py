@@ -103,12 +103,12 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
             yield Hazard(why, is_error=False, needs_review=True, help=_CLASS_HELP)
     for name in names:
         if _CONFIG_FILE.fullmatch(name):
-            what = (
+            message = (
                 f"{where} is {quoting.quote(name)}, the path of a configuration file; LightningCLI may import and "
                 "call functions and classes listed in that file"
             )
             help = "check the file before you give the checkpoint to LightningCLI"
-            yield Hazard(what, is_error=False, help=help)
+            yield Hazard(message, is_error=False, help=help)
         elif _is_class_name(name) and name not in _list_classes():
             hazard = judge_call(
                 f"{where} is", name, "LightningCLI", _CLASS_HELP, " for an argument that takes an object"
@@ -143,15 +143,15 @@ def _list_classes() -> frozenset[str]:
 def check_text(where: str, text: str) -> Hazard | None:
     """Return the hazard of a text in hyperparameters that jsonargparse parses; None without a name to call."""
     if "class_path" in text:
-        what = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
+        message = "is a string with a class_path, and LightningCLI imports and calls the class at this path"
     elif "\\" in text and _MAPPING.search(text):
-        what = (
+        message = (
             "is a string with backslash escapes (such as \\x63), which may hide a class_path that LightningCLI "
             "imports and calls"
         )
     else:
         return None
-    return Hazard(f"{where} {what}", help=_CLASS_HELP)
+    return Hazard(f"{where} {message}", help=_CLASS_HELP)
 
 
 def check_instantiator(where: str, name: str) -> Hazard | None:

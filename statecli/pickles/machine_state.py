@@ -109,8 +109,8 @@ class MachineState:
 
     def build_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
         """Return the error for truncated bytes."""
-        what = f"{self.label} is truncated: {text} (byte {len(self.data)})"
-        return TruncatedPickle(f"{what}; copy or download the file again")
+        message = f"{self.label} is truncated: {text} (byte {len(self.data)})"
+        return TruncatedPickle(f"{message}; copy or download the file again")
 
     def build_budget_error(self, pos: int, text: str) -> OverBudget:
         """Return the error for a pickle beyond a budget."""
@@ -181,11 +181,11 @@ class MachineState:
         """Return the one Global of this name."""
         if type(module) is not str or type(name) is not str:
             if not {type(module), type(name)}.isdisjoint((Global, Obj, Persistent)):
-                what = (
+                message = (
                     "the name of an imported function or class is computed during loading, so statecli cannot "
                     "check the name"
                 )
-                raise ComputedName(f"{self.label}: {what} (byte {pos - 1})")
+                raise ComputedName(f"{self.label}: {message} (byte {pos - 1})")
             raise self.build_error(pos, "the name of an imported function or class is not a string")
         if len(module) + len(name) > self.longest_name:
             raise self.build_unsupported_error(

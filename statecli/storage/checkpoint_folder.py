@@ -336,8 +336,8 @@ def advise_class(path: str) -> str:
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     """Return what a folder without weights has instead; "" if nothing is known."""
     if foreign := sorted(FOREIGN.intersection(names)):
-        what = "only weights of other frameworks, which statecli does not read"
-        return f"is a folder with {what}: {quoting.names(foreign)}"
+        content = "only weights of other frameworks, which statecli does not read"
+        return f"is a folder with {content}: {quoting.names(foreign)}"
     parent_links = [
         name for name in folders if name.endswith(WEIGHTS) and _links_to_parent(on_disk.join(path, name), path)
     ]

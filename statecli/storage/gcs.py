@@ -73,9 +73,9 @@ def _create_filesystem() -> Any:
     # gcsfs uses other credentials, or none, if it cannot read the file.
     credentials = None if filesystem is None else filesystem.credentials
     if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
-        what = "a file without Google credentials" if os.path.isfile(path or "") else "a file that does not exist"
+        target = "a file without Google credentials" if os.path.isfile(path or "") else "a file that does not exist"
         raise UnreadableError(
-            f"GOOGLE_APPLICATION_CREDENTIALS points to {what}: set it to a file of credentials, or unset it"
+            f"GOOGLE_APPLICATION_CREDENTIALS points to {target}: set it to a file of credentials, or unset it"
         )
     return filesystem
 

@@ -258,8 +258,8 @@ def _check_range(response: BaseHTTPResponse, offset: int, length: int) -> int:
     text = response.headers.get("Content-Range", "")
     match = _RANGE.fullmatch(text)
     if match is None:
-        what = "the size of the file" if text.endswith("/*") else "the range of its answer"
-        raise UnreadableError(f"the server does not report {what}; download the file first")
+        quantity = "the size of the file" if text.endswith("/*") else "the range of its answer"
+        raise UnreadableError(f"the server does not report {quantity}; download the file first")
     start, last, size = map(int, match.groups())
     if (start, last + 1) != (offset, min(offset + length, size)) or start > last:
         raise UnreadableError(
@@ -353,17 +353,17 @@ def _has_same_path(url: str, requested: str) -> bool:
 def _refuse(answer: Answer, url: str) -> None:
     response = answer.response
     status = response.status
-    where = f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
+    origin = f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
     if status in _BUSY:
         raise Transient(
-            f"the server is busy (HTTP {status}{where})", _parse_retry_after(response.headers.get("Retry-After"))
+            f"the server is busy (HTTP {status}{origin})", _parse_retry_after(response.headers.get("Retry-After"))
         )
     if status in (404, 410):
-        raise Gone(f"does not exist (HTTP {status}{where})", status, response.headers)
+        raise Gone(f"does not exist (HTTP {status}{origin})", status, response.headers)
     if status not in (200, 206):
         # Without credentials, the requests for thirty usual names would be refused as well.
         kind = Refused if status in (401, 407) else NoFile
-        raise kind(_explain_refusal(status, where, answer, url), status, response.headers)
+        raise kind(_explain_refusal(status, origin, answer, url), status, response.headers)
     codings = ",".join(response.headers.get(name, "") for name in ("Content-Encoding", "Transfer-Encoding")).lower()
     coding = " ".join(name for name in re.split(r"[\s,]+", codings) if name not in ("", "identity", "chunked"))
     if coding:
@@ -374,9 +374,9 @@ def _refuse(answer: Answer, url: str) -> None:
         )
 
 
-def _explain_refusal(status: int, where: str, answer: Answer, url: str) -> str:
+def _explain_refusal(status: int, origin: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
-    code = f"(HTTP {status}{where})"
+    code = f"(HTTP {status}{origin})"
     if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
         return f"access is refused {code}: {source} were not sent, because the URL redirects to another server"
     if status == 401 and source is None:

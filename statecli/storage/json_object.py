@@ -30,15 +30,15 @@ _KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 Repeat = tuple[dict[str, Any], str]
 
 
-def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
+def parse_object(raw: bytes, label: str) -> tuple[dict[str, Any], list[Repeat]]:
     """Parse a JSON object; return the object and all repeated keys. The last value of a repeated key counts.
 
-    Raises MalformedError, with a message that begins with `what`, for another document.
+    Raises MalformedError, with a message that begins with `label`, for another document.
     """
     import json
 
     repeats: list[Repeat] = []
-    check_brackets(raw, what)
+    check_brackets(raw, label)
     try:
         text = raw.decode("utf-8")
         del raw
@@ -49,33 +49,35 @@ def parse_object(raw: bytes, what: str) -> tuple[dict[str, Any], list[Repeat]]:
             parse_float=_parse_float,
         )
     except UnicodeDecodeError as error:
-        raise MalformedError(f"{what} is not valid UTF-8 near its byte {error.start}") from error
+        raise MalformedError(f"{label} is not valid UTF-8 near its byte {error.start}") from error
     except RecursionError as error:
-        raise MalformedError(f"{what} has lists and objects that are nested too deeply for statecli to read") from error
+        raise MalformedError(
+            f"{label} has lists and objects that are nested too deeply for statecli to read"
+        ) from error
     except ValueError as error:
-        raise MalformedError(f"{what} is not valid JSON: {_describe_error(error)}") from error
+        raise MalformedError(f"{label} is not valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
-        raise MalformedError(f"{what} is not a JSON object but a JSON {_KINDS.get(type(document), 'number')}")
-    _refuse_lone_surrogate(text, what)
+        raise MalformedError(f"{label} is not a JSON object but a JSON {_KINDS.get(type(document), 'number')}")
+    _refuse_lone_surrogate(text, label)
     return document, repeats
 
 
-def check_brackets(raw: bytes, what: str) -> None:
+def check_brackets(raw: bytes, label: str) -> None:
     """Raise MalformedError for more lists and objects than the largest model has, because they take memory."""
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_CONTAINERS:
         raise MalformedError(
-            f"{what} has {brackets} lists and objects in total, more than statecli's limit of {MAX_CONTAINERS}"
+            f"{label} has {brackets} lists and objects in total, more than statecli's limit of {MAX_CONTAINERS}"
         )
     values = raw.count(b",")
     if values > MAX_VALUES:
-        raise MalformedError(f"{what} has {values} values in total, more than statecli's limit of {MAX_VALUES}")
+        raise MalformedError(f"{label} has {values} values in total, more than statecli's limit of {MAX_VALUES}")
 
 
-def refuse_repeats(repeats: Iterable[Repeat], what: str) -> None:
+def refuse_repeats(repeats: Iterable[Repeat], label: str) -> None:
     """Raise MalformedError for the first repeated key."""
     for _, key in repeats:
-        raise MalformedError(f"{what} has the key {quoting.quote(key)} twice; programs may read either value")
+        raise MalformedError(f"{label} has the key {quoting.quote(key)} twice; programs may read either value")
 
 
 def get_field(document: Any, *keys: str) -> Any:
@@ -133,12 +135,12 @@ def _describe_error(error: ValueError) -> str:
     return "a number has more digits than Python reads" if "digits" in text else text
 
 
-def _refuse_lone_surrogate(text: str, what: str) -> None:
+def _refuse_lone_surrogate(text: str, label: str) -> None:
     if "\\ud" not in text and "\\uD" not in text:
         return
     for escape in _ESCAPE.finditer(text):
         if escape[1]:
             raise MalformedError(
-                f"{what} contains the escape \\{escape[1]} alone; only a pair of such escapes (surrogates) is a "
+                f"{label} contains the escape \\{escape[1]} alone; only a pair of such escapes (surrogates) is a "
                 "character"
             )

@@ -47,8 +47,8 @@ def _parse_number(name: str, text: str, kind: type[float] | type[int]) -> float:
         value = kind(-1)
     may_be_0 = name.endswith("RETRIES")
     if not 0 <= value < 1e6 or (value == 0 and not may_be_0):
-        what = "a whole number" if kind is int else "a number"
+        kind_text = "a whole number" if kind is int else "a number"
         raise UsageError(
-            f"{name}={text}: must be {what} {'of 0 or more' if may_be_0 else 'above 0'} and below 1,000,000"
+            f"{name}={text}: must be {kind_text} {'of 0 or more' if may_be_0 else 'above 0'} and below 1,000,000"
         )
     return value

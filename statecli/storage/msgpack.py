@@ -126,8 +126,8 @@ class Parser:
     def _parse_key(self, entries: dict[str | int, Any], depth: int) -> str | int:
         key = self.value(depth + 1)
         if type(key) is not str and type(key) is not int:
-            what = "bytes" if isinstance(key, Blob) else quoting.value(key)
-            raise MalformedError(f"a map has a key that is not a string or an integer, but {what}")
+            key_text = "bytes" if isinstance(key, Blob) else quoting.value(key)
+            raise MalformedError(f"a map has a key that is not a string or an integer, but {key_text}")
         if key in entries:
             raise MalformedError(f"a map has the key {quoting.value(key)} twice; programs may read either value")
         return key

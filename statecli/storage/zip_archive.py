@@ -193,8 +193,10 @@ class Archive:
             limit = min(limit, MAX_INFLATED)
         if record.size > limit or record.compressed_size > limit:
             is_packed = record.method == DEFLATED
-            what = "is compressed and takes {:,} bytes unpacked" if is_packed else "has {:,} bytes"
-            raise MalformedError(f"{record.name} {what.format(record.size)}, more than statecli's limit of {limit:,}")
+            problem = "is compressed and takes {:,} bytes unpacked" if is_packed else "has {:,} bytes"
+            raise MalformedError(
+                f"{record.name} {problem.format(record.size)}, more than statecli's limit of {limit:,}"
+            )
         data = self._source.read(record.data_offset, record.compressed_size)
         if record.method == DEFLATED:
             data = _inflate(record, data)

@@ -177,14 +177,14 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL)
 def test_code_that_torch_does_not_write_is_not_trusted(text):
-    assert read_types([("a/code/__torch__.py", text.encode())], Steps()).unread is not None
+    assert read_types([("a/code/__torch__.py", text.encode())], Steps()).unreadable_class is not None
 
 
 def test_what_torch_writes_in_strings_and_functions_declares_nothing():
     function = '  def f(self):\n    y = "\\n  z : int"  # z : int\n    t : int = 1\n'
     text = f"class A(Module):\n  __parameters__ = []\n  x : int\n{function}"
     types = read_types([("a/code/__torch__/b.py", text.encode())], Steps())
-    assert types.unread is None
+    assert types.unreadable_class is None
     assert list(types.classes["__torch__.b.A"].attributes) == ["x"]
 
 

@@ -37,11 +37,11 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
     settings = state.metadata
     oddities = []
     for stem, longest in SETTINGS_FILES.items():
-        where = files.join(path, f"{stem}.json")
-        if not files.is_file(where):
+        file_path = files.join(path, f"{stem}.json")
+        if not files.is_file(file_path):
             continue
         try:
-            settings = add_file(settings, stem, _parse_settings(stem, read_small_file(where, longest)))
+            settings = add_file(settings, stem, _parse_settings(stem, read_small_file(file_path, longest)))
         except UnreadableError as error:
             why = str(error).removeprefix("it ")
             because = f", because it {why}" if quoting.starts_with_verb(why) else f": {why}"

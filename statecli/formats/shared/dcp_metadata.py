@@ -113,47 +113,47 @@ class _Scanned(dict[str, tuple[bytes, Metadata]]):
     """The metadata that `parse_for_scan` parsed last, with its bytes, by the name of the pickle."""
 
 
-def parse_for_scan(data: bytes, what: str) -> Metadata:
+def parse_for_scan(data: bytes, label: str) -> Metadata:
     """Parse as `parse_metadata` does, and keep the result for its next call: an audit also reads the tensors."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
-    scanned[what] = data, parse_metadata(data, what)
-    return scanned[what][1]
+    scanned[label] = data, parse_metadata(data, label)
+    return scanned[label][1]
 
 
-def parse_metadata(data: bytes, what: str) -> Metadata:
-    """Parse the metadata in a pickle; messages call the pickle `what`.
+def parse_metadata(data: bytes, label: str) -> Metadata:
+    """Parse the metadata in a pickle; messages call the pickle `label`.
 
     Raises MalformedError for a pickle of anything else, UnreadableError for an unknown version.
     """
-    scanned = lifetime.for_command(_Scanned).pop(what, None)
+    scanned = lifetime.for_command(_Scanned).pop(label, None)
     if scanned is not None and scanned[0] == data:
         return scanned[1]
     if not data:
-        raise MalformedError(f"{what} is empty: {_CUT_OFF}")
+        raise MalformedError(f"{label} is empty: {_CUT_OFF}")
     try:
-        pickle = read_pickle(data, what, budget=METADATA_BUDGET_FACTOR, machine_class=_Machine)
+        pickle = read_pickle(data, label, budget=METADATA_BUDGET_FACTOR, machine_class=_Machine)
     except TruncatedPickle as error:
         raise type(error)(f"{error}: {_CUT_OFF}") from None
     root = pickle.root
     name = get_name(root.cls) if type(root) is Obj else ""
     if not (name.startswith(_OURS) and name.endswith(".Metadata")):
         raise MalformedError(
-            f"{what} does not contain metadata of torch.distributed.checkpoint; copy the folder "
+            f"{label} does not contain metadata of torch.distributed.checkpoint; copy the folder "
             "again, or save the checkpoint again"
         )
     fields = root.state if type(root.state) is dict else {}
-    _check_version(fields.get("version"), what)
+    _check_version(fields.get("version"), label)
     entries = _named_items(
         fields.get("state_dict_metadata"),
-        f"{what} has no state_dict_metadata with a name for each tensor; save the checkpoint again",
+        f"{label} has no state_dict_metadata with a name for each tensor; save the checkpoint again",
     )
     tensors = {fqn: _read_tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
     paths = dict(_read_paths(fields.get("planner_data")))
     # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
     foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED]
-    return Metadata(order, tensors, paths, _read_places(fields.get("storage_data"), what), foreign)
+    return Metadata(order, tensors, paths, _read_places(fields.get("storage_data"), label), foreign)
 
 
 class _Machine(Machine):
@@ -162,8 +162,8 @@ class _Machine(Machine):
     Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """
 
-    def __init__(self, data: bytes, what: str, *, fast: bool, module_ids: bool) -> None:
-        super().__init__(data, what, fast=fast, module_ids=module_ids)
+    def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
+        super().__init__(data, label, fast=fast, module_ids=module_ids)
         self.reaches = False
         self.states: set[int] = set()
 
@@ -203,14 +203,14 @@ class _Machine(Machine):
 _GETATTR = "builtins.getattr"
 
 
-def _check_version(version: Any, what: str) -> None:
+def _check_version(version: Any, label: str) -> None:
     if type(version) is str and not version.startswith("1."):
-        message = f"{what} has version {quoting.value(version)}, which a newer torch wrote; statecli knows only 1.0.0"
+        message = f"{label} has version {quoting.value(version)}, which a newer torch wrote; statecli knows only 1.0.0"
         raise UnreadableError(f"{message}; update statecli, or save the checkpoint again with an older torch")
     if version is not None and type(version) is not str:
         number = type(version) in (int, float, bool)
         description = f"version {quoting.value(version)}" if number else "a version of an unknown type"
-        raise UnreadableError(f"{what} has {description}, but torch writes version 1.0.0; save the checkpoint again")
+        raise UnreadableError(f"{label} has {description}, but torch writes version 1.0.0; save the checkpoint again")
 
 
 def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
@@ -282,22 +282,22 @@ def _read_chunk(node: Any, shape: Sizes) -> Chunk:
     return Chunk(start, size)
 
 
-def _read_sizes(node: Any, what: str) -> Sizes:
+def _read_sizes(node: Any, label: str) -> Sizes:
     """A torch.Size, or a tuple of sizes."""
     # As `get_name(node.cls) == "torch.Size"`, in half the time: each chunk has two of these.
     if type(node) is Obj and type(node.cls) is Global and (node.cls.module, node.cls.name) == ("torch", "Size"):
         node = node.args[0] if node.args else ()
     numbers = tuple(node) if type(node) is list else node
     if type(numbers) is not tuple or len(numbers) > MAX_DIMENSIONS:
-        raise MalformedError(f"its {what} is not a tuple of sizes")
+        raise MalformedError(f"its {label} is not a tuple of sizes")
     for n in numbers:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
             number = quoting.value(n) if type(n) is int else "a value that is not an integer"
-            raise MalformedError(f"its {what} holds {number}; expected integers from 0 to 2^63")
+            raise MalformedError(f"its {label} holds {number}; expected integers from 0 to 2^63")
     return numbers
 
 
-def _read_places(node: Any, what: str) -> dict[str, list[Stored]]:
+def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
     """Return the places of the items by name. Raises MalformedError for a record without a place.
 
     Refuses dicts with entries not shown by the pickle, because the scanner looks at archives by these places.
@@ -305,19 +305,19 @@ def _read_places(node: Any, what: str) -> dict[str, list[Stored]]:
     items = _list_items(node)
     if items is None and type(node) is Obj:
         raise MalformedError(
-            f"{what} creates storage_data with a function call; torch never writes this, so the positions of the "
+            f"{label} creates storage_data with a function call; torch never writes this, so the positions of the "
             "tensors are unknown; save the checkpoint again"
         )
     if items is None:
         raise MalformedError(
-            f"{what} has no storage_data, so the positions of the tensors are unknown; save the checkpoint again"
+            f"{label} has no storage_data, so the positions of the tensors are unknown; save the checkpoint again"
         )
     stored_by_name: dict[str, list[Stored]] = {}
     for key, value in items.items():
         index = _read_attributes(key.value if type(key) is Key else key, _INDEX)
         fqn = index.get("fqn") if index else None
         if index is None or type(fqn) is not str:
-            raise MalformedError(f"{what} has a storage record without a tensor name; save the checkpoint again")
+            raise MalformedError(f"{label} has a storage record without a tensor name; save the checkpoint again")
         stored_by_name.setdefault(fqn, []).append(
             _read_stored(index.get("offset"), _read_attributes(value, _PLACE), fqn)
         )

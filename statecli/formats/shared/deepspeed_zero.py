@@ -55,13 +55,13 @@ class Rank(NamedTuple):
     decoder: Decoder
     state: ModelState
 
-    def read_vectors(self, node: Any, what: str) -> list[Tensor]:
+    def read_vectors(self, node: Any, label: str) -> list[Tensor]:
         """Return the vectors in a list. Raises MalformedError for any other item."""
-        tensors = [self.decoder.tensor(element, what) for element in as_sequence(node) or ()]
+        tensors = [self.decoder.tensor(element, label) for element in as_sequence(node) or ()]
         flat_tensors = [tensor for tensor in tensors if tensor is not None and len(tensor.shape or ()) == 1]
         vectors = [tensor for tensor in flat_tensors if tensor.data is not None and not tensor.data.strides]
         if len(vectors) != len(tensors):
-            raise MalformedError(f"{what} contains an entry that is not a one-dimensional tensor")
+            raise MalformedError(f"{label} contains an entry that is not a one-dimensional tensor")
         return vectors
 
 
@@ -92,17 +92,17 @@ def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
     return Rank(name, items, Decoder(storages, persistent=pickle.persistent), state)
 
 
-def read_shapes(node: Any, what: str) -> dict[str, Shape]:
-    """Read a dict of names and shapes. Raises MalformedError for anything else; messages call the dict `what`."""
+def read_shapes(node: Any, label: str) -> dict[str, Shape]:
+    """Read a dict of names and shapes. Raises MalformedError for anything else; messages call the dict `label`."""
     shapes = {}
     for name, size in (as_mapping(node) or {}).items():
         dims = as_sequence(size)
         if type(name) is not str or dims is None or len(dims) > MAX_DIMENSIONS or not all(map(_is_size, dims)):
-            raise MalformedError(f"{what} is not a dict with one shape for each parameter name")
+            raise MalformedError(f"{label} is not a dict with one shape for each parameter name")
         shape = tuple(dims)
         if prod(shape) > MAX_ELEMENTS:
             raise MalformedError(
-                f"{quoting.name(name)}: {what} records shape {quoting.shape(shape)}, which is "
+                f"{quoting.name(name)}: {label} records shape {quoting.shape(shape)}, which is "
                 "impossible: more than 2^63 elements"
             )
         shapes[name] = shape
@@ -270,13 +270,13 @@ class Layout:
         """Why nothing can be said of any parameter."""
         first, reference = next(iter(self.shards.items()))
         for rank, shard in self.shards.items():
-            for what, ours, theirs in (
+            for quantity, expected, actual in (
                 ("ZeRO stage", reference.stage, shard.stage),
                 ("number of partitions", reference.ranks, shard.ranks),
                 ("number of groups", len(reference.lengths), len(shard.lengths)),
             ):
-                if ours != theirs:
-                    return f"the {what} differs between ranks: {ours} in rank {first}, {theirs} in rank {rank}"
+                if expected != actual:
+                    return f"the {quantity} differs between ranks: {expected} in rank {first}, {actual} in rank {rank}"
             if self.stage == 3 and reference.lengths != shard.lengths:
                 group = next(n for n, length in enumerate(reference.lengths) if shard.lengths[n] != length)
                 lengths = f"{reference.lengths[group]} elements in rank {first}, {shard.lengths[group]} in rank {rank}"
@@ -372,8 +372,8 @@ def _join_views(folder: str, pieces: list[View], dtype: str, shape: Shape) -> Te
     starts = accumulate((view.shape[0] for view in views), initial=0)
     boxes = tuple(Box((start,), view) for start, view in zip(starts, views, strict=False))
     item = nbytes(dtype, 1)
-    where = ByteRange(folder, 0, prod(shape) * item, boxes=Boxes((prod(shape),), item, boxes))
-    return TensorData(where, dtype, shape)
+    storage = ByteRange(folder, 0, prod(shape) * item, boxes=Boxes((prod(shape),), item, boxes))
+    return TensorData(storage, dtype, shape)
 
 
 def _build_rows(name: str, layout: Layout, parts: list[Part], owner: Owner) -> Iterator[TensorInfo]:

@@ -145,8 +145,8 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
     # An offset is in elements, which may be of any size: the bytes behind the header are one piece of another storage.
     piece = Box((0,), TensorData(storage, "uint8", (header.nbytes,), offset=header.length))
     boxes = Boxes((header.nbytes,), 1, (piece,))
-    where = ByteRange(storage.path, 0, header.nbytes, big_endian=storage.big_endian, boxes=boxes)
-    return TensorData(where, dtype, header.shape, strides=strides)
+    element_range = ByteRange(storage.path, 0, header.nbytes, big_endian=storage.big_endian, boxes=boxes)
+    return TensorData(element_range, dtype, header.shape, strides=strides)
 
 
 # --- what the header says --------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def find_unused_storages(pickle: Pickle, storages: Mapping[str, ByteRange], fold
     }
     if storages.keys() <= used_keys:
         return
-    unused_keys = [key for key, where in storages.items() if key not in used_keys and where.length]
+    unused_keys = [key for key, storage in storages.items() if key not in used_keys and storage.length]
     if unused_keys:
         total, first = sum(storages[key].length for key in unused_keys), storages[unused_keys[0]]
         names = quoting.names([f"{folder}/{key}" for key in unused_keys])

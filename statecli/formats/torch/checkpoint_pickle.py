@@ -43,12 +43,12 @@ _GROWING = (list, dict, Obj)
 _REFUSED = "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 
 
-def load(data: bytes, what: str, *, module_ids: bool = False) -> Pickle:
+def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
     """Return the graph of a checkpoint's pickle, as `machine.read_pickle` does.
 
     Raises MalformedError for a change of an object already made.
     """
-    return machine.read_pickle(data, what, module_ids=module_ids, machine_class=_Machine)
+    return machine.read_pickle(data, label, module_ids=module_ids, machine_class=_Machine)
 
 
 class _Machine(Machine):

@@ -63,9 +63,9 @@ def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
     items = as_mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():
-        name, _, what = key.removeprefix(FLAT_KEY_PREFIXES[0]).rpartition(".") if type(key) is str else ("", "", "")
+        name, _, moment = key.removeprefix(FLAT_KEY_PREFIXES[0]).rpartition(".") if type(key) is str else ("", "", "")
         if name and key.startswith(FLAT_KEY_PREFIXES[0]):
-            shape = _find_moment_shape({what: value}, reading)
+            shape = _find_moment_shape({moment: value}, reading)
             shapes[name] = shapes.get(name) or shape
     fused = any(type(key) is str and key.endswith(".fused") and _is_true(value) for key, value in items.items())
     return OptimizerFacts(section.path, (OptimizerGroup(tuple(shapes), None, tuple(shapes.values()), fused),))

@@ -193,7 +193,7 @@ def _is_listed(node: Any) -> bool:
     return type(node) is Obj and as_sequence(node) is None and bool(select_own_attributes(node))
 
 
-def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
+def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
     """Describe a scalar, a name or a short call verbatim; anything else by kind, length and digest."""
     if type(node) in SCALARS:
         return _describe_scalar(node, digests)
@@ -205,7 +205,7 @@ def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
         return "{}"
     raw = read_raw_bytes(node)
     if raw is not None:
-        return f"{len(raw)} bytes, {digests.of(node, where)}"
+        return f"{len(raw)} bytes, {digests.of(node, path)}"
     if type(node) is Obj:
         number = numpy_scalar(node)
         call_text = _describe_call(node) if number is None else None
@@ -213,7 +213,7 @@ def _describe_value(node: Any, where: str, digests: Digests) -> Scalar:
             return _describe_scalar(number, digests) if call_text is None else call_text
     items = as_sequence(node)
     count = "" if items is None else f" of {len(items)}"
-    return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, where)}"
+    return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, path)}"
 
 
 def _describe_scalar(value: Any, digests: Digests) -> Scalar:

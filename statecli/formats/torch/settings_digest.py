@@ -52,16 +52,16 @@ class Digests:
         self._is_deep = False
         self._kept_nodes: list[Any] = []
 
-    def of(self, node: Any, where: str) -> str:
+    def of(self, node: Any, path: str) -> str:
         """Return the first 128 bits of a SHA-256; content beyond `MAX_DIGESTED` is left out, with an oddity."""
         if not self.is_leaf(node) and id(node) not in self._digests_by_id:
             self._read(node)
         if self._entries_left < 0 and not self._is_noted:
             self._is_noted = True
             message = (
-                f"{where} has more than {MAX_NESTED:,} nested containers"
+                f"{path} has more than {MAX_NESTED:,} nested containers"
                 if self._is_deep
-                else f"the values up to {where} have more than {MAX_DIGESTED:,} entries (a container counts as "
+                else f"the values up to {path} have more than {MAX_DIGESTED:,} entries (a container counts as "
                 f"{_CONTAINER})"
             )
             message = f"{message}; statecli ignores the values beyond this limit"

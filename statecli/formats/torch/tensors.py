@@ -83,12 +83,12 @@ class Tensor(msgspec.Struct, gc=False):
 
 
 class _StoredAs(NamedTuple):
-    """A storage of the file: `where` is None on meta, `length` is in bytes."""
+    """A storage of the file: `storage` is None on meta, `length` is in bytes."""
 
     key: str
     dtype: str
     device: str
-    where: ByteRange | None
+    storage: ByteRange | None
     length: int
 
 
@@ -257,16 +257,16 @@ class Decoder:
             if id(pid) not in self.whole_storages and type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage":
                 self._resolve_storage(storage, "data.pkl")
 
-    def require_tensor(self, node: Any, fqn: str, what: str) -> Tensor:
+    def require_tensor(self, node: Any, fqn: str, label: str) -> Tensor:
         tensor = self.tensor(node, fqn)
         if tensor is None:
-            raise MalformedError(f"{fqn}: its {what} is not a tensor")
+            raise MalformedError(f"{fqn}: its {label} is not a tensor")
         return tensor
 
     def _decode_bare_storage(self, node: Persistent, fqn: str) -> Tensor:
-        key, dtype, device, where, length = self._resolve_storage(node, fqn)
+        key, dtype, device, storage, length = self._resolve_storage(node, fqn)
         elements = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
-        data = TensorData(where, dtype, (elements,)) if where is not None else None
+        data = TensorData(storage, dtype, (elements,)) if storage is not None else None
         self.bare_storages.append(fqn)
         return Tensor(
             dtype,
@@ -313,11 +313,11 @@ class Decoder:
         key = pid[2]
         if layout is None or type(key) is not str or key in self.disputed or (grad is not False and grad is not True):
             return None
-        where = self.storages.get(key)
-        if where is None or where.length != layout.length or where.big_endian:
+        storage = self.storages.get(key)
+        if storage is None or storage.length != layout.length or storage.big_endian:
             return None
         self.whole_storages.add(id(pid))
-        return layout, TensorData(where, layout.dtype, layout.shape), key, grad
+        return layout, TensorData(storage, layout.dtype, layout.shape), key, grad
 
     def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
         """Keep the layout of a decoded tensor if the tensor has all elements of its storage."""
@@ -341,9 +341,9 @@ class Decoder:
         return self._build_strided(args, _decode_dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
 
     def _build_strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
-        key, stored_dtype, device, where, length = self._resolve_storage(args[0], fqn)
+        key, stored_dtype, device, storage, length = self._resolve_storage(args[0], fqn)
         dtype = dtype or stored_dtype
-        if where is not None and where.big_endian:
+        if storage is not None and storage.big_endian:
             _refuse_other_swap(dtype, stored_dtype, key, fqn)
         shape, strides, elements, last = self._compute_geometry(args[2], args[3], fqn)
         offset = args[1]
@@ -361,7 +361,7 @@ class Decoder:
                 f"but storage {quoting.name(key)} has {capacity} {dtype} elements"
             )
         conjugate, negative = _decode_lazy_flags(flags, fqn)
-        data = TensorData(where, dtype, shape, offset, strides, conjugate, negative) if where is not None else None
+        data = TensorData(storage, dtype, shape, offset, strides, conjugate, negative) if storage is not None else None
         size = nbytes(dtype, elements)
         note = None
         if size < length and elements < capacity:
@@ -413,24 +413,24 @@ class Decoder:
             )
         length = numel * ELEMENT_BITS[dtype] // 8
         self._refuse_disputed(pid, fqn)
-        where = self.storages.get(key)
-        if where is None and location != "meta":
+        storage = self.storages.get(key)
+        if storage is None and location != "meta":
             raise MalformedError(
                 f"{fqn}: storage {_truncate_value(key)} is not in the file; "
                 "copy the file again, or save the checkpoint again"
             )
-        if where is not None and where.length != length:
+        if storage is not None and storage.length != length:
             raise MalformedError(
-                f"{fqn}: storage {quoting.name(key)} has {where.length} bytes in the file, but the pickle claims "
+                f"{fqn}: storage {quoting.name(key)} has {storage.length} bytes in the file, but the pickle claims "
                 f"{_truncate_value(length)}; copy or download the file again"
             )
-        if len(pid) > 5 and pid[5] is not None and where is not None:
-            where = _part_of(where, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
-            length = where.length
+        if len(pid) > 5 and pid[5] is not None and storage is not None:
+            storage = _part_of(storage, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
+            length = storage.length
         # torch.load reads the bytes of a "meta" storage too where map_location names another device.
-        storage = _StoredAs(key, dtype, location, where, length)
-        self.checked[id(pid)] = storage
-        return storage
+        stored_as = _StoredAs(key, dtype, location, storage, length)
+        self.checked[id(pid)] = stored_as
+        return stored_as
 
     def _refuse_disputed(self, pid: tuple[Any, ...], fqn: str) -> None:
         view = pid[5] if len(pid) > 5 and type(pid[5]) is tuple else ()
@@ -801,13 +801,13 @@ def _build_inline(
             f"{elements * ELEMENT_BITS[dtype] // 8} bytes, but has {len(raw)}"
         )
     order = state[2].state[1:2] if type(state[2]) is Obj and type(state[2].state) is tuple else ()
-    where = ByteRange("", 0, len(raw), big_endian=order in ((">",), (b">",)))
+    storage = ByteRange("", 0, len(raw), big_endian=order in ((">",), (b">",)))
     if type(state[3]) is not bool:
         raise MalformedError(
             f"a numpy array has memory order {_truncate_value(state[3])}; expected True (Fortran) or False (C)"
         )
     strides = tuple(accumulate(shape, mul, initial=1))[:-1] if state[3] else None
-    return TensorData(where, dtype, shape, strides=strides, inline=raw)
+    return TensorData(storage, dtype, shape, strides=strides, inline=raw)
 
 
 _NUMPY_DTYPES: dict[str, str] = {
@@ -860,20 +860,20 @@ def _plausible(device: str, fqn: str) -> str:
     return device
 
 
-def _decode_ints(node: Any, what: str, fqn: str) -> tuple[int, ...]:
+def _decode_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
     if type(node) is Obj and get_name(node.cls) == "torch.Size":
         node = node.args[0] if node.args else ()
     if type(node) is list:
         node = tuple(node)
     if type(node) is not tuple:
-        raise MalformedError(f"{fqn}: its {what} is {_truncate_value(node)}, not a tuple of sizes")
+        raise MalformedError(f"{fqn}: its {label} is {_truncate_value(node)}, not a tuple of sizes")
     if len(node) > MAX_DIMENSIONS:
         raise MalformedError(
-            f"{fqn}: its {what} has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}"
+            f"{fqn}: its {label} has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}"
         )
     for n in node:
         if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {what} holds {_truncate_value(n)}; expected integers from 0 to 2^63")
+            raise MalformedError(f"{fqn}: its {label} holds {_truncate_value(n)}; expected integers from 0 to 2^63")
     return node
 
 

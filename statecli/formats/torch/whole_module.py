@@ -131,12 +131,12 @@ class _ModuleWalk:
             f"{fqn}: {name} defines its own pickling, so its parameters and buffers cannot be identified",
             fqn,
         )
-        for where, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
+        for child_path, child, tensor in self.reading.walk(node, fqn, seen=self.seen):
             if tensor is not None:
-                self.rows.append(build_row(where, tensor, Kind.PARAMETER, Evidence.ASSUMED))
+                self.rows.append(build_row(child_path, tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
                 self.seen.discard(id(child))  # `walk_registered` adds it again
-                self.walk_registered(strip_compile_wrapper(child), where + ".")
+                self.walk_registered(strip_compile_wrapper(child), child_path + ".")
 
     def walk_plain(self) -> None:
         """Plain attributes of every module, including modules found in plain containers."""
@@ -168,7 +168,7 @@ class _ModuleWalk:
 
     def _add_reached(
         self,
-        where: str,
+        path: str,
         node: Any,
         tensor: Tensor | None,
         note: str | None,
@@ -178,7 +178,7 @@ class _ModuleWalk:
         is_known: bool,
     ) -> None:
         if tensor is None:
-            self.walk_registered(strip_compile_wrapper(node), where + ".", is_unregistered=True)
+            self.walk_registered(strip_compile_wrapper(node), path + ".", is_unregistered=True)
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         earlier_row = self.nodes.get(id(node))
@@ -186,7 +186,7 @@ class _ModuleWalk:
         # An alias sees no more of the storage than the registered tensor does.
         is_alias = owner is not None and derived is None and tensor.elements <= owner.tensor.elements
         if earlier_row is not None or is_alias:
-            self.aliases.setdefault(id(earlier_row or owner), []).append(where)
+            self.aliases.setdefault(id(earlier_row or owner), []).append(path)
             return
         if id(node) in self.seen:
             return
@@ -194,7 +194,7 @@ class _ModuleWalk:
         note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
         # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
         row = Row(
-            *(where, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
+            *(path, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
             *(None, None, tensor.requires_grad),
             note=note,
             derived=derived,
