@@ -251,7 +251,7 @@ def _list_numbered(node: Any) -> list[Any] | None:
     return [node[str(n)] for n in range(len(node))]
 
 
-def _parts(node: dict[str, Any]) -> Iterator[Any]:
+def _iter_parts(node: dict[str, Any]) -> Iterator[Any]:
     """Yield the values of a map and of the maps below."""
     for child in node.values():
         yield from child.values() if type(child) is dict else (child,)
@@ -260,7 +260,7 @@ def _parts(node: dict[str, Any]) -> Iterator[Any]:
 def _join_parts(node: dict[str, Any]) -> Tensor:
     """An array cut into flat pieces."""
     if damage_note := next(
-        (piece.note for piece in _parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
+        (piece.note for piece in _iter_parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
     ):
         raise MalformedError(damage_note.removeprefix("cannot be read: "))
     shape, pieces = _read_shape(_list_numbered(node.get("shape"))), _list_numbered(node.get("chunks"))

@@ -234,7 +234,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
     if kind == TEXT:
         raw = header.read_text(label)
         return _Value(_describe_text(raw.decode("utf-8", "backslashreplace")), _name_text_type([raw]))
-    value = header.read_number(_code(kind, label), label)
+    value = header.read_number(_get_struct_code(kind, label), label)
     return _Value(_convert_scalar(value, kind), SCALARS[kind][0])
 
 
@@ -261,7 +261,7 @@ def _hash_bytes(raw: bytes) -> str:
     return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
 
-def _code(kind: int, label: str) -> str:
+def _get_struct_code(kind: int, label: str) -> str:
     scalar_type = SCALARS.get(kind)
     if scalar_type is None:
         raise MalformedError(f"{label} has unknown type {kind}: the file is damaged, or a newer llama.cpp wrote it")
@@ -316,7 +316,7 @@ def _skip(header: _Header, kind: int, count: int, label: str, depth: int) -> Non
         for _ in range(count):
             _skip(header, header.read_number("I", label), header.read_number("Q", label), label, depth + 1)
     else:
-        end = header.at + count * struct.calcsize(f"={_code(kind, label)}")
+        end = header.at + count * struct.calcsize(f"={_get_struct_code(kind, label)}")
         header.check_reach(end, label)
         header.at = end
 

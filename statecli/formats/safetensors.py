@@ -206,7 +206,7 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
         if not 0 <= begin <= end < 2**63:
             _check_offsets(name, begin, end)
         if layout.bits != (end - begin) * 8:
-            raise _mismatch(name, layout, end - begin)
+            raise _create_size_error(name, layout, end - begin)
         is_adjacent = is_adjacent and begin == at
         at = begin + layout.nbytes
         data = TensorData(ByteRange(path, start + begin, layout.nbytes), layout.dtype, layout.shape)
@@ -243,7 +243,7 @@ class _Layout(msgspec.Struct, gc=False):
 
 def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
     if entry.dtype not in DTYPES:
-        raise _unknown_dtype(name, entry.dtype)
+        raise _create_dtype_error(name, entry.dtype)
     dtype, bits = DTYPES[entry.dtype]
     shape = entry.shape
     _check_dims(name, shape)
@@ -262,7 +262,7 @@ def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
     return _Layout("float4_e2m1fn_x2", packed_shape, prod(packed_shape), layout.bits, layout.nbytes, note)
 
 
-def _mismatch(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
+def _create_size_error(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
     takes = f"{layout.bits // 8} bytes" if layout.bits % 8 == 0 else f"{layout.bits} bits"
     return MalformedError(
         f"{quoting.name(name)}: {layout.dtype} {quoting.shape(layout.shape)} takes {takes}, but its data_offsets "
@@ -270,7 +270,7 @@ def _mismatch(name: str, layout: _Layout, nbytes_stored: int) -> MalformedError:
     )
 
 
-def _unknown_dtype(name: str, dtype: Any) -> MalformedError:
+def _create_dtype_error(name: str, dtype: Any) -> MalformedError:
     return MalformedError(
         f"{quoting.name(name)}: unknown dtype {quoting.value(dtype)}; a newer safetensors may have written the file"
     )
@@ -285,7 +285,7 @@ def _check_entry(name: str, entry: Any) -> HeaderEntry:
     except KeyError as error:
         raise MalformedError(f"{quoting.name(name)}: its header entry has no {error.args[0]}") from error
     if type(dtype) is not str or dtype not in DTYPES:
-        raise _unknown_dtype(name, dtype)
+        raise _create_dtype_error(name, dtype)
     if type(shape) is not list:
         raise MalformedError(f"{quoting.name(name)}: its shape is not a list but {quoting.value(shape)}")
     _check_dims(name, shape)

@@ -280,13 +280,13 @@ def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[Tenso
         if shard in unread_shards:
             why = shards.failures.get(shard)
             file = target if why is None else files.join(index.folder, shard)
-            fault = f"{shards.missing_message}; {AGAIN}" if why is None else _of_its_shard(why)
+            fault = f"{shards.missing_message}; {AGAIN}" if why is None else _describe_shard_failure(why)
             damage = f"{file}: {quoting.name(fqn)}: {fault}"
             rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=fault, damage=damage))
     return rows
 
 
-def _of_its_shard(why: str) -> str:
+def _describe_shard_failure(why: str) -> str:
     return f"its shard {why}" if why.startswith(("is ", "cannot ")) else f"its shard cannot be read: {why}"
 
 

@@ -129,7 +129,7 @@ def _read_from_files(path: str, read_file: ReadFile, parts: dict[str, str]) -> M
 def _read_from_shards(path: str, read_file: ReadFile) -> ModelState:
     """Read FSDP's sharded model, with the config files next to the shards."""
     name = _find_sharded_model(path)
-    state = _as_section(read_file(files.join(path, name)), "model", name)
+    state = _move_to_section(read_file(files.join(path, name)), "model", name)
     return config_files.add_config_files(path, replace(state, target=path))
 
 
@@ -144,7 +144,7 @@ def _read_part(path: str, name: str, section: str, read_file: ReadFile) -> Model
         if section.startswith("model_"):
             raise
         return ModelState(file_path, NAME, (_build_unreadable_row(name, section, error),), (section,))
-    return _as_section(state, section, name)
+    return _move_to_section(state, section, name)
 
 
 def _build_unreadable_row(name: str, section: str, error: UnreadableError) -> TensorInfo:
@@ -153,7 +153,7 @@ def _build_unreadable_row(name: str, section: str, error: UnreadableError) -> Te
     return TensorInfo(name, "unknown", None, 0, 0, section, kind, Evidence.CONVENTION, note=why, damage=why)
 
 
-def _as_section(state: ModelState, section: str, name: str) -> ModelState:
+def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
     def name_section(inner_section: str) -> str:
         return (
             section

@@ -151,9 +151,9 @@ class Allocations:
             pid = _read_storage(storage)
             if not pid or pid[3] == "meta":
                 continue
-            key = pid[2] if type(pid[2]) is str else _key_of(pid)
+            key = pid[2] if type(pid[2]) is str else _get_storage_key(pid)
             if id(pid[1]) not in bytes_by_class:
-                bytes_by_class[id(pid[1])] = _element_bytes(pid[1].name)
+                bytes_by_class[id(pid[1])] = _get_element_bytes(pid[1].name)
             size = pid[4] * bytes_by_class[id(pid[1])]
             self._bytes_by_storage[key] = min(size, self._bytes_by_storage.get(key, size))
             if sizes.get(key, 0) >= size:
@@ -235,7 +235,7 @@ class Allocations:
         if not name.startswith(_TENSOR_FUNCTION) or len(tensor.args) < 4:
             return _TensorSize(_MAX_SIZE, 0, None)
         pid = _read_storage(tensor.args[0])
-        key, stored_elements = (_key_of(pid), pid[4]) if pid else (None, 0)
+        key, stored_elements = (_get_storage_key(pid), pid[4]) if pid else (None, 0)
         return _TensorSize(self._count_elements(tensor.args[2]), stored_elements, key)
 
     def _count_elements(self, shape: Value) -> int:
@@ -263,8 +263,8 @@ class Allocations:
         pid = _read_storage(storage)
         if not pid:
             return reached_elements * _POINTER_BYTES if type(storage) in (Obj, Persistent) else 0
-        item, name = _element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
-        stored: int = min(pid[4] * item, self._bytes_by_storage.get(_key_of(pid), _MAX_SIZE))
+        item, name = _get_element_bytes(pid[1].name), STORAGE_DTYPES.get(pid[1].name, "")
+        stored: int = min(pid[4] * item, self._bytes_by_storage.get(_get_storage_key(pid), _MAX_SIZE))
         if type(dtype) is Global:
             item, name = ELEMENT_BITS.get(dtype.name, 8) // 8 or 1, dtype.name
         return max(0, -(-reached_elements // VALUES_PER_BYTE.get(name, 1)) * item - stored)
@@ -490,7 +490,7 @@ def _count_pattern_steps(pattern: Value) -> int:
     return int(classes * _STEPS_PER_CHARACTER_CLASS + len(pattern) ** 2 // _SQUARED_LENGTH_PER_STEP)
 
 
-def _key_of(pid: tuple[Value, ...]) -> Value:
+def _get_storage_key(pid: tuple[Value, ...]) -> Value:
     """Return the key of a storage as a hashable value."""
     return pid[2] if type(pid[2]) in (str, int, bytes) else id(pid[2])
 
@@ -505,7 +505,7 @@ def _read_storage(storage: Value) -> tuple[Any, ...]:
     return pid if len(pid) > 4 and type(pid[1]) is Global and type(pid[4]) is int else ()
 
 
-def _element_bytes(name: str) -> int:
+def _get_element_bytes(name: str) -> int:
     """Return the bytes of an element of a storage class."""
     kind = STORAGE_DTYPES.get(name, "uint8" if name == "UntypedStorage" else "float32")
     return ELEMENT_BITS.get(kind, 32) // 8

@@ -449,7 +449,7 @@ class Flow:
         if plain_name.startswith(expected_calls.WITH_HOOKS):
             for part in args:
                 is_dict = type(part) is Obj and self._get_root_name(part) == "collections.OrderedDict"
-                if is_dict and kept_functions.pairs_of(part, self._get_root_name) != []:
+                if is_dict and kept_functions.list_pairs(part, self._get_root_name) != []:
                     self.note_misuse(
                         name,
                         "gets hooks from the pickle, which torch calls later; torch.save never writes hooks with "
@@ -636,7 +636,7 @@ class Flow:
             return f"has the attribute {quoting.name(key)}, so other code may mistake the object for another type"
         if known_names.is_class(name) and type(key) is str:
             fits = _OPTIMIZER_ATTRIBUTES.get(key) if name.startswith("torch.optim.") else None
-            why = self._attributes_of_torch.misuse(name, key, value)
+            why = self._attributes_of_torch.explain_misuse(name, key, value)
             if why or fits is None or fits(self, value):
                 return why
             return f"gets an object from the pickle as its {key}, and calls methods of this object"
@@ -742,7 +742,7 @@ class Flow:
     def _check_pair(self, key: Value, value: Value) -> None:
         if type(value) not in (Global, Obj):
             return
-        text = self._text_of(key.value if type(key) is Key else key)
+        text = self._get_key_text(key.value if type(key) is Key else key)
         if text is expected_calls.COMPUTED:
             self.note_misuse(
                 value,
@@ -754,7 +754,7 @@ class Flow:
                 value, f"is stored by the pickle under the name {quoting.name(text)}, so Python may call it as a method"
             )
 
-    def _text_of(self, key: Value) -> str | None:
+    def _get_key_text(self, key: Value) -> str | None:
         """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""
         if type(key) is str:
             return key
@@ -762,10 +762,10 @@ class Flow:
         if name in TEXT_CLASSES:
             return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED
         if name == packed_weights.TYPE_TAG:
-            return self._text_of(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
+            return self._get_key_text(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
         code = numpy_dtype_states.get_code(key.args[0]) if name in expected_calls.SCALARS and key.args else ""
         if name in expected_calls.SCALARS and code not in numpy_dtype_states.NUMBERS:
-            return numpy_dtype_states.text_of(key.args) or expected_calls.COMPUTED
+            return numpy_dtype_states.decode_text(key.args) or expected_calls.COMPUTED
         return None
 
 

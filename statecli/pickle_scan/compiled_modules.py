@@ -48,7 +48,7 @@ def is_module(call: Obj) -> bool:
     return get_name(call.cls) == _MODULE
 
 
-def calls_of_modules(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
+def find_module_calls(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
     """Return the calls, by their ids, that make compiled modules; none if an object is out of place.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
@@ -70,7 +70,7 @@ def calls_of_modules(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]
     return parts
 
 
-def names_of(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
+def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]:
     """Return the ids of the names used by the calls; the names are harmless unless used elsewhere."""
     if not parts:
         return set()

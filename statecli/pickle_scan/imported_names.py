@@ -18,7 +18,7 @@ from statecli.core.model_state import Bomb, Hazard, Mention
 from statecli.pickle_scan import debug_texts, known_names, plain_data, script_nesting, script_types
 from statecli.pickle_scan.allocations import Allocations
 from statecli.pickle_scan.call_flow import Flow
-from statecli.pickle_scan.compiled_modules import calls_of_modules, names_of
+from statecli.pickle_scan.compiled_modules import collect_name_ids, find_module_calls
 from statecli.pickle_scan.expected_calls import (
     MAX_INDIRECT_CALLS,
     REBUILD_SPARSE,
@@ -125,7 +125,7 @@ class Scanner(Machine):
         """Yield each name once, in the order of first mention, except `getattr` used only to spell other names."""
         flow = self.flow
         names = self.globals.values()
-        compiled = {} if self.duplicate_keys else calls_of_modules(flow.calls, self._builds)
+        compiled = {} if self.duplicate_keys else find_module_calls(flow.calls, self._builds)
         is_tame = not self._spelling_names and flow.is_plain_data(names, self._builds)
         if not is_tame:
             try:
@@ -134,7 +134,7 @@ class Scanner(Machine):
                 self.unfollowed = error
         spelling_names = self._spelling_names - flow.kept_names - self._called_names - flow.misuses.keys()
         called_names = self._called_names | flow.called_names
-        excused_names = names_of(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
+        excused_names = collect_name_ids(compiled, names) - flow.kept_names - flow.called_names - flow.misuses.keys()
         for name in names:
             if id(name) not in spelling_names and id(name) not in excused_names:
                 yield Mention(
@@ -552,7 +552,7 @@ def _do_newobj_ex(m: MachineState, pos: int) -> int:
     return pos
 
 
-def _persistent(m: Any, pos: int) -> int:
+def _do_persistent(m: Any, pos: int) -> int:
     pid = m.stack[-1]
     end = Machine.handlers[0x51](m, pos)
     if not _is_written_by_torch(pid):
@@ -589,7 +589,7 @@ def _keep_string(op: int) -> Handler:
 _SCANNER_OPCODES: dict[int, Handler] = {
     0x53: _keep_string(0x53),
     0x56: _keep_string(0x56),
-    0x51: _persistent,
+    0x51: _do_persistent,
     0x62: _do_build,
     0x63: _do_global,
     0x69: _do_inst,

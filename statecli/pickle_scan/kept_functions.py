@@ -75,7 +75,7 @@ def is_module_class(name: str) -> bool:
     return name.startswith(_OF_MODULES) and name not in _NO_MODULES and known_names.is_class(name)
 
 
-def pairs_of(value: Value, root: Root) -> Pairs | None:
+def list_pairs(value: Value, root: Root) -> Pairs | None:
     """Return all pairs ever set in a dict or OrderedDict; None for other values: code may compute their items."""
     if type(value) is dict:
         return list(value.items())
@@ -100,7 +100,7 @@ def has_modules(state: Value, root: Root) -> bool:
     entries: dict[Value, Value] = {}
     for part in parts:
         entries |= part if type(part) is dict else {}
-    return all(pairs_of(entries.get(name), root) is not None for name in ("_parameters", _MODULES))
+    return all(list_pairs(entries.get(name), root) is not None for name in ("_parameters", _MODULES))
 
 
 class Attributes:
@@ -112,17 +112,17 @@ class Attributes:
         #: Dicts that were judged, by the attribute that they were judged as.
         self._sound: set[tuple[str, int]] = set()
 
-    def misuse(self, holder: str, key: str, value: Value) -> str | None:
+    def explain_misuse(self, holder: str, key: str, value: Value) -> str | None:
         """Return why an object of the class `holder` may not have this attribute; None if the attribute is allowed.
 
         Raises OutOfSteps.
         """
         if key == _MODULES:
-            return self._misuse_in(key, value, self._is_module, "module")
+            return self._explain_misuse_of(key, value, self._is_module, "module")
         if key in _TENSORS:
-            return self._misuse_in(key, value, self._is_tensor, "tensor")
+            return self._explain_misuse_of(key, value, self._is_tensor, "tensor")
         if _HOOKS.fullmatch(key) and type(value) in (dict, Obj):
-            return self._misuse_in(key, value, self._is_hook, "hook")
+            return self._explain_misuse_of(key, value, self._is_hook, "hook")
         values = value if type(value) in (list, tuple) else (value,)
         self._steps.take(Budget.FLOW, len(values))
         if not holder.startswith(_DISTRIBUTIONS):
@@ -135,10 +135,10 @@ class Attributes:
             return f"has a function as its attribute {quoting.name(key)}, and other code may call this function"
         return None
 
-    def _misuse_in(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
+    def _explain_misuse_of(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
         if value is None or (key, id(value)) in self._sound:
             return None
-        pairs = pairs_of(value, self._root)
+        pairs = list_pairs(value, self._root)
         if pairs is None:
             return f"has a {key} that is not a dict, and torch may call methods of this value"
         self._steps.take(Budget.FLOW, len(pairs))

@@ -162,7 +162,7 @@ def is_string_dtype(value: Value) -> bool:
     return is_plain and all(type(argument) in _PLAIN_ARGUMENT_TYPES for argument in value.args)
 
 
-def text_of(scalar: tuple[Value, ...]) -> str | None:
+def decode_text(scalar: tuple[Value, ...]) -> str | None:
     """Return the text of a scalar made by the arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
     if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them

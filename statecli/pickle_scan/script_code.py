@@ -409,10 +409,14 @@ def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) ->
     if len(parts) not in (6, 7):
         return False
     numbers = {"stride": parts[2], "dilation": parts[-2], "groups": parts[-1]}
-    return all(_comes_from(expression, f"self.{name}", assignments, steps) for name, expression in numbers.items())
+    return all(
+        _is_from_attribute(expression, f"self.{name}", assignments, steps) for name, expression in numbers.items()
+    )
 
 
-def _comes_from(expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0) -> bool:
+def _is_from_attribute(
+    expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0
+) -> bool:
     """Return whether an expression can only be this attribute of the module, or its parts."""
     steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
@@ -424,7 +428,8 @@ def _comes_from(expression: str, attribute: str, assignments: _Assignments, step
         is_name = re.fullmatch(r"[A-Za-z_]\w*", expression, re.ASCII) is not None
         sources = assignments.get(expression, []) if is_name and depth <= _MAX_ASSIGNMENTS else []
     return bool(sources) and all(
-        source is not None and _comes_from(source, attribute, assignments, steps, depth + 1) for source in sources
+        source is not None and _is_from_attribute(source, attribute, assignments, steps, depth + 1)
+        for source in sources
     )
 
 

@@ -77,7 +77,7 @@ def _unwrap(node: Obj) -> Value:
     if code == "O":
         return args[1]  # numpy gives back the object
     if code == "U":
-        text = numpy_dtype_states.text_of(args)
+        text = numpy_dtype_states.decode_text(args)
         return COMPUTED_TEXT if text is None else text
     return attributes.get(_NODE_VALUE, node) if name.startswith(_OMEGACONF_NODES) else node
 

@@ -62,7 +62,7 @@ class Tokens:
             return value
         if type(value) is bytes and len(value) <= _MAX_HASHABLE_BYTES:
             return value
-        if _parts(value) is not None:
+        if _get_parts(value) is not None:
             self._read(value)
         elif type(value) not in (int, bytes, Global):
             return None
@@ -74,7 +74,7 @@ class Tokens:
         waiting, entered, depth = [root], set[int](), 0
         while waiting and self._parts_left >= 0:
             value = waiting[-1]
-            tag, parts = _parts(value) or (b"", ())
+            tag, parts = _get_parts(value) or (b"", ())
             if id(value) in self._cached_tokens:
                 waiting.pop()
             elif depth > MAX_KEY_NESTING:
@@ -84,7 +84,7 @@ class Tokens:
                 entered.add(id(value))  # what holds itself, which cannot be hashed, is entered once
                 depth += 1
                 self._parts_left -= 1 + len(parts)
-                waiting.extend(part for part in parts if id(part) not in entered and _parts(part) is not None)
+                waiting.extend(part for part in parts if id(part) not in entered and _get_parts(part) is not None)
             else:
                 waiting.pop()
                 depth -= 1
@@ -102,14 +102,14 @@ class Tokens:
         spelled_value = _get_spelled_value(value)
         if type(spelled_value) in (str, bytes):
             self._parts_left -= len(spelled_value) // MAX_KEY_PARTS
-        token = _leaf_token(spelled_value) if self._parts_left >= 0 else b""
+        token = _create_leaf_token(spelled_value) if self._parts_left >= 0 else b""
         if len(token) > _SHORT_TOKEN:
             token = _join_tokens(b"", [token])
             self._cached_tokens[id(value)] = (value, token)
         return token
 
 
-def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
+def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
     """The kind and the values of an object compared by its values: tuples, shapes, frozen sets, complex numbers."""
     if type(value) is tuple:
         return _TUPLE, value
@@ -117,7 +117,7 @@ def _parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
         return _SET, value.elems
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _COMPARED or not value.args:
         return None
-    name, first = _python_name(value.cls), value.args[0]
+    name, first = _get_python_name(value.cls), value.args[0]
     if name == "builtins.complex" and all(type(number) in (int, float, bool) for number in value.args[:2]):
         return _COMPLEX, (*value.args, 0)[:2]
     elements = first.elems if type(first) is SetOf else first
@@ -129,18 +129,18 @@ def _get_spelled_value(value: Value) -> Value:
     """The text, bytes or number spelled out by a call; other values unchanged."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
         return value
-    name, first = _python_name(value.cls), value.args[0]
+    name, first = _get_python_name(value.cls), value.args[0]
     if name == "builtins.complex" and type(first) in (int, float, bool) and value.args[1:] in ((), (0,)):
         return first
     if name == "_codecs.encode":
-        return _encoded(value)
+        return _decode_latin1(value)
     if name.endswith(".multiarray.scalar"):
-        return _numpy_scalar(value)
+        return _decode_numpy_scalar(value)
     kind = _SPELLED.get(name)
     return first if kind is not None and type(first) is kind and len(value.args) == 1 else value
 
 
-def _encoded(call: Obj) -> Value:
+def _decode_latin1(call: Obj) -> Value:
     """The bytes written as text by protocol 2; the call itself for other or many bytes."""
     text = call.args[0]
     if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
@@ -151,7 +151,7 @@ def _encoded(call: Obj) -> Value:
         return call
 
 
-def _numpy_scalar(call: Obj) -> Value:
+def _decode_numpy_scalar(call: Obj) -> Value:
     """The number or text equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
     raw = _get_spelled_value(data)
@@ -164,19 +164,19 @@ def _numpy_scalar(call: Obj) -> Value:
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
     """Return whether a call makes an unknown value that may be equal to a text, and so to another key."""
-    name, args = _python_name(key.cls), key.args
-    if name == _RECONSTRUCTOR and len(args) > 1 and _python_name(args[1]) == "builtins.object":
+    name, args = _get_python_name(key.cls), key.args
+    if name == _RECONSTRUCTOR and len(args) > 1 and _get_python_name(args[1]) == "builtins.object":
         return False
     if name.endswith(".multiarray.scalar") and args and is_number_or_date(args[0]):
         return False
     return name.startswith(_MAY_EQUAL_TEXT) and name not in _NEVER_EQUAL_TEXT and tokens.plain(key) is None
 
 
-def _python_name(name: Value) -> str:
+def _get_python_name(name: Value) -> str:
     return name.qualified if type(name) is Global else ""
 
 
-def _leaf_token(value: Value) -> bytes:
+def _create_leaf_token(value: Value) -> bytes:
     """The token of a value other than a container; a value equal only to itself, as NaN, has its id."""
     if value is None:
         return b"N"

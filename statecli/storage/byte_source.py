@@ -43,7 +43,7 @@ class Source:
             if size == 0:
                 raise UnreadableError("is an empty file")
             if length is not None and not 0 <= start <= start + length <= size:
-                raise _truncated(start, length, size)
+                raise _create_truncation_error(start, length, size)
             self.size = size if length is None else length
             # The head of a part is not needed, and reading it may be another request.
             self.head = (
@@ -87,11 +87,11 @@ class Source:
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes from byte `offset`. Raises MalformedError outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
-            raise _truncated(offset, length, self.size)
+            raise _create_truncation_error(offset, length, self.size)
         offset += self.start
         data = self._file.read(offset, length)
         if len(data) != length:  # the file was truncated while open
-            raise _truncated(offset + len(data), length - len(data), self._file.measure())
+            raise _create_truncation_error(offset + len(data), length - len(data), self._file.measure())
         return data
 
     def read_up_to(self, offset: int, length: int) -> bytes:
@@ -146,7 +146,7 @@ class Window:
         return self._data[at : at + length]
 
 
-def _truncated(offset: int, length: int, size: int) -> MalformedError:
+def _create_truncation_error(offset: int, length: int, size: int) -> MalformedError:
     return MalformedError(
         f"file is truncated: bytes {offset} to {offset + length} are needed, but the file has {size}; copy or "
         "download the file again"

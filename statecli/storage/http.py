@@ -508,12 +508,12 @@ def _refuse_surplus(response: BaseHTTPResponse) -> None:
     if response.length_remaining is not None or "chunked" not in response.headers.get("Transfer-Encoding", "").lower():
         return
     with suppress(exceptions.HTTPError, ValueError):  # all requested bytes have come
-        _hurry(response)
+        _limit_drain_time(response)
         if response.read1(1):
             raise UnreadableError("the server reports contradictory sizes for its answer; download the file first")
 
 
-def _hurry(response: BaseHTTPResponse) -> None:
+def _limit_drain_time(response: BaseHTTPResponse) -> None:
     pace: Pace | None = getattr(response.connection, "pace", None)
     if pace is not None:
         pace.hurry(DRAIN_TIMEOUT_S)
@@ -524,7 +524,7 @@ def _release(response: BaseHTTPResponse) -> None:
     unread_bytes = response.length_remaining
     try:
         if response.closed or unread_bytes == 0 or (unread_bytes is not None and unread_bytes <= MAX_DRAINED_BYTES):
-            _hurry(response)
+            _limit_drain_time(response)
             response.drain_conn()
         else:
             response.close()

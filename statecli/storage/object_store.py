@@ -73,7 +73,7 @@ class _Stores:
         server = SERVERS.get(url.partition("://")[0].lower())
         with self._lock:
             if server is None:
-                return self._create(_filesystem_key(url), "fsspec_store", "Filesystem", url)
+                return self._create(_build_filesystem_key(url), "fsspec_store", "Filesystem", url)
             return self._create(server.module, server.module, server.store)
 
     def _create(self, key: str, module: str, name: str, *arguments: str) -> ObjectStore:
@@ -88,7 +88,7 @@ def open_store(url: str) -> ObjectStore:
     return lifetime.for_command(_Stores).open(url)
 
 
-def _filesystem_key(url: str) -> str:
+def _build_filesystem_key(url: str) -> str:
     """Return the part of a URL that names the filesystem: all but the path of an object in the filesystem."""
     parts = split_url(url)
     return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.query}"

@@ -78,7 +78,7 @@ class RemoteStore:
 
     def exists(self, path: str) -> bool:
         """See `Store.exists`. A path that cannot be requested counts as present, and opening the path raises."""
-        return self._kind(path) != _MISSING
+        return self._get_kind(path) != _MISSING
 
     def has_file(self, path: str) -> bool:
         """See `Store.has_file`. A path that cannot be requested counts as present."""
@@ -86,7 +86,7 @@ class RemoteStore:
             if path not in self._files and self._is_absent_from_listing(path):
                 return False
             try:
-                self._file(path).prefetch_head()
+                self._get_file(path).prefetch_head()
             except Missing:
                 return False
             except UnreadableError:  # opening the file raises the same
@@ -95,11 +95,11 @@ class RemoteStore:
         return self._kinds[path] != _MISSING
 
     def is_folder(self, path: str) -> bool:
-        return self._kind(path) == _FOLDER
+        return self._get_kind(path) == _FOLDER
 
     def is_file(self, path: str) -> bool:
         """See `Store.is_file`. A path that cannot be requested counts as a file, and opening the path raises."""
-        return self._kind(path) == _FILE
+        return self._get_kind(path) == _FILE
 
     def is_link(self, path: str) -> bool:  # noqa: ARG002 - a URL is not a link
         return False
@@ -139,7 +139,7 @@ class RemoteStore:
     def open(self, path: str) -> Handle:
         if url.is_folder_url(path):
             raise Missing("is an empty folder" if not self._list(path).folders else "is a folder")
-        file = self._file(path)
+        file = self._get_file(path)
         try:
             file.prefetch_head()
         except Missing:
@@ -167,7 +167,7 @@ class RemoteStore:
                     if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
                         self._ask_listing(url.make_absolute(path))
                     else:
-                        self._file(path).prefetch_head()
+                        self._get_file(path).prefetch_head()
                 report_one()
 
             run_in_threads(prefetch_path, unknown_paths)
@@ -176,7 +176,7 @@ class RemoteStore:
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
         self.prefetch(list(ranges))
         files_and_spans = [
-            (file, spans) for path, spans in ranges.items() if (file := self._file(path)).version is not None
+            (file, spans) for path, spans in ranges.items() if (file := self._get_file(path)).version is not None
         ]
         with ExitStack() as stack:
             for file, _ in files_and_spans:
@@ -188,11 +188,11 @@ class RemoteStore:
             yield
 
     def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
-        return object_cache.expect_values((self._file(path), offset, length) for path, offset, length in ranges)
+        return object_cache.expect_values((self._get_file(path), offset, length) for path, offset, length in ranges)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
         """See `Store.find_crc32`: of bytes read as values or cached."""
-        return self._file(path).find_crc32(offset, offset + length)
+        return self._get_file(path).find_crc32(offset, offset + length)
 
     def confirm_guards(self, path: str) -> None:
         if path in self._files:
@@ -218,13 +218,13 @@ class RemoteStore:
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
-    def _file(self, path: str, version: FileVersion | None = None) -> RemoteFile:
+    def _get_file(self, path: str, version: FileVersion | None = None) -> RemoteFile:
         if path not in self._files:
             link = masked_url.unmask_url(path)
             self._files[path] = RemoteFile(link, open_store(link), version)
         return self._files[path]
 
-    def _kind(self, path: str) -> str:
+    def _get_kind(self, path: str) -> str:
         if path not in self._kinds:
             self._kinds[path] = self._find_kind(path)
         return self._kinds[path]
@@ -235,7 +235,7 @@ class RemoteStore:
             if path not in self._files and self._is_absent_from_listing(path):
                 return _MISSING
             try:
-                self._file(path).prefetch_head()
+                self._get_file(path).prefetch_head()
             except UnreadableError as error:
                 why = error
             if not isinstance(why, (Missing, Unsure)):
@@ -259,7 +259,7 @@ class RemoteStore:
         listing = self._ask_listing(folder)
         if isinstance(listing, Unsure):
             if folder not in self._trials:
-                self._trials[folder] = unlisted_folder.try_usual_names(folder, listing, self.prefetch, self._file)
+                self._trials[folder] = unlisted_folder.try_usual_names(folder, listing, self.prefetch, self._get_file)
             listing = self._trials[folder]
         if isinstance(listing, UnreadableError):
             raise listing
@@ -274,7 +274,7 @@ class RemoteStore:
         try:
             link = masked_url.unmask_url(folder)
             listing = retry(lambda: open_store(link).listing(link), link)
-            listing = unlisted_folder.add_hidden_names(listing, folder, self._file)
+            listing = unlisted_folder.add_hidden_names(listing, folder, self._get_file)
         except UnreadableError as why:
             return why
         for name, is_folder in listing.folders.items():
@@ -296,7 +296,7 @@ def accept_access(access: Access) -> None:
         store.command = access.command
     masked_url.typed_urls().update(access.urls)
     for path, version in access.versions.items():
-        store._file(path, version).moved.update(access.moved.get(path, {}))
+        store._get_file(path, version).moved.update(access.moved.get(path, {}))
 
 
 def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:

@@ -201,7 +201,7 @@ class Archive:
         if record.method == DEFLATED:
             data = _inflate(record, data)
         elif record.method != STORED:
-            raise _unsupported_error(record)
+            raise _create_unsupported_error(record)
         _check_crc(record, zlib.crc32(data))
         return data
 
@@ -213,7 +213,7 @@ class Archive:
         for piece in self._inflate_pieces(record) if record.method == DEFLATED else self._read_pieces(record):
             crc, size = zlib.crc32(piece, crc), size + len(piece)
             if size > record.size:
-                raise _size_error(record)
+                raise _create_size_error(record)
         _check_crc(record, crc)
 
     def _read_pieces(self, record: Record) -> Iterator[bytes]:
@@ -251,7 +251,7 @@ class Archive:
         if disk_records != records or disk not in (0, _U16_MAX) or first_disk not in (0, _U16_MAX):
             raise MalformedError(_SPANS_FILES)
         if end.offset + end.size != end.at:
-            raise _damage_error(
+            raise _create_damage_error(
                 f"its list of records (central directory) should end at byte {end.offset + end.size} but ends at byte "
                 f"{end.at}; data was added before or after the archive"
             )
@@ -288,7 +288,7 @@ class Archive:
         locator = self._source.read(at, _END64_LOCATOR.size) if at >= 0 else b""
         if not locator.startswith(b"PK\6\7"):
             if end.records == _U16_MAX or _U32_MAX in (end.size, end.offset):
-                raise _damage_error(
+                raise _create_damage_error(
                     "its end record refers to a second end record (zip64), but the file has no such record"
                 )
             return end
@@ -299,7 +299,7 @@ class Archive:
         signature, length, _, _, disk, first_disk, disk_records, records, size, offset = _END64.unpack(record)
         # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
         if signature != b"PK\6\6" or end64_at + 12 + length != at or end64_at + _END64.size != at:
-            raise _damage_error(
+            raise _create_damage_error(
                 f"its second end record (zip64) is not at byte {end64_at}, where the archive says; data was added "
                 "before or after the archive"
             )
@@ -312,7 +312,7 @@ class Archive:
             ("the position of the list of records", end.offset, offset, _U32_MAX),
         ):
             if end_value not in (end64_value, unset):
-                raise _damage_error(
+                raise _create_damage_error(
                     f"its two end records (zip and zip64) contradict each other: {label} is {end_value} in one, but "
                     f"{end64_value} in the other, so programs may find different contents"
                 )
@@ -330,7 +330,7 @@ class Archive:
             if len(records) != count:
                 raise MalformedError(f"two records are named {record.name!r}; programs may read either record")
         if len(records) != end.records:
-            raise _damage_error(
+            raise _create_damage_error(
                 f"its list of records (central directory) has {len(records)} entries, but its end record says "
                 f"{end.records}"
             )
@@ -354,7 +354,7 @@ class Archive:
         previous_end, previous_name = 0, ""
         for record in sorted_records:
             if record.offset < previous_end:
-                raise _overlap_error(previous_name, record)
+                raise _create_overlap_error(previous_name, record)
             if record.offset + _LOCAL.size > end.offset:
                 raise MalformedError(
                     f"{record.name!r} is outside the archive: its header is at byte {record.offset}, but the records "
@@ -365,7 +365,7 @@ class Archive:
                 self._add_space(previous_name, previous_end, record.data_offset - _LOCAL.size - len(record.name))
             previous_end, previous_name = record.data_offset + record.compressed_size, record.name
             if previous_end > end.offset:
-                raise _outside_error(previous_name, previous_end, end.offset)
+                raise _create_outside_error(previous_name, previous_end, end.offset)
         self._add_space(previous_name, previous_end, end.offset)
 
     def _read_starts(self, sorted_records: list[Record]) -> Iterator[int]:
@@ -408,12 +408,16 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
     at, end, unpack = 0, len(directory), _ENTRY.unpack_from
     while at < end:
         if at + 46 > end or directory[at : at + 4] != b"PK\1\2":
-            raise _damage_error(f"no entry of its list of records (central directory) begins at byte {at} of the list")
+            raise _create_damage_error(
+                f"no entry of its list of records (central directory) begins at byte {at} of the list"
+            )
         flags, method, crc, compressed_size, size, n, extra, comment, disk, marks, offset = unpack(directory, at)
         name_end = at + 46 + n
         entry_end = name_end + extra + comment
         if entry_end > end:
-            raise _damage_error("an entry of its list of records (central directory) runs past the end of the list")
+            raise _create_damage_error(
+                "an entry of its list of records (central directory) runs past the end of the list"
+            )
         raw = directory[at + 46 : name_end]
         name = str(raw, "ascii") if raw.isascii() else _decode_name(raw, flags)
         if extra and _UNICODE_PATH_BYTES in directory[name_end : name_end + extra]:
@@ -445,8 +449,8 @@ def _refuse(record: Record, disk: int) -> None:
     if record.flags & _ENCRYPTED:
         raise UnreadableError(f"{record.name!r} is encrypted, and statecli cannot decrypt it")
     if record.method != STORED:
-        raise _unsupported_error(record)
-    raise _damage_error(
+        raise _create_unsupported_error(record)
+    raise _create_damage_error(
         f"{record.name!r} is stored without compression, but its list of records gives two sizes, "
         f"{record.compressed_size} and {record.size} bytes"
     )
@@ -475,7 +479,7 @@ def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, 
             values.append(field)
             continue
         if len(field_bytes) < width:
-            raise _damage_error(f"its list of records lacks the {label} of {name!r} (a zip64 field)")
+            raise _create_damage_error(f"its list of records lacks the {label} of {name!r} (a zip64 field)")
         values.append(int.from_bytes(field_bytes[:width], "little"))
         field_bytes = field_bytes[width:]
     size, compressed_size, offset, disk = values
@@ -487,7 +491,9 @@ def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
     while at + 4 <= len(extras):
         kind, length = struct.unpack_from("<HH", extras, at)
         if at + 4 + length > len(extras):
-            raise _damage_error(f"in its list of records, an optional field of {name!r} is longer than the entry")
+            raise _create_damage_error(
+                f"in its list of records, an optional field of {name!r} is longer than the entry"
+            )
         if kind == requested_kind:
             return extras[at + 4 : at + 4 + length]
         at += 4 + length
@@ -510,19 +516,23 @@ def _find_shift(record: Record, start: int, following: Record | None, space_end:
     data_offset = _find_data(record, _read_of(header, record.offset))
     end = data_offset + record.compressed_size
     if end > space_end:
-        raise _overlap_error(record.name, following) if following else _outside_error(record.name, end, space_end)
+        raise (
+            _create_overlap_error(record.name, following)
+            if following
+            else _create_outside_error(record.name, end, space_end)
+        )
     return data_offset - start
 
 
-def _damage_error(text: str) -> MalformedError:
+def _create_damage_error(text: str) -> MalformedError:
     return MalformedError(f"the zip archive is damaged: {text}; copy or download the file again")
 
 
-def _overlap_error(previous_name: str, record: Record) -> MalformedError:
-    return _damage_error(f"the records {previous_name!r} and {record.name!r} overlap")
+def _create_overlap_error(previous_name: str, record: Record) -> MalformedError:
+    return _create_damage_error(f"the records {previous_name!r} and {record.name!r} overlap")
 
 
-def _outside_error(name: str, end: int, records_end: int) -> MalformedError:
+def _create_outside_error(name: str, end: int, records_end: int) -> MalformedError:
     return MalformedError(
         f"{name!r} is outside the archive: it ends at byte {end}, but the records end at byte {records_end}; copy or "
         "download the file again"
@@ -542,7 +552,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
     extra: int
     signature, flags, method, crc, compressed_size, size, n, extra = _LOCAL.unpack_from(header)
     if signature != b"PK\3\4":
-        raise _damage_error(
+        raise _create_damage_error(
             f"its list of records (central directory) puts {record.name!r} at byte {record.offset}, but no record "
             "begins at this byte"
         )
@@ -584,18 +594,18 @@ def _inflate(record: Record, data: bytes) -> bytes:
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     content = _inflate_piece(record, inflater, data, record.size + 1)
     if len(content) != record.size or not inflater.eof:
-        raise _size_error(record)
+        raise _create_size_error(record)
     return content
 
 
-def _size_error(record: Record) -> MalformedError:
+def _create_size_error(record: Record) -> MalformedError:
     return MalformedError(
         f"{record.name} does not decompress to the {record.size} bytes that the archive records: the file is "
         "damaged; copy or download the file again"
     )
 
 
-def _unsupported_error(record: Record) -> UnreadableError:
+def _create_unsupported_error(record: Record) -> UnreadableError:
     method = _METHODS.get(record.method, f"method {record.method}")
     return UnreadableError(
         f"{record.name!r} is compressed with {method}, which statecli cannot unpack; save the file again without "

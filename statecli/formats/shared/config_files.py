@@ -64,14 +64,14 @@ def _parse_settings(stem: str, raw: bytes) -> Settings:
     entries, _ = json_object.parse_object(raw, "it")
     reading = Reading(Decoder({}), [])
     history = entries.pop("log_history", None) if stem == "trainer_state" else None
-    settings = collect_settings({key: _words(key, value) for key, value in entries.items()}, reading)
+    settings = collect_settings({key: _join_words(key, value) for key, value in entries.items()}, reading)
     if type(history) is list:
         summary = f"{len(history)} entries, {Digests(reading).of(history, stem)}"
         return replace(settings, values={**settings.values, "log_history": summary})
     return settings
 
 
-def _words(key: str, value: Any) -> Any:
+def _join_words(key: str, value: Any) -> Any:
     """Return a short list of words as a single text: `architectures`, `target_modules`."""
     if type(value) is not list or not value or len(value) > 16:
         return value

@@ -144,7 +144,7 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
         )
     fields = root.state if type(root.state) is dict else {}
     _check_version(fields.get("version"), label)
-    entries = _named_items(
+    entries = _get_named_items(
         fields.get("state_dict_metadata"),
         f"{label} has no state_dict_metadata with a name for each tensor; save the checkpoint again",
     )
@@ -213,7 +213,7 @@ def _check_version(version: Any, label: str) -> None:
         raise UnreadableError(f"{label} has {description}, but torch writes version 1.0.0; save the checkpoint again")
 
 
-def _named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
+def _get_named_items(node: Any, otherwise: str) -> Mapping[str, Any]:
     items = as_mapping(node)
     if items is None or not all(type(key) is str for key in items):
         raise MalformedError(otherwise)
@@ -251,7 +251,7 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
 
 def _read_tensor(node: Any) -> SavedTensor | str:
     """Return a tensor, or a line with the reason for a malformed tensor."""
-    fields = _state(node)
+    fields = _get_state(node)
     try:
         dtype, grad = _read_properties(fields.get("properties"))
         shape = _read_sizes(fields.get("size"), "shape")
@@ -272,7 +272,7 @@ def _read_chunks(node: Any, shape: Sizes) -> list[Chunk]:
 
 
 def _read_chunk(node: Any, shape: Sizes) -> Chunk:
-    fields = _state(node)
+    fields = _get_state(node)
     start, size = _read_sizes(fields.get("offsets"), "chunk"), _read_sizes(fields.get("sizes"), "chunk")
     if not len(start) == len(size) == len(shape):
         raise MalformedError(
@@ -357,7 +357,7 @@ def _has_only(node: Obj, part: str) -> bool:
     return not any(value for name, value in parts.items() if name != part)
 
 
-def _state(node: Any) -> Mapping[str, Any]:
+def _get_state(node: Any) -> Mapping[str, Any]:
     """Return the argument of BUILD, usually a dict."""
     if type(node) is Obj and type(node.state) is dict:
         return node.state

@@ -264,7 +264,7 @@ class _Literal:
         return value
 
     def _parse_value(self, depth: int) -> Any:
-        token = self._next()
+        token = self._take_token()
         if token["number"]:
             return int(token["number"])
         if token["word"]:
@@ -278,39 +278,39 @@ class _Literal:
 
     def _parse_items(self, closing: str, depth: int) -> Any:
         items, comma = [], False
-        while not self._closes(closing):
+        while not self._skip_closing(closing):
             items.append(self._parse_value(depth))
-            comma = self._comma(closing)
+            comma = self._skip_comma(closing)
         if closing == "]":
             return items
         return tuple(items) if comma or len(items) != 1 else items[0]
 
     def _parse_dict(self, depth: int) -> dict[str, Any]:
         entries: dict[str, Any] = {}
-        while not self._closes("}"):
+        while not self._skip_closing("}"):
             key = self._parse_value(depth)
-            if type(key) is not str or self._next()["sign"] != ":" or key in entries:
+            if type(key) is not str or self._take_token()["sign"] != ":" or key in entries:
                 raise MalformedError("its header is not a dict with the keys descr, fortran_order and shape, each once")
             entries[key] = self._parse_value(depth)
-            self._comma("}")
+            self._skip_comma("}")
         return entries
 
-    def _closes(self, closing: str) -> bool:
+    def _skip_closing(self, closing: str) -> bool:
         """Return whether the bracket closes here, and skip the bracket."""
         if not self._tokens or self._tokens[-1]["sign"] != closing:
             return False
         self._tokens.pop()
         return True
 
-    def _comma(self, closing: str) -> bool:
+    def _skip_comma(self, closing: str) -> bool:
         """Skip the comma after an item and return True; without a comma, the bracket must close."""
         if self._tokens and self._tokens[-1]["sign"] == closing:
             return False
-        if self._next()["sign"] != ",":
+        if self._take_token()["sign"] != ",":
             raise MalformedError("invalid .npy header: missing comma")
         return True
 
-    def _next(self) -> re.Match[str]:
+    def _take_token(self) -> re.Match[str]:
         if not self._tokens:
             raise MalformedError("invalid .npy header: the text ends too early")
         return self._tokens.pop()

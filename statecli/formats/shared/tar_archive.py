@@ -58,7 +58,7 @@ def is_written_by_torch(head: bytes) -> bool:
     while head[at + 257 : at + 262] == b"ustar" and (header := parse_header(head[at : at + BLOCK])):
         if header.isreg():
             return header.name in _WRITTEN
-        at = _next_header(at, header.size)
+        at = _compute_next_header(at, header.size)
     return False
 
 
@@ -114,16 +114,16 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
                 break
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is read by itself
-            at = _next_header(at, header.size)
+            at = _compute_next_header(at, header.size)
             continue
         size = header.size if size_of_next is None else size_of_next
         size = size if header.isreg() or header.type not in _WITHOUT_DATA else 0
         yield FoundMember(header, extended, at + BLOCK, size)
-        at = _next_header(at, size)
+        at = _compute_next_header(at, size)
         size_of_next, extended = None, b""
     raise MalformedError("tarfile may find other members than statecli")
 
 
-def _next_header(at: int, size: int) -> int:
+def _compute_next_header(at: int, size: int) -> int:
     """Where the header after a member of `size` bytes is, whose own header is at byte `at`."""
     return at + BLOCK + -(-size // BLOCK) * BLOCK

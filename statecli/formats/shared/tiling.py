@@ -106,9 +106,9 @@ def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
             return f"two chunks overlap: {format_box(first)} and {format_box(second)}"
     if len(boxes) > MAX_PAIRED:
         return f"{len(boxes)} chunks of {format_box(place)} do not form a regular shard grid"
-    covered, total = sum(map(_volume, boxes)), _volume(place)
+    covered, total = sum(map(_count_elements, boxes)), _count_elements(place)
     return None if covered == total else f"its chunks cover {covered} of the {total} elements of {format_box(place)}"
 
 
-def _volume(box: Box) -> int:
+def _count_elements(box: Box) -> int:
     return prod(b - a for a, b in zip(box.start, box.stop, strict=True))

@@ -55,24 +55,24 @@ class _Layouts:
             return self._read_fields(state, depth)
         size = _read_size(code, state)
         if not code or size is None:
-            raise _malformed("a field has an unknown type")
+            raise _create_error("a field has an unknown type")
         order = ">" if state[1] in (">", b">") else "<"
         return _Layout(format_code(f"{order}{code}{_format_unit(code, state)}"), size)
 
     def _read_part(self, part: Any, depth: int) -> _Layout:
         """Read the type of an array field: (type of an element, shape)."""
         if type(part) is not tuple or len(part) != 2:
-            raise _malformed("the shape of a field is missing")
+            raise _create_error("the shape of a field is missing")
         element = self.read(part[0], depth + 1)
         shape = part[1] if type(part[1]) is tuple else (part[1],)
         if any(type(count) is not int or not 0 <= count < 2**63 for count in shape):
-            raise _malformed("the shape of a field is not a tuple of sizes")
+            raise _create_error("the shape of a field is not a tuple of sizes")
         return _Layout(f"{element.dtype}, {shape}", prod(shape) * element.size)
 
     def _read_fields(self, state: tuple[Any, ...], depth: int) -> _Layout:
         names, entries, size = state[3], as_mapping(state[4]), state[5]
         if type(names) is not tuple or entries is None or type(size) is not int or not 0 <= size < 2**63:
-            raise _malformed("the names, fields and size of a dtype are not a tuple, a dict and a number")
+            raise _create_error("the names, fields and size of a dtype are not a tuple, a dict and a number")
         self._fields += len(names)
         if self._fields > MAX_FIELDS:
             raise MalformedError(f"a numpy dtype has more than {MAX_FIELDS:,} fields, the limit of statecli")
@@ -81,7 +81,7 @@ class _Layouts:
     def _read_field(self, name: Any, entries: Any, depth: int) -> Field:
         entry = entries.get(name) if type(name) in (str, bytes) else None
         if type(entry) is not tuple or len(entry) not in (2, 3) or type(entry[1]) is not int or entry[1] < 0:
-            raise _malformed("a field does not have a type and an offset")
+            raise _create_error("a field does not have a type and an offset")
         layout = self.read(entry[0], depth + 1)
         text = name if type(name) is str else str(name, "latin-1")
         title = entry[2] if len(entry) == 3 and type(entry[2]) is str else None
@@ -118,10 +118,10 @@ def _format_unit(code: str, state: tuple[Any, ...]) -> str:
     raw = read_raw_bytes(unit)
     name = unit if raw is None else raw.decode("latin-1")
     if type(name) is not str or type(count) is not int or abs(count) >= 2**63:
-        raise _malformed("the unit of a date or time is not a pair of a name and a number")
+        raise _create_error("the unit of a date or time is not a pair of a name and a number")
     divisor_text = f"/{divisor}" if type(divisor) is int and divisor != 1 and abs(divisor) < 2**63 else ""
     return "" if name == "generic" else f"[{'' if count == 1 else count}{name}{divisor_text}]"
 
 
-def _malformed(why: str) -> MalformedError:
+def _create_error(why: str) -> MalformedError:
     return MalformedError(f"a numpy array has a dtype that numpy does not write: {why}")

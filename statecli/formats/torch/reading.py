@@ -114,10 +114,12 @@ class Reading:
                     f"the name of a container has {len(path)} characters ({path[:40]!r}…), more "
                     f"than statecli's limit of {MAX_PREFIX}"
                 )
-            children = [(path + step, child, depth + 1) for step, child in self._affordable(path, iter_children(node))]
+            children = [
+                (path + step, child, depth + 1) for step, child in self._limit_characters(path, iter_children(node))
+            ]
             stack.extend(reversed(children))
 
-    def _affordable(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         """Every name repeats the path before it: a megabyte of file can ask for gigabytes of names."""
         for step, child in children:
             self.characters += len(path)

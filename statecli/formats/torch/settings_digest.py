@@ -107,7 +107,7 @@ class Digests:
             if not frames:
                 return
             node, remaining_children = frames[-1]
-            next_container = self._next(node, remaining_children, number, lowest)
+            next_container = self._find_next_container(node, remaining_children, number, lowest)
             if next_container is not None:
                 continue
             frames.pop()
@@ -119,7 +119,7 @@ class Digests:
                 self._settle(open_containers[start:])
                 del open_containers[start:]
 
-    def _next(
+    def _find_next_container(
         self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
         """Return the next container below not yet entered; None after the last. Open containers reach up."""

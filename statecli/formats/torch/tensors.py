@@ -153,9 +153,9 @@ class Decoder:
             "torch._tensor._rebuild_from_type_v2": self._build_subclass,
             "torch._utils._rebuild_nested_tensor": self._build_nested,
             "torch.nested._internal.nested_tensor._rebuild_njt": self._build_jagged,
-            "torch._utils._rebuild_device_tensor_from_cpu_tensor": self._from_cpu,
-            "torch._utils._rebuild_device_tensor_from_numpy": self._from_cpu,
-            "torch._utils._rebuild_xla_tensor": self._from_cpu,
+            "torch._utils._rebuild_device_tensor_from_cpu_tensor": self._build_from_cpu,
+            "torch._utils._rebuild_device_tensor_from_numpy": self._build_from_cpu,
+            "torch._utils._rebuild_xla_tensor": self._build_from_cpu,
             "torch.nn.parameter.Parameter": self._build_old_parameter,
             "torch.nn.parameter.UninitializedParameter": self._build_uninitialized,
             "torch.nn.parameter.UninitializedBuffer": self._build_uninitialized,
@@ -405,7 +405,7 @@ class Decoder:
                 f"{fqn}: its storage is not recorded in the form that torch writes "
                 f"({_truncate_value(get_name(cls) or cls)}); save the checkpoint again"
             )
-        _plausible(location, fqn)
+        _check_device(location, fqn)
         if type(numel) is not int or numel < 0:
             raise MalformedError(
                 f"{fqn}: storage {_truncate_value(key)} claims {_truncate_value(numel)} elements; "
@@ -628,7 +628,7 @@ class Decoder:
         inner_parts = tuple((name, data) for name, data in inner_data if data is not None)
         return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=inner_parts)
 
-    def _from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+    def _build_from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         _require_arguments(args, 4, fqn)
         tensor = self.require_tensor(args[0], fqn, "data")
         dtype = _decode_dtype(args[1], fqn)
@@ -845,14 +845,14 @@ def _decode_dtype(node: Any, fqn: str) -> str:
 def _decode_device(node: Any, fqn: str) -> str | None:
     """Decode a device written as text or as torch.device("cuda", 0)."""
     if type(node) is str:
-        return _plausible(node, fqn)
+        return _check_device(node, fqn)
     if type(node) is Obj and get_name(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
         index = node.args[1] if len(node.args) > 1 else None
-        return _plausible(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
+        return _check_device(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
     return None
 
 
-def _plausible(device: str, fqn: str) -> str:
+def _check_device(device: str, fqn: str) -> str:
     if len(device) > MAX_DEVICE:
         raise MalformedError(
             f"{fqn}: its device name has {len(device):,} characters, more than statecli's limit of {MAX_DEVICE}"
