@@ -308,9 +308,9 @@ class _Files:
         """Give one reason to all tensors and values in these files."""
         unreadable = set(names)
         affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
-        noun = "these files" if names[1:] else "this file"
+        contains = "these files contain" if names[1:] else "this file contains"
         message = (
-            f"{why}; {noun} contains data of {affected_count} of the {len(self.places)} tensors and other values; "
+            f"{why}; {contains} data of {affected_count} of the {len(self.places)} tensors and other values; "
             f"{help}"
         )
         self.unreadable.update(dict.fromkeys(names, message))
