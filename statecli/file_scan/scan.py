@@ -8,34 +8,44 @@ arrays of objects, archives with a false directory. Anything not read to its end
 
 from __future__ import annotations
 
-import json
 import re
 import struct
-import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import NamedTuple
 
 from msgspec import structs
 
-from statecli import formats
 from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError, strip_copy_advice
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Bomb, Hazard, Mention, Place, ScannedPickle
+from statecli.core.model_state import Bomb, Hazard, Place, ScannedPickle
+from statecli.file_scan.code_scan import CodeScan
+from statecli.file_scan.compressed_records import ARRAY_HEADER_BYTES, inflate, inflate_beginning
+from statecli.file_scan.record_contents import (
+    PICKLE_BEGINNING,
+    PLAIN_ARRAY,
+    ZIP_START,
+    find_local_header,
+    is_plain_array,
+    may_be_pickle,
+    may_hold_objects,
+    split_consecutive_archives,
+)
 from statecli.file_scan.record_hazards import RecordUse, find_hazards, find_misfit
+from statecli.file_scan.scan_result import Piece, ScanResult, hash_regions
+from statecli.file_scan.scanned_files import find_stored_archives, is_empty, is_system_error, list_scanned_files
 from statecli.file_scan.storage_records import ArchiveRecords
-from statecli.formats import dcp, safetensors, sharded, torch_legacy, unsupported
+from statecli.formats import dcp, safetensors, torch_legacy, unsupported
 from statecli.formats.flax_msgpack import MSGPACK_SUFFIXES
-from statecli.formats.shared import npy_array, tar_archive
+from statecli.formats.shared import tar_archive
 from statecli.formats.shared.dcp_metadata import Stored
-from statecli.pickle_scan import known_names, script_code, script_nesting
+from statecli.formats.shared.npy_array import MAGIC
+from statecli.pickle_scan import known_names
 from statecli.pickle_scan.archive_records import Use, classify_records
 from statecli.pickle_scan.code_in_text import find_code_in_text
-from statecli.pickle_scan.export_expressions import UnknownText, find_program_calls
 from statecli.pickle_scan.one_pickle import (
     FIRST_WINDOW_BYTES,
     REGION_HEAD_BYTES,
@@ -45,18 +55,13 @@ from statecli.pickle_scan.one_pickle import (
     is_harmless,
     may_equal_magic_number,
 )
-from statecli.pickle_scan.script_casts import find_unchecked_casts
-from statecli.pickle_scan.script_enumerations import find_invalid_numbers
-from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
-from statecli.storage import files, json_object
+from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
 
-#: Bytes of one inflated record. What one file may cost in all is in `step_budget.Budget`.
-MAX_INFLATED_BYTES = 64 * 2**20
 #: Archives in archives in archives, and pickles in strings of pickles.
 MAX_NESTING = 4
 #: Small pickles of one file that are known again.
@@ -64,36 +69,14 @@ MAX_CACHED_PICKLES = 4096
 #: Bytes that compressed records may inflate to, whatever their ratio; and the ratio that larger ones may have.
 _MIN_BOMB_BYTES = 256 * 2**20
 _MIN_BOMB_RATIO = 200
-#: Bytes in which the header of a numpy array ends.
-_ARRAY_HEADER_BYTES = 4096
 #: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
-_PICKLE_BEGINNING = compile_on_use(
-    rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
-)
-#: First bytes of what `_PICKLE_BEGINNING` matches, of an archive and of an array of numpy.
+#: First bytes of what `PICKLE_BEGINNING` matches, of an archive and of an array of numpy.
 _BEGINNINGS = frozenset(bytes([byte]) for byte in b"\x80()]}ciP\x93")
 #: What an archive of torch has in its small records: digits are not opcodes that import anything.
 _INERT = compile_on_use(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
-_ZIP = b"PK\3\4"
-_END = 22
-#: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
-_END_RECORDS_BYTES = 56 + 20 + _END
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
-_NUMPY = b"\x93NUMPY"
-#: Code that torch writes: classes are below `__torch__`.
-_OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
-_OTHER_CODE = (
-    "the code defines a class outside of code/__torch__, so torch.jit.load may take this class for a class of torch"
-)
-_OTHER_CODE_HELP = "do not load the file; contact its publisher"
-_UNCHECKED_CAST = (
-    "the code uses a value as an object or a tuple of another type, and torch does not check this; the code may read "
-    "or write memory outside the value"
-)
-_UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
-_UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
 #: The name of a record that numpy writes; zipfile ends a name at a NUL.
 _ARRAY_NAME = compile_on_use(r"[^\0]*\.npy")
 _PICKLE_SUFFIX = compile_on_use(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
@@ -104,29 +87,15 @@ _TORCHSCRIPT_PICKLES = compile_on_use(
     r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
-#: Bytes of a program of torch.export that are read.
-_MAX_PROGRAM_BYTES = 128 * 2**20
-#: Texts of a program that are searched for in it, to report where they are.
-_MAX_LOCATED_TEXTS = 100
-MAX_CODE_BYTES = 64 * 2**20
 #: What was scanned of an archive without a directory.
 _SEARCHED = "statecli scanned only the records that it found by searching for headers"
 #: The folder of a compiled model, and what of it is opened as a library as it is.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
-_LIBRARY = compile_on_use(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
-_STORAGE = compile_on_use(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 _TAR = "torch.load unpickles the members of this tar archive"
 #: The pickles that are read from a legacy file, whatever follows them.
 _LEGACY_PICKLES = 5
 #: Pickles one after another that are read without a sign that the next one is any.
 _MAX_CONSECUTIVE_PICKLES = 64
-#: The headers that numpy writes for numbers, text and fields of them.
-_DESCR = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"
-_FIELD = rb"\('\w*', " + _DESCR + rb"(?:, \([\d, ]*\))?\)"
-_PLAIN_ARRAY = compile_on_use(
-    rb"\{'descr': (?:" + _DESCR + rb"|\[(?:" + _FIELD + rb"(?:, )?)*\])"
-    rb", 'fortran_order': (?:True|False), 'shape': \([\dL, ]*\),? ?\}\s*"
-)
 #: Bytes of a header that are read.
 _MAX_ARRAY_HEADER_BYTES = 2**20
 
@@ -139,8 +108,8 @@ def scan_pickles(path: str) -> tuple[ScannedPickle, ...]:
     """
     pickles: list[ScannedPickle] = []
     with pause_gc():
-        places, unreadable_files = _find_stored_archives(path)
-        for file in _list_files(path):
+        places, unreadable_files = find_stored_archives(path)
+        for file in list_scanned_files(path):
             pickles.extend(_scan_file(file, places.pop(file, ())))
         for file, stored in places.items():
             pickles.extend(_scan_file(file, stored, only_stored=True))
@@ -154,71 +123,8 @@ def scan_bytes(place: Place, where: str, data: bytes) -> list[ScannedPickle]:
     """Return the pickles in bytes taken by a loader from a place of a file."""
     with pause_gc(), Source(place.path) as source:
         scan = FileScan(source)
-        scan.pieces.append(_Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
+        scan.pieces.append(Piece(Region(source, place.offset, place.length, data), where, 0, hidden=False))
         return scan.scan_stored(())
-
-
-def _find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
-    archives: dict[str, list[Stored]] = {}
-    unreadable_files: list[tuple[str, str]] = []
-    members = ("", *_list_members(path)) if files.is_folder(path) else ()
-    for folder_name in dict.fromkeys(map(files.get_folder, members)):
-        folder = files.join(path, folder_name) if folder_name else path
-        places, unreadable_metadata = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
-        archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
-        unreadable_files.extend((files.join(path, folder_name, name), why) for name, why in unreadable_metadata)
-        outside_name = next((name for name in places if not _is_plain_name(name)), None)
-        if outside_name is not None:
-            why = f"the metadata names an archive outside the folder: {quoting.quote(outside_name)}"
-            unreadable_files.append((files.join(path, folder_name, METADATA), why))
-    return archives, unreadable_files
-
-
-def _list_files(path: str) -> list[str]:
-    """Return the files of a folder's model, or the file itself, each with the shards of an index."""
-    try:
-        paths = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
-        return list(dict.fromkeys(file for name in paths for file in (name, *_list_shards(name))))
-    except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
-        if files.reads_are_requests(path) or _is_system_error(error):
-            raise UnreadableError(f"{path}: {error}") from error
-        return []
-
-
-def _list_members(path: str) -> list[str]:
-    """Return the files of the folder's model; all files if the model is undecidable."""
-    try:
-        return list(formats.members(path))
-    except UnreadableError:
-        return sorted(files.list_names(path))
-
-
-def _list_shards(path: str) -> list[str]:
-    """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
-    try:
-        source = Source(path)
-    except UnreadableError:  # the scan of the file itself meets the same
-        return []
-    with source:
-        if not sharded.sniff(path, source.head):
-            return []
-        data = source.read(0, min(source.size, sharded.MAX_INDEX))
-    try:
-        return list(_iter_shards(path, data))
-    except MalformedError:  # the reader meets the same, and says so
-        return []
-
-
-def _iter_shards(path: str, data: bytes) -> Iterator[str]:
-    document, _ = json_object.parse_object(data, path)
-    weight_map = document.get("weight_map")
-    for name in sorted(
-        {shard for shard in weight_map.values() if type(shard) is str} if type(weight_map) is dict else ()
-    ):
-        file = files.join(files.get_folder(path), name)
-        if files.get_name(name) == name and files.is_file(file):
-            yield file
 
 
 def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[Hazard]:
@@ -242,11 +148,6 @@ def _find_other_uses(file_region: Region, *, has_zip_at_end: bool) -> Iterator[H
         )
 
 
-def _is_plain_name(name: str) -> bool:
-    """Return True for a file of the folder itself; readers refuse names outside of the folder."""
-    return files.get_name(name) == name and "\0" not in name
-
-
 def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool = False) -> list[ScannedPickle]:
     """Return the pickles of a file and of the `places` loaded as files; `only_stored` if nothing loads the rest."""
     try:
@@ -259,22 +160,9 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
     except FetchError as error:
         raise UnreadableError(f"{path}: {error}") from error
     except UnreadableError as error:  # as above
-        if (files.reads_are_requests(path) and not _is_empty(path)) or _is_system_error(error):
+        if (files.reads_are_requests(path) and not is_empty(path)) or is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
-
-
-def _is_system_error(error: Exception) -> bool:
-    """Return True if reading failed and may succeed later; a missing file stays missing."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-
-
-def _is_empty(path: str) -> bool:
-    try:
-        return files.get_size(path) == 0
-    except UnreadableError:
-        return False
 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
@@ -289,29 +177,8 @@ _ZIP_HELP = "save the tensors again in a new file, and contact the publisher of 
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
 #: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
-_UNCHECKED_BYTECODE = (
-    "torch's lite interpreter for mobile devices does not check all numbers in this bytecode; wrong numbers make the "
-    "interpreter read or write memory outside its data"
-)
-_BYTECODE_HELP = (
-    "use torch.jit.load, which does not read the bytecode; use the lite interpreter only for files that you created"
-)
-#: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
-_MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 #: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
 _MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
-
-
-class _Piece(NamedTuple):
-    """Bytes to scan; `is_pickle` for a pickle by name or place, `records` for a record of an archive."""
-
-    region: Region
-    where: str
-    depth: int
-    is_pickle: bool = False
-    hidden: bool = True
-    is_storage: bool = False
-    records: ArchiveRecords | None = None
 
 
 class FileScan:
@@ -319,20 +186,20 @@ class FileScan:
 
     def __init__(self, source: Source) -> None:
         self.file_region = Region(source, 0, source.size)
-        self.pickles: list[ScannedPickle] = []
-        self.pieces: deque[_Piece] = deque()
+        self.pieces: deque[Piece] = deque()
         self.steps = Steps()
+        self.result = ScanResult(self.steps)
+        self.code = CodeScan(self.result)
         self.reader = PickleReader(source.path, self.steps)
         #: Whether torch may take the pickle that was scanned last for the number that begins a legacy file.
         self.last_may_be_magic = False
-        self.digested_bytes = 0
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, with their storages, by `_read_cache_key`.
         self.cached_pickles: dict[tuple[RecordUse, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
         #: Small records by name in lower case, because torch's reader ignores case; None for others.
         self.small_records: dict[str, Region | None] = {}
         #: Archives of which no record is in `small_records` yet.
-        self.unlisted: deque[tuple[_Piece, Archive]] = deque()
+        self.unlisted: deque[tuple[Piece, Archive]] = deque()
         #: Where archives lie whose records were looked at.
         self.archives: set[tuple[int, int]] = set()
 
@@ -342,13 +209,13 @@ class FileScan:
         header = safetensors.sniff("", head) and int.from_bytes(head[:8], "little") <= self.file_region.size - 8
         is_metadata = files.get_name(self.file_region.path).endswith(METADATA)
         is_pickle = is_metadata or (head[:1] == b"\x80" and not header)
-        first = _Piece(self.file_region, "the file", 0, is_pickle=is_pickle, hidden=False)
+        first = Piece(self.file_region, "the file", 0, is_pickle=is_pickle, hidden=False)
         has_zip_at_end = False
         with self._within_budgets():
-            has_zip_at_end = not head.startswith(_ZIP) and ends_as_zip(self.file_region)
+            has_zip_at_end = not head.startswith(ZIP_START) and ends_as_zip(self.file_region)
             if has_zip_at_end:
                 self._scan_archive(first._replace(hidden=True))
-            if tar_archive.parse_header(head) is not None and not head.startswith(_ZIP):
+            if tar_archive.parse_header(head) is not None and not head.startswith(ZIP_START):
                 self._scan_tar(first)
             self.pieces.append(first)
         pickles = _mark_loaded_by_torch(self._scan_pieces(), self.file_region)
@@ -360,10 +227,10 @@ class FileScan:
 
     def scan_stored(self, places: Iterable[Stored]) -> list[ScannedPickle]:
         """Scan archives loaded as files of their own, because an archive may contain another archive."""
-        file_piece = _Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
+        file_piece = Piece(self.file_region, "the file", 0, is_pickle=True, hidden=False)
         transformed = [archive for archive in places if archive.transforms]
         if transformed:
-            self._add_unread_pickle(
+            self.result.add_unread(
                 file_piece,
                 f"statecli cannot read {len(transformed)} of the values: torch.distributed.checkpoint stored them with "
                 f"the transform {quoting.names(transformed[0].transforms)}, which statecli cannot reverse",
@@ -385,7 +252,7 @@ class FileScan:
                 self.steps.take(Budget.PIECES)
                 self._scan_piece(self.pieces.popleft())
         self._widen_digests()
-        return self.pickles
+        return self.result.pickles
 
     def _widen_digests(self) -> None:
         """Digest the whole file for harmful calls whose arguments may be other bytes of the file.
@@ -393,17 +260,17 @@ class FileScan:
         `exec` of a storage runs other code if only the storage changes, and `from_file` of TorchScript reads another
         path if only an attribute does.
         """
-        is_script = any(pickle.where.lower().endswith("/constants.pkl") for pickle in self.pickles)
-        for n, pickle in enumerate(self.pickles):
+        is_script = any(pickle.where.lower().endswith("/constants.pkl") for pickle in self.result.pickles)
+        for n, pickle in enumerate(self.result.pickles):
             if pickle.uses_storages and pickle.digest != self.file_digest and _is_harmful(pickle, is_script):
                 if self.file_digest is None:
                     self.file_digest = self._digest_file()
-                self.pickles[n] = structs.replace(pickle, digest=self.file_digest)
+                self.result.pickles[n] = structs.replace(pickle, digest=self.file_digest)
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if there are too many bytes."""
         limit = _MAX_DIGESTED_REMOTE_FILE if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE
-        return _hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
+        return hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
 
     @contextmanager
     def _within_budgets(self) -> Iterator[None]:
@@ -413,44 +280,22 @@ class FileScan:
         except OutOfSteps as error:
             self.pieces.clear()
             why = f"{error}, and did not read the rest of the file"
-            self.pickles.append(ScannedPickle("the file", self.file_region.span, unread=why))
+            self.result.pickles.append(ScannedPickle("the file", self.file_region.span, unread=why))
 
-    def _add_pickle(self, pickle: ScannedPickle) -> None:
-        self.pickles.append(pickle)
-        self.steps.take(Budget.PICKLES)
-
-    def _compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of the regions; "" if the file's scan has already digested _MAX_DIGESTED.
-
-        `names`: the names of the regions, if the names decide on the code to run.
-        """
-        self.digested_bytes += sum(region.size for region in regions)
-        if self.digested_bytes > _MAX_DIGESTED:
-            return ""
-        return _hash_regions(regions, names)
-
-    def _add_unread_pickle(self, piece: _Piece, why: str) -> None:
-        digest = self._compute_digest([piece.region])
-        self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, unread=why, digest=digest))
-
-    def _report_unread_code(self, region: Region, where: str, why: str) -> None:
-        """Report a record of code that was not read to its end."""
-        self._add_unread_pickle(_Piece(region, where, 0, hidden=False), why)
-
-    def _scan_piece(self, piece: _Piece) -> None:
+    def _scan_piece(self, piece: Piece) -> None:
         """Scan a piece by its first bytes."""
         head = piece.region.head
         if piece.depth > MAX_NESTING:
             why = f"pickles and archives are nested more than {MAX_NESTING} levels deep, the limit of statecli"
-            self._add_unread_pickle(piece, why)
-        elif head.startswith(_ZIP):
+            self.result.add_unread(piece, why)
+        elif head.startswith(ZIP_START):
             self._scan_archive(piece)
-        elif head.startswith(_NUMPY):
+        elif head.startswith(MAGIC):
             self._scan_array(piece)
         else:
             self._scan_stream(piece)
 
-    def _scan_stream(self, piece: _Piece) -> None:
+    def _scan_stream(self, piece: Piece) -> None:
         """Scan consecutive pickles: a program loading the first may load the rest.
 
         Of a legacy file the first five are loaded; storages follow.
@@ -463,15 +308,15 @@ class FileScan:
                 is_legacy, piece = True, piece._replace(is_pickle=True)
             if not is_legacy or count >= _LEGACY_PICKLES:
                 following_bytes = piece.region.read(at, min(REGION_HEAD_BYTES, size - at))
-                begins_as_pickle = _PICKLE_BEGINNING.match(following_bytes) is not None
+                begins_as_pickle = PICKLE_BEGINNING.match(following_bytes) is not None
                 piece = piece._replace(is_pickle=piece.is_pickle and begins_as_pickle)
                 if not begins_as_pickle and (is_legacy or count >= _MAX_CONSECUTIVE_PICKLES):
                     if not is_legacy and following_bytes:
                         why = f"statecli stopped after {count} pickles in a row, its limit, and did not read the rest"
-                        self._add_unread_pickle(piece, why)
+                        self.result.add_unread(piece, why)
                     break
 
-    def _scan_pickle(self, piece: _Piece, at: int) -> int:
+    def _scan_pickle(self, piece: Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
         use = RecordUse.of(piece.where)
         is_script = piece.records is not None and piece.records.types is not None
@@ -479,7 +324,7 @@ class FileScan:
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
         records = piece.records
         if cached is not None and (records is None or find_misfit(storages, use, records, self.steps) is None):
-            self._add_pickle(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
+            self.result.add(structs.replace(cached, where=piece.where, place=piece.region.span, hidden=piece.hidden))
             return cached.place.length
         where = f"{piece.where}, the pickle at byte {at}" if at else piece.where
         is_length_known = piece.is_pickle and piece.region is not self.file_region
@@ -517,10 +362,10 @@ class FileScan:
                 hazards=hazards,
                 uses_storages=bool(scanner.persistent),
                 sparse_tensors=scanner.count_sparse_tensors(),
-                digest=self._compute_digest([bounds]),
+                digest=self.result.compute_digest([bounds]),
                 refused_opcode=scanner.refused_opcode,
             )
-            self._add_pickle(pickle)
+            self.result.add(pickle)
             if (
                 key
                 and region.size == piece.region.size
@@ -529,10 +374,10 @@ class FileScan:
             ):
                 self.cached_pickles[key] = pickle, tuple(scanner.persistent)
         for name, data in nested_data:
-            self.pieces.append(_Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
+            self.pieces.append(Piece(region.with_data(data), f"{where}, {name}", piece.depth + 1))
         return scanner.end
 
-    def _read_storage(self, piece: _Piece, key: str, read_keys: list[str]) -> bytes | None:
+    def _read_storage(self, piece: Piece, key: str, read_keys: list[str]) -> bytes | None:
         """Return the bytes of a small storage named by a pickle of the archive; add its key to the keys read."""
         read_keys.append(key)
         folder, _, suffix = piece.where.rpartition(".")
@@ -556,15 +401,15 @@ class FileScan:
                 self.small_records[name] = part if name not in self.small_records else None
         return self.small_records
 
-    def _scan_array(self, piece: _Piece) -> None:
+    def _scan_array(self, piece: Piece) -> None:
         """Scan a numpy array: an array of objects has a pickle after its header."""
         head, width = piece.region.head, 4 if piece.region.head[6:7] != b"\1" else 2
         length = int.from_bytes(head[8 : 8 + width], "little")
         start, objects_size = 8 + width + length, piece.region.size - 8 - width - length
         if objects_size > 0:
             header = piece.region.read(8 + width, min(length, _MAX_ARRAY_HEADER_BYTES))
-            is_pickle = _may_hold_objects(piece.region)
-            if is_pickle or not _PLAIN_ARRAY.fullmatch(header):
+            is_pickle = may_hold_objects(piece.region)
+            if is_pickle or not PLAIN_ARRAY.fullmatch(header):
                 region = piece.region.get_part(start, objects_size)
                 self.pieces.append(
                     piece._replace(region=region, where=f"{piece.where}, its objects", is_pickle=is_pickle)
@@ -572,31 +417,31 @@ class FileScan:
 
     # Archives.
 
-    def _scan_tar(self, piece: _Piece) -> None:
+    def _scan_tar(self, piece: Piece) -> None:
         """Scan the members of a tar, as torch.save wrote before 0.1.10, and report the file as not read to its end.
 
         torch.load tries tarfile first, for every file. In `storages` and `tensors`, torch.load unpickles more data than
         the first pickles.
         """
         region = piece.region
-        self._add_unread_pickle(piece, f"{_TAR}, and statecli may not have found all of them")
+        self.result.add_unread(piece, f"{_TAR}, and statecli may not have found all of them")
         with suppress(MalformedError):
             for member in islice(tar_archive.iter_members(region.read_up_to), Budget.PICKLES.limit):
                 size = max(0, min(member.size, region.size - member.offset))
                 part = region.get_part(member.offset, size)
-                self.pieces.append(_Piece(part, member.name, 1, member.is_loaded, hidden=not member.is_loaded))
+                self.pieces.append(Piece(part, member.name, 1, member.is_loaded, hidden=not member.is_loaded))
 
-    def _scan_archive(self, piece: _Piece) -> None:
+    def _scan_archive(self, piece: Piece) -> None:
         try:
             archive = Archive(piece.region, looked_at=BEGINNING)
         except UnreadableError as error:
             # A loader that takes these bytes as one archive reads the last end records, and counts from the first byte.
             is_loaded_by_place = piece.region is self.file_region and self.file_region.path.endswith(dcp.SUFFIX)
-            parts = _split_consecutive_archives(piece.region) if is_loaded_by_place else []
+            parts = split_consecutive_archives(piece.region) if is_loaded_by_place else []
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self._add_unread_pickle(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
+            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
             self._salvage(piece)
             return
         if piece.region.base is not None:
@@ -604,11 +449,11 @@ class FileScan:
         self._report_inflation(piece, archive)
         if piece.region is self.file_region and len(archive.records) == 1 and not self._is_npz(archive):
             hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
-            self._add_pickle(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
+            self.result.add(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         top = archive.folder or ""
         if "\0" in top:
             torch_name = quoting.quote(top.partition("\0")[0])
-            self._add_unread_pickle(
+            self.result.add_unread(
                 piece,
                 "the folder name in the archive has a NUL character; torch cuts each record name there, so torch "
                 f"reads {torch_name} in place of each record",
@@ -619,7 +464,7 @@ class FileScan:
         inert_storages = self._find_idle_storages(piece.region, archive, numbered_storages)
         self._report_zeros(piece, zeros)
         if unreadable_config is not None:
-            self._add_unread_pickle(piece, f"{unreadable_config}, and any record may hold a pickle")
+            self.result.add_unread(piece, f"{unreadable_config}, and any record may hold a pickle")
         sizes = {record.name.lower(): record.size for record in archive.records.values()}
         uses = {name: use_of(record) for name, record in archive.records.items() if name not in inert_storages}
         scripts = [
@@ -627,9 +472,9 @@ class FileScan:
             for record in archive.records.values()
             if uses.get(record.name) is Use.SCRIPT
         ]
-        types = self._scan_scripts(scripts)
-        compiled: dict[str, list[_Piece]] = {}
-        modules: list[_Piece] = []
+        types = self.code.scan_scripts(scripts)
+        compiled: dict[str, list[Piece]] = {}
+        modules: list[Piece] = []
         for record in archive.records.values():
             if record.name in inert_storages:
                 continue
@@ -639,19 +484,19 @@ class FileScan:
                 region = piece.region.get_part(record.data_offset, record.compressed_size)
                 folder = _COMPILED_FOLDER.match(name)
                 group = modules if use is Use.MODULE else compiled.setdefault(folder[0] if folder else name, [])
-                group.append(_Piece(region, name, piece.depth))
+                group.append(Piece(region, name, piece.depth))
         for folder_name, pieces in compiled.items():
-            self._report_compiled(folder_name, pieces)
+            self.code.report_compiled(folder_name, pieces)
         if modules:
-            self._report_modules(modules)
+            self.code.report_modules(modules)
         self.steps.take(Budget.PIECES, sum(inert_storages.values()))  # last: a limit on storages hides no code
 
-    def _report_zeros(self, piece: _Piece, zeros: int) -> None:
+    def _report_zeros(self, piece: Piece, zeros: int) -> None:
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.file_region.size:
             bomb = Bomb(
                 f"creates {zeros:,} zeros in total for tensors whose records are empty; this may fill the memory", 0
             )
-            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
+            self.result.add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
     def _find_idle_storages(region: Region, archive: Archive, numbered_storages: Collection[str]) -> dict[str, int]:
@@ -677,7 +522,7 @@ class FileScan:
         is_named = self.file_region.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
-    def _report_inflation(self, piece: _Piece, archive: Archive) -> None:
+    def _report_inflation(self, piece: Piece, archive: Archive) -> None:
         """Report compressed records that inflate to far more than other data does."""
         compressed = [record for record in archive.records.values() if record.method != STORED]
         compressed_size = sum(record.compressed_size for record in compressed)
@@ -685,13 +530,13 @@ class FileScan:
         if size > _MIN_BOMB_BYTES and size > _MIN_BOMB_RATIO * compressed_size:
             text = f"unpacks {compressed_size:,} bytes of compressed data to {size:,} bytes in total"
             bomb = Bomb(f"{text}, which may fill the memory", 0)
-            self._add_pickle(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
+            self.result.add(ScannedPickle(piece.where, piece.region.span, hidden=piece.hidden, bombs=(bomb,)))
 
     @staticmethod
-    def _name_record(piece: _Piece, record: Record) -> str:
+    def _name_record(piece: Piece, record: Record) -> str:
         return record.name if piece.where == "the file" else f"{piece.where}, {record.name}"
 
-    def _scan_record(self, piece: _Piece, archive: Archive, record: Record, use: Use) -> None:
+    def _scan_record(self, piece: Piece, archive: Archive, record: Record, use: Use) -> None:
         name = self._name_record(piece, record)
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT.fullmatch(region.head):
@@ -710,146 +555,31 @@ class FileScan:
         is_pickle = is_loaded or _PICKLE_SUFFIX.search(record.name.partition("\0")[0]) is not None
         is_storage = use is Use.STORAGE and not piece.depth
         self._add_member(
-            _Piece(region, name, piece.depth, is_pickle, not is_usual, is_storage, piece.records),
+            Piece(region, name, piece.depth, is_pickle, not is_usual, is_storage, piece.records),
             deflated=record.method != STORED,
             # torch.hub takes any file that ends as a zip with one member, and gives the member to torch.load.
             is_only_record=len(archive.records) == 1 and not piece.depth,
         )
         if use is Use.BYTECODE:
-            self._scan_bytecode(self._read_code(piece, record, name), name)
+            self.code.scan_bytecode(self._read_code(piece, record, name), name)
         elif use is Use.OLD_SCRIPT:
             why = "statecli cannot read the code of TorchScript files from torch 1.0"  # which may be in any record
-            self._report_unread_code(self._read_code(piece, record, name), name, why)
+            self.code.report_unread_code(self._read_code(piece, record, name), name, why)
         elif use is Use.PROGRAM and not piece.depth:  # torch loads no program in an archive inside an archive
-            self._scan_program(self._read_code(piece, record, name), name)
+            self.code.scan_program(self._read_code(piece, record, name), name)
 
-    def _read_code(self, piece: _Piece, record: Record, name: str) -> Region:
+    def _read_code(self, piece: Piece, record: Record, name: str) -> Region:
         """Return the content of a code record; report a record that zlib cannot inflate, because torch may."""
         region = piece.region.get_part(record.data_offset, record.compressed_size)
         if record.method == STORED:
             return region
-        inflated, reason = _inflate(region, self.steps)
+        inflated, reason = inflate(region, self.steps)
         if reason:
-            self._report_unread_code(region, name, reason)
+            self.code.report_unread_code(region, name, reason)
         return inflated
 
-    def _scan_scripts(self, scripts: list[tuple[Region, str]]) -> ScriptTypes | None:
-        """Scan the source texts of a TorchScript archive and return their classes; None without any text."""
-        readable: list[tuple[Region, str, bytes]] = []
-        for region, where in scripts:
-            if region.size > MAX_CODE_BYTES:
-                why = f"the code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
-                self._report_unread_code(region, where, why)
-                continue
-            self.steps.take(Budget.BYTES, region.size)
-            code = region.read(0, region.size)
-            if script_nesting.has_deep_statement(code, self.steps):
-                why = (
-                    f"a statement of the code has more than {script_nesting.MAX_LINKS:,} operators, which crashes "
-                    "torch.jit.load"
-                )
-                self._report_unread_code(region, where, why)
-            readable.append((region, where, code))
-        codes = [code for *_, code in readable]
-        defined_names = script_code.list_functions(codes)
-        for region, where, code in readable:
-            self._add_calls(region, where, script_code.find_calls(code, self.steps, defined_names))
-            self._add_calls(region, where, find_invalid_numbers(code, self.steps))
-        for region, where, _ in readable:
-            if not _OWN_CODE.search(where):
-                self._report_hazard(region, where, Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP))
-        # What torch.jit.load itself runs.
-        records = [where for _, where, _ in readable]
-        for number, call in script_code.find_calls_on_load(codes, self.steps, records):
-            self._add_calls(*readable[number][:2], [call])
-        if not readable:
-            return None
-        types = read_types([(where, code) for _, where, code in readable], self.steps)
-        is_run_on_load = any(b"__setstate__" in code for code in codes)
-        for cast in find_unchecked_casts(codes, types, self.steps):
-            region, where, _ = readable[cast.number]
-            hazard = Hazard(_UNCHECKED_CAST, is_run_on_load, True, _OTHER_CODE_HELP)
-            self._report_hazard(region, f"{where}, line {cast.line}", hazard)
-            break
-        return types
-
-    def _scan_bytecode(self, region: Region, where: str) -> None:
-        """Scan code of the lite interpreter."""
-        if region.size > MAX_CODE_BYTES:
-            why = f"the bytecode has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli"
-            self._report_unread_code(region, where, why)
-        else:
-            data = region.read(0, region.size)
-            self.steps.take(Budget.BYTES, len(data))
-            if script_nesting.has_deep_type(data.decode("latin-1")):
-                why = (
-                    f"a type in the bytecode has more than {script_nesting.MAX_TYPE_DEPTH} nested brackets, which "
-                    "crashes torch"
-                )
-                self._report_unread_code(region, where, why)
-            self._add_calls(region, where, script_code.find_bytecode_calls(data, self.steps))
-        # torch 2.13 checks registers and operators, but not the number of an attribute (GET_ATTR).
-        hazard = Hazard(_UNCHECKED_BYTECODE, False, True, _BYTECODE_HELP)
-        self._report_hazard(region, where, hazard)
-
-    def _report_hazard(self, region: Region, where: str, hazard: Hazard) -> None:
-        """Report harmful data in a record that is not a pickle."""
-        digest, exact = self._compute_digest([region]), region.base is not None
-        self._add_pickle(ScannedPickle(where, region.span, exact=exact, hazards=(hazard,), digest=digest))
-
-    def _report_compiled(self, folder: str, pieces: list[_Piece]) -> None:
-        """Report files of AOTInductor: its loader opens the library, or builds a library with commands in the files."""
-        escaping = [piece for piece in pieces if ".." in piece.where.split("/")]
-        libraries = [piece for piece in pieces if _LIBRARY.search(piece.where)]
-        sources = [piece for piece in pieces if piece.where.lower().endswith(".cpp")]
-        main = (escaping or libraries or sources or pieces)[0]
-        why = None if libraries else "the AOTInductor loader runs compiler commands from the file"
-        why = "the AOTInductor loader unpacks to a path outside its temporary folder" if escaping else why
-        path, dot, suffix = main.where.rpartition(".")
-        self._add_code(main, Mention(path if dot else folder, suffix, 0, called=True, misuse=why), pieces)
-
-    def _report_modules(self, pieces: list[_Piece]) -> None:
-        """Report Python files of torch.package, because they shadow modules named by pickles of the archive."""
-        module, why = pieces[0].where.removesuffix(".py"), "torch.package runs as Python code"
-        self._add_code(pieces[0], Mention(module, "py", 0, called=True, misuse=why), pieces)
-
-    def _add_code(self, main: _Piece, name: Mention, pieces: Sequence[_Piece]) -> None:
-        """Add the code that a load runs, at its main file and with the digest of all its files."""
-        digest = self._compute_digest([piece.region for piece in pieces], [piece.where for piece in pieces])
-        exact, doer = main.region.base is not None, "loading the file"
-        self._add_pickle(ScannedPickle(main.where, main.region.span, (name,), exact=exact, doer=doer, digest=digest))
-
-    def _add_calls(self, region: Region, where: str, calls: Iterable[script_code.Call]) -> None:
-        digest, exact = self._compute_digest([region]), region.base is not None
-        for call in calls:
-            line = f"{where}, line {call.line}" if call.line else where
-            doer = "loading the file" if call.on_load else "the code of the file"
-            names = (Mention(call.module, call.name, call.at, called=True, misuse=call.why),)
-            code = ScannedPickle(line, region.span, names, exact=exact, doer=doer, uses_storages=True, digest=digest)
-            self._add_pickle(code)
-
-    def _scan_program(self, region: Region, where: str) -> None:
-        """Scan a program of torch.export: a load evaluates its sizes, compiles its names and imports its classes."""
-        data = region.read(0, min(region.size, _MAX_PROGRAM_BYTES))
-        self.steps.take(Budget.BYTES, len(data))
-        try:
-            document, _ = json_object.parse_object(data, where)
-        except MalformedError as error:
-            self._add_unread_pickle(_Piece(region, where, 0), str(error))
-            return
-        digest, exact = self._compute_digest([region]), region.base is not None
-        for number, call in enumerate(find_program_calls(document, self.steps)):
-            code = ScannedPickle(where, region.span, exact=exact, uses_storages=True, digest=digest)
-            if isinstance(call, UnknownText):
-                hazard = Hazard(_UNKNOWN_TEXT.format(quoting.quote(call.key)), False, True, _UNKNOWN_TEXT_HELP)
-                self._add_pickle(structs.replace(code, hazards=(hazard,)))
-                continue
-            at = max(data.find(json.dumps(call.text).encode()), 0) if number < _MAX_LOCATED_TEXTS else 0
-            name = Mention(call.module, call.name, at, called=call.called, misuse=call.why)
-            self._add_pickle(structs.replace(code, names=(name,), doer=call.doer))
-
     def _add_member(
-        self, piece: _Piece, *, deflated: bool, is_only_record: bool = False, is_salvaged: bool = False
+        self, piece: Piece, *, deflated: bool, is_only_record: bool = False, is_salvaged: bool = False
     ) -> None:
         """Queue a record that is a pickle, begins like a pickle, or is alone in its archive."""
         region, name, is_pickle = piece.region, piece.where, piece.is_pickle
@@ -860,44 +590,44 @@ class FileScan:
         if deflated:
             # A record that a loader opens is not skipped because it begins as an array: its end may be an archive.
             if not is_pickle and any(
-                _is_plain_array(_inflate_beginning(region, size, self.steps))
-                for size in (REGION_HEAD_BYTES, _ARRAY_HEADER_BYTES)
+                is_plain_array(inflate_beginning(region, size, self.steps))
+                for size in (REGION_HEAD_BYTES, ARRAY_HEADER_BYTES)
             ):
                 return
             # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
-            opening = _inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
-            if opening and not (is_pickle or is_only_record or _may_be_pickle(name, opening, len(opening))):
+            opening = inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
+            if opening and not (is_pickle or is_only_record or may_be_pickle(name, opening, len(opening))):
                 return
-            region, reason = _inflate(region, self.steps)
+            region, reason = inflate(region, self.steps)
             self.steps.take(Budget.BYTES, region.size)
-        is_archive = region.head.startswith(_ZIP)
+        is_archive = region.head.startswith(ZIP_START)
         piece = piece._replace(region=region, depth=piece.depth + is_archive)
         if is_pickle and not is_archive and not is_salvaged and ends_as_zip(region):
             # The reader of `torch._C._pickle_load_obj` looks for the last end record, whatever the first bytes are.
-            self._add_unread_pickle(
+            self.result.add_unread(
                 piece,
                 "the record ends with a zip archive; some programs load this archive, others load the data before it",
             )
             self._scan_archive(piece._replace(hidden=True, depth=piece.depth + 1))
-        if is_pickle or is_only_record or (reason and not opening) or _may_be_pickle(name, region.head, region.size):
+        if is_pickle or is_only_record or (reason and not opening) or may_be_pickle(name, region.head, region.size):
             if reason:
-                self._add_unread_pickle(piece, reason)
+                self.result.add_unread(piece, reason)
             self.pieces.append(piece)
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.hub gives it to torch.load, which tries tar first."""
         # Half of the size is inflated at least; an honest array is inflated no further.
-        head = _inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
+        head = inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
         if tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None:
-            content = _inflate(region, self.steps)[0] if deflated else region
-            self._scan_tar(_Piece(content, name, 0, is_pickle=True, hidden=False))
+            content = inflate(region, self.steps)[0] if deflated else region
+            self._scan_tar(Piece(content, name, 0, is_pickle=True, hidden=False))
 
-    def _salvage(self, piece: _Piece) -> None:
+    def _salvage(self, piece: Piece) -> None:
         """Queue the records with a local header, in spite of the directory."""
         region, at = piece.region, 0
         is_other_format = self.file_region.head[:1] == b"\x80" or safetensors.sniff("", self.file_region.head)
         usual_names = set() if piece.depth or is_other_format else set(_USUAL_PICKLES)
-        while (at := _find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
+        while (at := find_local_header(region, at)) >= 0 and len(self.pieces) < Budget.PICKLES.limit:
             if at + _LOCAL_HEADER.size > region.size:
                 break
             fields = _LOCAL_HEADER.unpack(region.read(at, _LOCAL_HEADER.size))
@@ -908,24 +638,10 @@ class FileScan:
                 name = str(raw, "utf-8", "backslashreplace")
                 base_name = name.rpartition("/")[2]
                 is_pickle = _PICKLE_SUFFIX.search(name) is not None
-                member = _Piece(following_region, name, piece.depth, is_pickle, base_name not in usual_names)
+                member = Piece(following_region, name, piece.depth, is_pickle, base_name not in usual_names)
                 self._add_member(member, deflated=fields[3] != STORED, is_salvaged=True)
                 usual_names.discard(base_name)
             at += 4
-
-
-def _hash_regions(regions: Sequence[Region], names: Sequence[str]) -> str:
-    import hashlib  # loads OpenSSL, which no other command has to wait for
-
-    hashed = hashlib.sha256()
-    for name in names:
-        text = name.encode("utf-8", "surrogatepass")
-        hashed.update(len(text).to_bytes(8, "little") + text)
-    for region in regions:
-        hashed.update(region.size.to_bytes(8, "little"))
-        for at in range(0, region.size, _DIGESTED_AT_ONCE):
-            hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
-    return hashed.hexdigest()
 
 
 def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
@@ -944,7 +660,7 @@ def _mark_loaded_by_torch(pickles: list[ScannedPickle], file_region: Region) -> 
     `constants.pkl`), or the first five pickles of a legacy file.
     """
     visible = [n for n, pickle in enumerate(pickles) if not pickle.hidden and pickle.doer is None]
-    if file_region.head.startswith(_ZIP):
+    if file_region.head.startswith(ZIP_START):
         is_script = any(pickles[n].where.lower().endswith("/constants.pkl") for n in visible)
         loaded_by_torch = [n for n in visible if not is_script and re.fullmatch(r"[^/]+/data\.pkl", pickles[n].where)]
     else:
@@ -959,99 +675,10 @@ def _read_cache_key(region: Region, use: RecordUse) -> tuple[RecordUse, bytes] |
 
     The key has the bytes, and the use of the pickle by a program according to the record's name.
     """
-    if region.base is None or region.size > _ARRAY_HEADER_BYTES or use.is_example:
+    if region.base is None or region.size > ARRAY_HEADER_BYTES or use.is_example:
         return None
     return use, region.read(0, region.size)
 
 
-def _split_consecutive_archives(region: Region) -> list[Region]:
-    """Split bytes into consecutive archives, one for each tensor, as written by torch.distributed.checkpoint.
-
-    The end records of an archive give its beginning. [] unless all of the bytes are accounted for.
-    """
-    parts: list[Region] = []
-    end = region.size
-    while end >= _END_RECORDS_BYTES and len(parts) < Budget.PICKLES.limit:
-        tail = region.read(end - _END_RECORDS_BYTES, _END_RECORDS_BYTES)
-        length = int.from_bytes(tail[64:72], "little") + _END_RECORDS_BYTES
-        if (tail[:4], tail[56:60], tail[76:80]) != (b"PK\6\6", b"PK\6\7", b"PK\5\6") or length > end:
-            return []
-        end -= length
-        parts.append(region.get_part(end, length))
-    return parts[::-1] if end == 0 else []
-
-
-def _describe_archive(piece: _Piece, part: Region) -> str:
+def _describe_archive(piece: Piece, part: Region) -> str:
     return f"{piece.where}, the archive at byte {part.span.offset}"
-
-
-def _find_local_header(region: Region, at: int) -> int:
-    """Return the offset of the next local header, or -1."""
-    step = 2**20
-    while at < region.size:
-        offset = region.read(at, min(step + 3, region.size - at)).find(_ZIP)
-        if offset >= 0:
-            return at + offset
-        at += step
-    return -1
-
-
-def _may_hold_objects(region: Region) -> bool:
-    """Whether numpy may unpickle the bytes after an array's header; numpy accepts headers refused by statecli."""
-    try:
-        return npy_array.read_header(lambda size: region.read(0, min(size, region.size))).element.has_objects
-    except UnreadableError:
-        return True
-
-
-def _may_be_pickle(name: str, head: bytes, size: int) -> bool:
-    """Return True if a record of `size` bytes is small, or begins like a pickle."""
-    small = size <= FIRST_WINDOW_BYTES and not _STORAGE.search(name)
-    return small or _PICKLE_BEGINNING.match(head) is not None or head.startswith((_ZIP, _NUMPY))
-
-
-def _inflate_beginning(region: Region, size: int, steps: Steps, max_bytes: int = _ARRAY_HEADER_BYTES) -> bytes:
-    """Return the inflated form of the first `size` bytes of a compressed record, at most `max_bytes` bytes.
-
-    More bytes are read if the first bytes inflate to less than half of their number, because any number of empty blocks
-    may come first.
-    """
-    inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
-    while at < region.size and not inflater.eof and (not at or len(opening) < min(max_bytes, size // 2)):
-        step = min(max(size, at), region.size - at, 2**20)
-        if at:  # only blocks without data take a second step
-            steps.take(Budget.BYTES, step)
-        try:
-            opening += inflater.decompress(region.read(at, step), max_bytes - len(opening))
-        except zlib.error:
-            break
-        at += step
-    return opening
-
-
-def _is_plain_array(head: bytes) -> bool:
-    """Return True if the bytes begin a numpy array without objects."""
-    start = 8 + (4 if head[6:7] != b"\1" else 2)
-    end = start + int.from_bytes(head[8:start], "little")
-    return head.startswith(_NUMPY) and end <= len(head) and _PLAIN_ARRAY.fullmatch(head[start:end]) is not None
-
-
-def _inflate(region: Region, steps: Steps) -> tuple[Region, str | None]:
-    """Return the content of a compressed record, up to a limit, and why the rest is missing."""
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    parts, size, at = [], 0, 0
-    why: str | None = None
-    while at < region.size and not inflater.eof and why is None:
-        step = min(2**16, region.size - at)
-        steps.take(Budget.BYTES, step)
-        try:
-            parts.append(inflater.decompress(region.read(at, step), MAX_INFLATED_BYTES - size + 1))
-        except zlib.error as error:
-            why = f"the compressed data is damaged: {error}"
-            break
-        at, size = at + step, size + len(parts[-1])
-        if size > MAX_INFLATED_BYTES:
-            why = f"the compressed data unpacks to more than {MAX_INFLATED_BYTES:,} bytes, the limit of statecli"
-    if why is None and not inflater.eof:
-        why = "the compressed data ends too early"
-    return region.with_data(b"".join(parts)), why

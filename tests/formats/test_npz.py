@@ -18,7 +18,7 @@ from numpy.lib import format as library
 from statecli import formats
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import Evidence, Kind
-from statecli.file_scan import scan
+from statecli.file_scan import compressed_records
 from statecli.file_scan.scan import scan_pickles
 from statecli.formats import npz
 from statecli.formats.shared import npy_array
@@ -297,7 +297,7 @@ def test_records_with_objects_are_objects(tmp_path):
 
 def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
     """A scan does not decompress arrays of numbers, however large."""
-    monkeypatch.setattr(scan, "MAX_INFLATED_BYTES", 1000)
+    monkeypatch.setattr(compressed_records, "MAX_INFLATED_BYTES", 1000)
     assert scan_pickles(save_npz(tmp_path, True, a=numpy.zeros(100_000))) == ()
 
 

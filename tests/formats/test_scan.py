@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from statecli import formats
 from statecli.core.errors import MalformedError
-from statecli.file_scan import scan as _scan
+from statecli.file_scan import compressed_records, scan as _scan
 from statecli.file_scan.scan import scan_pickles
 from statecli.pickle_scan.one_pickle import FIRST_WINDOW_BYTES, begins_as_pickle
 from statecli.pickle_scan.step_budget import Budget
@@ -672,7 +672,7 @@ def test_a_file_that_is_missing_has_no_pickle(tmp_path):
 
 def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
     """200 kB of one opcode are compressed to 200 bytes."""
-    monkeypatch.setattr(_scan, "MAX_INFLATED_BYTES", 100_000)
+    monkeypatch.setattr(compressed_records, "MAX_INFLATED_BYTES", 100_000)
     members = records(b"]" * 200_000)
     members[0].method = 8
     findings = scan_bytes(build(members))

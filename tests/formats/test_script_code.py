@@ -489,7 +489,7 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     """The report covers code beyond the limit, and archives of torch 1.0, which name their code in `model.json`."""
     path = str(build_archive(tmp_path / "a.pt", {**records, "x/model.json": b"{}"}, ""))
     assert ["torch 1.0" in finding.unread for finding in scan_pickles(path) if finding.unread] == [True]
-    monkeypatch.setattr("statecli.file_scan.scan.MAX_CODE_BYTES", 100)
+    monkeypatch.setattr("statecli.file_scan.code_scan.MAX_CODE_BYTES", 100)
     assert any("the code has more than 100 bytes" in (finding.unread or "") for finding in scan_pickles(path))
 
 

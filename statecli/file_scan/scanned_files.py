@@ -1,0 +1,96 @@
+"""Files to scan: of a folder or an index the files of its model, and archives that metadata places in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from statecli import formats
+from statecli.core import quoting
+from statecli.core.errors import MalformedError, UnreadableError
+from statecli.formats import dcp, sharded
+from statecli.formats.shared.dcp_metadata import Stored
+from statecli.storage import files, json_object
+from statecli.storage.byte_source import Source
+from statecli.storage.checkpoint_names import METADATA
+
+
+def find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
+    """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
+    archives: dict[str, list[Stored]] = {}
+    unreadable_files: list[tuple[str, str]] = []
+    members = ("", *_list_members(path)) if files.is_folder(path) else ()
+    for folder_name in dict.fromkeys(map(files.get_folder, members)):
+        folder = files.join(path, folder_name) if folder_name else path
+        places, unreadable_metadata = dcp.collect_places(folder) if dcp.sniff(folder, b"") else ({}, [])
+        archives.update((files.join(path, folder_name, name), places[name]) for name in filter(_is_plain_name, places))
+        unreadable_files.extend((files.join(path, folder_name, name), why) for name, why in unreadable_metadata)
+        outside_name = next((name for name in places if not _is_plain_name(name)), None)
+        if outside_name is not None:
+            why = f"the metadata names an archive outside the folder: {quoting.quote(outside_name)}"
+            unreadable_files.append((files.join(path, folder_name, METADATA), why))
+    return archives, unreadable_files
+
+
+def list_scanned_files(path: str) -> list[str]:
+    """Return the files of a folder's model, or the file itself, each with the shards of an index."""
+    try:
+        paths = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
+        return list(dict.fromkeys(file for name in paths for file in (name, *_list_shards(name))))
+    except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
+        if files.reads_are_requests(path) or is_system_error(error):
+            raise UnreadableError(f"{path}: {error}") from error
+        return []
+
+
+def _list_members(path: str) -> list[str]:
+    """Return the files of the folder's model; all files if the model is undecidable."""
+    try:
+        return list(formats.members(path))
+    except UnreadableError:
+        return sorted(files.list_names(path))
+
+
+def _list_shards(path: str) -> list[str]:
+    """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
+    try:
+        source = Source(path)
+    except UnreadableError:  # the scan of the file itself meets the same
+        return []
+    with source:
+        if not sharded.sniff(path, source.head):
+            return []
+        data = source.read(0, min(source.size, sharded.MAX_INDEX))
+    try:
+        return list(_iter_shards(path, data))
+    except MalformedError:  # the reader meets the same, and says so
+        return []
+
+
+def _iter_shards(path: str, data: bytes) -> Iterator[str]:
+    document, _ = json_object.parse_object(data, path)
+    weight_map = document.get("weight_map")
+    for name in sorted(
+        {shard for shard in weight_map.values() if type(shard) is str} if type(weight_map) is dict else ()
+    ):
+        file = files.join(files.get_folder(path), name)
+        if files.get_name(name) == name and files.is_file(file):
+            yield file
+
+
+def _is_plain_name(name: str) -> bool:
+    """Return True for a file of the folder itself; readers refuse names outside of the folder."""
+    return files.get_name(name) == name and "\0" not in name
+
+
+def is_system_error(error: Exception) -> bool:
+    """Return True if reading failed and may succeed later; a missing file stays missing."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+
+
+def is_empty(path: str) -> bool:
+    """Return True for a file of zero bytes, False for a file of unknown size."""
+    try:
+        return files.get_size(path) == 0
+    except UnreadableError:
+        return False
