@@ -310,8 +310,7 @@ class _Files:
         affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
         contains = "these files contain" if names[1:] else "this file contains"
         message = (
-            f"{why}; {contains} data of {affected_count} of the {len(self.places)} tensors and other values; "
-            f"{help}"
+            f"{why}; {contains} data of {affected_count} of the {len(self.places)} tensors and other values; {help}"
         )
         self.unreadable.update(dict.fromkeys(names, message))
 

@@ -35,12 +35,13 @@ from statecli.core.model_state import (
     TensorInfo,
 )
 from statecli.formats import safetensors as _safetensors
+from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.sections import OTHER_WORDS
 from statecli.formats.torch.settings import collect_settings
 from statecli.formats.torch.settings_digest import of_text
-from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
+from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.msgpack import Blob, Parser, Truncation

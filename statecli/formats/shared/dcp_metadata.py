@@ -16,7 +16,7 @@ import msgspec
 from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
-from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
+from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.pickles.errors import TruncatedPickle
 from statecli.pickles.graph import as_mapping, as_sequence, get_attributes, get_name
 from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickle

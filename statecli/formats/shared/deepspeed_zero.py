@@ -20,9 +20,10 @@ from statecli.core.dtypes import nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, ModelState, Oddity, TensorData, TensorInfo
 from statecli.formats import torch_legacy, torch_zip
+from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 from statecli.formats.torch.objects import build_info, build_state
 from statecli.formats.torch.reading import Row
-from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS, Decoder, Tensor
+from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import as_mapping, as_sequence, get_text_items
 from statecli.pickles.nodes import Obj
 from statecli.storage import files

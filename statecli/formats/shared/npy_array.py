@@ -18,7 +18,7 @@ from statecli.core.dtypes import ELEMENT_BITS
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, TensorData, TensorInfo
-from statecli.formats.torch.tensors import MAX_DIMENSIONS, MAX_ELEMENTS
+from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
 #: Bytes of a header's literal: numpy itself reads 10,000 by default.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from math import prod
 from operator import mul
 from typing import Any, NamedTuple
 
@@ -21,11 +20,22 @@ from statecli.core.dtypes import ELEMENT_BITS, STORAGE_DTYPES, VALUES_PER_BYTE, 
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ByteRange, NoteKind, Quantizer, TensorData
+from statecli.formats.torch.arguments import (
+    check_device,
+    compute_last,
+    count_elements,
+    decode_device,
+    decode_dtype,
+    decode_ints,
+    decode_lazy_flags,
+    require_arguments,
+    truncate_value,
+)
 from statecli.formats.torch.checkpoint_pickle import REPLACING
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
+from statecli.formats.torch.storages import find_disputed, select_view
 from statecli.pickles.graph import (
     append_key,
-    as_mapping,
     as_sequence,
     get_attributes,
     get_name,
@@ -37,11 +47,6 @@ from statecli.pickles.graph import (
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.pickles.numpy_types import read_number_type
 
-#: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
-MAX_DIMENSIONS = 1024
-MAX_ELEMENTS = 2**63 - 1
-#: Characters of a device's name (`privateuseone:127`). Every row repeats it.
-MAX_DEVICE = 64
 #: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
 MAX_NESTING = 16
 #: Tensors that one tensor may consist of.
@@ -330,15 +335,15 @@ class Decoder:
                 )
 
     def _build_plain(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 4, fqn)
+        require_arguments(args, 4, fqn)
         flags = args[6] if len(args) > 6 else None
         tensor = self._build_strided(args, None, args[4] if len(args) > 4 else False, flags, fqn)
         self._keep_layout(args, tensor)
         return tensor
 
     def _with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 7, fqn)
-        return self._build_strided(args, _decode_dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
+        require_arguments(args, 7, fqn)
+        return self._build_strided(args, decode_dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
 
     def _build_strided(self, args: tuple[Any, ...], dtype: str | None, grad: Any, flags: Any, fqn: str) -> Tensor:
         key, stored_dtype, device, storage, length = self._resolve_storage(args[0], fqn)
@@ -348,19 +353,19 @@ class Decoder:
         shape, strides, elements, last = self._compute_geometry(args[2], args[3], fqn)
         offset = args[1]
         if grad is not False and grad is not True:
-            raise MalformedError(f"{fqn}: requires_grad is recorded as {_truncate_value(grad)}, not as a bool")
+            raise MalformedError(f"{fqn}: requires_grad is recorded as {truncate_value(grad)}, not as a bool")
         if type(offset) is not int or offset < 0:
             raise MalformedError(
-                f"{fqn}: its offset into storage {quoting.name(key)} is {_truncate_value(offset)}; "
+                f"{fqn}: its offset into storage {quoting.name(key)} is {truncate_value(offset)}; "
                 "expected an integer of 0 or more"
             )
         capacity = length * 8 // ELEMENT_BITS[dtype] * VALUES_PER_BYTE.get(dtype, 1)
         if elements and offset + last >= capacity:
             raise MalformedError(
-                f"{fqn}: shape {_truncate_value(list(shape))} at offset {offset} needs {offset + last + 1} elements, "
+                f"{fqn}: shape {truncate_value(list(shape))} at offset {offset} needs {offset + last + 1} elements, "
                 f"but storage {quoting.name(key)} has {capacity} {dtype} elements"
             )
-        conjugate, negative = _decode_lazy_flags(flags, fqn)
+        conjugate, negative = decode_lazy_flags(flags, fqn)
         data = TensorData(storage, dtype, shape, offset, strides, conjugate, negative) if storage is not None else None
         size = nbytes(dtype, elements)
         note = None
@@ -379,11 +384,11 @@ class Decoder:
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached
-        shape, strides = _decode_ints(size, "shape", fqn), _decode_ints(stride, "strides", fqn)
-        elements = _count_elements(shape, fqn)
+        shape, strides = decode_ints(size, "shape", fqn), decode_ints(stride, "strides", fqn)
+        elements = count_elements(shape, fqn)
         # No strides at all next to a shape mean contiguous, as torch reads them.
         is_dense = not strides or strides == contiguous_strides(shape)
-        last = elements - 1 if is_dense else _compute_last(shape, strides, fqn)
+        last = elements - 1 if is_dense else compute_last(shape, strides, fqn)
         geometry = (shape, None if is_dense else strides, elements, last)
         self.geometries[id(size), id(stride)] = geometry
         return geometry
@@ -403,12 +408,12 @@ class Decoder:
         if dtype is None or type(key) is not str or type(location) is not str:
             raise MalformedError(
                 f"{fqn}: its storage is not recorded in the form that torch writes "
-                f"({_truncate_value(get_name(cls) or cls)}); save the checkpoint again"
+                f"({truncate_value(get_name(cls) or cls)}); save the checkpoint again"
             )
-        _check_device(location, fqn)
+        check_device(location, fqn)
         if type(numel) is not int or numel < 0:
             raise MalformedError(
-                f"{fqn}: storage {_truncate_value(key)} claims {_truncate_value(numel)} elements; "
+                f"{fqn}: storage {truncate_value(key)} claims {truncate_value(numel)} elements; "
                 "expected an integer of 0 or more"
             )
         length = numel * ELEMENT_BITS[dtype] // 8
@@ -416,16 +421,16 @@ class Decoder:
         storage = self.storages.get(key)
         if storage is None and location != "meta":
             raise MalformedError(
-                f"{fqn}: storage {_truncate_value(key)} is not in the file; "
+                f"{fqn}: storage {truncate_value(key)} is not in the file; "
                 "copy the file again, or save the checkpoint again"
             )
         if storage is not None and storage.length != length:
             raise MalformedError(
                 f"{fqn}: storage {quoting.name(key)} has {storage.length} bytes in the file, but the pickle claims "
-                f"{_truncate_value(length)}; copy or download the file again"
+                f"{truncate_value(length)}; copy or download the file again"
             )
         if len(pid) > 5 and pid[5] is not None and storage is not None:
-            storage = _part_of(storage, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
+            storage = select_view(storage, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
             length = storage.length
         # torch.load reads the bytes of a "meta" storage too where map_location names another device.
         stored_as = _StoredAs(key, dtype, location, storage, length)
@@ -437,12 +442,12 @@ class Decoder:
         for key in (pid[2], *view[:1]):
             if type(key) is str and key in self.disputed:
                 raise MalformedError(
-                    f"{fqn}: the pickle describes storage {_truncate_value(key)} in two ways: "
+                    f"{fqn}: the pickle describes storage {truncate_value(key)} in two ways: "
                     f"{self.disputed[key]}; torch uses the first for all tensors"
                 )
 
     def _build_parameter(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 2, fqn)
+        require_arguments(args, 2, fqn)
         inner = self.require_tensor(args[0], fqn, "data")
         tensor = msgspec.structs.replace(inner, is_parameter=True, requires_grad=args[1] is True)
         if len(args) > 3:
@@ -465,12 +470,12 @@ class Decoder:
         return msgspec.structs.replace(inner, is_parameter=True, requires_grad=grad is True)
 
     def _build_subclass(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 4, fqn)
+        require_arguments(args, 4, fqn)
         builder = self._find_builder(args[0])
         if builder is None or type(args[2]) is not tuple:
             raise MalformedError(
                 f"{fqn}: statecli does not know the function that rebuilds this tensor, "
-                f"{_truncate_value(get_name(args[0]) or args[0])}"
+                f"{truncate_value(get_name(args[0]) or args[0])}"
             )
         if builder == self._build_subclass:
             raise MalformedError(
@@ -525,20 +530,20 @@ class Decoder:
         return tuple(parts)
 
     def _build_wrapper(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 8, fqn)
-        shape = _decode_ints(args[2], "shape", fqn)
+        require_arguments(args, 8, fqn)
+        shape = decode_ints(args[2], "shape", fqn)
         return _build_without_bytes(
-            _decode_dtype(args[1], fqn), shape, fqn, device=_decode_device(args[6], fqn), grad=args[7] is True
+            decode_dtype(args[1], fqn), shape, fqn, device=decode_device(args[6], fqn), grad=args[7] is True
         )
 
     def _build_meta(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 4, fqn)
+        require_arguments(args, 4, fqn)
         return _build_without_bytes(
-            _decode_dtype(args[0], fqn), _decode_ints(args[1], "shape", fqn), fqn, device="meta", grad=args[3] is True
+            decode_dtype(args[0], fqn), decode_ints(args[1], "shape", fqn), fqn, device="meta", grad=args[3] is True
         )
 
     def _build_quantized(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 6, fqn)
+        require_arguments(args, 6, fqn)
         tensor = self._build_strided(args, None, args[5] if type(args[5]) is bool else False, None, fqn)
         scheme = args[4]
         if type(scheme) is not tuple or len(scheme) < 3:
@@ -569,7 +574,7 @@ class Decoder:
         return tensor.data
 
     def _build_sparse(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 2, fqn)
+        require_arguments(args, 2, fqn)
         if type(args[0]) is int and args[0] in _SCRIPT_LAYOUTS:
             # TorchScript: (layout, sizes, requires_grad, parts, hooks).
             layout_name, count = _SCRIPT_LAYOUTS[args[0]]
@@ -589,12 +594,12 @@ class Decoder:
             (name, self.require_tensor(node, fqn, name)) for name, node in zip(names, fields, strict=False)
         ]
         values = inner_tensors[-1][1]
-        shape = _decode_ints(fields[len(names)], "shape", fqn)
+        shape = decode_ints(fields[len(names)], "shape", fqn)
         uncoalesced = coordinates and len(fields) > 3 and fields[3] is False
         return Tensor(
             values.dtype,
             shape,
-            _count_elements(shape, fqn),
+            count_elements(shape, fqn),
             sum(tensor.nbytes for _, tensor in inner_tensors),
             values.device,
             values.requires_grad,
@@ -607,7 +612,7 @@ class Decoder:
         )
 
     def _build_nested(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 1, fqn)
+        require_arguments(args, 1, fqn)
         return self._build_ragged(
             "nested", dict(zip(("values", "sizes", "strides", "offsets"), args, strict=False)), fqn
         )
@@ -629,9 +634,9 @@ class Decoder:
         return msgspec.structs.replace(values, shape=None, layout=layout, note=note, data=None, parts=inner_parts)
 
     def _build_from_cpu(self, args: tuple[Any, ...], fqn: str) -> Tensor:
-        _require_arguments(args, 4, fqn)
+        require_arguments(args, 4, fqn)
         tensor = self.require_tensor(args[0], fqn, "data")
-        dtype = _decode_dtype(args[1], fqn)
+        dtype = decode_dtype(args[1], fqn)
         # numpy has no bfloat16: XLA saved float32 for it.
         if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
             raise MalformedError(
@@ -641,7 +646,7 @@ class Decoder:
         return msgspec.structs.replace(
             tensor,
             dtype=dtype,
-            device=_decode_device(args[2], fqn),
+            device=decode_device(args[2], fqn),
             requires_grad=args[3] is True,
             note=None,
         )
@@ -657,63 +662,11 @@ def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> Non
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "
-            f"of this big-endian file in units of {stored_dtype}, the dtype of storage {_truncate_value(key)}"
+            f"of this big-endian file in units of {stored_dtype}, the dtype of storage {truncate_value(key)}"
         )
 
 
 _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
-
-
-def _part_of(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
-    """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
-
-    Only files of torch before 0.4 have this item: a storage could be a view of another.
-    """
-    if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
-        raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
-    offset, length = view[1] * itemsize, view[2] * itemsize
-    if offset + length > root.length:
-        raise MalformedError(
-            f"{fqn}: its view needs bytes {offset} to {offset + length}, but the storage has {root.length} bytes"
-        )
-    return ByteRange(root.path, root.offset + offset, length, None, root.big_endian)
-
-
-def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return the keys of storages and views with two different descriptions, and both descriptions.
-
-    torch takes the first description for all mentions, and saves only one description. Storages without bytes, on meta
-    or empty, are made again for each description.
-    """
-    first: dict[str, tuple[Any, ...]] = {}
-    views: dict[str, tuple[Any, ...]] = {}
-    disputed: dict[str, str] = {}
-    for storage in persistent:
-        pid = storage.pid
-        if type(pid) is not tuple or len(pid) < 5 or type(pid[2]) is not str:
-            continue
-        first_pid = first.setdefault(pid[2], pid)
-        if first_pid is not pid:
-            first_description, second_description = _describe_storage(first_pid), _describe_storage(pid)
-            if first_description != second_description and not first_pid[4] == pid[4] == 0:
-                disputed.setdefault(pid[2], f"{first_description} and {second_description}")
-        view = pid[5] if len(pid) > 5 else None
-        if type(view) is tuple and len(view) == 3 and type(view[0]) is str:
-            first_pid = views.setdefault(view[0], pid)
-            if first_pid is not pid and (first_pid[2], *first_pid[5][1:]) != (pid[2], *view[1:]):
-                disputed.setdefault(view[0], "two views with different storages, offsets or sizes")
-    disputed.update((key, "a storage and a view of a storage") for key in views.keys() & first.keys())
-    return disputed
-
-
-def _describe_storage(pid: tuple[Any, ...]) -> str:
-    """Return the elements, type and device of a storage, as its persistent id says."""
-    kind, location, numel = pid[1], pid[3], pid[4]
-    dtype = STORAGE_DTYPES.get(kind.name, "unknown") if type(kind) is Global else "unknown"
-    location = str(location, "latin-1") if type(location) is bytes else location
-    return (
-        f"{_truncate_value(numel)} {dtype} elements on {location[:MAX_DEVICE] if type(location) is str else 'unknown'}"
-    )
 
 
 def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
@@ -781,9 +734,9 @@ def _decode_numpy(node: Obj) -> Tensor | None:
     name = descr if type(descr) is str else get_name(descr).removeprefix("numpy.") or "of no name"
     dtype = _NUMPY_DTYPES.get(name) or format_array_dtype(state[2])
     if name in _NUMPY_DTYPES and read_number_type(state[2]) is None:
-        raise MalformedError(f"a numpy array has dtype {_truncate_value(name)} in a form that numpy does not write")
-    shape = _decode_ints(state[1], "shape", "numpy array")
-    elements = _count_elements(shape, "numpy array")
+        raise MalformedError(f"a numpy array has dtype {truncate_value(name)} in a form that numpy does not write")
+    shape = decode_ints(state[1], "shape", "numpy array")
+    elements = count_elements(shape, "numpy array")
     raw = read_raw_bytes(state[4])
     size = elements * (ELEMENT_BITS.get(dtype, 0) // 8) if raw is None else len(raw)
     data = None if raw is None else _build_inline(raw, dtype, shape, elements, state)
@@ -804,7 +757,7 @@ def _build_inline(
     storage = ByteRange("", 0, len(raw), big_endian=order in ((">",), (b">",)))
     if type(state[3]) is not bool:
         raise MalformedError(
-            f"a numpy array has memory order {_truncate_value(state[3])}; expected True (Fortran) or False (C)"
+            f"a numpy array has memory order {truncate_value(state[3])}; expected True (Fortran) or False (C)"
         )
     strides = tuple(accumulate(shape, mul, initial=1))[:-1] if state[3] else None
     return TensorData(storage, dtype, shape, strides=strides, inline=raw)
@@ -823,97 +776,5 @@ _NUMPY_DTYPES: dict[str, str] = {
 
 
 def _build_without_bytes(dtype: str, shape: tuple[int, ...], fqn: str, *, device: str | None, grad: bool) -> Tensor:
-    elements = _count_elements(shape, fqn)
+    elements = count_elements(shape, fqn)
     return Tensor(dtype, shape, elements, nbytes(dtype, elements), device, grad)
-
-
-def _require_arguments(args: tuple[Any, ...], count: int, fqn: str) -> None:
-    if len(args) < count:
-        raise MalformedError(
-            f"{fqn}: the call that rebuilds this tensor has {len(args)} arguments, but torch writes at least {count}"
-        )
-
-
-def _decode_dtype(node: Any, fqn: str) -> str:
-    name = get_name(node)
-    dtype = name.removeprefix("torch.")
-    if not name.startswith("torch.") or dtype not in ELEMENT_BITS:
-        raise MalformedError(f"{fqn}: unknown dtype {_truncate_value(name or node)}")
-    return dtype
-
-
-def _decode_device(node: Any, fqn: str) -> str | None:
-    """Decode a device written as text or as torch.device("cuda", 0)."""
-    if type(node) is str:
-        return _check_device(node, fqn)
-    if type(node) is Obj and get_name(node.cls) == "torch.device" and node.args and type(node.args[0]) is str:
-        index = node.args[1] if len(node.args) > 1 else None
-        return _check_device(f"{node.args[0]}:{index}" if type(index) is int else node.args[0], fqn)
-    return None
-
-
-def _check_device(device: str, fqn: str) -> str:
-    if len(device) > MAX_DEVICE:
-        raise MalformedError(
-            f"{fqn}: its device name has {len(device):,} characters, more than statecli's limit of {MAX_DEVICE}"
-        )
-    return device
-
-
-def _decode_ints(node: Any, label: str, fqn: str) -> tuple[int, ...]:
-    if type(node) is Obj and get_name(node.cls) == "torch.Size":
-        node = node.args[0] if node.args else ()
-    if type(node) is list:
-        node = tuple(node)
-    if type(node) is not tuple:
-        raise MalformedError(f"{fqn}: its {label} is {_truncate_value(node)}, not a tuple of sizes")
-    if len(node) > MAX_DIMENSIONS:
-        raise MalformedError(
-            f"{fqn}: its {label} has {len(node)} dimensions, more than statecli's limit of {MAX_DIMENSIONS}"
-        )
-    for n in node:
-        if type(n) is not int or not 0 <= n <= MAX_ELEMENTS:
-            raise MalformedError(f"{fqn}: its {label} holds {_truncate_value(n)}; expected integers from 0 to 2^63")
-    return node
-
-
-def _count_elements(shape: tuple[int, ...], fqn: str) -> int:
-    elements = prod(shape)
-    if elements > MAX_ELEMENTS:
-        raise MalformedError(f"{fqn}: shape {_truncate_value(list(shape))} is impossible: more than 2^63 elements")
-    return elements
-
-
-def _compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> int:
-    if len(shape) != len(strides):
-        raise MalformedError(f"{fqn}: its shape has {len(shape)} sizes, but there are {len(strides)} strides")
-    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def _decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
-    """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict.
-
-    torch sets a flag for any value of the key, also for a key of bytes; torch writes True alone.
-    """
-    if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
-        node = node.args[0]
-    flags = as_mapping(node)
-    if node is not None and flags is None:
-        raise MalformedError(f"{fqn}: the metadata of this tensor is not a dict")
-    for key, value in (flags or {}).items():
-        if type(key) is not str or (key in ("conj", "neg") and value is not True):
-            raise MalformedError(f"{fqn}: the metadata of this tensor has an entry that torch does not write")
-    return "conj" in (flags or ()), "neg" in (flags or ())
-
-
-def _truncate_value(value: Any) -> str:
-    """A scalar as text, anything else as its type: the repr of a pickled graph can be exponentially long."""
-    if type(value) is list and len(value) <= 8 and all(type(v) is int for v in value):
-        return "[" + ", ".join(_truncate_value(v) for v in value) + "]"
-    if type(value) is int and abs(value) >= 2**63:
-        return f"an integer of {value.bit_length()} bits"
-    if type(value) in (int, float, bool) or value is None:
-        return repr(value)
-    if type(value) is str:
-        return repr(value if len(value) <= 60 else value[:57] + "...")
-    return f"a {type(value).__name__}"
