@@ -223,10 +223,10 @@ def _is_loaded(change: Change) -> bool:
 
 def _describe_diff_failure(diff: Diff, problems: list[str]) -> str:
     """Return the problems, and the table of a terminal."""
-    shown = problems[:_PROBLEM_LINES]
-    if len(problems) > len(shown):
-        shown.append(f"and {len(problems) - len(shown):,} more")
-    return "\n".join([*shown, "", _format_table(build_report(diff))]).rstrip()
+    lines = problems[:_PROBLEM_LINES]
+    if len(problems) > len(lines):
+        lines.append(f"and {len(problems) - len(lines):,} more")
+    return "\n".join([*lines, "", _format_table(build_report(diff))]).rstrip()
 
 
 def describe_failure(verification: Verification, requested: Iterable[Name], fail_on: Severity) -> str:

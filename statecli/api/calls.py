@@ -152,8 +152,8 @@ def _to_count(number: object) -> int:
 
 def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Options:
     """Return the options of a command; `values` has a value from Python by argument or field. Raises UsageError."""
-    known = parameters_of(options)
-    parameters = {each.argument: each for each in known} | {each.field: each for each in known}
+    all_parameters = parameters_of(options)
+    parameters = {each.argument: each for each in all_parameters} | {each.field: each for each in all_parameters}
     return options(**{parameters[name].field: _convert(parameters[name], value) for name, value in values.items()})
 
 

@@ -66,7 +66,7 @@ class SavedObjects:
     def save(self, target: object) -> str:
         """Write the object and return the path of the file. Raises UsageError for an object that cannot be saved."""
         name = name_object(target)
-        count = sum(other.partition(" (")[0] == name for other in {*self.names.values()})
+        count = sum(used_name.partition(" (")[0] == name for used_name in {*self.names.values()})
         content = target if isinstance(target, Mapping) else get_state_dict(target)
         folder = tempfile.mkdtemp(prefix="statecli-", dir=_choose_folder(_count_bytes(content)))
         self._folders.append(folder)
@@ -76,8 +76,8 @@ class SavedObjects:
             torch.save(content, path)
         except Exception as error:  # the objects of a state_dict have code of their own
             raise UsageError(f"{name}: torch.save cannot write the object: {_first_line(error)}") from error
-        shown = name if not count else f"{name} ({count + 1})"
-        self.names |= {path: shown, make_relative_name(path): shown}
+        display_name = name if not count else f"{name} ({count + 1})"
+        self.names |= {path: display_name, make_relative_name(path): display_name}
         return path
 
     def close(self) -> None:

@@ -160,12 +160,12 @@ class Browser(App[None]):
             self.apply = apply
 
     def __init__(
-        self, model: Model, versions: Versions, read_other: ReadOther, other: ModelState | None = None
+        self, model: Model, versions: Versions, read_other: ReadOther, other_state: ModelState | None = None
     ) -> None:
         super().__init__(ansi_color=True)
         self.model, self.copied = model, ""
         self.failure: Exception | None = None
-        self._versions, self._read_other, self._other = versions, read_other, other
+        self._versions, self._read_other, self._other_state = versions, read_other, other_state
         self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
         self._list = TensorList(model)
         self._line = Input(id="line", select_on_focus=False)
@@ -177,7 +177,7 @@ class Browser(App[None]):
         self._message = ""
         self._progress = ""
         #: Position of the tensor whose values are read; positions with statistics and a histogram.
-        self._reading: int | None = None
+        self._position_being_read: int | None = None
         self._complete: set[int] = set()
         self._total = sizes.describe_size(model.tensors)
 
@@ -196,8 +196,8 @@ class Browser(App[None]):
         self._rest = self.set_timer(REST_S, self._read_current)
         self._line.display = False
         self._list.focus()
-        if self._other is not None:
-            self._pair(lambda: self._other)  # type: ignore[arg-type,return-value]
+        if self._other_state is not None:
+            self._pair(lambda: self._other_state)  # type: ignore[arg-type,return-value]
         self._lay_out()
 
     def on_resize(self) -> None:
@@ -255,10 +255,10 @@ class Browser(App[None]):
 
     def _show_lines(self) -> None:
         model = self.model
-        matches = len(model.found)
+        matches = len(model.filtered_positions)
         target = escape_name(model.state.target)
         if model.difference is not None:
-            target += f" → {escape_name(model.difference.other)}"
+            target += f" → {escape_name(model.difference.other_target)}"
         parts = [target, self._total]
         if model.filter_text.strip():
             parts.append(f"filter {escape_name(model.filter_text.strip())}: {matches:,}")
@@ -298,7 +298,7 @@ class Browser(App[None]):
             ]
         else:
             width = max(panel.scrollable_content_region.width, 8)
-            lines = describe_row(self.model, row, width, is_reading=row.tensor == self._reading)
+            lines = describe_row(self.model, row, width, is_reading=row.tensor == self._position_being_read)
         text = Text(no_wrap=False, overflow="fold")
         for line in lines:
             text.append(f"{line.text}\n", style=_STYLES[line.style])
@@ -323,38 +323,38 @@ class Browser(App[None]):
         if row is None or row.tensor is None or not self._has_panel():
             return
         position, tensor = row.tensor, self.model.tensors[row.tensor]
-        if (not tensor.ranges and tensor.data is None) or position == self._reading:
+        if (not tensor.ranges and tensor.data is None) or position == self._position_being_read:
             return  # without values, or the user asked for more of them, and they are read now
         difference, is_automatic = self.model.difference, peek.reads_automatically(tensor)
         with_stats = is_automatic and position not in self._complete
         compares = is_automatic and difference is not None and bool(difference.list_missing([position]))
         if position not in self.model.peeks or compares or with_stats:
-            self._reading = position if compares or with_stats else None
+            self._position_being_read = position if compares or with_stats else None
             self._reader.read(partial(self._read, position, with_stats=with_stats, compares=compares))
             self._show_panel()
 
     def _read(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
         """Read values in the thread of the reader."""
         tensor, difference = self.model.tensors[position], self.model.difference
-        shown = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
+        new_peek = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
         stats = self.model.stats.get(position)
         if with_stats:
             stats = stats or peek.read_statistics(tensor, self._versions)
             histogram = peek.read_histogram(tensor, stats, self._versions)
             unusual = peek.read_first_unusual(tensor, stats, self._versions)
-            shown = replace(shown, histogram=histogram, first_unusual=unusual)
+            new_peek = replace(new_peek, histogram=histogram, first_unusual=unusual)
         outcome = difference.compare(position) if compares and difference is not None else None
 
         def apply() -> None:
-            self.model.peeks[position] = shown
+            self.model.peeks[position] = new_peek
             if stats is not None:
                 self.model.add_stats(position, stats)
             if with_stats:
                 self._complete.add(position)
             if difference is not None and outcome is not None:
                 difference.outcomes[position] = outcome
-            if self._reading == position:
-                self._reading = None
+            if self._position_being_read == position:
+                self._position_being_read = None
 
         return apply
 
@@ -414,7 +414,7 @@ class Browser(App[None]):
                 only = len(difference.only_after)
                 added = f" ({plural(only, 'tensor')} only in the second target)" if only else ""
                 self._end_pairing(
-                    f"second target: {escape_name(difference.other)}{added}; press D to compare all values"
+                    f"second target: {escape_name(difference.other_target)}{added}; press D to compare all values"
                 )
                 if then is not None:
                     self._compare(then)
@@ -433,7 +433,7 @@ class Browser(App[None]):
         if difference is None or not difference.list_missing([position]):
             return
         self._rest.stop()  # its job would take the place of this one
-        self._reading = position
+        self._position_being_read = position
         self._reader.read(partial(self._read, position, with_stats=False, compares=True))
         self._show_panel()
 
@@ -453,7 +453,9 @@ class Browser(App[None]):
         if difference is None:
             self.action_diff()
             return
-        self._compare_list(difference, difference.list_missing(self.model.found), difference.describe_outcomes)
+        self._compare_list(
+            difference, difference.list_missing(self.model.filtered_positions), difference.describe_outcomes
+        )
 
     def _compare_list(self, difference: Difference, positions: Sequence[int], end: Callable[[], str]) -> None:
         def read(position: int) -> Apply:
@@ -473,14 +475,14 @@ class Browser(App[None]):
         if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
             return
         self._rest.stop()
-        self._reading = row.tensor
+        self._position_being_read = row.tensor
         self._reader.read(partial(self._read, row.tensor, with_stats=True, compares=False))
         self._show_panel()
 
     def action_list_stats(self) -> None:
         """Read the statistics of all listed tensors."""
         model = self.model
-        self._read_stats([n for n in model.found if n not in model.listed], self._describe_stats)
+        self._read_stats([n for n in model.filtered_positions if n not in model.listed], self._describe_stats)
         model.shows_stats = True
         self._lay_out()
 
@@ -577,7 +579,7 @@ class Browser(App[None]):
         at = (at + by) % len(columns)
         self.model.sort_by(columns[at])
         following, previous = columns[(at + 1) % len(columns)], columns[at - 1]
-        names = ["tree" if other is None else f"by {other.value}" for other in (following, previous)]
+        names = ["tree" if column is None else f"by {column.value}" for column in (following, previous)]
         order = f"{self.model.describe_order()}  o: {names[0]}  O: {names[1]}  r: reverse  esc: tree"
         self._message = order if columns[at] else "tree, in the order in which the target lists the tensors"
         self._show()
@@ -604,23 +606,23 @@ class Browser(App[None]):
 
     def action_copy(self) -> None:
         """Copy the marked names as globs, and show them."""
-        written = self.model.write_globs()
-        if not written.globs:
+        name_globs = self.model.write_globs()
+        if not name_globs.globs:
             self._say(
-                f"the globs would match {written.extra:,} other tensors too; mark more or fewer tensors"
-                if written.extra
+                f"the globs would match {name_globs.extra:,} other tensors too; mark more or fewer tensors"
+                if name_globs.extra
                 else "found no globs that match only these tensors; mark other tensors"
             )
             return
-        self.copied = written.text
-        self.copy_to_clipboard(written.text)
+        self.copied = name_globs.text
+        self.copy_to_clipboard(name_globs.text)
         count, is_marked = len(self.model.list_copied()), bool(self.model.marked)
         hidden = self.model.count_hidden_marks()
         marks = _HIDDEN_MARKS.format(shown=count - hidden, hidden=hidden) if hidden else ""
         if not is_marked and self.model.filter_text.strip():
             marks = "to copy fewer, mark them with space\n"
         which = "marked tensor" if is_marked else "listed tensor" if marks else "tensor"
-        self._open_overlay(_COPIED.format(count=plural(count, which), marks=marks, text=written.text))
+        self._open_overlay(_COPIED.format(count=plural(count, which), marks=marks, text=name_globs.text))
 
     def action_edit(self) -> None:
         """Open the source line of the tensor in the editor."""

@@ -43,7 +43,7 @@ class Difference:
     """
 
     def __init__(self, diff: Diff, changes: dict[int, Change], versions: Versions) -> None:
-        self.other, self._diff, self._versions = diff.after.target, diff, versions
+        self.other_target, self._diff, self._versions = diff.after.target, diff, versions
         self.only_after = tuple(change.fqn for change in diff.changes if change.before is None)
         self.outcomes: dict[int, PairOutcome] = {}
         self.summary = ""
@@ -69,7 +69,7 @@ class Difference:
                 return values.compare.NotCompared("the shapes differ", reshaped=True)
             # One job: workers are forked, and a fork of a process with a screen and threads may hang.
             pairs = [values.compare.Pair(change.before, change.after)]
-            (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.known)
+            (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.by_path)
         except MissingDependency as error:  # names and headers are compared without numpy
             return error
         return outcome

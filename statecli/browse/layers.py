@@ -100,9 +100,9 @@ def build_tables(
         _, numbers = fold.split_numbers(role.tensors[0])
         start, _, rest = fold.insert_numbers(role.tensors[0], ["\0", *map(str, numbers[1:])]).partition("\0")
         groups.setdefault((role.section, start), []).append((rest.lstrip("."), role))
-    several = len({section for section, _ in groups}) > 1
+    has_sections = len({section for section, _ in groups}) > 1
     return tuple(
-        _build_table(f"{section}: {start}" if several else start, entries, by_name, measures)
+        _build_table(f"{section}: {start}" if has_sections else start, entries, by_name, measures)
         for (section, start), entries in groups.items()
     )
 
@@ -196,9 +196,11 @@ def _measure(column: LayerColumn, position: int, measure: Measure, stats: Stats)
     return max(ends, default=None)
 
 
-def iter_medians(table: LayerTable, shown: range, measure: Measure, stats: Mapping[int, Stats]) -> Iterator[str]:
+def iter_medians(
+    table: LayerTable, column_numbers: range, measure: Measure, stats: Mapping[int, Stats]
+) -> Iterator[str]:
     """Yield the median of each shown column."""
-    for number in shown:
+    for number in column_numbers:
         column = table.columns[number]
         if measure is not Measure.MAX:
             yield format_number(column.median_rms, 3)

@@ -64,7 +64,8 @@ def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure
     """Return the nodes of the first level: the sections, or the modules if there is a single section."""
     by_section = group_by(positions, lambda position: tensors[position].section)
     sections = [
-        Node(section or "(top level)", section, "", found, measure=measure) for section, found in by_section.items()
+        Node(section or "(top level)", section, "", section_positions, measure=measure)
+        for section, section_positions in by_section.items()
     ]
     return sections[0].list_children(tensors) if len(sections) == 1 else sections
 

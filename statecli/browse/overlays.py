@@ -80,13 +80,13 @@ class LayerView(ModalScreen[int | None]):
         super().__init__()
         self._model, self._tables = model, tables
         self._table, self._measure, self._first = 0, tables[0].measures[0], 0
-        self._shown = Static()
+        self._table_view = Static()
         self._unusual = [table.list_unusual(model.stats) for table in tables]
         self._show_table(next((number for number, cells in enumerate(self._unusual) if cells), 0))
 
     def compose(self) -> ComposeResult:
         """Build the widgets."""
-        yield self._shown
+        yield self._table_view
 
     def on_mount(self) -> None:
         """Draw."""
@@ -152,18 +152,18 @@ class LayerView(ModalScreen[int | None]):
         table = self._tables[self._table]
         room = max(1, height - _HEAD_LINES - _FOOT_LINES)
         self._first = max(min(self._first, self._row), self._row - room + 1)
-        shown = layers.choose_columns(table, width, self._column)
+        column_numbers = layers.choose_columns(table, width, self._column)
         widths = layers.list_widths(table)
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(_fit(self._format_title(table), width), style="bold")
-        titles = [table.columns[number].title for number in shown]
-        more = " ›" if shown.stop < len(table.columns) else ""
-        label = "layer ‹" if shown.start else "layer"
-        self._append_row(text, label, titles, [widths[number] for number in shown], "bold underline", more)
-        medians = list(layers.iter_medians(table, shown, self._measure, self._model.stats))
-        self._append_row(text, "median", medians, [widths[number] for number in shown], "dim")
+        titles = [table.columns[number].title for number in column_numbers]
+        more = " ›" if column_numbers.stop < len(table.columns) else ""
+        label = "layer ‹" if column_numbers.start else "layer"
+        self._append_row(text, label, titles, [widths[number] for number in column_numbers], "bold underline", more)
+        medians = list(layers.iter_medians(table, column_numbers, self._measure, self._model.stats))
+        self._append_row(text, "median", medians, [widths[number] for number in column_numbers], "dim")
         for row in range(self._first, min(self._first + room, len(table.layers))):
-            self._append_layer(text, table, row, shown)
+            self._append_layer(text, table, row, column_numbers)
         text.append("\n" * max(0, room - (len(table.layers) - self._first)))
         for line in self._describe_cell(table):
             text.append(_fit(line, width))
@@ -171,14 +171,14 @@ class LayerView(ModalScreen[int | None]):
         measure = f"  m: {other.value}" if other is not self._measure else ""
         tables = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
         text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{tables}  esc: back", width).rstrip("\n"))
-        self._shown.update(text)
+        self._table_view.update(text)
 
     def _format_title(self, table: LayerTable) -> str:
         """Return `h: RMS of 12 layers; 1 unusual: layer 7 q (outlier)`; of two targets with their names."""
         unusual = self._unusual[self._table]
         text = f"{escape_name(table.title) or 'layers'}: {self._measure.value} of {len(table.layers):,} layers"
         if self._model.difference is not None:
-            names = (self._model.state.target, self._model.difference.other)
+            names = (self._model.state.target, self._model.difference.other_target)
             text += f", {' → '.join(map(escape_name, names))}"
         return f"{text}; {table.describe(unusual)}"
 
@@ -191,13 +191,13 @@ class LayerView(ModalScreen[int | None]):
         ]
         text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted)}{end}\n", style=style)
 
-    def _append_layer(self, text: Text, table: LayerTable, row: int, shown: range) -> None:
+    def _append_layer(self, text: Text, table: LayerTable, row: int, column_numbers: range) -> None:
         is_current = row == self._row
         unusual_rows = {cell.row for cell in self._unusual[self._table]}
         sign = "›" if is_current else " "
         text.append(f"{sign}{'!' if row in unusual_rows else ' '}{table.layers[row]:<{LAYER_CELLS - 2}}")
         widths = layers.list_widths(table)
-        for number in shown:
+        for number in column_numbers:
             cell = layers.format_cell(self._model, table.columns[number], row, self._measure)
             styles = ["reverse"] if is_current and number == self._column else []
             styles += ["red"] if cell.startswith("!") else []

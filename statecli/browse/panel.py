@@ -103,13 +103,13 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
     for sentence in model.unusual.list_sentences(row.positions):
         yield Line(escape_sentence(sentence.text), "bad")
     if model.difference is not None and model.difference.summary and row.depth == 0:
-        yield Line(f"difference with {escape_name(model.difference.other)}", "bold")
+        yield Line(f"difference with {escape_name(model.difference.other_target)}", "bold")
         yield Line(escape_sentence(model.difference.summary))
         yield Line("")
     yield from model.remember(row, lambda: tuple(_describe_contents(model, row)))
     if model.difference is not None and model.difference.only_after:
         yield Line("")
-        yield Line(f"only in {escape_name(model.difference.other)}", "bold")
+        yield Line(f"only in {escape_name(model.difference.other_target)}", "bold")
         yield Line(_list_names(model.difference.only_after))
 
 
@@ -313,7 +313,7 @@ def format_hex(raw: bytes, width: int) -> Iterator[Line]:
 
 
 def _describe_difference(difference: Difference, position: int, *, is_reading: bool) -> Iterator[Line]:
-    yield Line(f"difference with {escape_name(difference.other)}", "bold")
+    yield Line(f"difference with {escape_name(difference.other_target)}", "bold")
     change = difference.changes.get(position)
     if change is None or change.after is None:
         yield Line("D removed: not in the second target", "bad")

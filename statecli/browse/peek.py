@@ -45,16 +45,16 @@ class Versions:
     """Versions of the local files when their headers were read, `known` by path."""
 
     def __init__(self, versions: Mapping[str, FileVersion | None]) -> None:
-        self.known = dict(versions)
+        self.by_path = dict(versions)
 
     def add(self, versions: Mapping[str, FileVersion | None]) -> None:
         """Add files whose headers were read later; the first version of a file stays."""
-        self.known = {**versions, **self.known}
+        self.by_path = {**versions, **self.by_path}
 
     def check(self, tensor: TensorInfo) -> None:
         """Raise UnreadableError if a file of the tensor changed since."""
         for path in {where.path for where in tensor.ranges if where.path}:
-            if path in self.known and read_version(path) != self.known[path]:
+            if path in self.by_path and read_version(path) != self.by_path[path]:
                 advice = "quit and run statecli browse again"
                 raise UnreadableError(f"{path}: the file changed after statecli read its header; {advice}")
 

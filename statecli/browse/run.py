@@ -48,12 +48,12 @@ def browse(
         if options.model is not None or any(map(load.find_class_spec, _list_targets(options))):
             report_stage("building the model")
         inspection = _read(options.target, options)
-        other = None if options.other is None else _read(options.other, options).state
+        other_state = None if options.other is None else _read(options.other, options).state
     # The user saw no screen for the keys that were typed while the targets were read.
     posix.discard_typed_keys(sys.stdin)
     model = Model(inspection.state, list_rows_by_part(inspection.weights))
     versions = Versions(opened)
-    app = Browser(model, versions, partial(_read_other, versions), other)
+    app = Browser(model, versions, partial(_read_other, versions), other_state)
     app.run()
     if app.failure is not None:
         raise app.failure

@@ -98,7 +98,7 @@ class Model:
         self._weights = weights
         self._by_section = len(state.sections) > 1
         self._filter = Filter(state, self.unusual, self.marked)
-        self.found: Sequence[int] = list(range(len(self.tensors)))
+        self.filtered_positions: Sequence[int] = list(range(len(self.tensors)))
         self._common_ends: CommonEnds | None = None
         self._roots: list[Node] = []
         self._open: set[NodeKey] = set()
@@ -157,7 +157,9 @@ class Model:
     def find_common_ends(self) -> CommonEnds:
         """Return the common start and end of all listed names, for a narrow list to leave out."""
         if self._common_ends is None:
-            self._common_ends = find_common_ends([escape_name(self.get_name(position)) for position in self.found])
+            self._common_ends = find_common_ends(
+                [escape_name(self.get_name(position)) for position in self.filtered_positions]
+            )
         return self._common_ends
 
     def set_filter(self, text: str) -> None:
@@ -165,7 +167,7 @@ class Model:
         current = self.current
         self.filter_text, self._before_sort = text, 0
         selected = self._filter.find(text)
-        self.found, self.filter_problem = selected.positions, selected.problem
+        self.filtered_positions, self.filter_problem = selected.positions, selected.problem
         self._common_ends = None
         self._update(current)
 
@@ -194,7 +196,7 @@ class Model:
 
     def reveal(self, position: int) -> None:
         """Select a tensor; remove the filter if the tensor is hidden."""
-        if position not in self.found:
+        if position not in self.filtered_positions:
             self.set_filter("")
         self.select_position(position)
 
@@ -351,8 +353,8 @@ class Model:
             self._rows = list(self._list_rows())
             self.name_cells = max((2 * depth + 2 + self._measure_label(node) for depth, node in self._rows), default=0)
         else:
-            self.name_cells = max((self._name_lengths[position] for position in self.found), default=0)
-            self._positions = sorted(self.found, key=self._ranks.__getitem__)
+            self.name_cells = max((self._name_lengths[position] for position in self.filtered_positions), default=0)
+            self._positions = sorted(self.filtered_positions, key=self._ranks.__getitem__)
             if self.sort is not None:
                 is_reversed = self.sort in LEFT and self.is_descending
                 self._positions.sort(key=self._make_sort_key(self.sort), reverse=is_reversed)
@@ -437,7 +439,7 @@ class Model:
 
     def mark_found(self) -> None:
         """Mark all tensors that the list shows; remove their marks if all of them are marked."""
-        self._toggle_marks(set(self.found))
+        self._toggle_marks(set(self.filtered_positions))
 
     def _toggle_marks(self, positions: set[int]) -> int:
         if positions <= self.marked:
@@ -454,7 +456,7 @@ class Model:
 
     def count_hidden_marks(self) -> int:
         """Return how many marked tensors the filter hides."""
-        return len(self.marked) - self.count_marked(self.found)
+        return len(self.marked) - self.count_marked(self.filtered_positions)
 
     def describe_marks(self) -> str:
         """Return `52 marked (40 hidden)`: hidden by the filter; "" without marks."""
@@ -469,7 +471,7 @@ class Model:
     def list_copied(self) -> set[int]:
         """Return the marked tensors; without marks all that the filter lists, without a filter the row's."""
         if self.marked or self.filter_text.strip():
-            return self.marked or set(self.found)
+            return self.marked or set(self.filtered_positions)
         return set(self.current.positions if self.current else ())
 
     def write_globs(self) -> GlobText:
@@ -487,8 +489,8 @@ class Model:
         """Return the listed tensors with a number in their names whose statistics, or changes, were not read."""
         difference = self.difference
         if difference is None:
-            return [n for n in self.found if n not in self.stats and _has_number(self.tensors[n])]
-        return [n for n in difference.list_missing(self.found) if _has_number(self.tensors[n])]
+            return [n for n in self.filtered_positions if n not in self.stats and _has_number(self.tensors[n])]
+        return [n for n in difference.list_missing(self.filtered_positions) if _has_number(self.tensors[n])]
 
     def list_change_roles(self) -> tuple[Role, ...]:
         """Return the roles of the layers whose changes are known: the RMS of a tensor is its relative change."""

@@ -131,8 +131,8 @@ class TensorList(ScrollView, can_focus=True):
     @property
     def _widths(self) -> Mapping[Column, int]:
         # A second target adds a column.
-        other = 12 if self._model.difference is not None else 0
-        is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES + other
+        difference_cells = 12 if self._model.difference is not None else 0
+        is_wide = self._content_width() >= _MIN_WIDTH_OF_TREE_SIZES + difference_cells
         return list_widths(is_tree=self._model.shows_tree and is_wide)
 
     def render_line(self, y: int) -> Strip:

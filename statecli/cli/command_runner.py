@@ -199,8 +199,10 @@ def _show_in_git_diff(options: GitExternalDiffOptions) -> int:
     color = Color.ALWAYS if cli.git_driver.use_color_of_git() else Color.NEVER
 
     def compare(before: str, after: str, name: str) -> int:
-        shown = DiffOptions(before=before, after=after, output_format=Output.TABLE, color=color, no_progress=True)
-        return execute(shown, ExtraInputs(name=name))
+        diff_options = DiffOptions(
+            before=before, after=after, output_format=Output.TABLE, color=color, no_progress=True
+        )
+        return execute(diff_options, ExtraInputs(name=name))
 
     try:
         for line in cli.git_driver.compare_for_git(options.arguments, compare):

@@ -230,8 +230,8 @@ class _ReadBytes:
 
     def count(self) -> int:
         """Return the bytes so far."""
-        fetched = prefetch_progress.count_fetched_values().bytes - self._fetched_before
-        return max(self._done, min(self.total, self._done_before + fetched))
+        fetched_bytes = prefetch_progress.count_fetched_values().bytes - self._fetched_before
+        return max(self._done, min(self.total, self._done_before + fetched_bytes))
 
 
 @contextmanager

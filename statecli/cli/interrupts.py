@@ -66,6 +66,6 @@ def _exit_after_interrupt(read: int) -> None:
     _exit(130)
 
 
-def _ignore_lost_interrupts(lost: sys.UnraisableHookArgs) -> None:
-    if lost.exc_type is not KeyboardInterrupt:
-        sys.__unraisablehook__(lost)
+def _ignore_lost_interrupts(unraisable: sys.UnraisableHookArgs) -> None:
+    if unraisable.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(unraisable)

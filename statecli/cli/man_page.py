@@ -81,10 +81,10 @@ def _format_term(term: str) -> str:
 
 def _format_references(name: str) -> Iterator[str]:
     names = ["statecli", *(f"statecli-{command.replace(' ', '-')}" for command in (*GROUPS, *COMMANDS))]
-    others = sorted(other for other in names if other != name)
+    others = sorted(command for command in names if command != name)
     yield ".SH SEE ALSO"
-    for other in others:
-        yield f".BR {_escape(other)} (1){',' if other != others[-1] else ''}"
+    for reference in others:
+        yield f".BR {_escape(reference)} (1){',' if reference != others[-1] else ''}"
 
 
 def _format_text(text: str) -> Iterator[str]:

@@ -95,8 +95,8 @@ def check_distinct(targets: Sequence[OutputTarget]) -> None:
 
 def _identify(path: str) -> object:
     """Return the same value for each spelling and each hard link of a file."""
-    if os.path.isfile(path) and (found := os.stat(path)).st_ino:
-        return found.st_dev, found.st_ino
+    if os.path.isfile(path) and (file_status := os.stat(path)).st_ino:
+        return file_status.st_dev, file_status.st_ino
     return os.path.realpath(path)
 
 

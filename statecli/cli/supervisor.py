@@ -211,7 +211,7 @@ class _Watch:
         self._limit: float | None = None
         self._code: int | None = None
         self._status: int | None = None
-        self._broken = False
+        self._is_corrupt = False
         self._signals: list[int] = []
         os.set_blocking(pipe, False)
         self._wake, wake = os.pipe()
@@ -224,7 +224,7 @@ class _Watch:
 
     def wait(self) -> int:
         """Wait for the verdict, print the result, wait for the child; return the exit code."""
-        while self._code is None and not self._broken and not self._signals and not self._has_ended():
+        while self._code is None and not self._is_corrupt and not self._signals and not self._has_ended():
             left = None if self._limit is None else self._start + self._limit - time.monotonic()
             if left is not None and left <= 0:
                 return self._end_after_timeout()
@@ -248,7 +248,7 @@ class _Watch:
 
     def _read(self, seconds: float | None) -> None:
         """Wait for a message, a signal or the end of the child."""
-        watched = [self._wake] if self._code is not None or self._broken else [self._wake, self._pipe]
+        watched = [self._wake] if self._code is not None or self._is_corrupt else [self._wake, self._pipe]
         ready, _, _ = select.select(watched, [], [], seconds)
         if self._wake in ready:
             _read_all(self._wake)
@@ -256,13 +256,13 @@ class _Watch:
             self._receive()
 
     def _receive(self) -> None:
-        if self._code is not None or self._broken:
+        if self._code is not None or self._is_corrupt:
             return
         self._received += _read_all(self._pipe)
         while len(self._received) >= _HEADER.size:
             mark, kind, size = _HEADER.unpack_from(self._received)
             if mark != self._mark or size > MAX_MESSAGE_BYTES:
-                self._broken = True
+                self._is_corrupt = True
                 return
             end = _HEADER.size + size
             if len(self._received) < end:
@@ -283,8 +283,8 @@ class _Watch:
             (self._limit,) = _TIMEOUT.unpack(payload)
         elif kind == _DONE and self._code is None:
             code, crc, size = _VERDICT.unpack(payload)
-            self._broken = (crc, size) != (self._crc, self._size)
-            self._code = None if self._broken else code
+            self._is_corrupt = (crc, size) != (self._crc, self._size)
+            self._code = None if self._is_corrupt else code
 
     # the end of the child
 
@@ -306,20 +306,20 @@ class _Watch:
         """Print why there is no verdict; return exit code 2."""
         for descriptor, piece in self._output:
             _write_error(piece) if descriptor == 2 else None
-        self._wait_for_end(0 if self._broken else INTERRUPT_TIMEOUT_S)
+        self._wait_for_end(0 if self._is_corrupt else INTERRUPT_TIMEOUT_S)
         status = self._status
         self._kill()
-        subject = f"{self._model}: the model's code" if self._model else "a library"
+        culprit = f"{self._model}: the model's code" if self._model else "a library"
         if self._code == 130:
             event = "interrupted its own process (SIGINT)"
-        elif self._broken:
+        elif self._is_corrupt:
             event = "wrote to a file descriptor of statecli and destroyed the result"
         elif status is not None and os.WIFSIGNALED(status):
             event = f"crashed ({_name_signal(os.WTERMSIG(status))})"
         else:
             code = os.waitstatus_to_exitcode(status) if status is not None else 0
             event = f"ended the process with status {code} before statecli was done"
-        return _complain(f"{subject} {event}; there is no result")
+        return _complain(f"{culprit} {event}; there is no result")
 
     def _end_after_timeout(self) -> int:
         self._interrupt()

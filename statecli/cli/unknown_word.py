@@ -95,7 +95,9 @@ def describe_unknown_option(flag: str, name: str) -> str:
     """Return the sentence for an option that the command does not have."""
     text = f"{name} has no option {flag}"
     commands = _read_commands()
-    others = [other for other, lines in commands.items() if any(flag in each.listed for each in _list_options(lines))]
+    others = [
+        command for command, lines in commands.items() if any(flag in each.listed for each in _list_options(lines))
+    ]
     if others:
         have = "has" if len(others) == 1 else "have"
         return f"{text}, but {', '.join(others)} {have}; {see_help(others[0] if len(others) == 1 else '')}"

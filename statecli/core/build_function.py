@@ -56,11 +56,11 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
     return write_function(module, model.call, model.names, {factory.name for factory in factories})
 
 
-def spell(spec: str) -> str:
+def spell(line: str) -> str:
     """Return the line to type for a class whose configuration the line builds, with `...` for each unknown value."""
-    with_values = ", with a value for each `...`" if "..." in spec else ""
-    or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(spec) else ""
-    return f"write {quote_for_shell(spec)}{with_values}{or_file}"
+    with_values = ", with a value for each `...`" if "..." in line else ""
+    or_file = f", or give {option('--config-json', 'FILE')}" if with_values and _CONFIGURATION.search(line) else ""
+    return f"write {quote_for_shell(line)}{with_values}{or_file}"
 
 
 def write_for_name(module: str, name: str, file: str) -> str | None:

@@ -57,8 +57,10 @@ class StateError(Exception):
 
     def _format_with_choices(self) -> str:
         more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
-        shown = ", ".join(self.choices[:MAX_CHOICES_IN_SENTENCE]) + (f" or one of {more} more" if more > 0 else "")
-        return f"{self.describe()} {shown}" if self.choices else self.describe()
+        choices_text = ", ".join(self.choices[:MAX_CHOICES_IN_SENTENCE]) + (
+            f" or one of {more} more" if more > 0 else ""
+        )
+        return f"{self.describe()} {choices_text}" if self.choices else self.describe()
 
     @property
     def message(self) -> str:

@@ -60,7 +60,7 @@ class InputSpec:
 def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
     """Parse the texts of all inputs. Raises UsageError, also for an argument that is given twice."""
     inputs = [parse_input(text) for text in texts]
-    names = [spec.name for spec in inputs if spec.name]
+    names = [input_spec.name for input_spec in inputs if input_spec.name]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"{option('--input')}: the argument {repeated} is given twice")

@@ -62,7 +62,7 @@ def classify_by_model(
         for n in section_rows:
             if own := [name for name, kept in ties if kept in names_by_row[n]]:
                 tensors[n] = mark_unstored_ties(tensors[n], own)
-        dropped = {odd.fqn for odd in notes}
+        dropped = {note.fqn for note in notes}
         missing = {fqn: tensor for fqn, tensor in registered.items() if fqn not in present and fqn not in dropped}
         findings.extend(_report_missing(missing, present, state, model, section))
     return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *notes)), findings
@@ -93,10 +93,10 @@ def _pair_names(
     taken = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
     others = [name for name in registered if name not in taken]
     prefixed = []
-    for position, other, stripped in match_names([tensors[n].fqn for n in own], others):
-        names_by_row[own[position]] = (others[other],)
+    for row_index, model_index, stripped in match_names([tensors[n].fqn for n in own], others):
+        names_by_row[own[row_index]] = (others[model_index],)
         if stripped:
-            prefixed.append(PrefixedName(tensors[own[position]].fqn, others[other], *stripped))
+            prefixed.append(PrefixedName(tensors[own[row_index]].fqn, others[model_index], *stripped))
     return names_by_row, prefixed
 
 

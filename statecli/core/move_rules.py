@@ -67,16 +67,16 @@ _TIE_HELP = {
 
 def report_broken_ties(state: ModelState) -> Iterator[Finding]:
     """Yield a finding for each name separated by a move of the class from another name of the same memory."""
-    broken = [(odd, _TIE_RULES[odd.kind]) for odd in state.oddities if odd.kind in _TIE_RULES]
-    owners = {alias: tensor for tensor in state.tensors for alias in tensor.aliases} if broken else {}
-    for odd, rule in broken:
+    tie_oddities = [(oddity, _TIE_RULES[oddity.kind]) for oddity in state.oddities if oddity.kind in _TIE_RULES]
+    owners = {alias: tensor for tensor in state.tensors for alias in tensor.aliases} if tie_oddities else {}
+    for oddity, rule in tie_oddities:
         yield rule.finding(
-            odd.message,
+            oddity.message,
             target=state.target,
-            fqn=odd.fqn,
+            fqn=oddity.fqn,
             help=_TIE_HELP[rule.name],
-            severity=rule.cases["trained"] if (row := owners.get(odd.fqn or "")) and is_trainable(row) else None,
-            origin=odd.origin,
+            severity=rule.cases["trained"] if (row := owners.get(oddity.fqn or "")) and is_trainable(row) else None,
+            origin=oddity.origin,
         )
 
 
@@ -92,8 +92,10 @@ def map_broken_ties(state: ModelState) -> dict[str | None, Finding]:
 
 def map_tied_names(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> dict[str | None, Finding]:
     """Return the finding about a broken tie for each name of the tie; of several about a name, the first."""
-    broken: dict[str | None, Finding] = {}
+    finding_by_name: dict[str | None, Finding] = {}
     for finding in findings:
-        broken.setdefault(finding.fqn, finding)
-    names = {tensor.fqn: tensor.tied_to for tensor in tensors if tensor.fqn in broken} if broken else {}
-    return {name: finding for fqn, finding in broken.items() for name in (fqn, *names.get(fqn or "", ()))}
+        finding_by_name.setdefault(finding.fqn, finding)
+    names = (
+        {tensor.fqn: tensor.tied_to for tensor in tensors if tensor.fqn in finding_by_name} if finding_by_name else {}
+    )
+    return {name: finding for fqn, finding in finding_by_name.items() for name in (fqn, *names.get(fqn or "", ()))}

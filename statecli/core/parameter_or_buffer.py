@@ -341,7 +341,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
     ]
     by_name = {_strip_wrappers(tensors[row].fqn): tensors[row].shape for row in rows}
     named = ((shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed if isinstance(name, str))
-    if any(shape not in (None, other) for shape, other in named):
+    if any(shape not in (None, row_shape) for shape, row_shape in named):
         return False
     rows, _ = _split_tied_rows(rows, tensors)
     row_shapes = [tensors[row].shape for row in rows]

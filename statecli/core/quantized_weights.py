@@ -95,7 +95,7 @@ def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeig
 
 def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
     """Return the scales of all sections without codes, if other weights of the section have both."""
-    lost: list[LostCodes] = []
+    lost_codes: list[LostCodes] = []
     for rows in _group_by_section(tensors).values():
         modules = _group_by_module(rows)
         layouts = {module: _find_layout(named) for module, named in modules.items()}
@@ -110,9 +110,9 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
                 scales = next((name for name, part in names.required.items() if part is Part.SCALES), "")
                 if scales in modules[module] and names.codes not in modules[module]:
                     codes = f"{module}.{names.codes}".removeprefix(".")
-                    lost.append(LostCodes(codes, modules[module][scales], counts[id(names)]))
+                    lost_codes.append(LostCodes(codes, modules[module][scales], counts[id(names)]))
                     break
-    return lost
+    return lost_codes
 
 
 def find_quantized_by_section(tensors: Sequence[TensorInfo]) -> list[QuantizedWeight]:

@@ -92,13 +92,13 @@ class Rule(msgspec.Struct, frozen=True):
         return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
 
 
-def find_rules(name: str, known: Iterable[Rule], command: str) -> list[Rule]:
+def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rule]:
     """Return the rule of this name, or each rule of the group; else the rules with this former name.
 
     A name with both meanings stands for the rules that the command reports.
     """
-    known, present = tuple(known), list_present_names(name)
-    named = [rule for rule in known if name in (rule.name, rule.group)]
-    renamed = [rule for rule in known if rule.name in present]
+    known_rules, present = tuple(known_rules), list_present_names(name)
+    named = [rule for rule in known_rules if name in (rule.name, rule.group)]
+    renamed = [rule for rule in known_rules if rule.name in present]
     is_renamed = any(command in rule.commands for rule in renamed)
     return renamed if is_renamed and not any(command in rule.commands for rule in named) else named or renamed

@@ -152,7 +152,7 @@ def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
     sizes = split_sizes(text)
     if shape is None or len(shape) != len(sizes):
         return False
-    return all(wanted in ("*", str(size)) for wanted, size in zip(sizes, shape, strict=True))
+    return all(size_pattern in ("*", str(size)) for size_pattern, size in zip(sizes, shape, strict=True))
 
 
 def split_sizes(text: str) -> list[str]:

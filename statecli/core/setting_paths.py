@@ -18,15 +18,15 @@ MORE = "(and more)"
 _INT = compile_on_use("0|-?[1-9][0-9]*")
 
 
-def add_file(settings: Settings, name: str, other: Settings) -> Settings:
+def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings:
     """Return the settings with the settings of a file next to the weights, below the file's name (without a dot)."""
-    both = join((settings, put_below(other, f"{name}.")))
-    return replace(both, beside=settings.beside | {name})
+    combined = join((settings, put_below(file_settings, f"{name}.")))
+    return replace(combined, beside=settings.beside | {name})
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
     """Return the settings with another beginning for each path, (old, new), and without the paths mapped to None."""
-    renamed = {key: both for key in (*settings.values, *settings.kinds) if (both := renaming(key)) is not None}
+    renamed = {key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None}
     # A container's path has no dot at its end.
     names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in renamed.items()}
     types = {
@@ -57,14 +57,14 @@ def join(parts: Iterable[Settings]) -> Settings:
     values: dict[str, Scalar] = {}
     types: dict[str, str] = {}
     kinds: dict[str, str] = {}
-    beside: frozenset[str] = frozenset()
+    companion_files: frozenset[str] = frozenset()
     for settings in parts:
         types = {key: letters for key, letters in types.items() if key not in settings.values}
         values.update(settings.values)
         types.update(settings.types)
         kinds.update(settings.kinds)
-        beside |= settings.beside
-    return Settings(values, types, kinds, beside)
+        companion_files |= settings.beside
+    return Settings(values, types, kinds, companion_files)
 
 
 def drop_same(settings: Settings, other: Settings) -> Settings:

@@ -81,8 +81,8 @@ def _list_cuts(name: str, ends: CommonEnds) -> Iterator[tuple[int, int]]:
 
 def _find_longest_text(name: str, keeps: bytearray) -> tuple[int, int] | None:
     """Return the longest range of kept characters without a number; None if all are too short to be cut."""
-    shown = "".join(character if keep else "0" for character, keep in zip(name, keeps, strict=True))
-    texts = [match.span() for match in _TEXT.finditer(shown)]
+    masked_name = "".join(character if keep else "0" for character, keep in zip(name, keeps, strict=True))
+    texts = [match.span() for match in _TEXT.finditer(masked_name)]
     start, end = max(texts, key=lambda span: span[1] - span[0], default=(0, 0))
     return (start, end) if end - start > 2 else None
 

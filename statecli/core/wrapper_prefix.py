@@ -77,8 +77,8 @@ def _describe(
         at_start = all(name.startswith(tuple(extra)) for name in affected)
         has = "has the prefix" if is_one else "have the prefix"
         verb = has if at_start else "contains" if is_one else "contain"
-        other = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
-        differ = f"{verb} {_quote(extra)} of a wrapper, {other}"
+        counterpart = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
+        differ = f"{verb} {_quote(extra)} of a wrapper, {counterpart}"
     share = _format_share(count, len(names))
     return f"{share}{where}{differ}: load_state_dict cannot match {'this name' if is_one else 'these names'}"
 

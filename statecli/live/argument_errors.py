@@ -116,12 +116,16 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     if isinstance(error, TypeError) and _NOT_SEQUENCE.match(text):
         line = _write_lists(spec, signature)
         return advise_line(line) if line != spell(spec) else None
-    absent = [one for one in list_parameters(callee) if one.default is None and one.name not in bound]
-    named = [one.name for one in absent if one.name in quoted]
+    absent = [
+        parameter for parameter in list_parameters(callee) if parameter.default is None and parameter.name not in bound
+    ]
+    named = [parameter.name for parameter in absent if parameter.name in quoted]
     if named:
         advice = _write_call(spec, callee, named)
-        alone = [line for name in named[:2] for line in _list_lines(spec, callee, [name])] if len(named) > 1 else []
-        return advice._replace(lines=(*advice.lines, *alone))
+        single_lines = (
+            [line for name in named[:2] for line in _list_lines(spec, callee, [name])] if len(named) > 1 else []
+        )
+        return advice._replace(lines=(*advice.lines, *single_lines))
     return _advise_modules(spec, callee, absent, text) if not bound else None
 
 
@@ -149,7 +153,11 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
     numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *NUMBERS])
-    named = [one.name for one in list_parameters(callee) if one.name in words and type(one.default) is int]
+    named = [
+        parameter.name
+        for parameter in list_parameters(callee)
+        if parameter.name in words and type(parameter.default) is int
+    ]
     values: list[tuple[str, Any]] = [(name, number) for name in named for number in numbers if number]
     if isinstance(error, KeyError) and error.args and takes_configuration(str(error.args[0]), ""):
         module = sys.modules.get(callee.__module__)
@@ -169,10 +177,10 @@ def _quote_names(value: Any) -> Any:
 
 def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Parameter], text: str) -> Advice | None:
     """Return lines with modules for arguments that are None; None if no argument takes a module."""
-    modules = [one.name for one in absent if "Module" in get_annotation_text(one)][:1]
+    modules = [parameter.name for parameter in absent if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
-    models = [one.name for one in absent if "PreTrainedModel" in get_annotation_text(one)]
+    models = [parameter.name for parameter in absent if "PreTrainedModel" in get_annotation_text(parameter)]
     models = [name for name in models if not modules and set(name.split("_")) <= set(words)]
     values = write_values(spec, callee, modules or models)
     if not values:
@@ -189,7 +197,7 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
     """
     if not (_NOT_MODULE.search(text) or _NOT_ITERABLE.search(text) or _NOT_PAIRS.search(text)):
         return ()
-    takes_all = any(one.kind is one.VAR_POSITIONAL for one in signature.parameters.values())
+    takes_all = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
     args, kwargs = spec.args, spec.kwargs
     if takes_all and len(args) == 1 and type(args[0]) in (list, tuple, dict):
         args = tuple(args[0].values() if type(args[0]) is dict else args[0])
@@ -198,8 +206,8 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
         items = given if type(given) in (list, tuple) else [given if isinstance(given, ObjectCall) else "0"]
         args, kwargs = ({str(number): item for number, item in enumerate(items)},), {}
     elif _NOT_ITERABLE.search(text):
-        args = tuple([one] if isinstance(one, ObjectCall) else one for one in args)
-        kwargs = {name: [one] if isinstance(one, ObjectCall) else one for name, one in kwargs.items()}
+        args = tuple([value] if isinstance(value, ObjectCall) else value for value in args)
+        kwargs = {name: [value] if isinstance(value, ObjectCall) else value for name, value in kwargs.items()}
     changed = replace(spec, args=args, kwargs=kwargs)
     lines = [spell(changed, functools.partial(write_modules, spec, callee, number)) for number in NUMBERS]
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
@@ -237,9 +245,11 @@ def _unquote_numbers(value: Any) -> Any:
 def _choose_option(text: str, value: Any) -> Any:
     """Return the option nearest to a string among the options quoted by a message; other values unchanged."""
     options = [option for option in _QUOTED.findall(text) if option != value]
-    known = {option.lower(): option for option in options} if type(value) is str else {}
-    near = difflib.get_close_matches(value.lower(), known, 1, _SIMILARITY) if known else []
-    return known[near[0]] if near else value
+    options_by_lowercase = {option.lower(): option for option in options} if type(value) is str else {}
+    near = (
+        difflib.get_close_matches(value.lower(), options_by_lowercase, 1, _SIMILARITY) if options_by_lowercase else []
+    )
+    return options_by_lowercase[near[0]] if near else value
 
 
 def _iter_texts(values: Iterable[Any]) -> Iterator[str]:
@@ -368,12 +378,12 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
 
     `ModuleDict(a=Linear(2, 3))` takes a dict, `Sequential` takes modules.
     """
-    known = {name: value for name, value in spec.kwargs.items() if _has_parameter(callee, name)}
-    unknown = {name: value for name, value in spec.kwargs.items() if name not in known}
+    known_arguments = {name: value for name, value in spec.kwargs.items() if _has_parameter(callee, name)}
+    unknown_arguments = {name: value for name, value in spec.kwargs.items() if name not in known_arguments}
     calls = [spec.args, spec.args[: len(list_parameters(callee))]]
-    if unknown and not known and not spec.args:
-        calls = [*_list_joined(callee, unknown), *calls]
-    accepted = [replace(spec, args=args, kwargs=known) for args in calls]
+    if unknown_arguments and not known_arguments and not spec.args:
+        calls = [*_list_joined(callee, unknown_arguments), *calls]
+    accepted = [replace(spec, args=args, kwargs=known_arguments) for args in calls]
     changes = (None, functools.partial(write_modules, spec, callee, NUMBERS[0]))
     lines = [spell(call, change) for call in accepted for change in changes]
     return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
@@ -397,15 +407,19 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
     """
     names = {parameter.name for parameter in list_parameters(callee)}
     fields = {name: value for name, value in spec.kwargs.items() if name not in names}
-    known = replace(spec, kwargs={name: value for name, value in spec.kwargs.items() if name in names})
-    missing = find_missing_arguments(callee, known)
+    accepted_spec = replace(spec, kwargs={name: value for name, value in spec.kwargs.items() if name in names})
+    missing = find_missing_arguments(callee, accepted_spec)
     values = write_values(spec, callee, missing) if fields and missing else None
     for name, call in (values or {}).items():
-        found = getattr(sys.modules.get(callee.__module__), call.name, None) if isinstance(call, ObjectCall) else None
-        if not isinstance(found, type) or not fields.keys() <= {field.name for field in list_parameters(found)}:
+        config_class = (
+            getattr(sys.modules.get(callee.__module__), call.name, None) if isinstance(call, ObjectCall) else None
+        )
+        if not isinstance(config_class, type) or not fields.keys() <= {
+            field.name for field in list_parameters(config_class)
+        }:
             continue
         nested = {**(values or {}), name: ObjectCall(call.name, call.args, {**call.kwargs, **fields})}
-        line = _format_line(known, nested)
+        line = _format_line(accepted_spec, nested)
         are = "are fields" if len(fields) > 1 else "is a field"
         advice = Advice(f"write {line}{_VALUES}") if "=..." in line else advise_line(line)
         return advice.build_error(f"{spec.text}: {join_names(tuple(fields))} {are} of {call.name}")
@@ -472,7 +486,11 @@ def find_missing_arguments(callee: Any, spec: ModelSpec) -> list[str]:
         bound = inspect.signature(callee).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return []
-    return [one.name for one in list_parameters(callee) if one.default is one.empty and one.name not in bound]
+    return [
+        parameter.name
+        for parameter in list_parameters(callee)
+        if parameter.default is parameter.empty and parameter.name not in bound
+    ]
 
 
 def _format_signature(callee: Any) -> str:

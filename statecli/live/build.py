@@ -107,12 +107,19 @@ def _build_model(spec: ModelSpec, init_device: str, values: bool, loaded: Loaded
     _check_class(spec, loaded.value)
     function_result.check_function(spec, loaded.value)
     report_stage(f"building {spec.attribute if spec.config is None else spec.text}")
-    make = functools.partial(_build_once, spec, loaded, init_device, None)
+    make_instance = functools.partial(_build_once, spec, loaded, init_device, None)
     with live.torch_settings.keep_settings_and_grad_mode():
         module = _build_once(spec, loaded, init_device, origins, values)
         settings_after_init = live.torch_settings.read_settings()
     return BuiltModel(
-        spec, module, origins, init_device, values, make, loaded=loaded, settings_after_init=settings_after_init
+        spec,
+        module,
+        origins,
+        init_device,
+        values,
+        make_instance,
+        loaded=loaded,
+        settings_after_init=settings_after_init,
     )
 
 

@@ -35,9 +35,9 @@ def find_configuration(scope: Scope, callee: Any) -> tuple[str, type]:
     parameters = list_parameters(callee)[len(spec.args) :]
     names = [parameter.name for parameter in parameters if parameter.name not in spec.kwargs]
     for name in names:
-        found = find_class(callee, name, scope.namespaces)
-        if found is not None and is_configuration(found):
-            return name, found
+        config_class = find_class(callee, name, scope.namespaces)
+        if config_class is not None and is_configuration(config_class):
+            return name, config_class
     config = spec.options.config_json
     if spec.module.partition(".")[0] == "diffusers" and not spec.args:
         kwargs = {**spec.kwargs, "config": config}
@@ -68,7 +68,9 @@ def list_parameters(callee: Any) -> list[inspect.Parameter]:
         parameters = inspect.signature(callee).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
 
 
 def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...]) -> type | None:
@@ -172,11 +174,17 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
     parameters = list_parameters(config_class)
     names = [parameter.name for parameter in parameters]
     unknown = [key for key in document if key not in names]
-    if unknown and not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(config_class).parameters.values()):
+    if unknown and not any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(config_class).parameters.values()
+    ):
         near = get_close_matches(unknown[0], names, 1, _SIMILARITY)
         hint = f"did you mean {near[0]}?" if near else f"its fields are {join_names(names, 8)}"
         raise ModelError(f"{path}: {config_class.__name__} has no field {unknown[0]!r}; {hint}")
-    missing = [one.name for one in parameters if one.default is one.empty and one.name not in document]
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.name not in document
+    ]
     if missing:
         raise ModelError(f"{path}: {config_class.__name__} needs {join_names(missing, 8)}; add the fields to the file")
     values = dict(document)
@@ -193,7 +201,11 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
         for parameter in list_parameters(config_class)
         if type(document.get(parameter.name)) is dict
     }
-    return [(name, found) for name, found in classes.items() if found is not None and dataclasses.is_dataclass(found)]
+    return [
+        (name, field_class)
+        for name, field_class in classes.items()
+        if field_class is not None and dataclasses.is_dataclass(field_class)
+    ]
 
 
 class JsonConfiguration(NamedTuple):

@@ -64,7 +64,7 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
     if spec.attribute == "SentenceTransformer" and not spec.is_file and not spec.kwargs and len(spec.args) == 1:
         modules = os.path.join(spec.args[0], MODULES) if type(spec.args[0]) is str else ""
         return name_config(spec.text, modules, spec.options) if os.path.isfile(modules) else spec
-    library = next((one for one in Library if one.value == spec.module.partition(".")[0]), None)
+    library = next((member for member in Library if member.value == spec.module.partition(".")[0]), None)
     if spec.is_file or library not in (Library.TRANSFORMERS, Library.DIFFUSERS):
         return spec
     name = spec.attribute

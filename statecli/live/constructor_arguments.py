@@ -65,7 +65,7 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
     In `get_peft_model(model, LoraConfig(r=8))`, a model of the argument's kind is written for `model`.
     """
     spec = scope.spec
-    positional = dict(zip((one.name for one in list_parameters(callee)), spec.args, strict=False))
+    positional = dict(zip((parameter.name for parameter in list_parameters(callee)), spec.args, strict=False))
     unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
     others = spec.args[len(positional) :]  # of `*args`
     modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in others]

@@ -141,15 +141,15 @@ class DeviceWatch:
     def find_refused(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return the tensors for which CUDA would refuse the operator; record each, or raise `Refused`."""
         tensors = list_tensors(*args, *kwargs.values())
-        elsewhere = [tensor for tensor in tensors if tensor.device != self.device]
-        if not elsewhere:
+        off_device_tensors = [tensor for tensor in tensors if tensor.device != self.device]
+        if not off_device_tensors:
             return []
-        self._record_reads(func, elsewhere, kwargs)
+        self._record_reads(func, off_device_tensors, kwargs)
         refused = find_strays(func, args, kwargs, self.device)
         if refused:
             self._blame_strays(func, refused, tensors)
-        elif len(elsewhere) < len(tensors):
-            self._record_taken(func, elsewhere)
+        elif len(off_device_tensors) < len(tensors):
+            self._record_taken(func, off_device_tensors)
         return refused
 
     def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
@@ -198,9 +198,13 @@ class DeviceWatch:
     def _add_sources(self, tensor: torch.Tensor, companions: list[Source], *, in_place: bool) -> None:
         """Add sources to `tensor` and, after a write in place, to tensors in the same memory."""
         memory = _get_storage_id(tensor) if in_place else None
-        for key, (other, source) in list(self._sources.items()) if memory else ():
-            if other is not tensor and other.device == tensor.device and _get_storage_id(other) == memory:
-                self._sources[key] = (other, source.combine_with(companions))
+        for key, (recorded_tensor, source) in list(self._sources.items()) if memory else ():
+            if (
+                recorded_tensor is not tensor
+                and recorded_tensor.device == tensor.device
+                and _get_storage_id(recorded_tensor) == memory
+            ):
+                self._sources[key] = (recorded_tensor, source.combine_with(companions))
         self._sources[id(tensor)] = (tensor, self._sources[id(tensor)][1].combine_with(companions))
 
     def _find_companions(
@@ -231,8 +235,8 @@ class DeviceWatch:
         how = How.BROUGHT if has_input_on_device else How.COMPUTED if inputs else How.DRAWN if is_drawn else How.MADE
         return Source(place=tensor_sources.find_user_place(), how=how)
 
-    def _record_reads(self, func: Any, elsewhere: list[torch.Tensor], kwargs: Any) -> None:
-        for tensor in elsewhere:
+    def _record_reads(self, func: Any, off_device_tensors: list[torch.Tensor], kwargs: Any) -> None:
+        for tensor in off_device_tensors:
             source = self.get_source(tensor)
             if source is None or source.fqn is None:
                 continue
@@ -240,9 +244,9 @@ class DeviceWatch:
             if get_operator_name(func) == "_to_copy" and kwargs.get("device") == self.device:
                 self.copied_by_forward.setdefault(source.fqn, tensor_sources.find_user_place())
 
-    def _record_taken(self, func: Any, elsewhere: list[torch.Tensor]) -> None:
+    def _record_taken(self, func: Any, off_device_tensors: list[torch.Tensor]) -> None:
         """Record tensors accepted from another device."""
-        for source in map(self.get_source, elsewhere):
+        for source in map(self.get_source, off_device_tensors):
             if source is not None and source.fqn is not None:
                 operator = get_operator_name(func).strip("_")
                 self.taken_from_elsewhere.setdefault(source.fqn, (operator, tensor_sources.find_user_place()))
@@ -250,12 +254,12 @@ class DeviceWatch:
     def _blame_strays(self, func: Any, strays_: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
         frame = tensor_sources.find_user_frame()
         tensor_on_device = next(tensor for tensor in tensors if tensor.device == self.device)
-        other = (self.get_source(tensor_on_device) or Source()).fqn
-        if other is None:
-            other = tensor_sources.find_local_name(frame, tensor_on_device) or ""
+        name_on_device = (self.get_source(tensor_on_device) or Source()).fqn
+        if name_on_device is None:
+            name_on_device = tensor_sources.find_local_name(frame, tensor_on_device) or ""
         operator, place = get_operator_name(func).strip("_"), tensor_sources.get_place(frame)
         mismatches = [
-            Mismatch(source, str(tensor.device).replace("meta", "cpu"), other, operator, place)
+            Mismatch(source, str(tensor.device).replace("meta", "cpu"), name_on_device, operator, place)
             for tensor in strays_
             for source in (self._find_source(tensor) or Source()).all_sources
             if source.fqn not in self._excused
@@ -294,18 +298,18 @@ def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved: 
         tensors = _select_for_indexing(args, kwargs, device, tensors, moved)
     elif name in _RNN_OPERATORS:
         tensors = [tensor for tensor in tensors if tensor.dtype is not torch.int64]
-    elsewhere = [tensor for tensor in tensors if not _is_on_device(tensor, device, moved)]
-    if len(elsewhere) == len(tensors):
+    off_device_tensors = [tensor for tensor in tensors if not _is_on_device(tensor, device, moved)]
+    if len(off_device_tensors) == len(tensors):
         return []
-    numbers = _find_scalar_ids(func, args, kwargs, elsewhere)
-    return [tensor for tensor in elsewhere if id(tensor) not in numbers]
+    numbers = _find_scalar_ids(func, args, kwargs, off_device_tensors)
+    return [tensor for tensor in off_device_tensors if id(tensor) not in numbers]
 
 
 def _is_on_device(tensor: torch.Tensor, device: torch.device, moved: int) -> bool:
     return tensor.device == device or id(tensor) == moved
 
 
-def _find_scalar_ids(func: Any, args: Any, kwargs: Any, elsewhere: list[torch.Tensor]) -> set[int]:
+def _find_scalar_ids(func: Any, args: Any, kwargs: Any, off_device_tensors: list[torch.Tensor]) -> set[int]:
     """Return the ids of 0-dim tensors read as numbers by the operator, never of its output."""
     name = get_operator_name(func).removeprefix("_foreach_")
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
@@ -315,7 +319,7 @@ def _find_scalar_ids(func: Any, args: Any, kwargs: Any, elsewhere: list[torch.Te
     if func.namespace == "aten" and not name.endswith("_backward") and base_name not in ONE_CPU_SCALAR_OPERATORS:
         scalar_arguments = CPU_SCALAR_ARGUMENTS.get(base_name, frozenset())
     scalars = (tensor for key in scalar_arguments for tensor in list_tensors(values.get(key)) if not tensor.dim())
-    ids = {id(tensor) for tensor in elsewhere} & set(map(id, scalars))
+    ids = {id(tensor) for tensor in off_device_tensors} & set(map(id, scalars))
     return ids if base_name not in ONE_CPU_SCALAR_OPERATORS or len(ids) < 2 else set()  # "too many CPU scalars"
 
 
@@ -346,10 +350,10 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 
         call = {name: pick(value) for name, value in values.items()}
         tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
-        elsewhere = [value for value in tensors if not _is_on_device(value, device, moved)]
-        if len(elsewhere) < len(tensors):
-            numbers = _find_scalar_ids(func, (), call, elsewhere)
-            strays_by_id.update({id(value): value for value in elsewhere if id(value) not in numbers})
+        off_device_tensors = [value for value in tensors if not _is_on_device(value, device, moved)]
+        if len(off_device_tensors) < len(tensors):
+            numbers = _find_scalar_ids(func, (), call, off_device_tensors)
+            strays_by_id.update({id(value): value for value in off_device_tensors if id(value) not in numbers})
     return list(strays_by_id.values())
 
 

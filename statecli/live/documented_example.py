@@ -52,16 +52,16 @@ def _iter_calls(callee: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
 def _resolve(scope: Scope, value: Any) -> Any:
     """Return an argument with full names; of a list, the first item if others are unknown. Raises StateError."""
     if type(value) is list:
-        known = []
+        resolved_items = []
         for item in value:
             with suppress(StateError):
-                known.append(_resolve(scope, item))
-        return known if len(known) == len(value) else known[:1]
+                resolved_items.append(_resolve(scope, item))
+        return resolved_items if len(resolved_items) == len(value) else resolved_items[:1]
     return map_names(value, lambda named: _find_name(scope, named))
 
 
 def _find_name(scope: Scope, named: ObjectName) -> ObjectName:
     full = scope.rewrite(named)
-    found: ObjectName = named if not isinstance(full, ObjectName) else full
-    scope.find(found)
-    return found
+    full_name: ObjectName = named if not isinstance(full, ObjectName) else full
+    scope.find(full_name)
+    return full_name

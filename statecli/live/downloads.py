@@ -146,8 +146,8 @@ def find_refusal(error: BaseException) -> Refusal | None:
     source = next(filter(None, map(_get_source, iter_causes(error))), None)
     if source is None or _are_allowed():
         return None
-    found = (_find_argument(source, cause) for cause in iter_causes(error))
-    return next(filter(None, found), Refusal(source))
+    refusals = (_find_argument(source, cause) for cause in iter_causes(error))
+    return next(filter(None, refusals), Refusal(source))
 
 
 def _get_source(error: BaseException) -> str | None:

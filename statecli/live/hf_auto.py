@@ -171,7 +171,7 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
     if not isinstance(chosen, (tuple, list)):
         return chosen
     named = document.get("architectures") or ()
-    return next((one for one in chosen if one.__name__ in named), chosen[0])
+    return next((model_class for model_class in chosen if model_class.__name__ in named), chosen[0])
 
 
 def find_example(auto_class: Any, name: str = "") -> str | None:
@@ -181,8 +181,8 @@ def find_example(auto_class: Any, name: str = "") -> str | None:
     """
     mapping: Any = getattr(auto_class, "_model_mapping", None) or {}
     classes = list(mapping.keys())
-    kind = find_model_type(name, [one.model_type for one in classes])
-    for config_class in [one for one in classes if kind in (None, one.model_type)][:1]:
+    kind = find_model_type(name, [config_class.model_type for config_class in classes])
+    for config_class in [candidate for candidate in classes if kind in (None, candidate.model_type)][:1]:
         chosen = mapping[config_class]
         model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
         return f"transformers:{model_class.__name__}(config={config_class.__name__}())"

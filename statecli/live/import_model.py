@@ -157,8 +157,8 @@ def _record_siblings(folder: str) -> Iterator[None]:
 
     `a/net.py` and `b/net.py` may both `import layers`.
     """
-    for other in _sibling_modules.keys() - {folder}:
-        for name in _sibling_modules.pop(other):
+    for previous_folder in _sibling_modules.keys() - {folder}:
+        for name in _sibling_modules.pop(previous_folder):
             sys.modules.pop(name, None)
     before = set(sys.modules)
     try:
@@ -200,7 +200,9 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
     if missing in MODEL_LIBRARIES:
         return Advice(f"install the package: {install_module(missing)}")
     top = spec.attribute.partition(".")[0]
-    with_class = [other for other in names if parent and hasattr(sys.modules.get(f"{parent}.{other}"), top)]
+    with_class = [
+        module_name for module_name in names if parent and hasattr(sys.modules.get(f"{parent}.{module_name}"), top)
+    ]
     near = difflib.get_close_matches(name, with_class, 1, _SIMILARITY_WITH_CLASS) or _find_near(name, names)
     if near:
         module = ".".join(filter(None, [parent, near[0]])) + spec.module[len(missing) :]
@@ -210,7 +212,7 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
 
 
 def _find_near(name: str, names: list[str]) -> list[str]:
-    same = [other for other in names if other.lower() == name.lower()]
+    same = [candidate for candidate in names if candidate.lower() == name.lower()]
     return same or difflib.get_close_matches(name, names, 3, _SIMILARITY)
 
 
@@ -222,16 +224,18 @@ def _find_near_class(name: str, names: list[str]) -> list[str]:
     near = _find_initials(name, names) or _find_near(name, names)
     if near or len(name) < 2:
         return near
-    longer = [other for other in names if other[0].isupper() and other.lower().startswith(name.lower())]
-    models = [other for other in longer if other.lower() == f"{name}model".lower()]
-    return models or sorted(longer, key=lambda other: (len(other), other))[:3]
+    longer = [candidate for candidate in names if candidate[0].isupper() and candidate.lower().startswith(name.lower())]
+    models = [candidate for candidate in longer if candidate.lower() == f"{name}model".lower()]
+    return models or sorted(longer, key=lambda candidate: (len(candidate), candidate))[:3]
 
 
 def _find_initials(name: str, names: Iterable[str]) -> list[str]:
     """Return the classes whose words begin with the letters of a name: PeakSignalNoiseRatio for PSNR."""
     if not _INITIALS.fullmatch(name):
         return []
-    return [other for other in names if _INITIAL.sub("", other) == name and other.upper() != other][:3]
+    return [candidate for candidate in names if _INITIAL.sub("", candidate) == name and candidate.upper() != candidate][
+        :3
+    ]
 
 
 class _Hint(NamedTuple):
@@ -377,14 +381,16 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
 
 
 def _suggest_models(obj: Any, name: str) -> _Hint:
-    public = [other for other in list_names(obj) if not other.startswith("__")]
+    public = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
     # Not by getattr, which loads each module of transformers.
-    named_modules = [other for other in public if isinstance(vars(obj).get(other), types.ModuleType)]
-    near = _find_near_class(name, [other for other in public if other not in named_modules])
-    family = [other for other in public if (word := _FIRST_WORD.match(name)) and other.startswith(word[0])]
+    named_modules = [candidate for candidate in public if isinstance(vars(obj).get(candidate), types.ModuleType)]
+    near = _find_near_class(name, [candidate for candidate in public if candidate not in named_modules])
+    family = [candidate for candidate in public if (word := _FIRST_WORD.match(name)) and candidate.startswith(word[0])]
     # A model before a configuration or a tokenizer, whose modules have no layers.
-    family.sort(key=lambda other: (not other.endswith("Model"), "For" not in other, len(other)))
-    defining = [getattr(getattr(obj, other, None), "__module__", None) or "" for other in (*near, *family[:_MAX_NAMES])]
+    family.sort(key=lambda candidate: (not candidate.endswith("Model"), "For" not in candidate, len(candidate)))
+    defining = [
+        getattr(getattr(obj, candidate, None), "__module__", None) or "" for candidate in (*near, *family[:_MAX_NAMES])
+    ]
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)

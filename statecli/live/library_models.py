@@ -67,8 +67,8 @@ def build_diffusers(
 
 
 def _find_diffusers_class(diffusers: Any, name: str) -> Any:
-    found = getattr(diffusers, name.rpartition(".")[2], None)
-    return found if is_module_class(found) else None
+    model_class = getattr(diffusers, name.rpartition(".")[2], None)
+    return model_class if is_module_class(model_class) else None
 
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:

@@ -256,9 +256,9 @@ def _skip_copies() -> Iterator[None]:
         yield
 
 
-def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, other: torch.Tensor) -> Exception | None:
-    """Return torch's error for a copy of a single element from `other`'s dtype and layout to `to`'s."""
-    pair = [torch.empty((1,) * other.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, other)]
+def _try_copy(copy: Callable[..., torch.Tensor], to: torch.Tensor, source: torch.Tensor) -> Exception | None:
+    """Return torch's error for a copy of a single element from `source`'s dtype and layout to `to`'s."""
+    pair = [torch.empty((1,) * source.dim(), dtype=t.dtype, layout=t.layout, device="cpu") for t in (to, source)]
     try:
         copy(*pair)
     except (RuntimeError, NotImplementedError) as error:

@@ -80,10 +80,10 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
 def try_stand_in_move(built: BuiltModel, result: WalkResult) -> MoveTrial:
     """Try a move on `built.module`, whose walk is `result`; if a move fails, try the next on a fresh instance."""
     reasons: list[str] = []
-    moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
+    stand_in_moves: list[Callable[[nn.Module], object]] = [_apply_fresh_memory, _apply_clone]
     if built.init_device != "meta":  # a move from meta to meta shows nothing
-        moves.append(_move_to_meta)
-    for number, move in enumerate(moves):
+        stand_in_moves.append(_move_to_meta)
+    for number, move in enumerate(stand_in_moves):
         try:
             module = built.module if number == 0 else built.build_again()
             with built.user_code("moving the model"):

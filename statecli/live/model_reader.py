@@ -126,7 +126,9 @@ class _Table:
     def get_module_name(self, module: nn.Module) -> str:
         """Return the first name of a registered module; "" for the root and for an unregistered module."""
         if not self._module_names:
-            self._module_names = {id(one): prefix.rstrip(".") for prefix, one in reversed(self.walk.modules)}
+            self._module_names = {
+                id(registered_module): prefix.rstrip(".") for prefix, registered_module in reversed(self.walk.modules)
+            }
         return self._module_names.get(id(module), "")
 
     def find_rows_sharing(self, row: _Row) -> _StorageRows:
@@ -646,10 +648,10 @@ def _check_move(table: _Table, target: str, device_: torch.device) -> None:
         )
 
 
-def _describe_device_special_case(moves: bool, device_: torch.device) -> str:
+def _describe_device_special_case(follows_move: bool, device_: torch.device) -> str:
     """Describe a class with a special case for a device (`if not t.is_meta`): the stand-in does not show this case."""
     copy, move = "a copy to new memory on the same device", f"the move to {device_}"
-    first, second = (copy, move) if moves else (move, copy)
+    first, second = (copy, move) if follows_move else (move, copy)
     return f"follows {first}, but not {second}, because the class has special code for {device_.type}"
 
 
@@ -745,15 +747,15 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
     if sharing.count == 1 or sharing.count > len(sharing.first_rows):
         return sharing
     overlapping = _StorageRows()
-    for other in sharing.first_rows:
-        if other is row or may_overlap(other.tensor, row.tensor):
-            overlapping.add(other)
+    for sharing_row in sharing.first_rows:
+        if sharing_row is row or may_overlap(sharing_row.tensor, row.tensor):
+            overlapping.add(sharing_row)
     return overlapping
 
 
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.OtherNames:
     """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
-    names = [*row.aliases, *(other.fqn for other in sharing.first_rows if other is not row)]
+    names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
     same = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     disjoint = sharing.count < table.find_rows_sharing(row).count
     count = len(row.aliases) + sharing.count - 1

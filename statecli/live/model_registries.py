@@ -96,14 +96,14 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     model = name.partition(".")[0] if spec.module == "timm" else name
     if model not in names:
-        longer = [known for known in names if known.startswith(f"{model}_")]
-        near = sorted(longer, key=lambda known: (len(known), known))[:3]
+        longer = [listed_name for listed_name in names if listed_name.startswith(f"{model}_")]
+        near = sorted(longer, key=lambda listed_name: (len(listed_name), listed_name))[:3]
         near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
-        family = [known for known in names if known.startswith(name.lower())]  # resnet18 for ResNet
-        near = near or sorted(family, key=lambda known: (len(known), known))[:3]
+        family = [listed_name for listed_name in names if listed_name.startswith(name.lower())]  # resnet18 for ResNet
+        near = near or sorted(family, key=lambda listed_name: (len(listed_name), listed_name))[:3]
         problem = f"{spec.text}: {spec.module} has no model called {name}"
         if near:
-            question = f"did you mean {' or '.join(f'{spec.module}:{known}' for known in near)}?"
+            question = f"did you mean {' or '.join(f'{spec.module}:{listed_name}' for listed_name in near)}?"
             args = spec.args if spec.attribute == name else spec.args[1:]
             line = spell(replace(spec, attribute=near[0], args=args, called=bool(args or spec.kwargs)))
             raise advise_line(line, question=question).build_error(problem)

@@ -78,19 +78,19 @@ class Scope:
 
     def find(self, named: ObjectName) -> FoundObject:
         """Return the object of a name. Raises ModelError."""
-        found = self._look_up(named)
-        if found is None:
+        found_object = self._look_up(named)
+        if found_object is None:
             problem = f"{self.spec.text}: {named.name} is not defined in {self._where(named)}"
             raise self._advise(named).build_error(problem)
-        if found.value is _MISSING or isinstance(found.value, types.ModuleType):
+        if found_object.value is _MISSING or isinstance(found_object.value, types.ModuleType):
             problem = f"{named.name} is not a class or a value in {self._where(named)}"
             problem = f"{self.spec.text}: {problem}"
-            raise self._advise(named).build_error(problem) if found.owner is not None else ModelError(problem)
-        if callable(found.value) and _is_standard(str(getattr(found.value, "__module__", ""))):
+            raise self._advise(named).build_error(problem) if found_object.owner is not None else ModelError(problem)
+        if callable(found_object.value) and _is_standard(str(getattr(found_object.value, "__module__", ""))):
             raise ModelError(
                 f"{self.spec.text}: {named.name} belongs to Python's standard library, not to {self._where(named)}"
             )
-        return found
+        return found_object
 
     def defines(self, named: ObjectName) -> bool:
         """Return True for the name of a class or a value, False for an unknown name or a module."""
@@ -177,10 +177,10 @@ class Scope:
 
     def _is_known(self, named: ObjectName) -> bool:
         try:
-            found = self._look_up(named)
+            found_object = self._look_up(named)
         except ModelError:
             return False
-        return found is not None and found.value is not _MISSING
+        return found_object is not None and found_object.value is not _MISSING
 
     def _replace(self, named: ObjectName) -> ObjectName | str:
         replacement = self._find_replacement(named)

@@ -42,13 +42,13 @@ def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
     unsaved = set(module._keys_to_ignore_on_save or ())
     missed = [name for name in answer.missing if name in unsaved]
     missed += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
-    unread = _match_patterns(answer.unexpected, module._keys_to_ignore_on_load_unexpected)
+    ignored_keys = _match_patterns(answer.unexpected, module._keys_to_ignore_on_load_unexpected)
     return replace(
         answer,
         missing=_remove_names(answer.missing, missed),
-        unexpected=_remove_names(answer.unexpected, unread),
+        unexpected=_remove_names(answer.unexpected, ignored_keys),
         unsaved=tuple(dict.fromkeys(missed)),
-        unread=tuple(unread),
+        unread=tuple(ignored_keys),
     )
 
 

@@ -114,11 +114,11 @@ def _find_class(modules: str, kind: str, name: str) -> Any:
         )
     for package in _PACKAGES:
         try:
-            found = getattr(import_library(package, modules), name, None)
+            module_class = getattr(import_library(package, modules), name, None)
         except Exception:  # noqa: BLE001, S112 - another version of the library has another package
             continue
-        if is_module_class(found):
-            return found
+        if is_module_class(module_class):
+            return module_class
     raise ModelError(f"{modules}: {kind[:80]} is not a module of the installed sentence-transformers")
 
 
@@ -126,8 +126,8 @@ def _find_activation(config: str, text: str) -> nn.Module:
     """Return an instance of a class of torch.nn, for `torch.nn.modules.activation.Tanh`."""
     from torch import nn
 
-    found: Any = getattr(nn, text.rpartition(".")[2], None)
-    if not text.startswith("torch.nn.") or not is_module_class(found):
+    activation_class: Any = getattr(nn, text.rpartition(".")[2], None)
+    if not text.startswith("torch.nn.") or not is_module_class(activation_class):
         raise ModelError(f"{config}: activation_function is {text[:80]!r}, which is not a class of torch.nn")
-    built: nn.Module = found()
-    return built
+    activation: nn.Module = activation_class()
+    return activation

@@ -47,8 +47,8 @@ def parse_example(code: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         call = ast.parse(f"f({_cut_after_call(code)}", mode="eval").body
         for node in ast.walk(call):
             if isinstance(node, ast.List):
-                known = [item for item in node.elts if _is_value(item)]
-                node.elts = known if len(known) == len(node.elts) else known[:1]
+                literal_items = [item for item in node.elts if _is_value(item)]
+                node.elts = literal_items if len(literal_items) == len(node.elts) else literal_items[:1]
         return _convert_arguments("", call) if isinstance(call, ast.Call) else None
     return None
 

@@ -464,8 +464,10 @@ def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
     has_pop = is_dict or not any(use.action == "pop" and not use.arguments for use in site.uses)
     supported = {"augment": hasattr(new_class, "__ior__" if is_dict else "__iadd__"), "pop": has_pop}
     supported["right operand"] = is_dict
-    known = set(dir(type(container))) | supported.keys()
-    return [use for action, use in actions.items() if action in known and not _has(new_class, action, supported)]
+    known_actions = set(dir(type(container))) | supported.keys()
+    return [
+        use for action, use in actions.items() if action in known_actions and not _has(new_class, action, supported)
+    ]
 
 
 def _has(new_class: type, action: str, supported: dict[str, bool]) -> bool:

@@ -51,7 +51,7 @@ def list_factories(callee: Any) -> list[str]:
             continue
         returned = value.__annotations__.get("return")
         is_factory = returned in (callee, callee.__name__) or name.startswith(callee.__name__.lower())
-        if is_factory and not any(one.default is one.empty for one in list_parameters(value)):
+        if is_factory and not any(parameter.default is parameter.empty for parameter in list_parameters(value)):
             names.append(f"{callee.__module__}:{name}")
     return names[:_MAX_FACTORIES]
 
@@ -61,7 +61,11 @@ def list_subclasses(base: type, module: str) -> list[str]:
     values = vars(sys.modules[module])
     names = [name for name, value in values.items() if isinstance(value, type) and issubclass(value, base)]
     concrete = [name for name in names if not inspect.isabstract(values[name])]
-    return [name for name in concrete if not any(one.default is one.empty for one in list_parameters(values[name]))]
+    return [
+        name
+        for name in concrete
+        if not any(parameter.default is parameter.empty for parameter in list_parameters(values[name]))
+    ]
 
 
 def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
@@ -74,13 +78,13 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
     if not isinstance(value, ObjectName) or module is None:
         return value
     try:
-        found = Scope.around(spec, module, callee).find(value).value
+        module_class = Scope.around(spec, module, callee).find(value).value
     except ModelError:
         return value
-    if not is_module_class(found):
+    if not is_module_class(module_class):
         return value
-    needed = [one.name for one in list_parameters(found) if one.default is one.empty]
-    return ObjectCall(value.name, (), write_values(spec, found, needed, number) or {}, value.module)
+    needed = [parameter.name for parameter in list_parameters(module_class) if parameter.default is parameter.empty]
+    return ObjectCall(value.name, (), write_values(spec, module_class, needed, number) or {}, value.module)
 
 
 def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
@@ -101,7 +105,10 @@ def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
     for function in [getattr(callee, name) for name in ("__new__", "__init__")] if is_class else [callee]:
         with suppress(Exception):  # of any kind: the code of an annotation runs
             hints.update(typing.get_type_hints(function))
-    options = {one.name: _list_literals(hints.get(one.name, one.annotation)) for one in list_parameters(callee)}
+    options = {
+        parameter.name: _list_literals(hints.get(parameter.name, parameter.annotation))
+        for parameter in list_parameters(callee)
+    }
     return {name: values for name, values in options.items() if values}
 
 
@@ -131,26 +138,26 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
     example = write_example(name, text, parameters)
     if example is not None:
         return ObjectName(example)
-    found = find_class(callee, name, scope.namespaces)
-    if found is None or depth > _MAX_DEPTH:
+    argument_class = find_class(callee, name, scope.namespaces)
+    if argument_class is None or depth > _MAX_DEPTH:
         return None if takes_object(name, text) else _write_literal(text, number)
-    is_named = any(getattr(space, found.__name__, None) is found for space in scope.namespaces)
-    if not is_named or not (is_configuration(found) or is_module_class(found)):
+    is_named = any(getattr(space, argument_class.__name__, None) is argument_class for space in scope.namespaces)
+    if not is_named or not (is_configuration(argument_class) or is_module_class(argument_class)):
         return None
     words = set(re.findall(r"\w+", text))
-    if inspect.isabstract(found):
-        return _write_subclass(found, scope, is_sequence=bool(words & SEQUENCES))
+    if inspect.isabstract(argument_class):
+        return _write_subclass(argument_class, scope, is_sequence=bool(words & SEQUENCES))
     if words & TYPES:
-        return ObjectName(found.__name__)
+        return ObjectName(argument_class.__name__)
 
-    known = find_example(found.__module__)
-    if known is not None and f":{found.__name__}(" in known:
-        return ObjectName(shlex.split(known)[0])
-    needed = [one.name for one in list_parameters(found) if one.default is one.empty]
-    values = {inner: _write_value(found, inner, scope, number, depth + 1) for inner in needed}
+    documented_example = find_example(argument_class.__module__)
+    if documented_example is not None and f":{argument_class.__name__}(" in documented_example:
+        return ObjectName(shlex.split(documented_example)[0])
+    needed = [parameter.name for parameter in list_parameters(argument_class) if parameter.default is parameter.empty]
+    values = {inner: _write_value(argument_class, inner, scope, number, depth + 1) for inner in needed}
     if None in values.values():
         return None
-    call = ObjectCall(found.__name__, (), values)
+    call = ObjectCall(argument_class.__name__, (), values)
     return [call] if words & SEQUENCES else call
 
 
@@ -179,7 +186,7 @@ def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
     values = [value for space in scope.namespaces for value in vars(space).values()]
     classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
     for kind in classes:
-        needed = [one for one in list_parameters(kind) if one.default is one.empty]
+        needed = [parameter for parameter in list_parameters(kind) if parameter.default is parameter.empty]
         if not needed and not inspect.isabstract(kind):
             call = ObjectCall(kind.__name__)
             return [call] if is_sequence else call

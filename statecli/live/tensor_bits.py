@@ -79,16 +79,16 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     storage is written once, for ties, views and expanded tensors. Tensors without memory (lazy, meta, opaque, wrapper
     subclasses) are left out. With `ends_alone` only the first and last elements of a long tensor are written.
     """
-    written: set[int | str] = set()
+    overwritten_storages: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for tensor in tensors:
             key = storage(tensor)[0]
-            flat = None if key in written else get_flat_memory(tensor)
+            flat = None if key in overwritten_storages else get_flat_memory(tensor)
             if flat is not None and flat.numel():
-                written.add(key)
+                overwritten_storages.add(key)
                 for section in _get_ends(flat) if ends_alone else (flat,):
-                    _overwrite(section, phase + len(written))
-    return written
+                    _overwrite(section, phase + len(overwritten_storages))
+    return overwritten_storages
 
 
 def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -64,11 +64,11 @@ class Source:
     def combine_with(self, others: Iterable[Source]) -> Source:
         """Return the source of a tensor computed from further sources too."""
         fresh = (replace(source, derived=True) for other in others for source in other.all_sources)
-        known = {
+        sources_by_origin = {
             (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
         }
-        del known[self.fqn, self.file_variable, self.place]
-        return replace(self, companions=tuple(known.values())[::-1])
+        del sources_by_origin[self.fqn, self.file_variable, self.place]
+        return replace(self, companions=tuple(sources_by_origin.values())[::-1])
 
 
 class Fault(Enum):

@@ -566,8 +566,8 @@ def _find_listers(kind: type) -> tuple[_Lister, ...]:
 
 def _list_referents(obj: Any, _: bool) -> _Contents:
     # Since Python 3.12 the type itself may be among them.
-    held = [value for value in gc.get_referents(obj) if value is not type(obj)]
-    return [(f"[#{i}]", value, "item") for i, value in enumerate(held)]
+    referents = [value for value in gc.get_referents(obj) if value is not type(obj)]
+    return [(f"[#{i}]", value, "item") for i, value in enumerate(referents)]
 
 
 def _list_method(method: types.MethodType, _: bool) -> _Contents:

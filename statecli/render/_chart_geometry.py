@@ -348,9 +348,9 @@ def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, 
     kept: list[Tick] = []
     for n, label in others if len(others) <= MAX_OTHER_NAMES else ():
         tick = Tick(plot.to_x((n + 0.5) / len(labels)), truncate_middle(label.rpartition(".")[2], MAX_OTHER_LENGTH))
-        if not any(_are_close(tick, other) for other in kept):
+        if not any(_are_close(tick, kept_tick) for kept_tick in kept):
             kept.append(tick)
-    numbers = [tick for tick in ticks if not any(_are_close(tick, other) for other in kept)]
+    numbers = [tick for tick in ticks if not any(_are_close(tick, kept_tick) for kept_tick in kept)]
     return tuple(sorted((*numbers, *kept), key=lambda tick: tick.at))
 
 

@@ -162,7 +162,7 @@ class _Layout:
     def _split_columns(self) -> list[list[int]]:
         rows: list[list[int]] = [[]]
         for c in self.columns:
-            used_width = sum(self.widths[other] + self.gap for other in rows[-1])
+            used_width = sum(self.widths[column] + self.gap for column in rows[-1])
             if rows[-1] and INDENT * 2 + used_width + self.widths[c] > self.width:
                 rows.append([])
             rows[-1].append(c)

@@ -183,10 +183,10 @@ class Problem(msgspec.Struct, frozen=True):
         """Return the names of the tensors, each once."""
         return list(dict.fromkeys(finding.fqn for finding in self.findings if finding.fqn))
 
-    def count_effects_after(self, shown: int) -> int:
-        """Return the number of findings that the consequences after the first `shown` stand for."""
-        further = len(self.effects) - max(shown, len(self.effect_counts))
-        return sum(self.effect_counts[shown:]) + max(0, further)
+    def count_effects_after(self, shown_count: int) -> int:
+        """Return the number of findings that the consequences after the first `shown_count` stand for."""
+        further = len(self.effects) - max(shown_count, len(self.effect_counts))
+        return sum(self.effect_counts[shown_count:]) + max(0, further)
 
     def merge_findings(self) -> Finding:
         """Return a single finding for the whole problem, for outputs that track problems.

@@ -445,7 +445,7 @@ def _list_rule_texts(
 ) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     findings = tuple(findings)
-    shown = set(ran) | {finding.rule for finding in findings}
-    audit_rules = tuple(rule_texts.describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in shown)
+    rule_names = set(ran) | {finding.rule for finding in findings}
+    audit_rules = tuple(rule_texts.describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in rule_names)
     names = {rule.name for rule in audit_rules}
     return (*audit_rules, *rule_texts.list_rule_texts(finding for finding in findings if finding.rule not in names))

@@ -86,9 +86,9 @@ def _format_verdict(bisection: Bisection) -> str:
         return f"{condition} is false at the last checkpoint"
     if bisection.answer is Answer.FOUND and first is not None:
         return f"first {bisection.condition}: {_describe(first)}: {first.evidence}"
-    unread = f"{plural(len(bisection.between), 'checkpoint')} between them could not be read"
+    unreadable_text = f"{plural(len(bisection.between), 'checkpoint')} between them could not be read"
     if first is not None and before is not None:
-        return f"{condition} is true at {_describe(first)} and false at {_describe(before)}; {unread}"
+        return f"{condition} is true at {_describe(first)} and false at {_describe(before)}; {unreadable_text}"
     if first is not None:
         return f"{condition} is true at {_describe(first)}; earlier checkpoints could not be read"
     if before is not None:

@@ -180,7 +180,7 @@ def _summarize_change(change: Change) -> str:
 def _has_sections(diff: Diff) -> bool:
     """Return whether names need their section in front."""
     sections = {change.section for change in diff.changes}
-    return len(sections | {broken.section for broken in diff.broken if broken.section}) > 1
+    return len(sections | {failure.section for failure in diff.broken if failure.section}) > 1
 
 
 #: The rules of findings about values.
@@ -226,8 +226,8 @@ def _add_section(finding: Finding, has_sections: bool) -> Finding:
 def list_broken(diff: Diff) -> list[tuple[str, str]]:
     """Return name and reason of each tensor that could not be compared."""
     has_sections = _has_sections(diff)
-    names = [(format_name(broken.fqn, broken.section, has_sections), broken) for broken in diff.broken]
-    return [(name, broken.message.replace(f": {broken.fqn}: ", f": {name}: ", 1)) for name, broken in names]
+    names = [(format_name(failure.fqn, failure.section, has_sections), failure) for failure in diff.broken]
+    return [(name, failure.message.replace(f": {failure.fqn}: ", f": {name}: ", 1)) for name, failure in names]
 
 
 def _is_load(diff: Diff) -> bool:
@@ -328,10 +328,10 @@ def _limit_effects(problem: Problem, limit: int | None) -> Problem:
     rest = 0 if limit is None else len(problem.effects) - max(1, limit)
     if rest <= 0:
         return problem
-    shown = len(problem.effects) - rest
-    more = problem.count_effects_after(shown)
-    counts = tuple(problem.count_effects_after(n) - problem.count_effects_after(n + 1) for n in range(shown))
-    effects = (*problem.effects[:shown], f"… and {more:,} more (-n {limit})")
+    shown_count = len(problem.effects) - rest
+    more = problem.count_effects_after(shown_count)
+    counts = tuple(problem.count_effects_after(n) - problem.count_effects_after(n + 1) for n in range(shown_count))
+    effects = (*problem.effects[:shown_count], f"… and {more:,} more (-n {limit})")
     return replace(problem, effects=effects, effect_counts=(*counts, more))
 
 
@@ -382,7 +382,7 @@ def _list_damaged(diff: Diff) -> list[TensorInfo]:
     if not diff.broken:
         return []
     compared = {(change.section, change.fqn) for change in diff.changes}
-    missing = {(broken.section, broken.fqn) for broken in diff.broken} - compared
+    missing = {(failure.section, failure.fqn) for failure in diff.broken} - compared
     return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
 
 
@@ -510,11 +510,11 @@ def _build_top_group(
     return (Group(heading, f"{len(rows):,} of {plural(count, 'difference')}", tuple(lines)),) if rows else ()
 
 
-def _summarize_group(rows: Sequence[Change], both: int) -> str:
+def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
     counts = Counter(change.status.value for change in rows)
-    identical = both - counts[Status.CHANGED.value] - counts[Status.RENAMED.value]
+    identical = common_count - counts[Status.CHANGED.value] - counts[Status.RENAMED.value]
     numbers = Counts(**{**counts, Status.IDENTICAL.value: identical})
-    return _format_counts(numbers, "", rows) or f"{both:,} unchanged"
+    return _format_counts(numbers, "", rows) or f"{common_count:,} unchanged"
 
 
 def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list[Line]:
@@ -627,7 +627,7 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
     """Return the flat table; with `details` False, without the columns for programs."""
     changes, has_sections = _list_shown_changes(diff, view), _has_sections(diff)
     scalars = diff.scalars[: view.lines] if view.top is None else ()
-    broken = diff.broken[: view.lines]
+    failures = diff.broken[: view.lines]
     has_remarks = bool(diff.scalars or diff.broken) or any(map(_describe_remark, changes))
     measures = [
         *_list_table_columns(changes, has_sections, view.verbose),
@@ -649,11 +649,11 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
     other_rows += [
         {
             "status": "not compared",
-            "section": broken_tensor.section or None,
-            "fqn": broken_tensor.fqn,
-            "change": broken_tensor.message,
+            "section": failure.section or None,
+            "fqn": failure.fqn,
+            "change": failure.message,
         }
-        for broken_tensor in broken
+        for failure in failures
     ]
 
     def row(item: Change | dict[str, Cell]) -> tuple[Cell, ...]:
@@ -677,7 +677,7 @@ _VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine", "rank")
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
     """Yield the columns except the last; columns rarely needed by people are details."""
     measured = any(change.values is not None for change in rows)
-    shown = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if measured else ()
+    visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if measured else ()
     yield Column("status"), lambda change: change.status.value
     yield Column("kind"), lambda change: change.kind.value
     if has_sections:
@@ -692,7 +692,7 @@ def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: boo
         for when in ("before", "after"):
             yield Column(f"{name}_{when}", detail=True), partial(_get_side_field, name, when)
     for name in DELTA_COLUMNS:
-        yield Column(name, right=True, detail=name not in shown), partial(_get_measure, name)
+        yield Column(name, right=True, detail=name not in visible_columns), partial(_get_measure, name)
     yield Column("first", detail=not (measured and verbose)), _format_first_index
     yield Column("not_compared", detail=True), attrgetter("not_compared")
 

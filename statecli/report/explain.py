@@ -69,7 +69,10 @@ def build_problems(explanation: Explanation) -> tuple[Problem, ...]:
         return ()
     target = explanation.checkpoint or "error text"
     first = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, target)
-    return (first, *(_build_problem(OTHER_WAY_TO_LOAD, other, target) for other in explanation.alternatives))
+    return (
+        first,
+        *(_build_problem(OTHER_WAY_TO_LOAD, alternative, target) for alternative in explanation.alternatives),
+    )
 
 
 def list_problems_of_diff(explanation: Explanation | None, findings: tuple[Finding, ...]) -> tuple[Problem, ...]:

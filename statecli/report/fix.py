@@ -123,9 +123,9 @@ def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     return Problem(rule.name, finding.severity, message, target, (finding,), tuple(effects), help, origin)
 
 
-def _list_rows(edits: Iterable[Edit], written: bool) -> Iterator[tuple[Cell, ...]]:
+def _list_rows(edits: Iterable[Edit], is_written: bool) -> Iterator[tuple[Cell, ...]]:
     for edit in edits:
-        status = "written" if edit.kept and written else "proved" if edit.kept else "no edit"
+        status = "written" if edit.kept and is_written else "proved" if edit.kept else "no edit"
         proofs = ", ".join(
             f"{change.proof.value}: {change.before.value} -> {change.after.value}" for change in edit.proofs
         )

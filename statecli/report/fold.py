@@ -141,8 +141,8 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
     if verbose:
         return tuple(oddities)
     limited: list[Oddity] = []
-    shown = [oddity for oddity in oddities if oddity.kind is not OddityKind.NONE_PARAMETER]
-    for name, same_name in group_by(shown, lambda oddity: oddity.name).items():
+    listed_oddities = [oddity for oddity in oddities if oddity.kind is not OddityKind.NONE_PARAMETER]
+    for name, same_name in group_by(listed_oddities, lambda oddity: oddity.name).items():
         limited.extend(same_name[:MAX_NOTES_PER_NAME])
         if len(same_name) > MAX_NOTES_PER_NAME:
             limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v lists each)"))

@@ -180,8 +180,8 @@ def _list_other_names(inspection: Inspection) -> dict[tuple[str, str], list[str]
 def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[Case, ...]:
     """Return a case for each rule with findings, and for each unreadable tensor."""
     target = inspection.state.target
-    broken = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
-    return (*broken, *junit_cases.build_cases(target, problems, "inspect"))
+    unreadable_cases = tuple(Case(target, name, Outcome.ERROR, message) for name, message in inspection.broken)
+    return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
 
 
 def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, rows: bool = True) -> Page:
@@ -251,8 +251,8 @@ def _format_verdict(inspection: Inspection, problems: Sequence[Problem]) -> str:
     """Return the verdict of the page, or `1,024 tensors`; then `; 1 tensor holds NaN: w`, and the unread values."""
     verdict = _format_page_verdict(problems, inspection) or _count_tensors(inspection)
     unusual = [sentence.text for sentence in list_unusual_values(inspection.state)]
-    unread = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
-    return "; ".join((verdict, *unusual, *unread))
+    failure_texts = [f"{plural(len(inspection.broken), 'tensor')} could not be read"] if inspection.broken else []
+    return "; ".join((verdict, *unusual, *failure_texts))
 
 
 def _count_tensors(inspection: Inspection) -> str:
@@ -634,12 +634,12 @@ def _build_top_group(
     weights = _list_weights_by_row(inspection)
     lines: list[Line] = []
     for row in tensors:
-        shown = replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row
+        qualified_row = replace(row, fqn=f"{row.section}.{row.fqn}") if has_sections and row.section else row
         if (weight := weights.get((row.section, row.fqn))) is not None:
-            lines.extend(_build_weight_lines(shown, weight, columns, view))
+            lines.extend(_build_weight_lines(qualified_row, weight, columns, view))
             continue
         status = describe_status(row, state.traits.is_class)
-        lines.append(_build_line(shown, columns, status, view, doubt=False, is_reported=row.fqn in reported))
+        lines.append(_build_line(qualified_row, columns, status, view, doubt=False, is_reported=row.fqn in reported))
     heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
@@ -650,11 +650,11 @@ def _build_top_group(
 
 def _format_equal_size(inspection: Inspection, view: RowView) -> str:
     """Return `; 5 more have the size of the last` if `--top` cuts the list between equal sizes; else ""."""
-    shown = _list_shown_tensors(inspection, view)
-    if view.top is None or view.sort is TensorOrder.NAME or not shown:
+    top_tensors = _list_shown_tensors(inspection, view)
+    if view.top is None or view.sort is TensorOrder.NAME or not top_tensors:
         return ""
-    last = shown[-1].nbytes
-    equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, shown)]
+    last = top_tensors[-1].nbytes
+    equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, top_tensors)]
     more = equal[0] - equal[1]
     return f"; {more:,} more {'has' if more == 1 else 'have'} the size of the last" if more else ""
 

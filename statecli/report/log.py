@@ -252,14 +252,14 @@ def _build_module_group(log: Log, view: LogView) -> Group:
     else:
         lines = _fold_modules(modules, limits, log, unfold=view.unfold)
         heading = "modules"
-    shown = lines if view.unfold or view.top is not None else lines[:MAX_MODULE_LINES]
+    listed_lines = lines if view.unfold or view.top is not None else lines[:MAX_MODULE_LINES]
     summary = "rel. change from checkpoint to checkpoint"
     if limits is not None:
         low, high = (format_number(value, 2) for value in limits)
         summary += f", {low} (▁) to {high} (█) log; {ZERO_CELL} unchanged"
-    if len(shown) < len(lines):
-        summary += f"; {len(lines) - len(shown)} more lines with --all"
-    return Group(heading, summary, tuple(shown), heads=MODULE_HEADS)
+    if len(listed_lines) < len(lines):
+        summary += f"; {len(lines) - len(listed_lines)} more lines with --all"
+    return Group(heading, summary, tuple(listed_lines), heads=MODULE_HEADS)
 
 
 def _measure_largest(module: ModuleRow) -> float:

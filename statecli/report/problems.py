@@ -84,8 +84,12 @@ def _list_tie_rules() -> frozenset[str]:
 
 def _map_rules(plugin_rules: Sequence[Rule]) -> Mapping[str, RuleText]:
     """Return the text of each rule, also of plugins, by the name of the rule."""
-    known = rule_texts.read_rule_texts()
-    return known | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules} if plugin_rules else known
+    texts_by_rule = rule_texts.read_rule_texts()
+    return (
+        texts_by_rule | {rule.name: rule_texts.describe_rule(rule) for rule in plugin_rules}
+        if plugin_rules
+        else texts_by_rule
+    )
 
 
 def _find_heading(rule: str, rules: Mapping[str, RuleText]) -> str:
@@ -133,11 +137,11 @@ def group_findings(
 
 def select_fixes(fixes: Iterable[Fix], problems: Iterable[Problem]) -> tuple[Fix, ...]:
     """Return the fixes that no problem shows."""
-    shown = [problem.help for problem in problems if problem.help]
+    help_texts = [problem.help for problem in problems if problem.help]
     return tuple(
         fix
         for fix in fixes
-        if not any(_strip_comment_signs(fix.text.removeprefix(_get_place(fix.text))) in help for help in shown)
+        if not any(_strip_comment_signs(fix.text.removeprefix(_get_place(fix.text))) in help for help in help_texts)
     )
 
 
@@ -414,7 +418,7 @@ def _read_source(origin: Origin | None) -> str:
 def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -> Problem:
     first = findings[0]
     origin = first.origin or None
-    if origin is not None and (is_installed(origin) or any(other.origin != first.origin for other in findings)):
+    if origin is not None and (is_installed(origin) or any(finding.origin != first.origin for finding in findings)):
         origin = None
     problem = Problem(
         first.rule,

@@ -55,12 +55,12 @@ def describe_former_name(name: str) -> str | None:
     return f"{name}: findings of {commands} with this name are now called {new_names}"
 
 
-def describe_former_names(names: Iterable[str], known: Collection[Rule], command: str) -> str | None:
+def describe_former_names(names: Iterable[str], known_rules: Collection[Rule], command: str) -> str | None:
     """Return a warning about names of rules that the command knows only by other names now; None without such names."""
     former = [
         name
         for name in dict.fromkeys(names)
-        if not any(name in (rule.name, rule.group) for rule in find_rules(name, known, command))
+        if not any(name in (rule.name, rule.group) for rule in find_rules(name, known_rules, command))
     ]
     return "; ".join(filter(None, map(describe_former_name, former))) or None
 

@@ -16,22 +16,22 @@ def is_tie_only(change: Change) -> bool:
 
 def describe_ties(changes: Iterable[Change]) -> list[str]:
     """Return `1 tie lost (2 tensors)`, `1 tie added (2 tensors)` and `2 tensors tied otherwise`, as far as true."""
-    lost, added, otherwise = [], [], 0
+    untied_tensors, newly_tied_tensors, retied_count = [], [], 0
     for change in changes:
         if Field.TYING not in change.fields or change.before is None or change.after is None:
             continue
         if not change.after.tied_to:
-            lost.append(change.before)
+            untied_tensors.append(change.before)
         elif not change.before.tied_to:
-            added.append(change.after)
+            newly_tied_tensors.append(change.after)
         else:
-            otherwise += 1
+            retied_count += 1
     texts = [
         f"{plural(_count_groups(tensors), 'tie')} {word} ({plural(len(tensors), 'tensor')})"
-        for tensors, word in ((lost, "lost"), (added, "added"))
+        for tensors, word in ((untied_tensors, "lost"), (newly_tied_tensors, "added"))
         if tensors
     ]
-    return texts + ([f"{plural(otherwise, 'tensor')} tied otherwise"] if otherwise else [])
+    return texts + ([f"{plural(retied_count, 'tensor')} tied otherwise"] if retied_count else [])
 
 
 def _count_groups(tensors: Sequence[TensorInfo]) -> int:
@@ -44,6 +44,6 @@ def _count_groups(tensors: Sequence[TensorInfo]) -> int:
         return name
 
     for tensor in tensors:
-        for other in tensor.tied_to:
-            group_of[find(other)] = find(tensor.fqn)
+        for tied_name in tensor.tied_to:
+            group_of[find(tied_name)] = find(tensor.fqn)
     return len({find(tensor.fqn) for tensor in tensors})

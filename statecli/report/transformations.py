@@ -247,8 +247,8 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
             parts.append(f"{len(wrong):,} not")
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
-        lost = [row for row in rows if row not in wrong and _lost_values(row)]
-        for kind, named in (("not rounded", wrong), ("out of range", lost)):
+        rows_with_lost_values = [row for row in rows if row not in wrong and _lost_values(row)]
+        for kind, named in (("not rounded", wrong), ("out of range", rows_with_lost_values)):
             for row in named[:_MAX_NAMED]:
                 text = _describe(row) if kind == "not rounded" else describe_lost_values(row) or ""
                 yield Line((f"  {kind}: {format_fqn(row.fqn)}",), text, "bad")
@@ -340,8 +340,8 @@ class _Layers(NamedTuple):
     """The moved layers of a module, and the numbers of layers on a single side."""
 
     moved: list[_MovedLayer]
-    lost: list[int]
-    new: list[int]
+    lost_numbers: list[int]
+    new_numbers: list[int]
 
 
 class _Overview(NamedTuple):
@@ -362,15 +362,15 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
 
     A single tensor does not move a layer: more than half of its tensors must come from the same other layer.
     """
-    moves: dict[tuple[str, int], Counter[int]] = {}
+    old_numbers_by_layer: dict[tuple[str, int], Counter[int]] = {}
     for change in changes:
         names = _split_move(change)
         if names is not None:
             (stem, _, source), (_, _, number) = (name.rpartition(".") for name in names)
-            moves.setdefault((f"{stem}." if stem else "", int(number)), Counter())[int(source)] += 1
+            old_numbers_by_layer.setdefault((f"{stem}." if stem else "", int(number)), Counter())[int(source)] += 1
     layers: dict[str, list[_MovedLayer]] = {}
-    tensors_of = {start: _group_by_layer(changes, start) for start, _ in moves}
-    for (start, new), olds in moves.items():
+    tensors_of = {start: _group_by_layer(changes, start) for start, _ in old_numbers_by_layer}
+    for (start, new), olds in old_numbers_by_layer.items():
         tensors = [change for change in tensors_of[start][new] if change.after is not None]
         whole = _select_weights(tensors)
         tensors = [change for change in tensors if change.status is not Status.IDENTICAL]
@@ -387,15 +387,15 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
 
 def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_MovedLayer]) -> _Layers:
     olds, news = {layer.old for layer in moved}, {layer.new for layer in moved}
-    lost, new = [], []
+    lost_numbers, new_numbers = [], []
     for number, tensors in sorted(tensors_of.items()):
         gone = _select_weights([c for c in tensors if c.before is not None])
         came = _select_weights([c for c in tensors if c.after is not None])
         if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in gone) > len(gone):
-            lost.append(number)
+            lost_numbers.append(number)
         if number not in news and 2 * sum(c.before is None or _has_other_values(c) for c in came) > len(came):
-            new.append(number)
-    return _Layers(moved, lost, new)
+            new_numbers.append(number)
+    return _Layers(moved, lost_numbers, new_numbers)
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
@@ -434,7 +434,7 @@ def _build_move_lines(changes: Sequence[Change], overview: _Overview, unfold: bo
         lines = [_build_layers_line(start, run) for run in _split_into_runs(layers.moved)]
         ends = [
             f"{_name_layers(start, numbers)} {'is' if len(numbers) == 1 else 'are'} {word}"
-            for numbers, word in ((layers.lost, "removed"), (layers.new, "new"))
+            for numbers, word in ((layers.lost_numbers, "removed"), (layers.new_numbers, "new"))
             if numbers
         ]
         lines[-1] = replace(lines[-1], remark="; ".join([lines[-1].remark, *ends]))
@@ -516,12 +516,12 @@ def _build_unrelated_lines(changes: Sequence[Change], overview: _Overview, unfol
 
 def _list_new_layers(modules: Mapping[str, _Layers]) -> tuple[str, ...]:
     """Return the names of the new layers, with a dot at the end."""
-    return tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new)
+    return tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.new_numbers)
 
 
 def _list_removed_layers(changes: Sequence[Change], modules: Mapping[str, _Layers]) -> list[Change]:
     """Return the removed tensors of layers that the line of the moved layers names."""
-    names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost)
+    names = tuple(f"{start}{number}." for start, layers in modules.items() for number in layers.lost_numbers)
     return [change for change in changes if change.status is Status.REMOVED and change.fqn.startswith(names)]
 
 
@@ -617,8 +617,8 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
         coded = f"{codes}{f' ({library})' if library else ''}"
         types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
         text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
-        far = f"{len(wrong):,} very different from the weight {_name_dense_side(done)}"
-        parts = [f"{rule}: rel. error {ends}" if errors else rule, far]
+        deviation_text = f"{len(wrong):,} very different from the weight {_name_dense_side(done)}"
+        parts = [f"{rule}: rel. error {ends}" if errors else rule, deviation_text]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
         outliers = [row for row in rows if row not in wrong and _error_of(row) > limit]
@@ -650,8 +650,8 @@ def _error_of(change: Change) -> float:
 
 def _describe_quantized(done: Transformation) -> str:
     assert done.quantization is not None  # noqa: S101 - so are they built
-    far = f"is very different from the weight {_name_dense_side(done)}: " if done.exceptions else ""
-    return f"{far}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
+    deviation_text = f"is very different from the weight {_name_dense_side(done)}: " if done.exceptions else ""
+    return f"{deviation_text}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
 
 
 def _name_dense_side(done: Transformation) -> str:

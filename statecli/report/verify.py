@@ -192,14 +192,14 @@ def _describe_reason(check: Check) -> str:
 
 def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
     """Return the columns of the proofs in order; a repeated name gets the name of its proof."""
-    shown: list[ProofColumn] = []
+    proof_columns: list[ProofColumn] = []
     for check in verification.checks:
         reported = frozenset(finding.fqn for finding in check.findings)
         for column in check.columns:
-            is_taken = any(other.name == column.name for other in shown)
+            is_taken = any(earlier.name == column.name for earlier in proof_columns)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
-            shown.append(ProofColumn(name, column.cells, reported, check.reason))
-    return tuple(shown)
+            proof_columns.append(ProofColumn(name, column.cells, reported, check.reason))
+    return tuple(proof_columns)
 
 
 # The flat table: every fact in a column of its own.
@@ -207,8 +207,8 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
 
 def _build_table(verification: Verification, verbose: bool) -> Table:
     """Return the flat table; with `verbose`, people see measures and source lines too."""
-    shown = _list_columns(verification)
-    measured = [(column, when) for column in shown for when in ("before", "after")]
+    proof_columns = _list_columns(verification)
+    measured = [(column, when) for column in proof_columns for when in ("before", "after")]
     shows_measure = [
         verbose and any(getattr(cell, when) for cell in column.cells.values()) for column, when in measured
     ]
@@ -219,7 +219,7 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
         report.Column("shape", detail=True),
         report.Column("requires_grad", detail=True),
         report.Column("origin", detail=not (verbose and any(row.origin for row in verification.state.tensors))),
-        *(report.Column(column.name) for column in shown),
+        *(report.Column(column.name) for column in proof_columns),
         *(
             report.Column(f"{column.name}_{when}", detail=not is_shown)
             for (column, when), is_shown in zip(measured, shows_measure, strict=True)
@@ -234,17 +234,17 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
             format_shape(row.shape),
             format_yes_no(row.requires_grad),
             format_origin(row.origin) if row.origin else None,
-            *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in shown),
+            *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in proof_columns),
             *(getattr(column.cells.get(row.fqn), when, None) for column, when in measured),
-            "; ".join(_format_reasons(_list_cell_reasons(row.fqn, shown))) or None,
+            "; ".join(_format_reasons(_list_cell_reasons(row.fqn, proof_columns))) or None,
         )
         for row in verification.state.tensors
     )
     return Table(columns, rows)
 
 
-def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnReason]:
-    cells = [(column.name, column.cells.get(fqn)) for column in shown]
+def _list_cell_reasons(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[ColumnReason]:
+    cells = [(column.name, column.cells.get(fqn)) for column in proof_columns]
     return [(name, cell.reason) for name, cell in cells if cell is not None and cell.reason]
 
 
@@ -252,13 +252,13 @@ def _list_cell_reasons(fqn: str, shown: Sequence[ProofColumn]) -> list[ColumnRea
 
 
 def _build_page(verification: Verification, problems: tuple[Problem, ...], view: View) -> Page:
-    shown = _list_columns(verification)
+    proof_columns = _list_columns(verification)
     fqns = frozenset(row.fqn for row in verification.state.tensors)
     columns = (
         report.Column("name"),
         *(
             report.Column(column.name, shared_format=_get_shared_format(column, fqns), ordinary_values=ORDINARY_SIGNS)
-            for column in shown
+            for column in proof_columns
         ),
     )
     proofs, fixes = _extract_inputs([_build_proof_line(check, fqns) for check in verification.checks])
@@ -266,7 +266,7 @@ def _build_page(verification: Verification, problems: tuple[Problem, ...], view:
     return Page(
         subtitle=f"{verification.state.format}, {describe_size(verification.state.tensors)}",
         columns=columns,
-        groups=_build_groups(verification, shown, view),
+        groups=_build_groups(verification, proof_columns, view),
         totals=(*(f"{line.cells[0]}: {line.remark}" for line in proofs), verdict),
         fixes=fixes,
         problems=problems,
@@ -304,15 +304,15 @@ def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix,
     return tuple(shortened), tuple(fixes)
 
 
-def _build_groups(verification: Verification, shown: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
+def _build_groups(verification: Verification, proof_columns: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
     worst = find_worst_verdicts(verification)
     groups = []
     for kind in Kind:
         rows = [row for row in verification.state.tensors if row.kind is kind]
         if not rows:
             continue
-        shared = _find_shared_reasons(rows, shown)
-        lines = [_build_line(row, shown, shared, worst[row.fqn], view) for row in rows]
+        shared = _find_shared_reasons(rows, proof_columns)
+        lines = [_build_line(row, proof_columns, shared, worst[row.fqn], view) for row in rows]
         summary = _summarize_group(rows, worst) + "".join(f"; {reason}" for reason in _format_reasons(shared))
         lines = lines if view.unfold else fold.fold_lines(_join_causes(rows, lines))
         groups.append(Group(KIND_NOUNS[kind], summary, tuple(lines)))
@@ -346,7 +346,7 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
 def _find_common_module(names: Sequence[str]) -> str:
     """Return the common first parts, between dots, of all names; "" without a common part."""
     first, last = min(names).split("."), max(names).split(".")
-    count = next((n for n, (part, other) in enumerate(zip(first, last, strict=False)) if part != other), 0)
+    count = next((n for n, (part, last_part) in enumerate(zip(first, last, strict=False)) if part != last_part), 0)
     return ".".join(first[:count])
 
 
@@ -362,10 +362,10 @@ def _summarize_group(rows: Sequence[TensorInfo], worst: dict[str, Verdict]) -> s
 ColumnReason = tuple[str, str]
 
 
-def _find_shared_reasons(rows: Sequence[TensorInfo], shown: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
+def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[ProofColumn]) -> tuple[ColumnReason, ...]:
     """Return the reasons common to all rows of a group, for its heading; a single row keeps its own reasons."""
     reasons = []
-    for column in shown if len(rows) > 1 else ():
+    for column in proof_columns if len(rows) > 1 else ():
         alike = {(column.get_verdict(row.fqn), column.get_reason(row.fqn)) for row in rows}
         _, reason = alike.pop()
         if not alike and reason:
@@ -373,9 +373,9 @@ def _find_shared_reasons(rows: Sequence[TensorInfo], shown: Sequence[ProofColumn
     return tuple(reasons)
 
 
-def _format_own_reasons(fqn: str, shown: Sequence[ProofColumn], shared: Sequence[ColumnReason]) -> list[str]:
+def _format_own_reasons(fqn: str, proof_columns: Sequence[ProofColumn], shared: Sequence[ColumnReason]) -> list[str]:
     """Return the tensor's reasons, each once, after the names of its columns."""
-    own = [(column.name, column.get_reason(fqn)) for column in shown]
+    own = [(column.name, column.get_reason(fqn)) for column in proof_columns]
     return _format_reasons([(name, reason) for name, reason in own if reason and (name, reason) not in shared])
 
 
@@ -388,23 +388,23 @@ _MOODS = {Verdict.FAILED: "bad", Verdict.INCONCLUSIVE: "warn"}
 
 
 def _build_line(
-    row: TensorInfo, shown: Sequence[ProofColumn], shared: Sequence[ColumnReason], worst: Verdict, view: View
+    row: TensorInfo, proof_columns: Sequence[ProofColumn], shared: Sequence[ColumnReason], worst: Verdict, view: View
 ) -> Line:
     """Return the line of a tensor; its remark has the reasons not shown by the signs."""
-    parts = _format_own_reasons(row.fqn, shown, shared)
+    parts = _format_own_reasons(row.fqn, proof_columns, shared)
     if row.note and (view.verbose or row.note not in NOTES_OF_UNREGISTERED_MODULES):
         parts.append(row.note)
     if view.verbose:
-        parts.extend(_format_measures(row.fqn, shown))
+        parts.extend(_format_measures(row.fqn, proof_columns))
     if row.origin and view.verbose:  # a problem shows the line of a tensor that failed
         parts.append(format_origin(row.origin))
-    signs = (SIGNS[column.get_verdict(row.fqn)] for column in shown)
+    signs = (SIGNS[column.get_verdict(row.fqn)] for column in proof_columns)
     return Line((row.fqn, *signs), "; ".join(parts), _MOODS.get(worst, ""))
 
 
-def _format_measures(fqn: str, shown: Sequence[ProofColumn]) -> list[str]:
+def _format_measures(fqn: str, proof_columns: Sequence[ProofColumn]) -> list[str]:
     """Describe the measures of each column: `moves: cpu → cuda:0`."""
-    cells = [(column.name, column.cells[fqn]) for column in shown if fqn in column.cells]
+    cells = [(column.name, column.cells[fqn]) for column in proof_columns if fqn in column.cells]
     return [
         f"{name}: {cell.before or '-'} → {cell.after or '-'}"
         for name, cell in cells

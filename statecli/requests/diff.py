@@ -116,10 +116,12 @@ def _name_value_option(options: DiffOptions) -> str:
 
 def _check_classes(options: DiffOptions) -> None:
     """Raise UsageError for an option of classes without a class, and for an option of values with a class."""
-    both = (options.before, options.after)
-    classes = [text for text in both if load.find_class_spec(text) is not None]
+    target_texts = (options.before, options.after)
+    classes = [text for text in target_texts if load.find_class_spec(text) is not None]
     if options.init_device is not None and not classes:
-        problem = f"{' and '.join(both)} are not model classes, so statecli builds no model; leave the option out"
+        problem = (
+            f"{' and '.join(target_texts)} are not model classes, so statecli builds no model; leave the option out"
+        )
         raise UsageError(f"{option('--init-device', options.init_device)}: {problem}")
     device = option("--device", options.device) if options.device != "cpu" else ""
     value_option = _name_value_option(options) or device

@@ -25,7 +25,7 @@ def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Requ
         what = "give the checkpoint after the class" if is_class else "give a class and a checkpoint"
         raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
     targets = options.model, options.checkpoint
-    texts = [load.resolve_auto_class(text, other) for text, other in (targets, targets[::-1])]
+    texts = [load.resolve_auto_class(text, other_text) for text, other_text in (targets, targets[::-1])]
     classes = [text for text in texts if load.find_class_spec(text) is not None]
     if len(classes) != 1:
         problem = "both are model classes" if classes else "neither is a model class"

@@ -23,8 +23,8 @@ _TIE_RULES = {rule.name: rule for rule in (move_rules.STALE_VIEW, move_rules.UNT
 
 def expand_ignored(options: InspectOptions | VerifyOptions) -> frozenset[str]:
     """Return the rules of `--ignore`. Raises UsageError for a name that is not a rule or a rule group."""
-    known, command = DICTIONARY.values(), COMMAND_NAMES[type(options)]
-    return frozenset(config.expand_rules(options.ignore, option("--ignore"), known, command))
+    all_rules, command = DICTIONARY.values(), COMMAND_NAMES[type(options)]
+    return frozenset(config.expand_rules(options.ignore, option("--ignore"), all_rules, command))
 
 
 def describe_former_names(options: InspectOptions | VerifyOptions) -> str | None:

@@ -326,7 +326,7 @@ def _set_format_of_suffix(options: OutputOptions | ReferenceOptions, forms: type
     _, dot, suffix = (options.output or "").rpartition(".")
     form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None
     is_part = getattr(options, "shard", None) is not None  # a part has a format of its own
-    if options.output_format is None and form in {known.value for known in forms} and not is_part:
+    if options.output_format is None and form in {choice.value for choice in forms} and not is_part:
         msgspec.structs.force_setattr(options, "output_format", forms(form))
 
 

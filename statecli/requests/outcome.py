@@ -108,13 +108,13 @@ class Caller:
         """Raise UsageError if an output would overwrite a file of `paths`."""
 
 
-def describe_failures(broken: Sequence[tuple[str, str]], done: str) -> list[str]:
+def describe_failures(failures: Sequence[tuple[str, str]], verb: str) -> list[str]:
     """Return a line for each file and cause, MAX_FAILURE_LINES at most, and a line with the number of other tensors.
 
-    `broken`: the name of each tensor and its error. `done`: the verb in messages ("read", "compared").
+    `failures`: the name of each tensor and its error. `verb`: the verb in messages ("read", "compared").
     """
-    causes = group_by_cause(broken)
+    causes = group_by_cause(failures)
     lines = [message for message, _ in causes[:MAX_FAILURE_LINES]]
-    if rest := sum(count for _, count in causes[MAX_FAILURE_LINES:]):
-        lines.append(f"and {plural(rest, 'more tensor')} that could not be {done}")
+    if further_count := sum(count for _, count in causes[MAX_FAILURE_LINES:]):
+        lines.append(f"and {plural(further_count, 'more tensor')} that could not be {verb}")
     return lines

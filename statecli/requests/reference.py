@@ -25,11 +25,13 @@ def run(options: RulesOptions | ConfigOptions | SchemaOptions, caller: Caller) -
 
 
 def _run_rules(options: RulesOptions) -> Outcome:
-    known = rules.list_rules(_list_plugin_rules(options.plugin))
-    listed = known if options.name is None else tuple(rule for rule in known if rule.about == options.name)
-    if options.name is None or listed:
-        return Outcome(listed, rules.build_rules_report(listed))
-    texts = (rules.explain_rule(options.name, known),)
+    all_rules = rules.list_rules(_list_plugin_rules(options.plugin))
+    listed_rules = (
+        all_rules if options.name is None else tuple(rule for rule in all_rules if rule.about == options.name)
+    )
+    if options.name is None or listed_rules:
+        return Outcome(listed_rules, rules.build_rules_report(listed_rules))
+    texts = (rules.explain_rule(options.name, all_rules),)
     former = rules.describe_former_name(options.name)
     if options.output_format in (None, ListOutput.TABLE, ListOutput.PLAIN):
         return Outcome(texts, text=lambda width: rules.format_explanation(texts[0], width), warning=former)

@@ -38,7 +38,7 @@ def check_options(options: ShardedOptions, shard: str) -> None:
     contradictory = [option(each.flags[0]) for each in parameters if each.contradicts_shard]
     if isinstance(options, DiffOptions) and options.device != "cpu":
         contradictory.append(option("--device", options.device))
-    refuse_contradictions([(other, option("--shard", shard)) for other in contradictory])
+    refuse_contradictions([(contradicted, option("--shard", shard)) for contradicted in contradictory])
 
 
 def select_options(options: ShardedOptions) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def run(options: WatchOptions, write: Callable[[str], None]) -> int:
     changed_before: frozenset[str] = frozenset()
     grown_before: frozenset[str] = frozenset()
     for row in watch_run(request):
-        shown = row if is_json else _shorten_growing_histories(row, grown_before)
-        write(msgspec.json.encode(row).decode() if is_json else format_line(shown, counters | changed_before))
+        printed_row = row if is_json else _shorten_growing_histories(row, grown_before)
+        write(msgspec.json.encode(row).decode() if is_json else format_line(printed_row, counters | changed_before))
         grown_before |= {change.key for change in row.settings if change.detail is not None}
         changed_before = frozenset(change.key for change in row.settings if change.detail is None)
         has_errors = has_errors or row.error is not None
@@ -59,8 +59,10 @@ def _shorten_growing_histories(row: CheckpointRow, grown_before: frozenset[str])
     log = compare_logs(row.compared_with, row.path)
     if log is None or not log.is_growth:
         return row
-    shown = [replace(change, detail=f"loss {format_loss(log.losses[-1])}")] if log.losses else []
-    settings = (setting for other in row.settings for setting in (shown if other is change else [other]))
+    newest_loss = [replace(change, detail=f"loss {format_loss(log.losses[-1])}")] if log.losses else []
+    settings = (
+        setting for row_change in row.settings for setting in (newest_loss if row_change is change else [row_change])
+    )
     return replace(row, settings=tuple(settings))
 
 

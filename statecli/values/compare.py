@@ -466,15 +466,15 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
         # Other parts are tensors among its attributes; their names are settings.
         attributes = dict(before.parts)
         pairs = [(f"{after.fqn}: {name}", attributes[name], new) for name, new in after.parts if name in attributes]
-        if other := next((name for name, old, new in pairs if old.shape != new.shape), None):
-            return NotCompared(f"the shape of its attribute {other.removeprefix(f'{after.fqn}: ')} differs")
+        if mismatched_name := next((name for name, old, new in pairs if old.shape != new.shape), None):
+            return NotCompared(f"the shape of its attribute {mismatched_name.removeprefix(f'{after.fqn}: ')} differs")
         return [(after.fqn, *_convert_alike(before.data, after.data)), *pairs]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
         if before.layout in RAGGED:
             return _match_ragged(pair)
-        both = zip(names, before.parts, after.parts, strict=True)
-        return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in both]
+        part_pairs = zip(names, before.parts, after.parts, strict=True)
+        return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in part_pairs]
     if before.layout != after.layout:
         return NotCompared(f"the layout changed from {before.layout} to {after.layout}")
     return NotCompared(

@@ -248,9 +248,11 @@ def _integer_gap(before: Array, after: Array) -> Array:
     s, p = signed.astype(np.int64), plain.astype(np.uint64)
     below = s < 0
     size = np.where(below, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
-    far = p + size
-    near = (np.maximum(p, size) - np.minimum(p, size)).astype(np.float64)
-    return np.where(below, far.astype(np.float64) + np.where(far < p, 2.0**64, 0.0), near)
+    opposite_sign_gap = p + size
+    same_sign_gap = (np.maximum(p, size) - np.minimum(p, size)).astype(np.float64)
+    return np.where(
+        below, opposite_sign_gap.astype(np.float64) + np.where(opposite_sign_gap < p, 2.0**64, 0.0), same_sign_gap
+    )
 
 
 def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:

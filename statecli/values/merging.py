@@ -12,9 +12,9 @@ _Value = TypeVar("_Value")
 Rule = Callable[[Any, Any], Any]
 
 
-def merge_fields(rules: Mapping[str, Rule], one: Iterable[Any], other: Iterable[Any]) -> list[Any]:
+def merge_fields(rules: Mapping[str, Rule], values: Iterable[Any], other_values: Iterable[Any]) -> list[Any]:
     """Return the merged values of the fields; `rules` has the rule of each field, in the order of the fields."""
-    return [rule(a, b) for rule, a, b in zip(rules.values(), one, other, strict=True)]
+    return [rule(a, b) for rule, a, b in zip(rules.values(), values, other_values, strict=True)]
 
 
 def choose_smallest(a: _Number | None, b: _Number | None) -> _Number | None:

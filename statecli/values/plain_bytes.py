@@ -76,8 +76,8 @@ def _read(places: Sequence[_Place]) -> Iterator[bytes]:
             for place in group:
                 at = place.offset - start
                 if at < 0 or at + place.length > len(data):
-                    ahead = min(READ_BYTES, file.size - place.offset) if place.length <= SMALL_BYTES else 0
-                    start, at, data = place.offset, 0, file.read(place.offset, max(place.length, ahead))
+                    prefetch_bytes = min(READ_BYTES, file.size - place.offset) if place.length <= SMALL_BYTES else 0
+                    start, at, data = place.offset, 0, file.read(place.offset, max(place.length, prefetch_bytes))
                     if len(data) < place.length:
                         raise EOFError
                 content = data[at : at + place.length]

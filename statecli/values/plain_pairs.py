@@ -27,8 +27,8 @@ def compare_plain_pairs(
     if old is None or new is None:
         return None
     deltas = []
-    for tensor, one, two in zip(after, old, new, strict=True):
-        tally = _tally(one, two, tensor.dtype, options)
+    for tensor, old_bytes, new_bytes in zip(after, old, new, strict=True):
+        tally = _tally(old_bytes, new_bytes, tensor.dtype, options)
         if tally is None:
             return None
         shape = tensor.shape or ()
@@ -53,8 +53,10 @@ def _tally(before: bytes, after: bytes, dtype: str, options: CompareOptions) -> 
     size = BLOCK_ELEMENTS * ELEMENT_BITS[dtype] // 8
     total = EQUAL
     for start in range(0, len(before), size):
-        one, two = before[start : start + size], after[start : start + size]
-        tally = None if one == two else tally_stored(one, two, (dtype, dtype), options)
+        before_block, after_block = before[start : start + size], after[start : start + size]
+        tally = (
+            None if before_block == after_block else tally_stored(before_block, after_block, (dtype, dtype), options)
+        )
         if tally is None:
             return None
         total = total.merge(tally.shift(start // size * BLOCK_ELEMENTS))

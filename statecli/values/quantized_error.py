@@ -72,15 +72,15 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
         weight = replace(weight, strides=weight.strides or contiguous_strides(weight.shape))
         for start in range(0, height, step):
             stop = min(start + step, height)
-            wanted = read_rows(weight, self.name, start, stop).astype(np.float64)
+            weight_rows = read_rows(weight, self.name, start, stop).astype(np.float64)
             with np.errstate(all="ignore"):
                 codes = dequantize_rows(start, stop)
-                difference = wanted - codes
-                changed += int(np.count_nonzero(round_to(codes, self.weight.dtype) != wanted))
+                difference = weight_rows - codes
+                changed += int(np.count_nonzero(round_to(codes, self.weight.dtype) != weight_rows))
                 error += float(np.einsum("ij,ij->", difference, difference))
-                products += np.einsum("ij,ij->j", wanted, codes)
+                products += np.einsum("ij,ij->j", weight_rows, codes)
                 squares += np.einsum("ij,ij->j", codes, codes)
-                own += np.einsum("ij,ij->j", wanted, wanted)
+                own += np.einsum("ij,ij->j", weight_rows, weight_rows)
         with np.errstate(all="ignore"):
             factors = np.where(squares > 0, products / squares, 1.0)
             explained = np.where(squares > 0, products**2 / squares, 0.0)

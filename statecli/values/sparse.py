@@ -92,8 +92,10 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
         reason = explain_overlap(before_view) or explain_overlap(after_view)
         if reason:
             raise UnreadableError(reason)
-        both = zip_longest(rechunk(read(before_view)), rechunk(read(after_view)))
-        return all(np.array_equal(x.view("u1"), y.view("u1")) if alike else np.array_equal(x, y) for x, y in both)
+        chunk_pairs = zip_longest(rechunk(read(before_view)), rechunk(read(after_view)))
+        return all(
+            np.array_equal(x.view("u1"), y.view("u1")) if alike else np.array_equal(x, y) for x, y in chunk_pairs
+        )
 
 
 def explain_invalid_indices(tensor: TensorInfo) -> str | None:

@@ -50,8 +50,8 @@ class Wide(NamedTuple):
     def divide(self, other: Wide) -> Wide:
         """Return the quotient; `other` is not zero. The mantissas may be too far apart for a division in float64."""
         (fraction, power), (divisor, divisor_power) = math.frexp(self.mantissa), math.frexp(other.mantissa)
-        fours, odd = divmod(power - divisor_power, 2)
-        return Wide(math.ldexp(fraction / divisor, odd), self.exponent - other.exponent + fours)
+        fours, odd_power = divmod(power - divisor_power, 2)
+        return Wide(math.ldexp(fraction / divisor, odd_power), self.exponent - other.exponent + fours)
 
     def to_float(self) -> float:
         """Return the sum as a float; infinite beyond float64."""

@@ -53,11 +53,11 @@ def _identify_local(path: str) -> FileIdentity:
     except UnreadableError:
         return FileIdentity()
     try:
-        written = os.stat(path).st_mtime_ns
+        mtime_ns = os.stat(path).st_mtime_ns
         digest, last = hashlib.sha256(), max(file.size - SAMPLE_BYTES, 0)
         for n in range(SAMPLES):
             digest.update(file.read(last * n // (SAMPLES - 1), SAMPLE_BYTES))
-        return FileIdentity(file.size, digest.hexdigest()[:16], written)
+        return FileIdentity(file.size, digest.hexdigest()[:16], mtime_ns)
     except OSError:
         return FileIdentity()
     finally:

@@ -22,7 +22,7 @@ def model():
 def test_a_filter_finds_the_tensors(model, text, keep):
     """A filter is a name, glob, dtype, kind, shape, number, statistic, problem or remark."""
     model.set_filter(text)
-    fqns = [model.tensors[position].fqn for position in model.found]
+    fqns = [model.tensors[position].fqn for position in model.filtered_positions]
     assert fqns == [tensor.fqn for tensor in model.tensors if keep(tensor)]
 
 
@@ -30,7 +30,7 @@ def test_a_filter_finds_the_tensors(model, text, keep):
 def test_a_wrong_word_says_what_to_write(model, text, count, problem):
     """A wrong word is ignored; for a word without a match, the values of its field are listed."""
     model.set_filter(text)
-    assert (len(model.found), model.filter_problem) == (count, problem)
+    assert (len(model.filtered_positions), model.filter_problem) == (count, problem)
 
 
 @pytest.mark.parametrize(("text", "expected"), SECTION_CASES)
@@ -38,7 +38,7 @@ def test_names_have_their_section(text, expected):
     """If there are several sections, as `-i` takes them."""
     model = Model(build_sections(), {})
     model.set_filter(text)
-    assert [(model.tensors[n].section, model.tensors[n].fqn) for n in model.found] == expected
+    assert [(model.tensors[n].section, model.tensors[n].fqn) for n in model.filtered_positions] == expected
 
 
 @pytest.mark.parametrize("text", ["nan>0", "problem", "outlier"])
@@ -57,4 +57,4 @@ def test_the_own_marks_are_a_word():
     model = Model(build_state(), {})
     model.marked.update({2, 5})
     model.set_filter("marked")
-    assert model.found == [2, 5]
+    assert model.filtered_positions == [2, 5]

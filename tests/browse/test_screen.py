@@ -103,7 +103,7 @@ async def settle(pilot):
         app = pilot.app
         rest = app._rest._task
         rests = rest is not None and not rest.done()  # a busy machine needs longer
-        if not (rests or app._reader.is_busy or app._progress or app._reading is not None):
+        if not (rests or app._reader.is_busy or app._progress or app._position_being_read is not None):
             break
         await pilot.pause(0.005)
     await pilot.pause(0)
@@ -808,7 +808,7 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     model = Model(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
     for text in ("lm_head", "*_head.w*", "lm_{head,x}"):
         model.set_filter(text)
-        assert model.found == [1]
+        assert model.filtered_positions == [1]
     with_class = BrowseOptions(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
     assert [run._read(target, with_class).state.tensors[0].kind.value for target in ("net.py:Net", "tied.safetensors")]
     with pytest.raises(UsageError, match="--model: needs a checkpoint"):

@@ -91,7 +91,7 @@ def test_sections_are_the_first_level(tmp_path):
     model = open_model(tmp_path / "train.pt")
     assert [model.get_row(n).label for n in range(model.count) if model.get_row(n).depth == 0] == ["model", "optimizer"]
     model.set_filter("optimizer.*")
-    assert {model.tensors[position].section for position in model.found} == {"optimizer"}
+    assert {model.tensors[position].section for position in model.filtered_positions} == {"optimizer"}
 
 
 # --- filter -------------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_a_filter_matches_globs_as_include_does(model):
     """A glob finds the tensors that `-i` selects."""
     for glob in ("*", "model.*", "*.weight", "model.layers.[0-2].*", "lm_head.?ias"):
         model.set_filter(glob)
-        assert [model.tensors[n] for n in model.found] == list(
+        assert [model.tensors[n] for n in model.filtered_positions] == list(
             select(model.state, Selection(include=(glob,)), "x").tensors
         )
 

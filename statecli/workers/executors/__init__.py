@@ -44,10 +44,10 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
     if executor is None:
         return
     _parse_executor(executor)
-    for other, is_given in ((option("--jobs", jobs), jobs != 0), (option("--device", device), device != "cpu")):
+    for other_option, is_given in ((option("--jobs", jobs), jobs != 0), (option("--device", device), device != "cpu")):
         if is_given:
-            both = f"{option('--executor', executor_name(executor))} and {other}"
-            raise UsageError(f"{both} contradict each other; leave one of them out")
+            option_pair = f"{option('--executor', executor_name(executor))} and {other_option}"
+            raise UsageError(f"{option_pair} contradict each other; leave one of them out")
 
 
 @contextmanager

@@ -126,8 +126,8 @@ def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
     `build` is the command's build, `function` a name in FUNCTIONS, and `packed` the rest.
     """
     if build != current_build():
-        both = f"{_describe_build(*current_build())}, but this command runs {_describe_build(*build)}"
-        return f"{both}; install the same build of statecli for the worker and the command"
+        builds_text = f"{_describe_build(*current_build())}, but this command runs {_describe_build(*build)}"
+        return f"{builds_text}; install the same build of statecli for the worker and the command"
     folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
     outcome: Sequence[Any] | Exception
     try:
