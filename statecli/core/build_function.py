@@ -28,15 +28,17 @@ def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[Model
     A class that is built by a function of the file needs no other function.
     """
     unspellable = [model for model in models if model.takes_object]
-    built = {model: name for model in unspellable if (name := _find_factory(model.name, factories))}
-    notes = [f"{module}:{name} builds {model.name}, which needs {_join(model)}" for model, name in built.items()]
-    rest = [model for model in unspellable if model not in built]
-    if not rest:
+    factory_by_model = {model: name for model in unspellable if (name := _find_factory(model.name, factories))}
+    notes = [
+        f"{module}:{name} builds {model.name}, which needs {_join(model)}" for model, name in factory_by_model.items()
+    ]
+    unbuilt_models = [model for model in unspellable if model not in factory_by_model]
+    if not unbuilt_models:
         return "; ".join(_truncate(notes)) or None
-    needs = _truncate([f"{model.name} needs {_join(model)}" for model in rest])
-    taken = {factory.name for factory in factories}
-    last = write_function(module, rest[0].call, rest[0].names, taken)
-    return "; ".join([*_truncate(notes), *needs, last])
+    need_texts = _truncate([f"{model.name} needs {_join(model)}" for model in unbuilt_models])
+    used_names = {factory.name for factory in factories}
+    last = write_function(module, unbuilt_models[0].call, unbuilt_models[0].names, used_names)
+    return "; ".join([*_truncate(notes), *need_texts, last])
 
 
 def write_for_class(module: str, name: str, file: str) -> str | None:
@@ -44,8 +46,8 @@ def write_for_class(module: str, name: str, file: str) -> str | None:
     model = next((model for model in python_names.list_model_classes(file) if model.name == name), None)
     if model is None:
         return None
-    plain = f"{model.name}({', '.join(f'{argument}=...' for argument in model.required)})"
-    if not model.takes_object and model.call == plain:
+    call_with_dots = f"{model.name}({', '.join(f'{argument}=...' for argument in model.required)})"
+    if not model.takes_object and model.call == call_with_dots:
         return None
     factories = list(python_names.list_model_factories(file))
     factory = _find_factory(name, factories)
@@ -78,16 +80,16 @@ def write_for_name(module: str, name: str, file: str) -> str | None:
 
 
 def write_function(
-    module: str, call: str, names: Sequence[str], taken: Sequence[str] | set[str] = (), imports: str = ""
+    module: str, call: str, names: Sequence[str], used_names: Sequence[str] | set[str] = (), imports: str = ""
 ) -> str:
     """Return the line of Python that builds a model by `call`, the file for the line, and the command to type then.
 
     `module`: a Python file, to which the function is added, or a dotted module, from which `names` are imported.
-    `taken`: names of functions of the file. `imports`: lines of other imports, which end in "; ".
+    `used_names`: names of functions of the file. `imports`: lines of other imports, which end in "; ".
     """
     with_values = " with a value for each `...`" if "..." in call else ""
     file, name = (module, "make") if module.endswith(".py") else ("build.py", "make")
-    if name in taken:
+    if name in used_names:
         name = f"make_{names[0].lower()}"
     imports += "" if file == module else f"from {module} import {', '.join(sorted(names))}; "
     return f"add the line `def {name}(): {imports}return {call}` to {file}{with_values}, and give {file}:{name}"

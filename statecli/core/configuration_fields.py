@@ -18,12 +18,12 @@ def list_read_fields(owner: str, argument: str, classes: Mapping[str, ast.ClassD
     If the constructor passes the argument on to other classes, their attributes are fields too.
     """
     fields: set[str] = set()
-    seen: set[str] = set()
+    visited_names: set[str] = set()
     pending = [owner]
     while pending:
         name = pending.pop()
-        init = find_init(classes[name], classes) if name in classes and name not in seen else None
-        seen.add(name)
+        init = find_init(classes[name], classes) if name in classes and name not in visited_names else None
+        visited_names.add(name)
         if init is None:
             continue
         fields |= {
@@ -71,12 +71,12 @@ def _is_argument(node: ast.expr, argument: str) -> bool:
     return isinstance(node, ast.Name) and node.id == argument
 
 
-def fits(read: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
+def fits(read_fields: Set[str], fields: Set[str], *, is_complete: bool) -> bool:
     """Return True if a class with these fields can be the configuration.
 
     `is_complete`: the class has no other fields; else a single known field is enough.
     """
-    return bool(read & fields) and (not is_complete or read <= fields)
+    return bool(read_fields & fields) and (not is_complete or read_fields <= fields)
 
 
 def list_class_fields(name: str, classes: Mapping[str, ast.ClassDef]) -> set[str]:

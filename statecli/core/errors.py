@@ -56,9 +56,9 @@ class StateError(Exception):
         return (" " if message.endswith(("?", ":")) else "; ").join(filter(None, [message, advice]))
 
     def _format_with_choices(self) -> str:
-        more = len(self.choices) - MAX_CHOICES_IN_SENTENCE
+        further_count = len(self.choices) - MAX_CHOICES_IN_SENTENCE
         choices_text = ", ".join(self.choices[:MAX_CHOICES_IN_SENTENCE]) + (
-            f" or one of {more} more" if more > 0 else ""
+            f" or one of {further_count} more" if further_count > 0 else ""
         )
         return f"{self.describe()} {choices_text}" if self.choices else self.describe()
 
@@ -80,9 +80,9 @@ class StateError(Exception):
         """Return the message; below it each choice if there are several, and the advice."""
         if len(self.choices) < 2:
             return [str(self)]
-        more = len(self.choices) - MAX_CHOICES_IN_LIST
-        rest = [f"or one of {more} more"] if more > 0 else []
-        listed = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *rest)]
+        further_count = len(self.choices) - MAX_CHOICES_IN_LIST
+        further_lines = [f"or one of {further_count} more"] if further_count > 0 else []
+        listed = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *further_lines)]
         return [self.describe(), *listed, *([spell_options(self.advice)] if self.advice else [])]
 
 

@@ -54,9 +54,9 @@ def with_denormals(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
     """Decorate the function to keep denormal numbers in its thread or process."""
 
     @wraps(function)
-    def with_denormals_kept(*args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+    def with_denormals_kept(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         with keep_denormals():
-            return function(*args, **named)
+            return function(*args, **kwargs)
 
     return with_denormals_kept
 

@@ -53,8 +53,8 @@ class InputSpec:
     def text(self) -> str:
         """In a few words: "ids int64 2×16 below 30522"."""
         size = "×".join(map(str, self.shape)) or "scalar"
-        below = f"below {self.bound}" if self.bound is not None else None
-        return " ".join(filter(None, [self.name, self.dtype, size, below]))
+        bound_text = f"below {self.bound}" if self.bound is not None else None
+        return " ".join(filter(None, [self.name, self.dtype, size, bound_text]))
 
 
 def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
@@ -69,14 +69,14 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
 
 def parse_input(text: str) -> InputSpec:
     """Parse `[NAME=][DTYPE:][SHAPE][<BOUND]`; a bound alone means int64. Raises UsageError."""
-    name, equals, rest = text.rpartition("=")
+    name, equals, type_and_shape = text.rpartition("=")
     if equals and not name.strip().isidentifier():
         raise UsageError(f"{option('--input', text)}: {name!r} is not an argument name; write name=2x3")
-    rest, less, limit = rest.partition("<")
-    dtype, colon, shape = rest.rpartition(":")
-    kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less else "float32")
+    type_and_shape, less_sign, limit = type_and_shape.partition("<")
+    dtype, colon, shape = type_and_shape.rpartition(":")
+    kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less_sign else "float32")
     sizes = _parse_shape(text, shape.strip(), scalar=bool(colon))
-    bound = _parse_bound(text, kind, limit.strip()) if less else (DEFAULT_BOUND if kind in INTEGERS else None)
+    bound = _parse_bound(text, kind, limit.strip()) if less_sign else (DEFAULT_BOUND if kind in INTEGERS else None)
     return InputSpec(name.strip() or None, kind, sizes, bound)
 
 

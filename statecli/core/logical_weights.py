@@ -102,13 +102,13 @@ class _Facts(NamedTuple):
 
 
 def describe_weight(
-    weight: QuantizedWeight, stored: StoredShape | None = None, settings: Mapping[str, Scalar] | None = None
+    weight: QuantizedWeight, stored_shape: StoredShape | None = None, settings: Mapping[str, Scalar] | None = None
 ) -> LogicalWeight:
     """Return the weight with its shape.
 
-    `stored` is from `quant_state` or `weight_shape`, `settings` are the settings of the checkpoint.
+    `stored_shape` is from `quant_state` or `weight_shape`, `settings` are the settings of the checkpoint.
     """
-    facts = _DESCRIBE[weight.layout](_Source(weight, stored, settings or {}))
+    facts = _DESCRIBE[weight.layout](_Source(weight, stored_shape, settings or {}))
     defect = facts.defect
     module = f"{weight.fqn.rpartition('.')[0]}."
     if weight.missing:
@@ -140,20 +140,22 @@ def describe_subclass(row: TensorInfo, settings: Mapping[str, Scalar]) -> Logica
     codes = inner.get("qdata")
     if codes is None or "scale" not in inner or not row.elements:
         return None
-    stored = sum(data.storage.length for data in inner.values())
+    stored_bytes = sum(data.storage.length for data in inner.values())
     target = settings.get(f"{row.fqn}.target_dtype") or settings.get(f"{row.section}.{row.fqn}.target_dtype")
     dtype, bits = codes.dtype, count_bits(codes.dtype)
-    if isinstance(target, str) and (named := target.strip("<>").removeprefix("torch.")).startswith(("int", "uint")):
-        dtype, bits = named, count_bits(named)
+    if isinstance(target, str) and (target_dtype := target.strip("<>").removeprefix("torch.")).startswith(
+        ("int", "uint")
+    ):
+        dtype, bits = target_dtype, count_bits(target_dtype)
     elif math.prod(codes.shape) != row.elements:
-        whole = math.prod(codes.shape) * (bits or 0)
+        code_bits = math.prod(codes.shape) * (bits or 0)
         dtype, bits = (
-            (f"int{whole // row.elements}", whole // row.elements)
-            if whole and not whole % row.elements
+            (f"int{code_bits // row.elements}", code_bits // row.elements)
+            if code_bits and not code_bits % row.elements
             else (codes.dtype, None)
         )
-    own = msgspec.structs.replace(row, nbytes=stored)
-    return LogicalWeight(row.fqn, Layout.SCALED, row, (own,), tuple(inner), dtype, bits, row.shape, row.elements)
+    sized_row = msgspec.structs.replace(row, nbytes=stored_bytes)
+    return LogicalWeight(row.fqn, Layout.SCALED, row, (sized_row,), tuple(inner), dtype, bits, row.shape, row.elements)
 
 
 def count_bits(dtype: str) -> int | None:
@@ -218,12 +220,12 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
 def _list_block_sizes(weight: QuantizedWeight, settings: Mapping[str, Scalar]) -> set[int]:
     """Return the sizes of blocks named by the configuration, and the sizes in use."""
     keys = ("weight_block_size", "block_structure")
-    named = {
+    configured_sizes = {
         value
         for key, value in settings.items()
         if any(word in key for word in keys) and isinstance(value, int) and value > 0
     }
-    return named | {weight.square or DEFAULT_BLOCK, 64, DEFAULT_BLOCK, 256}
+    return configured_sizes | {weight.square or DEFAULT_BLOCK, 64, DEFAULT_BLOCK, 256}
 
 
 def _describe_bitsandbytes(source: _Source) -> _Facts:
@@ -302,8 +304,8 @@ def _describe_packed(source: _Source) -> _Facts:
     """Codes of a row fill whole words: [out, in * bits / 32], rounded up."""
     weight = source.weight
     codes = weight.codes.shape or ()
-    named = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
-    bits = named.pop() if len(named) == 1 else None
+    configured_bits = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
+    bits = configured_bits.pop() if len(configured_bits) == 1 else None
     unknown = _Facts(f"int{bits}" if isinstance(bits, int) else "packed int", bits if isinstance(bits, int) else None)
     if source.stored is None:
         return unknown._replace(defect="weight_shape cannot be read" if Part.SHAPE in weight.parts else "")
@@ -332,9 +334,12 @@ def _describe_fp4(source: _Source) -> _Facts:
         return _Facts(weight.layout.value, 4, defect=_format_not_matrix(weight.codes))
     shape = codes[0], codes[1] * _CODES_PER_BYTE
     scales = weight.parts.get(Part.SCALES)
-    fits = scales is None or scales.shape == (shape[0], -(-shape[1] // group))
+    scales_fit = scales is None or scales.shape == (shape[0], -(-shape[1] // group))
     return _Facts(
-        weight.layout.value, 4, shape, defect="" if fits or scales is None else _format_misfit(scales, weight.codes)
+        weight.layout.value,
+        4,
+        shape,
+        defect="" if scales_fit or scales is None else _format_misfit(scales, weight.codes),
     )
 
 
@@ -347,8 +352,8 @@ def _describe_experts(source: _Source) -> _Facts:
     defect = ""
     if size * _CODES_PER_BYTE != _MXFP4_GROUP:
         codes = format_shape(weight.codes.shape)
-        expected = _MXFP4_GROUP // _CODES_PER_BYTE
-        return _Facts("mxfp4", 4, defect=f"blocks have shape {codes}, but the last size must be {expected}")
+        expected_size = _MXFP4_GROUP // _CODES_PER_BYTE
+        return _Facts("mxfp4", 4, defect=f"blocks have shape {codes}, but the last size must be {expected_size}")
     if scales is not None and scales.shape != (*leading, groups):
         defect = _format_misfit(scales, weight.codes)
     if weight.codes.fqn.endswith("_blocks") and len(shape) > 2:

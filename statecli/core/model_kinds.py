@@ -50,21 +50,23 @@ def classify_by_model(
         if prefixed:
             findings.append(_report_prefix(prefixed, [tensors[n].fqn for n in section_rows], state, section, model))
         occurrences = Counter(name for row_names in names_by_row.values() for name in row_names)
-        present = occurrences.keys()
+        present_names = occurrences.keys()
         for n in section_rows:
             registration = registered.get(names_by_row[n][0])
             if registration is not None and (len(names_by_row[n]) > 1 or occurrences[names_by_row[n][0]] > 1):
                 registration = replace(registration, shape=None)
             tensors[n], entry_findings = _compare_entry(tensors[n], registration, state, model)
             findings.extend(entry_findings)
-        ties = [] if records_devices else _list_ties_left_out(present, registered)
-        notes += [_note_tie_left_out(name, kept, section) for name, kept in ties]
+        ties = [] if records_devices else _list_ties_left_out(present_names, registered)
+        notes += [_note_tie_left_out(name, kept_name, section) for name, kept_name in ties]
         for n in section_rows:
-            if own := [name for name, kept in ties if kept in names_by_row[n]]:
-                tensors[n] = mark_unstored_ties(tensors[n], own)
-        dropped = {note.fqn for note in notes}
-        missing = {fqn: tensor for fqn, tensor in registered.items() if fqn not in present and fqn not in dropped}
-        findings.extend(_report_missing(missing, present, state, model, section))
+            if unstored_names := [name for name, kept_name in ties if kept_name in names_by_row[n]]:
+                tensors[n] = mark_unstored_ties(tensors[n], unstored_names)
+        noted_names = {note.fqn for note in notes}
+        missing = {
+            fqn: tensor for fqn, tensor in registered.items() if fqn not in present_names and fqn not in noted_names
+        }
+        findings.extend(_report_missing(missing, present_names, state, model, section))
     return replace(state, tensors=tuple(tensors), oddities=(*state.oddities, *notes)), findings
 
 
@@ -89,14 +91,14 @@ def _pair_names(
 ) -> tuple[dict[int, tuple[str, ...]], list[PrefixedName]]:
     """Return the names in the class of each row, and the names that differ by the prefix of a wrapper."""
     names_by_row = {n: renamed.get(tensors[n].fqn) or (tensors[n].fqn,) for n in rows}
-    own = [n for n in rows if tensors[n].fqn not in renamed]
-    taken = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
-    others = [name for name in registered if name not in taken]
+    matchable_rows = [n for n in rows if tensors[n].fqn not in renamed]
+    renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
+    other_names = [name for name in registered if name not in renamed_names]
     prefixed = []
-    for row_index, model_index, stripped in match_names([tensors[n].fqn for n in own], others):
-        names_by_row[own[row_index]] = (others[model_index],)
+    for row_index, model_index, stripped in match_names([tensors[n].fqn for n in matchable_rows], other_names):
+        names_by_row[matchable_rows[row_index]] = (other_names[model_index],)
         if stripped:
-            prefixed.append(PrefixedName(tensors[own[row_index]].fqn, others[model_index], *stripped))
+            prefixed.append(PrefixedName(tensors[matchable_rows[row_index]].fqn, other_names[model_index], *stripped))
     return names_by_row, prefixed
 
 
@@ -110,8 +112,8 @@ def _report_prefix(
         names,
         target=state.target,
         state_dict=state.find_state_dict(section),
-        kept=[name for name in names if name in registered and name not in differing],
-        where=f" in section {section!r}" if len(state.sections) > 1 else "",
+        kept_names=[name for name in names if name in registered and name not in differing],
+        section_text=f" in section {section!r}" if len(state.sections) > 1 else "",
         model=model.target,
     )
 
@@ -156,21 +158,21 @@ def _report_entry(
     rule: Rule, message: str, state: ModelState, section: str, fqn: str, registration: TensorInfo | None = None
 ) -> Finding:
     """Return a finding about an entry; its place is the source line that registers the tensor, if known."""
-    where = f"{section}: " if len(state.sections) > 1 else ""
+    section_prefix = f"{section}: " if len(state.sections) > 1 else ""
     origin = (registration.origin if registration else None) or UNSET
-    return rule.finding(where + message, target=state.target, fqn=fqn, section=section, origin=origin)
+    return rule.finding(section_prefix + message, target=state.target, fqn=fqn, section=section, origin=origin)
 
 
 def _format_shape(tensor: TensorInfo) -> str:
     return str(list(tensor.shape)) if tensor.shape is not None else "no shape"
 
 
-def _list_ties_left_out(present: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
+def _list_ties_left_out(present_names: Set[str], registered: dict[str, TensorInfo]) -> list[tuple[str, str]]:
     """Return each tied name left out on purpose by safetensors' save_model and save_pretrained, and the kept name."""
     ties = []
     for fqn, tensor in registered.items():
-        kept_name = next((name for name in tensor.tied_to if name in present), None)
-        if fqn not in present and tensor.is_in_state_dict and kept_name:
+        kept_name = next((name for name in tensor.tied_to if name in present_names), None)
+        if fqn not in present_names and tensor.is_in_state_dict and kept_name:
             ties.append((fqn, kept_name))
     return ties
 
@@ -183,15 +185,15 @@ def _note_tie_left_out(fqn: str, kept_name: str, section: str) -> Oddity:
 
 
 def _report_missing(
-    missing: dict[str, TensorInfo], present: Set[str], state: ModelState, model: ModelState, section: str
+    missing: dict[str, TensorInfo], present_names: Set[str], state: ModelState, model: ModelState, section: str
 ) -> list[Finding]:
     findings = []
-    where = f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
+    location = f"{state.target}#{section}" if section and len(state.sections) > 1 else state.target
     for fqn, tensor in missing.items():
         if not tensor.is_in_state_dict:
             continue
-        tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present), "")
-        what = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
-        message = f"{fqn}: missing: {what}, but {where} does not contain this tensor"
+        tie = next((f", tied to {name}, which is present" for name in tensor.tied_to if name in present_names), "")
+        registration = f"{model.target} registers this {tensor.kind.value} ({_format_shape(tensor)}{tie})"
+        message = f"{fqn}: missing: {registration}, but {location} does not contain this tensor"
         findings.append(_report_entry(load_rules.MISSING_ENTRY, message, state, section, fqn, tensor))
     return findings

@@ -271,11 +271,11 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.kind is not Kind.UNREGISTERED and self.persistent is not False and self.saved is not False
 
 
-def _iter_file_ranges(where: ByteRange) -> Iterator[ByteRange]:
-    if where.boxes is None:
-        yield where
+def _iter_file_ranges(byte_range: ByteRange) -> Iterator[ByteRange]:
+    if byte_range.boxes is None:
+        yield byte_range
         return
-    for box in where.boxes.boxes:
+    for box in byte_range.boxes.boxes:
         yield from _iter_file_ranges(box.data.storage)
 
 

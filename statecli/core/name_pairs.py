@@ -25,11 +25,11 @@ def match_names(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     if len(links) in (len(before), len(after)):
         return links
     for prefixes in (WRAPPER_PREFIXES[:-1], WRAPPER_PREFIXES):
-        left = set(range(len(before))).difference(old for old, _, _ in links)
-        right = set(range(len(after))).difference(new for _, new, _ in links)
-        if not left or not right:
+        unlinked_before = set(range(len(before))).difference(old for old, _, _ in links)
+        unlinked_after = set(range(len(after))).difference(new for _, new, _ in links)
+        if not unlinked_before or not unlinked_after:
             return links
-        links += _match_cores(prefixes, (before, after), (left, right))
+        links += _match_cores(prefixes, (before, after), (unlinked_before, unlinked_after))
     return links or _match_common_prefix(before, after)
 
 
@@ -45,11 +45,11 @@ def _unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
     """Return the names; a repeated name (two paths of a pickle may be written alike) with its count."""
     if len(set(names)) == len(names):
         return names
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     keys: list[Hashable] = []
     for name in names:
-        keys.append((name, seen[name]) if name in seen else name)
-        seen[name] += 1
+        keys.append((name, counts[name]) if name in counts else name)
+        counts[name] += 1
     return keys
 
 
@@ -75,8 +75,8 @@ def _index_unique(cores: list[str]) -> dict[str, int | None]:
 
 def _match_common_prefix(before: Sequence[str], after: Sequence[str]) -> list[Link]:
     for swapped, (names, other_names) in enumerate(((before, after), (after, before))):
-        others = dict.fromkeys(other_names)
-        prefix = _find_common_prefix(list(names), others)
+        other_names_in_order = dict.fromkeys(other_names)
+        prefix = _find_common_prefix(list(names), other_names_in_order)
         if prefix:
             links = match_equal_names([name[len(prefix) :] for name in names], other_names)
             return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]

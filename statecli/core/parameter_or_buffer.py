@@ -205,16 +205,16 @@ def _find_all_trained(
             sections[tensors[row].section].append(row)
     copies = [rows for section, rows in sections.items() if is_copy(section)]
     originals = [rows for section, rows in sections.items() if not is_copy(section)]
-    whole = [set(rows) - by_convention for rows in sections.values()]
+    rows_without_buffers = [set(rows) - by_convention for rows in sections.values()]
     trained: set[int] = set()
-    together = _merge_optimizers(state.optimizers)
-    for optimizer in (*state.optimizers, *together):
+    merged_optimizers = _merge_optimizers(state.optimizers)
+    for optimizer in (*state.optimizers, *merged_optimizers):
         matches = [match for rows in originals if (match := _match_section(optimizer, rows, by_convention, tensors))]
         matches = (
             matches
             or [match for rows in copies if (match := _match_section(optimizer, rows, by_convention, tensors))][:1]
         )
-        if len(matches) == 1 and (optimizer not in together or matches[0] in whole):
+        if len(matches) == 1 and (optimizer not in merged_optimizers or matches[0] in rows_without_buffers):
             trained_entries = {_name_and_shape(tensors[row]) for row in matches[0]}
             copied_rows = [
                 row
@@ -269,8 +269,8 @@ _COPY_NAME = compile_on_use(
 
 def is_copy(section: str) -> bool:
     """Return True if the section's name stands for averaged weights, or for the weights before averaging."""
-    folded = section.casefold()
-    may_match = any(word in folded for word in _COPY_WORDS)
+    lowercase_section = section.casefold()
+    may_match = any(word in lowercase_section for word in _COPY_WORDS)
     return may_match and _COPY_NAME.search(section) is not None
 
 
@@ -301,8 +301,8 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
     names = {name for group in optimizer.groups for name in group.names or group.params if isinstance(name, str)}
     if names:
         by_name = {row for row in rows if tensors[row].fqn in names or _strip_wrappers(tensors[row].fqn) in names}
-        present = {tensors[row].fqn for row in by_name} | {_strip_wrappers(tensors[row].fqn) for row in by_name}
-        return by_name if names <= present else set()
+        present_names = {tensors[row].fqn for row in by_name} | {_strip_wrappers(tensors[row].fqn) for row in by_name}
+        return by_name if names <= present_names else set()
     rows, ties = _split_tied_rows(rows, tensors)
     shapes = [shape for group in optimizer.groups for shape in group.shapes]
     known_shapes = [shape for shape in shapes if shape is not None]
@@ -340,8 +340,8 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
         (name, shape) for group in optimizer.groups for name, shape in zip(group.params, group.shapes, strict=True)
     ]
     by_name = {_strip_wrappers(tensors[row].fqn): tensors[row].shape for row in rows}
-    named = ((shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed if isinstance(name, str))
-    if any(shape not in (None, row_shape) for shape, row_shape in named):
+    shape_pairs = ((shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed if isinstance(name, str))
+    if any(shape not in (None, row_shape) for shape, row_shape in shape_pairs):
         return False
     rows, _ = _split_tied_rows(rows, tensors)
     row_shapes = [tensors[row].shape for row in rows]
@@ -359,13 +359,13 @@ def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Seq
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
     """
     claimed_shapes = [shape for group in optimizer.groups for shape in group.shapes]
-    trained, present = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
+    trained, available = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
     unknown = trained.pop(None, 0)
-    if trained - present:
+    if trained - available:
         return set()
     if len(claimed_shapes) == len(rows):
         return set(rows)
-    return set() if unknown else {row for row in rows if trained[tensors[row].shape] == present[tensors[row].shape]}
+    return set() if unknown else {row for row in rows if trained[tensors[row].shape] == available[tensors[row].shape]}
 
 
 def _strip_wrappers(fqn: str) -> str:
@@ -393,8 +393,8 @@ def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[li
     return first_rows, ties
 
 
-def _has_shapes(claimed: Sequence[Shape], present: Sequence[Shape]) -> bool:
-    return not Counter(claimed) - Counter(present)
+def _has_shapes(claimed: Sequence[Shape], available: Sequence[Shape]) -> bool:
+    return not Counter(claimed) - Counter(available)
 
 
 def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:
@@ -428,8 +428,8 @@ def _fill_belongs_to(state: ModelState, tensors: list[TensorInfo]) -> ModelState
     for optimizer in state.optimizers:
         for group in optimizer.groups:
             if group.names:
-                named = zip(map(str, group.params), group.names, strict=True)
-                owners.setdefault(optimizer.section, {}).update(named)
+                names_by_id = zip(map(str, group.params), group.names, strict=True)
+                owners.setdefault(optimizer.section, {}).update(names_by_id)
     kind = Kind.OPTIMIZER
     entries = [row for row, tensor in enumerate(tensors) if tensor.kind is kind]
     for row in entries:

@@ -236,24 +236,24 @@ class _ReturnedModels(NamedTuple):
         for assignment in (node for node in ast.walk(function) if isinstance(node, ast.Assign)):
             for target in assignment.targets:
                 values.setdefault(write_code(target), []).append(assignment.value)
-        returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
-        return any(self._is_model(value, values, (*callers, name)) for value in returned)
+        returned_values = [node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value]
+        return any(self._is_model(value, values, (*callers, name)) for value in returned_values)
 
     def _is_model(self, value: ast.expr, values: Mapping[str, list[ast.expr]], callers: tuple[str, ...]) -> bool:
         """Return True for `Net(…)`, `nn.Linear(…)`, `Net(…).eval()`, `timm.create_model(…)` and their variables."""
         if isinstance(value, ast.Name):
-            rest = {name: others for name, others in values.items() if name != value.id}
-            return any(self._is_model(other, rest, callers) for other in values.get(value.id, ()))
+            remaining_values = {name: others for name, others in values.items() if name != value.id}
+            return any(self._is_model(assigned, remaining_values, callers) for assigned in values.get(value.id, ()))
         if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(write_code(value.func)):
             return False
-        called = value.func
-        while isinstance(called, ast.Attribute):
-            if self._names_model(called.attr, callers):
+        callee = value.func
+        while isinstance(callee, ast.Attribute):
+            if self._names_model(callee.attr, callers):
                 return True
-            called = called.value
-        if isinstance(called, ast.Name) and called.id not in values:
-            return self._names_model(called.id, callers)
-        return self._is_model(called, values, callers)
+            callee = callee.value
+        if isinstance(callee, ast.Name) and callee.id not in values:
+            return self._names_model(callee.id, callers)
+        return self._is_model(callee, values, callers)
 
     def _names_model(self, name: str, callers: tuple[str, ...]) -> bool:
         if name in self.classes:
@@ -275,16 +275,20 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
     annotation = _format_annotation(argument)
     if annotation or not takes_configuration(argument.arg, annotation):
         words = re.findall(r"\w+", annotation)
-        named = [word for word in words if word in classes]
-        others = set(words) - {"Optional", "None", "typing"} - SEQUENCES - TYPES
-        return named[0] if others == set(named) and len(named) == 1 else None
-    read = configuration_fields.list_read_fields(owner, argument.arg, classes)
+        classes_in_annotation = [word for word in words if word in classes]
+        type_words = set(words) - {"Optional", "None", "typing"} - SEQUENCES - TYPES
+        return (
+            classes_in_annotation[0]
+            if type_words == set(classes_in_annotation) and len(classes_in_annotation) == 1
+            else None
+        )
+    read_fields = configuration_fields.list_read_fields(owner, argument.arg, classes)
     fitting = [
         name
         for name in classes
         if name.endswith(_CONFIGURATION_ENDS)
         and configuration_fields.fits(
-            read,
+            read_fields,
             configuration_fields.list_class_fields(name, classes),
             is_complete=configuration_fields.has_all_fields(name, classes),
         )
@@ -334,8 +338,8 @@ def _list_init_arguments(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]
             return [*_list_required_arguments(own_init.args, skip=1), *required]
         if any("dataclass" in write_code(decorator) for decorator in ancestor.decorator_list):
             fields = [part for part in ancestor.body if isinstance(part, ast.AnnAssign) and part.value is None]
-            own = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
-            required = [*(arg for arg in own if "ClassVar" not in _format_annotation(arg)), *required]
+            field_arguments = [ast.arg(f.target.id, f.annotation) for f in fields if isinstance(f.target, ast.Name)]
+            required = [*(arg for arg in field_arguments if "ClassVar" not in _format_annotation(arg)), *required]
     return required
 
 

@@ -65,29 +65,29 @@ _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
 def find_quantized_weights(rows: Iterable[TensorInfo]) -> Iterator[QuantizedWeight]:
     """Yield the quantized weights among the tensors of a section."""
-    for module, named in _group_by_module(rows).items():
-        if (names := _find_layout(named)) is not None:
-            yield _build_weight(module, named, names)
+    for module, tensors_by_name in _group_by_module(rows).items():
+        if (names := _find_layout(tensors_by_name)) is not None:
+            yield _build_weight(module, tensors_by_name, names)
 
 
 def find_all_quantized_weights(rows: Iterable[TensorInfo]) -> list[QuantizedWeight]:
     """Return the quantized weights of a section, including weights that lack tensors or whose tensors do not fit."""
     modules = _group_by_module(rows)
-    layouts = {module: _find_layout(named) for module, named in modules.items()}
-    whole = _WholeWeights(modules, layouts)
-    chosen = {
+    layouts = {module: _find_layout(tensors_by_name) for module, tensors_by_name in modules.items()}
+    whole_weights = _WholeWeights(modules, layouts)
+    incomplete_layouts = {
         module: names
-        for module, named in modules.items()
-        if layouts[module] is None and (names := _choose_incomplete(named, whole)) is not None
+        for module, tensors_by_name in modules.items()
+        if layouts[module] is None and (names := _choose_incomplete(tensors_by_name, whole_weights)) is not None
     }
-    incomplete = Counter(map(id, chosen.values()))
-    for module, names in chosen.items():
-        if not _may_be_plain_float8(modules[module], names) or whole.has_sibling(
+    incomplete = Counter(map(id, incomplete_layouts.values()))
+    for module, names in incomplete_layouts.items():
+        if not _may_be_plain_float8(modules[module], names) or whole_weights.has_sibling(
             module, modules[module], names, incomplete[id(names)]
         ):
             layouts[module] = names
     return [
-        _build_weight(module, modules[module], names, whole.needed_name(names, modules[module]))
+        _build_weight(module, modules[module], names, whole_weights.needed_name(names, modules[module]))
         for module, names in layouts.items()
         if names is not None
     ]
@@ -98,13 +98,13 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
     lost_codes: list[LostCodes] = []
     for rows in _group_by_section(tensors).values():
         modules = _group_by_module(rows)
-        layouts = {module: _find_layout(named) for module, named in modules.items()}
+        layouts = {module: _find_layout(tensors_by_name) for module, tensors_by_name in modules.items()}
         counts = Counter(id(names) for names in layouts.values() if names is not None)
         if not counts:
             continue
         # A matrix outside all layouts may be codes of an unknown layout.
-        others = (row for row in rows if len(row.shape or ()) > 1 and _split(row.fqn)[1] not in _LAST_NAMES)
-        matrices = {row.fqn.rpartition(".")[0] for row in others}
+        unmatched_rows = (row for row in rows if len(row.shape or ()) > 1 and _split(row.fqn)[1] not in _LAST_NAMES)
+        matrices = {row.fqn.rpartition(".")[0] for row in unmatched_rows}
         for module in [module for module, names in layouts.items() if names is None and module not in matrices]:
             for names in (names for names in LAYOUTS if counts[id(names)] and names.owner):
                 scales = next((name for name, part in names.required.items() if part is Part.SCALES), "")
@@ -145,24 +145,26 @@ class _WholeWeights:
         for module, names in layouts.items():
             if names is None:
                 continue
-            named, layout = modules[module], id(names)
+            tensors_by_name, layout = modules[module], id(names)
             self.counts[layout] += 1
-            self._kinds[layout, named[names.codes].dtype] += 1
-            self._groups.add((layout, named[names.codes].dtype, _name_group(module)))
+            self._kinds[layout, tensors_by_name[names.codes].dtype] += 1
+            self._groups.add((layout, tensors_by_name[names.codes].dtype, _name_group(module)))
             needed = _NEEDED_BY_LOADERS.get(names.layout)
-            present = (name for name, part in names.optional.items() if part is needed and name in named)
-            self._needed.setdefault(layout, Counter()).update(present)
+            needed_names = (name for name, part in names.optional.items() if part is needed and name in tensors_by_name)
+            self._needed.setdefault(layout, Counter()).update(needed_names)
 
-    def has_sibling(self, module: str, named: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int) -> bool:
+    def has_sibling(
+        self, module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, incomplete: int
+    ) -> bool:
         """Return True if a whole weight in the same block has this layout, or at least half of all weights have it."""
-        dtype = named[names.codes].dtype
+        dtype = tensors_by_name[names.codes].dtype
         same_block = (id(names), dtype, _name_group(module)) in self._groups
         return same_block or self._kinds[id(names), dtype] >= incomplete
 
-    def needed_name(self, names: LayoutNames, named: Mapping[str, TensorInfo]) -> str | None:
+    def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
         """Return the last name of a tensor required by loaders and present for other weights of the layout."""
         needed = _NEEDED_BY_LOADERS.get(names.layout)
-        if needed is None or any(part is needed and name in named for name, part in names.optional.items()):
+        if needed is None or any(part is needed and name in tensors_by_name for name, part in names.optional.items()):
             return None
         return next((name for name, _ in self._needed.get(id(names), Counter()).most_common(1)), None)
 
@@ -172,10 +174,10 @@ def _name_group(module: str) -> str:
     return _INDEX.sub("*", module.rpartition(".")[0])
 
 
-def _may_be_plain_float8(named: Mapping[str, TensorInfo], names: LayoutNames) -> bool:
+def _may_be_plain_float8(tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames) -> bool:
     """Return True for a float8 tensor called `weight` without another tensor of the layout."""
-    is_alone = not any(name in named for name in (*names.required, *names.optional) if name != names.codes)
-    return is_alone and names.codes == "weight" and named["weight"].dtype.startswith("float8")
+    is_alone = not any(name in tensors_by_name for name in (*names.required, *names.optional) if name != names.codes)
+    return is_alone and names.codes == "weight" and tensors_by_name["weight"].dtype.startswith("float8")
 
 
 def split_codes(row: TensorInfo) -> QuantizedWeight | None:
@@ -202,7 +204,7 @@ def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorIn
         module, name = _split(row.fqn)
         if name in _LAST_NAMES:
             modules.setdefault(module, {})[name] = row
-    owners = {module for module, named in modules.items() if "_scale_inv" in named}
+    owners = {module for module, tensors_by_name in modules.items() if "_scale_inv" in tensors_by_name}
     for row in rows if owners else ():
         if row.fqn in owners:
             modules[row.fqn][""] = row
@@ -225,24 +227,24 @@ def _split(fqn: str) -> tuple[str, str]:
     return module, name
 
 
-def _find_layout(named: Mapping[str, TensorInfo]) -> LayoutNames | None:
+def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | None:
     """Return the layout of which a module has all tensors, in shapes possible for the layout."""
     for names in LAYOUTS:
-        parts = _take_parts(names, named) if named.keys() >= names.required.keys() else None
+        parts = _take_parts(names, tensors_by_name) if tensors_by_name.keys() >= names.required.keys() else None
         if parts is not None and _has_layout(names.layout, parts):
             return names
     return None
 
 
 def _build_weight(
-    module: str, named: Mapping[str, TensorInfo], names: LayoutNames, needed: str | None = None
+    module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, needed: str | None = None
 ) -> QuantizedWeight:
     """Build the weight. `needed` is the last name of a tensor that is optional in the layout and missing here."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
-    parts = _take_parts(names, named) or {}
-    absent = [name for name in (*names.required, *_nested_names(names, parts)) if name not in named]
-    absent += [needed] if needed is not None else []
-    missing = tuple(f"{module}{separator}{name}" for name in absent)
+    parts = _take_parts(names, tensors_by_name) or {}
+    missing_names = [name for name in (*names.required, *_nested_names(names, parts)) if name not in tensors_by_name]
+    missing_names += [needed] if needed is not None else []
+    missing = tuple(f"{module}{separator}{name}" for name in missing_names)
     fqn = ".".join(filter(None, (module, names.owner)))
     return QuantizedWeight(fqn, names.layout, parts, names.divisor, names.square, missing=missing)
 
@@ -256,9 +258,13 @@ def _nested_names(names: LayoutNames, parts: Mapping[Part, TensorInfo]) -> tuple
     return tuple(NESTED) if is_nested or not parts.keys().isdisjoint(NESTED.values()) else ()
 
 
-def _take_parts(names: LayoutNames, named: Mapping[str, TensorInfo]) -> dict[Part, TensorInfo] | None:
+def _take_parts(names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> dict[Part, TensorInfo] | None:
     """Return the tensors of the layout by their role; None if the codes are missing or have another dtype."""
-    parts = {part: named[name] for name, part in {**names.required, **names.optional}.items() if name in named}
+    parts = {
+        part: tensors_by_name[name]
+        for name, part in {**names.required, **names.optional}.items()
+        if name in tensors_by_name
+    }
     return parts if Part.CODES in parts and parts[Part.CODES].dtype in names.dtypes else None
 
 
@@ -278,7 +284,7 @@ def _has_layout(layout: Layout, parts: Mapping[Part, TensorInfo]) -> bool:
     return len(codes) >= 2 if layout is Layout.SCALED else len(codes) == 2
 
 
-def _choose_incomplete(named: Mapping[str, TensorInfo], whole: _WholeWeights) -> LayoutNames | None:
+def _choose_incomplete(tensors_by_name: Mapping[str, TensorInfo], whole_weights: _WholeWeights) -> LayoutNames | None:
     """Return the layout of codes that lack tensors, or whose tensors do not fit; None for a plain weight.
 
     A tensor called `weight` is codes if other tensors of the layout belong to the tensor, or if the dtype is an integer
@@ -286,17 +292,25 @@ def _choose_incomplete(named: Mapping[str, TensorInfo], whole: _WholeWeights) ->
     """
 
     def rank(names: LayoutNames) -> tuple[int, int]:
-        return sum(name in named for name in (*names.required, *names.optional)), whole.counts[id(names)]
+        return sum(name in tensors_by_name for name in (*names.required, *names.optional)), whole_weights.counts[
+            id(names)
+        ]
 
     candidates = [
         names
         for names in LAYOUTS
-        if (parts := _take_parts(names, named)) is not None
+        if (parts := _take_parts(names, tensors_by_name)) is not None
         and len(parts[Part.CODES].shape or ()) > 1
-        and (names.codes in _OWN_NAMES_OF_CODES or rank(names)[0] > 1 or _may_be_codes(parts[Part.CODES], names, whole))
+        and (
+            names.codes in _OWN_NAMES_OF_CODES
+            or rank(names)[0] > 1
+            or _may_be_codes(parts[Part.CODES], names, whole_weights)
+        )
     ]
     return max(candidates, key=rank, default=None)
 
 
-def _may_be_codes(tensor: TensorInfo, names: LayoutNames, whole: _WholeWeights) -> bool:
-    return bool(whole.counts[id(names)]) and (tensor.dtype in INTEGER_DTYPES or tensor.dtype.startswith("float8"))
+def _may_be_codes(tensor: TensorInfo, names: LayoutNames, whole_weights: _WholeWeights) -> bool:
+    return bool(whole_weights.counts[id(names)]) and (
+        tensor.dtype in INTEGER_DTYPES or tensor.dtype.startswith("float8")
+    )

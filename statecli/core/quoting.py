@@ -24,9 +24,9 @@ def name(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def append_reason(what: str, why: object) -> str:
+def append_reason(noun: str, reason: object) -> str:
     """Return the subject and the reason: `x.json is empty`, but `x.json: the connection was cut`."""
-    return f"{what} {why}" if starts_with_verb(str(why)) else f"{what}: {why}"
+    return f"{noun} {reason}" if starts_with_verb(str(reason)) else f"{noun}: {reason}"
 
 
 def starts_with_verb(why: str) -> bool:
@@ -49,8 +49,8 @@ def quote_for_shell(word: str) -> str:
 
 def names(texts: Sequence[str]) -> str:
     """Return the first four names, and the number of the rest."""
-    more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
-    return ", ".join(map(name, texts[:4])) + more
+    count_text = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
+    return ", ".join(map(name, texts[:4])) + count_text
 
 
 def shape(dims: Sequence[int]) -> str:

@@ -40,9 +40,9 @@ def format_fields(fields: Iterable[Field], size: int) -> str:
 
 def format_code(code: str) -> str:
     """Format a type code (`<f4`, `f4`, `=f4`) as `dtype.descr` does: with the byte order, `|` for bytes of no order."""
-    order, plain = (code[0], code[1:]) if code[0] in "<>|=" else ("<", code)
-    plain = {"?": "b1", "a": "S"}.get(plain[0], plain[0]) + plain[1:]
-    return repr(f"{'|' if plain[0] in 'SVO' or plain[1:] == '1' else '>' if order == '>' else '<'}{plain}")
+    order, type_code = (code[0], code[1:]) if code[0] in "<>|=" else ("<", code)
+    type_code = {"?": "b1", "a": "S"}.get(type_code[0], type_code[0]) + type_code[1:]
+    return repr(f"{'|' if type_code[0] in 'SVO' or type_code[1:] == '1' else '>' if order == '>' else '<'}{type_code}")
 
 
 def name_dtype(code: str, fields: str) -> str:

@@ -30,7 +30,7 @@ FORMER_NAMES: dict[str, str] = {
 
 def list_present_names(former: str) -> list[str]:
     """Return the present names of the rules whose findings had the name `former` before."""
-    return [present for present, name in FORMER_NAMES.items() if name == former]
+    return [present_name for present_name, name in FORMER_NAMES.items() if name == former]
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -97,8 +97,8 @@ def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rul
 
     A name with both meanings stands for the rules that the command reports.
     """
-    known_rules, present = tuple(known_rules), list_present_names(name)
-    named = [rule for rule in known_rules if name in (rule.name, rule.group)]
-    renamed = [rule for rule in known_rules if rule.name in present]
+    known_rules, present_names = tuple(known_rules), list_present_names(name)
+    matching = [rule for rule in known_rules if name in (rule.name, rule.group)]
+    renamed = [rule for rule in known_rules if rule.name in present_names]
     is_renamed = any(command in rule.commands for rule in renamed)
-    return renamed if is_renamed and not any(command in rule.commands for rule in named) else named or renamed
+    return renamed if is_renamed and not any(command in rule.commands for rule in matching) else matching or renamed

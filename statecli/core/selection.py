@@ -54,8 +54,13 @@ class Selection(msgspec.Struct, frozen=True):
 
     def name_options(self) -> str:
         """Return the options as the user typed them, for the message of a UsageError."""
-        given = [("-i", self.include), ("-x", self.exclude), ("--dtype", self.dtype), ("--shape", self.shape)]
-        options = [option(flag, text, quoted=True) for flag, texts in given for text in texts]
+        options_with_values = [
+            ("-i", self.include),
+            ("-x", self.exclude),
+            ("--dtype", self.dtype),
+            ("--shape", self.shape),
+        ]
+        options = [option(flag, text, quoted=True) for flag, texts in options_with_values for text in texts]
         return " ".join(options + [option("--kind", kind.value) for kind in self.kind])
 
     def selects_name(self, names: tuple[str, ...]) -> bool:
@@ -158,13 +163,13 @@ def _matches_shape(shape: tuple[int, ...] | None, text: str) -> bool:
 def split_sizes(text: str) -> list[str]:
     """Split `2x3`, `2,3`, `[2, 3]` or `(2, 3)` into sizes; `[]` and `()` have none."""
     text = "".join(text.split())
-    bare = text[1:-1].removesuffix(",") if text[:1] + text[-1:] in ("[]", "()") else text
-    return re.split("[x,]", bare) if bare or not text else []
+    inner_text = text[1:-1].removesuffix(",") if text[:1] + text[-1:] in ("[]", "()") else text
+    return re.split("[x,]", inner_text) if inner_text or not text else []
 
 
 def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInfo]) -> str:
-    which = f"none of its {len(tensors)} tensors matches" if len(tensors) > 1 else "its only tensor does not match"
-    nothing = f"{which} {selection.name_options()}"
+    mismatch = f"none of its {len(tensors)} tensors matches" if len(tensors) > 1 else "its only tensor does not match"
+    nothing = f"{mismatch} {selection.name_options()}"
     dtypes = {tensor.dtype for tensor in tensors}
     if selection.dtype and not any(_matches_dtype(dtype, glob) for glob in selection.dtype for dtype in dtypes):
         return f"{nothing}; the target has the dtypes {names(sorted(dtypes))}"

@@ -47,8 +47,8 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
 def _choose_similar(name: str, names: list[str]) -> list[str]:
     from difflib import get_close_matches
 
-    same = [near for near in names if near.lower() == name.lower()]
-    return same[:1] or get_close_matches(name, names, 1, _SIMILARITY)
+    equal_names = [candidate for candidate in names if candidate.lower() == name.lower()]
+    return equal_names[:1] or get_close_matches(name, names, 1, _SIMILARITY)
 
 
 def list_names(folder: str) -> list[str]:

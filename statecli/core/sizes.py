@@ -27,22 +27,27 @@ class Totals(msgspec.Struct, frozen=True):
 def _sum(tensors: Sequence[TensorInfo]) -> Totals:
     """Return the sums, with at most the size of each storage; nearly all tensors are the only one of their storage."""
     rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
-    plain = [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors
-    total_elements, total_bytes = sum([tensor.elements for tensor in plain]), sum([tensor.nbytes for tensor in plain])
-    seen: set[tuple[object, ...]] = set()
-    taken: dict[object, int] = {}
+    unshared = (
+        [tensor for tensor in tensors if not tensor.tied_to and tensor.storage_bytes is None] if rare else tensors
+    )
+    total_elements, total_bytes = (
+        sum([tensor.elements for tensor in unshared]),
+        sum([tensor.nbytes for tensor in unshared]),
+    )
+    counted_views: set[tuple[object, ...]] = set()
+    counted_bytes: dict[object, int] = {}
     for tensor in rare:
         size, elements = tensor.nbytes, tensor.elements
-        whole = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
-        size = min(size, whole)  # expanded: stride 0 repeats what is stored once
+        storage_size = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else size
+        size = min(size, storage_size)  # expanded: stride 0 repeats what is stored once
         if tensor.tied_to:
             view = (tensor.storage, tensor.storage_offset, tensor.shape)
-            if view in seen:
+            if view in counted_views:
                 continue
-            seen.add(view)
+            counted_views.add(view)
             # A sparse tensor has several storages; `storage` identifies the one that holds its values.
-            size = max(0, min(size, whole - taken.get(tensor.storage, 0)))
-            taken[tensor.storage] = taken.get(tensor.storage, 0) + size
+            size = max(0, min(size, storage_size - counted_bytes.get(tensor.storage, 0)))
+            counted_bytes[tensor.storage] = counted_bytes.get(tensor.storage, 0) + size
             # Elements of the storage that were already counted are not counted again.
             elements = tensor.elements * size // tensor.nbytes
         total_elements += elements
@@ -68,4 +73,8 @@ def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
     by_kind: dict[Kind, list[TensorInfo]] = {kind: [] for kind in Kind}
     for kind, run in groupby(tensors, key=attrgetter("kind")):
         by_kind[kind].extend(run)
-    return {kind.value: _sum(own) for kind, own in by_kind.items() if own or kind is not Kind.OTHER}
+    return {
+        kind.value: _sum(tensors_of_kind)
+        for kind, tensors_of_kind in by_kind.items()
+        if tensors_of_kind or kind is not Kind.OTHER
+    }

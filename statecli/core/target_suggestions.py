@@ -206,10 +206,10 @@ def describe_python_file(path: str) -> Suggestion:
     """Return `is a Python file, not a checkpoint; name a class in it: net.py:Net`."""
     if error := python_names.find_syntax_error(path):
         return Suggestion(f"is a Python file with {_describe_syntax_error(error)}")
-    what, names = "is a Python file, not a checkpoint", _list_names(path)
+    problem, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
-        return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(what, advice=names.advice or _BUILD)
+        return Suggestion(f"{problem}; choose one of its classes or functions:", names.choices, names.advice)
+    return Suggestion(problem, advice=names.advice or _BUILD)
 
 
 def suggest_classes_near(path: str) -> Suggestion:
@@ -244,24 +244,24 @@ def _list_python_files(folder: str) -> list[str]:
 def _suggest_name(parts: Sequence[str], call: str) -> Suggestion | None:
     """Return how to name a class of a local file or of an installed module, for a name with dots."""
     for end in range(len(parts), 0, -1):
-        folder, rest = os.path.join(*parts[:end]), ".".join(parts[end:])
+        folder, attribute = os.path.join(*parts[:end]), ".".join(parts[end:])
         file = f"{folder}.py"
         if not os.path.isfile(file):
-            if rest and os.path.isdir(folder):
+            if attribute and os.path.isdir(folder):
                 for name in _list_python_files(folder):
-                    if rest in python_names.list_definitions(name):
-                        return _suggest_colon(name, rest, call, name)
+                    if attribute in python_names.list_definitions(name):
+                        return _suggest_colon(name, attribute, call, name)
             continue
-        if rest and parts[end] in python_names.list_definitions(file):
-            return _suggest_colon(file, rest, call, file)
-        if not rest or rest[0].isupper():
+        if attribute and parts[end] in python_names.list_definitions(file):
+            return _suggest_colon(file, attribute, call, file)
+        if not attribute or attribute[0].isupper():
             return _suggest_names_of_file(file)
     modules = list(_find_modules(parts))
     if not modules:
         return None
-    module, rest = ".".join(parts[: len(modules)]), ".".join(parts[len(modules) :])
-    if rest:
-        return _suggest_colon(module, rest, call, modules[-1].origin)
+    module, attribute = ".".join(parts[: len(modules)]), ".".join(parts[len(modules) :])
+    if attribute:
+        return _suggest_colon(module, attribute, call, modules[-1].origin)
     return _suggest_names_of_module(module, modules[-1])
 
 
@@ -287,24 +287,28 @@ def _suggest_names_of_file(path: str) -> Suggestion:
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
-    where = f" in line {error.lineno}" if error.lineno else ""
+    line_text = f" in line {error.lineno}" if error.lineno else ""
     return (
-        f"a syntax error{where}: {error.msg}; correct the error, then give a class or function of the file, "
+        f"a syntax error{line_text}: {error.msg}; correct the error, then give a class or function of the file, "
         "such as net.py:Net"
     )
 
 
 def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
-    what = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
+    description = f"{name} is a Python {'module' if spec.submodule_search_locations is None else 'package'}"
     if name in _EXAMPLES:
-        return Suggestion(f"{what}: give one of its classes or functions, such as {quote_for_shell(_EXAMPLES[name])}")
+        return Suggestion(
+            f"{description}: give one of its classes or functions, such as {quote_for_shell(_EXAMPLES[name])}"
+        )
     names = _list_names(spec.origin, name) if spec.origin else Suggestion()
     if names.choices:
-        return Suggestion(f"{what}; choose one of its classes or functions:", names.choices, names.advice)
+        return Suggestion(f"{description}; choose one of its classes or functions:", names.choices, names.advice)
     example = find_example(name)
     if example is not None and names.advice is None:
-        return Suggestion(f"{what}: give one of its classes or functions, such as {example}")
-    return Suggestion(what, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD}")
+        return Suggestion(f"{description}: give one of its classes or functions, such as {example}")
+    return Suggestion(
+        description, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD}"
+    )
 
 
 def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
@@ -319,11 +323,11 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
             return in_library
         if call and not defined and _find_layer(name):
             return _suggest_layer(name, call)
-        what = f"the file or module of {name}{call and '(...)'} is missing; write"
+        problem = f"the file or module of {name}{call and '(...)'} is missing; write"
         if defined:
-            return Suggestion(what, tuple(map(quote_for_shell, defined)))
+            return Suggestion(problem, tuple(map(quote_for_shell, defined)))
         specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
-        return Suggestion(f"{what} {' or '.join(specs)}")
+        return Suggestion(f"{problem} {' or '.join(specs)}")
     is_model = top in MODEL_LIBRARIES and _MODEL_NAME.fullmatch(attribute)
     if module and not call and not attribute[:1].isupper() and not is_model:
         return Suggestion()  # a file's name with an extension

@@ -28,18 +28,18 @@ def fill_tied_to(state: ModelState) -> ModelState:
         # An empty storage holds nothing to share.
         if tensor.storage is not None and tensor.nbytes:
             groups.setdefault(tensor.storage, []).append(position)
-    shared = [group for group in groups.values() if len(group) > 1]
+    shared_groups = [group for group in groups.values() if len(group) > 1]
     tensors = list(state.tensors)
-    for group in shared:
+    for group in shared_groups:
         is_long = len(group) > MAX_LISTED_NAMES + 1
         listed = [(position, tensors[position]) for position in (group[:2] if is_long else group)]
         for position in group:
             tensor = tensors[position]
-            others = (other for place, other in listed if place != position)
-            names = tuple(o.fqn if o.section == tensor.section else f"{o.section}#{o.fqn}" for o in others)
+            tied = (other for place, other in listed if place != position)
+            names = tuple(o.fqn if o.section == tensor.section else f"{o.section}#{o.fqn}" for o in tied)
             if is_long:
-                more = f"shares its storage with {len(group) - 1} other tensors"
-                tensor = replace(tensor, note=f"{tensor.note}; {more}" if tensor.note else more)
+                note = f"shares its storage with {len(group) - 1} other tensors"
+                tensor = replace(tensor, note=f"{tensor.note}; {note}" if tensor.note else note)
             tensors[position] = replace(tensor, tied_to=names[:1] if is_long else names)
     return replace(state, tensors=tuple(tensors))
 

@@ -89,8 +89,8 @@ def describe_not_checked(entries: Sequence[NotChecked], limit: int = 8) -> str:
     reasons.
     """
     parts = [f"{plural(entry.count, entry.what)} ({entry.why})" for entry in entries[:limit]]
-    rest = sum(entry.count for entry in entries[limit:])
-    return ", ".join(parts) + (f" and {rest:,} more" if rest else "")
+    further_count = sum(entry.count for entry in entries[limit:])
+    return ", ".join(parts) + (f" and {further_count:,} more" if further_count else "")
 
 
 def describe_configuration(configuration: Configuration) -> str:

@@ -52,11 +52,11 @@ def add_unstored_ties(state: ModelState) -> ModelState:
     ties = TIED_NAMES.get(str(architecture))
     if ties is None or settings.values.get("config.tie_word_embeddings") is not True:
         return state
-    present = {tensor.fqn for tensor in state.tensors}
+    stored_names = {tensor.fqn for tensor in state.tensors}
     names_by_stored: dict[str, list[str]] = {}
-    for name, stored in ties.items():
-        if name not in present:
-            names_by_stored.setdefault(stored, []).append(name)
+    for name, stored_name in ties.items():
+        if name not in stored_names:
+            names_by_stored.setdefault(stored_name, []).append(name)
     tensors = (
         mark_unstored_ties(tensor, names_by_stored[tensor.fqn])
         if tensor.fqn in names_by_stored and tensor.kind in MODEL_KINDS

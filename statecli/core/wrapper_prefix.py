@@ -35,8 +35,8 @@ def report_prefixes(
     *,
     target: str,
     state_dict: StateDict,
-    kept: Sequence[str] = (),
-    where: str = "",
+    kept_names: Sequence[str] = (),
+    section_text: str = "",
     model: str | None = None,
     is_refused: bool = True,
 ) -> Finding:
@@ -47,27 +47,27 @@ def report_prefixes(
         names: All names of the section.
         target: The checkpoint.
         state_dict: The state_dict of the section: the fix reads the names at its keys.
-        kept: Names that are equal in the model: the fix keeps these names.
-        where: The section in the words of the title, "" for a single section.
+        kept_names: Names that are equal in the model: the fix keeps these names.
+        section_text: The section in the words of the title, "" for a single section.
         model: The class that would load the names, None for an unknown class.
         is_refused: Whether `model` refuses the names.
     """
     return WRAPPER_PREFIX.finding(
-        _describe(prefixed, names, kept, f"{where} ", model or "the plain model"),
+        _describe(prefixed, names, kept_names, f"{section_text} ", model or "the plain model"),
         target=target,
         section=state_dict.section,
-        help=_build_fix(prefixed, names, kept, state_dict),
+        help=_build_fix(prefixed, names, kept_names, state_dict),
         severity=WRAPPER_PREFIX.cases["refused by the class"] if is_refused else None,
     )
 
 
 def _describe(
-    prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str], where: str, owner: str
+    prefixed: Sequence[PrefixedName], names: Sequence[str], kept_names: Sequence[str], section_text: str, owner: str
 ) -> str:
     extra, lacking = _join_prefixes(p.extra for p in prefixed), _join_prefixes(p.lacking for p in prefixed)
     affected = {item.name for item in prefixed}
     if len(extra) == 1:  # also names that the class does not have
-        affected |= {name for name in set(names).difference(kept) if name.startswith(extra[0])}
+        affected |= {name for name in set(names).difference(kept_names) if name.startswith(extra[0])}
     count = sum(name in affected for name in names)
     is_one = count == 1
     if not extra:
@@ -80,7 +80,7 @@ def _describe(
         counterpart = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
         differ = f"{verb} {_quote(extra)} of a wrapper, {counterpart}"
     share = _format_share(count, len(names))
-    return f"{share}{where}{differ}: load_state_dict cannot match {'this name' if is_one else 'these names'}"
+    return f"{share}{section_text}{differ}: load_state_dict cannot match {'this name' if is_one else 'these names'}"
 
 
 def _format_share(count: int, total: int) -> str:
@@ -125,7 +125,7 @@ class _Removal(msgspec.Struct, frozen=True):
         return f"name{anywhere}{''.join(f'.removeprefix({part!r})' for part in self.start)}"
 
 
-def _build_removal(names: Sequence[tuple[str, str]], kept: Iterable[str]) -> _Removal | None:
+def _build_removal(names: Sequence[tuple[str, str]], kept_names: Iterable[str]) -> _Removal | None:
     """Return the code that removes the prefixes of these names (name, prefix) and leaves the kept names unchanged.
 
     None if no code fits all names.
@@ -138,7 +138,7 @@ def _build_removal(names: Sequence[tuple[str, str]], kept: Iterable[str]) -> _Re
         anywhere = tuple(part for part in parts if part[:-1] in WRAPPER_ATTRIBUTES)
         removal = _Removal(tuple(part for part in parts if part not in anywhere), anywhere)
     is_exact = all(removal.apply(name) == _remove_parts(name, prefix) for name, prefix in names)
-    return removal if is_exact and all(removal.apply(name) == name for name in kept) else None
+    return removal if is_exact and all(removal.apply(name) == name for name in kept_names) else None
 
 
 def _remove_parts(name: str, prefix: str) -> str:
@@ -159,21 +159,21 @@ def _format_source(state_dict: StateDict) -> str:
 
 
 def _build_fix(
-    prefixed: Sequence[PrefixedName], names: Sequence[str], kept: Sequence[str], state_dict: StateDict
+    prefixed: Sequence[PrefixedName], names: Sequence[str], kept_names: Sequence[str], state_dict: StateDict
 ) -> str:
     """Return the code that renames the keys before load_state_dict; a sentence if no code fits all names."""
     source = _format_source(state_dict)
     # A tensor inside a value (`nets['generator']['head.weight']`) is not an entry of the state_dict.
-    below = tuple(f"{name}[" for name in state_dict.holders)
-    is_flat = not any(item.name.startswith(below) for item in prefixed)
-    removal = _build_removal([(item.name, item.extra) for item in prefixed], kept) if is_flat else None
+    holder_starts = tuple(f"{name}[" for name in state_dict.holders)
+    is_flat = not any(item.name.startswith(holder_starts) for item in prefixed)
+    removal = _build_removal([(item.name, item.extra) for item in prefixed], kept_names) if is_flat else None
     additions = {item.lacking for item in prefixed}
     if removal and additions == {""}:
         return _format_renaming(removal.code, source)
     start = next(iter(additions)) if len(additions) == 1 and len(prefixed) == len(names) else ""
     if removal and start and all(item.registered.startswith(start) for item in prefixed):
         return _format_renaming(f"{start!r} + {removal.code}", source)
-    of_model = _build_removal([(item.registered, item.lacking) for item in prefixed], kept)
+    of_model = _build_removal([(item.registered, item.lacking) for item in prefixed], kept_names)
     if of_model and not any(item.extra for item in prefixed):
         names_of_model = f"names = {{{of_model.code}: name for name in model.state_dict()}}"
         return f"{names_of_model}\n{_format_renaming('names.get(name, name)', source)}"

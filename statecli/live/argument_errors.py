@@ -101,8 +101,10 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     unquoted = spell(spec, _unquote_numbers)
     if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
         return advise_line(unquoted)
-    chosen = {spell(spec, functools.partial(_choose_option, write(text))): None for write in (str, str.lower)}
-    options = tuple(line for line in chosen if line != spell(spec)) if isinstance(error, ValueError) else ()
+    lines_with_option = {
+        spell(spec, functools.partial(_choose_option, write(text))): None for write in (str, str.lower)
+    }
+    options = tuple(line for line in lines_with_option if line != spell(spec)) if isinstance(error, ValueError) else ()
     if options:
         return Advice(f"write {options[0]}", options)
     try:
@@ -116,17 +118,19 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     if isinstance(error, TypeError) and _NOT_SEQUENCE.match(text):
         line = _write_lists(spec, signature)
         return advise_line(line) if line != spell(spec) else None
-    absent = [
+    none_parameters = [
         parameter for parameter in list_parameters(callee) if parameter.default is None and parameter.name not in bound
     ]
-    named = [parameter.name for parameter in absent if parameter.name in quoted]
-    if named:
-        advice = _write_call(spec, callee, named)
+    quoted_names = [parameter.name for parameter in none_parameters if parameter.name in quoted]
+    if quoted_names:
+        advice = _write_call(spec, callee, quoted_names)
         single_lines = (
-            [line for name in named[:2] for line in _list_lines(spec, callee, [name])] if len(named) > 1 else []
+            [line for name in quoted_names[:2] for line in _list_lines(spec, callee, [name])]
+            if len(quoted_names) > 1
+            else []
         )
         return advice._replace(lines=(*advice.lines, *single_lines))
-    return _advise_modules(spec, callee, absent, text) if not bound else None
+    return _advise_modules(spec, callee, none_parameters, text) if not bound else None
 
 
 def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[str, ...]:
@@ -138,13 +142,15 @@ def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[s
         return ()
     if inspect.isabstract(callee):
         return tuple(spell(replace(spec, attribute=name)) for name in list_subclasses(callee, spec.module))
-    named = [spell(replace(set_argument(spec, callee, *value), called=True)) for value in _list_named(callee, error)]
+    lines_with_values = [
+        spell(replace(set_argument(spec, callee, *value), called=True)) for value in _list_named(callee, error)
+    ]
     names = tuple(spec.kwargs)
     fewer = [replace(spec, kwargs={key: spec.kwargs[key] for key in names if key != name}) for name in names]
     fewer += [replace(spec, args=spec.args[:count]) for count in reversed(range(len(spec.args)))]
     shorter = [spell(call) for call in fewer]
     documented = _list_documented(spec, callee)
-    lines = (spell(spec, _quote_names), *named, *write_options(spec, callee), *shorter, *documented)
+    lines = (spell(spec, _quote_names), *lines_with_values, *write_options(spec, callee), *shorter, *documented)
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
@@ -153,12 +159,12 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
     numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *NUMBERS])
-    named = [
+    integer_arguments = [
         parameter.name
         for parameter in list_parameters(callee)
         if parameter.name in words and type(parameter.default) is int
     ]
-    values: list[tuple[str, Any]] = [(name, number) for name in named for number in numbers if number]
+    values: list[tuple[str, Any]] = [(name, number) for name in integer_arguments for number in numbers if number]
     if isinstance(error, KeyError) and error.args and takes_configuration(str(error.args[0]), ""):
         module = sys.modules.get(callee.__module__)
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and is_configuration(value)]
@@ -175,12 +181,14 @@ def _quote_names(value: Any) -> Any:
     return value.name if isinstance(value, ObjectName) and value.module is None and "." not in value.name else value
 
 
-def _advise_modules(spec: ModelSpec, callee: Any, absent: Sequence[inspect.Parameter], text: str) -> Advice | None:
+def _advise_modules(
+    spec: ModelSpec, callee: Any, none_parameters: Sequence[inspect.Parameter], text: str
+) -> Advice | None:
     """Return lines with modules for arguments that are None; None if no argument takes a module."""
-    modules = [parameter.name for parameter in absent if "Module" in get_annotation_text(parameter)][:1]
+    modules = [parameter.name for parameter in none_parameters if "Module" in get_annotation_text(parameter)][:1]
     # "Either a configuration or an encoder and a decoder has to be provided" of transformers.
     words = re.findall(r"\w+", text)
-    models = [parameter.name for parameter in absent if "PreTrainedModel" in get_annotation_text(parameter)]
+    models = [parameter.name for parameter in none_parameters if "PreTrainedModel" in get_annotation_text(parameter)]
     models = [name for name in models if not modules and set(name.split("_")) <= set(words)]
     values = write_values(spec, callee, modules or models)
     if not values:
@@ -202,26 +210,34 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
     if takes_all and len(args) == 1 and type(args[0]) in (list, tuple, dict):
         args = tuple(args[0].values() if type(args[0]) is dict else args[0])
     elif _NOT_PAIRS.search(text):
-        given = next(iter((*args, *kwargs.values())), ())
-        items = given if type(given) in (list, tuple) else [given if isinstance(given, ObjectCall) else "0"]
+        first_value = next(iter((*args, *kwargs.values())), ())
+        items = (
+            first_value
+            if type(first_value) in (list, tuple)
+            else [first_value if isinstance(first_value, ObjectCall) else "0"]
+        )
         args, kwargs = ({str(number): item for number, item in enumerate(items)},), {}
     elif _NOT_ITERABLE.search(text):
         args = tuple([value] if isinstance(value, ObjectCall) else value for value in args)
         kwargs = {name: [value] if isinstance(value, ObjectCall) else value for name, value in kwargs.items()}
-    changed = replace(spec, args=args, kwargs=kwargs)
-    lines = [spell(changed, functools.partial(write_modules, spec, callee, number)) for number in NUMBERS]
+    changed_spec = replace(spec, args=args, kwargs=kwargs)
+    lines = [spell(changed_spec, functools.partial(write_modules, spec, callee, number)) for number in NUMBERS]
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
 def _write_lists(spec: ModelSpec, signature: inspect.Signature) -> str:
     """Return the line with a list in place of each number for an argument that takes only sequences."""
-    named = dict(signature.parameters)
+    parameters = dict(signature.parameters)
 
     def write(name: str, value: Any) -> Any:
         is_number = type(value) in (int, float)
-        return [value] if is_number and name in named and takes_sequence(get_annotation_text(named[name])) else value
+        return (
+            [value]
+            if is_number and name in parameters and takes_sequence(get_annotation_text(parameters[name]))
+            else value
+        )
 
-    args = [write(name, value) for name, value in zip(named, spec.args, strict=False)]
+    args = [write(name, value) for name, value in zip(parameters, spec.args, strict=False)]
     kwargs = {name: write(name, value) for name, value in spec.kwargs.items()}
     return spell(replace(spec, args=(*args, *spec.args[len(args) :]), kwargs=kwargs))
 
@@ -273,24 +289,28 @@ def _explain_configuration(spec: ModelSpec, callee: Any) -> ModelError | None:
     The configuration is a dict, or belongs to another class, or the class has got the fields of its configuration.
     """
     config_class = getattr(callee, "config_class", None)
-    given = spec.kwargs.get("config", spec.args[0] if spec.args else None)
+    config_argument = spec.kwargs.get("config", spec.args[0] if spec.args else None)
     if not isinstance(config_class, type) or not is_of_transformers(config_class):
         return None
     name = config_class.__name__
-    if given is None:
+    if config_argument is None:
         return _explain_fields(spec, callee, config_class)
-    if type(given) is dict and all(type(key) is str and key.isidentifier() for key in given):
-        what, value = "a dict", ObjectCall(name, (), given)
-    elif isinstance(given, ObjectCall) and given.name.endswith("Config") and given.name.rpartition(".")[2] != name:
-        what, value = f"a {given.name}", ObjectCall(name)
-    elif isinstance(given, ObjectName) and given.name.endswith("Config"):
-        what, value = "its class", ObjectCall(name)
+    if type(config_argument) is dict and all(type(key) is str and key.isidentifier() for key in config_argument):
+        argument_kind, value = "a dict", ObjectCall(name, (), config_argument)
+    elif (
+        isinstance(config_argument, ObjectCall)
+        and config_argument.name.endswith("Config")
+        and config_argument.name.rpartition(".")[2] != name
+    ):
+        argument_kind, value = f"a {config_argument.name}", ObjectCall(name)
+    elif isinstance(config_argument, ObjectName) and config_argument.name.endswith("Config"):
+        argument_kind, value = "its class", ObjectCall(name)
     else:
         return None
     args = (value, *spec.args[1:]) if "config" not in spec.kwargs else spec.args
     kwargs = {**spec.kwargs, "config": value} if "config" in spec.kwargs else spec.kwargs
     line = f"{spec.base}({format_call(args, kwargs)})"
-    problem = f"{spec.text}: {spec.attribute} needs a {name}, not {what}"
+    problem = f"{spec.text}: {spec.attribute} needs a {name}, not {argument_kind}"
     return ModelError(problem, advice=build_function.spell(line), lines=(quote_for_shell(line),))
 
 
@@ -301,12 +321,12 @@ def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelEr
         return None
     weights = [name for name in fields if downloads.names_weights(name)]
     fields = {name: value for name, value in fields.items() if name not in weights}
-    others = getattr(config_class, "attribute_map", {})
+    mapped_names = getattr(config_class, "attribute_map", {})
     config = replace(spec, attribute=config_class.__name__, args=(), kwargs=fields)
-    config = _rename_unknown(config, config_class, [name for name in fields if name not in others])
+    config = _rename_unknown(config, config_class, [name for name in fields if name not in mapped_names])
     value = ObjectCall(config.attribute, (), {name: _unquote_numbers(value) for name, value in config.kwargs.items()})
-    rest = {name: value for name, value in spec.kwargs.items() if name not in fields and name not in weights}
-    line = spell(replace(spec, kwargs={"config": value, **rest}))
+    other_kwargs = {name: value for name, value in spec.kwargs.items() if name not in fields and name not in weights}
+    line = spell(replace(spec, kwargs={"config": value, **other_kwargs}))
     if weights:
         problem = f"{spec.text}: {spec.attribute} has no argument {weights[0]}: its values are random"
         return advise_line(line).build_error(problem)
@@ -315,8 +335,8 @@ def _explain_fields(spec: ModelSpec, callee: Any, config_class: type) -> ModelEr
 
 
 def _describe_need(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> str:
-    what = "constructor" if isinstance(callee, type) else "function"
-    return f"{spec.text}: the {what} needs {join_names(missing)}"
+    callee_kind = "constructor" if isinstance(callee, type) else "function"
+    return f"{spec.text}: the {callee_kind} needs {join_names(missing)}"
 
 
 def _write_call(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Advice:
@@ -333,7 +353,7 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
     if spec.is_file:
         return ()
     values = (write_values(spec, callee, missing, number) for number in NUMBERS)
-    lines = [_format_line(spec, given) for given in values if given is not None]
+    lines = [_format_line(spec, argument_values) for argument_values in values if argument_values is not None]
     return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee), *_list_owner(spec)]))
 
 
@@ -347,14 +367,14 @@ def _list_owner(spec: ModelSpec) -> list[str]:
 
 
 def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> ModelError:
-    needs = _describe_need(spec, callee, missing)
+    problem = _describe_need(spec, callee, missing)
     if any(_takes_object(callee, name) for name in missing):
         advice = _advise_object(spec, callee, missing)
-        return ModelError(needs, advice=advice, lines=_list_lines(spec, callee, missing))
+        return ModelError(problem, advice=advice, lines=_list_lines(spec, callee, missing))
     values = write_values(spec, callee, missing)
     if values is None or ObjectName("...") in values.values():
-        return _write_call(spec, callee, missing).build_error(needs)
-    return advise_line(_format_line(spec, values)).build_error(needs)
+        return _write_call(spec, callee, missing).build_error(problem)
+    return advise_line(_format_line(spec, values)).build_error(problem)
 
 
 def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
@@ -429,8 +449,8 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
 def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
     """Return the line with the nearest candidate in place of each unknown argument; None without such a line."""
     renamed = _rename_unknown(spec, callee, candidates)
-    near = [name for name in renamed.kwargs if name not in spec.kwargs]
-    return advise_line(spell(renamed), question=f"did you mean {' and '.join(near)}?") if near else None
+    new_names = [name for name in renamed.kwargs if name not in spec.kwargs]
+    return advise_line(spell(renamed), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:

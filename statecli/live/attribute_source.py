@@ -320,9 +320,9 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
     if isinstance(parent, ast.keyword) and parent.arg == "out":
         return use("out")
     if isinstance(parent, ast.Call) and parent.func is not node:
-        called = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
+        function_name = getattr(parent.func, "attr", getattr(parent.func, "id", ""))
         # torch's functions that update running statistics
-        return use(called if called in ("batch_norm", "instance_norm") else "read")
+        return use(function_name if function_name in ("batch_norm", "instance_norm") else "read")
     is_right_operand = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Add) and parent.right is node
     return use("right operand" if is_right_operand else "read")
 

@@ -77,9 +77,9 @@ def correct_spelling(error: MisspeltArguments) -> StateError:
     """Return the error with the advice that works: the arguments of the line may be refused too."""
     if ".py:" in error.line:
         return error
-    refused = ModelError(error.message, advice=error.advice, lines=(error.line,))
+    error_with_line = ModelError(error.message, advice=error.advice, lines=(error.line,))
     with hide_library_lines():
-        corrected = working_line.correct_advice(refused, _build_line)
+        corrected = working_line.correct_advice(error_with_line, _build_line)
     return UsageError(error.message, choices=corrected.choices, advice=corrected.advice)
 
 
@@ -223,8 +223,8 @@ def _call_spec(
             raise ModelError(f"{spec.text}: {spec.attribute} is already a model; remove the parentheses")
         return obj
     if not callable(obj):
-        what = describe_type(obj)
-        problem = f"{spec.text}: {spec.attribute} is {what}, not a model class or a function that returns one"
+        type_text = describe_type(obj)
+        problem = f"{spec.text}: {spec.attribute} is {type_text}, not a model class or a function that returns one"
         names = [name for name in vars(obj) if _is_model_of(obj, name)] if isinstance(obj, types.ModuleType) else []
         stem = spec.attribute.rpartition(".")[2].replace("_", "")
         names.sort(key=lambda name: (name.lower() != stem, not name.endswith("Model")))
@@ -240,8 +240,8 @@ def _call_spec(
     if isinstance(model, types.CoroutineType):
         model.close()  # Python warns about a coroutine that is freed without being awaited
         raise ModelError(f"{spec.text}: {spec.attribute} is async and returned a coroutine, not an nn.Module")
-    given = (*arguments.args, *arguments.kwargs.values())
-    if model is None and given and isinstance(given[0], nn.Module):
+    passed_values = (*arguments.args, *arguments.kwargs.values())
+    if model is None and passed_values and isinstance(passed_values[0], nn.Module):
         function = write_builder(spec, Scope.around(spec, loaded.module, obj).namespaces, in_place=True)
         raise ModelError(f"{spec.text}: {spec.attribute} changes its argument and returns None", advice=function)
     if not isinstance(model, nn.Module):

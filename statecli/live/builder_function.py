@@ -28,19 +28,19 @@ def write_builder(
     top = spec.attribute.partition(".")[0]
     names = {spec.module: {top}}
     packages: set[str] = set()
-    called: list[types.ModuleType] = []
+    named_modules: list[types.ModuleType] = []
 
-    def write_name(named: ObjectName) -> ObjectName:
-        first, dot, _ = named.name.partition(".")
-        owner = next((space.__name__ for space in (*namespaces, *called) if hasattr(space, first)), None)
+    def write_name(object_name: ObjectName) -> ObjectName:
+        first, dot, _ = object_name.name.partition(".")
+        owner = next((space.__name__ for space in (*namespaces, *named_modules) if hasattr(space, first)), None)
         owner = None if dot and first in sys.modules else owner
         # BertConfig, in the arguments of transformers.BertModel.
-        called.extend(filter(None, [sys.modules.get(named.module or named.name.rpartition(".")[0])]))
-        if named.module != file and (named.module or owner):
-            names.setdefault(str(named.module or owner), set()).add(first)
-        elif named.module != file and dot:
+        named_modules.extend(filter(None, [sys.modules.get(object_name.module or object_name.name.rpartition(".")[0])]))
+        if object_name.module != file and (object_name.module or owner):
+            names.setdefault(str(object_name.module or owner), set()).add(first)
+        elif object_name.module != file and dot:
             packages.add(first)
-        return ObjectName(named.name)
+        return ObjectName(object_name.name)
 
     args = [map_names(value, write_name) for value in spec.args]
     kwargs = {name: map_names(value, write_name) for name, value in spec.kwargs.items()}
@@ -51,7 +51,7 @@ def write_builder(
         if not args:
             kwargs[next(iter(kwargs))] = ObjectName("model")
         body, call = f"model = {model!r}; {spec.attribute}({format_call(args, kwargs)}); ", "model"
-    taken = set() if file == "build.py" else set(list_factories(file))
+    used_names = set() if file == "build.py" else set(list_factories(file))
     imports = [f"from {module} import {', '.join(sorted(names[module]))}; " for module in sorted(names)]
     imports += [f"import {package}; " for package in sorted(packages)]
-    return build_function.write_function(file, call, (top,), taken, "".join(imports) + body)
+    return build_function.write_function(file, call, (top,), used_names, "".join(imports) + body)

@@ -31,8 +31,8 @@ def write_function(base: str, call: ast.Call) -> str:
         module, name, attribute = builder.module, attribute, builder.build
         call = ast.Call(call.func, [ast.Constant(name), *call.args], call.keywords)
     call = ast.Call(ast.parse(attribute, mode="eval").body, call.args, call.keywords)
-    own, imports = {attribute.partition(".")[0]}, set()
-    for name in _list_free_names(call) - own:
+    names_from_module, imports = {attribute.partition(".")[0]}, set()
+    for name in _list_free_names(call) - names_from_module:
         if name in _IMPORTS:
             imports.add(_IMPORTS[name])
         elif name == "torch" or name in MODEL_LIBRARIES:
@@ -40,9 +40,9 @@ def write_function(base: str, call: ast.Call) -> str:
         elif is_layer(name) and module != "torch.nn":
             imports.add(f"from torch.nn import {name}")
         elif name[:1].isupper():
-            own.add(name)
+            names_from_module.add(name)
     lines = "".join(f"{line}; " for line in sorted(imports))
-    return build_function.write_function(module, ast.unparse(call), sorted(own), imports=lines)
+    return build_function.write_function(module, ast.unparse(call), sorted(names_from_module), imports=lines)
 
 
 def parse_call(code: str) -> ast.Call:
@@ -55,6 +55,8 @@ def parse_call(code: str) -> ast.Call:
 def _list_free_names(call: ast.Call) -> set[str]:
     """Return the names that the code reads and does not define."""
     nodes = list(ast.walk(call))
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return read - stored - {node.arg for node in nodes if isinstance(node, ast.arg)} - set(dir(builtins))
+    loaded_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    assigned_names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return (
+        loaded_names - assigned_names - {node.arg for node in nodes if isinstance(node, ast.arg)} - set(dir(builtins))
+    )

@@ -32,9 +32,10 @@ def check_config(document: Mapping[str, Any], config: str) -> None:
     """Raise ModelError for a quantized model, and for a number or list larger than in any model."""
     for key, value in _iter_entries(document):
         if key == "quantization_config" and type(value) is dict:
-            how = str(value.get("quant_method"))[:40]
+            quant_method = str(value.get("quant_method"))[:40]
             raise ModelError(
-                f"{config}: is quantized ({how}), so the file does not say which tensors the class has; name the class"
+                f"{config}: is quantized ({quant_method}), so the file does not say which tensors the class has; name "
+                "the class"
             )
         values = value if type(value) is list else [value]
         count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0

@@ -58,8 +58,10 @@ def _write_function(spec: ModelSpec, argument: str) -> str:
     """Return the function that builds the class with the fields of the file of `--config-json`."""
     value = ObjectName(f"types.SimpleNamespace(**json.load(open({spec.options.config_json!r})))")
     call = f"{spec.attribute}({format_call(spec.args, {**spec.kwargs, argument: value})})"
-    taken = list(list_factories(spec.module)) if spec.is_file else []
-    return write_function(spec.module, call, (spec.attribute.partition(".")[0],), taken, imports="import json, types; ")
+    used_names = list(list_factories(spec.module)) if spec.is_file else []
+    return write_function(
+        spec.module, call, (spec.attribute.partition(".")[0],), used_names, imports="import json, types; "
+    )
 
 
 def list_parameters(callee: Any) -> list[inspect.Parameter]:
@@ -92,13 +94,13 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     config_class = getattr(callee, "config_class", None)
     if isinstance(config_class, type):
         return config_class
-    shared = {kind for kind in _iter_config_classes(callee) if is_configuration(kind)}
-    if len(shared) == 1:
-        return shared.pop()
-    read = _list_read_fields(callee, name)
+    library_classes = {kind for kind in _iter_config_classes(callee) if is_configuration(kind)}
+    if len(library_classes) == 1:
+        return library_classes.pop()
+    field_names = _list_read_fields(callee, name)
     values = [value for space in namespaces[:1] for value in vars(space).values() if isinstance(value, type)]
-    named = (value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS))
-    fitting = [value for value in named if _has_fields(value, read)]
+    configuration_classes = (value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS))
+    fitting = [value for value in configuration_classes if _has_fields(value, field_names)]
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -121,11 +123,11 @@ def _list_read_fields(callee: Any, argument: str) -> set[str]:
     return configuration_fields.list_read_fields(names[0], argument, map_classes(source)) if names else set()
 
 
-def _has_fields(config_class: type, read: set[str]) -> bool:
+def _has_fields(config_class: type, field_names: set[str]) -> bool:
     bases = [base for base in config_class.__mro__ if base is not object]
     names = {parameter.name for base in bases for parameter in list_parameters(base)}
     is_complete = dataclasses.is_dataclass(config_class) and not is_of_transformers(config_class)
-    return configuration_fields.fits(read, names.union(dir(config_class)), is_complete=is_complete)
+    return configuration_fields.fits(field_names, names.union(dir(config_class)), is_complete=is_complete)
 
 
 def is_configuration(value: type) -> bool:
@@ -161,11 +163,11 @@ def is_of_transformers(config_class: type) -> bool:
 
 def _check_model_type(path: str, config_class: type, document: Mapping[str, Any]) -> None:
     """Raise ModelError for the configuration of another model, which `from_dict` accepts."""
-    own, given = getattr(config_class, "model_type", ""), document.get("model_type")
-    if own and type(given) is str and given != own:
+    expected_type, file_type = getattr(config_class, "model_type", ""), document.get("model_type")
+    if expected_type and type(file_type) is str and file_type != expected_type:
         raise ModelError(
-            f"{path}: model_type is {given!r}, but {config_class.__name__} needs {own!r}; give the configuration of "
-            "that model"
+            f"{path}: model_type is {file_type!r}, but {config_class.__name__} needs {expected_type!r}; give the "
+            "configuration of that model"
         )
 
 

@@ -42,9 +42,9 @@ def build_spec_text(path: str) -> str:
     config = files.join(folder, CONFIG)
     if not files.exists(config):
         adapter = files.is_file(files.join(folder, "adapter_config.json"))
-        what = "name the class of the adapter's base model" if adapter else "name the class instead"
+        instruction = "name the class of the adapter's base model" if adapter else "name the class instead"
         auto = option("--model", "auto")
-        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint; {what}")
+        raise UsageError(f"{path}: {auto} needs a {CONFIG} next to the checkpoint; {instruction}")
     document = read_document(config)
     if find_library(document) is not Library.TRANSFORMERS:
         return config
@@ -102,10 +102,10 @@ def _spell_default(name: str, config: str) -> str:
 
     `config`: the typed text, with which an Auto class chooses.
     """
-    named = getattr(hf_auto.import_transformers(name), name, None)
-    config_class = getattr(named, "config_class", None)
+    model_class = getattr(hf_auto.import_transformers(name), name, None)
+    config_class = getattr(model_class, "config_class", None)
     if not isinstance(config_class, type):
-        return hf_auto.find_example(named, config) or ""
+        return hf_auto.find_example(model_class, config) or ""
     return f"transformers:{name}(config={config_class.__name__}())"
 
 
@@ -134,12 +134,14 @@ def find_class(spec: ModelSpec) -> ConfiguredClass:
     if name is not None:
         return ConfiguredClass(Library(library), name, folder, spec.kwargs)
     document = read_document(config)
-    named = find_library(document)
-    if named is Library.TRANSFORMERS:
-        return ConfiguredClass(named, hf_auto.find_class_name(document, config), folder)
-    if named is Library.TIMM:
-        return ConfiguredClass(named, document["architecture"], folder, library_models.list_timm_arguments(document))
-    return ConfiguredClass(named, document["_class_name"], folder)
+    library_of_file = find_library(document)
+    if library_of_file is Library.TRANSFORMERS:
+        return ConfiguredClass(library_of_file, hf_auto.find_class_name(document, config), folder)
+    if library_of_file is Library.TIMM:
+        return ConfiguredClass(
+            library_of_file, document["architecture"], folder, library_models.list_timm_arguments(document)
+        )
+    return ConfiguredClass(library_of_file, document["_class_name"], folder)
 
 
 def build_configured(name: str | None, library: str, config: str, trusts_code: bool, **arguments: Any) -> nn.Module:

@@ -67,8 +67,8 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
     spec = scope.spec
     positional = dict(zip((parameter.name for parameter in list_parameters(callee)), spec.args, strict=False))
     unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
-    others = spec.args[len(positional) :]  # of `*args`
-    modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in others]
+    extra_values = spec.args[len(positional) :]  # of `*args`
+    modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in extra_values]
     if spec.is_file or not (unknown or ObjectName(_MODULE) in modules):
         return error
     lines, has_objects = [], not unknown
@@ -118,29 +118,31 @@ def _call_class(scope: Scope, call: ObjectCall) -> Any:
             f"{spec.text}: {call.callee!r} is not a class; write a function that builds the model, and give this "
             "function instead: build.py:make"
         )
-    given = _resolve_all(scope.enter(callee), call.args, call.kwargs)
-    _check_signature(scope, call, callee.value, given)
-    return callee.value(*given.args, **given.kwargs)
+    arguments = _resolve_all(scope.enter(callee), call.args, call.kwargs)
+    _check_signature(scope, call, callee.value, arguments)
+    return callee.value(*arguments.args, **arguments.kwargs)
 
 
-def _check_signature(scope: Scope, call: ObjectCall, called: type, given: Arguments) -> None:
+def _check_signature(scope: Scope, call: ObjectCall, callee: type, arguments: Arguments) -> None:
     try:
-        signature = inspect.signature(called)
+        signature = inspect.signature(callee)
     except (TypeError, ValueError):
         return
     # A configuration of transformers has fields that its signature does not name, such as num_labels.
-    settings = called if is_of_transformers(called) else None
+    settings = callee if is_of_transformers(callee) else None
     other_names = getattr(settings, "attribute_map", {})
-    named = {key: given.kwargs[key] for key in given.kwargs if not (hasattr(settings, key) or key in other_names)}
-    named.update((key, given.kwargs[key]) for key in signature.parameters if key in given.kwargs)
+    signature_kwargs = {
+        key: arguments.kwargs[key] for key in arguments.kwargs if not (hasattr(settings, key) or key in other_names)
+    }
+    signature_kwargs.update((key, arguments.kwargs[key]) for key in signature.parameters if key in arguments.kwargs)
     try:
-        signature.bind(*given.args, **named)
+        signature.bind(*arguments.args, **signature_kwargs)
     except TypeError as error:
         problem = f"{scope.spec.text}: {call.callee!r}: {error}"
-        raise _advise_call(scope, call, called, list(signature.parameters)).build_error(problem) from error
+        raise _advise_call(scope, call, callee, list(signature.parameters)).build_error(problem) from error
 
 
-def _advise_call(scope: Scope, call: ObjectCall, called: type, names: Sequence[str]) -> Advice:
+def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[str]) -> Advice:
     """Return the line with the nearest name in place of an unknown argument, or with the arguments that are missing."""
     kwargs, near = dict(call.kwargs), ""
     unknown = next((key for key in kwargs if key not in names), None)
@@ -148,10 +150,10 @@ def _advise_call(scope: Scope, call: ObjectCall, called: type, names: Sequence[s
         near = next(iter(get_close_matches(unknown, names, 1, _SIMILARITY)), "")
         kwargs = {near if key == unknown else key: value for key, value in kwargs.items()}
     elif not scope.spec.is_file:
-        missing = find_missing_arguments(called, replace(scope.spec, args=call.args, kwargs=kwargs))
-        kwargs.update(write_values(scope.spec, called, missing, _SIZE) or {})
+        missing = find_missing_arguments(callee, replace(scope.spec, args=call.args, kwargs=kwargs))
+        kwargs.update(write_values(scope.spec, callee, missing, _SIZE) or {})
     if kwargs == call.kwargs or "" in kwargs:
         return Advice(f"{call.callee!r} takes {join_names(list(names), 8)}")
-    changed = ObjectCall(call.name, call.args, kwargs, call.module)
-    line = spell(scope.spec, lambda value: replace_call(value, call, changed))
+    changed_call = ObjectCall(call.name, call.args, kwargs, call.module)
+    line = spell(scope.spec, lambda value: replace_call(value, call, changed_call))
     return advise_line(line, question=f"did you mean {near}?" if near else "")

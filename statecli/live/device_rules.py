@@ -145,12 +145,12 @@ class DeviceWatch:
         if not off_device_tensors:
             return []
         self._record_reads(func, off_device_tensors, kwargs)
-        refused = find_strays(func, args, kwargs, self.device)
-        if refused:
-            self._blame_strays(func, refused, tensors)
+        strays = find_strays(func, args, kwargs, self.device)
+        if strays:
+            self._blame_strays(func, strays, tensors)
         elif len(off_device_tensors) < len(tensors):
             self._record_taken(func, off_device_tensors)
-        return refused
+        return strays
 
     def find_off_cpu(self, func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
         """Return tensors on the device that the operator needs on the CPU; record each, or raise `Refused`."""
@@ -159,12 +159,12 @@ class DeviceWatch:
             return []
         argument_name, message = CPU_ONLY_ARGUMENTS[name]
         values = [value for argument, value in _bind_arguments(func, args, kwargs) if argument.name == argument_name]
-        refused = [tensor for tensor in list_tensors(*values) if tensor.device == self.device]
+        tensors_on_device = [tensor for tensor in list_tensors(*values) if tensor.device == self.device]
         place = tensor_sources.find_user_place()
-        sources = [self.get_source(tensor) or Source() for tensor in refused]
+        sources = [self.get_source(tensor) or Source() for tensor in tensors_on_device]
         faults = [Mismatch(value, "", argument_name, name.strip("_"), place, Fault.NOT_ON_CPU) for value in sources]
         self._record_or_raise(faults, message)
-        return refused
+        return tensors_on_device
 
     def refuses_generator(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return True if CUDA would refuse the operator's generator, and record the refusal."""
@@ -283,30 +283,30 @@ class DeviceWatch:
         return not any(mismatch.is_same_mistake_as(carried) for carried in self.carried_over)
 
 
-def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int = 0) -> list[torch.Tensor]:
+def find_strays(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int = 0) -> list[torch.Tensor]:
     """Return tensors outside of `device` that CUDA needs there for `func`; [] for a legal call.
 
-    The tensor with the id `moved` counts as on the device.
+    The tensor with the id `moved_id` counts as on the device.
     """
     name = get_operator_name(func)
     if name in ANY_DEVICE_OPERATORS or name.endswith("_like") or name.startswith("new_"):
         return []
     tensors = list_tensors(*args, *kwargs.values())
     if name.startswith("_foreach_"):
-        return _find_strays_in_lists(func, args, kwargs, device, moved)
+        return _find_strays_in_lists(func, args, kwargs, device, moved_id)
     if name in _INDEXING_OPERATORS:
-        tensors = _select_for_indexing(args, kwargs, device, tensors, moved)
+        tensors = _select_for_indexing(args, kwargs, device, tensors, moved_id)
     elif name in _RNN_OPERATORS:
         tensors = [tensor for tensor in tensors if tensor.dtype is not torch.int64]
-    off_device_tensors = [tensor for tensor in tensors if not _is_on_device(tensor, device, moved)]
+    off_device_tensors = [tensor for tensor in tensors if not _is_on_device(tensor, device, moved_id)]
     if len(off_device_tensors) == len(tensors):
         return []
     numbers = _find_scalar_ids(func, args, kwargs, off_device_tensors)
     return [tensor for tensor in off_device_tensors if id(tensor) not in numbers]
 
 
-def _is_on_device(tensor: torch.Tensor, device: torch.device, moved: int) -> bool:
-    return tensor.device == device or id(tensor) == moved
+def _is_on_device(tensor: torch.Tensor, device: torch.device, moved_id: int) -> bool:
+    return tensor.device == device or id(tensor) == moved_id
 
 
 def _find_scalar_ids(func: Any, args: Any, kwargs: Any, off_device_tensors: list[torch.Tensor]) -> set[int]:
@@ -337,7 +337,7 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved: int) -> list[torch.Tensor]:
+def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.device, moved_id: int) -> list[torch.Tensor]:
     """Find strays of a `_foreach_` operator, a call for each index of its lists."""
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if argument.name != _SCALARS_ARGUMENT}
@@ -350,7 +350,7 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 
         call = {name: pick(value) for name, value in values.items()}
         tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
-        off_device_tensors = [value for value in tensors if not _is_on_device(value, device, moved)]
+        off_device_tensors = [value for value in tensors if not _is_on_device(value, device, moved_id)]
         if len(off_device_tensors) < len(tensors):
             numbers = _find_scalar_ids(func, (), call, off_device_tensors)
             strays_by_id.update({id(value): value for value in off_device_tensors if id(value) not in numbers})
@@ -358,13 +358,13 @@ def _find_strays_in_lists(func: Any, args: Any, kwargs: Any, device: torch.devic
 
 
 def _select_for_indexing(
-    args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved: int
+    args: Any, kwargs: Any, device: torch.device, tensors: list[torch.Tensor], moved_id: int
 ) -> list[torch.Tensor]:
     """Return the tensors of an indexing that must share a device: without indices, if the table is on the device."""
     table = args[0] if args else kwargs["self"]
-    if not _is_on_device(table, device, moved):
+    if not _is_on_device(table, device, moved_id):
         # The indices are right: the table (and the values written to it) is elsewhere.
-        return [table, *(tensor for tensor in tensors if _is_on_device(tensor, device, moved))]
+        return [table, *(tensor for tensor in tensors if _is_on_device(tensor, device, moved_id))]
     values = list_tensors(*args[2:], kwargs.get("values"))
     return [table, *(tensor for tensor in values if tensor.dim())]
 
@@ -383,9 +383,9 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.is_inference_mode_enabled() and func._can_decompose():
             with self:  # only inference mode passes composite operators
                 return func.decompose(*args, **kwargs)
-        refused = self._watch.find_refused(func, args, kwargs)
-        if refused:
-            args, kwargs = self._carry_over((args, kwargs), refused, self._watch.device)
+        strays = self._watch.find_refused(func, args, kwargs)
+        if strays:
+            args, kwargs = self._carry_over((args, kwargs), strays, self._watch.device)
         off_cpu = self._watch.find_off_cpu(func, args, kwargs)
         if off_cpu:
             args, kwargs = self._carry_over((args, kwargs), off_cpu, torch.device("cpu"))

@@ -30,12 +30,16 @@ def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
     for args, kwargs in _iter_calls(callee):
         with suppress(StateError):
             values = [_resolve(scope, value) for value in args]
-            named = {name: _resolve(scope, value) for name, value in kwargs.items()}
+            kwargs_by_name = {name: _resolve(scope, value) for name, value in kwargs.items()}
             if spec.args or spec.kwargs:
                 names = list(inspect.signature(callee).parameters)
-                named = {**dict(zip(names, values, strict=False)), **named, **dict(zip(names, spec.args, strict=False))}
-                values, named = [], {**named, **spec.kwargs}
-            lines.append(spell(replace(spec, args=tuple(values), kwargs=named, called=True)))
+                kwargs_by_name = {
+                    **dict(zip(names, values, strict=False)),
+                    **kwargs_by_name,
+                    **dict(zip(names, spec.args, strict=False)),
+                }
+                values, kwargs_by_name = [], {**kwargs_by_name, **spec.kwargs}
+            lines.append(spell(replace(spec, args=tuple(values), kwargs=kwargs_by_name, called=True)))
     return lines
 
 
@@ -57,11 +61,11 @@ def _resolve(scope: Scope, value: Any) -> Any:
             with suppress(StateError):
                 resolved_items.append(_resolve(scope, item))
         return resolved_items if len(resolved_items) == len(value) else resolved_items[:1]
-    return map_names(value, lambda named: _find_name(scope, named))
+    return map_names(value, lambda object_name: _find_name(scope, object_name))
 
 
-def _find_name(scope: Scope, named: ObjectName) -> ObjectName:
-    full = scope.rewrite(named)
-    full_name: ObjectName = named if not isinstance(full, ObjectName) else full
+def _find_name(scope: Scope, object_name: ObjectName) -> ObjectName:
+    rewritten = scope.rewrite(object_name)
+    full_name: ObjectName = object_name if not isinstance(rewritten, ObjectName) else rewritten
     scope.find(full_name)
     return full_name

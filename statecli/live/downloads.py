@@ -123,9 +123,9 @@ class _Guard:
     def wrap(self, original: Callable[..., Any], find_host: Callable[..., tuple[object, str]]) -> Callable[..., Any]:
         """Wrap a function that connects; `find_host` returns the host and the source in its arguments."""
 
-        def connect(*args: Any, **named: Any) -> Any:
-            self.refuse(*find_host(*args, **named))
-            return original(*args, **named)
+        def connect(*args: Any, **kwargs: Any) -> Any:
+            self.refuse(*find_host(*args, **kwargs))
+            return original(*args, **kwargs)
 
         return connect
 

@@ -53,9 +53,12 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
         if near and type(classes[near[0]]) is str:
             line = quote_for_shell(f"transformers:{classes[near[0]]}({config!r})")
             raise UsageError(f"{config}: model_type {kind[:80]!r} is unknown; did you mean {near[0]}? write {line}")
-    what = "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
-    needs = f", but {option('--model', 'auto')} needs a class name; name the class instead"
-    raise UsageError(f"{config}: architectures {what}{needs if for_auto else '; name the class: file.py:Class'}")
+    architectures_problem = (
+        "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
+    )
+    auto_problem = f", but {option('--model', 'auto')} needs a class name; name the class instead"
+    advice = auto_problem if for_auto else "; name the class: file.py:Class"
+    raise UsageError(f"{config}: architectures {architectures_problem}{advice}")
 
 
 def import_transformers(config: str) -> Any:
@@ -98,11 +101,11 @@ def build_transformers(name: str | None, config: str, arguments: Mapping[str, An
         config_guards.limit_registrations(config),
         config_guards.use_saved_dtype(torch, document),
     ):
-        own, replaced = _divide_arguments(model_class, arguments)
-        config_guards.check_config(replaced, config)
-        settings = config_class.from_dict(config_guards.remove_fetches({**document, **replaced}))
+        model_arguments, replaced_entries = _divide_arguments(model_class, arguments)
+        config_guards.check_config(replaced_entries, config)
+        settings = config_class.from_dict(config_guards.remove_fetches({**document, **replaced_entries}))
         settings._attn_implementation = "eager"
-        model: nn.Module = model_class(settings, **own)
+        model: nn.Module = model_class(settings, **model_arguments)
     return model
 
 
@@ -167,11 +170,13 @@ def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], con
         problem = f"{config}: {name} of transformers {transformers.__version__} has no class for {has}"
         example = find_example(getattr(transformers, name, None), str(kind or ""))
         raise ModelError(f"{problem}; for random values, write {quote_for_shell(example)}" if example else problem)
-    chosen = mapping[config_class]
-    if not isinstance(chosen, (tuple, list)):
-        return chosen
-    named = document.get("architectures") or ()
-    return next((model_class for model_class in chosen if model_class.__name__ in named), chosen[0])
+    model_classes = mapping[config_class]
+    if not isinstance(model_classes, (tuple, list)):
+        return model_classes
+    architecture_names = document.get("architectures") or ()
+    return next(
+        (model_class for model_class in model_classes if model_class.__name__ in architecture_names), model_classes[0]
+    )
 
 
 def find_example(auto_class: Any, name: str = "") -> str | None:
@@ -183,8 +188,8 @@ def find_example(auto_class: Any, name: str = "") -> str | None:
     classes = list(mapping.keys())
     kind = find_model_type(name, [config_class.model_type for config_class in classes])
     for config_class in [candidate for candidate in classes if kind in (None, candidate.model_type)][:1]:
-        chosen = mapping[config_class]
-        model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
+        model_classes = mapping[config_class]
+        model_class = model_classes[0] if isinstance(model_classes, (tuple, list)) else model_classes
         return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
     return None
 
@@ -220,25 +225,25 @@ def _divide_arguments(model_class: Any, arguments: Mapping[str, Any]) -> Divided
     import inspect
 
     parameters = list(inspect.signature(model_class.__init__).parameters)[2:]
-    own = {key: value for key, value in arguments.items() if key in parameters}
-    rest = {key: value for key, value in arguments.items() if key not in own}
-    unknown = [key for key in rest if not hasattr(model_class.config_class(), key)]
+    model_arguments = {key: value for key, value in arguments.items() if key in parameters}
+    other_arguments = {key: value for key, value in arguments.items() if key not in model_arguments}
+    unknown = [key for key in other_arguments if not hasattr(model_class.config_class(), key)]
     if unknown:
-        takes = f"{model_class.__name__} takes {join_names(['config', *parameters], 6)}"
+        accepted_text = f"{model_class.__name__} takes {join_names(['config', *parameters], 6)}"
         raise ModelError(
-            f"{join_names(unknown, 3)}: neither an argument of the model nor of its configuration; {takes}"
+            f"{join_names(unknown, 3)}: neither an argument of the model nor of its configuration; {accepted_text}"
         )
-    return DividedArguments(own, rest)
+    return DividedArguments(model_arguments, other_arguments)
 
 
 def _describe_unknown_class(name: str, document: Mapping[str, Any], config: str, version: str) -> str:
     """Return that transformers has no such class, which the file names, or the user alone."""
     if document.get("auto_map"):
         return f"{config}: {name} is code of the checkpoint (auto_map), which {option('--model', 'auto')} does not run"
-    what = f"not a model class of transformers {version}"
+    class_text = f"not a model class of transformers {version}"
     names = document.get("architectures")
     is_in_file = type(names) is list and name in names
-    return f"{config}: names {name}, which is {what}" if is_in_file else f"transformers:{name}: is {what}"
+    return f"{config}: names {name}, which is {class_text}" if is_in_file else f"transformers:{name}: is {class_text}"
 
 
 def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
@@ -278,8 +283,8 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
         rename = build_renaming(model, class_tensors)
     renamed: dict[str, tuple[str, ...]] = {}
     for name in names:
-        own = rename(name) if rename else _swap_prefix(name, model.base_model_prefix, class_tensors)
-        targets = tuple(target for target in own if target in class_tensors)
+        new_names = rename(name) if rename else _swap_prefix(name, model.base_model_prefix, class_tensors)
+        targets = tuple(target for target in new_names if target in class_tensors)
         if targets and targets != (name,):
             renamed[name] = targets
     return renamed

@@ -212,8 +212,8 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
 
 
 def _find_near(name: str, names: list[str]) -> list[str]:
-    same = [candidate for candidate in names if candidate.lower() == name.lower()]
-    return same or difflib.get_close_matches(name, names, 3, _SIMILARITY)
+    equal_names = [candidate for candidate in names if candidate.lower() == name.lower()]
+    return equal_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
 
 
 def _find_near_class(name: str, names: list[str]) -> list[str]:
@@ -254,12 +254,14 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
         try:
             obj = _get_member(obj, name)
         except AttributeError as error:
-            where = ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
+            owner_name = (
+                ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
+            )
             # UNet, for nets.UNet, before a name that is similar to nets.
             last = _find_named_class(obj, names[-1]) if name != names[-1] else None
             spec, hint = (spec, suggest(obj, name)) if last is None else (replace(spec, attribute=names[-1]), last)
             line = _write_near(spec, names_done, obj, hint)
-            problem = f"{where} has no {name}{hint.text}"
+            problem = f"{owner_name} has no {name}{hint.text}"
             raise (advise_line(line).build_error(problem) if line else ModelError(problem)) from error
         names_done.append(name)
     return obj
@@ -296,8 +298,8 @@ def _find_named_class(module: Any, name: str) -> _Hint | None:
     if not isinstance(module, types.ModuleType):
         return None
     # A library may load the module of a class only when the class is named.
-    own = module.__name__ if is_module_class(getattr(module, name, None)) else None
-    owner = own or _map_model_classes(module).get(name)
+    own_module = module.__name__ if is_module_class(getattr(module, name, None)) else None
+    owner = own_module or _map_model_classes(module).get(name)
     return _Hint("", name, owner) if owner else _find_moved_class(module, name)
 
 
@@ -306,10 +308,10 @@ def _write_near(spec: ModelSpec, owners: list[str], obj: Any, hint: _Hint) -> st
     if hint.near is None:
         return ""
     owner = obj if hint.module is None else sys.modules[hint.module]
-    value, rest = getattr(owner, hint.near, None), spec.attribute.split(".")[len(owners) + 1 :]
+    value, names_after = getattr(owner, hint.near, None), spec.attribute.split(".")[len(owners) + 1 :]
     if not callable(value):
         return ""
-    parts = [hint.near, *rest] if hint.module else [*owners, hint.near, *rest]
+    parts = [hint.near, *names_after] if hint.module else [*owners, hint.near, *names_after]
     return object_scope.spell(replace(spec, module=hint.module or spec.module, attribute=".".join(parts)))
 
 
@@ -369,11 +371,13 @@ def _map_model_classes(package: Any) -> dict[str, str]:
 
 def _suggest_functions(obj: Any, name: str) -> _Hint:
     """Suggest a function with a similar name, else the functions that the module itself defines."""
-    named = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
-    near = _find_near(name, list(named))
+    functions_by_name = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
+    near = _find_near(name, list(functions_by_name))
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?")
-    functions = [name_ for name_, value in named.items() if value.__module__ == getattr(obj, "__name__", None)]
+    functions = [
+        name_ for name_, value in functions_by_name.items() if value.__module__ == getattr(obj, "__name__", None)
+    ]
     if not functions:
         return _Hint("; the file defines no function")
     are = "its functions are" if len(functions) > 1 else "its only function is"
@@ -381,11 +385,13 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
 
 
 def _suggest_models(obj: Any, name: str) -> _Hint:
-    public = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
+    public_names = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
     # Not by getattr, which loads each module of transformers.
-    named_modules = [candidate for candidate in public if isinstance(vars(obj).get(candidate), types.ModuleType)]
-    near = _find_near_class(name, [candidate for candidate in public if candidate not in named_modules])
-    family = [candidate for candidate in public if (word := _FIRST_WORD.match(name)) and candidate.startswith(word[0])]
+    named_modules = [candidate for candidate in public_names if isinstance(vars(obj).get(candidate), types.ModuleType)]
+    near = _find_near_class(name, [candidate for candidate in public_names if candidate not in named_modules])
+    family = [
+        candidate for candidate in public_names if (word := _FIRST_WORD.match(name)) and candidate.startswith(word[0])
+    ]
     # A model before a configuration or a tokenizer, whose modules have no layers.
     family.sort(key=lambda candidate: (not candidate.endswith("Model"), "For" not in candidate, len(candidate)))
     defining = [
@@ -394,20 +400,20 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
-    models = [n for n in public if is_module_class(vars(obj).get(n))]
-    inner = _find_inner_class(obj, name, is_similar=not models)
-    if inner is not None and (inner.near == name or not near):
-        return inner
-    moved = _find_moved_class(obj, name)
-    if moved is not None:
-        return moved
+    models = [n for n in public_names if is_module_class(vars(obj).get(n))]
+    inner_hint = _find_inner_class(obj, name, is_similar=not models)
+    if inner_hint is not None and (inner_hint.near == name or not near):
+        return inner_hint
+    moved_hint = _find_moved_class(obj, name)
+    if moved_hint is not None:
+        return moved_hint
     near = near or _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
     near = near or difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
     if near:
         return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
-    unloaded = _find_unloaded_class(obj, name)
-    if unloaded is not None:
-        return unloaded
+    unloaded_hint = _find_unloaded_class(obj, name)
+    if unloaded_hint is not None:
+        return unloaded_hint
     example = find_example(getattr(obj, "__name__", ""))
     end = f"; for example, write {example}" if example else ""
     if not models:

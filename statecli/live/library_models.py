@@ -36,8 +36,8 @@ def import_library(name: str, config: str) -> Any:
     except ImportError as error:
         package, missing = name.partition(".")[0], (error.name or "").partition(".")[0]
         why = "is not installed" if missing == package else f"needs {missing}" if missing else "cannot be imported"
-        needs = f"{config}: needs {package.replace('_', '-')}, which {why}"
-        raise MissingDependency(f"{needs}: {install_module(missing or package)}") from error
+        problem = f"{config}: needs {package.replace('_', '-')}, which {why}"
+        raise MissingDependency(f"{problem}: {install_module(missing or package)}") from error
 
 
 def build_diffusers(
@@ -45,22 +45,24 @@ def build_diffusers(
 ) -> nn.Module:
     """Build the class `name`, or the class in `_class_name`, of diffusers. Raises ModelError."""
     diffusers = import_library("diffusers", config)
-    named = document.get("_class_name")
-    is_unknown = type(named) is str and _find_diffusers_class(diffusers, named) is None
-    if type(named) is not str or (name is not None and not is_unknown and name != named.rpartition(".")[2]):
-        has = f"names {named[:80]}, not {name}" if type(named) is str else "has no _class_name"
+    file_class = document.get("_class_name")
+    is_unknown = type(file_class) is str and _find_diffusers_class(diffusers, file_class) is None
+    if type(file_class) is not str or (name is not None and not is_unknown and name != file_class.rpartition(".")[2]):
+        has = f"names {file_class[:80]}, not {name}" if type(file_class) is str else "has no _class_name"
         raise ModelError(f"{config}: {has}, so it is not a configuration of this class of diffusers")
-    name = name or named
+    name = name or file_class
     config_guards.check_config(document, config)
     model_class = _find_diffusers_class(diffusers, name)
     if model_class is None:
         hint = _suggest_diffusers_class(diffusers, name, config)
         problem = f"names {name[:80]}, which is not a model class of diffusers {diffusers.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
-    takes = list(inspect.signature(model_class.__init__).parameters)[1:]
-    unknown = [key for key in arguments if key not in takes]
+    parameter_names = list(inspect.signature(model_class.__init__).parameters)[1:]
+    unknown = [key for key in arguments if key not in parameter_names]
     if unknown:
-        raise ModelError(f"{join_names(unknown, 3)}: not an argument of {name}, which takes {join_names(takes, 8)}")
+        raise ModelError(
+            f"{join_names(unknown, 3)}: not an argument of {name}, which takes {join_names(parameter_names, 8)}"
+        )
     with config_guards.disable_hub(), config_guards.limit_registrations(config):
         model: nn.Module = model_class.from_config({**document, **arguments})
     return model
@@ -103,8 +105,8 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
 
 def list_timm_arguments(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `timm.create_model` in a configuration."""
-    given = document.get("model_args")
-    arguments = dict(given) if type(given) is dict else {}
+    model_args = document.get("model_args")
+    arguments = dict(model_args) if type(model_args) is dict else {}
     for key, kind in (("num_classes", int), ("global_pool", str)):
         if type(document.get(key)) is kind:
             arguments.setdefault(key, document[key])

@@ -222,15 +222,15 @@ _NAMED = compile_on_use(r'While (?:copying|swapping) the parameter named "(.+?)"
 def _build_answer(missing: Iterable[str], unexpected: Iterable[str], messages: Iterable[str]) -> Answer:
     """Build the answer with each name once, because a hook of the model and a child may both miss a name."""
     mismatched: dict[str, None] = {}
-    refused: list[tuple[str | None, str]] = []
+    refusals: list[tuple[str | None, str]] = []
     for message in messages:
         if match := _MISMATCH.match(message):
             mismatched[match[1]] = None
             continue
-        named = _NAMED.match(message)
+        name_match = _NAMED.match(message)
         reason = "the entry of the checkpoint is not a tensor" if _NoTensor.__name__ in message else message
-        refused.append((named[1] if named else None, f"refused: {' '.join(reason.split())}"))
-    return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refused))
+        refusals.append((name_match[1] if name_match else None, f"refused: {' '.join(reason.split())}"))
+    return Answer(tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unexpected)), tuple(mismatched), tuple(refusals))
 
 
 @contextmanager

@@ -242,16 +242,16 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
     except ModelError as error:
         return SavedState(reason=str(error).removeprefix(f"{built.spec.text}: "))
     tensors_by_name = dict(iter_tensors(result))
-    own = {storage(tensor)[0] for tensor in tensors_by_name.values()}
+    model_storages = {storage(tensor)[0] for tensor in tensors_by_name.values()}
     holder = nn.Module()
     object.__setattr__(holder, "state", entries)
     tensors = _name_state_dict_tensors(walk(holder), entries)
     direct = {id(value) for key, value in entries.items() if key in tensors_by_name}
-    keys = {str(key): _find_model_storage(value, own) for key, value in entries.items()}
+    keys = {str(key): _find_model_storage(value, model_storages) for key, value in entries.items()}
     copies = {
         name: (str(tensor.dtype), tuple(tensor.shape))
         for name, tensor in tensors
-        if not (is_lazy(tensor) or tensor.is_nested) and storage(tensor)[0] not in own
+        if not (is_lazy(tensor) or tensor.is_nested) and storage(tensor)[0] not in model_storages
     }
     unnamed = {
         copies[name]
@@ -268,12 +268,12 @@ def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> lis
     keys = {f"[{key!r}]": str(key) for key in entries if type(key) is str}
     tensors = []
     for unregistered in result.unregistered:
-        label, *rest = [step.label for step in unregistered.steps[1:]] or [""]
-        tensors.append((keys.get(label, label) + "".join(rest), unregistered.tensor))
+        label, *inner_labels = [step.label for step in unregistered.steps[1:]] or [""]
+        tensors.append((keys.get(label, label) + "".join(inner_labels), unregistered.tensor))
     return tensors
 
 
-def _find_model_storage(value: Any, own: set[int | str]) -> int | str | None:
+def _find_model_storage(value: Any, model_storages: set[int | str]) -> int | str | None:
     """Return the storage key of `value` if a tensor of the model shares the storage, else None."""
     key = storage(value)[0] if issubclass(type(value), torch.Tensor) else None
-    return key if key in own else None
+    return key if key in model_storages else None

@@ -110,27 +110,27 @@ def _suggest_trust(spec: ModelSpec, error: BaseException) -> str:
     return f"; torch.hub does not trust this repository; to trust it, write {line}"
 
 
-def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, what: str) -> ModelError | None:
+def _explain_refusal(spec: ModelSpec, callee: Any, error: BaseException, caller: str) -> ModelError | None:
     """Describe the need of a refused download, and the line to type without the download; None for another error."""
     refusal = downloads.find_refusal(error)
     if refusal is None:
         return None
-    problem = f"{what} needs a download from {refusal.source}, but statecli does not download by default:"
+    problem = f"{caller} needs a download from {refusal.source}, but statecli does not download by default:"
     # A function may take `pretrained=True` for `weights`, and refuses both.
     argument = downloads.find_request(spec.kwargs) or refusal.argument
     if argument is None:
         return without_download.advise_line(spec, callee, error).build_error(problem)
     name, value = argument
-    changed = set_argument(spec, callee, name, value)
+    changed_spec = set_argument(spec, callee, name, value)
     try:
-        inspect.signature(callee).bind(*changed.args, **changed.kwargs)
+        inspect.signature(callee).bind(*changed_spec.args, **changed_spec.kwargs)
     except (TypeError, ValueError):
         if spec.is_file or refusal.owner is None:
             return ModelError(problem, advice=f"write {name}={value}, or {downloads.ALLOW}")
         line = quote_for_shell(f"{refusal.owner.__module__}:{refusal.owner.__qualname__}({name}={value})")
         advice = f"for its part {refusal.owner.__name__} alone, write {line}, or {downloads.ALLOW}"
         return ModelError(problem, advice=advice, lines=(line,))
-    line = quote_for_shell(f"{spec.base}({format_call(changed.args, changed.kwargs)})")
+    line = quote_for_shell(f"{spec.base}({format_call(changed_spec.args, changed_spec.kwargs)})")
     return ModelError(problem, advice=f"write {line}, or {downloads.ALLOW}", lines=(line,))
 
 
@@ -150,11 +150,11 @@ def _suggest_input(error: BaseException) -> str:
         if isinstance(rows, int):
             ids = option("--input", f"int64:{_format_sizes(shape)}<{rows}", quoted=True)
             return f"; the embedding takes integers from 0 to {rows - 1}: {ids}"
-        takes = _find_taken_size(layer, shape)
-        if takes is not None and _is_input_of_model(value, frames):
-            dimension, size, what = takes
+        taken_size = _find_taken_size(layer, shape)
+        if taken_size is not None and _is_input_of_model(value, frames):
+            dimension, size, unit = taken_size
             shape[dimension] = size
-            return f"; the first layer takes {size:,} {what}: {option('--input', _format_sizes(shape))}"
+            return f"; the first layer takes {size:,} {unit}: {option('--input', _format_sizes(shape))}"
     return ""
 
 

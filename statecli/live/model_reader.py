@@ -239,16 +239,16 @@ def _measure_own_move(table: _Table) -> None:
     """
     built = table.built
     own_to, on_meta = measure.has_own_to(built.module), built.init_device == "meta"
-    own = measure.try_own_to(built, walk(built.module)) if own_to and not on_meta else None
-    if own is not None:
-        _record_follows_device(table, own)
+    own_trial = measure.try_own_to(built, walk(built.module)) if own_to and not on_meta else None
+    if own_trial is not None:
+        _record_follows_device(table, own_trial)
         return
     if not own_to and all(row.follows_device is not False for row in table.rows):
         return
-    follows = None if on_meta else measure.try_fake_gpu_move(built)
+    follows_by_name = None if on_meta else measure.try_fake_gpu_move(built)
     for row in table.rows:
-        if follows is not None and row.follows_device is not None:
-            row.follows_device = follows.get(row.fqn, row.follows_device)
+        if follows_by_name is not None and row.follows_device is not None:
+            row.follows_device = follows_by_name.get(row.fqn, row.follows_device)
         elif row.follows_device is False and own_to:
             row.follows_device = None
             why = "the method fails on meta and on a fake CUDA device"
@@ -325,16 +325,16 @@ def _build_table(built: BuiltModel) -> _Table:
     _add_unregistered(table)
     if not table.rows and not table.walk.packed:
         table.add_oddity(OddityKind.NO_TENSORS, "the model has no tensors, so there is nothing to inspect")
-    saved = measure.measure_state_dict(built, result)
-    if saved.reason is not None:
-        table.oddities.append(Oddity("no-state-dict", f"cannot check which tensors are saved: {saved.reason}"))
+    saved_state = measure.measure_state_dict(built, result)
+    if saved_state.reason is not None:
+        table.oddities.append(Oddity("no-state-dict", f"cannot check which tensors are saved: {saved_state.reason}"))
     for row in table.rows:
-        row.saved = saved.includes(row.key, row.fqn, row.tensor, row.facts.storage)
+        row.saved = saved_state.includes(row.key, row.fqn, row.tensor, row.facts.storage)
         if row.saved and row.unregistered is not None and _is_recomputed(row.unregistered):
             row.saved = False  # the tensor from which it is computed is saved, in the same memory
-        if row.saved is False and row.facts.storage in saved.storages:
+        if row.saved is False and row.facts.storage in saved_state.storages:
             row.notes.append("saved only under the name of a tied tensor, not under this name")
-        if row.saved is None and saved.reason is None:
+        if row.saved is None and saved_state.reason is None:
             row.notes.append("statecli does not know whether get_extra_state saves a copy of the tensor")
     return table
 
@@ -352,9 +352,11 @@ def _add_oddities(table: _Table) -> None:
         count = count_constants_in_code(module)
         if count:
             name = prefix.rstrip(".")
-            what = f"the TorchScript code of {name or 'the model'} contains {plural(count, 'constant tensor')}"
+            constants_text = (
+                f"the TorchScript code of {name or 'the model'} contains {plural(count, 'constant tensor')}"
+            )
             effect = ".to() does not move such tensors, state_dict() does not contain them"
-            message = f"{what}; {effect}, and statecli does not list them"
+            message = f"{constants_text}; {effect}, and statecli does not list them"
             table.add_oddity(OddityKind.SCRIPT_MODULE, message, name or None)
     for name in table.walk.packed:
         message = f"{name} stores weights in C++, where statecli cannot read them; these weights are not listed"
@@ -381,9 +383,9 @@ def _locate_registration(table: _Table, entry: RegisteredName) -> tuple[str, int
     place = table.built.origins.locate(entry.owner, entry.attribute)
     path = entry.key.removesuffix(entry.attribute).rstrip(".")
     while place is None and path:
-        above, _, name = path.rpartition(".")
-        place = table.built.origins.locate(table.get_module(above), name)
-        path = above
+        parent_path, _, name = path.rpartition(".")
+        place = table.built.origins.locate(table.get_module(parent_path), name)
+        path = parent_path
     return place
 
 
@@ -412,11 +414,11 @@ def _add_unregistered(table: _Table) -> None:
     for unregistered in table.walk.unregistered:
         row = by_object.get(id(unregistered.tensor))
         facts = read_facts(unregistered.tensor) if row is None else row.facts
-        shared = by_storage.get(facts.storage)
-        is_part = row is None and shared is not None and facts.elements <= shared.facts.elements
+        row_in_storage = by_storage.get(facts.storage)
+        is_part = row is None and row_in_storage is not None and facts.elements <= row_in_storage.facts.elements
         # A recomputed tensor shares memory only until the first forward.
         if is_part and not _is_recomputed(unregistered):
-            row = shared
+            row = row_in_storage
         if row is not None:
             row.aliases.append(unregistered.fqn)
             table.aliases[unregistered.fqn] = (row, unregistered)
@@ -607,8 +609,8 @@ def _add_recomputed(table: _Table, trial: measure.MoveTrial) -> None:
 def _describe_reassignment(unregistered: UnregisteredTensor) -> str | None:
     """Describe how torch reassigns this attribute before reading it; None for other attributes."""
     if _get_attribute(unregistered) in _DDP_BUFFER_ATTRIBUTES and _is_torch_ddp(type(unregistered.owner)):
-        when = "from the module's buffers before each synchronization"
-        return f"DistributedDataParallel sets this attribute again {when}, so no action is needed"
+        moment = "from the module's buffers before each synchronization"
+        return f"DistributedDataParallel sets this attribute again {moment}, so no action is needed"
     recomputes = "torch recomputes the tensor from registered tensors before each forward"
     return recomputes if _is_recomputed(unregistered) else None
 
@@ -735,9 +737,9 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
     if sharing.largest is not None and sharing.largest.facts.elements > row.facts.elements:
         return suggest_fix.suggest_for_part(sharing.largest.fqn)
     repeated = table.built.origins.is_repeated(row.unregistered.owner, _get_attribute(row.unregistered))
-    others = _find_other_names(table, row, sharing)
+    other_names = _find_other_names(table, row, sharing)
     return table.get_suggestions().suggest(
-        row.unregistered, row.place, repeated=repeated, others=others, rebuild=table.get_rebuild(row)
+        row.unregistered, row.place, repeated=repeated, other_names=other_names, rebuild=table.get_rebuild(row)
     )
 
 
@@ -756,7 +758,7 @@ def _find_rows_overlapping(table: _Table, row: _Row) -> _StorageRows:
 def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> suggest_fix.OtherNames:
     """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
     names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
-    same = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
+    is_same_tensor = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
     disjoint = sharing.count < table.find_rows_sharing(row).count
     count = len(row.aliases) + sharing.count - 1
-    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, same, disjoint)
+    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, is_same_tensor, disjoint)

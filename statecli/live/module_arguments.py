@@ -15,15 +15,15 @@ from statecli.live.spec_arguments import parse_arguments
 from statecli.live.spec_objects import ObjectCall, ObjectName
 
 
-def check_stored_texts(spec: ModelSpec, module: types.ModuleType, built: Any) -> None:
+def check_stored_texts(spec: ModelSpec, module: types.ModuleType, model: Any) -> None:
     """Raise ModelError for a text of the spec in an attribute that the class of the model calls."""
     try:
-        given = inspect.signature(type(built)).bind_partial(*spec.args, **spec.kwargs).arguments
+        arguments = inspect.signature(type(model)).bind_partial(*spec.args, **spec.kwargs).arguments
     except (TypeError, ValueError):
         return
-    for name, text in given.items():
-        if type(text) is str and vars(built).get(name) == text and _is_called(type(built), name):
-            line = _spell_with_module(Scope.around(spec, module, type(built)), text)
+    for name, text in arguments.items():
+        if type(text) is str and vars(model).get(name) == text and _is_called(type(model), name):
+            line = _spell_with_module(Scope.around(spec, module, type(model)), text)
             problem = f"{name} must be a module, because the class calls self.{name}, but {text!r} is a string"
             raise ModelError(f"{spec.text}: {problem}; write {line}")
 

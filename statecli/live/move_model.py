@@ -11,6 +11,6 @@ def move_model(module: nn.Module, destination: torch.device | torch.dtype | str)
     return get_moved_model(module, module.to(destination))
 
 
-def get_moved_model(module: nn.Module, returned: object) -> nn.Module:
+def get_moved_model(module: nn.Module, result_of_to: object) -> nn.Module:
     """Return the model after `model = model.to(...)`: the result of `.to` if a module, else `module`."""
-    return returned if isinstance(returned, nn.Module) else module
+    return result_of_to if isinstance(result_of_to, nn.Module) else module

@@ -76,53 +76,64 @@ class Scope:
             return self
         return replace(self, namespaces=(*_iter_namespaces(callee.owner, callee.value), *self.namespaces))
 
-    def find(self, named: ObjectName) -> FoundObject:
+    def find(self, object_name: ObjectName) -> FoundObject:
         """Return the object of a name. Raises ModelError."""
-        found_object = self._look_up(named)
+        found_object = self._look_up(object_name)
         if found_object is None:
-            problem = f"{self.spec.text}: {named.name} is not defined in {self._where(named)}"
-            raise self._advise(named).build_error(problem)
+            problem = f"{self.spec.text}: {object_name.name} is not defined in {self._where(object_name)}"
+            raise self._advise(object_name).build_error(problem)
         if found_object.value is _MISSING or isinstance(found_object.value, types.ModuleType):
-            problem = f"{named.name} is not a class or a value in {self._where(named)}"
+            problem = f"{object_name.name} is not a class or a value in {self._where(object_name)}"
             problem = f"{self.spec.text}: {problem}"
-            raise self._advise(named).build_error(problem) if found_object.owner is not None else ModelError(problem)
+            raise (
+                self._advise(object_name).build_error(problem)
+                if found_object.owner is not None
+                else ModelError(problem)
+            )
         if callable(found_object.value) and _is_standard(str(getattr(found_object.value, "__module__", ""))):
             raise ModelError(
-                f"{self.spec.text}: {named.name} belongs to Python's standard library, not to {self._where(named)}"
+                f"{self.spec.text}: {object_name.name} belongs to Python's standard library, "
+                f"not to {self._where(object_name)}"
             )
         return found_object
 
-    def defines(self, named: ObjectName) -> bool:
+    def defines(self, object_name: ObjectName) -> bool:
         """Return True for the name of a class or a value, False for an unknown name or a module."""
         try:
-            self.find(named)
+            self.find(object_name)
         except ModelError:
             return False
         return True
 
-    def find_namespace(self, named: ObjectName) -> types.ModuleType | None:
+    def find_namespace(self, object_name: ObjectName) -> types.ModuleType | None:
         """Return the module at the start of an argument: `nn` of `nn.GELU`; None without a module."""
-        first = named.name.partition(".")[0]
+        first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
-    def _where(self, named: ObjectName) -> str:
-        return named.module or self.spec.module
+    def _where(self, object_name: ObjectName) -> str:
+        return object_name.module or self.spec.module
 
-    def _look_up(self, named: ObjectName) -> FoundObject | None:
+    def _look_up(self, object_name: ObjectName) -> FoundObject | None:
         """Return the object; None if the first part of the name is unknown."""
-        if named.module is not None:
-            owner = self._import(named.module)
-            return FoundObject(_get(owner, named.name), owner, named.module) if _has(owner, named.name) else None
-        first, _, rest = named.name.partition(".")
-        value: Any = getattr(self.find_namespace(named), first, _MISSING)
-        if value is not _MISSING and (not rest or _has(value, rest)):
-            return FoundObject(_get(value, rest) if rest else value, _find_owner(value, rest))
+        if object_name.module is not None:
+            owner = self._import(object_name.module)
+            return (
+                FoundObject(_get(owner, object_name.name), owner, object_name.module)
+                if _has(owner, object_name.name)
+                else None
+            )
+        first, _, attribute_path = object_name.name.partition(".")
+        value: Any = getattr(self.find_namespace(object_name), first, _MISSING)
+        if value is not _MISSING and (not attribute_path or _has(value, attribute_path)):
+            return FoundObject(
+                _get(value, attribute_path) if attribute_path else value, _find_owner(value, attribute_path)
+            )
 
         with search_path.use_installed_only():
-            split = split_module_name(named.name) if rest and not _is_standard(first) else None
-            package = importlib.import_module(split.module) if split is not None else None
-        if split is not None and _has(package, split.attribute):
-            return FoundObject(_get(package, split.attribute), package, split.module)
+            split_name = split_module_name(object_name.name) if attribute_path and not _is_standard(first) else None
+            package = importlib.import_module(split_name.module) if split_name is not None else None
+        if split_name is not None and _has(package, split_name.attribute):
+            return FoundObject(_get(package, split_name.attribute), package, split_name.module)
         return (
             None if value is _MISSING else FoundObject(_MISSING, value if isinstance(value, types.ModuleType) else None)
         )
@@ -148,8 +159,8 @@ class Scope:
 
     # --- the line to type ---------------------------------------------------------------------------------------------
 
-    def _advise(self, named: ObjectName) -> Advice:
-        replacement = self._find_replacement(named)
+    def _advise(self, object_name: ObjectName) -> Advice:
+        replacement = self._find_replacement(object_name)
         if replacement is None:
             return Advice("an argument is a number, a string in quotes, or a class such as torch.nn.Linear(2, 3)")
         line = spell(self.spec, self.rewrite)
@@ -175,35 +186,39 @@ class Scope:
             return map_items(value, scope.rewrite, callee)
         return map_items(value, self.rewrite)
 
-    def _is_known(self, named: ObjectName) -> bool:
+    def _is_known(self, object_name: ObjectName) -> bool:
         try:
-            found_object = self._look_up(named)
+            found_object = self._look_up(object_name)
         except ModelError:
             return False
         return found_object is not None and found_object.value is not _MISSING
 
-    def _replace(self, named: ObjectName) -> ObjectName | str:
-        replacement = self._find_replacement(named)
-        return named if replacement is None else replacement.value
+    def _replace(self, object_name: ObjectName) -> ObjectName | str:
+        replacement = self._find_replacement(object_name)
+        return object_name if replacement is None else replacement.value
 
-    def _find_replacement(self, named: ObjectName) -> Replacement | None:
-        owner, _, last = named.name.rpartition(".")
-        own_class = self._look_up(ObjectName(last)) if owner and not named.module else None
+    def _find_replacement(self, object_name: ObjectName) -> Replacement | None:
+        owner, _, last = object_name.name.rpartition(".")
+        own_class = self._look_up(ObjectName(last)) if owner and not object_name.module else None
         if own_class is not None and isinstance(own_class.value, type):
             return Replacement(ObjectName(last))  # Pooling for models.Pooling
-        owners = {} if named.module else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
-        if last in owners:
-            return Replacement(owners[last])
-        own = {} if owner else {key: ObjectName(key, named.module) for key in self._list_own(named)}
-        same = [key for key in owners if owner and key.lower() == last.lower()]
-        near = same or get_close_matches(last, [*own, *owners], 1, _SIMILARITY)
+        library_names = (
+            {}
+            if object_name.module
+            else {key: ObjectName(f"{library}.{key}") for library, key in _iter_library_names()}
+        )
+        if last in library_names:
+            return Replacement(library_names[last])
+        own_names = {} if owner else {key: ObjectName(key, object_name.module) for key in self._list_own(object_name)}
+        equal_names = [key for key in library_names if owner and key.lower() == last.lower()]
+        near = equal_names or get_close_matches(last, [*own_names, *library_names], 1, _SIMILARITY)
         is_text = self.quotes_names and last.islower() and not owner and last not in map(str.lower, near)
         if near and not is_text:
-            return Replacement({**owners, **own}[near[0]], is_similar=True)
-        return None if owner or named.module else Replacement(named.name)
+            return Replacement({**library_names, **own_names}[near[0]], is_similar=True)
+        return None if owner or object_name.module else Replacement(object_name.name)
 
-    def _list_own(self, named: ObjectName) -> Iterator[str]:
-        return _list_public(*(self.namespaces if named.module is None else (self._import(named.module),)))
+    def _list_own(self, object_name: ObjectName) -> Iterator[str]:
+        return _list_public(*(self.namespaces if object_name.module is None else (self._import(object_name.module),)))
 
 
 def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:

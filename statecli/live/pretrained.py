@@ -40,14 +40,14 @@ def adjust_answer(module: nn.Module, entries: Entries, answer: Answer) -> Answer
 def _apply_ignore_patterns(module: Any, answer: Answer) -> Answer:
     """Remove names from the answer that the class does not save, miss or read."""
     unsaved = set(module._keys_to_ignore_on_save or ())
-    missed = [name for name in answer.missing if name in unsaved]
-    missed += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
+    ignored_missing = [name for name in answer.missing if name in unsaved]
+    ignored_missing += _match_patterns(answer.missing, module._keys_to_ignore_on_load_missing)
     ignored_keys = _match_patterns(answer.unexpected, module._keys_to_ignore_on_load_unexpected)
     return replace(
         answer,
-        missing=_remove_names(answer.missing, missed),
+        missing=_remove_names(answer.missing, ignored_missing),
         unexpected=_remove_names(answer.unexpected, ignored_keys),
-        unsaved=tuple(dict.fromkeys(missed)),
+        unsaved=tuple(dict.fromkeys(ignored_missing)),
         unread=tuple(ignored_keys),
     )
 
@@ -57,8 +57,8 @@ def _match_patterns(names: Iterable[str], patterns: Iterable[str] | None) -> lis
     return [name for name in names if any(re.search(pattern, name) for pattern in patterns or ())]
 
 
-def _remove_names(names: Iterable[str], removed: Iterable[str]) -> tuple[str, ...]:
-    removed_names = set(removed)
+def _remove_names(names: Iterable[str], names_to_remove: Iterable[str]) -> tuple[str, ...]:
+    removed_names = set(names_to_remove)
     return tuple(name for name in names if name not in removed_names)
 
 

@@ -93,8 +93,8 @@ def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> Quantized
     attributes = own_dict(tensor)
     state = attributes.get("quant_state")
     if state is not None:
-        own = own_dict(state)
-        shape, kind = own.get("shape"), own.get("quant_type")
+        state_attributes = own_dict(state)
+        shape, kind = state_attributes.get("shape"), state_attributes.get("quant_type")
         if isinstance(shape, tuple) and isinstance(kind, str):
             return QuantizedParameter(kind, tuple(map(int, shape)), holder=entry.fqn)
     if tensor.dtype is not torch.int8:
@@ -115,9 +115,14 @@ def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:
     except (AttributeError, RuntimeError, NotImplementedError, TypeError):
         return None
     parts = tuple(
-        InnerTensor(name, str(own.dtype).removeprefix("torch."), tuple(own.shape), own.numel() * own.element_size())
-        for name, own in inner.items()
-        if type(own) is torch.Tensor
+        InnerTensor(
+            name,
+            str(inner_tensor.dtype).removeprefix("torch."),
+            tuple(inner_tensor.shape),
+            inner_tensor.numel() * inner_tensor.element_size(),
+        )
+        for name, inner_tensor in inner.items()
+        if type(inner_tensor) is torch.Tensor
     )
     if len(parts) < len(inner) or not parts:
         return None

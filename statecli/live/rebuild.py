@@ -54,10 +54,10 @@ def _build_tensors(
 def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild:
     if first is None or second is None:
         return Rebuild.ABSENT
-    same = tensor_bits.is_same(first, second)
-    if same and first.numel() and storage(first)[0] == storage(second)[0]:
+    is_equal = tensor_bits.is_same(first, second)
+    if is_equal and first.numel() and storage(first)[0] == storage(second)[0]:
         return Rebuild.SHARED
-    return Rebuild.UNKNOWN if same is None else Rebuild.IDENTICAL if same else Rebuild.DIFFERENT
+    return Rebuild.UNKNOWN if is_equal is None else Rebuild.IDENTICAL if is_equal else Rebuild.DIFFERENT
 
 
 class _SkipLargeFills(TorchFunctionMode):

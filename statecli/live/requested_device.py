@@ -13,18 +13,18 @@ def parse_device(flag: str, text: str, *, devices: str, anywhere: str) -> torch.
 
     `devices` lists values of the option, `anywhere` is the value that works on any machine.
     """
-    given = option(flag, text)
+    option_text = option(flag, text)
     instead = f"{option(flag, anywhere)} makes the same check on any machine"
     try:
         device = torch.device(text)
     except RuntimeError as error:
-        raise UsageError(f"{given}: torch does not know this device; write {devices}") from error
+        raise UsageError(f"{option_text}: torch does not know this device; write {devices}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"{given}: CUDA is not available on this machine; {instead}")
+        raise UsageError(f"{option_text}: CUDA is not available on this machine; {instead}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         devices_found = plural(torch.cuda.device_count(), "CUDA device")
-        raise UsageError(f"{given}: this machine has {devices_found}, numbered from 0")
+        raise UsageError(f"{option_text}: this machine has {devices_found}, numbered from 0")
     try:
         return torch.empty(0, device=device).device  # "cuda" is the current device, "cuda:0"
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"{given}: this machine does not have this device; {instead}") from error
+        raise UsageError(f"{option_text}: this machine does not have this device; {instead}") from error

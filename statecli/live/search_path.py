@@ -17,12 +17,12 @@ from statecli.core.relative_entries import DROPPED, HOME
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
     """Import from `folder` first while the block runs, and from the entries dropped by `drop_relative_entries`."""
-    added = [folder, *DROPPED]
-    sys.path[:0] = added
+    added_entries = [folder, *DROPPED]
+    sys.path[:0] = added_entries
     try:
         yield
     finally:
-        for entry in added:
+        for entry in added_entries:
             if entry in sys.path:
                 sys.path.remove(entry)
 
@@ -30,16 +30,18 @@ def use_folder(folder: str) -> Iterator[None]:
 @contextmanager
 def use_installed_only(*folders: str) -> Iterator[None]:
     """Import only installed packages while the block runs: neither from the current folder nor from `folders`."""
-    before = list(sys.path)
+    previous_path = list(sys.path)
     with suppress(OSError):  # the current folder may have been removed
         folders = (os.getcwd(), *folders)
     excluded = set(map(os.path.realpath, folders)) - {os.path.realpath(HOME)}
-    kept = [entry for entry in before if os.path.isabs(entry) and os.path.realpath(entry) not in excluded]
-    sys.path[:] = kept
+    kept_entries = [
+        entry for entry in previous_path if os.path.isabs(entry) and os.path.realpath(entry) not in excluded
+    ]
+    sys.path[:] = kept_entries
     try:
         yield
     finally:
-        sys.path[:] = [*before, *(entry for entry in sys.path if entry not in kept)]
+        sys.path[:] = [*previous_path, *(entry for entry in sys.path if entry not in kept_entries)]
 
 
 @contextmanager
@@ -49,11 +51,11 @@ def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
     For a module that the user typed: a file of the current folder does not take the place of an installed module.
     """
     with use_installed_only():
-        kept = list(sys.path)
+        previous_path = list(sys.path)
         sys.path.extend(DROPPED)
         with suppress(OSError):  # the current folder may have been removed
             sys.path.append(os.path.abspath(folder))
         try:
             yield
         finally:
-            sys.path[:] = kept
+            sys.path[:] = previous_path

@@ -39,9 +39,9 @@ def build_sentence_model(modules: str) -> nn.Module:
 
     import_library("sentence_transformers", modules)
     folder = files.get_folder(modules)
-    built = [(name, _build_module(modules, folder, kind, path)) for name, kind, path in _iter_modules(modules)]
+    named_modules = [(name, _build_module(modules, folder, kind, path)) for name, kind, path in _iter_modules(modules)]
     model = nn.Sequential()
-    for name, module in built:
+    for name, module in named_modules:
         model.add_module(name, module)
     return model
 
@@ -88,8 +88,8 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
     renamed = getattr(module_class, "config_key_renames", {})
     arguments = {renamed.get(key, key): value for key, value in arguments.items()}
     with _silence_log(), config_guards.disable_hub(), config_guards.limit_registrations(config):
-        built: nn.Module = module_class(**arguments)
-    return built
+        built_module: nn.Module = module_class(**arguments)
+    return built_module
 
 
 @contextmanager

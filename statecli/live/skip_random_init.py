@@ -35,24 +35,24 @@ class SkippedFills:
 
 
 @contextmanager
-def skip_random_fills(skipped: SkippedFills) -> Iterator[None]:
+def skip_random_fills(skipped_fills: SkippedFills) -> Iterator[None]:
     """Skip random fills of large Parameters while the block runs. Restores torch's functions in any case."""
     active = [True]
     with ExitStack() as stack:
         for owner, name in _FILLS:
-            fill = _wrap_fill(getattr(owner, name), skipped, active)
+            fill = _wrap_fill(getattr(owner, name), skipped_fills, active)
             stack.enter_context(replace_attribute(owner, name, fill))
         stack.callback(active.clear)  # for whoever kept a reference to a wrapper
         yield
 
 
-def _wrap_fill(fill: Callable[..., Any], skipped: SkippedFills, active: list[bool]) -> Callable[..., Any]:
+def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active: list[bool]) -> Callable[..., Any]:
     def fill_unless_large(self: Any, *args: Any, **kwargs: Any) -> Any:
         if active and type(self) is nn.Parameter:
             if self.device.type == "meta":
                 return self
             if self.device.type == "cpu" and self.numel() > LARGE_PARAMETER_ELEMENTS:
-                skipped.count += 1
+                skipped_fills.count += 1
                 return _zero_used_memory(self)
         return fill(self, *args, **kwargs)
 

@@ -85,9 +85,9 @@ def split_class_options(text: str) -> tuple[str, ClassOptions]:
 
 def correct_package(name: str) -> str:
     """Return a name with the module of a package in place of its name on the index: torch_geometric.nn."""
-    top, dot, rest = name.partition(".")
+    top, dot, submodules = name.partition(".")
     module = top.replace("-", "_")
-    return f"{module}{dot}{rest}" if module in MODEL_LIBRARIES else name
+    return f"{module}{dot}{submodules}" if module in MODEL_LIBRARIES else name
 
 
 def parse_spec(text: str) -> ModelSpec | None:
@@ -96,11 +96,11 @@ def parse_spec(text: str) -> ModelSpec | None:
     Raises UsageError for a spec with invalid arguments.
     """
     model, options = split_class_options(text)
-    head, parenthesis, rest = model.partition("(")
+    head, parenthesis, arguments_text = model.partition("(")
     module, colon, attribute = head.strip().rpartition(":")
     attribute = attribute.strip() if parenthesis else attribute.rstrip(" ,;")
     attribute = attribute.removeprefix(f"{module}/")  # timm/resnet18, the repository of timm:resnet18
-    indexed = _INDEXED.fullmatch(f"{attribute}{parenthesis}{rest}".rstrip(" ,;")) if colon else None
+    indexed = _INDEXED.fullmatch(f"{attribute}{parenthesis}{arguments_text}".rstrip(" ,;")) if colon else None
     if indexed is not None:
         line = quote_for_shell(f"{module}:{indexed['name']}({indexed['arguments']})")
         raise MisspeltArguments(f"{text}: the arguments stand in parentheses", line)
@@ -111,11 +111,11 @@ def parse_spec(text: str) -> ModelSpec | None:
     if not is_file and not _DOTTED.fullmatch(module):
         return None
     owner, _, method = attribute.rpartition(".")
-    if owner and method in _METHODS and rest:
+    if owner and method in _METHODS and arguments_text:
         problem = f"{text}: name the class alone, without code after it"
         raise MisspeltArguments(problem, quote_for_shell(f"{module}:{owner}"))
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if parenthesis:
-        args, kwargs = live.spec_arguments.parse_arguments(text, f"{module}:{attribute}", rest)
+        args, kwargs = live.spec_arguments.parse_arguments(text, f"{module}:{attribute}", arguments_text)
     return ModelSpec(text, module, is_file, attribute, args, kwargs, bool(parenthesis), options)

@@ -65,13 +65,16 @@ class _CodeArgument(Exception):
     """An argument is neither a literal nor a name."""
 
 
-def parse_arguments(text: str, base: str, rest: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `rest` after. Raises UsageError."""
-    quoted = _STRING_OR_NAME.sub(_quote_name, rest)
-    if quoted != rest and text.endswith(rest):
-        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, rest, quoted))
+def parse_arguments(text: str, base: str, arguments_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse the arguments of the spec `text`: `base` is before the parenthesis, `arguments_text` after.
+
+    Raises UsageError.
+    """
+    quoted = _STRING_OR_NAME.sub(_quote_name, arguments_text)
+    if quoted != arguments_text and text.endswith(arguments_text):
+        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, arguments_text, quoted))
     try:
-        call = _parse_call(text, rest)
+        call = _parse_call(text, arguments_text)
         return _convert_arguments(text, call)
     except _CodeArgument as error:
         raise UsageError(f"{text}: {error}; {_write_function(base, call)}") from error
@@ -90,24 +93,24 @@ def _convert_arguments(text: str, call: ast.Call) -> tuple[tuple[Any, ...], dict
     return tuple(_convert_value(text, f"argument {n}", node) for n, node in enumerate(call.args, 1)), kwargs
 
 
-def _parse_call(text: str, rest: str) -> ast.Call:
+def _parse_call(text: str, arguments_text: str) -> ast.Call:
     problem = "write one pair of parentheses with literal values, such as Net(hidden=32)"
     cause: Exception | None = None
     try:
-        node = _parse_text(rest)
+        node = _parse_text(arguments_text)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             return node
     except SyntaxError as error:
         problem, cause = f"the arguments are not Python literals: {error.msg}", error
     except (ValueError, RecursionError, MemoryError) as error:
         raise UsageError(f"{text}: the arguments cannot be read: {type(error).__name__}") from error
-    call = _cut_after_call(rest)
-    if call and _is_call(call) and text.endswith(rest):
+    call = _cut_after_call(arguments_text)
+    if call and _is_call(call) and text.endswith(arguments_text):
         problem = "name the class alone, without code after it"
-        raise MisspeltArguments(f"{text}: {problem}", _write_line(text, rest, call)) from cause
-    if cause is not None and not rest.rstrip().endswith(")"):
+        raise MisspeltArguments(f"{text}: {problem}", _write_line(text, arguments_text, call)) from cause
+    if cause is not None and not arguments_text.rstrip().endswith(")"):
         problem = "the parenthesis after the class name is not closed"
-    line = _suggest_closed(text, rest) if cause is not None else ""
+    line = _suggest_closed(text, arguments_text) if cause is not None else ""
     raise (MisspeltArguments(f"{text}: {problem}", line) if line else UsageError(f"{text}: {problem}")) from cause
 
 
@@ -122,37 +125,39 @@ def _quote_name(match: re.Match[str]) -> str:
     return match[0] if match["name"] is None else f"'{match['name']}'"
 
 
-def _write_line(text: str, rest: str, corrected: str) -> str:
-    return quote_for_shell(text.removesuffix(rest) + corrected)
+def _write_line(text: str, arguments_text: str, corrected: str) -> str:
+    return quote_for_shell(text.removesuffix(arguments_text) + corrected)
 
 
-def _parse_text(rest: str) -> ast.expr:
-    return ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, rest.strip())}", mode="eval").body
+def _parse_text(arguments_text: str) -> ast.expr:
+    return ast.parse(f"f({_STRING_OR_COLON.sub(_replace_colon, arguments_text.strip())}", mode="eval").body
 
 
-def _suggest_closed(text: str, rest: str) -> str:
+def _suggest_closed(text: str, arguments_text: str) -> str:
     """Return the line with the brackets and quotes closed that are open; "" if the line is not correct then."""
-    if not text.endswith(rest):
+    if not text.endswith(arguments_text):
         return ""
-    half = _HALF_QUOTED.sub(lambda match: f"'{match['opened'] or match['closed']}'", f"{rest.rstrip(' ,;)')})")
-    if any(rest.count(quote) % 2 for quote in "'\"") and _is_call(half):
-        return _write_line(text, rest, half)
+    with_closed_quote = _HALF_QUOTED.sub(
+        lambda match: f"'{match['opened'] or match['closed']}'", f"{arguments_text.rstrip(' ,;)')})"
+    )
+    if any(arguments_text.count(quote) % 2 for quote in "'\"") and _is_call(with_closed_quote):
+        return _write_line(text, arguments_text, with_closed_quote)
     open_brackets = [")"]
-    for _, open_brackets in _iter_open_brackets(rest):  # noqa: B007  # the last
+    for _, open_brackets in _iter_open_brackets(arguments_text):  # noqa: B007  # the last
         pass
-    closed = rest.rstrip(" ,;") + "".join(reversed(open_brackets))
-    return _write_line(text, rest, closed) if _is_call(closed) else ""
+    with_closed_brackets = arguments_text.rstrip(" ,;") + "".join(reversed(open_brackets))
+    return _write_line(text, arguments_text, with_closed_brackets) if _is_call(with_closed_brackets) else ""
 
 
-def _cut_after_call(rest: str) -> str:
+def _cut_after_call(arguments_text: str) -> str:
     """Return the arguments up to the parenthesis that closes the call; "" without this parenthesis."""
-    return next((rest[:end] for end, brackets in _iter_open_brackets(rest) if not brackets), "")
+    return next((arguments_text[:end] for end, brackets in _iter_open_brackets(arguments_text) if not brackets), "")
 
 
-def _iter_open_brackets(rest: str) -> Iterator[tuple[int, list[str]]]:
+def _iter_open_brackets(arguments_text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the place after each character outside of strings, and the closing brackets still expected there."""
     open_brackets = [")"]
-    for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), rest), 1):
+    for end, character in enumerate(_STRING_OR_COLON.sub(lambda match: "_" * len(match[0]), arguments_text), 1):
         if character in _BRACKETS:
             open_brackets.append(_BRACKETS[character])
         elif open_brackets and character == open_brackets[-1]:
@@ -160,9 +165,9 @@ def _iter_open_brackets(rest: str) -> Iterator[tuple[int, list[str]]]:
         yield end, open_brackets
 
 
-def _is_call(rest: str) -> bool:
+def _is_call(arguments_text: str) -> bool:
     try:
-        return isinstance(_parse_text(rest), ast.Call)
+        return isinstance(_parse_text(arguments_text), ast.Call)
     except (SyntaxError, ValueError):
         return False
 
@@ -175,11 +180,11 @@ def _convert_value(text: str, name: str, node: ast.expr) -> Any:
     """Return the value of an argument: a literal, a name, a class with arguments, or a list, tuple, set or dict."""
     if isinstance(node, ast.Constant) and node.value is ...:
         raise UsageError(f"{text}: write a value in place of `...` ({name}): a number, a string or a list")
-    named = _find_name(node.func if isinstance(node, ast.Call) else node)
-    if named is not None and isinstance(node, ast.Call):
-        return ObjectCall(named.name, *_convert_arguments(text, node), named.module)
-    if named is not None:
-        return named
+    object_name = _find_name(node.func if isinstance(node, ast.Call) else node)
+    if object_name is not None and isinstance(node, ast.Call):
+        return ObjectCall(object_name.name, *_convert_arguments(text, node), object_name.module)
+    if object_name is not None:
+        return object_name
     if isinstance(node, (ast.List, ast.Tuple)):
         items = [_convert_value(text, name, item) for item in node.elts]
         return items if isinstance(node, ast.List) else tuple(items)

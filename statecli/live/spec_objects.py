@@ -47,9 +47,9 @@ def format_call(args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
 def map_items(value: Any, change: Callable[[Any], Any], callee: ObjectName | None = None) -> Any:
     """Return an argument with each item changed: of a list, a tuple, a dict or a call, which gets the name `callee`."""
     if isinstance(value, ObjectCall):
-        named = callee or value.callee
+        new_callee = callee or value.callee
         kwargs = {name: change(item) for name, item in value.kwargs.items()}
-        return ObjectCall(named.name, tuple(map(change, value.args)), kwargs, named.module)
+        return ObjectCall(new_callee.name, tuple(map(change, value.args)), kwargs, new_callee.module)
     if type(value) in (list, tuple):
         return type(value)(map(change, value))
     return {key: change(item) for key, item in value.items()} if type(value) is dict else value

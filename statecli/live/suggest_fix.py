@@ -127,7 +127,7 @@ class Suggestions:
         place: tuple[str, int] | None,
         *,
         repeated: bool = False,
-        others: OtherNames = OtherNames(),
+        other_names: OtherNames = OtherNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
         """Return the code to write instead; None if nothing needs registering (an optimizer's state).
@@ -140,7 +140,7 @@ class Suggestions:
         if rebuild is Rebuild.ABSENT and unregistered.steps[0].how != "hidden":
             return _suggest_for_created_later(unregistered)
         site = _read_site(unregistered, place)
-        text = _suggest(unregistered, site, repeated, others, _weigh_changes(site, rebuild), self)
+        text = _suggest(unregistered, site, repeated, other_names, _weigh_changes(site, rebuild), self)
         return text and _finish(text, unregistered, site, place)
 
     def suggest_for_container(self, unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> _ContainerFix:
@@ -217,7 +217,7 @@ def _suggest(
     unregistered: UnregisteredTensor,
     site: _Site,
     repeated: bool,
-    others: OtherNames,
+    other_names: OtherNames,
     rebuild: Rebuild,
     suggestions: Suggestions,
 ) -> str | None:
@@ -238,7 +238,7 @@ def _suggest(
         return obstacle
     at_end = source is not None and (repeated or source.unpacked)
     text = _suggest_registration(
-        unregistered, replace(site, source=None) if at_end else site, others, rebuild, suggestions
+        unregistered, replace(site, source=None) if at_end else site, other_names, rebuild, suggestions
     )
     if text is None:
         return _suggest_for_other_holder(unregistered, rebuild)
@@ -285,10 +285,10 @@ def _describe_obstacle(unregistered: UnregisteredTensor, site: _Site, rebuild: R
     return None
 
 
-def _suggest_in_own_class(unregistered: UnregisteredTensor, what: str, rebuild: Rebuild) -> str:
+def _suggest_in_own_class(unregistered: UnregisteredTensor, description: str, rebuild: Rebuild) -> str:
     """Return the advice if another class sets the attribute with setattr."""
-    how, kind = _describe_registration(unregistered.tensor, rebuild), type(unregistered.owner).__name__
-    text = f"# register {what} in the class {kind} as {how}, and change only its value here"
+    role, kind = _describe_registration(unregistered.tensor, rebuild), type(unregistered.owner).__name__
+    text = f"# register {description} in the class {kind} as {role}, and change only its value here"
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
 
 
@@ -301,15 +301,15 @@ def _is_refused(value: ast.expr) -> bool:
 
 
 def _suggest_registration(
-    unregistered: UnregisteredTensor, site: _Site, others: OtherNames, rebuild: Rebuild, suggestions: Suggestions
+    unregistered: UnregisteredTensor, site: _Site, other_names: OtherNames, rebuild: Rebuild, suggestions: Suggestions
 ) -> str | None:
     """Return the fix for a tensor in the attribute or in a container in the attribute; None for deeper tensors."""
     steps = unregistered.steps
     if len(steps) == 1 and steps[0].how == "attribute":
         return (
-            _suggest_single_name(site.name, others)
-            if _would_separate(unregistered.tensor, site.source, others)
-            else _format_registration(unregistered.tensor, site, rebuild, others.disjoint)
+            _suggest_single_name(site.name, other_names)
+            if _would_separate(unregistered.tensor, site.source, other_names)
+            else _format_registration(unregistered.tensor, site, rebuild, other_names.disjoint)
         )
     if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
         text = f'{AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
@@ -317,8 +317,8 @@ def _suggest_registration(
     if not _is_container(steps[0].value) or len(steps) < 2 or steps[1].how != "item":
         return None
     fix = suggestions.suggest_for_container(unregistered, site, rebuild)
-    if fix.needs_single_name and others.count:
-        return _suggest_single_attributes(site.name, ", ".join(others.names) or "the other names")
+    if fix.needs_single_name and other_names.count:
+        return _suggest_single_attributes(site.name, ", ".join(other_names.names) or "the other names")
     return fix.text
 
 
@@ -335,25 +335,25 @@ def _suggest_for_container(
     return _suggest_for_tensors(container, site, rebuild)
 
 
-def _would_separate(tensor: torch.Tensor, source: Assignment | None, others: OtherNames) -> bool:
+def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names: OtherNames) -> bool:
     """Return True if registering `tensor` separates its further names.
 
     A new nn.Parameter is a single object for all names assigned later, and keeps these names together.
     """
-    if not others.count:
+    if not other_names.count:
         return False
     is_new_object = source is not None and isinstance(source.value, ast.Call)
-    return not (tensor.requires_grad and is_new_object and others.same)
+    return not (tensor.requires_grad and is_new_object and other_names.same)
 
 
-def _suggest_single_name(name: str, others: OtherNames) -> str:
-    listed = ", ".join(others.names) + (", …" if others.count > len(others.names) else "")
-    view = "" if others.same else " (compute a view from it)"
-    return f"# register the tensor once, as {name}, and read this name instead of {listed}{view}:\n{_OLD_MEMORY}"
+def _suggest_single_name(name: str, other_names: OtherNames) -> str:
+    names_text = ", ".join(other_names.names) + (", …" if other_names.count > len(other_names.names) else "")
+    view = "" if other_names.same else " (compute a view from it)"
+    return f"# register the tensor once, as {name}, and read this name instead of {names_text}{view}:\n{_OLD_MEMORY}"
 
 
-def _suggest_single_attributes(container: str, others: str) -> str:
-    advice = f"# register each tensor of {container} as one attribute, and read this attribute instead of {others}:"
+def _suggest_single_attributes(container: str, names_text: str) -> str:
+    advice = f"# register each tensor of {container} as one attribute, and read this attribute instead of {names_text}:"
     return f"{advice}\n{_OLD_MEMORY}"
 
 
@@ -479,8 +479,8 @@ def _describe_lacking(use: Use, kind: str, name: str) -> str:
         return f"# and write list + list({name}) instead of list + {name}, because list + nn.{kind} raises TypeError"
     if use.action == "augment":
         return f"# and replace the |= in {use.function}(), because nn.{kind} does not support |="
-    given = "()" if use.action != "pop" else "() without an index"
-    return f"# and replace .{use.action}{given} in {use.function}(), because nn.{kind} does not support the call"
+    call_text = "()" if use.action != "pop" else "() without an index"
+    return f"# and replace .{use.action}{call_text} in {use.function}(), because nn.{kind} does not support the call"
 
 
 def _is_container(obj: Any) -> bool:
@@ -558,7 +558,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
     if any(issubclass(type(step.value), torch.optim.Optimizer) for step in steps):
         return None
     name = steps[0].label.lstrip(".")
-    where = f"{origin.file}:{origin.line}" if origin else type(unregistered.owner).__name__
+    location = f"{origin.file}:{origin.line}" if origin else type(unregistered.owner).__name__
     if unregistered.tensor.requires_grad or steps[-1].how == "registered":
         action = f"or pass {name} to the optimizer, move it after each .to(), and save it yourself"
     elif rebuild is Rebuild.DIFFERENT:
@@ -570,7 +570,7 @@ def suggest_for_library(unregistered: UnregisteredTensor, origin: Origin | None,
             f"# the class of {name} is lost: torch.save(model) writes a plain Parameter, which moves no attribute\n"
             "# save model.state_dict() instead, and load it into a new model"
         )
-    return f"# {where} is in a library and does not register {name}: report this to the library,\n# {action}"
+    return f"# {location} is in a library and does not register {name}: report this to the library,\n# {action}"
 
 
 def suggest_for_derived(is_from_registered: bool) -> str:
@@ -595,12 +595,13 @@ def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
     if uses and all(use.action in _MOVING_METHODS for use in uses):
         return f"# leave the tensor unregistered: {uses[0].function}() moves it at each call\n{_COMPLEX_BUFFER}"
     name, value = unregistered.steps[0].label.lstrip("."), unregistered.steps[0].value
-    moved = f"self.{name}.to(x.device)"
+    moving_code = f"self.{name}.to(x.device)"
     if issubclass(type(value), dict):
-        moved = f"{{key: part.to(x.device) for key, part in self.{name}.items()}}"
+        moving_code = f"{{key: part.to(x.device) for key, part in self.{name}.items()}}"
     elif issubclass(type(value), (list, tuple)):
-        moved = f"[part.to(x.device) for part in self.{name}]"
-    return f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moved}\n{_COMPLEX_BUFFER}"
+        moving_code = f"[part.to(x.device) for part in self.{name}]"
+    text = f"# leave the tensor unregistered, and move it where forward reads it: {name} = {moving_code}"
+    return f"{text}\n{_COMPLEX_BUFFER}"
 
 
 _COMPLEX_BUFFER = "# do not register a complex tensor: .half() or .to(torch.bfloat16) would drop the imaginary part"
@@ -617,11 +618,13 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
     )
 
 
-def _format_container(what: str, container: Any, site: _Site) -> str:
+def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
     """nn.ModuleList and its like take the place of the container; append and item assignment go on working."""
     if issubclass(type(container), dict):
-        return _format_dictionary(f"{what}Dict", container, site)
-    return _format_empty(f"{what}List", container, site) or _format_assignment(f"{what}List", site, "{}", container)
+        return _format_dictionary(f"{class_prefix}Dict", container, site)
+    return _format_empty(f"{class_prefix}List", container, site) or _format_assignment(
+        f"{class_prefix}List", site, "{}", container
+    )
 
 
 def _format_empty(kind: str, container: Any, site: _Site) -> str | None:
@@ -646,8 +649,8 @@ def _format_dictionary(kind: str, container: Any, site: _Site) -> str:
         if len(set(new_keys)) == len(keys) and not any(_is_bad_key(key, container_class) for key in new_keys):
             key = f"str(k).replace('.', '_') + {suffix!r}" if suffix else "str(k).replace('.', '_')"
             inner = f"{{{{{key}: v for k, v in ({{}}).items()}}}}"
-            read = f": read self.{site.name}[{new_keys[0]!r}] instead of self.{site.name}[{keys[0]!r}]"
-            return _add_comment(comment + read, _format_assignment(kind, site, inner, container))
+            key_comment = f": read self.{site.name}[{new_keys[0]!r}] instead of self.{site.name}[{keys[0]!r}]"
+            return _add_comment(comment + key_comment, _format_assignment(kind, site, inner, container))
         comment = (
             f"# the keys must be strings without dots; they end in _, because nn.{kind} has attributes of these names"
         )
@@ -729,8 +732,8 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild
     step, tensor = next(s for s in unregistered.steps if s.how in ("closure", "default")), unregistered.tensor
     name, is_module = _get_captured_name(step), issubclass(type(step.value), nn.Module)
     if site.is_foreign or step.how == "default" or (step.value is not tensor and not is_module):
-        how = "a submodule" if is_module else _describe_registration(tensor, rebuild)
-        text = f"# {_describe_reader(unregistered, site, name)}, and register {name} there as {how}"
+        role = "a submodule" if is_module else _describe_registration(tensor, rebuild)
+        text = f"# {_describe_reader(unregistered, site, name)}, and register {name} there as {role}"
         return _add_loading(text, "its keys") if is_module else _add_loading_if_new(text, tensor, rebuild)
     text = (
         f"# {_describe_reader(unregistered, site, name)};\n"
@@ -743,15 +746,15 @@ def _suggest_for_captured(unregistered: UnregisteredTensor, site: _Site, rebuild
 
 def _get_captured_name(step: Step) -> str:
     """Return the name of the captured variable, or of the argument with the default."""
-    named = re.search(r"'(\w+)'|\[(\d+)\]", step.label)
-    if named is None or step.parent is None:
+    name_match = re.search(r"'(\w+)'|\[(\d+)\]", step.label)
+    if name_match is None or step.parent is None:
         return "the value"
-    if named[1]:
-        return named[1]
+    if name_match[1]:
+        return name_match[1]
     function: types.FunctionType = step.parent.value
     arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
     defaults = function.__defaults__  # may be of a class of the user
-    return arguments[int(named[2]) - (0 if defaults is None else tuple.__len__(defaults))]
+    return arguments[int(name_match[2]) - (0 if defaults is None else tuple.__len__(defaults))]
 
 
 def _describe_reader(unregistered: UnregisteredTensor, site: _Site, name: str) -> str:
@@ -793,20 +796,20 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     No code: the object must give the tensor up, or its name would refer to the old memory after a move.
     """
     holder, tensor = _find_holder(unregistered), unregistered.tensor
-    kind, how = type(holder).__name__, _describe_registration(tensor, rebuild)
+    kind, role = type(holder).__name__, _describe_registration(tensor, rebuild)
     if issubclass(type(holder), nn.Module):
         steps = [step for step in unregistered.steps if step.value is not holder]
         text = f"# make {type(steps[0].value).__name__} an nn.Module, so that the module in it is registered"
         return _add_loading(text, "the keys of this module")
     if issubclass(type(holder), torch.Tensor):
-        text = f"# register the tensor in the module as {how}, because a move does not reach attributes of a tensor"
+        text = f"# register the tensor in the module as {role}, because a move does not reach attributes of a tensor"
     elif issubclass(type(holder), torch.distributions.Distribution):
-        text = f"# register its parameters in the module, each as {how}, and build the distribution in forward"
+        text = f"# register its parameters in the module, each as {role}, and build the distribution in forward"
     elif _is_container(holder) or type(holder).__module__ in _LIBRARY_MODULES:
-        text = f"# register the tensor in the module as {how}, and read it from the module, not from the {kind}"
+        text = f"# register the tensor in the module as {role}, and read it from the module, not from the {kind}"
     else:
         attribute = unregistered.steps[-1].label.lstrip(".")
-        text = f"# make {kind} an nn.Module that registers {attribute} as {how}, or move {attribute} to this module"
+        text = f"# make {kind} an nn.Module that registers {attribute} as {role}, or move {attribute} to this module"
     return _add_loading_if_new(text, tensor, rebuild)
 
 

@@ -49,8 +49,8 @@ def list_factories(callee: Any) -> list[str]:
     for name, value in vars(module).items() if isinstance(callee, type) and module is not None else ():
         if not inspect.isfunction(value) or value.__module__ != callee.__module__ or name.startswith("_"):
             continue
-        returned = value.__annotations__.get("return")
-        is_factory = returned in (callee, callee.__name__) or name.startswith(callee.__name__.lower())
+        return_annotation = value.__annotations__.get("return")
+        is_factory = return_annotation in (callee, callee.__name__) or name.startswith(callee.__name__.lower())
         if is_factory and not any(parameter.default is parameter.empty for parameter in list_parameters(value)):
             names.append(f"{callee.__module__}:{name}")
     return names[:_MAX_FACTORIES]
@@ -93,9 +93,9 @@ def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
         return
     for name, options in list_options(callee).items():
         for option in options:
-            changed = set_argument(spec, callee, name, option)
-            if changed.args != spec.args or changed.kwargs != spec.kwargs:
-                yield spell(replace(changed, called=True))
+            changed_spec = set_argument(spec, callee, name, option)
+            if changed_spec.args != spec.args or changed_spec.kwargs != spec.kwargs:
+                yield spell(replace(changed_spec, called=True))
 
 
 def list_options(callee: Any) -> dict[str, tuple[Any, ...]]:
@@ -177,8 +177,8 @@ def _write_literal(annotation: str, number: int | None) -> Any:
 
 def takes_sequence(annotation: str) -> bool:
     """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
-    others = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
-    return bool(SEQUENCES & set(re.findall(r"\w+", annotation))) and not others & {"int", "float"}
+    outer_words = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
+    return bool(SEQUENCES & set(re.findall(r"\w+", annotation))) and not outer_words & {"int", "float"}
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:

@@ -131,9 +131,9 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
         _view_as_integers(flat).bitwise_xor_(1)
         return
     row = _build_row(flat.dtype, flat.device, shift)
-    whole = flat.numel() // PERIOD * PERIOD
-    flat[:whole].view(-1, PERIOD).copy_(row.expand(whole // PERIOD, PERIOD))
-    flat[whole:].copy_(row[: flat.numel() - whole])
+    period_end = flat.numel() // PERIOD * PERIOD
+    flat[:period_end].view(-1, PERIOD).copy_(row.expand(period_end // PERIOD, PERIOD))
+    flat[period_end:].copy_(row[: flat.numel() - period_end])
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:

@@ -61,9 +61,9 @@ class Source:
         """The source and its companions in a list: all of them have to move."""
         return (replace(self, companions=()), *self.companions) if self.companions else (self,)
 
-    def combine_with(self, others: Iterable[Source]) -> Source:
+    def combine_with(self, other_sources: Iterable[Source]) -> Source:
         """Return the source of a tensor computed from further sources too."""
-        fresh = (replace(source, derived=True) for other in others for source in other.all_sources)
+        fresh = (replace(source, derived=True) for other_source in other_sources for source in other_source.all_sources)
         sources_by_origin = {
             (source.fqn, source.file_variable, source.place): source for source in (*self.all_sources, *fresh)[::-1]
         }

@@ -82,7 +82,8 @@ def describe_sharding(tensor: torch.Tensor) -> str | None:
         return None
     sharded: Any = tensor
     placements = (
-        f"{type(own).__name__}({own.dim})" if hasattr(own, "dim") else type(own).__name__ for own in sharded.placements
+        f"{type(placement).__name__}({placement.dim})" if hasattr(placement, "dim") else type(placement).__name__
+        for placement in sharded.placements
     )
     return f"DTensor: local shape {list(sharded._local_tensor.shape)}, {', '.join(placements)}"
 
@@ -197,14 +198,14 @@ def get_grad_fn_name(tensor: torch.Tensor) -> str | None:
 def find_leaves(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """Return the leaves that require grad behind a non-leaf; None if the graph is too large."""
     nodes: list[Any] = [tensor.grad_fn]
-    seen: dict[int, Any] = {}
+    visited_nodes: dict[int, Any] = {}
     leaves: list[torch.Tensor] = []
     while nodes:
         node = nodes.pop()
-        if node is None or id(node) in seen:
+        if node is None or id(node) in visited_nodes:
             continue
-        seen[id(node)] = node
-        if len(seen) > _MAX_NODES:
+        visited_nodes[id(node)] = node
+        if len(visited_nodes) > _MAX_NODES:
             return None
         if type(node).__name__ == "AccumulateGrad":
             leaves.append(node.variable)

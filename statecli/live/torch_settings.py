@@ -39,15 +39,15 @@ _SETTERS: tuple[Callable[[Any], object], ...] = (
 
 
 @contextmanager
-def keep_settings(inside: Settings | None = None) -> Iterator[None]:
-    """Apply `inside`, or no change, while the block runs; restore the settings afterwards."""
-    before = read_settings()
-    if inside is not None:
-        apply_settings(inside)
+def keep_settings(settings: Settings | None = None) -> Iterator[None]:
+    """Apply `settings`, or no change, while the block runs; restore the settings afterwards."""
+    previous_settings = read_settings()
+    if settings is not None:
+        apply_settings(settings)
     try:
         yield
     finally:
-        apply_settings(before)
+        apply_settings(previous_settings)
 
 
 def apply_settings(settings: Settings) -> None:

@@ -32,7 +32,7 @@ def parse_script_error(error: BaseException, is_library: Callable[[str], bool]) 
     match = _ERROR.search(text)
     frames = _SCRIPTED.findall(text) or _TRACED.findall(text)[::-1]
     places = [(file, int(line)) for file, line in frames]
-    own = [place for place in places if not is_library(place[0])] or places
+    own_places = [place for place in places if not is_library(place[0])] or places
     name, message = match.groups() if match else (type(error).__name__, None)
     message_text = " ".join((message or "TorchScript gives no reason").split())
-    return ScriptError(f"{name}: {message_text}", own[-1] if own else None)
+    return ScriptError(f"{name}: {message_text}", own_places[-1] if own_places else None)

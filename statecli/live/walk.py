@@ -315,9 +315,9 @@ def is_scripted(module: nn.Module) -> bool:
     return issubclass(type(module), torch.jit.ScriptModule)
 
 
-def _read_registry(module: nn.Module, name: str, own: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return the entries of a registry of the module; `own` is its instance dict."""
-    entries = dict.get(own, name)
+def _read_registry(module: nn.Module, name: str, attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the entries of a registry of the module; `attributes` is its instance dict."""
+    entries = dict.get(attributes, name)
     if type(entries) is dict:
         return list(entries.items())
     if entries is None:
@@ -332,40 +332,40 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
     """Collect the registered names in state_dict order; a shared module is listed under each of its names."""
     stack: list[tuple[str, nn.Module | None, int]] = [("", root, 0)]
     module_ids_above: list[int] = []  # ids of the modules from the root to the current module
-    above: set[int] = set()
+    ids_above: set[int] = set()
     names = 0
     while stack:
         prefix, module, depth = stack.pop()
         if module is None:  # all children of the last module of `path` are done
-            above.remove(module_ids_above.pop())
+            ids_above.remove(module_ids_above.pop())
             continue
-        if id(module) in above:
+        if id(module) in ids_above:
             result.cycles.append(prefix.rstrip("."))
             continue
         result.modules.append((prefix, module))
-        own = own_dict(module)
-        names += 1 + _collect_own_tensors(prefix, module, own, result)
+        attributes = own_dict(module)
+        names += 1 + _collect_own_tensors(prefix, module, attributes, result)
         if names > MAX_NAMES:
             raise ModelError(
                 f"the model registers more than {MAX_NAMES:,} tensor names, the limit of statecli, at "
                 f"{prefix.rstrip('.') or 'the model'}"
             )
-        children = [(n, child) for n, child in _read_registry(module, "_modules", own) if child is not None]
+        children = [(n, child) for n, child in _read_registry(module, "_modules", attributes) if child is not None]
         if children and depth >= MAX_DEPTH:
             # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.
             result.unopened.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
             result.modules_beyond_limit += [child for _, child in children]
             continue
         module_ids_above.append(id(module))
-        above.add(id(module))
+        ids_above.add(id(module))
         stack.append(("", None, depth))
         stack += [(f"{prefix}{n}.", child, depth + 1) for n, child in reversed(children)]
 
 
-def _collect_own_tensors(prefix: str, module: nn.Module, own: dict[str, Any], result: WalkResult) -> int:
-    non_persistent = dict.get(own, "_non_persistent_buffers_set") or ()
-    entries = [(name, tensor, True) for name, tensor in _read_registry(module, "_parameters", own)]
-    entries += [(name, tensor, False) for name, tensor in _read_registry(module, "_buffers", own)]
+def _collect_own_tensors(prefix: str, module: nn.Module, attributes: dict[str, Any], result: WalkResult) -> int:
+    non_persistent = dict.get(attributes, "_non_persistent_buffers_set") or ()
+    entries = [(name, tensor, True) for name, tensor in _read_registry(module, "_parameters", attributes)]
+    entries += [(name, tensor, False) for name, tensor in _read_registry(module, "_buffers", attributes)]
     for name, tensor, is_parameter in entries:
         key, persistent = prefix + name, is_parameter or name not in non_persistent
         fqn = key if tensor is None else result.unique_name(key, tensor)
@@ -469,8 +469,8 @@ def _is_unknown(kind: type) -> bool:
 
 def _hides_tensor(obj: Any, steps_on: list[Step]) -> bool:
     """Return True if the garbage collector sees a tensor in `obj` outside of `steps_on`."""
-    seen = {id(step.value) for step in steps_on}
-    return any(issubclass(type(value), torch.Tensor) and id(value) not in seen for value in gc.get_referents(obj))
+    step_ids = {id(step.value) for step in steps_on}
+    return any(issubclass(type(value), torch.Tensor) and id(value) not in step_ids for value in gc.get_referents(obj))
 
 
 @cache_by_type
@@ -588,17 +588,17 @@ def _list_attributes(obj: Any, _: bool) -> _Contents:
 
 
 def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
-    own = own_dict(module)
+    attributes = own_dict(module)
     registered = set()
     held_by_tensors: set[int] = set()
     for registry in ("_parameters", "_buffers", "_modules"):
-        for name, value in _read_registry(module, registry, own):
+        for name, value in _read_registry(module, registry, attributes):
             if value is not None:
                 registered.add(name)
                 if issubclass(type(value), torch.Tensor):
                     held_by_tensors |= _list_ids_moved_by(value)
             yield f".{name}", value, "registered"
-    for name, value in list(dict.items(own)):
+    for name, value in list(dict.items(attributes)):
         if id(type(value)) in _ATOM_TYPES or _is_empty(value):
             continue  # most attributes of a module are flags and empty dicts of hooks
         if id(value) in held_by_tensors:
@@ -648,8 +648,8 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 def _get_script_object(module: nn.Module) -> Any:
     """Return the C++ object of a ScriptModule; None before its creation."""
-    own = own_dict(module)
-    return dict.get(own_dict(dict.get(own, _SCRIPT_ATTRIBUTE, module)), "_c")
+    attributes = own_dict(module)
+    return dict.get(own_dict(dict.get(attributes, _SCRIPT_ATTRIBUTE, module)), "_c")
 
 
 def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -812,12 +812,14 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_shadowed(obj: Any, name: str) -> bool:
-    own = own_dict(obj)
-    if dict.__contains__(own, name):
+    attributes = own_dict(obj)
+    if dict.__contains__(attributes, name):
         return True
     registries = ("_parameters", "_buffers", "_modules") if _is_module(obj) else ()
     return any(
-        name == registered_name for registry in registries for registered_name, _ in _read_registry(obj, registry, own)
+        name == registered_name
+        for registry in registries
+        for registered_name, _ in _read_registry(obj, registry, attributes)
     )
 
 

@@ -12,11 +12,11 @@ def list_refused_names(names: Iterable[str]) -> list[str]:
     """Return the names (`argparse.Namespace`) that the installed torch does not allow by default."""
     from torch import _weights_only_unpickler
 
-    allowed = set(_weights_only_unpickler._get_allowed_globals())
+    allowed_names = set(_weights_only_unpickler._get_allowed_globals())
     return [
         name
         for name in dict.fromkeys(names)
-        if not {name, _rename_from_python_2(name)} & allowed and not _is_special(name)
+        if not {name, _rename_from_python_2(name)} & allowed_names and not _is_special(name)
     ]
 
 

@@ -70,8 +70,8 @@ def _write_class_of_repository(callee: Any, repository: str) -> str | None:
     mapping = getattr(getattr(callee, "__self__", None), "_model_mapping", None)
     for classes in filter(None, (mapping, transformers.AutoModel._model_mapping)):
         if config_class in classes:
-            chosen = classes[config_class]
-            model_class = chosen[0] if isinstance(chosen, (tuple, list)) else chosen
+            model_classes = classes[config_class]
+            model_class = model_classes[0] if isinstance(model_classes, (tuple, list)) else model_classes
             return f"transformers:{model_class.__name__}(config={config_class.__name__}())"
     return None
 

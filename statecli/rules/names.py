@@ -133,7 +133,7 @@ def _report_own_prefix(subject: Subject, section: str, prefixed: Sequence[Prefix
         _list_model_names(subject, section),
         target=subject.target,
         state_dict=subject.state.find_state_dict(section),
-        where="" if subject.state.sections == ("model",) else f" in section {section!r}",
+        section_text="" if subject.state.sections == ("model",) else f" in section {section!r}",
         is_refused=False,
     )
 

@@ -302,10 +302,10 @@ def _checksums_differ(pair: Pair) -> bool:
     )
 
 
-def _recorded_checksum(where: ByteRange) -> int | None:
+def _recorded_checksum(byte_range: ByteRange) -> int | None:
     """Return the CRC-32 recorded by the container, or None, also if the container cannot be read."""
     try:
-        return locate_storage(where, "storage").crc32
+        return locate_storage(byte_range, "storage").crc32
     except StateError:
         return None
 
@@ -351,16 +351,16 @@ class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
     @property
     def paths(self) -> Iterable[str]:
         """The file of the storage, or the files of its pieces."""
-        return (where.path for where in (self.storage,) if where.path)
+        return (storage.path for storage in (self.storage,) if storage.path)
 
 
 @with_denormals
 def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
     """Return the error of each storage; None if its bytes are as written."""
     intact = _find_intact_neighbours(tasks)
-    others = [task for n, task in enumerate(tasks) if n not in intact]
-    with prefetch(*(task.storage for task in others)):
-        errors = iter([catch_error(check_crc, task.storage, task.name) for task in others])
+    remaining_tasks = [task for n, task in enumerate(tasks) if n not in intact]
+    with prefetch(*(task.storage for task in remaining_tasks)):
+        errors = iter([catch_error(check_crc, task.storage, task.name) for task in remaining_tasks])
     return [None if n in intact else next(errors) for n in range(len(tasks))]
 
 
@@ -597,10 +597,10 @@ class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
 def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
     """Return the fingerprint of each tensor, or its error; None if there are no elements to read."""
     fingerprints = _find_fingerprints_of_neighbours(tasks)
-    others = [task for n, task in enumerate(tasks) if n not in fingerprints]
-    with prefetch(*(data for task in others for data in task.parts)):
-        rest = iter([catch_error(_compute_fingerprint, task) for task in others])
-    return [fingerprints[n] if n in fingerprints else next(rest) for n in range(len(tasks))]
+    remaining_tasks = [task for n, task in enumerate(tasks) if n not in fingerprints]
+    with prefetch(*(data for task in remaining_tasks for data in task.parts)):
+        computed = iter([catch_error(_compute_fingerprint, task) for task in remaining_tasks])
+    return [fingerprints[n] if n in fingerprints else next(computed) for n in range(len(tasks))]
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
@@ -625,13 +625,13 @@ def _compute_fingerprint(task: FingerprintTask) -> int | None:
 def _compute_crc(data: TensorData, name: str) -> int | None:
     if data.quantizer is not None or find_element(data.dtype) is None:
         return None
-    where = data.storage
+    storage = data.storage
     if (
         find_piece(data)
-        and where.crc32 is not None
-        and math.prod(data.shape) * element_width(data.dtype) == where.length
+        and storage.crc32 is not None
+        and math.prod(data.shape) * element_width(data.dtype) == storage.length
     ):
-        return where.crc32
+        return storage.crc32
     try:
         with open_view(data, name) as view:
             if explain_overlap(view):

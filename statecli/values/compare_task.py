@@ -156,7 +156,7 @@ class Worker:
         before_element, after_element = require_element(before_type), require_element(after_type)
         if explain_not_numeric(before_type):
             return kernels.tally_opaque(kernels.compare_bits(before, after, before_element.items)).shift(start)
-        changed = (
+        changed_mask = (
             kernels.compare_bits(before, after, before_element.items)
             if before_type == after_type and self.options.bitwise
             else None
@@ -166,7 +166,7 @@ class Worker:
             self.after_decoder(after, after_element),
             self.options,
             self.scratch,
-            changed,
+            changed_mask,
             before_element.values,
         ).shift(start)
 
@@ -190,9 +190,9 @@ class Worker:
     def _read_block(self, side: int, piece: Piece, kind: Element, start: int, count: int, task: CompareTask) -> Array:
         size = kind.size
         into = self._raw[side][: count * size]
-        where = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
+        byte_range = ByteRange(piece.path, piece.offset + task.start * size, task.count * size)
         with self._files.borrow(piece.path) as file:
-            fill_buffer(into, file, piece.offset + start * size, where, task.name)
+            fill_buffer(into, file, piece.offset + start * size, byte_range, task.name)
         return into
 
     # Strides, quantization, lazy conjugation, byte order.
@@ -220,13 +220,13 @@ class Worker:
             to_values(before_view, a, start, self.before_decoder),
             to_values(after_view, b, start, self.after_decoder),
         )
-        changed = None
+        changed_mask = None
         if self.options.bitwise and before_view.dtype == after_view.dtype:
             # With a scale, equal bits may mean different values, and equal values may have different bits.
-            changed = kernels.compare_bits(a, b, require_element(before_view.dtype).items) | kernels.compare_bits(
+            changed_mask = kernels.compare_bits(a, b, require_element(before_view.dtype).items) | kernels.compare_bits(
                 x, y, 1
             )
-        return kernels.tally_values(x, y, self.options, self.scratch, changed).shift(start)
+        return kernels.tally_values(x, y, self.options, self.scratch, changed_mask).shift(start)
 
 
 def _iter_items(view: Strided) -> Iterator[Array]:
@@ -247,11 +247,11 @@ def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, in
     return views[0], views[1], before.elements // views[0].elements
 
 
-def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple[int, ...]) -> Tally:
-    """Return the tally of a tensor of shape `whole` that repeats a tensor of `shape` `times` times."""
+def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Tally:
+    """Return the tally of a tensor of shape `full_shape` that repeats a tensor of `shape` `times` times."""
     first = tally.first
     if first is not None:
-        first = int(np.ravel_multi_index(np.unravel_index(first, shape), whole))
+        first = int(np.ravel_multi_index(np.unravel_index(first, shape), full_shape))
     sums = {name: getattr(tally, name) for name in ("sum_abs", "squares", "before", "after", "product")}
     counts = ("changed", "finite", "nan_before", "nan_after", "inf_before", "inf_after", "left_out", "lost")
     return tally._replace(
@@ -264,8 +264,8 @@ def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], whole: tuple
 def _is_same_view(before: Strided, after: Strided) -> bool:
     """Return True if two views that overlap too much to be read are the same view of equal bytes."""
     flat = [msgspec.structs.replace(view, shape=(count_span(view),), strides=(1,)) for view in (before, after)]
-    same = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (before, after)]
-    if same[0] != same[1] or before.affine is not None or after.affine is not None:
+    signatures = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (before, after)]
+    if signatures[0] != signatures[1] or before.affine is not None or after.affine is not None:
         return False
     return all(np.array_equal(a, b) for a, b in zip(*map(_iter_items, flat), strict=True))
 
@@ -275,12 +275,12 @@ def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Ar
     buffer: Array | None = None
     filled = 0
     for chunk in chunks:
-        used = 0
+        taken_count = 0
         buffer = np.empty(block, chunk.dtype) if buffer is None else buffer
-        while used < chunk.size:
-            count = min(block - filled, chunk.size - used)
-            buffer[filled : filled + count] = chunk[used : used + count]
-            filled, used = filled + count, used + count
+        while taken_count < chunk.size:
+            count = min(block - filled, chunk.size - taken_count)
+            buffer[filled : filled + count] = chunk[taken_count : taken_count + count]
+            filled, taken_count = filled + count, taken_count + count
             if filled == block:
                 yield buffer
                 filled = 0
@@ -301,11 +301,16 @@ def _get_arena() -> Arena:
 
 
 @with_denormals
-def run_batch(how: CompareOptions, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
+def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
     """Return the result or the error of each task of a batch."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
     spans = (span for task in tasks for span in _remote_spans(task))
-    with keep_files_open(), prefetch_archive_ends(*sides), files.expect_values(spans), closing(Worker(how)) as worker:
+    with (
+        keep_files_open(),
+        prefetch_archive_ends(*sides),
+        files.expect_values(spans),
+        closing(Worker(options)) as worker,
+    ):
         return worker.compare_all(tasks)
 
 

@@ -55,10 +55,10 @@ def tally_stored(
     sums = native.tally(before, after, *types, bits, options.atol, options.rtol)
     if sums is None:
         return None
-    elements, changed, first, largest, gaps, squares, norm_before, norm_after, product = sums
+    elements, changed_count, first, largest, gaps, squares, norm_before, norm_after, product = sums
     return Tally(
-        changed=changed,
-        first=first if changed else None,
+        changed=changed_count,
+        first=first if changed_count else None,
         finite=elements,
         max_abs=largest,
         sum_abs=Wide(gaps),

@@ -58,7 +58,7 @@ class TensorTask(WholeTask, frozen=True, gc=False):
     @property
     def paths(self) -> Iterable[str]:
         """Files of the tensor."""
-        return (where.path for where in self.tensor.ranges if where.path)
+        return (storage.path for storage in self.tensor.ranges if storage.path)
 
 
 class ComputedTask(Task, Protocol[_Result_co]):

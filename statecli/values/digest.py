@@ -88,14 +88,15 @@ class DigestTask(TensorTask, frozen=True, gc=False):
 @with_denormals
 def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str | StateError]:
     """Return the digest or the error of each tensor."""
-    new = load_hasher(algorithm)
+    new_hasher = load_hasher(algorithm)
     tensors = [task.tensor for task in tasks]
-    digests = _digest_neighbours(tensors, new)
-    others = (tensor for n, tensor in enumerate(tensors) if n not in digests)
-    parts = (data for tensor in others for _, data in (("", tensor.data), *tensor.parts) if data is not None)
+    digests = _digest_neighbours(tensors, new_hasher)
+    remaining_tensors = (tensor for n, tensor in enumerate(tensors) if n not in digests)
+    parts = (data for tensor in remaining_tensors for _, data in (("", tensor.data), *tensor.parts) if data is not None)
     with prefetch(*parts):
         return [
-            digests[n] if n in digests else catch_error(_digest_tensor, tensor, new) for n, tensor in enumerate(tensors)
+            digests[n] if n in digests else catch_error(_digest_tensor, tensor, new_hasher)
+            for n, tensor in enumerate(tensors)
         ]
 
 
@@ -118,13 +119,13 @@ def _content_key(tensor: TensorInfo) -> Any:
 
 
 def _digest_tensor(tensor: TensorInfo, new: Callable[..., Any]) -> str:
-    own = "" if tensor.data is None else _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
-    if own and not tensor.parts:
-        return own
+    data_digest = "" if tensor.data is None else _digest_data(to_stored_blocks(tensor.data), tensor.fqn, new)
+    if data_digest and not tensor.parts:
+        return data_digest
     parts = sorted(tensor.parts, key=lambda part: part[0])
     lines = [_describe_part(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts]
-    if own:  # the parts are attributes
-        return _digest_lines([own, *lines], new)
+    if data_digest:  # the parts are attributes
+        return _digest_lines([data_digest, *lines], new)
     # Compressed columns have parts of the same names and shapes as compressed rows, and are the transposed matrix.
     return _digest_lines([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 
@@ -176,8 +177,8 @@ def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> st
 
 def _is_contiguous(view: Strided) -> bool:
     """Return True if the bytes of the view, as they are stored, are the bytes to hash."""
-    plain = view.strides == contiguous_strides(view.shape) and not is_packed(view.dtype)
-    return plain and 0 not in view.shape and not (view.big_endian or view.conjugate or view.negative)
+    is_plain = view.strides == contiguous_strides(view.shape) and not is_packed(view.dtype)
+    return is_plain and 0 not in view.shape and not (view.big_endian or view.conjugate or view.negative)
 
 
 def _read_contiguous(view: Strided) -> Iterator[Array]:
@@ -213,5 +214,5 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 def _component_size(dtype: str) -> int:
     """Return the bytes of a real number of a dtype: half an element for complex types."""
-    stored = require_element(dtype).stored
-    return np.dtype(stored).itemsize // (2 if stored.startswith("c") else 1)
+    stored_dtype = require_element(dtype).stored
+    return np.dtype(stored_dtype).itemsize // (2 if stored_dtype.startswith("c") else 1)

@@ -88,8 +88,8 @@ def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tup
                 places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # halves: the range of float64 is exceeded
                 bins += np.bincount(np.clip(places.astype(np.int64), 0, BINS - 1), minlength=BINS)
     if is_small:
-        ordered = np.sort(np.concatenate(blocks))
-        quantiles = ordered[_compute_ranks(ordered.size)]
+        sorted_codes = np.sort(np.concatenate(blocks))
+        quantiles = sorted_codes[_compute_ranks(sorted_codes.size)]
     else:
         sums = np.cumsum(totals)
         quantiles = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
@@ -106,12 +106,12 @@ def _read_finite(data: TensorData, name: str) -> Iterator[Array]:
         if reason := explain_overlap(view):
             raise UnreadableError(reason)
         affine = view.affine
-        ordered = view if affine is not None and affine.axis is not None else to_memory_order(view)
-        for block in read_values(ordered, Decoder()):
+        ordered_view = view if affine is not None and affine.axis is not None else to_memory_order(view)
+        for block in read_values(ordered_view, Decoder()):
             flat = block.reshape(-1)
             finite = np.isfinite(flat) if flat.dtype.kind == "f" else None
             yield flat if finite is None or finite.all() else flat[finite]
-        del view, ordered
+        del view, ordered_view
 
 
 def _to_ordered_codes(values: Array) -> Array:
@@ -122,8 +122,8 @@ def _to_ordered_codes(values: Array) -> Array:
 
 def _to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
     """Return the middle of the values with each code."""
-    ordered = codes.astype(np.uint32)
-    bits = np.where(ordered >= 0x8000, ordered - 0x8000, 0xFFFF - ordered).astype(np.uint32) << 16
+    ordered_codes = codes.astype(np.uint32)
+    bits = np.where(ordered_codes >= 0x8000, ordered_codes - 0x8000, 0xFFFF - ordered_codes).astype(np.uint32) << 16
     middles = (bits | 0x8000).view(np.float32).astype(np.float64)
     zeros = bits & 0x7FFF0000 == 0
     return tuple(np.clip(np.where(zeros, 0.0, middles), low, high).tolist())

@@ -128,16 +128,16 @@ def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResul
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
     """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
-    elements = exceptions = changed = 0
+    elements = exceptions = changed_count = 0
     parts, dtype = (2, COMPLEX_PARTS[task.after.dtype]) if task.after.dtype in COMPLEX_PARTS else (1, task.after.dtype)
     for old, new in _pair_parts(before, after):
         nearest = round_to(old, dtype)
         elements += old.size // parts
-        changed += _count_elements(new != old, parts)
+        changed_count += _count_elements(new != old, parts)
         if not np.array_equal(new, nearest):
             exceptions += _count_elements(_is_not_nearest(old, new, nearest, dtype), parts)
     if not exceptions:
-        return CheckResult(elements, changed=changed)
+        return CheckResult(elements, changed=changed_count)
     not_truncated = not_neighbours = 0
     for old, new in _pair_parts(before, after):
         nearest = round_to(old, dtype)
@@ -146,7 +146,7 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
         is_inner = (new == inner) | is_nan
         not_truncated += _count_elements(~is_inner, parts)
         not_neighbours += _count_elements(~(is_inner | (new == outer) | (new == nearest)), parts)
-    return CheckResult(elements, exceptions, not_truncated, not_neighbours, changed=changed)
+    return CheckResult(elements, exceptions, not_truncated, not_neighbours, changed=changed_count)
 
 
 def _pair_parts(before: Strided, after: Strided) -> Iterator[tuple[Array, Array]]:
@@ -298,9 +298,9 @@ def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, 
 def _step(values: Array, dtype: str, direction: int) -> Array:
     """Return the next values of a float type, away from zero (1) or towards zero (-1); the values are of this type."""
     if dtype in ("float16", "float32"):
-        own = values.astype(dtype)
-        toward = np.copysign(own.dtype.type(np.inf if direction > 0 else 0), own)
-        stepped: Array = np.nextafter(own, toward).astype(values.dtype)
+        typed_values = values.astype(dtype)
+        toward = np.copysign(typed_values.dtype.type(np.inf if direction > 0 else 0), typed_values)
+        stepped: Array = np.nextafter(typed_values, toward).astype(values.dtype)
         return stepped
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
@@ -328,9 +328,9 @@ def _round_by_table(values: Array, dtype: str) -> Array:
     # The step beyond the largest value is as wide as the one before.
     grid = np.append(finite, 2 * finite[-1] - finite[-2])
     size = np.abs(values)
-    below = np.clip(np.searchsorted(finite, size, side="right") - 1, 0, finite.size - 1)
-    above = np.where(finite[below] < size, below + 1, below)
-    low, high = size - grid[below], grid[above] - size
-    is_low = (low < high) | ((low == high) & (below % 2 == 0))
-    nearest = np.copysign(np.where(is_low, magnitudes[below], magnitudes[above]), values)
+    index_below = np.clip(np.searchsorted(finite, size, side="right") - 1, 0, finite.size - 1)
+    index_above = np.where(finite[index_below] < size, index_below + 1, index_below)
+    low, high = size - grid[index_below], grid[index_above] - size
+    is_low = (low < high) | ((low == high) & (index_below % 2 == 0))
+    nearest = np.copysign(np.where(is_low, magnitudes[index_below], magnitudes[index_above]), values)
     return np.where(np.isnan(values), values, nearest)

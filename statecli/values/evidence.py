@@ -45,8 +45,8 @@ def _count_written_bits(values: Array) -> float:
     if values.dtype.kind == "c":
         return _count_written_bits(values.real) + _count_written_bits(values.imag)
     if values.dtype.kind in "iu":
-        least, most = int(values.min()), int(values.max())
-        return min(_MAX_BITS, math.log2(1 + (most - least if values.size > 1 else abs(most))))
+        lowest, highest = int(values.min()), int(values.max())
+        return min(_MAX_BITS, math.log2(1 + (highest - lowest if values.size > 1 else abs(highest))))
     with np.errstate(all="ignore"):
         finite = values[np.isfinite(values)].astype(np.float64)
         mantissas = np.abs(np.ldexp(np.frexp(finite)[0], 53)).astype(np.int64)
@@ -63,5 +63,5 @@ def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
     chance, share = 2.0**-bits, (elements - exceptions) / elements if elements else 0.0
     if share <= chance:
         return 0.0
-    rest = (1 - share) * math.log2((1 - share) / (1 - chance)) if share < 1 else 0.0
-    return elements * (share * (math.log2(share) + bits) + rest)
+    exception_term = (1 - share) * math.log2((1 - share) / (1 - chance)) if share < 1 else 0.0
+    return elements * (share * (math.log2(share) + bits) + exception_term)

@@ -126,11 +126,11 @@ def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
 
 
 def _is_sliceable(data: TensorData) -> bool:
-    plain = data.strides is None or data.strides == contiguous_strides(data.shape)
+    is_plain = data.strides is None or data.strides == contiguous_strides(data.shape)
     by_channel = data.quantizer is not None and data.quantizer.axis is not None
     # Deflated bytes cannot be sliced, because all bytes before a slice must be inflated.
     is_seekable = data.storage.packing is None or find_ggml_type(data.storage) is not None
-    return plain and is_seekable and not by_channel and not is_packed(data.dtype)
+    return is_plain and is_seekable and not by_channel and not is_packed(data.dtype)
 
 
 def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: pool.Progress | None) -> list[Facts]:
@@ -180,8 +180,8 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
         return Facts()
     times = 1
     if view.affine is None or view.affine.axis is None:
-        once, times = skip_expanded(view)
-        view = once if times > 1 else view
+        unrepeated_view, times = skip_expanded(view)
+        view = unrepeated_view if times > 1 else view
     reason = explain_overlap(view)
     if reason:
         return Facts(view.elements * times, digest=None, reason=reason)
@@ -203,8 +203,8 @@ def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
     """Yield the stored items in logical order in whole blocks, the last block shorter, each valid until the next."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
-    plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
-    if not plain or not isinstance(view.memory, Range):
+    is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
+    if not is_plain or not isinstance(view.memory, Range):
         yield from rechunk(read_items(view), per_block * element.items)
         return
     size, elements = element.size, view.elements
@@ -255,8 +255,8 @@ def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
     values = part_facts[names.index("values")]
     implicit = tensor.elements - values.elements if tensor.layout.startswith("sparse") else 0
     if implicit > 0 and values.reason is None:
-        ordered = values.low is not None or not values.elements
-        zero = 0.0 if ordered else None
+        has_order = values.low is not None or not values.elements
+        zero = 0.0 if has_order else None
         values = values.merge(Facts(implicit, zeros=implicit, low=zero, high=zero))
     return replace(values, only=None, digest=digest)
 

@@ -18,20 +18,20 @@ from statecli.core.model_state import ByteRange, TensorData
 from statecli.values.elements import Array
 
 
-def find_ggml_type(where: ByteRange) -> str | None:
+def find_ggml_type(byte_range: ByteRange) -> str | None:
     """Return the ggml type of a storage quantized in its file; None for any other storage."""
-    packing = where.packing.how if where.packing is not None else ""
+    packing = byte_range.packing.how if byte_range.packing is not None else ""
     return packing.removeprefix(PACKING_PREFIX) if packing.startswith(PACKING_PREFIX) else None
 
 
 def to_stored_blocks(data: TensorData) -> TensorData:
     """Return a quantized tensor as its blocks, an element each; any other tensor unchanged."""
-    name, where = find_ggml_type(data.storage), data.storage
-    if name is None or where.packing is None:
+    name, storage = find_ggml_type(data.storage), data.storage
+    if name is None or storage.packing is None:
         return data
     values, _ = BLOCK_SIZES[name]
-    stored = replace(where, length=where.packing.length, packing=None)
-    return replace(data, storage=stored, dtype=name, shape=(*data.shape[:-1], data.shape[-1] // values))
+    block_storage = replace(storage, length=storage.packing.length, packing=None)
+    return replace(data, storage=block_storage, dtype=name, shape=(*data.shape[:-1], data.shape[-1] // values))
 
 
 def to_readable(data: TensorData) -> TensorData:

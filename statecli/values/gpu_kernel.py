@@ -72,10 +72,10 @@ class DeviceWorker(Worker):
             return super()._tally_block(before, before_type, after, after_type, start)
         return tally.shift(start)
 
-    def _send(self, stored: Array, dtype: str) -> Any:
+    def _send(self, stored_items: Array, dtype: str) -> Any:
         import torch
 
-        raw = torch.from_numpy(stored.view(np.uint8))
+        raw = torch.from_numpy(stored_items.view(np.uint8))
         return raw.to(self.device).view(getattr(torch, dtype)).to(torch.float64)
 
     def _sum_on_device(self, a: Any, b: Any) -> Tally | None:
@@ -84,15 +84,15 @@ class DeviceWorker(Worker):
 
         gap = (b - a).abs_()
         limit = self.options.atol + self.options.rtol * a.abs() if self.options.atol or self.options.rtol else 0
-        changed = gap > limit
+        changed_mask = gap > limit
         largest = torch.stack([a.abs().max(), b.abs().max(), gap.max()]).tolist()
         if not all(size == 0 or 1 / MAX_UNSCALED < size < MAX_UNSCALED for size in largest):
             return None
         sum_abs, squares, before, after, product = torch.stack([gap.sum(), gap @ gap, a @ a, b @ b, a @ b]).tolist()
-        count = int(changed.sum())
+        count = int(changed_mask.sum())
         return Tally(
             changed=count,
-            first=int(changed.to(torch.uint8).argmax()) if count else None,
+            first=int(changed_mask.to(torch.uint8).argmax()) if count else None,
             finite=a.numel(),
             max_abs=largest[2],
             sum_abs=Wide(sum_abs),

@@ -33,21 +33,21 @@ def tally_values(
     after: Array,
     options: CompareOptions,
     decoder: Decoder,
-    changed: Array | None = None,
+    changed_mask: Array | None = None,
     values: int = 1,
 ) -> Tally:
     """Tally two flat blocks of equally many decoded values, as `read_values` yields them: float, integer or complex.
 
-    `changed`, a mask, replaces the comparison: with `options.bitwise` only equal bits are equal. `values` values make
-    an element. Neither block is written to.
+    `changed_mask` replaces the comparison: with `options.bitwise` only equal bits are equal. `values` values make an
+    element. Neither block is written to.
     """
     if not before.size:
         return Tally()
     with np.errstate(all="ignore"):
         if before.dtype == after.dtype == np.float32 and not (options.atol or options.rtol):
-            if values > 1 and changed is None:
-                changed = _any_in_element(before != after, values)
-            tally = _tally_float32(before, after, decoder, changed)
+            if values > 1 and changed_mask is None:
+                changed_mask = _any_in_element(before != after, values)
+            tally = _tally_float32(before, after, decoder, changed_mask)
             if tally is not None:
                 return tally
         kinds = before.dtype.kind + after.dtype.kind
@@ -59,15 +59,15 @@ def tally_values(
             if "f" not in kinds and "c" not in kinds
             else _compute_gap(before, after, wide_before, wide_after, finite)
         )
-        if changed is None:
-            changed = _any_in_element(_find_changed(wide_before, wide_after, finite, gap, options), values)
-        return _build_tally(wide_before, wide_after, finite, gap, changed)
+        if changed_mask is None:
+            changed_mask = _any_in_element(_find_changed(wide_before, wide_after, finite, gap, options), values)
+        return _build_tally(wide_before, wide_after, finite, gap, changed_mask)
 
 
-def tally_opaque(changed: Array) -> Tally:
+def tally_opaque(changed_mask: Array) -> Tally:
     """Tally elements that are not numbers: only their changes are known."""
-    count = int(np.count_nonzero(changed))
-    return Tally(changed=count, first=int(changed.argmax()) if count else None, left_out=changed.size)
+    count = int(np.count_nonzero(changed_mask))
+    return Tally(changed=count, first=int(changed_mask.argmax()) if count else None, left_out=changed_mask.size)
 
 
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
@@ -105,22 +105,22 @@ def tally_equal(block: Array, decoder: Decoder) -> Tally:
 # --- float32, fast -----------------------------------------------------------------------------------------------
 
 
-def _tally_float32(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+def _tally_float32(before: Array, after: Array, decoder: Decoder, changed_mask: Array | None) -> Tally | None:
     """Tally two float32 blocks; None if float32 cannot represent the sums."""
     if compiled_kernel.native is None:
-        return _tally_in_passes(before, after, decoder, changed)
+        return _tally_in_passes(before, after, decoder, changed_mask)
     tally = tally_stored(before, after, ("float32", "float32"))
-    if tally is None or changed is None:
+    if tally is None or changed_mask is None:
         return tally
-    count = int(np.count_nonzero(changed))
-    return tally._replace(changed=count, first=int(changed.argmax()) if count else None)
+    count = int(np.count_nonzero(changed_mask))
+    return tally._replace(changed=count, first=int(changed_mask.argmax()) if count else None)
 
 
-def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed: Array | None) -> Tally | None:
+def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed_mask: Array | None) -> Tally | None:
     a, b = _pad_rows(before, decoder, "before"), _pad_rows(after, decoder, "after")
     gap = np.subtract(b, a, out=decoder.buffer("gap", "f4", a.size))
-    if changed is None:
-        changed = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
+    if changed_mask is None:
+        changed_mask = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
     norm_a, norm_b, squares = (_sum_squares(block, decoder) for block in (a, b, gap))
     sum_abs = _sum_rows(np.abs(gap, out=gap))
     # A norm is not finite if its side has an infinity or a NaN, or if it overflowed.
@@ -132,10 +132,10 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed: Arr
     product = (norm_a + norm_b - squares) / 2
     if product < (norm_a + norm_b) / 4:
         product = float(np.add.reduce(a.astype(np.float64) * b))
-    count = int(np.count_nonzero(changed))
+    count = int(np.count_nonzero(changed_mask))
     return Tally(
         changed=count,
-        first=int(changed.argmax()) if count else None,
+        first=int(changed_mask.argmax()) if count else None,
         finite=before.size,
         max_abs=float(gap.max()),
         sum_abs=Wide(sum_abs),
@@ -211,12 +211,12 @@ def _compute_rounding_error(integers: Array) -> Array:
 
 def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:
     """Return which elements differ: by more than the tolerance if both are finite, at all if not."""
-    changed: Array = ~_is_equal_or_nan(before, after)
+    changed_mask: Array = ~_is_equal_or_nan(before, after)
     finite_before, finite_after = before[finite], after[finite]
-    changed[finite] = (
+    changed_mask[finite] = (
         _exceeds_tolerance(finite_before, finite_after, gap, options) if options.atol or options.rtol else gap != 0
     )
-    return changed
+    return changed_mask
 
 
 def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
@@ -244,27 +244,27 @@ def _integer_gap(before: Array, after: Array) -> Array:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
         return (np.maximum(a, b).view(np.uint64) - np.minimum(a, b).view(np.uint64)).astype(np.float64)
-    signed, plain = (before, after) if before.dtype.kind == "i" else (after, before)
-    s, p = signed.astype(np.int64), plain.astype(np.uint64)
-    below = s < 0
-    size = np.where(below, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
+    signed, unsigned = (before, after) if before.dtype.kind == "i" else (after, before)
+    s, p = signed.astype(np.int64), unsigned.astype(np.uint64)
+    is_negative = s < 0
+    size = np.where(is_negative, np.uint64(0) - s.view(np.uint64), s.view(np.uint64))
     opposite_sign_gap = p + size
     same_sign_gap = (np.maximum(p, size) - np.minimum(p, size)).astype(np.float64)
     return np.where(
-        below, opposite_sign_gap.astype(np.float64) + np.where(opposite_sign_gap < p, 2.0**64, 0.0), same_sign_gap
+        is_negative, opposite_sign_gap.astype(np.float64) + np.where(opposite_sign_gap < p, 2.0**64, 0.0), same_sign_gap
     )
 
 
-def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed: Array) -> Tally:
+def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed_mask: Array) -> Tally:
     nan_before, inf_before, _ = _count_not_finite(before, np.isfinite(before))
     nan_after, inf_after, _ = _count_not_finite(after, np.isfinite(after))
-    count = int(np.count_nonzero(changed))
+    count = int(np.count_nonzero(changed_mask))
     a, b = _scale_down(before[finite].view(np.float64)), _scale_down(after[finite].view(np.float64))
     largest = float(gap.max()) if gap.size else 0.0
     small, exponent = _scale_down(gap) if np.isfinite(largest) else (gap, 0)
     return Tally(
         changed=count,
-        first=int(changed.argmax()) if count else None,
+        first=int(changed_mask.argmax()) if count else None,
         finite=gap.size,
         max_abs=largest,
         sum_abs=Wide(float(np.add.reduce(small)), exponent // 2),
@@ -277,7 +277,7 @@ def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed
         inf_before=inf_before,
         inf_after=inf_after,
         left_out=finite.size - gap.size,
-        lost=int(np.count_nonzero(changed & ~finite)) if gap.size < finite.size == changed.size else 0,
+        lost=int(np.count_nonzero(changed_mask & ~finite)) if gap.size < finite.size == changed_mask.size else 0,
     )
 
 

@@ -75,8 +75,8 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
         bound = relative / 2 * (np.abs(before) + np.abs(after)) + of_update * np.abs(update) + sum_error + smallest
         difference = np.abs(after - before - update)
         is_near = np.isfinite(difference) & (difference <= bound)
-        fits = is_near | ((after == before) & np.isinf(before)) | (np.isnan(after) & np.isnan(before))
-        exceptions += int(np.count_nonzero(~fits))
+        is_explained = is_near | ((after == before) & np.isinf(before)) | (np.isnan(after) & np.isnan(before))
+        exceptions += int(np.count_nonzero(~is_explained))
         largest = max(largest, float(np.max(difference, initial=0.0, where=is_near)))
     elements = math.prod(task.after.shape)
     fitting = _fit_factor(task, left, right) if exceptions and task.factor is not None else None
@@ -88,15 +88,19 @@ def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
 
     A factor alpha / rank or alpha / sqrt(rank) with a whole alpha is preferred, because rounding moves the best factor.
     """
-    products = squares = own = 0.0
+    products = squares = change_squares = 0.0
     for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):
         update, change = left[start:stop] @ right, after - before
         products += float(np.vdot(update, change))
         squares += float(np.vdot(update, update))
-        own += float(np.vdot(change, change))
+        change_squares += float(np.vdot(change, change))
     if not squares:
         return 0.0
-    if not math.isfinite(products) or not own or own - products**2 / squares > _MAX_RESIDUAL**2 * own:
+    if (
+        not math.isfinite(products)
+        or not change_squares
+        or change_squares - products**2 / squares > _MAX_RESIDUAL**2 * change_squares
+    ):
         return None
     factor, rank = products / squares, left.shape[1]
     for scale in (rank, math.sqrt(rank)):

@@ -66,8 +66,8 @@ _batch_files: ContextVar[OpenFiles | None] = ContextVar("batch_files", default=N
 @contextmanager
 def keep_files_open() -> Iterator[None]:
     """Let `borrow_file` open each file on disk once while the block runs."""
-    with closing(OpenFiles()) as opened:
-        token = _batch_files.set(opened)
+    with closing(OpenFiles()) as open_files:
+        token = _batch_files.set(open_files)
         try:
             yield
         finally:
@@ -76,5 +76,5 @@ def keep_files_open() -> Iterator[None]:
 
 def borrow_file(path: str) -> AbstractContextManager[File]:
     """Open a file for a block, or lend the file kept by `keep_files_open`. Raises `UnreadableError`."""
-    opened = _batch_files.get()
-    return closing(open_file(path)) if opened is None or files.reads_are_requests(path) else opened.borrow(path)
+    open_files = _batch_files.get()
+    return closing(open_file(path)) if open_files is None or files.reads_are_requests(path) else open_files.borrow(path)

@@ -36,8 +36,8 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     None if a tensor needs more than a read (strides, a scale, another store), all together are too large, a read fails,
     or a checksum is wrong: the reader of all tensors then finds the tensor to name.
     """
-    most = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
-    if sum([tensor.nbytes for tensor in tensors]) > most:
+    max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
+    if sum([tensor.nbytes for tensor in tensors]) > max_bytes:
         return None
     places: list[_Place] = []
     for tensor in tensors:
@@ -45,7 +45,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
         if place is None:
             return None
         places.append(place)
-    if sum([place.length for place in places]) > most:
+    if sum([place.length for place in places]) > max_bytes:
         return None
     if any(map(files.reads_are_requests, {place.path for place in places})):
         return None
@@ -101,17 +101,17 @@ def _locate(tensor: TensorInfo) -> _Place | None:
         return None
     size = ELEMENT_BITS[data.dtype] // 8
     start, length = data.offset * size, math.prod(data.shape) * size
-    where = data.storage
-    if start + length > where.length:
+    storage = data.storage
+    if start + length > storage.length:
         return None
-    if where.crc32 is None:
-        return _Place(where.path, where.offset + start, length)
-    return _Place(where.path, where.offset, where.length, slice(start, start + length), where.crc32)
+    if storage.crc32 is None:
+        return _Place(storage.path, storage.offset + start, length)
+    return _Place(storage.path, storage.offset, storage.length, slice(start, start + length), storage.crc32)
 
 
 def _is_plain(data: TensorData) -> bool:
-    where = data.storage
+    storage = data.storage
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     is_as_stored = not (data.conjugate or data.negative) and data.quantizer is None and data.inline is None
-    is_in_one_place = where.packing is None and where.boxes is None and not where.big_endian
-    return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and bool(where.path)
+    is_in_one_place = storage.packing is None and storage.boxes is None and not storage.big_endian
+    return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and bool(storage.path)

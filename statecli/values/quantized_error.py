@@ -64,8 +64,8 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
     def compute(self) -> QuantizedError | None:
         """Return the result."""
         height, width = self.rule.shape
-        products, squares, own = np.zeros((3, width))
-        error, changed = 0.0, 0
+        products, squares, weight_squares = np.zeros((3, width))
+        error, changed_count = 0.0, 0
         step = max(1, ROW_BLOCK_ELEMENTS // width)
         dequantize_rows = open_rows(self.rule, {part.part: part.data for part in self.parts}, self.name)
         weight = resolve_data(self.weight, self.name)
@@ -76,19 +76,19 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
             with np.errstate(all="ignore"):
                 codes = dequantize_rows(start, stop)
                 difference = weight_rows - codes
-                changed += int(np.count_nonzero(round_to(codes, self.weight.dtype) != weight_rows))
+                changed_count += int(np.count_nonzero(round_to(codes, self.weight.dtype) != weight_rows))
                 error += float(np.einsum("ij,ij->", difference, difference))
                 products += np.einsum("ij,ij->j", weight_rows, codes)
                 squares += np.einsum("ij,ij->j", codes, codes)
-                own += np.einsum("ij,ij->j", weight_rows, weight_rows)
+                weight_squares += np.einsum("ij,ij->j", weight_rows, weight_rows)
         with np.errstate(all="ignore"):
             factors = np.where(squares > 0, products / squares, 1.0)
             explained = np.where(squares > 0, products**2 / squares, 0.0)
-            left = float(np.sum(np.maximum(own - explained, 0.0)))
-            total = float(own.sum())
-        if not total or not math.isfinite(error / total) or not math.isfinite(left):
+            unexplained = float(np.sum(np.maximum(weight_squares - explained, 0.0)))
+            total = float(weight_squares.sum())
+        if not total or not math.isfinite(error / total) or not math.isfinite(unexplained):
             return None
         relative = math.sqrt(error / total)
         is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
         are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
-        return QuantizedError(relative, math.sqrt(left / total) if are_factors else relative, changed)
+        return QuantizedError(relative, math.sqrt(unexplained / total) if are_factors else relative, changed_count)

@@ -50,21 +50,21 @@ class _RemoteFacts:
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
-def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: str) -> None:
-    """Read bytes from `offset` on until `buffer` is full; `where` is the range of the bytes.
+def fill_buffer(buffer: Array, file: File, offset: int, byte_range: ByteRange, name: str) -> None:
+    """Read bytes from `offset` on until `buffer` is full; `byte_range` is the range of the bytes.
 
     Raises `MalformedError` if the file ends before.
     """
     memory, filled = buffer.data, 0
     while filled < buffer.size:
         try:
-            count = file.fill(offset + filled, memory[filled:], where.offset + where.length - offset - filled)
+            count = file.fill(offset + filled, memory[filled:], byte_range.offset + byte_range.length - offset - filled)
         except UnreadableError as error:
-            raise type(error)(f"{where.path}: {name}: {error}") from error
+            raise type(error)(f"{byte_range.path}: {name}: {error}") from error
         if not count:
             raise MalformedError(
-                f"{where.path}: {name}: ends at byte {where.offset + where.length}, but the file has {file.measure()} "
-                "bytes: it is truncated, or changed while statecli read it; copy the file again"
+                f"{byte_range.path}: {name}: ends at byte {byte_range.offset + byte_range.length}, but the file has "
+                f"{file.measure()} bytes: it is truncated, or changed while statecli read it; copy the file again"
             )
         filled += count
 
@@ -72,9 +72,9 @@ def fill_buffer(buffer: Array, file: File, offset: int, where: ByteRange, name: 
 def iter_paths(*parts: TensorData) -> Iterator[str]:
     """Yield the path of each file with bytes of these tensors."""
     for data in parts:
-        for where in TensorInfo("", "", (), 0, 0, data=data).ranges:
-            if where.path:
-                yield where.path
+        for byte_range in TensorInfo("", "", (), 0, 0, data=data).ranges:
+            if byte_range.path:
+                yield byte_range.path
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
@@ -83,24 +83,24 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
     Bytes read in another order, or at an unknown place, are left out.
     """
     for source in sources:
-        where = _storage_of(source)
-        if where.boxes is not None:
-            whole = where.boxes.shape
-            yield from iter_places(*(box.data for box in where.boxes.boxes if is_run(box.data.shape, whole)))
+        byte_range = _storage_of(source)
+        if byte_range.boxes is not None:
+            full_shape = byte_range.boxes.shape
+            yield from iter_places(*(box.data for box in byte_range.boxes.boxes if is_run(box.data.shape, full_shape)))
         elif isinstance(source, TensorData) and (
             source.inline is not None or source.strides not in (None, contiguous_strides(source.shape))
         ):
             continue
-        elif where.is_archive:
+        elif byte_range.is_archive:
             with suppress(UnreadableError):  # reading it raises the same error later
-                storage = locate_storage(where, "storage")
+                storage = locate_storage(byte_range, "storage")
                 yield storage.path, storage.offset, storage.length
-        elif where.packing is not None:
-            yield where.path, where.offset, where.packing.length
+        elif byte_range.packing is not None:
+            yield byte_range.path, byte_range.offset, byte_range.packing.length
         elif isinstance(source, TensorData) and (size := element_width(source.dtype)):
-            yield where.path, where.offset + source.offset * size, prod(source.shape) * size
+            yield byte_range.path, byte_range.offset + source.offset * size, prod(source.shape) * size
         else:
-            yield where.path, where.offset, where.length
+            yield byte_range.path, byte_range.offset, byte_range.length
 
 
 @contextmanager
@@ -117,11 +117,11 @@ def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteR
         return tasks
 
     def place(task: _Task) -> tuple[str, int]:
-        where = next(
+        first_place = next(
             ((side.storage, side.offset) if isinstance(side, TensorData) else (side, 0) for side in sides_of(task)),
             None,
         )
-        return ("", 0) if where is None else (where[0].path, where[0].offset + where[1])
+        return ("", 0) if first_place is None else (first_place[0].path, first_place[0].offset + first_place[1])
 
     return sorted(tasks, key=place)
 
@@ -134,10 +134,10 @@ ARCHIVE_END_BYTES = 1 << 10
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
     """Fetch the ends of the remote archives of these sources together while the block locates storages there."""
     ends: dict[str, list[tuple[int, int]]] = {}
-    for where in _iter_remote_archives(sources):
-        assert where.packing is not None  # noqa: S101 - it is an archive
-        last = where.offset + max(0, where.packing.length - ARCHIVE_END_BYTES)
-        ends.setdefault(where.path, []).extend(((where.offset, ARCHIVE_END_BYTES), (last, ARCHIVE_END_BYTES)))
+    for byte_range in _iter_remote_archives(sources):
+        assert byte_range.packing is not None  # noqa: S101 - it is an archive
+        last = byte_range.offset + max(0, byte_range.packing.length - ARCHIVE_END_BYTES)
+        ends.setdefault(byte_range.path, []).extend(((byte_range.offset, ARCHIVE_END_BYTES), (last, ARCHIVE_END_BYTES)))
     with files.prefetch_ranges(ends):
         yield
 
@@ -148,21 +148,21 @@ def _storage_of(source: ByteRange | TensorData) -> ByteRange:
 
 def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator[ByteRange]:
     for source in sources:
-        where = _storage_of(source)
-        if where.boxes is not None:
-            yield from _iter_remote_archives(box.data for box in where.boxes.boxes)
+        byte_range = _storage_of(source)
+        if byte_range.boxes is not None:
+            yield from _iter_remote_archives(box.data for box in byte_range.boxes.boxes)
         elif (
-            where.is_archive
-            and files.reads_are_requests(where.path)
-            and where not in lifetime.for_command(_RemoteFacts).tensors
+            byte_range.is_archive
+            and files.reads_are_requests(byte_range.path)
+            and byte_range not in lifetime.for_command(_RemoteFacts).tensors
         ):
-            yield where
+            yield byte_range
 
 
-def is_run(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
     """Return True if a box of an array is a run of elements: full along all axes after the first longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
-    return shape[axis + 1 :] == whole[axis + 1 :]
+    return shape[axis + 1 :] == full_shape[axis + 1 :]
 
 
 def element_width(dtype: str) -> int:
@@ -177,16 +177,22 @@ def element_width(dtype: str) -> int:
 class Range:
     """The bytes of a range of an open file. `what` names the tensor in messages."""
 
-    def __init__(self, where: ByteRange, what: str, file: File) -> None:
-        self.size = where.length
-        self._where, self._what, self._file = where, what, file
+    def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
+        self.size = byte_range.length
+        self._byte_range, self._storage_name, self._file = byte_range, storage_name, file
 
     def read(self, at: int, into: Array) -> None:
         """Fill `into`, a contiguous array, with the bytes from `at` on.
 
         Raises `MalformedError` if the file ends before.
         """
-        fill_buffer(into.reshape(-1).view(np.uint8), self._file, self._where.offset + at, self._where, self._what)
+        fill_buffer(
+            into.reshape(-1).view(np.uint8),
+            self._file,
+            self._byte_range.offset + at,
+            self._byte_range,
+            self._storage_name,
+        )
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
         """Fill `into` with elements `strides` bytes apart, the first at `at`.
@@ -215,15 +221,15 @@ class Inflated(Range):
     The CRC-32 of a remote range is remembered, so that a checksum over the range needs no further request.
     """
 
-    def __init__(self, where: ByteRange, what: str, file: File) -> None:
-        super().__init__(where, what, file)
-        assert where.packing is not None  # noqa: S101 - narrows the type
-        self._end = where.offset + where.packing.length
-        self._keeps_crc = files.reads_are_requests(where.path)
+    def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
+        super().__init__(byte_range, storage_name, file)
+        assert byte_range.packing is not None  # noqa: S101 - narrows the type
+        self._end = byte_range.offset + byte_range.packing.length
+        self._keeps_crc = files.reads_are_requests(byte_range.path)
         self._rewind()
 
     def _rewind(self) -> None:
-        self._packed, self._at, self._crc = self._where.offset, 0, 0
+        self._packed, self._at, self._crc = self._byte_range.offset, 0, 0
         self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
 
     def read(self, at: int, into: Array) -> None:
@@ -235,15 +241,15 @@ class Inflated(Range):
             self._rewind()
         while self._at < at:
             self._read_next(min(at - self._at, WINDOW_BYTES))
-        flat, done = into.reshape(-1).view(np.uint8), 0
-        while done < flat.size:
-            block = self._read_next(min(flat.size - done, WINDOW_BYTES))
-            flat[done : done + len(block)] = np.frombuffer(block, np.uint8)
-            done += len(block)
+        flat, filled = into.reshape(-1).view(np.uint8), 0
+        while filled < flat.size:
+            block = self._read_next(min(flat.size - filled, WINDOW_BYTES))
+            flat[filled : filled + len(block)] = np.frombuffer(block, np.uint8)
+            filled += len(block)
         if self._at == self.size and not self._is_at_end():
             raise self._length_error(f"more than {self.size}")
         if self._at == self.size and self._keeps_crc:
-            lifetime.for_command(_RemoteFacts).crc32[self._where.path, self._where.offset] = self._crc
+            lifetime.for_command(_RemoteFacts).crc32[self._byte_range.path, self._byte_range.offset] = self._crc
 
     def _is_at_end(self) -> bool:
         """Return True if nothing more is inflated; the end of the last block may still be unread."""
@@ -267,21 +273,21 @@ class Inflated(Range):
                     return block
         except zlib.error as why:
             raise MalformedError(
-                f"{self._where.path}: {self._what}: cannot be decompressed: the file is damaged ({why}); copy the "
-                "file again"
+                f"{self._byte_range.path}: {self._storage_name}: cannot be decompressed: the file is damaged ({why}); "
+                "copy the file again"
             ) from why
         return b""
 
     def _read_packed(self) -> bytes:
         packed = np.empty(min(WINDOW_BYTES // 4, self._end - self._packed), np.uint8)
-        fill_buffer(packed, self._file, self._packed, self._where, self._what)
+        fill_buffer(packed, self._file, self._packed, self._byte_range, self._storage_name)
         self._packed += packed.size
         return packed.tobytes()
 
     def _length_error(self, length: str) -> MalformedError:
         return MalformedError(
-            f"{self._where.path}: {self._what}: decompresses to {length} bytes, but the archive records {self.size}: "
-            "the file is damaged; copy the file again"
+            f"{self._byte_range.path}: {self._storage_name}: decompresses to {length} bytes, but the archive records "
+            f"{self.size}: the file is damaged; copy the file again"
         )
 
 
@@ -292,28 +298,30 @@ VALUES_BYTES = 256 << 10
 class Dequantized(Range):
     """Float32 values of a storage quantized in its file, as bytes."""
 
-    def __init__(self, where: ByteRange, what: str, file: File) -> None:
-        super().__init__(where, what, file)
-        name = find_ggml_type(where) or ""
+    def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
+        super().__init__(byte_range, storage_name, file)
+        name = find_ggml_type(byte_range) or ""
         why = explain_unreadable_blocks(name)
         if why is not None:
-            raise UnreadableError(f"{where.path}: {what}: {why}")
+            raise UnreadableError(f"{byte_range.path}: {storage_name}: {why}")
         self._name = name
         values, self._stored = BLOCK_SIZES[name]
         self._block = values * 4
 
     def read(self, at: int, into: Array) -> None:
-        flat, done = into.reshape(-1).view(np.uint8), 0
-        while done < flat.size:
-            first, skip = divmod(at + done, self._block)
-            blocks = -(-min(skip + flat.size - done, VALUES_BYTES) // self._block)
-            part = self._dequantize(first, blocks)[skip : skip + flat.size - done]
-            flat[done : done + part.size] = part
-            done += part.size
+        flat, filled = into.reshape(-1).view(np.uint8), 0
+        while filled < flat.size:
+            first, skip = divmod(at + filled, self._block)
+            blocks = -(-min(skip + flat.size - filled, VALUES_BYTES) // self._block)
+            part = self._dequantize(first, blocks)[skip : skip + flat.size - filled]
+            flat[filled : filled + part.size] = part
+            filled += part.size
 
     def _dequantize(self, first: int, count: int) -> Array:
         packed = np.empty(count * self._stored, np.uint8)
-        fill_buffer(packed, self._file, self._where.offset + first * self._stored, self._where, self._what)
+        fill_buffer(
+            packed, self._file, self._byte_range.offset + first * self._stored, self._byte_range, self._storage_name
+        )
         return dequantize_blocks(packed, self._name).view(np.uint8)
 
 
@@ -324,14 +332,15 @@ MAX_OPEN_FILES = 32
 class Assembled(Range):
     """Bytes of a storage in boxes of several files, as if contiguous."""
 
-    def __init__(self, where: ByteRange, what: str, stack: ExitStack) -> None:
-        assert where.boxes is not None  # noqa: S101 - narrows the type
-        self.size = where.length
-        self._where, self._what, self._stack = where, what, stack
-        self._shape = (*where.boxes.shape, where.boxes.itemsize)
+    def __init__(self, byte_range: ByteRange, storage_name: str, stack: ExitStack) -> None:
+        assert byte_range.boxes is not None  # noqa: S101 - narrows the type
+        self.size = byte_range.length
+        self._byte_range, self._storage_name, self._stack = byte_range, storage_name, stack
+        self._shape = (*byte_range.boxes.shape, byte_range.boxes.itemsize)
         self._strides = contiguous_strides(self._shape)
         self._pieces = sorted(
-            (self._build_piece(box) for box in where.boxes.boxes if 0 not in box.data.shape), key=lambda piece: piece.at
+            (self._build_piece(box) for box in byte_range.boxes.boxes if 0 not in box.data.shape),
+            key=lambda piece: piece.at,
         )
         #: For each piece the furthest byte of all pieces up to it.
         self._reach = list(accumulate((piece.stop for piece in self._pieces), max))
@@ -344,11 +353,11 @@ class Assembled(Range):
 
     def read(self, at: int, into: Array) -> None:
         """See `Range.read`. Raises any error of opening and reading a box."""
-        flat, done = into.reshape(-1).view(np.uint8), 0
+        flat, filled = into.reshape(-1).view(np.uint8), 0
         for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
-            self._fill_box(flat[done : done + size].reshape(shape), start)
-            done += size
+            self._fill_box(flat[filled : filled + size].reshape(shape), start)
+            filled += size
 
     def _fill_box(self, into: Array, start: tuple[int, ...]) -> None:
         first = _dot(start, self._strides)
@@ -358,7 +367,9 @@ class Assembled(Range):
             n += 1
         if filled != into.size:
             fault = "overlap" if filled > into.size else "leave a gap"
-            raise MalformedError(f"{self._where.path}: {self._what}: its chunks {fault}; save the checkpoint again")
+            raise MalformedError(
+                f"{self._byte_range.path}: {self._storage_name}: its chunks {fault}; save the checkpoint again"
+            )
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
         """Copy the box's bytes of a piece from `start` on; return how many."""
@@ -386,8 +397,8 @@ class Assembled(Range):
             if len(self._open) >= MAX_OPEN_FILES:
                 self._stack.close()
                 self._open.clear()
-            data = resolve_data(self._pieces[number].data, self._what)
-            self._open[number] = self._stack.enter_context(open_range(data.storage, self._what)), data
+            data = resolve_data(self._pieces[number].data, self._storage_name)
+            self._open[number] = self._stack.enter_context(open_range(data.storage, self._storage_name)), data
         return self._open[number]
 
 
@@ -410,9 +421,9 @@ def _split_into_boxes(
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield elements `at` to `stop` of a C-contiguous array as the fewest boxes: the start and the shape of each."""
     while at < stop:
-        start, rest = [], at
+        start, remainder = [], at
         for stride in strides:
-            index, rest = divmod(rest, stride)
+            index, remainder = divmod(remainder, stride)
             start.append(index)
         axis = next(n for n, stride in enumerate(strides) if at % stride == 0 and at + stride <= stop)
         count = min((stop - at) // strides[axis], shape[axis] - start[axis])
@@ -421,29 +432,29 @@ def _split_into_boxes(
 
 
 @contextmanager
-def open_range(where: ByteRange, what: str = "storage") -> Iterator[Range]:
-    """Open the range's bytes, unpacked and assembled, for reading. `what` names the storage in messages.
+def open_range(byte_range: ByteRange, storage_name: str = "storage") -> Iterator[Range]:
+    """Open the range's bytes, unpacked and assembled, for reading. `storage_name` names the storage in messages.
 
     Raises `UnreadableError` if a file is missing or unreadable, `MalformedError` if unpacking fails.
     """
-    if where.length < 0 or where.offset < 0:
+    if byte_range.length < 0 or byte_range.offset < 0:
         raise MalformedError(
-            f"{where.path}: {what}: offset {where.offset} or length {where.length} is negative; the file is damaged: "
-            "copy the file again"
+            f"{byte_range.path}: {storage_name}: offset {byte_range.offset} or length {byte_range.length} is negative; "
+            "the file is damaged: copy the file again"
         )
     with ExitStack() as stack:
-        if where.boxes is not None:
-            yield Assembled(where, what, stack)
+        if byte_range.boxes is not None:
+            yield Assembled(byte_range, storage_name, stack)
             return
-        where = locate_storage(where, what)
-        file = stack.enter_context(borrow_file(where.path))
-        yield _reader_class(where)(where, what, file)
+        byte_range = locate_storage(byte_range, storage_name)
+        file = stack.enter_context(borrow_file(byte_range.path))
+        yield _reader_class(byte_range)(byte_range, storage_name, file)
 
 
-def _reader_class(where: ByteRange) -> type[Range]:
-    if where.packing is None:
+def _reader_class(byte_range: ByteRange) -> type[Range]:
+    if byte_range.packing is None:
         return Range
-    return Inflated if find_ggml_type(where) is None else Dequantized
+    return Inflated if find_ggml_type(byte_range) is None else Dequantized
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
@@ -462,59 +473,59 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
     return tensor
 
 
-def locate_storage(where: ByteRange, what: str) -> ByteRange:
-    """Return the storage itself, if `where` names only its archive. Raises as opening the archive does."""
-    return _read_archive(where, what).storage if where.is_archive else where
+def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
+    """Return the storage itself, if `byte_range` names only its archive. Raises as opening the archive does."""
+    return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
-def _read_archive(where: ByteRange, name: str) -> TensorData:
-    assert where.packing is not None  # noqa: S101 - narrows the type
-    cache = lifetime.for_command(_RemoteFacts).tensors if files.reads_are_requests(where.path) else {}
+def _read_archive(byte_range: ByteRange, name: str) -> TensorData:
+    assert byte_range.packing is not None  # noqa: S101 - narrows the type
+    cache = lifetime.for_command(_RemoteFacts).tensors if files.reads_are_requests(byte_range.path) else {}
     try:
-        if where not in cache:
-            cache[where] = torch_zip.read_single(where.path, where.offset, where.packing.length)
-        return cache[where]
+        if byte_range not in cache:
+            cache[byte_range] = torch_zip.read_single(byte_range.path, byte_range.offset, byte_range.packing.length)
+        return cache[byte_range]
     except UnreadableError as error:
-        message = f"{where.path}: {name}: the archive at byte {where.offset}: {error}"
+        message = f"{byte_range.path}: {name}: the archive at byte {byte_range.offset}: {error}"
         if isinstance(error, ChecksumMismatch):
             raise ChecksumMismatch(message, difference=error.difference) from error
         raise type(error)(message) from error
 
 
-def _cached_crc(where: ByteRange) -> int | None:
+def _cached_crc(byte_range: ByteRange) -> int | None:
     """Return the CRC-32 of a range, if known without reading all bytes again."""
-    if where.packing is None or not files.reads_are_requests(where.path):
-        return files.find_crc32(where.path, where.offset, where.length)
-    return lifetime.for_command(_RemoteFacts).crc32.get((where.path, where.offset))
+    if byte_range.packing is None or not files.reads_are_requests(byte_range.path):
+        return files.find_crc32(byte_range.path, byte_range.offset, byte_range.length)
+    return lifetime.for_command(_RemoteFacts).crc32.get((byte_range.path, byte_range.offset))
 
 
-def read_chunks(where: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
+def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
     """Yield the bytes of a storage with the position of the first, each chunk valid until the next."""
-    buffer = np.empty(min(size, where.length), np.uint8)
-    with open_range(where, name) as source:
-        for start in range(0, where.length, size):
-            chunk = buffer[: where.length - start]
+    buffer = np.empty(min(size, byte_range.length), np.uint8)
+    with open_range(byte_range, name) as source:
+        for start in range(0, byte_range.length, size):
+            chunk = buffer[: byte_range.length - start]
             source.read(start, chunk)
             yield start, chunk
 
 
-def check_crc(where: ByteRange, name: str = "storage") -> None:
+def check_crc(byte_range: ByteRange, name: str = "storage") -> None:
     """Compare the range's bytes with the CRC-32 recorded by its container, if any.
 
     Raises `ChecksumMismatch` if the checksums differ.
     """
-    where = locate_storage(where, name)
-    if where.crc32 is None:
+    byte_range = locate_storage(byte_range, name)
+    if byte_range.crc32 is None:
         return
-    computed = _cached_crc(where)
+    computed = _cached_crc(byte_range)
     if computed is None:
         computed = 0
-        for _, chunk in read_chunks(where, name, WINDOW_BYTES):
+        for _, chunk in read_chunks(byte_range, name, WINDOW_BYTES):
             computed = zlib.crc32(chunk.data, computed)
-    if computed != where.crc32:
-        difference = f"recorded 0x{where.crc32:08x}, computed 0x{computed:08x}"
+    if computed != byte_range.crc32:
+        difference = f"recorded 0x{byte_range.crc32:08x}, computed 0x{computed:08x}"
         raise ChecksumMismatch(
-            f"{where.path}: {name}: checksum wrong: {difference}; the file is damaged: copy the file again",
+            f"{byte_range.path}: {name}: checksum wrong: {difference}; the file is damaged: copy the file again",
             difference=difference,
-            place=where.place,
+            place=byte_range.place,
         )

@@ -151,10 +151,10 @@ def explain_overlap(view: Strided) -> str | None:
 
     None for a readable view.
     """
-    count, stored = view.elements, count_span(view)
-    if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored):
+    count, stored_count = view.elements, count_span(view)
+    if count <= max(FREE_OVERLAP_ELEMENTS, MAX_OVERLAP * stored_count):
         return None
-    return f"the tensor repeats {stored} stored elements as {count} elements, too many for statecli to read"
+    return f"the tensor repeats {stored_count} stored elements as {count} elements, too many for statecli to read"
 
 
 def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -241,9 +241,9 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
     if len(shape) > MAX_DIMENSIONS:
         raise UnreadableError(f"the tensor has {len(shape)} dimensions, but statecli reads at most {MAX_DIMENSIONS}")
     steps = tuple(stride * size for stride in strides)
-    more, step = ((element.items,), (dtype.itemsize,)) if element.items > 1 else ((), ())
+    item_shape, item_strides = ((element.items,), (dtype.itemsize,)) if element.items > 1 else ((), ())
     if not isinstance(view.memory, Range):
-        yield np.ndarray((*shape, *more), dtype, view.memory.data, view.offset * size, (*steps, *step))
+        yield np.ndarray((*shape, *item_shape), dtype, view.memory.data, view.offset * size, (*steps, *item_strides))
         return
     in_order = steps == tuple(sorted(steps, reverse=True))
     limit = CHUNK_ELEMENTS if in_order else max(BAND_BYTES // size, 1)
@@ -251,17 +251,17 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
     for index in _iter_block_indices(shape, limit):
         at, part = _locate_block(index, shape, steps)
         memory, compact = _gather(view.memory, view.offset * size + at, part, steps, size, buffers)
-        yield np.ndarray((*part, *more), dtype, memory.data, 0, (*compact, *step))
+        yield np.ndarray((*part, *item_shape), dtype, memory.data, 0, (*compact, *item_strides))
 
 
 def _locate_block(
     index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
     """Return where a block of `_iter_block_indices` begins, in bytes, and its shape with all dimensions."""
-    whole = (*index, *[slice(None)] * (len(shape) - len(index)))
+    full_index = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
         position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)
-        for position, size in zip(whole, shape, strict=True)
+        for position, size in zip(full_index, shape, strict=True)
     ]
     at = sum(start * step for (start, _), step in zip(ranges, steps, strict=True))
     return at, tuple(stop - start for start, stop in ranges)
@@ -414,9 +414,9 @@ def is_plain(data: TensorData) -> bool:
 
 def find_piece(data: TensorData) -> Piece | None:
     """Return where the elements begin; None if they are not contiguous and in the byte order of this machine."""
-    element, where = find_element(data.dtype), data.storage
-    if element is None or where.packing is not None or where.boxes is not None or not is_plain(data):
+    element, storage = find_element(data.dtype), data.storage
+    if element is None or storage.packing is not None or storage.boxes is not None or not is_plain(data):
         return None
     size = element.size
-    inside = (data.offset + prod(data.shape)) * size <= where.length
-    return Piece(where.path, where.offset + data.offset * size, data.dtype) if inside else None
+    is_inside = (data.offset + prod(data.shape)) * size <= storage.length
+    return Piece(storage.path, storage.offset + data.offset * size, data.dtype) if is_inside else None

@@ -16,16 +16,16 @@ _MIN_ELEMENTS = 64
 _MIN_CORRELATION, _MIN_LEAD = 0.8, 0.25
 
 
-def find_most_similar(samples: Sequence[TensorInfo], others: Sequence[TensorInfo]) -> list[int | None]:
-    """Return for each sample the number of the sample of `others` with the clearly best correlation, or None.
+def find_most_similar(samples: Sequence[TensorInfo], candidates: Sequence[TensorInfo]) -> list[int | None]:
+    """Return for each sample the number of the sample of `candidates` with the clearly best correlation, or None.
 
     All have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
     """
-    own, theirs = _read_centred(samples), _read_centred(others)
-    if own is None or theirs is None:
+    sample_rows, other_rows = _read_centred(samples), _read_centred(candidates)
+    if sample_rows is None or other_rows is None:
         return [None] * len(samples)
     similar: list[int | None] = []
-    for row in own @ theirs.T:
+    for row in sample_rows @ other_rows.T:
         best = int(np.argmax(row))
         lead = row[best] - np.max(np.delete(row, best), initial=0.0)
         similar.append(best if row[best] >= _MIN_CORRELATION and lead >= _MIN_LEAD else None)

@@ -58,10 +58,10 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
     # A side that stores nothing has no type of its own.
     old_values = _scatter(old_places, old, union, (old if old.size else new).dtype)
     new_values = _scatter(new_places, new, union, (new if new.size else old).dtype)
-    changed = (
+    changed_mask = (
         kernels.compare_bits(old_values, new_values, 1) if options.bitwise and before.dtype == after.dtype else None
     )
-    tally = kernels.tally_values(old_values, new_values, options, Decoder(), changed)
+    tally = kernels.tally_values(old_values, new_values, options, Decoder(), changed_mask)
     if not tally.changed:
         return Delta(elements=math.prod(shape))
     first = None if tally.first is None else int(union[tally.first])
@@ -87,12 +87,12 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
         return False
     meanings = [(data.dtype, data.conjugate, data.negative, data.quantizer) for data in (before, after)]
     alike = meanings[0] == meanings[1]
-    read = read_items if alike else read_values
+    read_blocks = read_items if alike else read_values
     with open_view(before, name) as before_view, open_view(after, name) as after_view:
         reason = explain_overlap(before_view) or explain_overlap(after_view)
         if reason:
             raise UnreadableError(reason)
-        chunk_pairs = zip_longest(rechunk(read(before_view)), rechunk(read(after_view)))
+        chunk_pairs = zip_longest(rechunk(read_blocks(before_view)), rechunk(read_blocks(after_view)))
         return all(
             np.array_equal(x.view("u1"), y.view("u1")) if alike else np.array_equal(x, y) for x, y in chunk_pairs
         )
@@ -128,17 +128,17 @@ class _Side(NamedTuple):
     parts: dict[str, TensorData]
     shape: tuple[int, ...]
 
-    def require(self, is_valid: bool, what: str) -> None:
-        """Raise `MalformedError` with `what` unless the condition is true."""
+    def require(self, is_valid: bool, problem: str) -> None:
+        """Raise `MalformedError` with `problem` unless the condition is true."""
         if not is_valid:
             path = self.parts["values"].storage.path
-            message = f"{path}: {self.tensor.fqn}: {what}; the file is damaged: copy the file again"
-            raise MalformedError(message) from _InvalidIndices(what)
+            message = f"{path}: {self.tensor.fqn}: {problem}; the file is damaged: copy the file again"
+            raise MalformedError(message) from _InvalidIndices(problem)
 
     def require_inside(self, index: Array, size: int) -> None:
         """Raise `MalformedError` unless all indices are in range(size)."""
-        inside = not index.size or bool(index.min() >= 0 and index.max() < size)
-        self.require(inside, f"stores indices outside its shape {list(self.shape)}")
+        is_inside = not index.size or bool(index.min() >= 0 and index.max() < size)
+        self.require(is_inside, f"stores indices outside its shape {list(self.shape)}")
 
     def read_integers(self, name: str) -> Array:
         """Return the whole part as int64, flat."""
@@ -182,13 +182,13 @@ def _read_places(side: _Side) -> Array:
 def _coo_indices(side: _Side) -> Array:
     """Return the flat index of each value of a COO tensor; a hybrid tensor stores a dense block at each place."""
     indices_shape, values_shape, shape = side.parts["indices"].shape, side.parts["values"].shape, side.shape
-    fits = (
+    is_consistent = (
         len(indices_shape) == 2
         and indices_shape[0] <= len(shape)
         and values_shape == (indices_shape[1], *shape[indices_shape[0] :])
     )
     side.require(
-        fits,
+        is_consistent,
         f"indices {list(indices_shape)} and values {list(values_shape)} do not form a tensor of shape {list(shape)}",
     )
     places = np.zeros(indices_shape[1], np.int64)
@@ -200,36 +200,41 @@ def _coo_indices(side: _Side) -> Array:
 
 def _compressed_indices(side: _Side) -> Array:
     """Return the flat index of each value of a tensor with compressed rows or columns."""
-    starts, plain, values_shape = (side.parts[name].shape for name in PARTS_OF_LAYOUT[side.tensor.layout])
+    starts, plain_shape, values_shape = (side.parts[name].shape for name in PARTS_OF_LAYOUT[side.tensor.layout])
     compressed = 0 if side.tensor.layout in ("sparse_csr", "sparse_bsr") else 1
     batch = starts[:-1]
     matrix, dense = side.shape[len(batch) :][:2], side.shape[len(batch) + 2 :]
-    block = values_shape[len(plain) :][:2] if side.tensor.layout in ("sparse_bsr", "sparse_bsc") else ()
+    block = values_shape[len(plain_shape) :][:2] if side.tensor.layout in ("sparse_bsr", "sparse_bsc") else ()
     step = block or (1, 1)
     grid = [size // of for size, of in zip(matrix, step, strict=False) if of and size % of == 0]
-    fits = bool(starts and plain and side.shape[: len(batch)] == plain[:-1] == batch and len(grid) == 2)
-    fits = fits and values_shape == (*plain, *block, *dense) and starts[-1] == grid[compressed] + 1
-    parts = f"{list(starts)}, {list(plain)} and {list(values_shape)}"
-    side.require(
-        fits, f"inner tensors of shapes {parts} do not form a {side.tensor.layout} tensor of shape {list(side.shape)}"
+    is_consistent = bool(
+        starts and plain_shape and side.shape[: len(batch)] == plain_shape[:-1] == batch and len(grid) == 2
     )
-    compressed_index = _expand_compressed(side, math.prod(batch), grid[compressed], plain[-1])
+    is_consistent = (
+        is_consistent and values_shape == (*plain_shape, *block, *dense) and starts[-1] == grid[compressed] + 1
+    )
+    parts = f"{list(starts)}, {list(plain_shape)} and {list(values_shape)}"
+    side.require(
+        is_consistent,
+        f"inner tensors of shapes {parts} do not form a {side.tensor.layout} tensor of shape {list(side.shape)}",
+    )
+    compressed_index = _expand_compressed(side, math.prod(batch), grid[compressed], plain_shape[-1])
     plain_index = side.read_integers("plain_indices")
     side.require_inside(plain_index, grid[1 - compressed])
     row, column = (plain_index, compressed_index) if compressed else (compressed_index, plain_index)
-    row = row * step[0] + np.repeat(np.arange(math.prod(batch)), plain[-1]) * matrix[0]
-    within = np.arange(step[0])[:, None] * matrix[1] + np.arange(step[1])
-    return _expand_dense((row * matrix[1] + column * step[1])[:, None] + within.reshape(-1), dense)
+    row = row * step[0] + np.repeat(np.arange(math.prod(batch)), plain_shape[-1]) * matrix[0]
+    index_in_block = np.arange(step[0])[:, None] * matrix[1] + np.arange(step[1])
+    return _expand_dense((row * matrix[1] + column * step[1])[:, None] + index_in_block.reshape(-1), dense)
 
 
-def _expand_compressed(side: _Side, count: int, size: int, stored: int) -> Array:
+def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) -> Array:
     """Return for each place its compressed index: the index of the place's row or column."""
     starts = side.read_integers("compressed_indices").reshape(count, size + 1)
     # Differences of arbitrary numbers can wrap around to valid ones.
     rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
-    bound = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored).all())
+    bound = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored_count).all())
     side.require(
-        rising and bound, f"its compressed_indices do not rise from 0 to {stored}, the number of stored values"
+        rising and bound, f"its compressed_indices do not rise from 0 to {stored_count}, the number of stored values"
     )
     return np.repeat(np.tile(np.arange(size), count), np.diff(starts).reshape(-1))
 

@@ -37,14 +37,14 @@ def compute_spectra(
     matrices = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS and len(tensor.shape or ()) > 1]
     spectra: dict[tuple[str, str], Spectrum] = {}
     computed: dict[TensorData, Spectrum] = {}
-    left = MAX_OPERATIONS
+    operations_left = MAX_OPERATIONS
     for tensor in sorted(matrices, key=_count_operations):
         reason = _explain(tensor)
         if reason is not None or tensor.data is None:
             spectrum = Spectrum(reason=reason)
         elif tensor.data in computed:
             spectrum = computed[tensor.data]
-        elif (operations := _count_operations(tensor)) > left:
+        elif (operations := _count_operations(tensor)) > operations_left:
             spectrum = Spectrum(
                 reason=(
                     "not computed, because statecli computes singular values for about a minute in a run; to compute "
@@ -52,7 +52,7 @@ def compute_spectra(
                 )
             )
         else:
-            left -= operations
+            operations_left -= operations
             spectrum = computed[tensor.data] = _compute(tensor, tensor.data)
         spectra[tensor.section, tensor.fqn] = spectrum
         if progress:

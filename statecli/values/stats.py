@@ -111,13 +111,13 @@ def explain_no_data(tensor: TensorInfo) -> str:
     return "uninitialized" if tensor.shape is None else "its values are not in the file"
 
 
-def _summarize_data(data: TensorData, what: str, decoder: Decoder) -> Facts | str:
+def _summarize_data(data: TensorData, name: str, decoder: Decoder) -> Facts | str:
     """Return the facts, or the reason for their absence."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:
         return reason
-    with open_view(data, what) as view:
+    with open_view(data, name) as view:
         return _summarize_or_explain(view, decoder)
 
 
@@ -140,20 +140,22 @@ def _to_stats(summary: Facts | str, dtype: str, reason: str | None = None) -> St
 
 
 def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
-    stored = dict(tensor.parts).get("values")
-    if stored is None:
+    stored_values = dict(tensor.parts).get("values")
+    if stored_values is None:
         return Stats(reason=f"{tensor.layout}: its stored values are not in the file")
-    summary = _summarize_data(stored, tensor.fqn, decoder)
+    summary = _summarize_data(stored_values, tensor.fqn, decoder)
     uncoalesced = tensor.note_kind is NoteKind.UNCOALESCED
-    return _add_implicit_zeros(summary, tensor.elements, math.prod(stored.shape), stored.dtype, uncoalesced)
+    return _add_implicit_zeros(
+        summary, tensor.elements, math.prod(stored_values.shape), stored_values.dtype, uncoalesced
+    )
 
 
-def _add_implicit_zeros(summary: Facts | str, elements: int, stored: int, dtype: str, uncoalesced: bool) -> Stats:
+def _add_implicit_zeros(summary: Facts | str, elements: int, stored_count: int, dtype: str, uncoalesced: bool) -> Stats:
     """Return the statistics of a sparse tensor including the zeros not stored.
 
     Duplicates in an uncoalesced tensor are not summed.
     """
-    implicit = max(elements - stored, 0)
+    implicit = max(elements - stored_count, 0)
     if isinstance(summary, Facts) and implicit:
         zero = 0.0 if dtype not in COMPLEX else None
         moments = Moments(implicit if zero is not None else 0)
@@ -188,16 +190,16 @@ def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> Mode
             if progress:
                 progress(tensor.fqn, tensor.nbytes)
 
-    ordered = sort_by_place(list(tasks.items()), lambda item: item[1].tensor.ranges)
+    sorted_tasks = sort_by_place(list(tasks.items()), lambda item: item[1].tensor.ranges)
     results = pool.run_tasks(
         stats_batch,
         None,
-        [task for _, task in ordered],
+        [task for _, task in sorted_tasks],
         absent=Stats(),
         on_batch=lambda batch: report_progress(task.tensor for task in batch),
         raise_errors=True,
     )
-    stats = dict(zip((key for key, _ in ordered), results, strict=True))
+    stats = dict(zip((key for key, _ in sorted_tasks), results, strict=True))
     report_progress(tensor for tensor, key in zip(state.tensors, keys, strict=True) if tensor is not tasks[key].tensor)
     filled = (
         msgspec.structs.replace(tensor, stats=stats[key]) for tensor, key in zip(state.tensors, keys, strict=True)
@@ -214,11 +216,11 @@ def compute_stats(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[Stats
 def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
     """Return a task for each tensor not tied to an earlier tensor, by its content."""
     tasks: dict[Any, StatsTask] = {}
-    checked: set[ByteRange] = set()
+    assigned_storages: set[ByteRange] = set()
     for tensor in tensors:
         if (key := _content_key(tensor)) not in tasks:
-            storages = tuple(dict.fromkeys(storage for storage in tensor.ranges if storage not in checked))
-            checked.update(storages)
+            storages = tuple(dict.fromkeys(storage for storage in tensor.ranges if storage not in assigned_storages))
+            assigned_storages.update(storages)
             tasks[key] = StatsTask(tensor, storages)
     return tasks
 
@@ -262,19 +264,19 @@ def compute_live_stats(tensor: Any) -> Stats:
     summary = _summarize_live(tensor)
     if not layout.startswith("sparse"):
         return _to_stats(summary, dtype)
-    stored = live_tensor.get_stored_values(tensor).numel()
+    stored_count = live_tensor.get_stored_values(tensor).numel()
     uncoalesced = layout == "sparse_coo" and not tensor.is_coalesced()
-    return _add_implicit_zeros(summary, tensor.numel(), stored, dtype, uncoalesced)
+    return _add_implicit_zeros(summary, tensor.numel(), stored_count, dtype, uncoalesced)
 
 
 def _summarize_live(tensor: Any) -> Facts | str:
     decoder, total = Decoder(), Facts()
     try:
-        stored = live_tensor.get_stored_values(tensor)
-        if stored.device.type == "cpu":
-            return summarize_view(live_tensor.build_view(stored), decoder)
-        stored, times = live_tensor.skip_expanded(stored)
-        for piece in live_tensor.iter_cpu_pieces(stored):
+        stored_values = live_tensor.get_stored_values(tensor)
+        if stored_values.device.type == "cpu":
+            return summarize_view(live_tensor.build_view(stored_values), decoder)
+        stored_values, times = live_tensor.skip_expanded(stored_values)
+        for piece in live_tensor.iter_cpu_pieces(stored_values):
             total = total.merge(summarize_view(live_tensor.build_view(piece), decoder))
     except UnreadableError as error:
         return str(error)

@@ -39,8 +39,10 @@ class Moments(msgspec.Struct, frozen=True, gc=False):
         # Clamped, because half of the smallest float is 0.
         low, high = min(self.mean, other.mean), max(self.mean, other.mean)
         mean = min(max(2 * (self.mean / 2 + half * other_share), low), high)
-        between = half * (2 * math.sqrt(share * other_share))
-        deviation = math.hypot(self.deviation * math.sqrt(share), other.deviation * math.sqrt(other_share), between)
+        deviation_of_means = half * (2 * math.sqrt(share * other_share))
+        deviation = math.hypot(
+            self.deviation * math.sqrt(share), other.deviation * math.sqrt(other_share), deviation_of_means
+        )
         return Moments(count, mean, deviation)
 
 
@@ -138,9 +140,9 @@ _MERGE_RULES: dict[str, Rule] = {
 }
 
 
-def join_reasons(reason: str | None, more: str) -> str:
+def join_reasons(reason: str | None, further: str) -> str:
     """Return both reasons in a line, or the second alone."""
-    return f"{reason}; {more}" if reason else more
+    return f"{reason}; {further}" if reason else further
 
 
 # --- one chunk -----------------------------------------------------------------------------------------------------
@@ -172,10 +174,10 @@ def _summarize_partly_finite(chunk: Array, zeros: int, decoder: Decoder) -> Fact
     count = int(np.count_nonzero(mask))
     finite = np.compress(mask, chunk, out=decoder.buffer("finite", chunk.dtype.str, count))
     nan = int(np.count_nonzero(np.isnan(chunk, out=mask)))
-    rest = Facts(chunk.size - count, nan, chunk.size - count - nan)
+    non_finite_facts = Facts(chunk.size - count, nan, chunk.size - count - nan)
     if not count:
-        return rest
-    return rest.merge(_summarize_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
+        return non_finite_facts
+    return non_finite_facts.merge(_summarize_finite(finite, finite.min().item(), finite.max().item(), zeros, decoder))
 
 
 def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: int, decoder: Decoder) -> Facts:

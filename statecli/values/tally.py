@@ -138,15 +138,15 @@ class Tally(NamedTuple):
     def _mean_abs(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
-    def _explain_undefined(self, relative: float | None, *others: float) -> str | None:
+    def _explain_undefined(self, relative: float | None, *statistics: float) -> str | None:
         """Return why a number is not available; None if all are."""
-        if not all(map(math.isfinite, others)):
+        if not all(map(math.isfinite, statistics)):
             return "some differences are too large for float64"
         if relative is None:
             return ZERO_BEFORE
         if not math.isfinite(relative):
             return "the relative change is too large for float64"
-        if self.squares.mantissa and not all((relative, *others)):
+        if self.squares.mantissa and not all((relative, *statistics)):
             return (
                 "some differences are so close to 0 that float64 rounds a statistic of them to 0, so this statistic "
                 "is not available"

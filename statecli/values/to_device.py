@@ -59,13 +59,13 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
     """
     target = resolve_device(device)
     arrivals: dict[tuple[ByteRange, str], Arrival] = {}
-    checked: set[ByteRange] = set()
+    checked_storages: set[ByteRange] = set()
     placed = []
     for tensor in state.tensors:
         for storage in tensor.ranges:
-            if storage not in checked:
+            if storage not in checked_storages:
                 check_crc(storage, tensor.fqn)
-                checked.add(storage)
+                checked_storages.add(storage)
         placed.append(_place_tensor(tensor, target, arrivals))
         if progress:
             progress(tensor.fqn, tensor.nbytes)
@@ -134,16 +134,16 @@ def _place_tensor(tensor: TensorInfo, device: Device, cache: dict[tuple[ByteRang
     arrivals = [_send_once(data, tensor.fqn, device, cache) for data in holders]
     answers = [arrival.followed for arrival in arrivals]
     followed = False if False in answers else None if None in answers else True
-    refused = any(arrival.refused for arrival in arrivals)
-    after = After(device=None if refused else str(device), followed=followed)
+    is_refused = any(arrival.refused for arrival in arrivals)
+    after = After(device=None if is_refused else str(device), followed=followed)
     notes = [arrival.note for arrival in arrivals if arrival.note]
     return _add_note(msgspec.structs.replace(tensor, after=after), notes[0] if notes else None)
 
 
-def _add_note(tensor: TensorInfo, more: str | None) -> TensorInfo:
-    if not more:
+def _add_note(tensor: TensorInfo, note: str | None) -> TensorInfo:
+    if not note:
         return tensor
-    return msgspec.structs.replace(tensor, note=f"{tensor.note}; {more}" if tensor.note else more)
+    return msgspec.structs.replace(tensor, note=f"{tensor.note}; {note}" if tensor.note else note)
 
 
 def _send_once(data: TensorData, name: str, device: Device, cache: dict[tuple[ByteRange, str], Arrival]) -> Arrival:
@@ -192,21 +192,22 @@ def _plain_dtype(torch: Any, dtype: DType) -> DType:
     return stand_in
 
 
-def _send_and_compare(where: ByteRange, dtype_name: str, name: str, device: Device) -> Arrival:
+def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device: Device) -> Arrival:
     """Copy a storage to the device and back, and compare."""
     torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
     dtype = _plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
-    for start, chunk in read_chunks(where, name, CHUNK_BYTES):
+    for start, chunk in read_chunks(byte_range, name, CHUNK_BYTES):
         try:
-            back = _copy_back(torch, chunk, dtype, device)
+            copied_back = _copy_back(torch, chunk, dtype, device)
         except (RuntimeError, TypeError, NotImplementedError) as error:
             return Arrival(False, f"{device} refuses the tensor: {format_first_line(error)}", refused=True)
-        changed = int(np.count_nonzero(back != chunk))
-        if changed:
+        changed_count = int(np.count_nonzero(copied_back != chunk))
+        if changed_count:
             return Arrival(
                 False,
-                f"{changed} bytes differ after the load to {device}, the first at or after byte {start} of the storage",
+                f"{changed_count} bytes differ after the load to {device}, the first at or after byte {start} of the "
+                "storage",
             )
     return Arrival(True)
 

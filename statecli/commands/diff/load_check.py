@@ -262,7 +262,7 @@ class _Load:
             [row.fqn for row, _ in self.pairs if row],
             target=self.checkpoint.target,
             state_dict=self.state_dict,
-            kept=[row.fqn for row, registered in self.pairs if row and registered and row.fqn not in differing],
+            kept_names=[row.fqn for row, registered in self.pairs if row and registered and row.fqn not in differing],
             model=self.model.target,
         )
 
