@@ -57,8 +57,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 class ModelItem(pytest.Item):
     """The test of a model class."""
 
-    def __init__(self, *, spec: str, **more: Any) -> None:
-        super().__init__(**more)
+    def __init__(self, *, spec: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.spec = spec
 
     def runtest(self) -> None:

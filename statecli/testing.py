@@ -208,15 +208,17 @@ def describe_unloaded(diff: Diff) -> list[str]:
         "tensor": "with other values, shapes or dtypes than the checkpoint",
     }
     lines = [
-        f"{plural(len(names), what)} {reasons[what]}: {join_names(names, 5)}" for what, names in kinds.items() if names
+        f"{plural(len(names), kind)} {reasons[kind]}: {join_names(names, 5)}" for kind, names in kinds.items() if names
     ]
     return [*lines, *(pair.message for pair in diff.broken)]
 
 
 def _is_loaded(change: Change) -> bool:
     """Return True for equal tensors, and for values cast to another dtype without an exception."""
-    done = change.transformation
-    is_cast = done is not None and done.kind is TransformationKind.CAST and not done.exceptions
+    transformation = change.transformation
+    is_cast = (
+        transformation is not None and transformation.kind is TransformationKind.CAST and not transformation.exceptions
+    )
     is_cast = is_cast or (change.fields == (Field.DTYPE,) and change.not_compared is None)
     return change.status is Status.IDENTICAL or (change.status is Status.CHANGED and is_cast)
 

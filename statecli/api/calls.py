@@ -83,9 +83,9 @@ def list_targets(targets: object) -> tuple[object, ...]:
     return tuple(targets)
 
 
-def save_if_live(target: object, saved: SavedObjects) -> object:
+def save_if_live(target: object, saved_objects: SavedObjects) -> object:
     """Return the path of a live object's temporary file; any other target unchanged."""
-    return saved.save(target) if is_live(target) else target
+    return saved_objects.save(target) if is_live(target) else target
 
 
 def to_executor(executor: Any) -> Any:
@@ -196,8 +196,8 @@ def inspect(target: Any, inputs: Any, executor: Any = None, **arguments: Any) ->
     refuse_class_options(arguments, [target, arguments.get("model")])
     if is_live(target) and not is_live_model(target):
         refuse_executor(executor, [target])
-        with use_saved_objects() as saved:
-            return saved.rename(inspect(saved.save(target), inputs, executor, **arguments))
+        with use_saved_objects() as saved_objects:
+            return saved_objects.rename(inspect(saved_objects.save(target), inputs, executor, **arguments))
     options = build_options(InspectOptions, {"target": target, "executor": executor, **arguments})
     model = target if is_live_model(target) else None
     runs_code = model is not None or find_class_spec(options.target) or options.model
@@ -215,25 +215,25 @@ def diff(before: Any, after: Any, **arguments: Any) -> Diff:
             "executor: workers cannot read a snapshot, because a snapshot exists only in this process; leave "
             "executor out"
         )
-    with use_saved_objects() as saved:
+    with use_saved_objects() as saved_objects:
         snapshots: dict[str, StateDigests] = {}
         sides = {
-            "before": _name_side(before, saved, snapshots),
-            "after": _name_side(after, saved, snapshots),
+            "before": _name_side(before, saved_objects, snapshots),
+            "after": _name_side(after, saved_objects, snapshots),
         }
         options = build_options(DiffOptions, {**sides, **arguments})
         any_class = find_class_spec(options.before) or find_class_spec(options.after)
         with _keep_unchanged(options.device) if any_class else nullcontext():
             result: Diff = run(options, extra=ExtraInputs(snapshots=snapshots)).result
-        return saved.rename(result)
+        return saved_objects.rename(result)
 
 
-def _name_side(side: Any, saved: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
+def _name_side(side: Any, saved_objects: SavedObjects, snapshots: dict[str, StateDigests]) -> object:
     """Return the text of a side of a diff: the path of a live object's file, or the name of a snapshot."""
     if not isinstance(side, Snapshot):
-        return save_if_live(side, saved)
+        return save_if_live(side, saved_objects)
     if side.path is not None:
-        saved.names |= {side.path: side.name, make_relative_name(side.path): side.name}
+        saved_objects.names |= {side.path: side.name, make_relative_name(side.path): side.name}
         return side.path
     assert side.digests is not None  # noqa: S101 - a snapshot has values or digests
     name = side.name if side.name not in snapshots else f"{side.name} 2"
@@ -256,19 +256,19 @@ def audit(targets: Any, against: Any = None, values: bool | None = None, plugins
 
 def _run_on_targets(options_type: type[_Options], targets: Any, arguments: dict[str, Any]) -> Any:
     """Return the result of a command of several targets."""
-    named: tuple[object, ...] = list_targets(targets)
-    if not named:
+    target_list: tuple[object, ...] = list_targets(targets)
+    if not target_list:
         raise UsageError("targets: is empty; pass a path, an nn.Module, an optimizer or a state_dict")
-    refuse_executor(arguments.get("executor"), [*named, arguments.get("against")])
-    refuse_class_options(arguments, [*named, arguments.get("model"), arguments.get("against")])
-    with use_saved_objects() as saved:
+    refuse_executor(arguments.get("executor"), [*target_list, arguments.get("against")])
+    refuse_class_options(arguments, [*target_list, arguments.get("model"), arguments.get("against")])
+    with use_saved_objects() as saved_objects:
         if "against" in arguments:
-            arguments = {**arguments, "against": save_if_live(arguments["against"], saved)}
-        paths = tuple(save_if_live(target, saved) for target in named)
+            arguments = {**arguments, "against": save_if_live(arguments["against"], saved_objects)}
+        paths = tuple(save_if_live(target, saved_objects) for target in target_list)
         options: Any = build_options(options_type, {"targets": paths, **arguments})
         device = "" if all(find_class_spec(text) is None for text in options.targets) else "cpu"
         with _keep_unchanged(device) if device or getattr(options, "model", None) else nullcontext():
-            return saved.rename(_get_result(run(options), frames=6))
+            return saved_objects.rename(_get_result(run(options), frames=6))
 
 
 def merge(parts: Any, **arguments: Any) -> Inspection | Diff:

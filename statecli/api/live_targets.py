@@ -96,14 +96,14 @@ class SavedObjects:
 @contextmanager
 def use_saved_objects() -> Iterator[SavedObjects]:
     """Return the files of a call, which are removed after the block; errors of the block name the objects."""
-    saved = SavedObjects()
+    saved_objects = SavedObjects()
     try:
-        yield saved
+        yield saved_objects
     except StateError as error:
-        error.args = tuple(saved.rename(argument) for argument in error.args)
+        error.args = tuple(saved_objects.rename(argument) for argument in error.args)
         raise
     finally:
-        saved.close()
+        saved_objects.close()
 
 
 def get_state_dict(target: Any) -> Any:
@@ -131,10 +131,10 @@ def _first_line(error: Exception) -> str:
 def _choose_folder(size: int) -> str | None:
     """Return a folder in memory with room for `size` bytes; None for the temporary folder."""
     try:
-        free = shutil.disk_usage(_MEMORY_FOLDER).free if os.access(_MEMORY_FOLDER, os.W_OK) else 0
+        free_bytes = shutil.disk_usage(_MEMORY_FOLDER).free if os.access(_MEMORY_FOLDER, os.W_OK) else 0
     except OSError:
         return None
-    return _MEMORY_FOLDER if free > size + _OVERHEAD_BYTES else None
+    return _MEMORY_FOLDER if free_bytes > size + _OVERHEAD_BYTES else None
 
 
 def _count_bytes(content: Any) -> int:
@@ -176,13 +176,15 @@ def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
     if not isinstance(value, msgspec.Struct):
         return value
     pairs = {field: (old := getattr(value, field), _replace_texts(old, names)) for field in value.__struct_fields__}
-    changed = {field: new for field, (old, new) in pairs.items() if new is not old}
-    if "target" in changed and "format" in pairs:
-        changed["format"] = _FORMAT
-    if "target" in changed and isinstance(value, ModelState):  # nothing loads an object in memory
-        oddities: tuple[Oddity, ...] = changed.get("oddities", value.oddities)
-        changed["oddities"] = tuple(oddity for oddity in oddities if oddity.kind is not OddityKind.FOREIGN_GLOBALS)
-    return replace(value, **changed) if changed else value
+    changed_fields = {field: new for field, (old, new) in pairs.items() if new is not old}
+    if "target" in changed_fields and "format" in pairs:
+        changed_fields["format"] = _FORMAT
+    if "target" in changed_fields and isinstance(value, ModelState):  # nothing loads an object in memory
+        oddities: tuple[Oddity, ...] = changed_fields.get("oddities", value.oddities)
+        changed_fields["oddities"] = tuple(
+            oddity for oddity in oddities if oddity.kind is not OddityKind.FOREIGN_GLOBALS
+        )
+    return replace(value, **changed_fields) if changed_fields else value
 
 
 def refuse_executor(executor: object, targets: Sequence[object]) -> None:

@@ -48,13 +48,13 @@ class Snapshot:
         #: The file with the values, which exists as long as the snapshot; None without values.
         self.path: str | None = None
         if values:
-            saved = SavedObjects()
-            weakref.finalize(self, saved.close)
-            self.path = saved.save(target)
+            saved_objects = SavedObjects()
+            weakref.finalize(self, saved_objects.close)
+            self.path = saved_objects.save(target)
             return
-        with use_saved_objects() as saved:
-            state = load.read_checkpoint(saved.save(target))
-            self.digests = saved.rename(take_digests(state))
+        with use_saved_objects() as saved_objects:
+            state = load.read_checkpoint(saved_objects.save(target))
+            self.digests = saved_objects.rename(take_digests(state))
 
     def __repr__(self) -> str:
         return f"<{self.name}>"

@@ -163,7 +163,7 @@ class Browser(App[None]):
         self, model: Model, versions: Versions, read_other: ReadOther, other_state: ModelState | None = None
     ) -> None:
         super().__init__(ansi_color=True)
-        self.model, self.copied = model, ""
+        self.model, self.copied_text = model, ""
         self.failure: Exception | None = None
         self._versions, self._read_other, self._other_state = versions, read_other, other_state
         self._reader = Reader(lambda apply: self.post_message(self.Read(apply)))
@@ -193,7 +193,7 @@ class Browser(App[None]):
         self.theme = "ansi-dark"
         for widget in (self._list, self._panel):
             widget.vertical_scrollbar.renderer = TrackRender  # type: ignore[misc] # of this bar only
-        self._rest = self.set_timer(REST_S, self._read_current)
+        self._rest_timer = self.set_timer(REST_S, self._read_current)
         self._line.display = False
         self._list.focus()
         if self._other_state is not None:
@@ -250,8 +250,8 @@ class Browser(App[None]):
         self._list.show_rows()
         self._show_lines()
         self._show_panel()
-        self._rest.stop()
-        self._rest = self.set_timer(REST_S, self._read_current)
+        self._rest_timer.stop()
+        self._rest_timer = self.set_timer(REST_S, self._read_current)
 
     def _show_lines(self) -> None:
         model = self.model
@@ -330,10 +330,10 @@ class Browser(App[None]):
         compares = is_automatic and difference is not None and bool(difference.list_missing([position]))
         if position not in self.model.peeks or compares or with_stats:
             self._position_being_read = position if compares or with_stats else None
-            self._reader.read(partial(self._read, position, with_stats=with_stats, compares=compares))
+            self._reader.read(partial(self._read_values, position, with_stats=with_stats, compares=compares))
             self._show_panel()
 
-    def _read(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
+    def _read_values(self, position: int, *, with_stats: bool, compares: bool) -> Apply:
         """Read values in the thread of the reader."""
         tensor, difference = self.model.tensors[position], self.model.difference
         new_peek = self.model.peeks.get(position) or peek.read_peek(tensor, self._versions)
@@ -359,7 +359,7 @@ class Browser(App[None]):
         return apply
 
     def _read_list(
-        self, verb: str, positions: Sequence[int], read: Callable[[int], Apply], end: Callable[[], str]
+        self, verb: str, positions: Sequence[int], read_tensor: Callable[[int], Apply], end: Callable[[], str]
     ) -> None:
         """Read something of each tensor, with the progress in the last line; esc ends the reading.
 
@@ -371,14 +371,14 @@ class Browser(App[None]):
         total = sum(self.model.tensors[position].nbytes for position in positions)
 
         def format_progress(number: int, size: int) -> str:
-            done = f"{number:,} of {len(positions):,} tensors, {format_size(size)} of {format_size(total)}"
-            return f"{verb}: {done}  esc: stop"
+            progress_text = f"{number:,} of {len(positions):,} tensors, {format_size(size)} of {format_size(total)}"
+            return f"{verb}: {progress_text}  esc: stop"
 
         def steps() -> Iterator[Apply]:
             size = 0
             for number, position in enumerate(positions, 1):
                 size += self.model.tensors[position].nbytes
-                yield partial(self._apply_step, read(position), format_progress(number, size))
+                yield partial(self._apply_step, read_tensor(position), format_progress(number, size))
             yield partial(self._end_list, end)
 
         self._progress = format_progress(0, 0)
@@ -399,22 +399,22 @@ class Browser(App[None]):
 
     # --- the second target --------------------------------------------------------------------------------------
 
-    def _pair(self, read: Callable[[], ModelState], then: int | None = None) -> None:
+    def _pair(self, read_state: Callable[[], ModelState], then: int | None = None) -> None:
         """Read the second target and pair the tensors; then compare the values of a tensor."""
         self._progress = "reading the second target …"
 
         def job() -> Apply:
             try:
-                difference = pair_states(self.model.state, read(), self._versions)
+                difference = pair_states(self.model.state, read_state(), self._versions)
             except StateError as error:
                 return partial(self._end_pairing, escape_sentence(str(error)))
 
             def apply() -> None:
                 self.model.difference = difference
-                only = len(difference.only_after)
-                added = f" ({plural(only, 'tensor')} only in the second target)" if only else ""
+                extra_count = len(difference.only_after)
+                extra_text = f" ({plural(extra_count, 'tensor')} only in the second target)" if extra_count else ""
                 self._end_pairing(
-                    f"second target: {escape_name(difference.other_target)}{added}; press D to compare all values"
+                    f"second target: {escape_name(difference.other_target)}{extra_text}; press D to compare all values"
                 )
                 if then is not None:
                     self._compare(then)
@@ -426,15 +426,15 @@ class Browser(App[None]):
     def _end_pairing(self, message: str) -> None:
         self._progress, self._message = "", message
         self._list.show_rows()
-        self._rest = self.set_timer(REST_S, self._read_current)
+        self._rest_timer = self.set_timer(REST_S, self._read_current)
 
     def _compare(self, position: int) -> None:
         difference = self.model.difference
         if difference is None or not difference.list_missing([position]):
             return
-        self._rest.stop()  # its job would take the place of this one
+        self._rest_timer.stop()  # its job would take the place of this one
         self._position_being_read = position
-        self._reader.read(partial(self._read, position, with_stats=False, compares=True))
+        self._reader.read(partial(self._read_values, position, with_stats=False, compares=True))
         self._show_panel()
 
     def action_diff(self) -> None:
@@ -474,9 +474,9 @@ class Browser(App[None]):
             return
         if not self.model.tensors[row.tensor].ranges and self.model.tensors[row.tensor].data is None:
             return
-        self._rest.stop()
+        self._rest_timer.stop()
         self._position_being_read = row.tensor
-        self._reader.read(partial(self._read, row.tensor, with_stats=True, compares=False))
+        self._reader.read(partial(self._read_values, row.tensor, with_stats=True, compares=False))
         self._show_panel()
 
     def action_list_stats(self) -> None:
@@ -593,10 +593,10 @@ class Browser(App[None]):
 
     def action_mark(self) -> None:
         """Mark the row, and go to the next; from an open module to the row after its last row."""
-        removed = self.model.toggle_mark()
+        removed_count = self.model.toggle_mark()
         self.action_move(self.model.find_next_row() - self.model.cursor)
-        if removed:
-            self._say(f"{plural(removed, 'mark')} removed")
+        if removed_count:
+            self._say(f"{plural(removed_count, 'mark')} removed")
 
     def action_clear_marks(self) -> None:
         """Remove all marks, also of hidden tensors."""
@@ -614,15 +614,15 @@ class Browser(App[None]):
                 else "found no globs that match only these tensors; mark other tensors"
             )
             return
-        self.copied = name_globs.text
+        self.copied_text = name_globs.text
         self.copy_to_clipboard(name_globs.text)
         count, is_marked = len(self.model.list_copied()), bool(self.model.marked)
-        hidden = self.model.count_hidden_marks()
-        marks = _HIDDEN_MARKS.format(shown=count - hidden, hidden=hidden) if hidden else ""
+        hidden_count = self.model.count_hidden_marks()
+        marks = _HIDDEN_MARKS.format(shown=count - hidden_count, hidden=hidden_count) if hidden_count else ""
         if not is_marked and self.model.filter_text.strip():
             marks = "to copy fewer, mark them with space\n"
-        which = "marked tensor" if is_marked else "listed tensor" if marks else "tensor"
-        self._open_overlay(_COPIED.format(count=plural(count, which), marks=marks, text=name_globs.text))
+        noun = "marked tensor" if is_marked else "listed tensor" if marks else "tensor"
+        self._open_overlay(_COPIED.format(count=plural(count, noun), marks=marks, text=name_globs.text))
 
     def action_edit(self) -> None:
         """Open the source line of the tensor in the editor."""

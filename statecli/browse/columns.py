@@ -100,12 +100,12 @@ def choose_columns(
         names: Characters of the longest name.
     """
     first = [column for column in (sort, Column.CHANGE) if column in available and column is not Column.NAME]
-    chosen: list[Column] = []
-    rest = width - max(MIN_NAME_CELLS, min(names, int(width * MAX_NAME_SHARE)))
+    chosen_columns: list[Column] = []
+    cells_left = width - max(MIN_NAME_CELLS, min(names, int(width * MAX_NAME_SHARE)))
     for column in dict.fromkeys([*first, *_PRIORITY]):
         if column not in available:
             continue
-        if widths[column] + 1 <= rest or column in first or not chosen:
-            chosen.append(column)
-            rest -= widths[column] + 1
-    return [column for column in available if column in chosen]
+        if widths[column] + 1 <= cells_left or column in first or not chosen_columns:
+            chosen_columns.append(column)
+            cells_left -= widths[column] + 1
+    return [column for column in available if column in chosen_columns]

@@ -110,7 +110,7 @@ class Difference:
         for position, outcome in self.outcomes.items():
             if isinstance(outcome, Delta) and outcome.l2 and outcome.relative_l2:
                 norms.setdefault(self._find_layer(position), []).append(outcome.l2 / outcome.relative_l2)
-        self._layer_norms = {layer: math.hypot(*own) for layer, own in norms.items()}
+        self._layer_norms = {layer: math.hypot(*tensor_norms) for layer, tensor_norms in norms.items()}
 
     def _find_layer(self, position: int) -> LayerKey:
         """Return the section, and the name up to the first number; without a number, the name of the module."""
@@ -174,8 +174,8 @@ class Difference:
             self.summary = summarize_diff(self._build_diff())
             return f"{pairs:,} compared: {self.summary}"
         differ = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
-        failed = sum(not isinstance(outcome, Delta) for outcome in outcomes)
-        texts = [f"{differ:,} changed", *([f"{failed:,} not compared"] if failed else [])]
+        failed_count = sum(not isinstance(outcome, Delta) for outcome in outcomes)
+        texts = [f"{differ:,} changed", *([f"{failed_count:,} not compared"] if failed_count else [])]
         ties = describe_ties(self.changes.values())
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 

@@ -238,17 +238,17 @@ class Filter:
     def _explain_word(self, word: str) -> str:
         parts = _FIELD.fullmatch(word.lstrip("!-"))
         field = _find_field(parts) if parts is not None else ""
-        bare = word.lstrip("!-").lower()
+        plain_word = word.lstrip("!-").lower()
         if field in LANGUAGE.spectra:
             return f"{word}: browse does not compute singular values; use statecli report --spectra"
-        by_values = field in LANGUAGE.statistics or bare in ("problem", "nan", "inf", "outlier")
+        by_values = field in LANGUAGE.statistics or plain_word in ("problem", "nan", "inf", "outlier")
         if by_values and len(self._unusual.stats) < len(self._tensors):
-            read = f"{len(self._unusual.stats):,} of {len(self._tensors):,}"
-            return f"{word}: only {read} tensors have statistics; press esc, then S to read all statistics"
+            count_text = f"{len(self._unusual.stats):,} of {len(self._tensors):,}"
+            return f"{word}: only {count_text} tensors have statistics; press esc, then S to read all statistics"
         if field in LANGUAGE.choices:
             values = sorted({self._get_text(field, position) for position in range(len(self._tensors))})
             return _answer("choice", word=word, field=field, values=join_names(values, MAX_VALUES_OF_ANSWER))
-        return _answer("alternatives" if _ALTERNATIVES.search(bare) else "word", word=word)
+        return _answer("alternatives" if _ALTERNATIVES.search(plain_word) else "word", word=word)
 
 
 def _find_field(parts: re.Match[str]) -> str:

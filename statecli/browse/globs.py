@@ -91,15 +91,15 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
     The modules and repeated layers that are marked whole come first, the largest of them first.
     """
     total = Counter(glob for name in names for glob in _list_wider_globs(name))
-    within: dict[str, list[int]] = {}
+    positions_by_glob: dict[str, list[int]] = {}
     for position in sorted(marked):
         for glob in _list_wider_globs(names[position]):
-            within.setdefault(glob, []).append(position)
-    whole = {glob: positions for glob, positions in within.items() if len(positions) == total[glob]}
-    ordered = sorted(whole.items(), key=lambda item: (-len(item[1]), len(item[0]), item[1][0]))
+            positions_by_glob.setdefault(glob, []).append(position)
+    complete_globs = {glob: positions for glob, positions in positions_by_glob.items() if len(positions) == total[glob]}
+    largest_first = sorted(complete_globs.items(), key=lambda item: (-len(item[1]), len(item[0]), item[1][0]))
     globs: list[tuple[int, str]] = []
     missing = set(marked)
-    for glob, positions in ordered:
+    for glob, positions in largest_first:
         if len(missing & set(positions)) > 1:
             globs.append((positions[0], glob))
             missing.difference_update(positions)
@@ -109,19 +109,19 @@ def _cover(names: Sequence[str], marked: Set[int]) -> list[tuple[int, str]]:
 
 def _join_numbers(globs: Sequence[tuple[int, str]]) -> list[str]:
     """Return the globs; equal globs but for a number are joined with braces: `layers.{3..5}.*`."""
-    most = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
-    joined = list(globs)
-    for axis in range(most - 1, -1, -1):
+    max_numbers = max(len(fold.split_numbers(glob)[1]) for _, glob in globs)
+    joined_globs = list(globs)
+    for axis in range(max_numbers - 1, -1, -1):
         groups: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
-        for position, glob in joined:
+        for position, glob in joined_globs:
             numbers = [str(number) for number in fold.split_numbers(glob)[1]]
             if axis < len(numbers):
-                others = fold.insert_numbers(glob, ["#" if n == axis else text for n, text in enumerate(numbers)])
-                groups.setdefault((others,), []).append((position, int(numbers[axis]), glob))
+                template = fold.insert_numbers(glob, ["#" if n == axis else text for n, text in enumerate(numbers)])
+                groups.setdefault((template,), []).append((position, int(numbers[axis]), glob))
             else:
                 groups.setdefault((glob, ""), []).append((position, 0, glob))
-        joined = sorted(_join_group(group, axis) for group in groups.values())
-    return [glob for _, glob in joined]
+        joined_globs = sorted(_join_group(group, axis) for group in groups.values())
+    return [glob for _, glob in joined_globs]
 
 
 def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, str]:

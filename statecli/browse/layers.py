@@ -98,8 +98,8 @@ def build_tables(
     groups: dict[tuple[str, str], list[tuple[str, Role]]] = {}
     for role in roles:
         _, numbers = fold.split_numbers(role.tensors[0])
-        start, _, rest = fold.insert_numbers(role.tensors[0], ["\0", *map(str, numbers[1:])]).partition("\0")
-        groups.setdefault((role.section, start), []).append((rest.lstrip("."), role))
+        start, _, name_in_layer = fold.insert_numbers(role.tensors[0], ["\0", *map(str, numbers[1:])]).partition("\0")
+        groups.setdefault((role.section, start), []).append((name_in_layer.lstrip("."), role))
     has_sections = len({section for section, _ in groups}) > 1
     return tuple(
         _build_table(f"{section}: {start}" if has_sections else start, entries, by_name, measures)
@@ -117,13 +117,15 @@ def _build_table(
     titles = _shorten([name for name, _ in entries])
     columns = []
     for (name, role), short in zip(entries, titles, strict=True):
-        own = {layer: by_name[role.section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)}
+        position_by_layer = {
+            layer: by_name[role.section, fqn] for layer, fqn in zip(role.layers, role.tensors, strict=True)
+        }
         columns.append(
             LayerColumn(
                 name,
                 short,
-                tuple(own.get(layer) for layer in layers),
-                dict(zip(own.values(), role.rms, strict=True)),
+                tuple(position_by_layer.get(layer) for layer in layers),
+                dict(zip(position_by_layer.values(), role.rms, strict=True)),
                 role.median_rms,
                 {by_name[key]: _describe_outlier(text, measures) for key, text in role.describe_outliers().items()},
             )

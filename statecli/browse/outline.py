@@ -56,7 +56,7 @@ class Node:
     def list_children(self, tensors: Sequence[TensorInfo]) -> list[Node]:
         """Return the nodes below; equal nodes are joined if only a number differs."""
         if self._children is None:
-            self._children = _join_equal(_split(self, tensors, self._measure), tensors, self._measure)
+            self._children = _join_equal(_split_node(self, tensors, self._measure), tensors, self._measure)
         return self._children
 
 
@@ -70,7 +70,7 @@ def build_roots(tensors: Sequence[TensorInfo], positions: Iterable[int], measure
     return sections[0].list_children(tensors) if len(sections) == 1 else sections
 
 
-def _split(node: Node, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
+def _split_node(node: Node, tensors: Sequence[TensorInfo], measure: Measure | None) -> list[Node]:
     """Return the nodes below a module. A module and its only module share a node: `h.0`."""
     start = len(node.prefix)
     modules: dict[str, list[int]] = {}
@@ -122,11 +122,11 @@ def _order_numbers(nodes: list[Node]) -> list[Node]:
         template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)
         if numbers:
             numbered.setdefault(template, []).append((numbers, place))
-    ordered = list(nodes)
+    ordered_nodes = list(nodes)
     for entries in numbered.values():
         for (_, place), (_, target) in zip(sorted(entries), entries, strict=True):
-            ordered[target] = nodes[place]
-    return ordered
+            ordered_nodes[target] = nodes[place]
+    return ordered_nodes
 
 
 def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[Node]]:

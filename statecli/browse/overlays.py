@@ -63,7 +63,7 @@ _MOVES = {
 _HEAD_LINES, _FOOT_LINES = 3, 3
 
 
-def _fit(line: str, width: int) -> str:
+def _fit_line(line: str, width: int) -> str:
     """Return the line, shortened at its end to the width, with a line break."""
     return f"{line if len(line) <= width else f'{line[: max(0, width - 1)]}…'}\n"
 
@@ -155,22 +155,22 @@ class LayerView(ModalScreen[int | None]):
         column_numbers = layers.choose_columns(table, width, self._column)
         widths = layers.list_widths(table)
         text = Text(no_wrap=True, overflow="ellipsis")
-        text.append(_fit(self._format_title(table), width), style="bold")
+        text.append(_fit_line(self._format_title(table), width), style="bold")
         titles = [table.columns[number].title for number in column_numbers]
-        more = " ›" if column_numbers.stop < len(table.columns) else ""
+        end_mark = " ›" if column_numbers.stop < len(table.columns) else ""
         label = "layer ‹" if column_numbers.start else "layer"
-        self._append_row(text, label, titles, [widths[number] for number in column_numbers], "bold underline", more)
+        self._append_row(text, label, titles, [widths[number] for number in column_numbers], "bold underline", end_mark)
         medians = list(layers.iter_medians(table, column_numbers, self._measure, self._model.stats))
         self._append_row(text, "median", medians, [widths[number] for number in column_numbers], "dim")
         for row in range(self._first, min(self._first + room, len(table.layers))):
             self._append_layer(text, table, row, column_numbers)
         text.append("\n" * max(0, room - (len(table.layers) - self._first)))
         for line in self._describe_cell(table):
-            text.append(_fit(line, width))
-        other = self._next_measure()
-        measure = f"  m: {other.value}" if other is not self._measure else ""
+            text.append(_fit_line(line, width))
+        next_measure = self._next_measure()
+        measure = f"  m: {next_measure.value}" if next_measure is not self._measure else ""
         tables = f"  tab: next table (of {len(self._tables)})" if len(self._tables) > 1 else ""
-        text.append(_fit(f"↑ ↓ ← →  enter: go to the tensor{measure}{tables}  esc: back", width).rstrip("\n"))
+        text.append(_fit_line(f"↑ ↓ ← →  enter: go to the tensor{measure}{tables}  esc: back", width).rstrip("\n"))
         self._table_view.update(text)
 
     def _format_title(self, table: LayerTable) -> str:
@@ -186,8 +186,8 @@ class LayerView(ModalScreen[int | None]):
         self, text: Text, label: str, cells: list[str], widths: list[int], style: str, end: str = ""
     ) -> None:
         fitted = [
-            f" {truncate_middle(escape_name(cell), own - 1):>{own - 1}}"
-            for cell, own in zip(cells, widths, strict=True)
+            f" {truncate_middle(escape_name(cell), column_width - 1):>{column_width - 1}}"
+            for cell, column_width in zip(cells, widths, strict=True)
         ]
         text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted)}{end}\n", style=style)
 

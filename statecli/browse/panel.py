@@ -95,11 +95,11 @@ def _describe_module(model: Model, row: Row) -> Iterator[Line]:
     if node is not None and node.members:
         of_each = len(node.members[0].positions)
         is_tensor = node.members[0].tensor is not None
-        equal = "tensors" if is_tensor else f"modules of {plural(of_each, 'tensor')} each"
-        yield Line(f"{len(node.members)} equal {equal}")
-    marked = model.count_marked(row.positions)
-    if marked:
-        yield Line(f"{marked:,} marked")
+        equal_noun = "tensors" if is_tensor else f"modules of {plural(of_each, 'tensor')} each"
+        yield Line(f"{len(node.members)} equal {equal_noun}")
+    marked_count = model.count_marked(row.positions)
+    if marked_count:
+        yield Line(f"{marked_count:,} marked")
     for sentence in model.unusual.list_sentences(row.positions):
         yield Line(escape_sentence(sentence.text), "bad")
     if model.difference is not None and model.difference.summary and row.depth == 0:
@@ -193,22 +193,22 @@ def _describe_facts(tensor: TensorInfo, *, is_class: bool) -> Iterator[Line]:
 
 def _describe_places(tensor: TensorInfo) -> Iterator[Line]:
     ranges = tensor.ranges
-    for where in ranges[:_MAX_NAMES]:
-        if where.path:
-            yield Line(f"file: {escape_name(where.path)}", "dim")
-            yield Line(f"  {_describe_range(where, tensor)}", "dim")
+    for byte_range in ranges[:_MAX_NAMES]:
+        if byte_range.path:
+            yield Line(f"file: {escape_name(byte_range.path)}", "dim")
+            yield Line(f"  {_describe_range(byte_range, tensor)}", "dim")
     if len(ranges) > _MAX_NAMES:
         yield Line(f"  and {len(ranges) - _MAX_NAMES:,} more pieces", "dim")
 
 
-def _describe_range(where: ByteRange, tensor: TensorInfo) -> str:
-    place = where.place
+def _describe_range(byte_range: ByteRange, tensor: TensorInfo) -> str:
+    place = byte_range.place
     if place is None:
         return "in several pieces"
-    packed = ", compressed" if where.packing is not None and where.packing.how == "deflate" else ""
-    packed = ", inside a nested archive" if where.is_archive else packed
+    packed = ", compressed" if byte_range.packing is not None and byte_range.packing.how == "deflate" else ""
+    packed = ", inside a nested archive" if byte_range.is_archive else packed
     text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packed}"
-    if tensor.data is not None and tensor.data.offset and where == tensor.data.storage:
+    if tensor.data is not None and tensor.data.offset and byte_range == tensor.data.storage:
         text += f", from element {tensor.data.offset:,} on"
     return text
 
@@ -302,7 +302,7 @@ def _format_values(values: Sequence[int | float | complex], width: int) -> Itera
 
 def format_hex(raw: bytes, width: int) -> Iterator[Line]:
     """Yield lines of bytes: offset, hexadecimal, and ASCII with a dot for any other byte."""
-    size = next(size for least, size in _HEX_WIDTHS if width >= least)
+    size = next(size for min_width, size in _HEX_WIDTHS if width >= min_width)
     for start in range(0, len(raw), size):
         piece = raw[start : start + size]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)

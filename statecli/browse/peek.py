@@ -53,7 +53,7 @@ class Versions:
 
     def check(self, tensor: TensorInfo) -> None:
         """Raise UnreadableError if a file of the tensor changed since."""
-        for path in {where.path for where in tensor.ranges if where.path}:
+        for path in {byte_range.path for byte_range in tensor.ranges if byte_range.path}:
             if path in self.by_path and read_version(path) != self.by_path[path]:
                 advice = "quit and run statecli browse again"
                 raise UnreadableError(f"{path}: the file changed after statecli read its header; {advice}")
@@ -70,7 +70,7 @@ def find_data(tensor: TensorInfo) -> tuple[str, TensorData] | None:
 
 def reads_automatically(tensor: TensorInfo) -> bool:
     """Return True if the statistics of the tensor are read when the cursor rests on it."""
-    is_cheap = not any(files.reads_are_requests(where.path) for where in tensor.ranges)
+    is_cheap = not any(files.reads_are_requests(byte_range.path) for byte_range in tensor.ranges)
     return tensor.nbytes <= MAX_AUTOMATIC_BYTES and is_cheap
 
 

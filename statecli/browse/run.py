@@ -44,20 +44,20 @@ def browse(
     from statecli.browse.app import Browser  # imports textual
 
     reserve_stdout()
-    with files.record_opened_files() as opened, show_stages():
+    with files.record_opened_files() as opened_files, show_stages():
         if options.model is not None or any(map(load.find_class_spec, _list_targets(options))):
             report_stage("building the model")
-        inspection = _read(options.target, options)
-        other_state = None if options.other is None else _read(options.other, options).state
+        inspection = _read_target(options.target, options)
+        other_state = None if options.other is None else _read_target(options.other, options).state
     # The user saw no screen for the keys that were typed while the targets were read.
     posix.discard_typed_keys(sys.stdin)
     model = Model(inspection.state, list_rows_by_part(inspection.weights))
-    versions = Versions(opened)
+    versions = Versions(opened_files)
     app = Browser(model, versions, partial(_read_other, versions), other_state)
     app.run()
     if app.failure is not None:
         raise app.failure
-    return app.copied
+    return app.copied_text
 
 
 def _check_terminal() -> None:
@@ -73,7 +73,7 @@ def _list_targets(options: BrowseOptions) -> list[str]:
     return [text for text in (options.target, options.other) if text is not None]
 
 
-def _read(target: str, options: BrowseOptions) -> Inspection:
+def _read_target(target: str, options: BrowseOptions) -> Inspection:
     """Read a target. Raises UsageError for --init-device or --model if none of the targets needs the option."""
     is_class = load.find_class_spec(target) is not None
     classes = [load.find_class_spec(text) is not None for text in _list_targets(options)]
@@ -88,7 +88,7 @@ def _read_other(versions: Versions, target: str) -> ModelState:
         raise UsageError(
             f"{target}: is a model class; to compare with a class, quit and run statecli browse TARGET {target}"
         )
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened_files:
         state = load.read_checkpoint(target)
-    versions.add(opened)
+    versions.add(opened_files)
     return state

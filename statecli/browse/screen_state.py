@@ -191,8 +191,8 @@ class Model:
             return ""
         if self.sort in LEFT:
             return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
-        what = "‖Δ‖/‖layer‖" if self.sort is Column.CHANGE else self.sort.value
-        return f"by {what}, {'largest' if self.is_descending else 'smallest'} first"
+        measure_name = "‖Δ‖/‖layer‖" if self.sort is Column.CHANGE else self.sort.value
+        return f"by {measure_name}, {'largest' if self.is_descending else 'smallest'} first"
 
     def reveal(self, position: int) -> None:
         """Select a tensor; remove the filter if the tensor is hidden."""
@@ -202,10 +202,10 @@ class Model:
 
     def list_columns(self) -> tuple[Column, ...]:
         """Return the columns: of statistics only if they were read for the list, of changes with a second target."""
-        hidden = set() if self.shows_stats else set(STATISTICS)
+        hidden_columns = set() if self.shows_stats else set(STATISTICS)
         if self.difference is None:
-            hidden.add(Column.CHANGE)
-        return tuple(column for column in Column if column not in hidden)
+            hidden_columns.add(Column.CHANGE)
+        return tuple(column for column in Column if column not in hidden_columns)
 
     def toggle_flat(self) -> None:
         """Switch between the tree and the list of whole names."""
@@ -322,14 +322,14 @@ class Model:
         level, rows = self._roots, len(self._roots)
         while level:
             modules = [node for node in level if node.tensor is None]
-            below = []
+            next_level = []
             for node in modules:
                 children = [] if node.members else node.list_children(self.tensors)
                 if children and rows + len(children) <= FIRST_ROWS:
                     self._open.add(node.key)
                     rows += len(children)
-                    below += children
-            level = below
+                    next_level += children
+            level = next_level
 
     def _list_rows(self) -> Iterator[tuple[int, Node]]:
         stack = [(0, node) for node in reversed(self._sort_nodes(self._roots))]
@@ -343,9 +343,9 @@ class Model:
     def _select_row(self, row: Row) -> None:
         """Move the cursor to a row of the tree at its present place, or to the joined modules around the row."""
         rows = [n for n, (depth, _) in enumerate(self._rows) if depth <= row.depth]
-        same = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
-        around = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
-        self.cursor = next(same, None) or next(around, 0)
+        same_rows = (n for n in rows if row.node is not None and self._rows[n][1].key == row.node.key)
+        enclosing_rows = (n for n in reversed(rows) if row.positions[0] in self._rows[n][1].positions)
+        self.cursor = next(same_rows, None) or next(enclosing_rows, 0)
 
     def _update(self, current: Row | None = None) -> None:
         """List the rows again; the cursor stays on the current row."""
@@ -460,9 +460,9 @@ class Model:
 
     def describe_marks(self) -> str:
         """Return `52 marked (40 hidden)`: hidden by the filter; "" without marks."""
-        hidden, count = self.count_hidden_marks(), len(self.marked)
-        which = f" ({'all' if hidden == count else f'{hidden:,}'} hidden)" if hidden else ""
-        return f"{count:,} marked{which}" if count else ""
+        hidden_count, count = self.count_hidden_marks(), len(self.marked)
+        hidden_text = f" ({'all' if hidden_count == count else f'{hidden_count:,}'} hidden)" if hidden_count else ""
+        return f"{count:,} marked{hidden_text}" if count else ""
 
     def count_marked(self, positions: Iterable[int]) -> int:
         """Return how many of the tensors are marked."""
@@ -502,17 +502,18 @@ class Model:
 
     def describe_stats(self, width: int) -> str:
         """Return `88 read: 1 NaN in h.3.w; 2 outliers, first h.7.w`, in at most `width` characters if possible."""
-        kinds = {kind: own for kind, own in self.unusual.list_kinds(self.listed).items() if own}
-        failed = sum(self.stats[position].reason is not None for position in self.listed)
+        kinds = {kind: positions for kind, positions in self.unusual.list_kinds(self.listed).items() if positions}
+        failed_count = sum(self.stats[position].reason is not None for position in self.listed)
         start = f"statistics of {len(self.listed):,} read: "
-        end = f"; {failed:,} not complete" if failed else ""
+        end = f"; {failed_count:,} not complete" if failed_count else ""
         if not kinds:
             return f"{start}no NaN, Inf or outlier{end}"
         counts = [
-            f"{describe_count(kind, len(own))}{' in ' if len(own) == 1 else ', first '}" for kind, own in kinds.items()
+            f"{describe_count(kind, len(positions))}{' in ' if len(positions) == 1 else ', first '}"
+            for kind, positions in kinds.items()
         ]
         room = (width - len(start) - len(end) - len("; ".join(counts))) // len(counts)
-        names = [escape_name(self.get_name(own[0])) for own in kinds.values()]
+        names = [escape_name(self.get_name(positions[0])) for positions in kinds.values()]
         texts = [
             count + shorten_name(name, CommonEnds(), max(_MIN_NAME, room))
             for count, name in zip(counts, names, strict=True)

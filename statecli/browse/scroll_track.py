@@ -29,5 +29,5 @@ def _draw(segment: Segment) -> Segment:
     if style is None or segment.text.strip():
         return segment
     is_thumb = bool(style.reverse)
-    plain = Style(dim=not is_thumb, meta=style.meta)
-    return Segment((_THUMB if is_thumb else _TRACK) * len(segment.text), plain)
+    plain_style = Style(dim=not is_thumb, meta=style.meta)
+    return Segment((_THUMB if is_thumb else _TRACK) * len(segment.text), plain_style)

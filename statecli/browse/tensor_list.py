@@ -182,14 +182,14 @@ class TensorList(ScrollView, can_focus=True):
         return column.value + ("▼" if self._model.is_descending else "▲")
 
     def _format_mark(self, row: Row) -> str:
-        marked = self._model.count_marked(row.positions)
-        return "●" if marked and marked == len(row.positions) else "◐" if marked else " "
+        marked_count = self._model.count_marked(row.positions)
+        return "●" if marked_count and marked_count == len(row.positions) else "◐" if marked_count else " "
 
     def _format_name(self, row: Row, width: int) -> tuple[str, Style]:
         label = escape_name(row.label)
         if row.node is None:
             ends = self._model.find_common_ends() if len(label) > width else CommonEnds()
-            return _fit(shorten_name(label, ends, width), width), _PLAIN
+            return _fit_text(shorten_name(label, ends, width), width), _PLAIN
         sign = "  " if row.tensor is not None else "▾ " if self._model.is_open(row.node) else "▸ "
         start = " " * min(2 * row.depth, _MAX_INDENT) + sign
         if row.node.members:
@@ -197,7 +197,7 @@ class TensorList(ScrollView, can_focus=True):
         short = shorten_name(label, CommonEnds(), width - len(start))
         # A name of one or two long parts would be cut to `…`; its middle is cut instead.
         label = short if 2 * len(short) >= min(len(label), width - len(start)) else label
-        return start + _fit(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
+        return start + _fit_text(label, width - len(start)), _PLAIN if row.tensor is not None else _MODULE
 
     def _format_owner(self, row: Row, room: int) -> str:
         """Return ` of h.3.mlp.weight` behind a tensor of an optimizer; "" without a known parameter or room."""
@@ -257,8 +257,8 @@ class TensorList(ScrollView, can_focus=True):
 
 def shorten_numbers(label: str, width: int) -> str:
     """Return the label of joined modules with fewer numbers, `{0..2,… 37}`, so that the end of the name stays."""
-    start, brace, rest = label.partition("{")
-    numbers, _, end = rest.partition("}")
+    start, brace, numbers_and_end = label.partition("{")
+    numbers, _, end = numbers_and_end.partition("}")
     if len(label) <= width or not brace:
         return label
     listed = numbers.split(",")
@@ -273,7 +273,7 @@ def shorten_numbers(label: str, width: int) -> str:
     return first + (end if len(end) <= room else f"…{end[len(end) - max(room - 1, 0) :]}")
 
 
-def _fit(text: str, width: int) -> str:
+def _fit_text(text: str, width: int) -> str:
     """Return the text in exactly `width` cells; the middle of a longer text is left out."""
     if text.isascii():
         return truncate_middle(text, width).ljust(width)
@@ -283,5 +283,5 @@ def _fit(text: str, width: int) -> str:
 
 
 def _align(text: str, column: Column, width: int) -> str:
-    text = _fit(text, width) if cell_len(text) > width else text
+    text = _fit_text(text, width) if cell_len(text) > width else text
     return text.ljust(width) if column in LEFT else text.rjust(width)

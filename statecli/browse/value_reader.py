@@ -21,7 +21,7 @@ class Reader:
 
     def __init__(self, deliver: Callable[[Apply], object]) -> None:
         self._deliver = deliver
-        self._changed = threading.Condition()
+        self._job_condition = threading.Condition()
         self._job: Callable[[], Apply] | None = None
         self._list: Iterator[Apply] | None = None
         self._ends = self._is_running = False
@@ -29,13 +29,13 @@ class Reader:
 
     def read(self, job: Callable[[], Apply]) -> None:
         """Run the job; a job that has not begun is dropped, because the cursor has left its tensor."""
-        with self._changed:
+        with self._job_condition:
             self._job = job
             self._start()
 
     def read_list(self, steps: Iterator[Apply] | None) -> None:
         """Run the steps in order instead of an earlier list; None ends that list."""
-        with self._changed:
+        with self._job_condition:
             self._list = steps
             self._start()
 
@@ -51,22 +51,22 @@ class Reader:
 
     def close(self) -> None:
         """End the thread after its present step, without waiting for the step."""
-        with self._changed:
+        with self._job_condition:
             self._ends = True
-            self._changed.notify()
+            self._job_condition.notify()
 
     def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="statecli-browse-reader", daemon=True)
             self._thread.start()
-        self._changed.notify()
+        self._job_condition.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._job_condition:
                 while not (self._ends or self._job or self._list):
                     self._is_running = False
-                    self._changed.wait()
+                    self._job_condition.wait()
                 self._is_running = True
                 if self._ends:
                     return
@@ -85,7 +85,7 @@ class Reader:
         while time.monotonic() < end and self._list is steps and self._job is None:
             apply = next(steps, None)
             if apply is None:
-                with self._changed:
+                with self._job_condition:
                     self._list = None if self._list is steps else self._list
                 break
             changes.append(apply)

@@ -140,7 +140,9 @@ class _CommandLine(Caller):
     def check_states(self, *states: ModelState) -> None:
         """Raise UsageError for an output that would overwrite a file of a state."""
         if any(output.path is not None and os.path.isfile(output.path) for output in self._outputs):
-            self.check_files({where.path for state in states for tensor in state.tensors for where in tensor.ranges})
+            self.check_files(
+                {byte_range.path for state in states for tensor in state.tensors for byte_range in tensor.ranges}
+            )
 
     def check_files(self, paths: Collection[str]) -> None:
         for output in self._outputs:
@@ -171,9 +173,9 @@ def _browse(options: BrowseOptions) -> int:
     from statecli.browse.run import browse
 
     show_stages = partial(console.show_progress, enabled=True, color="auto", values=False)
-    copied = browse(options, streams.reserve_stdout, show_stages)
-    if copied:
-        streams.open_stdout().text(f"{copied}\n")
+    copied_text = browse(options, streams.reserve_stdout, show_stages)
+    if copied_text:
+        streams.open_stdout().text(f"{copied_text}\n")
     return 0
 
 

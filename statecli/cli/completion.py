@@ -106,16 +106,16 @@ def _join_lines(completion: Completion, candidates: Iterable[tuple[str, str]]) -
 
 def _join_words(words: Sequence[str]) -> list[str]:
     """Join the words split by Bash at `:` and `=`: `net.py`, `:`, `Net` are a single word. A last empty word is new."""
-    joined: list[str] = []
+    joined_words: list[str] = []
     is_open = False
     for word in words:
         is_break = bool(word) and not word.strip(":=")
-        if joined and (is_break or is_open) and word:
-            joined[-1] += word
+        if joined_words and (is_break or is_open) and word:
+            joined_words[-1] += word
         else:
-            joined.append(word)
+            joined_words.append(word)
         is_open = is_break
-    return joined
+    return joined_words
 
 
 def _unquote(word: str) -> str:
@@ -180,12 +180,12 @@ def _list_options(parameters: Iterable[Parameter], words: Sequence[str]) -> Iter
 
 def _drop_options(words: Sequence[str], by_flag: dict[str, Parameter]) -> Iterator[str]:
     """Yield the targets among the words."""
-    rest = iter(words)
-    for word in rest:
+    remaining_words = iter(words)
+    for word in remaining_words:
         if word == "--":
-            yield from rest
+            yield from remaining_words
         elif word in by_flag and not by_flag[word].is_flag:
-            next(rest, None)
+            next(remaining_words, None)
         elif not word.startswith("-"):
             yield word
 

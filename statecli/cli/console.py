@@ -55,8 +55,8 @@ def _reopen_descriptor(number: int) -> IO[bytes]:
     if number == 1 and results is not None:
         parent = streams.find_parent()
         if parent is not None:
-            opened: IO[bytes] = parent.open_output()
-            return opened
+            parent_output: IO[bytes] = parent.open_output()
+            return parent_output
         number = results.raw.fileno()
     return os.fdopen(os.dup(number), "wb")
 
@@ -138,12 +138,12 @@ def show_warnings_once() -> Iterator[None]:
 
     A proof calls the same code many times, and Python shows a warning again whenever a filter changes.
     """
-    before, printed = warnings.showwarning, set[str]()
+    before, printed_texts = warnings.showwarning, set[str]()
 
     def print_once(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
         text = f"{filename}:{lineno}: {category.__name__}: {message}"
-        if text not in printed:
-            printed.add(text)
+        if text not in printed_texts:
+            printed_texts.add(text)
             # Not by the parent, because rich prints lines of sys.stderr above its progress bar.
             streams.print_line(truncate_middle(" ".join(text.split()), streams.MAX_LINE_CHARACTERS), direct=True)
 
@@ -216,22 +216,22 @@ class _ReadBytes:
     """Bytes of values read: of whole tensors, or received of remote files if this is more."""
 
     def __init__(self) -> None:
-        self.total = self._done = self._done_before = self._fetched_before = 0
+        self.total = self._finished_bytes = self._finished_before = self._fetched_before = 0
 
     def start(self, total: int) -> None:
         """Expect so many bytes more."""
         self.total += total
-        self._done_before = self._done
+        self._finished_before = self._finished_bytes
         self._fetched_before = prefetch_progress.count_fetched_values().bytes
 
-    def add(self, done: int) -> None:
+    def add(self, size: int) -> None:
         """Count the bytes of finished tensors."""
-        self._done += done
+        self._finished_bytes += size
 
     def count(self) -> int:
         """Return the bytes so far."""
         fetched_bytes = prefetch_progress.count_fetched_values().bytes - self._fetched_before
-        return max(self._done, min(self.total, self._done_before + fetched_bytes))
+        return max(self._finished_bytes, min(self.total, self._finished_before + fetched_bytes))
 
 
 @contextmanager
@@ -246,24 +246,24 @@ def _show_read_bytes(color: str, line: _StageLine) -> Iterator[Progress]:
             return Text("") if (task.finished_speed or task.speed) is None else super().render(task)
 
     columns = (TextColumn("reading values"), BarColumn(), DownloadColumn(), _Speed(), TimeRemainingColumn())
-    read = _ReadBytes()
+    read_bytes = _ReadBytes()
 
     class _Bar(Progress):
         """Bar with the bytes received so far at each drawing: a large tensor arrives in many pieces."""
 
         def get_renderables(self) -> Iterable[RenderableType]:
             for task in self.task_ids:
-                self.update(task, completed=read.count(), total=read.total)
+                self.update(task, completed=read_bytes.count(), total=read_bytes.total)
             return super().get_renderables()
 
     bar = _Bar(*columns, console=_create_console(color), transient=True, auto_refresh=True)
     bar.add_task("", total=0)
 
     def start(total: int) -> Callable[[str, int], None]:
-        read.start(total)
+        read_bytes.start(total)
         line.show("")
         bar.start()
-        return lambda _, done: read.add(done)
+        return lambda _, size: read_bytes.add(size)
 
     try:
         yield start

@@ -46,8 +46,8 @@ def compare_files(before: str, after: str, compare: Callable[[str, str, str], in
     name = name or shorten_path(after if before == os.devnull else before)
     pointers = describe_pointer(before), describe_pointer(after)
     if os.devnull in (before, after):
-        path, done = (after, "added") if before == os.devnull else (before, "deleted")
-        yield f"{done}: {escape(name)}"
+        path, event = (after, "added") if before == os.devnull else (before, "deleted")
+        yield f"{event}: {escape(name)}"
         yield from convert_to_text(path)
     elif pointers == (None, None):
         yield f"changed: {escape(name)}"
@@ -93,10 +93,10 @@ def use_color_of_git() -> bool:
 
 def _compare_folders(before: str, after: str, compare: Callable[[str, str, str], int]) -> Iterator[str]:
     """Compare files with names of checkpoints with the files of the same name; list the names of all other files."""
-    others = []
+    other_files = []
     for name in sorted({*_list_files(before), *_list_files(after)}):
         if not any(fnmatchcase(os.path.basename(name), pattern) for pattern in PATTERNS):
-            others.append(name)
+            other_files.append(name)
             continue
         sides = (os.path.join(folder, name) for folder in (before, after))
         old, new = (path if os.path.exists(path) else os.devnull for path in sides)
@@ -104,10 +104,9 @@ def _compare_folders(before: str, after: str, compare: Callable[[str, str, str],
             yield from compare_files(old, new, compare, name)
         except StateError as error:
             yield escape(str(error))
-    if others:
-        yield (
-            f"files without the name of a checkpoint, such as *.pt, were not compared: {', '.join(map(escape, others))}"
-        )
+    if other_files:
+        names = ", ".join(map(escape, other_files))
+        yield f"files without the name of a checkpoint, such as *.pt, were not compared: {names}"
 
 
 def _list_files(folder: str) -> Iterator[str]:

@@ -42,16 +42,16 @@ def set_up(*, everywhere: bool = False) -> list[str]:
         run_git("config", scope, key, value)
     path = _find_global_attributes() if everywhere else os.path.join(top, ".gitattributes")
     overridden = {} if everywhere else _find_overrides(top)
-    added = _add_patterns(path, overridden)
-    where = "your git configuration" if everywhere else ".git/config"
-    above = "in .git/info/attributes or in the .gitattributes of a folder overrides this setup"
-    still = {} if everywhere else _find_overrides(top)
+    added_patterns = _add_patterns(path, overridden)
+    location = "your git configuration" if everywhere else ".git/config"
+    override_text = "in .git/info/attributes or in the .gitattributes of a folder overrides this setup"
+    remaining_overrides = {} if everywhere else _find_overrides(top)
     return [
-        f"diff driver and difftool: {where}",
-        f"{shorten_path(path)}: {', '.join(added) if added else 'nothing to add'}",
+        f"diff driver and difftool: {location}",
+        f"{shorten_path(path)}: {', '.join(added_patterns) if added_patterns else 'nothing to add'}",
         *(
-            f"{pattern}: diff={value} {above}, so git diff does not show the tensors of these files"
-            for pattern, value in still.items()
+            f"{pattern}: diff={value} {override_text}, so git diff does not show the tensors of these files"
+            for pattern, value in remaining_overrides.items()
         ),
         "git diff now shows tables of changed tensors, and git log -p shows a line for each tensor",
     ]
@@ -65,11 +65,11 @@ def remove(*, everywhere: bool = False) -> list[str]:
     for section in sections:
         run_git("config", scope, "--remove-section", section)
     path = _find_global_attributes() if everywhere else os.path.join(top, ".gitattributes")
-    removed = _remove_patterns(path)
-    where = "your git configuration" if everywhere else ".git/config"
+    removed_patterns = _remove_patterns(path)
+    location = "your git configuration" if everywhere else ".git/config"
     return [
         f"{place}: " + (f"{', '.join(names)} removed" if names else "nothing to remove")
-        for place, names in ((where, sections), (shorten_path(path), removed))
+        for place, names in ((location, sections), (shorten_path(path), removed_patterns))
     ]
 
 
@@ -89,30 +89,30 @@ def _read_lines(path: str) -> list[str]:
 def _remove_patterns(path: str) -> list[str]:
     """Remove our own lines from the file, and an empty file; return their patterns."""
     lines = _read_lines(path)
-    ours = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
-    removed = [ours[line.strip()] for line in lines if line.strip() in ours]
-    text = "".join(line for line in lines if line.strip() not in ours)
-    if removed and not text.strip():
+    pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in PATTERNS}
+    removed_patterns = [pattern_by_line[line.strip()] for line in lines if line.strip() in pattern_by_line]
+    text = "".join(line for line in lines if line.strip() not in pattern_by_line)
+    if removed_patterns and not text.strip():
         os.unlink(path)
-    elif removed:
+    elif removed_patterns:
         with output_files.replace_file(path) as file:
             file.write(text.encode("utf-8", "surrogateescape"))
-    return removed
+    return removed_patterns
 
 
 def run_git(*words: str, stdin: str = "") -> str:
     """Return the output of a git command. Raises UsageError without git, and for a status other than 0."""
-    done = _call_git(words, stdin)
-    if done.returncode:
-        message = " ".join(done.stderr.split()) or f"git {words[0]} failed"
+    process = _call_git(words, stdin)
+    if process.returncode:
+        message = " ".join(process.stderr.split()) or f"git {words[0]} failed"
         raise UsageError(f"git {' '.join(words[:2])}: {message.removeprefix('fatal: ')}")
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def query_git(*words: str) -> str:
     """Return the output of a git command; "" for a status other than 0. Raises UsageError without git."""
-    done = _call_git(words)
-    return "" if done.returncode else done.stdout.strip()
+    process = _call_git(words)
+    return "" if process.returncode else process.stdout.strip()
 
 
 def _call_git(words: Sequence[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -167,16 +167,16 @@ def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
     """Add missing patterns to the file, and move overridden patterns to the end; return both."""
     lines = _read_lines(path)
     existing = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
-    added = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
-    ours = {f"{pattern} diff=statecli": pattern for pattern in added}
-    text = "".join(line for line in lines if line.strip() not in ours)
+    added_patterns = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
+    pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in added_patterns}
+    text = "".join(line for line in lines if line.strip() not in pattern_by_line)
     text += "" if not text or text.endswith("\n") else "\n"
-    text += "".join(f"{line}\n" for line in ours)
+    text += "".join(f"{line}\n" for line in pattern_by_line)
     if text == "".join(lines):
         return []
     with output_files.replace_file(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
-    return added
+    return added_patterns
 
 
 def shorten_path(path: str) -> str:

@@ -190,8 +190,10 @@ def encode_options() -> str:
         lines.append(f"# {name}\n")
         for parameter in parameters_of(options):
             if parameter.flags:
-                listed, others = ((), parameter.spellings) if parameter.hidden else (parameter.flags, parameter.aliases)
+                listed, unlisted = (
+                    ((), parameter.spellings) if parameter.hidden else (parameter.flags, parameter.aliases)
+                )
                 kind = "flag" if parameter.is_flag else "value"
                 choices = () if parameter.hidden else parameter.choices
-                lines.append("\t".join([" ".join(listed), " ".join(others), kind, " ".join(choices)]) + "\n")
+                lines.append("\t".join([" ".join(listed), " ".join(unlisted), kind, " ".join(choices)]) + "\n")
     return "".join(lines)

@@ -45,19 +45,19 @@ def _handle_interrupt(_: int, __: FrameType | None) -> None:
 
 
 def _start_watcher() -> None:
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     # A child shares the pipe, and what interrupts the child alone is not for us.
     posix.call_after_fork_in_child(lambda: signal.set_wakeup_fd(-1))
     try:
-        _thread.start_new_thread(_exit_after_interrupt, (read,))
+        _thread.start_new_thread(_exit_after_interrupt, (read_end,))
     except RuntimeError:  # the system starts none: KeyboardInterrupt alone has to do
         signal.set_wakeup_fd(-1)
 
 
-def _exit_after_interrupt(read: int) -> None:
-    while (byte := os.read(read, 1)) != bytes([signal.SIGINT]):
+def _exit_after_interrupt(read_end: int) -> None:
+    while (byte := os.read(read_end, 1)) != bytes([signal.SIGINT]):
         if not byte:  # a model's own code has closed the other end
             return
     time.sleep(FORCED_EXIT_DELAY_S)

@@ -75,16 +75,16 @@ def _format_term(term: str) -> str:
     """Return a term with its flags in bold and its placeholder in italics."""
     words = term.split(" ")
     flags = [f"\\fB{_escape(word)}\\fR" for word in words if word.startswith("-")]
-    rest = [f"\\fI{_escape(word)}\\fR" if flags else f"\\fB{_escape(word)}\\fR" for word in words[len(flags) :]]
-    return " ".join([*flags, *rest])
+    placeholders = [f"\\fI{_escape(word)}\\fR" if flags else f"\\fB{_escape(word)}\\fR" for word in words[len(flags) :]]
+    return " ".join([*flags, *placeholders])
 
 
 def _format_references(name: str) -> Iterator[str]:
     names = ["statecli", *(f"statecli-{command.replace(' ', '-')}" for command in (*GROUPS, *COMMANDS))]
-    others = sorted(command for command in names if command != name)
+    other_names = sorted(command for command in names if command != name)
     yield ".SH SEE ALSO"
-    for reference in others:
-        yield f".BR {_escape(reference)} (1){',' if reference != others[-1] else ''}"
+    for reference in other_names:
+        yield f".BR {_escape(reference)} (1){',' if reference != other_names[-1] else ''}"
 
 
 def _format_text(text: str) -> Iterator[str]:

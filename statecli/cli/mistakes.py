@@ -64,12 +64,12 @@ def _find_parameter(mistake: Any, name: str) -> Parameter:
 
 
 def _describe_extra_words(mistake: Any, name: str, words: Sequence[str]) -> str:
-    start, _, rest = mistake.message.partition("(s) (")
+    start, _, word_and_end = mistake.message.partition("(s) (")
     if start != "Got unexpected extra argument":
         return ""
     targets = [parameter.metavar for parameter in parameters_of(COMMANDS[name]) if parameter.is_target]
-    takes = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
-    extra = rest.rstrip(").")
+    expected_text = f"takes only {' and '.join(targets)}" if targets else "takes no arguments"
+    extra = word_and_end.rstrip(").")
     advice = see_help(name)
     if name == "inspect":
         advice = "to check several checkpoints, run: statecli audit TARGET..."
@@ -77,7 +77,7 @@ def _describe_extra_words(mistake: Any, name: str, words: Sequence[str]) -> str:
         is_first = words[0] == name and not words[1].startswith("-")
         pair = shlex.join([words[1] if is_first else "TARGET", extra])
         advice = f"to compare two checkpoints, run: statecli diff {pair} -f html -o diff.html"
-    return f"unexpected argument {extra}: {name} {takes}; {advice}"
+    return f"unexpected argument {extra}: {name} {expected_text}; {advice}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[Any, str, Sequence[str]], str]] = {

@@ -22,10 +22,10 @@ def parse(words: Sequence[str]) -> Options | None:
     if not name or find_ambiguous_word(words) is not None:
         return None
     parameters = parameters_of(COMMANDS[name])
-    given = _LineReader(parameters).read(words[name.count(" ") + 1 :])
-    if given is None or any(each.is_required and each.field not in given for each in parameters):
+    values_by_field = _LineReader(parameters).read(words[name.count(" ") + 1 :])
+    if values_by_field is None or any(each.is_required and each.field not in values_by_field for each in parameters):
         return None
-    return COMMANDS[name](**given)
+    return COMMANDS[name](**values_by_field)
 
 
 class _LineReader:
@@ -35,38 +35,38 @@ class _LineReader:
         self._targets = iter([parameter for parameter in parameters if parameter.is_target])
         self._by_flag = {flag: parameter for parameter in parameters for flag in parameter.spellings}
         self._target: Parameter | None = None
-        self._given: dict[str, Any] = {}
+        self._values_by_field: dict[str, Any] = {}
 
     def read(self, words: Sequence[str]) -> dict[str, Any] | None:
         """Return the value of each given field; None for a word neither plainly a target nor plainly an option."""
-        rest = iter(words)
+        remaining_words = iter(words)
         only_targets = False
-        for word in rest:
+        for word in remaining_words:
             if word == "--" and not only_targets:
                 only_targets = True
             elif only_targets or not word.startswith("-") or word == "-" or word.startswith("-#"):
                 if not self._take_target(word):
                     return None
-            elif not self._take_option(word, rest):
+            elif not self._take_option(word, remaining_words):
                 return None
-        return self._given
+        return self._values_by_field
 
     def _take_target(self, word: str) -> bool:
         if self._target is None or not self._target.repeatable:
             self._target = next(self._targets, None)
         return self._target is not None and self._store(self._target, word)
 
-    def _take_option(self, word: str, rest: Iterator[str]) -> bool:
+    def _take_option(self, word: str, remaining_words: Iterator[str]) -> bool:
         """Take `--tree`, `--to meta` or `--to=meta`; return False for anything else."""
         flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
         parameter = self._by_flag.get(flag)
         if parameter is None or (parameter.is_flag and equals):
             return False
         if parameter.is_flag:
-            self._given[parameter.field] = True
+            self._values_by_field[parameter.field] = True
             return True
         if not equals:
-            value = next(rest, "--")
+            value = next(remaining_words, "--")
         return (bool(equals) or value == "-" or not value.startswith("-")) and self._store(parameter, value)
 
     def _store(self, parameter: Parameter, word: str) -> bool:
@@ -76,6 +76,6 @@ class _LineReader:
         except ValueError:
             return False
         if parameter.repeatable:
-            self._given[parameter.field] = (*self._given.get(parameter.field, ()), value)
+            self._values_by_field[parameter.field] = (*self._values_by_field.get(parameter.field, ()), value)
             return True
-        return self._given.setdefault(parameter.field, value) is value
+        return self._values_by_field.setdefault(parameter.field, value) is value

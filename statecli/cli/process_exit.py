@@ -39,5 +39,5 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
     raise CommandExit(130 if interrupts.was_interrupted else code)
 
 
-def _print_exit(done: SystemExit, debug: bool) -> int:
-    return streams.print_error(f"model code raised SystemExit({done.code!r}); there is no result", debug)
+def _print_exit(system_exit: SystemExit, debug: bool) -> int:
+    return streams.print_error(f"model code raised SystemExit({system_exit.code!r}); there is no result", debug)

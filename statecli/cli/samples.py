@@ -18,10 +18,10 @@ def write_samples(folder: str) -> list[str]:
     """
     source = _find_samples()
     names = sorted(name for name in os.listdir(source) if name.endswith(".py"))
-    texts = {name: _read(os.path.join(source, name)) for name in names}
+    texts = {name: _read_file(os.path.join(source, name)) for name in names}
     for name in names:
         path = os.path.join(folder, name)
-        if os.path.lexists(path) and (not os.path.isfile(path) or _read(path) != texts[name]):
+        if os.path.lexists(path) and (not os.path.isfile(path) or _read_file(path) != texts[name]):
             raise UsageError(f"{path}: exists already and differs from the sample; give another folder")
     os.makedirs(folder, exist_ok=True)
     for name in names:
@@ -44,6 +44,6 @@ def _find_samples() -> str:
     raise StateError("the sample models are missing in this installation; install the package again")
 
 
-def _read(path: str) -> bytes:
+def _read_file(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()

@@ -120,12 +120,12 @@ def reserve_stdout() -> None:
     if stderr is None:
         return
     try:
-        own = os.dup(stdout.fileno())
+        descriptor = os.dup(stdout.fileno())
         os.dup2(stderr.fileno(), stdout.fileno())
     except (OSError, ValueError):  # a stream without a descriptor
         return
     # Open until the process ends, as standard output is.
-    _result_stream = Stream(os.fdopen(own, "wb", closefd=False), stdout.encoding or "utf-8")
+    _result_stream = Stream(os.fdopen(descriptor, "wb", closefd=False), stdout.encoding or "utf-8")
 
 
 def get_result_stream() -> Stream | None:

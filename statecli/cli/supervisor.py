@@ -126,18 +126,18 @@ def run(command: Callable[[], None]) -> int:
 
     Call this before any thread is started. Raises OSError if the system cannot start a process.
     """
-    read, write = os.pipe()
+    read_end, write_end = os.pipe()
     mark, parent = os.urandom(16), os.getpid()
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     pid = os.fork()
     if pid == 0:
-        os.close(read)
+        os.close(read_end)
         signal.signal(signal.SIGCHLD, before)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-        _run_child(command, write, mark, parent)
-    os.close(write)
-    watch = _Watch(pid, read, mark)
+        _run_child(command, write_end, mark, parent)
+    os.close(write_end)
+    watch = _Watch(pid, read_end, mark)
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     return watch.wait()
 
@@ -225,10 +225,10 @@ class _Watch:
     def wait(self) -> int:
         """Wait for the verdict, print the result, wait for the child; return the exit code."""
         while self._code is None and not self._is_corrupt and not self._signals and not self._has_ended():
-            left = None if self._limit is None else self._start + self._limit - time.monotonic()
-            if left is not None and left <= 0:
+            seconds_left = None if self._limit is None else self._start + self._limit - time.monotonic()
+            if seconds_left is not None and seconds_left <= 0:
                 return self._end_after_timeout()
-            self._read(left)
+            self._wait_for_event(seconds_left)
         if self._signals:
             return self._end_after_signal(self._signals[0])
         self._receive()
@@ -236,8 +236,8 @@ class _Watch:
             return self._explain()
         code = self._print(self._code)
         deadline = time.monotonic() + END_TIMEOUT_S
-        while not self._has_ended() and not self._signals and (left := deadline - time.monotonic()) > 0:
-            self._read(left)
+        while not self._has_ended() and not self._signals and (seconds_left := deadline - time.monotonic()) > 0:
+            self._wait_for_event(seconds_left)
         if not self._signals and not self._has_ended():
             self._interrupt()
         if self._group:  # processes that the model's code has left
@@ -246,7 +246,7 @@ class _Watch:
 
     # messages of the child
 
-    def _read(self, seconds: float | None) -> None:
+    def _wait_for_event(self, seconds: float | None) -> None:
         """Wait for a message, a signal or the end of the child."""
         watched = [self._wake] if self._code is not None or self._is_corrupt else [self._wake, self._pipe]
         ready, _, _ = select.select(watched, [], [], seconds)
@@ -360,8 +360,8 @@ class _Watch:
 
     def _wait_for_end(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not self._has_ended() and (left := deadline - time.monotonic()) > 0:
-            self._read(left)
+        while not self._has_ended() and (seconds_left := deadline - time.monotonic()) > 0:
+            self._wait_for_event(seconds_left)
 
 
 def _send_signal(send: Callable[[int, int], None], pid: int) -> None:
@@ -380,10 +380,10 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
+    bytes_left = memoryview(data)
+    while bytes_left:
         try:
-            left = left[os.write(descriptor, left) :]
+            bytes_left = bytes_left[os.write(descriptor, bytes_left) :]
         except BlockingIOError:  # somebody has made the pipe behind it non-blocking
             select.select([], [descriptor], [])
 

@@ -33,9 +33,9 @@ class _Option:
     """Option of a command: listed spellings, other spellings, whether it takes a value, and its choices."""
 
     def __init__(self, line: str) -> None:
-        listed, others, kind, choices = line.split("\t")
+        listed, other_spellings, kind, choices = line.split("\t")
         self.listed = listed.split()
-        self.spellings = [*self.listed, *others.split()]
+        self.spellings = [*self.listed, *other_spellings.split()]
         self.takes_value = kind == "value"
         self.choices = choices.split()
 
@@ -95,12 +95,13 @@ def describe_unknown_option(flag: str, name: str) -> str:
     """Return the sentence for an option that the command does not have."""
     text = f"{name} has no option {flag}"
     commands = _read_commands()
-    others = [
+    other_commands = [
         command for command, lines in commands.items() if any(flag in each.listed for each in _list_options(lines))
     ]
-    if others:
-        have = "has" if len(others) == 1 else "have"
-        return f"{text}, but {', '.join(others)} {have}; {see_help(others[0] if len(others) == 1 else '')}"
+    if other_commands:
+        have = "has" if len(other_commands) == 1 else "have"
+        command = other_commands[0] if len(other_commands) == 1 else ""
+        return f"{text}, but {', '.join(other_commands)} {have}; {see_help(command)}"
     options = _list_options(commands[name])
     near = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
     return f"{text}; did you mean {join_or(near)}?" if near else f"{text}; {see_help(name)}"

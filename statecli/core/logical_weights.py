@@ -72,7 +72,7 @@ class _Source(NamedTuple):
     """Where the facts about a weight come from."""
 
     weight: QuantizedWeight
-    stored: StoredShape | None
+    stored_shape: StoredShape | None
     settings: Mapping[str, Scalar]
 
 
@@ -235,9 +235,9 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
     kind = source.settings.get("config.quantization_config.bnb_4bit_quant_type")
     dtype = state.fqn.rpartition("__")[2] if state is not None else kind if kind in ("nf4", "fp4") else "4-bit"
     facts = _Facts(str(dtype), 4, elements=elements)
-    if source.stored is None:
+    if source.stored_shape is None:
         return facts._replace(defect="" if state is None else "quant_state cannot be read")
-    shape, block = source.stored
+    shape, block = source.stored_shape
     if math.prod(shape) not in (elements, elements - 1):
         return facts._replace(
             defect=f"quant_state records shape {format_shape(shape)}, but weight has {elements:,} quantized values"
@@ -307,16 +307,16 @@ def _describe_packed(source: _Source) -> _Facts:
     configured_bits = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
     bits = configured_bits.pop() if len(configured_bits) == 1 else None
     unknown = _Facts(f"int{bits}" if isinstance(bits, int) else "packed int", bits if isinstance(bits, int) else None)
-    if source.stored is None:
+    if source.stored_shape is None:
         return unknown._replace(defect="weight_shape cannot be read" if Part.SHAPE in weight.parts else "")
-    if not (_is_matrix(codes) and _is_matrix(source.stored.shape)) or source.stored.shape[0] != codes[0]:
-        return unknown._replace(defect=_format_stored(source.stored.shape, weight.codes))
-    width = source.stored.shape[1]
+    if not (_is_matrix(codes) and _is_matrix(source.stored_shape.shape)) or source.stored_shape.shape[0] != codes[0]:
+        return unknown._replace(defect=_format_stored(source.stored_shape.shape, weight.codes))
+    width = source.stored_shape.shape[1]
     fitting = [bits for bits in range(1, _MAX_BITS + 1) if -(-width * bits // 32) == codes[1]]
     if not fitting or (bits is not None and bits not in fitting):
-        return unknown._replace(defect=_format_stored(source.stored.shape, weight.codes))
+        return unknown._replace(defect=_format_stored(source.stored_shape.shape, weight.codes))
     bit_width = bits if isinstance(bits, int) else fitting[0] if len(fitting) == 1 else None
-    shape = source.stored.shape
+    shape = source.stored_shape.shape
     return _Facts(
         f"int{bit_width}" if bit_width else "packed int",
         bit_width,

@@ -103,7 +103,9 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
         if not counts:
             continue
         # A matrix outside all layouts may be codes of an unknown layout.
-        unmatched_rows = (row for row in rows if len(row.shape or ()) > 1 and _split(row.fqn)[1] not in _LAST_NAMES)
+        unmatched_rows = (
+            row for row in rows if len(row.shape or ()) > 1 and _split_name(row.fqn)[1] not in _LAST_NAMES
+        )
         matrices = {row.fqn.rpartition(".")[0] for row in unmatched_rows}
         for module in [module for module, names in layouts.items() if names is None and module not in matrices]:
             for names in (names for names in LAYOUTS if counts[id(names)] and names.owner):
@@ -201,7 +203,7 @@ def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorIn
     modules: dict[str, dict[str, TensorInfo]] = {}
     rows = list(rows)
     for row in rows:
-        module, name = _split(row.fqn)
+        module, name = _split_name(row.fqn)
         if name in _LAST_NAMES:
             modules.setdefault(module, {})[name] = row
     owners = {module for module, tensors_by_name in modules.items() if "_scale_inv" in tensors_by_name}
@@ -211,7 +213,7 @@ def _group_by_module(rows: Iterable[TensorInfo]) -> dict[str, dict[str, TensorIn
     return modules
 
 
-def _split(fqn: str) -> tuple[str, str]:
+def _split_name(fqn: str) -> tuple[str, str]:
     """Return the module and the last name, which begins at `weight.` if the name has that component.
 
     `experts.down_proj_blocks` is `_blocks` of `experts.down_proj`.

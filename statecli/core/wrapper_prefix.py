@@ -96,10 +96,14 @@ def _quote(prefixes: Sequence[str]) -> str:
 def _join_prefixes(prefixes: Iterable[str]) -> list[str]:
     """Return the only prefix; of several prefixes, the different parts: FSDP adds its part at each level."""
     distinct = list(dict.fromkeys(filter(None, prefixes)))
-    return distinct if len(distinct) < 2 else list(dict.fromkeys(part for item in distinct for part in _split(item)))
+    return (
+        distinct
+        if len(distinct) < 2
+        else list(dict.fromkeys(part for item in distinct for part in _split_prefix(item)))
+    )
 
 
-def _split(prefix: str) -> list[str]:
+def _split_prefix(prefix: str) -> list[str]:
     return [f"{part}." for part in prefix.split(".") if part]
 
 
@@ -134,7 +138,7 @@ def _build_removal(names: Sequence[tuple[str, str]], kept_names: Iterable[str]) 
     if len(prefixes) == 1 and all(name.startswith(prefix) for name, prefix in names):
         removal = _Removal(start=(prefixes[0],))
     else:
-        parts = dict.fromkeys(part for prefix in prefixes for part in _split(prefix))
+        parts = dict.fromkeys(part for prefix in prefixes for part in _split_prefix(prefix))
         anywhere = tuple(part for part in parts if part[:-1] in WRAPPER_ATTRIBUTES)
         removal = _Removal(tuple(part for part in parts if part not in anywhere), anywhere)
     is_exact = all(removal.apply(name) == _remove_parts(name, prefix) for name, prefix in names)

@@ -211,8 +211,8 @@ def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
 class DividedArguments(NamedTuple):
     """Arguments of a constructor, and those that replace entries of the configuration."""
 
-    own: dict[str, Any]
-    replaced: dict[str, Any]
+    model_arguments: dict[str, Any]
+    replaced_entries: dict[str, Any]
 
 
 def divide_arguments(name: str, config: str, arguments: Mapping[str, Any]) -> DividedArguments:

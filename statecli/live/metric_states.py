@@ -31,14 +31,14 @@ class MetricStates:
 
     def has(self, fqn: str) -> bool:
         """Return True for a state, such as `accuracy.tp` or `auroc.preds[0]`, and for copies in the metric."""
-        path, name = _split(fqn)
+        path, name = _split_name(fqn)
         return name in self._names.get(path, ())
 
     def is_synchronized(self, fqn: str) -> bool:
         """Return True for a state synchronized by the metric, which is the default."""
-        return self.has(fqn) and _split(fqn)[0] not in self._local
+        return self.has(fqn) and _split_name(fqn)[0] not in self._local
 
 
-def _split(fqn: str) -> tuple[str, str]:
+def _split_name(fqn: str) -> tuple[str, str]:
     path, _, name = fqn.partition("[")[0].rpartition(".")
     return path, name

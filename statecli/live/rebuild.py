@@ -65,10 +65,10 @@ class _SkipLargeFills(TorchFunctionMode):
 
     def __init__(self, elements: int) -> None:
         super().__init__()
-        self._most = max(elements, LARGE_PARAMETER_ELEMENTS)
+        self._max_elements = max(elements, LARGE_PARAMETER_ELEMENTS)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._most:
+        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._max_elements:
             return func(*args, **(kwargs or {}))
         was = torch._C._get_deterministic_fill_uninitialized_memory()
         torch._C._set_deterministic_fill_uninitialized_memory(False)

@@ -159,9 +159,9 @@ class Scale(msgspec.Struct, frozen=True):
         return (place - self.low) / (self.high - self.low)
 
 
-def build_log_scale(least: float, most: float) -> Scale:
-    """Return a scale of whole decades around two positive numbers; `least` is a little above the lower end."""
-    low, high = math.floor(math.log10(least) - 0.1), math.ceil(math.log10(most))
+def build_log_scale(smallest: float, largest: float) -> Scale:
+    """Return a scale of whole decades around two positive numbers; `smallest` is a little above the lower end."""
+    low, high = math.floor(math.log10(smallest) - 0.1), math.ceil(math.log10(largest))
     high = max(high, low + 1)
     step = math.ceil((high - low) / 7)
     parts = (1, 2, 5) if high - low <= 2 else (1,)
@@ -170,14 +170,14 @@ def build_log_scale(least: float, most: float) -> Scale:
     return Scale(low, high, tuple(((e - low) / (high - low), text) for e, text in ticks if e <= high), log=True)
 
 
-def build_linear_scale(low: float, high: float, most: int = 5) -> Scale:
+def build_linear_scale(low: float, high: float, max_ticks: int = 5) -> Scale:
     """Return a scale between two finite numbers, with ticks at 1, 2 or 5 times a power of ten."""
     largest = max(abs(low), abs(high))
     exponent = math.floor(math.log10(largest)) if largest else 0
     start, end = _compute_mantissa(low, exponent), _compute_mantissa(high, exponent)
     if start == end:
         start, end = start - 0.5, end + 0.5
-    step = _choose_step((end - start) / most)
+    step = _choose_step((end - start) / max_ticks)
     places = [n * step for n in range(math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9) + 1)]
     ticks = tuple(((at - start) / (end - start), _format_scaled(at, exponent)) for at in places)
     return Scale(start, end, ticks, exponent=exponent)
@@ -188,10 +188,10 @@ def _compute_mantissa(value: float, exponent: int) -> float:
     return float(Decimal(value).scaleb(-exponent))
 
 
-def _choose_step(least: float) -> float:
-    """Return the smallest step of at least `least` among 1, 2, 5 or 10 times a power of ten."""
-    power: float = 10.0 ** math.floor(math.log10(least))
-    return next(part * power for part in (1, 2, 5, 10) if part * power >= least * (1 - 1e-9))
+def _choose_step(min_step: float) -> float:
+    """Return the smallest step of at least `min_step` among 1, 2, 5 or 10 times a power of ten."""
+    power: float = 10.0 ** math.floor(math.log10(min_step))
+    return next(part * power for part in (1, 2, 5, 10) if part * power >= min_step * (1 - 1e-9))
 
 
 def _format_scaled(mantissa: float, exponent: int) -> str:
@@ -215,9 +215,11 @@ def _build_bar_chart(chart: Bars) -> Picture:
     scale = _choose_scale([value for value in chart.values if math.isfinite(value)])
     ground = plot.compute_y(0.0, scale)
     has_names = len(bars) <= MAX_NAMED
-    below, ticks = ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
-    if chart.unusual and below:
-        ticks = _add_other_names(ticks, chart.labels, below.removesuffix("N"), plot)
+    axis_title, ticks = (
+        ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
+    )
+    if chart.unusual and axis_title:
+        ticks = _add_other_names(ticks, chart.labels, axis_title.removesuffix("N"), plot)
     label_height = 12 + NAME_WIDTH * max((len(tick.text) for tick in ticks), default=0) if has_names else 40.0
     return Picture(
         title=chart.title,
@@ -229,7 +231,7 @@ def _build_bar_chart(chart: Bars) -> Picture:
         x_ticks=ticks,
         y_ticks=tuple(Tick(plot.to_y(at), text) for at, text in scale.ticks) if scale else (),
         unit=chart.unit,
-        below=below,
+        below=axis_title,
         ground=ground,
         wide=True,
         upright=has_names,
@@ -285,10 +287,10 @@ def _describe_bars(bars: list[_Bar]) -> str:
     finite = [bar for bar in bars if math.isfinite(bar.value)]
     parts = [f"{bars[0].label} … {bars[-1].label}"]
     if finite:
-        most = max(finite, key=lambda bar: abs(bar.value))
-        parts.append(f"the largest is {format_number(most.value)}, for {most.label}")
+        largest_bar = max(finite, key=lambda bar: abs(bar.value))
+        parts.append(f"the largest is {format_number(largest_bar.value)}, for {largest_bar.label}")
     by_word = group_by(bars, _describe_unmeasured).items()
-    parts.extend(f"{len(same):,} {word}, for example {same[0].label}" for word, same in by_word if word)
+    parts.extend(f"{len(same_word):,} {word}, for example {same_word[0].label}" for word, same_word in by_word if word)
     return "; ".join(parts)
 
 
@@ -344,14 +346,16 @@ def _add_other_names(ticks: Sequence[Tick], labels: Sequence[str], prefix: str, 
 
     Names without room are left out, as are all names if there are many.
     """
-    others = [(n, label) for n, label in enumerate(labels) if not (label.startswith(prefix) and _LAYER.search(label))]
-    kept: list[Tick] = []
-    for n, label in others if len(others) <= MAX_OTHER_NAMES else ():
+    outside_bars = [
+        (n, label) for n, label in enumerate(labels) if not (label.startswith(prefix) and _LAYER.search(label))
+    ]
+    kept_ticks: list[Tick] = []
+    for n, label in outside_bars if len(outside_bars) <= MAX_OTHER_NAMES else ():
         tick = Tick(plot.to_x((n + 0.5) / len(labels)), truncate_middle(label.rpartition(".")[2], MAX_OTHER_LENGTH))
-        if not any(_are_close(tick, kept_tick) for kept_tick in kept):
-            kept.append(tick)
-    numbers = [tick for tick in ticks if not any(_are_close(tick, kept_tick) for kept_tick in kept)]
-    return tuple(sorted((*numbers, *kept), key=lambda tick: tick.at))
+        if not any(_are_close(tick, kept_tick) for kept_tick in kept_ticks):
+            kept_ticks.append(tick)
+    numbers = [tick for tick in ticks if not any(_are_close(tick, kept_tick) for kept_tick in kept_ticks)]
+    return tuple(sorted((*numbers, *kept_ticks), key=lambda tick: tick.at))
 
 
 def _are_close(tick: Tick, other: Tick) -> bool:

@@ -39,7 +39,7 @@ class _Annotation(msgspec.Struct, frozen=True):
 
     rule: str
     message: str
-    where: Location | None
+    location: Location | None
     count: int = 1
     target: str = ""
 
@@ -67,7 +67,7 @@ def list_annotated_messages(report: Report) -> set[str]:
 
 def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
     """Return an annotation for each target; targets that failed for a common reason share the first annotation."""
-    different = {
+    trouble_by_cause = {
         trouble.message if trouble.severity is Severity.ERROR else trouble.target: trouble
         for trouble in reversed(tuple(troubles))
     }
@@ -79,7 +79,7 @@ def _annotate_troubles(troubles: Iterable[Trouble]) -> list[_Annotation]:
             1,
             trouble.target,
         )
-        for trouble in reversed(different.values())
+        for trouble in reversed(trouble_by_cause.values())
     ]
 
 
@@ -103,25 +103,29 @@ def _find_source_line(location: Location | None) -> tuple[str, int] | None:
 def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
     """Return at most MAX_ANNOTATIONS annotations; the last counts the rest."""
     groups: dict[object, list[_Annotation]]
-    groups = group_by(annotations, lambda annotation: _find_source_line(annotation.where) or id(annotation))
+    groups = group_by(annotations, lambda annotation: _find_source_line(annotation.location) or id(annotation))
     if len(groups) > MAX_ANNOTATIONS:
-        groups = group_by(annotations, lambda annotation: _find_source_line(annotation.where) or annotation.rule)
-    merged = [
+        groups = group_by(annotations, lambda annotation: _find_source_line(annotation.location) or annotation.rule)
+    merged_annotations = [
         _merge_annotations(", ".join(dict.fromkeys(annotation.rule for annotation in group)), group)
         for group in groups.values()
     ]
-    if len(merged) <= MAX_ANNOTATIONS:
-        return merged
-    rest = merged[MAX_ANNOTATIONS - 1 :]
-    count = sum(annotation.count for annotation in rest)
-    lines = [f"{line[0]}:{line[1]}" for annotation in rest if (line := _find_source_line(annotation.where)) is not None]
-    rules = ", ".join(annotation.rule for annotation in rest)
-    where = f"{plural(len(rest), 'more rule')}: {rules}"
-    message = f"and {plural(count, 'finding')} of {where}"
+    if len(merged_annotations) <= MAX_ANNOTATIONS:
+        return merged_annotations
+    further_annotations = merged_annotations[MAX_ANNOTATIONS - 1 :]
+    count = sum(annotation.count for annotation in further_annotations)
+    lines = [
+        f"{line[0]}:{line[1]}"
+        for annotation in further_annotations
+        if (line := _find_source_line(annotation.location)) is not None
+    ]
+    rules = ", ".join(annotation.rule for annotation in further_annotations)
+    group_text = f"{plural(len(further_annotations), 'more rule')}: {rules}"
+    message = f"and {plural(count, 'finding')} of {group_text}"
     if lines:
-        where = f"{plural(len(rest), 'more place')}: {join_names(lines, MAX_LISTED)}"
-        message = f"and {plural(count, 'finding')} at {where}"
-    return [*merged[: MAX_ANNOTATIONS - 1], _Annotation("more", message, None, count)]
+        group_text = f"{plural(len(further_annotations), 'more place')}: {join_names(lines, MAX_LISTED)}"
+        message = f"and {plural(count, 'finding')} at {group_text}"
+    return [*merged_annotations[: MAX_ANNOTATIONS - 1], _Annotation("more", message, None, count)]
 
 
 def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annotation:
@@ -143,12 +147,12 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
     for line, same_line in entries[:MAX_LISTED]:
         lines.append(f"{_join_targets(same_line)}: {line}" if is_mixed else line)
         lines += [same_line[0].message.partition("\n")[2]] if has_own_helps else []
-    rest = sum(annotation.count for _, same_line in entries[MAX_LISTED:] for annotation in same_line)
-    lines += [f"… and {rest:,} more"] if rest else []
+    further_count = sum(annotation.count for _, same_line in entries[MAX_LISTED:] for annotation in same_line)
+    lines += [f"… and {further_count:,} more"] if further_count else []
     lines += helps if len(helps) == 1 else []
     text = "\n".join(filter(None, lines))
     count = sum(annotation.count for annotation in annotations)
-    return _Annotation(rule, text, annotations[0].where, count, "" if is_mixed else annotations[0].target)
+    return _Annotation(rule, text, annotations[0].location, count, "" if is_mixed else annotations[0].target)
 
 
 def _join_targets(annotations: Sequence[_Annotation]) -> str:
@@ -160,13 +164,13 @@ def _join_targets(annotations: Sequence[_Annotation]) -> str:
 def _format_command(level: str, annotation: _Annotation) -> str:
     properties, message = {}, annotation.message
     # A remote file is not a file of the repository, so that its annotation has no file.
-    if annotation.where is not None and files.is_remote(annotation.where.path):
+    if annotation.location is not None and files.is_remote(annotation.location.path):
         target = escape_name(annotation.target)
         message = message if target in message else f"{target}: {message}"
-    elif annotation.where is not None:
-        properties["file"] = escape_name(annotation.where.path.replace(os.sep, "/"))
-        if annotation.where.line is not None:
-            properties["line"] = str(max(1, annotation.where.line))
+    elif annotation.location is not None:
+        properties["file"] = escape_name(annotation.location.path.replace(os.sep, "/"))
+        if annotation.location.line is not None:
+            properties["line"] = str(max(1, annotation.location.line))
     count = f" ({annotation.count:,})" if annotation.count > 1 else ""
     properties["title"] = f"statecli {escape(annotation.rule)}{count}"
     encoded = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items())

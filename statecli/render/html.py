@@ -105,16 +105,18 @@ class _Links:
     """Addresses on a page of the tensors that its charts show."""
 
     def __init__(self, page: Page, charts: Iterable[Bars | Curve | Spread], tensor_list: TensorList | None) -> None:
-        drawn = {tensor for chart in charts if not isinstance(chart, Spread) for tensor in chart.tensors}
+        drawn_tensors = {tensor for chart in charts if not isinstance(chart, Spread) for tensor in chart.tensors}
         self._by_section = tensor_list is not None and len(tensor_list.sections.values) > 1
         self._has_list = tensor_list is not None
         self._row_ids: dict[int, str] = {}
         self._targets: dict[tuple[str, str], str] = {}
-        for line in (line for group in page.groups for line in group.lines) if drawn and not self._has_list else ():
-            own = drawn.intersection(line.tensors)
-            if own:
+        for line in (
+            (line for group in page.groups for line in group.lines) if drawn_tensors and not self._has_list else ()
+        ):
+            tensors_of_line = drawn_tensors.intersection(line.tensors)
+            if tensors_of_line:
                 self._row_ids[id(line)] = f"row-{len(self._row_ids) + 1}"
-                self._targets |= dict.fromkeys(own, self._row_ids[id(line)])
+                self._targets |= dict.fromkeys(tensors_of_line, self._row_ids[id(line)])
 
     def find_row_id(self, line: Line) -> str:
         """Return the id of a row that a chart leads to, or ""."""

@@ -27,8 +27,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
         for note in build_scope_notes(report)
     )
     for suite, cases in group_by(all_cases, lambda case: case.suite).items():
-        skipped = sum(case.outcome is Outcome.SKIPPED for case in cases)
-        _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped}">\n')
+        skipped_count = sum(case.outcome is Outcome.SKIPPED for case in cases)
+        _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped_count}">\n')
         if properties:
             _write(sink, f"  <properties>\n{properties}  </properties>\n")
             properties = ""  # only in the first suite

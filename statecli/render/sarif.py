@@ -66,13 +66,13 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
 def _describe_invocation(report: Report) -> dict[str, Any]:
     notes = group_by(build_scope_notes(report), lambda note: note.rule)
     notifications = [*map(_build_notification, report.troubles)]
-    failed = any(notification["level"] == "error" for notification in notifications)
+    has_errors = any(notification["level"] == "error" for notification in notifications)
     notifications += [
         {"level": note.severity.value, "message": {"text": _escape_text(note.message)}}
         for note in notes.get(NOT_CHECKED.name, ())
     ]
     configured = [Trouble(note.target, note.message, CONFIGURATION) for note in notes.get(CONFIGURATION.name, ())]
-    invocation = {"executionSuccessful": not failed, "toolExecutionNotifications": notifications}
+    invocation = {"executionSuccessful": not has_errors, "toolExecutionNotifications": notifications}
     return invocation | (
         {"toolConfigurationNotifications": [*map(_build_notification, configured)]} if configured else {}
     )

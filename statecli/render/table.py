@@ -83,10 +83,10 @@ class _Layout:
         needed = min(MIN_NAME_WIDTH, self.widths[0])
         if self._measure_name_width() < needed:
             self.gap = 1  # narrow gaps are easier to read than rows of two lines
-        fits = self._measure_name_width() >= needed
-        self.gap = self.gap if fits else GAP
-        self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if fits else 0
-        self.rows = [self.columns] if fits else self._split_columns()
+        has_room = self._measure_name_width() >= needed
+        self.gap = self.gap if has_room else GAP
+        self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if has_room else 0
+        self.rows = [self.columns] if has_room else self._split_columns()
         #: The text after the name, by the other cells: neighbouring rows have equal ones.
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
@@ -103,9 +103,9 @@ class _Layout:
         """Move a value shared by all rows from its column to a text above the table; False without a shared value."""
         for c in reversed(self.columns):
             values = {line.cells[c] for line in self.lines}
-            shared = self.page.columns[c].shared_format
-            if shared and len(values) == 1:
-                self.shared_texts.append(shared.format(values.pop()))
+            shared_format = self.page.columns[c].shared_format
+            if shared_format and len(values) == 1:
+                self.shared_texts.append(shared_format.format(values.pop()))
                 self.columns.remove(c)
                 return True
         return False
@@ -126,10 +126,10 @@ class _Layout:
         """Move a column with a single value in each group to the headings of the groups; False without any."""
         for c in reversed(self.columns):
             values = [{line.cells[c] for line in lines} for lines in self.group_lines]
-            shared = self.page.columns[c].shared_format
-            if shared and all(len(group_values) == 1 for group_values in values):
+            shared_format = self.page.columns[c].shared_format
+            if shared_format and all(len(group_values) == 1 for group_values in values):
                 for texts, group_values in zip(self.group_texts, values, strict=True):
-                    texts.insert(0, shared.format(group_values.pop()))
+                    texts.insert(0, shared_format.format(group_values.pop()))
                 self.columns.remove(c)
                 return True
         return False
@@ -197,10 +197,14 @@ class _Layout:
     def wrap_hanging(self, text: str, width: int) -> list[str]:
         """Return the lines of a text; lines after the first are indented, because none of them begins a row."""
         first = self.split_text(text, width)[0]
-        rest = text[len(first) :]
+        remaining_text = text[len(first) :]
         return [
             first.rstrip(),
-            *(" " * INDENT + part.rstrip() for part in self.split_text(rest, width - INDENT) if rest),
+            *(
+                " " * INDENT + part.rstrip()
+                for part in self.split_text(remaining_text, width - INDENT)
+                if remaining_text
+            ),
         ]
 
     def split_text(self, text: str, width: int) -> list[str]:
@@ -263,9 +267,9 @@ class _PageWriter:
         for sentence in self.page.unusual:
             self.write_wrapped(sentence.text, "bold", "")
         texts = () if self.has_columns_of_checks() else self.layout.format_shared_texts()
-        shared = (("; " if ":" in text else ", ") + text for text in texts)
+        shared_texts = (("; " if ":" in text else ", ") + text for text in texts)
         if self.page.subtitle:
-            self.write_wrapped("".join([self.page.subtitle, *shared]), "dim", "")
+            self.write_wrapped("".join([self.page.subtitle, *shared_texts]), "dim", "")
 
     def write_groups(self) -> None:
         first = next((number for number, group in enumerate(self.page.groups) if group.lines), None)
@@ -499,11 +503,11 @@ def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[s
     effects = problem.effects
     line, count = "", len(effects) if show_all else count_shown_effects(effects)
     for effect in effects[:count]:
-        joined = f"{line} · {effect}" if line else effect
-        if line and (len(joined) > width or line.startswith("example: ")):
+        joined_line = f"{line} · {effect}" if line else effect
+        if line and (len(joined_line) > width or line.startswith("example: ")):
             yield line
-            joined = effect
-        line = joined
+            joined_line = effect
+        line = joined_line
     if line:
         yield line
     if len(effects) > count:

@@ -294,8 +294,10 @@ class NamedTensors(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The sentence with the names."""
-        more = len(self.names) - len(self.shown_names)
-        return f"{self.message}: {', '.join(self.shown_names)}" + (f" and {more:,} more" if more else "")
+        further_count = len(self.names) - len(self.shown_names)
+        return f"{self.message}: {', '.join(self.shown_names)}" + (
+            f" and {further_count:,} more" if further_count else ""
+        )
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -586,5 +588,5 @@ def limit_findings(findings: Sequence[Finding], limit: int | None) -> tuple[Find
     count = len(findings) if limit is None else max(1, limit)
     if len(findings) <= count:
         return tuple(findings)
-    more = f"… and {len(findings) - count:,} more (-n {limit})"
-    return (*findings[:count], output_rules.MORE.finding(more, target=findings[0].target))
+    message = f"… and {len(findings) - count:,} more (-n {limit})"
+    return (*findings[:count], output_rules.MORE.finding(message, target=findings[0].target))

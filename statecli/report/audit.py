@@ -249,8 +249,8 @@ def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Proble
     problems: list[Problem] = []
     selected = set(map(id, findings))
     for target in audit.targets:
-        own = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
-        problems += group_findings(own, target.unregistered, audit.plugin_rules)
+        findings_of_target = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
+        problems += group_findings(findings_of_target, target.unregistered, audit.plugin_rules)
     return tuple(problems)
 
 
@@ -280,14 +280,16 @@ def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: 
         problems = group_findings(findings, rows, plugin_rules)
         heading, summary = same_targets[0].target, _summarize_target(same_targets[0], problems)
         if len(same_targets) > 1:
-            others = join_names(
+            other_targets = join_names(
                 [truncate_middle(target.target, MAX_TARGET_CHARACTERS) for target in same_targets[1:]],
                 MAX_LISTED_TARGETS,
             )
-            summary = f"and {len(same_targets) - 1:,} more, each with the same {summary}: {others}"
-        hidden = 0 if view.unfold else max(0, len(problems) - MAX_GROUP_PROBLEMS)
-        more = (Line((f"… and {plural(hidden, 'problem')} more (--all)",), mood="dim"),) if hidden else ()
-        yield Group(heading, summary, more, problems[: len(problems) - hidden])
+            summary = f"and {len(same_targets) - 1:,} more, each with the same {summary}: {other_targets}"
+        hidden_count = 0 if view.unfold else max(0, len(problems) - MAX_GROUP_PROBLEMS)
+        count_lines = (
+            (Line((f"… and {plural(hidden_count, 'problem')} more (--all)",), mood="dim"),) if hidden_count else ()
+        )
+        yield Group(heading, summary, count_lines, problems[: len(problems) - hidden_count])
 
 
 def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
@@ -378,16 +380,16 @@ def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
     for reason, rules in targets_of.items():
         by_targets: dict[str, list[str]] = {}
         for rule, targets in rules.items():
-            where = targets[0] if len(targets) == 1 else plural(len(targets), "target")
-            by_targets.setdefault(f" on {where}" if reasons[rule] > 1 else "", []).append(rule)
-        for where, names in by_targets.items():
-            yield Line((f"not run{where}: {', '.join(names)}",), reason, "dim")
+            target_text = targets[0] if len(targets) == 1 else plural(len(targets), "target")
+            by_targets.setdefault(f" on {target_text}" if reasons[rule] > 1 else "", []).append(rule)
+        for target_text, names in by_targets.items():
+            yield Line((f"not run{target_text}: {', '.join(names)}",), reason, "dim")
 
 
 def _format_others(audit: Audit) -> list[str]:
     """Format `1 failed`, `2 skipped`, `3 accepted`; files checked as a part of another target are not counted."""
-    skipped = sum(target.status is Status.SKIPPED and not target.not_checked for target in audit.targets)
-    counts = {Status.FAILED: audit.count(Status.FAILED), Status.SKIPPED: skipped}
+    skipped_count = sum(target.status is Status.SKIPPED and not target.not_checked for target in audit.targets)
+    counts = {Status.FAILED: audit.count(Status.FAILED), Status.SKIPPED: skipped_count}
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
     if audit.not_checked:
         parts.append(f"not checked: {describe_not_checked(audit.not_checked)}")
@@ -407,9 +409,9 @@ def _format_lock_count(audit: Audit) -> list[str]:
 
 def _count_targets_and_class(audit: Audit, targets: Collection[TargetResult]) -> str:
     """Format `2 targets`, `1 target and the class`, or `the class`: the class of --model is not counted as a target."""
-    checked = [target for target in audit.checked_targets if target in targets]
-    parts = [plural(len(checked), "target")] if checked else []
-    return " and ".join([*parts, "the class"] if len(checked) < len(targets) else parts)
+    checked_targets = [target for target in audit.checked_targets if target in targets]
+    parts = [plural(len(checked_targets), "target")] if checked_targets else []
+    return " and ".join([*parts, "the class"] if len(checked_targets) < len(targets) else parts)
 
 
 def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> str:
@@ -441,11 +443,11 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
 
 
 def _list_rule_texts(
-    ran: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
+    executed_rules: Iterable[str], findings: Iterable[Finding | Problem], plugin_rules: Sequence[Rule] = ()
 ) -> tuple[RuleText, ...]:
     """Return the rules of an audit: the rules that ran, and the rules of other findings."""
     findings = tuple(findings)
-    rule_names = set(ran) | {finding.rule for finding in findings}
+    rule_names = set(executed_rules) | {finding.rule for finding in findings}
     audit_rules = tuple(rule_texts.describe_rule(rule) for rule in (*RULES, *plugin_rules) if rule.name in rule_names)
     names = {rule.name for rule in audit_rules}
     return (*audit_rules, *rule_texts.list_rule_texts(finding for finding in findings if finding.rule not in names))

@@ -64,11 +64,11 @@ def _build_page(bisection: Bisection) -> Page:
     names = shorten_paths([probe.path for probe in probes])
     lines = tuple(_build_line(probe, name) for probe, name in zip(probes, names, strict=True))
     verdict = _format_verdict(bisection)
-    read = f"{len(probes):,} of {plural(bisection.checkpoints, 'checkpoint')} read"
+    read_text = f"{len(probes):,} of {plural(bisection.checkpoints, 'checkpoint')} read"
     return Page(
         subtitle="",
         columns=COLUMNS,
-        groups=(Group("checkpoints", read, lines),),
+        groups=(Group("checkpoints", read_text, lines),),
         totals=(verdict,),
         verdict=verdict,
     )

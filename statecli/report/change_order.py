@@ -32,8 +32,12 @@ def arrange_changes(changes: Sequence[Change], view: RowView) -> Sequence[Change
 def _list_quantized_parts(changes: Sequence[Change]) -> set[tuple[str, str]]:
     """Return section and name of all parts next to codes on a single side, without new NaN."""
     kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
-    done = [(change.section, own.sources) for change in changes if (own := change.transformation) and own.kind in kinds]
-    names = {(section, name) for section, sources in done for name in sources}
+    parts_by_section = [
+        (change.section, transformation.sources)
+        for change in changes
+        if (transformation := change.transformation) and transformation.kind in kinds
+    ]
+    names = {(section, name) for section, sources in parts_by_section for name in sources}
     one_sided = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
     own_names = {(change.section, change.fqn) for change in one_sided if not has_new_not_finite(change)}
     return names & own_names - {(change.section, change.fqn) for change in changes if change.transformation is not None}

@@ -98,11 +98,11 @@ def format_changed_count(rows: Sequence[Change]) -> str:
     deltas = _list_deltas(rows)
     if not deltas:
         return ""
-    changed, elements = sum(delta.changed for delta in deltas), sum(delta.elements for delta in deltas)
-    changed_text, all_text = _format_count(changed), _format_count(elements)
+    changed_count, elements = sum(delta.changed for delta in deltas), sum(delta.elements for delta in deltas)
+    changed_text, all_text = _format_count(changed_count), _format_count(elements)
     if changed_text != all_text:
         return f"{changed_text}/{all_text}"
-    return f"all {all_text}" + (f" but {_format_count(elements - changed)}" if changed < elements else "")
+    return f"all {all_text}" + (f" but {_format_count(elements - changed_count)}" if changed_count < elements else "")
 
 
 def _format_count(elements: int) -> str:
@@ -122,12 +122,14 @@ def list_relative_changes(rows: Sequence[Change]) -> list[float]:
 
 def combine_relative_change(rows: Sequence[Change]) -> float | None:
     """Return the relative L2 change of all tensors together; tensors without both norms are left out."""
-    measured = [(delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2]
-    if not measured:
+    norms_and_ratios = [
+        (delta.l2, delta.relative_l2) for delta in _list_measured(rows) if delta.l2 and delta.relative_l2
+    ]
+    if not norms_and_ratios:
         return max(list_relative_changes(rows), default=None)
-    largest = max(norm for norm, _ in measured)  # divided by it, the norms of before stay within float64
-    difference = math.hypot(*(norm / largest for norm, _ in measured))
-    return difference / math.hypot(*(norm / largest / ratio for norm, ratio in measured))
+    largest = max(norm for norm, _ in norms_and_ratios)  # divided by it, the norms of before stay within float64
+    difference = math.hypot(*(norm / largest for norm, _ in norms_and_ratios))
+    return difference / math.hypot(*(norm / largest / ratio for norm, ratio in norms_and_ratios))
 
 
 def _list_measured(rows: Sequence[Change]) -> list[Delta]:
@@ -268,23 +270,29 @@ def _build_lines(nodes: Sequence[tree.Node[Change]], depth: int, unfold: bool) -
     indent = "  " * depth
     for name, names in tree.group_siblings(nodes[0], _make_fold_key, unfold):
         children = [node.children[child_name] for node in nodes for child_name in names]
-        own = [child.own for child in children if child.own is not None and _is_different(child.own)]
-        below = [change for child in children for change in child.list_descendants()]
-        if own:
-            lines.append(_build_leaf_line(indent, name, own))
-        if any(map(_is_different, below)):
-            lines.append(_build_line(indent + name, _summarize_kinds(below), below, "", "strong"))
+        own_changes = [
+            child.own_item for child in children if child.own_item is not None and _is_different(child.own_item)
+        ]
+        changes_below = [change for child in children for change in child.list_descendants()]
+        if own_changes:
+            lines.append(_build_leaf_line(indent, name, own_changes))
+        if any(map(_is_different, changes_below)):
+            lines.append(_build_line(indent + name, _summarize_kinds(changes_below), changes_below, "", "strong"))
             lines.extend(_build_lines(children, depth + 1, unfold))
     return lines
 
 
-def _build_leaf_line(indent: str, name: str, own: Sequence[Change]) -> Line:
-    before = tuple(format_fqn(change.renamed_from or "") for change in own if change.status is Status.RENAMED)
-    remarks = (describe_change(own[0]), *describe_remarks(own), f"was {join_names(before)}" if before else "")
-    heading = f"{indent}{STATUS_LETTERS[own[0].status]} {name}"
-    count = format_changed_count(own)
+def _build_leaf_line(indent: str, name: str, own_changes: Sequence[Change]) -> Line:
+    before = tuple(format_fqn(change.renamed_from or "") for change in own_changes if change.status is Status.RENAMED)
+    remarks = (
+        describe_change(own_changes[0]),
+        *describe_remarks(own_changes),
+        f"was {join_names(before)}" if before else "",
+    )
+    heading = f"{indent}{STATUS_LETTERS[own_changes[0].status]} {name}"
+    count = format_changed_count(own_changes)
     remark = ", ".join(filter(None, remarks))
-    return _build_line(heading, f"values {count}" if count else "", own, remark, choose_mood(own[0]))
+    return _build_line(heading, f"values {count}" if count else "", own_changes, remark, choose_mood(own_changes[0]))
 
 
 def _build_line(heading: str, summary: str, changes: Sequence[Change], remark: str, mood: str) -> Line:

@@ -41,18 +41,18 @@ class ChangeTotals(msgspec.Struct, frozen=True):
 
 def sum_changes(diff: Diff) -> ChangeTotals:
     """Return the totals of a diff."""
-    changed = [(change, change.values) for change in diff.changes if change.values is not None]
-    norms = list(_list_norms(changed))
+    changes_with_values = [(change, change.values) for change in diff.changes if change.values is not None]
+    norms = list(_list_norms(changes_with_values))
     l2 = math.hypot(*(change for change, _ in norms)) if norms else None
     before = math.hypot(*(norm for _, norm in norms))
     return ChangeTotals(
         tensors=len(norms),
         l2=_finite(l2),
         relative_l2=_finite(l2 / before) if l2 is not None and before else None,
-        nan_before=sum(delta.nan_before for _, delta in changed),
-        nan_after=sum(delta.nan_after for _, delta in changed),
-        inf_before=sum(delta.inf_before for _, delta in changed),
-        inf_after=sum(delta.inf_after for _, delta in changed),
+        nan_before=sum(delta.nan_before for _, delta in changes_with_values),
+        nan_after=sum(delta.nan_after for _, delta in changes_with_values),
+        inf_before=sum(delta.inf_before for _, delta in changes_with_values),
+        inf_after=sum(delta.inf_after for _, delta in changes_with_values),
     )
 
 
@@ -60,10 +60,10 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _list_norms(changed: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float, float]]:
+def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable[tuple[float, float]]:
     """Yield the L2 norms of Δ and before of each changed parameter, as far as they are known."""
     places: set[object] = set()
-    for change, delta in changed:
+    for change, delta in changes_with_values:
         after = change.after
         place = after is not None and (after.data or after.parts) and (after.data, after.parts)
         is_codes = after is not None and after.dtype in INTEGER_DTYPES  # of a quantized weight

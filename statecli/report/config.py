@@ -17,7 +17,7 @@ def build_config_report(settings: Sequence[Setting], path: str | None) -> Report
     """Return the report of the configuration."""
     columns = (Column("key"), Column("value"), Column("from"))
     rows = tuple((key, format_value(value), source) for key, value, source in settings)
-    plain = tuple((key, _make_cell(value), source) for key, value, source in settings)
+    plain_rows = tuple((key, _make_cell(value), source) for key, value, source in settings)
     title = (
         path or "no configuration: no statecli.toml and no [tool.statecli] in a pyproject.toml, in this folder or above"
     )
@@ -25,7 +25,7 @@ def build_config_report(settings: Sequence[Setting], path: str | None) -> Report
     return Report(
         title=title,
         document=lambda: build_config_document(settings, path),
-        table=lambda: Table(columns, plain, has_findings=False),
+        table=lambda: Table(columns, plain_rows, has_findings=False),
         page=lambda: Page("configuration", columns, (Group("settings", f"{len(rows)} keys", lines),), ()),
     )
 

@@ -151,9 +151,13 @@ def _build_cases(diff: Diff, report: Report) -> tuple[Case, ...]:
     for scalar in diff.scalars:
         values_text = settings.format_values(scalar, MAX_SCALAR_CHARACTERS)
         cases.append(_build_case(report.title, scalar.key, values_text, findings_by_name.pop((None, scalar.key), [])))
-    rest = [finding for findings in findings_by_name.values() for finding in findings]
-    others = junit_cases.build_cases(report.title, map(build_problem, rest), "identical") if rest or not cases else ()
-    return (*cases, *others)
+    remaining_findings = [finding for findings in findings_by_name.values() for finding in findings]
+    other_cases = (
+        junit_cases.build_cases(report.title, map(build_problem, remaining_findings), "identical")
+        if remaining_findings or not cases
+        else ()
+    )
+    return (*cases, *other_cases)
 
 
 def _build_case(suite: str, name: str, description: str, findings: Sequence[Finding]) -> Case:
@@ -203,13 +207,15 @@ def _describe_findings(findings: Iterable[Finding], diff: Diff) -> tuple[Finding
 
 def _add_largest_changes(findings: Iterable[Finding], diff: Diff) -> Iterable[Finding]:
     """Yield the findings, each with the size of its change; programs read this size from the changes."""
-    changed = {
+    changes_by_name = {
         (change.section, change.fqn): change
         for change in diff.changes
         if change.values is not None and change.values.max_abs
     }
     for finding in findings:
-        change = changed.get((finding.section or "", finding.fqn or "")) if finding.rule in _VALUE_RULES else None
+        change = (
+            changes_by_name.get((finding.section or "", finding.fqn or "")) if finding.rule in _VALUE_RULES else None
+        )
         largest = f", by at most {format_largest_change([change])}" if change else ""
         yield replace(finding, message=finding.message + largest) if largest else finding
 
@@ -245,8 +251,8 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     groups = change_text.build_module_groups(diff, view.unfold) if view.tree else _build_groups(diff, view, columns)
     if _covers_names(diff) and not view.unfold and sum(len(group.lines) for group in groups) > _MAX_ROWS_WITH_CAUSE:
         text = "… not listed: all names differ for the same cause, described below (--all lists each name)"
-        more = Line((text, *("" for _ in columns[1:])), mood="dim")
-        groups = tuple(replace(group, lines=(more,)) for group in groups)
+        omission_line = Line((text, *("" for _ in columns[1:])), mood="dim")
+        groups = tuple(replace(group, lines=(omission_line,)) for group in groups)
     if diff.scalars and view.top is None:
         groups = (*groups, _build_settings_group(diff.scalars, columns, view))
     if diff.broken:
@@ -280,14 +286,14 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
     def limit(findings: Sequence[Finding]) -> tuple[Problem, ...]:
         if report.problems is not None:
             return tuple(_limit_effects(problem, view.lines) for problem in _group_problems(findings, diff, view))
-        folded = findings if view.unfold else fold.fold_findings(findings)
-        return tuple(map(build_problem, limit_findings(folded, view.lines)))
+        folded_findings = findings if view.unfold else fold.fold_findings(findings)
+        return tuple(map(build_problem, limit_findings(folded_findings, view.lines)))
 
     verdict = summarize_diff(diff)
-    done = build_transformation_group(diff.changes, view.unfold, has_sections=_has_sections(diff))
-    lines = done.lines if done is not None else ()
+    transformations = build_transformation_group(diff.changes, view.unfold, has_sections=_has_sections(diff))
+    lines = transformations.lines if transformations is not None else ()
     done_lines = (": ".join(filter(None, (line.cells[0].strip(), line.remark))) for line in lines)
-    met_lines = (f"as expected: {met.option}: {met.evidence}" for met in diff.met)
+    met_lines = (f"as expected: {expectation.option}: {expectation.evidence}" for expectation in diff.met)
     totals = (*done_lines, *met_lines, verdict, *_format_hidden_count(diff, view))
     return Page(
         subtitle=" → ".join(f"{side.format}, {describe_size(side.tensors)}" for side in (diff.before, diff.after)),
@@ -297,26 +303,28 @@ def _build_page_without_rows(diff: Diff, view: DiffView, report: Report) -> Page
         verdict=verdict,
         problems=limit(report.describe_findings_without_row()),
         failing_problems=lambda: limit(report.describe_findings()),
-        outcomes=_add_met_expectations(done, diff),
+        outcomes=_add_met_expectations(transformations, diff),
     )
 
 
-def _add_met_expectations(done: Group | None, diff: Diff) -> Group | None:
+def _add_met_expectations(transformations: Group | None, diff: Diff) -> Group | None:
     """Return the group of transformations with a line for each met expectation; None for an empty group."""
     if not diff.met:
-        return done
-    group = done or Group("expectations", f"{len(diff.met):,} met", ())
-    lines = (Line((f"✓ {met.option}",), met.evidence) for met in diff.met)
+        return transformations
+    group = transformations or Group("expectations", f"{len(diff.met):,} met", ())
+    lines = (Line((f"✓ {expectation.option}",), expectation.evidence) for expectation in diff.met)
     return replace(group, lines=(*group.lines, *lines))
 
 
 def _group_problems(findings: Sequence[Finding], diff: Diff, view: DiffView) -> tuple[Problem, ...]:
     """Return the cause of all findings about loading first; with `--all`, or for an unknown cause, the findings too."""
-    covered = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
-    causes = list_problems_of_diff(diff.loading, covered)
-    folded = bool(causes) and _covers_names(diff) and not view.unfold
-    rest = [finding for finding in findings if finding.rule not in _RULES_WITH_CAUSE] if folded else findings
-    return (*causes, *group_findings(rest))
+    findings_with_cause = tuple(finding for finding in findings if finding.rule in _RULES_WITH_CAUSE)
+    causes = list_problems_of_diff(diff.loading, findings_with_cause)
+    is_folded = bool(causes) and _covers_names(diff) and not view.unfold
+    listed_findings = (
+        [finding for finding in findings if finding.rule not in _RULES_WITH_CAUSE] if is_folded else findings
+    )
+    return (*causes, *group_findings(listed_findings))
 
 
 def _covers_names(diff: Diff) -> bool:
@@ -325,14 +333,14 @@ def _covers_names(diff: Diff) -> bool:
 
 def _limit_effects(problem: Problem, limit: int | None) -> Problem:
     """Return the problem with its first consequences, and a count of the rest."""
-    rest = 0 if limit is None else len(problem.effects) - max(1, limit)
-    if rest <= 0:
+    hidden_count = 0 if limit is None else len(problem.effects) - max(1, limit)
+    if hidden_count <= 0:
         return problem
-    shown_count = len(problem.effects) - rest
-    more = problem.count_effects_after(shown_count)
+    shown_count = len(problem.effects) - hidden_count
+    further_count = problem.count_effects_after(shown_count)
     counts = tuple(problem.count_effects_after(n) - problem.count_effects_after(n + 1) for n in range(shown_count))
-    effects = (*problem.effects[:shown_count], f"… and {more:,} more (-n {limit})")
-    return replace(problem, effects=effects, effect_counts=(*counts, more))
+    effects = (*problem.effects[:shown_count], f"… and {further_count:,} more (-n {limit})")
+    return replace(problem, effects=effects, effect_counts=(*counts, further_count))
 
 
 def select_different(diff: Diff) -> list[Change]:
@@ -381,8 +389,8 @@ def _list_damaged(diff: Diff) -> list[TensorInfo]:
     """Return the tensors of after without a change, because a file failed: whether they differ is unknown."""
     if not diff.broken:
         return []
-    compared = {(change.section, change.fqn) for change in diff.changes}
-    missing = {(failure.section, failure.fqn) for failure in diff.broken} - compared
+    compared_names = {(change.section, change.fqn) for change in diff.changes}
+    missing = {(failure.section, failure.fqn) for failure in diff.broken} - compared_names
     return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
 
 
@@ -401,8 +409,12 @@ def _format_no_difference(diff: Diff, *, complete: bool) -> str:
 
 def _describe_tolerance(diff: Diff) -> str:
     """Return ` with --atol 0.5 --ignore dtype`, the tolerances and ignored fields of the diff; "" without them."""
-    how = diff.how
-    tolerances = [f"--{name} {getattr(how, name):g}" for name in ("atol", "rtol") if how and getattr(how, name)]
+    compare_options = diff.how
+    tolerances = [
+        f"--{name} {getattr(compare_options, name):g}"
+        for name in ("atol", "rtol")
+        if compare_options and getattr(compare_options, name)
+    ]
     ignored = [f"--ignore {field.value}" for field in dict.fromkeys(diff.ignored)]
     return f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else ""
 
@@ -414,16 +426,16 @@ def _format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
     """
     rows = tuple(rows)
     ties, equal = describe_ties(rows), sum(map(is_tie_only, rows))
-    shared = counts.changed + counts.renamed + counts.identical
+    common_count = counts.changed + counts.renamed + counts.identical
     counts = replace(counts, changed=counts.changed - equal)
     texts = [
         f"{number:,} {word}" for word in ("changed", "renamed", "added", "removed") if (number := getattr(counts, word))
     ]
     if not texts:
         return ", ".join(ties)
-    if shared and (counts.changed or counts.renamed):
+    if common_count and (counts.changed or counts.renamed):
         count, word = texts[0].split()
-        texts[0] = f"{count} of {shared:,}{' ' * bool(noun)}{noun} {word}"
+        texts[0] = f"{count} of {common_count:,}{' ' * bool(noun)}{noun} {word}"
     elif noun:
         count, word = texts[0].split()
         texts[0] = f"{count} {noun.removesuffix('s') if count == '1' else noun} {word}"
@@ -472,7 +484,7 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
     roles = group_by(rows, lambda change: (change.section, change.kind))
     first = {section: n for n, section in reversed(list(enumerate(section for section, _ in roles)))}
     kinds = list(Kind)
-    ordered = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
+    ordered_roles = sorted(roles, key=lambda role: (first[role[0]], kinds.index(role[1])))
     both_sides = Counter(
         (change.section, change.kind)
         for change in diff.changes
@@ -481,18 +493,20 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
     both_sides.update((tensor.section, tensor.kind) for tensor in _list_damaged(diff))
     summarized = select_summarized(diff.changes) if _is_folded(view) else frozenset()
     groups = []
-    for section, kind in ordered:
+    for section, kind in ordered_roles:
         heading = (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind]
         summary = _summarize_group(roles[section, kind], both_sides[section, kind])
         listed = [row for row in roles[section, kind] if id(row) not in summarized]
         lines = _build_lines(listed, columns is _MEASURE_COLUMNS, view)
-        hidden = len(roles[section, kind]) - len(listed)
-        if hidden and listed:
+        hidden_count = len(roles[section, kind]) - len(listed)
+        if hidden_count and listed:
             empty = ("",) * (len(columns) - 1)
             lines.append(
-                Line((f"{hidden:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim", (math.inf,))
+                Line(
+                    (f"{hidden_count:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim", (math.inf,)
+                )
             )
-        elif hidden:
+        elif hidden_count:
             summary += f", described in {DONE!r} (--all lists each)"
         groups.append(Group(heading, summary, tuple(lines)))
     return tuple(groups)
@@ -502,8 +516,8 @@ def _build_top_group(
     rows: Sequence[Change], count: int, columns: tuple[Column, ...], view: DiffView, *, has_sections: bool
 ) -> tuple[Group, ...]:
     """Return the most important differences as a single group; () without differences."""
-    named = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
-    lines = _build_lines(named, columns is _MEASURE_COLUMNS, view)
+    qualified_rows = [replace(row, fqn=format_name(row.fqn, row.section, has_sections)) for row in rows]
+    lines = _build_lines(qualified_rows, columns is _MEASURE_COLUMNS, view)
     heading = "largest changes"
     if view.sort is not None and view.sort is not ChangeOrder.CHANGE:
         heading = "first changes by name" if view.sort is ChangeOrder.NAME else "largest changed tensors"
@@ -517,7 +531,7 @@ def _summarize_group(rows: Sequence[Change], common_count: int) -> str:
     return _format_counts(numbers, "", rows) or f"{common_count:,} unchanged"
 
 
-def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list[Line]:
+def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> list[Line]:
     """Return the lines. Changes of the same fields of repeated layers share a line, with the range of their measures.
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
@@ -538,18 +552,18 @@ def _build_lines(rows: Sequence[Change], measured: bool, view: DiffView) -> list
         for change in rows
     ]
     separate = [(line, [n]) for n, line in enumerate(unfolded)]
-    folded = _fold_without_outliers(unfolded, rows) if _is_folded(view) else separate
-    built = [
+    folded_lines = _fold_without_outliers(unfolded, rows) if _is_folded(view) else separate
+    lines = [
         replace(
-            _build_line(line, [rows[n] for n in positions], measured, view),
+            _build_line(line, [rows[n] for n in positions], is_measured, view),
             tensors=tuple((rows[n].section, rows[n].fqn) for n in positions),
         )
-        for line, positions in folded
+        for line, positions in folded_lines
     ]
-    if not measured or view.hides_rows or view.sort is not None:
-        return built
-    keys = [min(order_change(rows[n]) for n in positions) for _, positions in folded]
-    return [replace(line, sort_key=key) for line, key in zip(built, keys, strict=True)]
+    if not is_measured or view.hides_rows or view.sort is not None:
+        return lines
+    keys = [min(order_change(rows[n]) for n in positions) for _, positions in folded_lines]
+    return [replace(line, sort_key=key) for line, key in zip(lines, keys, strict=True)]
 
 
 def _is_folded(view: DiffView) -> bool:
@@ -558,10 +572,12 @@ def _is_folded(view: DiffView) -> bool:
 
 def _fold_without_outliers(lines: list[Line], rows: Sequence[Change]) -> list[tuple[Line, list[int]]]:
     """Fold repeated layers; a layer with a change several times larger has its own line."""
-    folded = fold.fold_rows(lines)
-    outliers = {id(row) for _, positions in folded for row in change_text.find_outliers([rows[n] for n in positions])}
+    folded_rows = fold.fold_rows(lines)
+    outliers = {
+        id(row) for _, positions in folded_rows for row in change_text.find_outliers([rows[n] for n in positions])
+    }
     if not outliers:
-        return folded
+        return folded_rows
     separate = [
         replace(line, cells=(*line.cells[:-1], f"{line.cells[-1]} outlier")) if id(row) in outliers else line
         for line, row in zip(lines, rows, strict=True)
@@ -574,20 +590,20 @@ def _format_shapes(change: Change) -> str:
     return " ".join(format_shape(tensor.shape) for tensor in (change.before, change.after) if tensor is not None)
 
 
-def _build_line(line: Line, rows: list[Change], measured: bool, view: DiffView) -> Line:
+def _build_line(line: Line, rows: list[Change], is_measured: bool, view: DiffView) -> Line:
     fqn, letter, text, _ = line.cells
     before = line.remark.removeprefix("[")
     name = f"{letter} {before} → {fqn}" if before else f"{letter} {fqn}"
     oddities = describe_remarks(rows, view.verbose)
-    if not measured:
+    if not is_measured:
         return Line((name, text), ", ".join(oddities), line.mood)
     values = change_text.list_relative_changes(rows)
     without_measure = "-"
     if ZERO_BEFORE in oddities and not values:
         without_measure = "from zero"
         oddities.remove(ZERO_BEFORE)
-    more = "changed more than the other layers" if line.cells[-1].endswith(" outlier") else ""
-    remark = ", ".join(filter(None, (text, *oddities, more)))
+    outlier_text = "changed more than the other layers" if line.cells[-1].endswith(" outlier") else ""
+    remark = ", ".join(filter(None, (text, *oddities, outlier_text)))
     if all(row.values is None for row in rows):
         return Line((name, "", "", "", ""), remark, line.mood)
     measures = (format_relative_change(values) or without_measure, draw_bar(max(values, default=None)))
@@ -676,8 +692,8 @@ _VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine", "rank")
 
 def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: bool) -> Iterator[_Measure]:
     """Yield the columns except the last; columns rarely needed by people are details."""
-    measured = any(change.values is not None for change in rows)
-    visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if measured else ()
+    has_values = any(change.values is not None for change in rows)
+    visible_columns = (_VERBOSE_MEASURES if verbose else _MAIN_MEASURES) if has_values else ()
     yield Column("status"), lambda change: change.status.value
     yield Column("kind"), lambda change: change.kind.value
     if has_sections:
@@ -689,11 +705,11 @@ def _list_table_columns(rows: Sequence[Change], has_sections: bool, verbose: boo
         lambda change: ",".join([field.value for field in change.fields]) or None,
     )
     for name in _SIDE_FIELDS:
-        for when in ("before", "after"):
-            yield Column(f"{name}_{when}", detail=True), partial(_get_side_field, name, when)
+        for side in ("before", "after"):
+            yield Column(f"{name}_{side}", detail=True), partial(_get_side_field, name, side)
     for name in DELTA_COLUMNS:
         yield Column(name, right=True, detail=name not in visible_columns), partial(_get_measure, name)
-    yield Column("first", detail=not (measured and verbose)), _format_first_index
+    yield Column("first", detail=not (has_values and verbose)), _format_first_index
     yield Column("not_compared", detail=True), attrgetter("not_compared")
 
 
@@ -712,8 +728,8 @@ def _describe_remark(change: Change) -> str | None:
     return ", ".join(filter(None, (describe_change(change), *remarks))) or None
 
 
-def _get_side_field(name: str, when: str, change: Change) -> Cell:
-    tensor: TensorInfo | None = getattr(change, when)
+def _get_side_field(name: str, side: str, change: Change) -> Cell:
+    tensor: TensorInfo | None = getattr(change, side)
     if tensor is None:
         return None
     if name == "shape":
@@ -730,10 +746,10 @@ def _format_hidden_count(diff: Diff, view: DiffView) -> tuple[str, ...]:
     """Return the line that counts the hidden rows, for plain text; groups of a page have their own."""
     if view.tree or not view.hides_rows:
         return ()
-    hidden = len(_select_listed(diff, view)) - len(_list_shown_changes(diff, view))
+    hidden_count = len(_select_listed(diff, view)) - len(_list_shown_changes(diff, view))
     if view.lines is not None:
-        hidden += sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
-    return format_hidden_count(hidden, view)
+        hidden_count += sum(max(0, count - view.lines) for count in (len(diff.scalars), len(diff.broken)))
+    return format_hidden_count(hidden_count, view)
 
 
 # Names only.
@@ -823,10 +839,10 @@ def _combine_measures(measures: Sequence[tuple[float, str]], combined: float | N
     """Return the measure of a module: NaN if a parameter has NaN, and the parameters without a measure in words."""
     if any(math.isnan(value) for value, _ in measures):
         return math.nan, ""
-    without = Counter(word for _, word in measures if word)
-    if len(measures) == without.total():
+    missing_counts = Counter(word for _, word in measures if word)
+    if len(measures) == missing_counts.total():
         return math.inf, measures[0][1]
-    return combined or 0.0, ", ".join(f"{count:,} {word}" for word, count in without.items())
+    return combined or 0.0, ", ".join(f"{count:,} {word}" for word, count in missing_counts.items())
 
 
 def _measure_difference(item: Change | TensorInfo) -> float:

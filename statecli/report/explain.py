@@ -55,11 +55,11 @@ def _describe_untied(explanation: Explanation) -> str:
     if not explanation.untied:
         return ""
     names = " and ".join(explanation.untied[0][:2]) + (", …" if explanation.untied[0][2:] else "")
-    more = f" (and {plural(len(explanation.untied) - 1, 'more tie')})" if explanation.untied[1:] else ""
+    further_ties = f" (and {plural(len(explanation.untied) - 1, 'more tie')})" if explanation.untied[1:] else ""
     checkpoint, model = (quote_for_shell(text or "") for text in (explanation.checkpoint, explanation.model))
     return (
-        f", but the class ties {names}{more} and the checkpoint has a tensor for each name: the load keeps only the "
-        f"last tensor; to compare the values, run: statecli audit {checkpoint} --model {model} --values"
+        f", but the class ties {names}{further_ties} and the checkpoint has a tensor for each name: the load keeps "
+        f"only the last tensor; to compare the values, run: statecli audit {checkpoint} --model {model} --values"
     )
 
 
@@ -81,20 +81,20 @@ def list_problems_of_diff(explanation: Explanation | None, findings: tuple[Findi
         return ()
     problem = _build_problem(DOES_NOT_LOAD, explanation.diagnosis, explanation.checkpoint or "")
     texts = [quote_for_shell(text) for text in (explanation.model, explanation.checkpoint) if text]
-    more = f"to see other code that loads the checkpoint, run: statecli explain {' '.join(texts)}"
-    effects = (*problem.effects, more) if explanation.alternatives else problem.effects
+    explain_text = f"to see other code that loads the checkpoint, run: statecli explain {' '.join(texts)}"
+    effects = (*problem.effects, explain_text) if explanation.alternatives else problem.effects
     return (replace(problem, effects=effects, findings=findings or problem.findings),)
 
 
 def _build_problem(rule: Rule, diagnosis: Diagnosis, target: str) -> Problem:
-    first, *others = diagnosis.causes
+    first, *other_causes = diagnosis.causes
     code = "\n".join(diagnosis.code) or None
     proof = diagnosis.proof
     if diagnosis.code and not proof.startswith("not tested"):
         proof = f"{'tested' if diagnosis.proved else 'not certain'}: {proof}"
     warnings = [f"warning: {warning}" for warning in diagnosis.warnings]
     example = f"example: {first.example}" if first.example else ""
-    effects = (*(evidence.message for evidence in others), proof, *warnings)
+    effects = (*(evidence.message for evidence in other_causes), proof, *warnings)
     finding = rule.finding("; ".join([first.message, *effects]), target=target, help=code)
     effects = tuple(filter(None, (example, *effects)))
     return Problem(rule.name, finding.severity, first.message, target, (finding,), effects, code)

@@ -54,14 +54,14 @@ def build_fix_report(fixes: Fixes, target: str, view: View) -> Report:
 
 def describe_verdict(fixes: Fixes) -> str:
     """Return the result in a line."""
-    kept = sum(edit.kept for edit in fixes.edits)
-    remaining = len(fixes.edits) - kept
-    count = "1 fix" if kept == 1 else f"{kept:,} fixes"
+    kept_count = sum(edit.kept for edit in fixes.edits)
+    remaining = len(fixes.edits) - kept_count
+    count = "1 fix" if kept_count == 1 else f"{kept_count:,} fixes"
     parts = []
-    if kept and fixes.written:
+    if kept_count and fixes.written:
         parts.append(f"{count} written to {join_names([file.name for file in fixes.files], MAX_NAMES)}")
-    elif kept:
-        parts.append(f"{count} found; add --write to write {'the fix' if kept == 1 else 'the fixes'}")
+    elif kept_count:
+        parts.append(f"{count} found; add --write to write {'the fix' if kept_count == 1 else 'the fixes'}")
     if remaining:
         parts.append(f"{plural(remaining, 'defect')} {'has' if remaining == 1 else 'have'} no fix")
     nothing = "nothing found to fix, but not all checks have a result" if fixes.inconclusive else "nothing to fix"
@@ -99,15 +99,17 @@ def _shorten_names(names: Sequence[str]) -> str:
 
 def _build_problem(edit: Edit, fixes: Fixes, target: str) -> Problem:
     rule = NOT_FIXED if not edit.kept else WRITTEN_FIX if fixes.written else PROPOSED_FIX
-    passed = [change.proof.value for change in edit.proofs if change.after is Verdict.PASSED]
-    failed = [change.proof.value for change in edit.proofs if change.after is not Verdict.PASSED]
+    passed_proofs = [change.proof.value for change in edit.proofs if change.after is Verdict.PASSED]
+    failed_proofs = [change.proof.value for change in edit.proofs if change.after is not Verdict.PASSED]
     if edit.kept:
-        message = f"{_describe_names(edit)}: {', '.join(passed)} {'pass' if len(passed) > 1 else 'passes'} with the fix"
+        verb = "pass" if len(passed_proofs) > 1 else "passes"
+        message = f"{_describe_names(edit)}: {', '.join(passed_proofs)} {verb} with the fix"
     else:
-        message = f"{_describe_names(edit)}: {', '.join(failed)} {'fail' if len(failed) > 1 else 'fails'} ({edit.rule})"
+        verb = "fail" if len(failed_proofs) > 1 else "fails"
+        message = f"{_describe_names(edit)}: {', '.join(failed_proofs)} {verb} ({edit.rule})"
     effects = []
-    if edit.kept and failed:
-        effects.append(f"not repaired: {', '.join(failed)}")
+    if edit.kept and failed_proofs:
+        effects.append(f"not repaired: {', '.join(failed_proofs)}")
     if edit.new_keys:
         names = _shorten_names(edit.new_keys)
         effects.append(

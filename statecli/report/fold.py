@@ -72,10 +72,10 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
             rows = alike[key] = [], []
         rows[0].append(numbers)
         rows[1].append(position)
-    folded: list[tuple[Line, list[int]]] = []
+    folded_rows: list[tuple[Line, list[int]]] = []
     for (*_, tail), rows in alike.items():
-        folded.extend(_join_rows(rows, remarks.get(tail, ""), names, kinds, lines))
-    return sorted(folded, key=lambda pair: pair[1][0])
+        folded_rows.extend(_join_rows(rows, remarks.get(tail, ""), names, kinds, lines))
+    return sorted(folded_rows, key=lambda pair: pair[1][0])
 
 
 def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
@@ -94,13 +94,15 @@ def _split_beginning(text: str) -> tuple[str, tuple[int, ...]]:
 
 def insert_numbers(name: str, numbers: Iterable[str]) -> str:
     """Return the name with other texts in place of its layers' numbers."""
-    rest = iter(numbers)
-    return _NUMBER.sub(lambda _: next(rest), name)
+    remaining_numbers = iter(numbers)
+    return _NUMBER.sub(lambda _: next(remaining_numbers), name)
 
 
-def _make_remark_template(remark: str, own: list[str]) -> str:
+def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
     """Return a remark with the row's own numbers replaced ("= layers.3.b" next to layers.3.a)."""
-    return _IN_REMARK.sub(lambda match: f"\0{own.index(match[0])}\0" if match[0] in own else match[0], remark)
+    return _IN_REMARK.sub(
+        lambda match: f"\0{own_numbers.index(match[0])}\0" if match[0] in own_numbers else match[0], remark
+    )
 
 
 #: The size of a change at the end of a message, which may differ between repeated layers.
@@ -109,10 +111,10 @@ _LARGEST_CHANGE = compile_on_use(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?
 
 def fold_messages(rows: Sequence[Line]) -> Iterator[tuple[Line, list[int]]]:
     """Yield the lines as `fold_rows` does, for rows that begin with a message; different figures become a range."""
-    plain = [
+    rows_without_figures = [
         msgspec.structs.replace(row, cells=(_LARGEST_CHANGE.sub("", row.cells[0]), *row.cells[1:])) for row in rows
     ]
-    for line, positions in fold_rows(plain):
+    for line, positions in fold_rows(rows_without_figures):
         figures = [match[0] for n in positions if (match := _LARGEST_CHANGE.search(rows[n].cells[0]))]
         ends = dict.fromkeys((min(figures, key=float), max(figures, key=float)) if figures else ())
         yield msgspec.structs.replace(line, cells=(line.cells[0] + "..".join(ends), *line.cells[1:])), positions
@@ -166,12 +168,14 @@ def _join_rows(
     if len(numbers) == 1 or len(set(numbers)) < len(numbers):  # rows with the same name stay separate
         yield from ((build_line(position), [position]) for position in positions)
         return
-    whole = tuple(tuple(sorted(set(axis))) for axis in zip(*numbers, strict=True))
-    if prod(map(len, whole)) == len(numbers):
-        yield build_line(positions[0], whole), positions
+    common_box = tuple(tuple(sorted(set(axis))) for axis in zip(*numbers, strict=True))
+    if prod(map(len, common_box)) == len(numbers):
+        yield build_line(positions[0], common_box), positions
         return
-    boxes: Boxes = {tuple((n,) for n in own): [position] for own, position in zip(numbers, positions, strict=True)}
-    for axis in range(len(whole) - 1, -1, -1):
+    boxes: Boxes = {
+        tuple((n,) for n in row_numbers): [position] for row_numbers, position in zip(numbers, positions, strict=True)
+    }
+    for axis in range(len(common_box) - 1, -1, -1):
         boxes = _merge_boxes(boxes, axis)
     for box, own_positions in boxes.items():
         yield build_line(own_positions[0], box if len(own_positions) > 1 else None), own_positions
@@ -179,12 +183,12 @@ def _join_rows(
 
 def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
     """Merge boxes with the same numbers on every axis but `axis`."""
-    merged = {}
+    merged_boxes = {}
     for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
         along = tuple(sorted(n for box in lane for n in box[axis]))
         positions = sorted(position for box in lane for position in boxes[box])
-        merged[(*before, along, *after)] = positions
-    return merged
+        merged_boxes[(*before, along, *after)] = positions
+    return merged_boxes
 
 
 def format_numbers(numbers: Sequence[int]) -> str:

@@ -23,13 +23,15 @@ def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
     """Describe a folder by its settings in words: its model class, or the base model of an adapter."""
     values = settings.values
     if "adapter_config" in settings.beside:
-        of, how = (values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type"))
-        base = f" of base model {of}" if of else "; its base model is not recorded"
-        yield "adapter", f"adapter{f' ({how})' if how else ''}{base}"
+        base_model, adapter_type = (
+            values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type")
+        )
+        base = f" of base model {base_model}" if base_model else "; its base model is not recorded"
+        yield "adapter", f"adapter{f' ({adapter_type})' if adapter_type else ''}{base}"
     if "config" in settings.beside:
-        named = values.get("config.architectures") or values.get("config._class_name")
-        if named:
-            yield "architecture", f"architecture {named}"
+        class_names = values.get("config.architectures") or values.get("config._class_name")
+        if class_names:
+            yield "architecture", f"architecture {class_names}"
 
 
 def names_class(settings: Settings) -> bool:

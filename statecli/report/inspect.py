@@ -233,10 +233,10 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) ->
         but = f", except {len(names):,} of quantized weights" if names else ""
         return f"no problems: {plural(count, 'tensor')}, all registered{but}" if are_registered else ""
     if calls := _list_unsafe_calls(inspection.findings):
-        more = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
+        further_text = f" and {plural(len(calls) - 1, 'more function')}" if len(calls) > 1 else ""
         command = f"statecli audit {escape(quoting.quote_for_shell(state.target))}"
-        what = f"loading the file imports or calls {quoting.name(calls[0])}{more}"
-        return f"{report.problems.format_severities(problems)}: {what}; {command} lists all calls"
+        calls_text = f"loading the file imports or calls {quoting.name(calls[0])}{further_text}"
+        return f"{report.problems.format_severities(problems)}: {calls_text}; {command} lists all calls"
     are = "is" if unregistered == 1 else "are"
     why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
     return f"{report.problems.format_severities(problems)}{why}"
@@ -261,9 +261,9 @@ def _count_tensors(inspection: Inspection) -> str:
     weights = select_weights(inspection.state.tensors, inspection.weights)
     if not weights:
         return count
-    own = sum(len(weight.parts) for weight in weights)
+    part_count = sum(len(weight.parts) for weight in weights)
     parameters = _format_parameters_of(inspection, _count_parameters(inspection))
-    return f"{count}: {plural(len(weights), 'quantized weight')} in {plural(own, 'tensor')}; {parameters} in all"
+    return f"{count}: {plural(len(weights), 'quantized weight')} in {plural(part_count, 'tensor')}; {parameters} in all"
 
 
 def _fold_weights(inspection: Inspection, *, parts: bool = False) -> Inspection:
@@ -283,15 +283,19 @@ def _describe_target(state: ModelState) -> Iterator[Oddity]:
         values = state.metadata.values
         keys = [f"{key}={value}" for key, value in values.items() if len(str(value)) <= 40]
         keys_text = f", only metadata: {', '.join(keys[:6])}" if keys else ""
-        more = f" and {plural(rest, 'more key')}" if keys and (rest := len(values) - len(keys[:6])) else ""
-        yield Oddity("no-tensor", f"contains no tensors{keys_text}{more}")
+        further_text = (
+            f" and {plural(further_count, 'more key')}"
+            if keys and (further_count := len(values) - len(keys[:6]))
+            else ""
+        )
+        yield Oddity("no-tensor", f"contains no tensors{keys_text}{further_text}")
 
 
 def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
     findings = (*inspection.findings, *(entry.finding for entry in inspection.accepted))
-    hidden = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
+    hidden_kinds = {OddityKind.FOREIGN_GLOBALS} if any(finding.rule == UNSAFE_GLOBAL for finding in findings) else ()
     unreported = select_unreported(inspection.state.oddities, findings)
-    return [oddity for oddity in unreported if oddity.kind not in hidden]
+    return [oddity for oddity in unreported if oddity.kind not in hidden_kinds]
 
 
 # The flat table: every fact in a column of its own, none where the source does not say.
@@ -338,8 +342,8 @@ def _format_hidden(inspection: Inspection, view: RowView) -> tuple[str, ...]:
     """Return the line that counts the hidden tensors of the flat table; () if none is hidden, and for a tree."""
     if view.tree or not view.hides_rows:
         return ()
-    hidden = len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
-    return tuple(line + _format_equal_size(inspection, view) for line in format_hidden_count(hidden, view))
+    hidden_count = len(inspection.state.tensors) - len(_list_shown_tensors(inspection, view))
+    return tuple(line + _format_equal_size(inspection, view) for line in format_hidden_count(hidden_count, view))
 
 
 def _list_table_columns(inspection: Inspection) -> Iterator[_Measure]:
@@ -417,17 +421,17 @@ def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
     for tensor in tensors:
         counts[tensor.dtype] += tensor.nbytes
     dtypes = [dtype for dtype, _ in counts.most_common()]
-    more = f" and {len(dtypes) - MAX_SHOWN_DTYPES} more dtypes" if len(dtypes) > MAX_SHOWN_DTYPES else ""
-    return f"{' + '.join(dtypes[:MAX_SHOWN_DTYPES])}{more}"
+    further_text = f" and {len(dtypes) - MAX_SHOWN_DTYPES} more dtypes" if len(dtypes) > MAX_SHOWN_DTYPES else ""
+    return f"{' + '.join(dtypes[:MAX_SHOWN_DTYPES])}{further_text}"
 
 
 def _format_scalars(state: ModelState) -> str:
     """Format the first scalars at the top of a checkpoint (epoch, step)."""
     # Every key of a GGUF file has a group before it.
-    plain = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
+    values_by_key = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
     scalars = {
         **folder_settings.select_headline(state.metadata),
-        **{key: value for key, value in plain.items() if "." not in key},
+        **{key: value for key, value in values_by_key.items() if "." not in key},
     }
     texts = [f"{key}={value}" for key, value in scalars.items() if len(str(value)) <= 40]
     return f"; {', '.join(texts[:6])}" if texts else ""
@@ -442,8 +446,8 @@ def _count_hidden_parts(inspection: Inspection) -> int:
     return sum(len(weight.parts) - 1 for key, weight in weights.items() if key in rows)
 
 
-def _format_totals(state: ModelState, hidden: int) -> tuple[str, ...]:
-    """Return a line for each kind. `hidden` tensors are parts of the parameters."""
+def _format_totals(state: ModelState, part_count: int) -> tuple[str, ...]:
+    """Return a line for each kind. `part_count` tensors are parts of the parameters."""
     summary = sizes.sum_by_kind(state.tensors)
     assumed = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
     lines = []
@@ -452,8 +456,8 @@ def _format_totals(state: ModelState, hidden: int) -> tuple[str, ...]:
             of_some = f" of {assumed:,}" if assumed < total.tensors else ""
             assumed_text = f" (kind{of_some} assumed)" if kind == Kind.PARAMETER.value and assumed else ""
             tensors = plural(total.tensors, "tensor")
-            if hidden and kind == Kind.PARAMETER.value:
-                tensors = f"{plural(total.tensors, 'weight')} in {plural(total.tensors + hidden, 'tensor')}"
+            if part_count and kind == Kind.PARAMETER.value:
+                tensors = f"{plural(total.tensors, 'weight')} in {plural(total.tensors + part_count, 'tensor')}"
             counts = f"{tensors}{assumed_text}, {plural(total.elements, 'element')}"
             lines.append(f"{kind:<12} {counts}, {total.bytes:,} bytes")
     return tuple(lines)
@@ -468,17 +472,17 @@ def _has_stats(inspection: Inspection) -> bool:
 
 def _list_columns(inspection: Inspection, view: RowView) -> tuple[Column, ...]:
     """Return the columns for people, without columns empty in every row."""
-    tensors, moved = inspection.state.tensors, inspection.to is not None
+    tensors, is_moved = inspection.state.tensors, inspection.to is not None
     with_stats = _has_stats(inspection)
     columns = [Column("name"), Column("dtype", shared_format="all {}"), Column("shape")]
-    if (inspection.weights or any(row.dtype in BLOCK_SIZES for row in tensors)) and not moved and not with_stats:
+    if (inspection.weights or any(row.dtype in BLOCK_SIZES for row in tensors)) and not is_moved and not with_stats:
         columns.append(Column("bits", right=True))
     if view.top is not None:
         columns.append(Column("kind", shared_format="all {}"))
     if not with_stats:
         columns.append(Column("size", right=True))
-    if moved or any(tensor.device is not None for tensor in tensors):
-        columns.append(Column("device", shared_format=None if moved else "all on {}"))
+    if is_moved or any(tensor.device is not None for tensor in tensors):
+        columns.append(Column("device", shared_format=None if is_moved else "all on {}"))
     if any(tensor.requires_grad is not None for tensor in tensors) and not with_stats:
         columns.append(Column("grad", shared_format="requires_grad: {}"))
     if with_stats:
@@ -532,10 +536,10 @@ def _build_quantized_group(
     return Group(heading, summary, tuple(lines if view.unfold else _count_sizes(fold.fold_rows(lines), columns)))
 
 
-def _count_sizes(folded: Iterable[tuple[Line, list[int]]], columns: Sequence[Column]) -> Iterator[Line]:
+def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[Column]) -> Iterator[Line]:
     """Yield the folded lines; the size of a line for several tensors has their number: `3 × 4.1 kB`."""
     place = next((i for i, column in enumerate(columns) if column.name == "size"), None)
-    for line, positions in folded:
+    for line, positions in folded_lines:
         if place is None or len(positions) == 1:
             yield line
             continue
@@ -577,14 +581,14 @@ def _build_group(
     summary += _describe_evidence(examples, inspection.state.metadata)
     live = state.traits.is_class
     statuses = {describe_status(row, live) for row in examples}
-    shared = statuses.pop() if len(statuses) == 1 else None
-    if shared:
-        summary += f": {shared}"
+    shared_status = statuses.pop() if len(statuses) == 1 else None
+    if shared_status:
+        summary += f": {shared_status}"
     lines = [
         _build_line(
             row,
             columns,
-            "" if shared is not None else describe_status(row, live),
+            "" if shared_status is not None else describe_status(row, live),
             view,
             doubt=not assumed,
             is_reported=row.fqn in reported,
@@ -655,8 +659,12 @@ def _format_equal_size(inspection: Inspection, view: RowView) -> str:
         return ""
     last = top_tensors[-1].nbytes
     equal = [sum(tensor.nbytes == last for tensor in tensors) for tensors in (inspection.state.tensors, top_tensors)]
-    more = equal[0] - equal[1]
-    return f"; {more:,} more {'has' if more == 1 else 'have'} the size of the last" if more else ""
+    further_count = equal[0] - equal[1]
+    return (
+        f"; {further_count:,} more {'has' if further_count == 1 else 'have'} the size of the last"
+        if further_count
+        else ""
+    )
 
 
 def _format_count(count: int, noun: str) -> str:

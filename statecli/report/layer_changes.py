@@ -49,20 +49,20 @@ def split_module(fqn: str) -> tuple[str, str]:
 
 def list_module_changes(changes: Sequence[Change]) -> tuple[ModuleChange, ...]:
     """Return the modules with a changed parameter, in the order of the changes."""
-    changed = [change for change in changes if change.kind is Kind.PARAMETER and change.values is not None]
-    modules = group_by(changed, lambda change: (change.section, *split_module(change.fqn)))
+    changed_parameters = [change for change in changes if change.kind is Kind.PARAMETER and change.values is not None]
+    modules = group_by(changed_parameters, lambda change: (change.section, *split_module(change.fqn)))
     sizes = {key: combine_relative_change(rows) for key, rows in modules.items()}
     near_zero = find_near_zero(changes)
     unusual: dict[tuple[str, str], tuple[float, int]] = {}
     for section in dict.fromkeys(section for section, _, _ in sizes):
-        own = {
+        section_sizes = {
             (stack, name): size
             for (of, stack, name), size in sizes.items()
             if of == section
             and size is not None
             and (stack or not near_zero.issuperset(map(id, modules[of, stack, name])))
         }
-        unusual |= {(section, name): ratio for name, ratio in _find_unusual(own).items()}
+        unusual |= {(section, name): ratio for name, ratio in _find_unusual(section_sizes).items()}
     return tuple(
         ModuleChange(name, section, size, *unusual.get((section, name), ()))
         for (section, _, name), size in sizes.items()
@@ -96,16 +96,16 @@ def _find_unusual(sizes: Mapping[tuple[str, str], float]) -> dict[str, tuple[flo
     stacks: dict[str, dict[str, float]] = {}
     for (stack, name), size in sizes.items():
         stacks.setdefault(stack, {})[name] = size
-    outside = stacks.pop("", {})
-    stacks = {stack: own for stack, own in stacks.items() if len(own) >= MIN_LAYERS}
+    outside_sizes = stacks.pop("", {})
+    stacks = {stack: stack_sizes for stack, stack_sizes in stacks.items() if len(stack_sizes) >= MIN_LAYERS}
     unusual: dict[str, tuple[float, int]] = {}
-    for own in stacks.values():
-        ratios = _list_ratios(own, own)
-        unusual |= ratios if len(ratios) <= len(own) // MIN_LAYERS else {}
-    return unusual | (_list_ratios(outside, max(stacks.values(), key=len)) if stacks else {})
+    for stack_sizes in stacks.values():
+        ratios = _list_ratios(stack_sizes, stack_sizes)
+        unusual |= ratios if len(ratios) <= len(stack_sizes) // MIN_LAYERS else {}
+    return unusual | (_list_ratios(outside_sizes, max(stacks.values(), key=len)) if stacks else {})
 
 
 def _list_ratios(sizes: Mapping[str, float], layers: Mapping[str, float]) -> dict[str, tuple[float, int]]:
-    ordered = sorted(layers.values())
-    median = ordered[(len(ordered) - 1) // 2]
+    ordered_sizes = sorted(layers.values())
+    median = ordered_sizes[(len(ordered_sizes) - 1) // 2]
     return {name: (size / median, len(layers)) for name, size in sizes.items() if 0 < MIN_RATIO * median <= size}

@@ -58,8 +58,10 @@ def list_roles(tensors: Iterable[TensorInfo]) -> tuple[Role, ...]:
             continue
         _, numbers = fold.split_numbers(tensor.fqn)
         if numbers:
-            rest = map(str, numbers[1:])
-            groups.setdefault((tensor.section, fold.insert_numbers(tensor.fqn, ["#", *rest])), {})[numbers[0]] = tensor
+            inner_numbers = map(str, numbers[1:])
+            groups.setdefault((tensor.section, fold.insert_numbers(tensor.fqn, ["#", *inner_numbers])), {})[
+                numbers[0]
+            ] = tensor
     roles = (_build_role(section, layers) for (section, _), layers in groups.items() if len(layers) >= MIN_LAYERS)
     return tuple(role for role in roles if role is not None)
 
@@ -68,12 +70,12 @@ def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     numbers = sorted(layers)
     tensors = [layers[number] for number in numbers]
     rms = tuple(map(_compute_rms, tensors))
-    present = [value for value in rms if value is not None]
-    if len(present) < MIN_LAYERS:
+    known_rms = [value for value in rms if value is not None]
+    if len(known_rms) < MIN_LAYERS:
         return None
-    usual = _find_median(present)
-    own = fold.split_numbers(tensors[0].fqn)[1]
-    name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, own[1:])])
+    usual = _find_median(known_rms)
+    numbers_in_name = fold.split_numbers(tensors[0].fqn)[1]
+    name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, numbers_in_name[1:])])
     names = tuple(tensor.fqn for tensor in tensors)
     return Role(name, section, tuple(numbers), names, rms, usual, _find_outliers(names, rms, usual))
 
@@ -118,8 +120,8 @@ def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]])
     """Return the RMS over the layers; layers with NaN or infinity, and the outliers, are alarms."""
     outliers = role.describe_outliers()
     keys = [(role.section, name) for name in role.tensors]
-    own = [nonfinite.get(key, ()) for key in keys]
-    numbers = [(word, sum(any(word in text for text in texts) for texts in own)) for word in ("NaN", "Inf")]
+    alarm_texts = [nonfinite.get(key, ()) for key in keys]
+    numbers = [(word, sum(any(word in text for text in texts) for texts in alarm_texts)) for word in ("NaN", "Inf")]
     words = [f"{number:,} {word}" for word, number in numbers if number]
     words += [plural(len(outliers), "outlier")] if outliers else []
     return Curve(
@@ -138,6 +140,8 @@ def _build_curve(role: Role, nonfinite: Mapping[tuple[str, str], Sequence[str]])
 
 def _find_median(numbers: Collection[float]) -> float:
     """Return the median; `statistics` costs a start 3 % of its instructions."""
-    ordered = sorted(numbers)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    sorted_numbers = sorted(numbers)
+    middle = len(sorted_numbers) // 2
+    return (
+        sorted_numbers[middle] if len(sorted_numbers) % 2 else (sorted_numbers[middle - 1] + sorted_numbers[middle]) / 2
+    )

@@ -154,9 +154,9 @@ def _build_page(log: Log, view: LogView) -> Page:
 
 
 def _format_subtitle(log: Log) -> str:
-    read = [row for row in log.rows if row.error is None]
-    formats = join_names(list(dict.fromkeys(row.format or "" for row in read)), 3)
-    last = read[-1] if read else None
+    readable_rows = [row for row in log.rows if row.error is None]
+    formats = join_names(list(dict.fromkeys(row.format or "" for row in readable_rows)), 3)
+    last = readable_rows[-1] if readable_rows else None
     sizes = f", {plural(last.tensors, 'tensor')}, {format_count(last.elements)} parameters" if last else ""
     return f"{plural(len(log.rows), 'checkpoint')}{f' ({formats})' if formats else ''}{sizes}"
 
@@ -167,11 +167,11 @@ def _format_steps(log: Log) -> str:
 
 
 def _format_verdict(log: Log) -> str:
-    read = [row for row in log.rows if row.error is None]
-    parts = [f"{plural(len(read), 'checkpoint')} read"]
-    if len(read) < len(log.rows):
-        parts.append(f"{len(log.rows) - len(read):,} not read")
-    first = next((row for row in read if row.became_nan), None)
+    readable_rows = [row for row in log.rows if row.error is None]
+    parts = [f"{plural(len(readable_rows), 'checkpoint')} read"]
+    if len(readable_rows) < len(log.rows):
+        parts.append(f"{len(log.rows) - len(readable_rows):,} not read")
+    first = next((row for row in readable_rows if row.became_nan), None)
     if first is not None:
         parts.append(f"first NaN or infinity at {f'step {first.step.number:,}' if first.step else first.path}")
     stopped = sum(module.stopped for module in log.modules)
@@ -185,8 +185,8 @@ def _list_stopped(log: Log) -> tuple[str, ...]:
     lines = []
     for row in log.rows:
         if row.stopped:
-            where = f"step {row.step.number:,}" if row.step else row.path
-            lines.append(f"unchanged since {where}: {_fold_names(row.stopped, 8)}")
+            step_text = f"step {row.step.number:,}" if row.step else row.path
+            lines.append(f"unchanged since {step_text}: {_fold_names(row.stopped, 8)}")
     return tuple(lines)
 
 
@@ -285,7 +285,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
     """Return the line of modules that are folded together: their joint norm, and the largest change of each step."""
     first = modules[0]
     norms = [module.norms[-1] for module in modules if module.norms]
-    present = [norm for norm in norms if norm is not None]
+    known_norms = [norm for norm in norms if norm is not None]
     changes = [
         max((value for value in step if value is not None), default=None)
         for step in zip(*(module.relative_changes for module in modules), strict=True)
@@ -300,7 +300,7 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
     cells = (
         format_fqn(name) if name else "(the model itself)",
         "",
-        format_number(math.hypot(*present), NORM_DIGITS) if present and len(present) == len(norms) else "-",
+        format_number(math.hypot(*known_norms), NORM_DIGITS) if known_norms and len(known_norms) == len(norms) else "-",
         format_relative(last),
         draw_sparkline(changes[1:], limits),
     )
@@ -313,9 +313,11 @@ def _build_module_line(modules: Sequence[ModuleRow], name: str, limits: tuple[fl
 
 def _build_charts(log: Log) -> tuple[Curve, ...]:
     """Return the norm and the change of each checkpoint over the steps; over the checkpoints if steps are missing."""
-    read = [row for row in log.rows if row.error is None]
+    readable_rows = [row for row in log.rows if row.error is None]
     # `last.ckpt` is often a copy of the checkpoint before, with the same step.
-    rows = [row for n, row in enumerate(read) if not (n and row.is_copy and row.step == read[n - 1].step)]
+    rows = [
+        row for n, row in enumerate(readable_rows) if not (n and row.is_copy and row.step == readable_rows[n - 1].step)
+    ]
     if not rows:
         return ()
     labels = tuple(f"step {row.step.number:,}" if row.step else row.path for row in rows)
@@ -323,13 +325,13 @@ def _build_charts(log: Log) -> tuple[Curve, ...]:
     has_steps = len(set(steps)) == len(rows)
     places = tuple(map(float, steps)) if has_steps else tuple(map(float, range(1, len(rows) + 1)))
     alarms = tuple(f"NaN or infinity in {_fold_names(row.became_nan)}" if row.became_nan else "" for row in rows)
-    below = "step" if has_steps else "checkpoint"
+    axis_title = "step" if has_steps else "checkpoint"
     norms = tuple(_to_float(row.norm) for row in rows)
     changes = tuple(_to_float(row.relative_change) for row in rows[1:])
-    charts = [Curve("norm of the parameters", labels, places, norms, alarms, "L2 norm", below)]
+    charts = [Curve("norm of the parameters", labels, places, norms, alarms, "L2 norm", axis_title)]
     if changes:
         title = "change since the previous checkpoint"
-        charts.append(Curve(title, labels[1:], places[1:], changes, alarms[1:], "rel. change", below))
+        charts.append(Curve(title, labels[1:], places[1:], changes, alarms[1:], "rel. change", axis_title))
     return tuple(charts)
 
 

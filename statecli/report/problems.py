@@ -150,11 +150,13 @@ def group_accepted(
 ) -> dict[str, tuple[Problem, ...]]:
     """Return the accepted problems for each reason, without `reported` problems, which are only partly accepted."""
     reported_problems = {_identify(problem) for problem in reported}
-    whole = {}
+    problems_by_reason = {}
     for reason, entries in group_by(accepted, lambda entry: entry.reason).items():
         problems = group_findings((entry.finding for entry in entries), rows)
-        whole[reason] = tuple(problem for problem in problems if _identify(problem) not in reported_problems)
-    return {reason: problems for reason, problems in whole.items() if problems}
+        problems_by_reason[reason] = tuple(
+            problem for problem in problems if _identify(problem) not in reported_problems
+        )
+    return {reason: problems for reason, problems in problems_by_reason.items() if problems}
 
 
 def _identify(problem: Problem) -> tuple[object, ...]:
@@ -162,17 +164,21 @@ def _identify(problem: Problem) -> tuple[object, ...]:
     return problem.rule, problem.message, problem.target, problem.origin
 
 
-def build_accepted_notes(accepted: Iterable[Accepted], whole: Mapping[str, Sequence[Problem]]) -> Iterator[Oddity]:
+def build_accepted_notes(
+    accepted: Iterable[Accepted], problems_by_reason: Mapping[str, Sequence[Problem]]
+) -> Iterator[Oddity]:
     """Yield a note for each reason: the number of accepted problems, or of accepted findings of reported problems.
 
-    `whole` are the problems of `group_accepted`.
+    `problems_by_reason` are the problems of `group_accepted`.
     """
-    for reason, problems in whole.items():
+    for reason, problems in problems_by_reason.items():
         names = join_names(list(dict.fromkeys(problem.rule for problem in problems)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(problems), 'problem')} accepted ({names}): {reason}")
-    covered = {id(finding) for problems in whole.values() for problem in problems for finding in problem.findings}
-    rest = [entry for entry in accepted if id(entry.finding) not in covered]
-    for reason, entries in group_by(rest, lambda entry: entry.reason).items():
+    covered_findings = {
+        id(finding) for problems in problems_by_reason.values() for problem in problems for finding in problem.findings
+    }
+    remaining_entries = [entry for entry in accepted if id(entry.finding) not in covered_findings]
+    for reason, entries in group_by(remaining_entries, lambda entry: entry.reason).items():
         names = join_names(list(dict.fromkeys(entry.finding.rule for entry in entries)), MAX_NAMES)
         yield Oddity("accepted", f"{plural(len(entries), 'finding')} of reported problems accepted ({names}): {reason}")
 
@@ -205,7 +211,9 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
 def _count_not_checked(entries: Iterable[NotChecked]) -> list[str]:
     """Format `2 files not checked`, for each noun."""
     by_noun = group_by(entries, lambda entry: entry.what)
-    return [f"{plural(sum(entry.count for entry in same), noun)} not checked" for noun, same in by_noun.items()]
+    return [
+        f"{plural(sum(entry.count for entry in same_noun), noun)} not checked" for noun, same_noun in by_noun.items()
+    ]
 
 
 def _get_cause(finding: Finding, rules: Mapping[str, RuleText]) -> object:
@@ -278,12 +286,12 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
     fixes = list(dict.fromkeys(row.fix for row in rows if row.fix))[:MAX_NAMES]
     helps = list(dict.fromkeys(help for finding in findings if (help := finding.strip_line())))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
-    inside = [row for row in rows if row.within]
-    rule = MODULE if inside else PARAMETER if any(map(is_trainable, rows)) else TENSOR
+    rows_in_modules = [row for row in rows if row.within]
+    rule = MODULE if rows_in_modules else PARAMETER if any(map(is_trainable, rows)) else TENSOR
     return Problem(
         rule,
         find_worst_severity(finding.severity for finding in findings),
-        _describe_modules(rows) if inside else _describe_tensors(rows),
+        _describe_modules(rows) if rows_in_modules else _describe_tensors(rows),
         findings[0].target,
         tuple(findings),
         tuple(_join_lines(_list_effects(findings, rows))),
@@ -323,20 +331,23 @@ def _describe_modules(rows: Sequence[TensorInfo]) -> str:
         kinds = list(dict.fromkeys(row.container for row in rows if row.container))
         count, names = len(modules), sorted({container for container, _ in modules})
         in_closure = all(name.endswith(".__closure__") for name in names)
-        where = " and ".join(f"a plain {kind}" for kind in kinds) or (
+        container_text = " and ".join(f"a plain {kind}" for kind in kinds) or (
             "a closure" if in_closure else "a plain container"
         )
     else:
-        where, names = "an object that is not a module", list(dict.fromkeys(row.within or row.fqn for row in rows))
+        container_text, names = (
+            "an object that is not a module",
+            list(dict.fromkeys(row.within or row.fqn for row in rows)),
+        )
         count = len({row.within for row in rows if row.within})
     trained = sum(bool(row.requires_grad) for row in rows)
     parts = [plural(trained, "parameter")] if trained else []
-    if rest := len(rows) - trained:
-        parts.append(plural(rest, "other tensor") if trained else plural(rest, "tensor"))
-    loose = 0 if modules else len(names) - count
-    what = plural(count, "module") + (f" and {plural(loose, 'tensor')}" if loose else "")
-    are = "is" if count + loose == 1 else "are"
-    return f"{_fold_names(names)}: {what} {are} kept in {where} ({', '.join(parts)})"
+    if other_count := len(rows) - trained:
+        parts.append(plural(other_count, "other tensor") if trained else plural(other_count, "tensor"))
+    loose_count = 0 if modules else len(names) - count
+    content_text = plural(count, "module") + (f" and {plural(loose_count, 'tensor')}" if loose_count else "")
+    are = "is" if count + loose_count == 1 else "are"
+    return f"{_fold_names(names)}: {content_text} {are} kept in {container_text} ({', '.join(parts)})"
 
 
 def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
@@ -351,15 +362,19 @@ def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
 
 def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:
     """Yield each consequence once: the messages of findings without the names of their tensors."""
-    own = {MODULE, PARAMETER, TENSOR}
-    effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in own)
-    if any(finding.rule in own for finding in findings):
+    registration_rules = {MODULE, PARAMETER, TENSOR}
+    effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in registration_rules)
+    if any(finding.rule in registration_rules for finding in findings):
         for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT, NOT_RESUMED):
-            stated = [finding for finding in findings if finding.rule in own and f"; {start}" in finding.message]
+            findings_with_remark = [
+                finding
+                for finding in findings
+                if finding.rule in registration_rules and f"; {start}" in finding.message
+            ]
             if start == LEFT_OUT:  # another tensor of the line may have equal values on each rank by chance
-                worst = max((finding.severity.rank for finding in stated), default=0)
-                stated = [finding for finding in stated if finding.severity.rank == worst]
-            remarks = (finding.message.partition(f"; {start}") for finding in stated)
+                worst = max((finding.severity.rank for finding in findings_with_remark), default=0)
+                findings_with_remark = [finding for finding in findings_with_remark if finding.severity.rank == worst]
+            remarks = (finding.message.partition(f"; {start}") for finding in findings_with_remark)
             effects |= {f"{start}{reason}": None for _, remark, reason in remarks if remark}
         device = next((row.device for row in rows if row.device), None)
         effects |= {"not in state_dict()": None} if any(row.saved is False for row in rows) else {}
@@ -381,9 +396,9 @@ def _join_lines(effects: Iterable[str]) -> Iterator[str]:
             lines[effect[: place.start()]][place[1]] = None
     operators: dict[tuple[str, str], dict[str, None]] = {}
     for text, numbers in lines.items():
-        joined = f"{text}:{', '.join(numbers)}" if numbers else text
-        operator = _LAST_OPERATOR.search(joined)
-        parts = (joined[: operator.start()], operator["place"]) if operator else (joined, "")
+        joined_line = f"{text}:{', '.join(numbers)}" if numbers else text
+        operator = _LAST_OPERATOR.search(joined_line)
+        parts = (joined_line[: operator.start()], operator["place"]) if operator else (joined_line, "")
         operators.setdefault(parts, {}).update({operator["name"]: None} if operator else {})
     for (start, end), names in operators.items():
         yield f"{start}{', '.join(names)}{end}"
@@ -439,12 +454,12 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
         text = next(iter(texts))
         text = text if len(names) == 1 else _make_plural(text.replace("this tensor", "these tensors"))
         return replace(problem, message=f"{_fold_names(names)}: {text}")
-    folded = list(fold.fold_messages([Line((_shorten_message(finding, rules),)) for finding in findings]))
+    folded_messages = list(fold.fold_messages([Line((_shorten_message(finding, rules),)) for finding in findings]))
     return replace(
         problem,
         message=_describe_group(first, names, rules) or _summarize(first.rule, len(findings), rules),
-        effects=tuple(line.cells[0] for line, _ in folded),
-        effect_counts=tuple(len(positions) for _, positions in folded),
+        effects=tuple(line.cells[0] for line, _ in folded_messages),
+        effect_counts=tuple(len(positions) for _, positions in folded_messages),
     )
 
 

@@ -81,15 +81,15 @@ def limit_lines(group: Group, view: RowView) -> Group:
     group = hoist_remark(group)
     if view.lines is None or len(group.lines) <= view.lines:
         return group
-    hidden = len(group.lines) - view.lines
-    more = Line((f"… and {hidden:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
-    return replace(group, lines=(*group.lines[: view.lines], more))
+    hidden_count = len(group.lines) - view.lines
+    count_line = Line((f"… and {hidden_count:,} more", *("" for _ in group.lines[0].cells[1:])), mood="dim")
+    return replace(group, lines=(*group.lines[: view.lines], count_line))
 
 
-def format_hidden_count(hidden: int, view: RowView) -> tuple[str, ...]:
+def format_hidden_count(hidden_count: int, view: RowView) -> tuple[str, ...]:
     """Return the line that counts the hidden rows of a flat table; () if no row is hidden."""
     flag = f"--top {view.top}" if view.top is not None else f"-n {view.lines}"
-    return (f"… and {hidden:,} more ({flag})",) if hidden else ()
+    return (f"… and {hidden_count:,} more ({flag})",) if hidden_count else ()
 
 
 def order_by_name(row: TensorInfo | Change) -> tuple[str, str]:

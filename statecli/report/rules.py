@@ -28,8 +28,8 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     from difflib import get_close_matches
 
     by_name = {rule.name: rule for rule in rules}
-    present = [name, *list_present_names(name)]
-    text = next((by_name[word] for word in present if word in by_name), None)
+    possible_names = [name, *list_present_names(name)]
+    text = next((by_name[word] for word in possible_names if word in by_name), None)
     if text is None:
         near = get_close_matches(name.lower(), by_name, n=3, cutoff=0.75)
         listed = (
@@ -102,9 +102,9 @@ def format_explanation(rule: RuleText, width: int) -> str:
     The last line is the address of the rule's page, if the site is published; a rule of a plugin has no page.
     """
     width = max(20, min(width, MAX_TEXT_WIDTH))
-    first, *rest = rule.explanation.split("\n\n")
+    first, *paragraphs = rule.explanation.split("\n\n")
     heading = f"{rule.name} ({rule.severity.value})\nreported by {', '.join(rule.commands)}"
-    parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in rest)]
+    parts = [_fill(first, width, ""), *(_fill(part, width, "  ") for part in paragraphs)]
     page = [rule_url(rule.name)] if rule.plugin is None and is_published() else []
     return "\n\n".join((heading, *parts, *page)) + "\n"
 

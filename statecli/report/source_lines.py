@@ -47,7 +47,7 @@ def read_statement(origin: Origin) -> str:
     lines = linecache.getlines(origin.file)[origin.line - 1 :][:MAX_STATEMENT_LINES]
     if not lines:
         return ""
-    first, *others = lines
+    first, *further_lines = lines
     try:
         for token in tokenize.generate_tokens(iter(lines).__next__):
             row, column = token.start
@@ -57,7 +57,7 @@ def read_statement(origin: Origin) -> str:
                 return first.strip() if row == 1 else _join_lines(lines[:row])
     except (tokenize.TokenError, SyntaxError):  # a longer statement, or the middle of one
         pass
-    return first.strip() + (" …" if others and first.rstrip().endswith(("(", "[", "{", ",")) else "")
+    return first.strip() + (" …" if further_lines and first.rstrip().endswith(("(", "[", "{", ",")) else "")
 
 
 def _join_lines(lines: Sequence[str]) -> str:

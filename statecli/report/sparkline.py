@@ -27,12 +27,12 @@ def draw_sparkline(values: Sequence[float | None], limits: tuple[float, float] |
 
 
 def _draw_cell(values: Sequence[float | None], limits: tuple[float, float] | None) -> str:
-    present = [value for value in values if value is not None]
-    if not present:
+    known_values = [value for value in values if value is not None]
+    if not known_values:
         return UNKNOWN_CELL
-    if not all(map(math.isfinite, present)):
+    if not all(map(math.isfinite, known_values)):
         return NAN_CELL
-    largest = max(present)
+    largest = max(known_values)
     if not largest or limits is None:
         return ZERO_CELL
     low, high = map(math.log10, limits)

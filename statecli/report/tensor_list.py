@@ -134,7 +134,7 @@ def _build_choices(texts: Iterable[str]) -> Choices:
 def _list_shared_storages(tensors: Sequence[TensorInfo]) -> tuple[SharedStorage, ...]:
     storages: dict[Hashable, int] = {}
     views: dict[Hashable, int] = {}
-    shared = []
+    shared_storages = []
     for row, tensor in enumerate(tensors):
         size = tensor.storage_bytes if tensor.layout == "strided" and tensor.storage_bytes is not None else None
         is_expanded = size is not None and tensor.nbytes > size
@@ -143,8 +143,8 @@ def _list_shared_storages(tensors: Sequence[TensorInfo]) -> tuple[SharedStorage,
         key: Hashable = (tensor.storage,) if tensor.tied_to else row
         storage = storages.setdefault(key, len(storages))
         view = views.setdefault((key, tensor.storage_offset, tensor.shape), len(views))
-        shared.append(SharedStorage(row, storage, view, tensor.nbytes if size is None else size))
-    return tuple(shared)
+        shared_storages.append(SharedStorage(row, storage, view, tensor.nbytes if size is None else size))
+    return tuple(shared_storages)
 
 
 def _build_stats(tensors: Sequence[TensorInfo]) -> dict[str, tuple[float | int | str | None, ...]]:

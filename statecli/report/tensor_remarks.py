@@ -103,7 +103,7 @@ def _describe_details(tensor: TensorInfo) -> list[str]:
         parts.append(f"also {join_names(tensor.aliases)}")
     if tensor.origin:
         parts.append(format_origin(tensor.origin))
-    where = tensor.data.storage.place if tensor.data is not None else None
-    if where is not None:
-        parts.append(f"bytes {where.offset}+{where.length}")
+    place = tensor.data.storage.place if tensor.data is not None else None
+    if place is not None:
+        parts.append(f"bytes {place.offset}+{place.length}")
     return parts

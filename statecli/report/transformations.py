@@ -55,15 +55,20 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     overview = _Overview(changes, modules, _list_new_layers(modules), _list_base_only(changes))
     lines = [line for kind in TransformationKind for line in _LINES[kind](by_kind.get(kind, ()), overview, unfold)]
     if not unfold and len(lines) > _MAX_LINES + 1:
-        more = len(lines) - _MAX_LINES
-        lines = [*lines[:_MAX_LINES], Line((f"… and {more:,} more (--all lists each)",), "", "dim")]
+        further_count = len(lines) - _MAX_LINES
+        lines = [*lines[:_MAX_LINES], Line((f"… and {further_count:,} more (--all lists each)",), "", "dim")]
     parts = {name for change in changes for name in _list_sources(change)}
-    named = set(map(id, (*overview.base_only, *_list_removed_layers(changes, modules))))
-    different = [change for change in changes if change.status is not Status.IDENTICAL]
+    named_changes = set(map(id, (*overview.base_only, *_list_removed_layers(changes, modules))))
+    different_changes = [change for change in changes if change.status is not Status.IDENTICAL]
     explained = sum(
-        (_is_explained(change, parts) or id(change) in named) and not overview.hides(change) for change in different
+        (_is_explained(change, parts) or id(change) in named_changes) and not overview.hides(change)
+        for change in different_changes
     )
-    share = f"{explained:,} of {plural(len(different), 'differing tensor')}" if different else "no tensor differs"
+    share = (
+        f"{explained:,} of {plural(len(different_changes), 'differing tensor')}"
+        if different_changes
+        else "no tensor differs"
+    )
     return Group(DONE, f"{share}, checked on every element", tuple(lines))
 
 
@@ -90,13 +95,17 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
 
     A tensor with exceptions keeps its row.
     """
-    done = [change for change in changes if _is_summarized(change)]
-    parts = {(change.section, name) for change in done for name in _list_sources(change)}
+    summarized = [change for change in changes if _is_summarized(change)]
+    parts = {(change.section, name) for change in summarized for name in _list_sources(change)}
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
-    named = [change for change in unpaired if (change.section, change.fqn) in parts]
+    named_parts = [change for change in unpaired if (change.section, change.fqn) in parts]
     sections = group_by(changes, lambda change: change.section).values()
-    removed = [change for own in sections for change in _list_removed_layers(own, _find_moved_layers(own))]
-    return frozenset(map(id, [*done, *named, *_list_base_only(changes), *removed]))
+    removed_layers = [
+        change
+        for section_changes in sections
+        for change in _list_removed_layers(section_changes, _find_moved_layers(section_changes))
+    ]
+    return frozenset(map(id, [*summarized, *named_parts, *_list_base_only(changes), *removed_layers]))
 
 
 def _is_summarized(change: Change) -> bool:
@@ -127,13 +136,19 @@ def _is_explained(change: Change, parts: Container[str]) -> bool:
 def _name_with_section(change: Change) -> Change:
     """Return the change with its section in front of all names."""
     start = f"{change.section}." if change.section else ""
-    done = change.transformation
-    if done is not None:
-        origin = start if done.source_section is None else f"{done.source_section}." if done.source_section else ""
-        sources = tuple(origin + name for name in done.sources)
-        differing = tuple(origin + name for name in done.differing)
-        done = replace(done, sources=sources, differing=differing)
-    return replace(change, fqn=start + change.fqn, section="", transformation=done)
+    transformation = change.transformation
+    if transformation is not None:
+        origin = (
+            start
+            if transformation.source_section is None
+            else f"{transformation.source_section}."
+            if transformation.source_section
+            else ""
+        )
+        sources = tuple(origin + name for name in transformation.sources)
+        differing = tuple(origin + name for name in transformation.differing)
+        transformation = replace(transformation, sources=sources, differing=differing)
+    return replace(change, fqn=start + change.fqn, section="", transformation=transformation)
 
 
 def describe_transformation(change: Change) -> str:
@@ -143,81 +158,91 @@ def describe_transformation(change: Change) -> str:
 
 def make_fold_key(change: Change) -> str:
     """Return a text by which rows with other transformations, or with exceptions, stay separate."""
-    done = change.transformation
-    return "" if done is None else f"{done.kind.value} {done.rounding} {bool(done.exceptions)} {done.factor}"
+    transformation = change.transformation
+    if transformation is None:
+        return ""
+    kind, rounding = transformation.kind.value, transformation.rounding
+    return f"{kind} {rounding} {bool(transformation.exceptions)} {transformation.factor}"
 
 
 def _describe(change: Change) -> str:
-    done = _get_transformation(change)
-    kind = done.kind
+    transformation = _get_transformation(change)
+    kind, cosine, factor = transformation.kind, transformation.cosine, transformation.factor
+    rounding, exceptions = _format_rounding(transformation), _format_exceptions(transformation)
+    source = format_fqn(transformation.sources[0]) if transformation.sources else ""
     if kind is TransformationKind.CAST:
-        return _format_beyond_rounding(change, done) if done.exceptions else _ROUNDINGS[done.rounding]
+        is_exact = not transformation.exceptions
+        return _ROUNDINGS[transformation.rounding] if is_exact else _format_beyond_rounding(change, transformation)
     if kind is TransformationKind.RESIZED:
-        return _describe_resize(change, done)
+        return _describe_resize(change, transformation)
     if kind is TransformationKind.MOVED:
-        if done.cosine is not None:
-            return f"similar to {format_fqn(done.sources[0])} in the first checkpoint (cosine {done.cosine:.4f})"
-        of = "transpose of " if done.is_transposed else ""
-        return f"= {of}{format_fqn(done.sources[0])} before{_format_rounding(done)}{_format_exceptions(done)}"
+        if cosine is not None:
+            return f"similar to {source} in the first checkpoint (cosine {cosine:.4f})"
+        of = "transpose of " if transformation.is_transposed else ""
+        return f"= {of}{source} before{rounding}{exceptions}"
     if kind is TransformationKind.SWAPPED:
-        return f"swapped with {format_fqn(done.sources[0])}{_format_exceptions(done)}"
+        return f"swapped with {source}{exceptions}"
     if kind is TransformationKind.SCALED:
-        return f"= {format_number(done.factor, 6)} × before{_format_exceptions(done)}"
+        return f"= {format_number(factor, 6)} × before{exceptions}"
     if kind is TransformationKind.TRANSPOSED:
-        if done.cosine is not None:
-            return f"transposed, then changed (cosine {done.cosine:.4f})"
-        exactly = _format_exceptions(done) or _format_rounding(done)
-        return f"{'' if done.factor is None else f'= {format_number(done.factor, 6)} × '}transposed{exactly}"
+        if cosine is not None:
+            return f"transposed, then changed (cosine {cosine:.4f})"
+        scale = "" if factor is None else f"= {format_number(factor, 6)} × "
+        return f"{scale}transposed{exceptions or rounding}"
     if kind is TransformationKind.PERMUTED:
-        return _describe_permutation(change, done)
+        return _describe_permutation(change, transformation)
     if kind is TransformationKind.REORDERED:
         orders = (
-            ("interleaved", "rotated halves") if done.order is RowOrder.HALVES else ("rotated halves", "interleaved")
+            ("interleaved", "rotated halves")
+            if transformation.order is RowOrder.HALVES
+            else ("rotated halves", "interleaved")
         )
-        exactly = _format_exceptions(done) or _format_rounding(done) or ", exactly"
-        return f"= {' → '.join(orders)} ({plural(done.heads or 0, 'head')}){exactly}"
+        heads = plural(transformation.heads or 0, "head")
+        return f"= {' → '.join(orders)} ({heads}){exceptions or rounding or ', exactly'}"
     if kind is TransformationKind.ADAPTER:
-        return f"LoRA update of {format_fqn(done.sources[0])}, ‖ΔW‖/‖W‖ {format_number(done.relative_l2, 2)}"
+        return f"LoRA update of {source}, ‖ΔW‖/‖W‖ {format_number(transformation.relative_l2, 2)}"
     if kind is TransformationKind.MERGED:
-        return explain_beyond_merge(change) or _describe_merged(done)
+        return explain_beyond_merge(change) or _describe_merged(transformation)
     if kind in (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED):
-        return _describe_quantized(done)
+        return _describe_quantized(transformation)
     if kind is TransformationKind.CODES:
         sides = [side.dtype for side in (change.after, change.before) if side is not None]
         codes = next((dtype for dtype in sides if "int" in dtype or "float8" in dtype), sides[0])
         return f"{codes} quantized values, not compared as numbers"
     if kind is TransformationKind.UNRELATED:
-        cosine = change.values.cosine if change.values is not None else None
-        return f"unrelated (cosine {cosine or 0:.2f})"
-    return _describe_join(change, done)
+        value_cosine = change.values.cosine if change.values is not None else None
+        return f"unrelated (cosine {value_cosine or 0:.2f})"
+    return _describe_join(change, transformation)
 
 
-def _describe_permutation(change: Change, done: Transformation) -> str:
+def _describe_permutation(change: Change, transformation: Transformation) -> str:
     shape = change.after.shape if change.after is not None and change.after.shape else ()
-    noun, count = ("column" if done.axis else "row"), shape[done.axis or 0] if shape else 0
+    noun, count = ("column" if transformation.axis else "row"), shape[transformation.axis or 0] if shape else 0
     noun = "item" if noun == "row" and len(shape) > 2 else noun  # of a stack
-    if not done.exceptions:
-        return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(done)}"
-    text = f"{noun}s permuted: same {count - done.rows:,} of {count:,} {noun}s in another order"
-    which = f"{noun if done.rows == 1 else f'{noun}s'} {_list_first_rows(done)}"
-    return f"{text}, but {_count_exceptions(done)} in {which}"
+    if not transformation.exceptions:
+        return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(transformation)}"
+    text = f"{noun}s permuted: same {count - transformation.rows:,} of {count:,} {noun}s in another order"
+    rows_text = f"{noun if transformation.rows == 1 else f'{noun}s'} {_list_first_rows(transformation)}"
+    return f"{text}, but {_count_exceptions(transformation)} in {rows_text}"
 
 
-def _list_first_rows(done: Transformation) -> str:
-    return ", ".join(map(str, done.first_rows)) + (", …" if done.rows > len(done.first_rows) else "")
+def _list_first_rows(transformation: Transformation) -> str:
+    return ", ".join(map(str, transformation.first_rows)) + (
+        ", …" if transformation.rows > len(transformation.first_rows) else ""
+    )
 
 
-def _format_rounding(done: Transformation) -> str:
-    return "" if done.rounding is None else f", {_ROUNDINGS[done.rounding]}"
+def _format_rounding(transformation: Transformation) -> str:
+    return "" if transformation.rounding is None else f", {_ROUNDINGS[transformation.rounding]}"
 
 
-def _format_exceptions(done: Transformation) -> str:
-    return f", but {_count_exceptions(done)}" if done.exceptions else ""
+def _format_exceptions(transformation: Transformation) -> str:
+    return f", but {_count_exceptions(transformation)}" if transformation.exceptions else ""
 
 
-def _count_exceptions(done: Transformation) -> str:
-    verb = "differs" if done.exceptions == 1 else "differ"
-    return f"{done.exceptions:,} of {done.elements:,} elements {verb}"
+def _count_exceptions(transformation: Transformation) -> str:
+    verb = "differs" if transformation.exceptions == 1 else "differ"
+    return f"{transformation.exceptions:,} of {transformation.elements:,} elements {verb}"
 
 
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
@@ -227,8 +252,8 @@ def _format_named_exceptions(changes: Sequence[Change]) -> str:
         for change in changes
         if _has_exceptions(change)
     ]
-    more = [f"{len(texts) - _MAX_NAMED:,} more tensors differ"] if len(texts) > _MAX_NAMED else []
-    return f", but {'; '.join([*texts[:_MAX_NAMED], *more])}" if texts else ""
+    further_text = [f"{len(texts) - _MAX_NAMED:,} more tensors differ"] if len(texts) > _MAX_NAMED else []
+    return f", but {'; '.join([*texts[:_MAX_NAMED], *further_text])}" if texts else ""
 
 
 # --- casts -----------------------------------------------------------------------------------------------------------
@@ -248,53 +273,58 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
         rows_with_lost_values = [row for row in rows if row not in wrong and _lost_values(row)]
-        for kind, named in (("not rounded", wrong), ("out of range", rows_with_lost_values)):
-            for row in named[:_MAX_NAMED]:
+        for kind, exceptions in (("not rounded", wrong), ("out of range", rows_with_lost_values)):
+            for row in exceptions[:_MAX_NAMED]:
                 text = _describe(row) if kind == "not rounded" else describe_lost_values(row) or ""
                 yield Line((f"  {kind}: {format_fqn(row.fqn)}",), text, "bad")
-            if len(named) > _MAX_NAMED:
-                yield Line((f"  … and {len(named) - _MAX_NAMED:,} more {kind}",), "", "dim")
+            if len(exceptions) > _MAX_NAMED:
+                yield Line((f"  … and {len(exceptions) - _MAX_NAMED:,} more {kind}",), "", "dim")
 
 
-def _format_beyond_rounding(change: Change, done: Transformation) -> str:
+def _format_beyond_rounding(change: Change, transformation: Transformation) -> str:
     relative = change.values.relative_l2 if change.values is not None else None
     size = f", rel. change {format_number(relative, 2)}" if relative is not None else ""
-    return f"{_count_exceptions(done)} by more than rounding{size}"
+    return f"{_count_exceptions(transformation)} by more than rounding{size}"
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-def _describe_resize(change: Change, done: Transformation) -> str:
+def _describe_resize(change: Change, transformation: Transformation) -> str:
     before, after = (side.shape or () for side in (change.before, change.after) if side is not None)
-    axis = done.axis or 0
-    changed = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
+    axis = transformation.axis or 0
+    changed_axes = [n for n, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     texts = [
         f"{_count_indexes(n, abs(after[n] - before[n]))} {'added' if after[n] > before[n] else 'removed'}"
-        for n in changed
+        for n in changed_axes
     ]
-    if done.place is not None:
-        texts = [f"{texts[0]} {_format_places(done, is_added=after[axis] > before[axis])}"]
+    if transformation.place is not None:
+        texts = [f"{texts[0]} {_format_places(transformation, is_added=after[axis] > before[axis])}"]
     common = min(before[axis], after[axis])
-    counted = _count_indexes(axis, common, "common ")
-    if done.cosine is not None:
-        size = f"rel. change {format_number(done.relative_l2, 2)}, cosine {_floor_cosine(done.cosine)}"
-        return f"{', '.join(texts)}; {size} in the {counted}"
-    if not done.exceptions:
-        state = "equal" if done.rounding is None else _ROUNDINGS[done.rounding]
-        return f"{', '.join(texts)}; the {counted} {'is' if common == 1 else 'are'} {state}"
-    return f"{', '.join(texts)}; of the {counted} {_format_rows(done, _name_index(axis))}"
+    common_text = _count_indexes(axis, common, "common ")
+    if transformation.cosine is not None:
+        size = (
+            f"rel. change {format_number(transformation.relative_l2, 2)}, cosine {_floor_cosine(transformation.cosine)}"
+        )
+        return f"{', '.join(texts)}; {size} in the {common_text}"
+    if not transformation.exceptions:
+        state = "equal" if transformation.rounding is None else _ROUNDINGS[transformation.rounding]
+        return f"{', '.join(texts)}; the {common_text} {'is' if common == 1 else 'are'} {state}"
+    return f"{', '.join(texts)}; of the {common_text} {_format_rows(transformation, _name_index(axis))}"
 
 
-def _format_places(done: Transformation, *, is_added: bool) -> str:
+def _format_places(transformation: Transformation, *, is_added: bool) -> str:
     """`before row 50`, `from row 50 on`, or `in 2 places (5 before row 50, 7 before row 200)`"""
-    noun = _name_index(done.axis or 0)
-    where = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
-    if not done.places:
-        return where.format(done.place)
-    listed = [f"{count:,} {where.format(place)}" for place, count in zip(done.places, done.counts, strict=True)]
-    more = ", …" if len(listed) > _MAX_NAMED else ""
-    return f"in {len(listed):,} places ({', '.join(listed[:_MAX_NAMED])}{more})"
+    noun = _name_index(transformation.axis or 0)
+    place_format = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
+    if not transformation.places:
+        return place_format.format(transformation.place)
+    listed = [
+        f"{count:,} {place_format.format(place)}"
+        for place, count in zip(transformation.places, transformation.counts, strict=True)
+    ]
+    ellipsis = ", …" if len(listed) > _MAX_NAMED else ""
+    return f"in {len(listed):,} places ({', '.join(listed[:_MAX_NAMED])}{ellipsis})"
 
 
 def _name_index(axis: int) -> str:
@@ -308,10 +338,10 @@ def _count_indexes(axis: int, count: int, prefix: str = "") -> str:
     return f"{count:,} {prefix}{'index' if count == 1 else 'indexes'} of dimension {axis}"
 
 
-def _format_rows(done: Transformation, noun: str = "row") -> str:
-    verb = "differs" if done.rows == 1 else "differ"
-    nouns = noun if done.rows == 1 else f"{noun}es" if noun == "index" else f"{noun}s"
-    return f"{done.rows:,} {verb} ({nouns} {_list_first_rows(done)})"
+def _format_rows(transformation: Transformation, noun: str = "row") -> str:
+    verb = "differs" if transformation.rows == 1 else "differ"
+    nouns = noun if transformation.rows == 1 else f"{noun}es" if noun == "index" else f"{noun}s"
+    return f"{transformation.rows:,} {verb} ({nouns} {_list_first_rows(transformation)})"
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -372,30 +402,34 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
     tensors_of = {start: _group_by_layer(changes, start) for start, _ in old_numbers_by_layer}
     for (start, new), olds in old_numbers_by_layer.items():
         tensors = [change for change in tensors_of[start][new] if change.after is not None]
-        whole = _select_weights(tensors)
+        weights = _select_weights(tensors)
         tensors = [change for change in tensors if change.status is not Status.IDENTICAL]
         (old, _), *_ = olds.most_common(1)
-        if 2 * sum(_comes_from(change, start, old) for change in whole) > len(whole):
-            inside = [change for change in tensors if _comes_from(change, start, old)]
-            others = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
-            cosines = [_get_transformation(change).cosine for change in inside]
-            rounding = _find_rounding(inside)
-            wrong = [change for change in inside if _has_exceptions(change)]
-            layers.setdefault(start, []).append(_MovedLayer(new, old, cosines, rounding, wrong, others))
-    return {start: _build_layers(tensors_of[start], sorted(moved)) for start, moved in layers.items()}
+        if 2 * sum(_comes_from(change, start, old) for change in weights) > len(weights):
+            moved_tensors = [change for change in tensors if _comes_from(change, start, old)]
+            other_changes = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
+            cosines = [_get_transformation(change).cosine for change in moved_tensors]
+            rounding = _find_rounding(moved_tensors)
+            wrong = [change for change in moved_tensors if _has_exceptions(change)]
+            layers.setdefault(start, []).append(_MovedLayer(new, old, cosines, rounding, wrong, other_changes))
+    return {start: _build_layers(tensors_of[start], sorted(moved_layers)) for start, moved_layers in layers.items()}
 
 
-def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved: list[_MovedLayer]) -> _Layers:
-    olds, news = {layer.old for layer in moved}, {layer.new for layer in moved}
+def _build_layers(tensors_of: Mapping[int, Sequence[Change]], moved_layers: list[_MovedLayer]) -> _Layers:
+    olds, news = {layer.old for layer in moved_layers}, {layer.new for layer in moved_layers}
     lost_numbers, new_numbers = [], []
     for number, tensors in sorted(tensors_of.items()):
-        gone = _select_weights([c for c in tensors if c.before is not None])
-        came = _select_weights([c for c in tensors if c.after is not None])
-        if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in gone) > len(gone):
+        weights_before = _select_weights([c for c in tensors if c.before is not None])
+        weights_after = _select_weights([c for c in tensors if c.after is not None])
+        if number not in olds and 2 * sum(c.after is None or _has_other_values(c) for c in weights_before) > len(
+            weights_before
+        ):
             lost_numbers.append(number)
-        if number not in news and 2 * sum(c.before is None or _has_other_values(c) for c in came) > len(came):
+        if number not in news and 2 * sum(c.before is None or _has_other_values(c) for c in weights_after) > len(
+            weights_after
+        ):
             new_numbers.append(number)
-    return _Layers(moved, lost_numbers, new_numbers)
+    return _Layers(moved_layers, lost_numbers, new_numbers)
 
 
 def _select_weights(changes: list[Change]) -> list[Change]:
@@ -439,21 +473,23 @@ def _build_move_lines(changes: Sequence[Change], overview: _Overview, unfold: bo
         ]
         lines[-1] = replace(lines[-1], remark="; ".join([lines[-1].remark, *ends]))
         yield from lines
-    others = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
-    yield from _build_named_lines(others, overview, unfold)
+    other_changes = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
+    yield from _build_named_lines(other_changes, overview, unfold)
 
 
 def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
-    others = [change for layer in run for change in layer.others]
+    other_changes = [change for layer in run for change in layer.others]
     cosines = [cosine for layer in run for cosine in layer.cosines]
     wrong = [change for layer in run for change in layer.wrong]
     remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines, run[0].rounding)}"
     remark += _format_named_exceptions(wrong)
-    if others:
-        remark += f"; not {format_fqn(others[0].fqn)}" + (f" and {len(others) - 1:,} more" if len(others) > 1 else "")
+    if other_changes:
+        remark += f"; not {format_fqn(other_changes[0].fqn)}" + (
+            f" and {len(other_changes) - 1:,} more" if len(other_changes) > 1 else ""
+        )
     olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
     return Line(
-        (f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if others or wrong else ""
+        (f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if other_changes or wrong else ""
     )
 
 
@@ -546,12 +582,13 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
             if _get_transformation(row).relative_l2 is None:
                 yield Line((f"  {format_fqn(row.fqn)}",), f"has no norm{_format_new_not_finite(row)}", "bad")
     updated = {name for change in changes for name in _list_sources(change)}
-    others = [change for change in overview.base_only if change.fqn not in updated]
-    if others:
+    unadapted = [change for change in overview.base_only if change.fqn not in updated]
+    if unadapted:
         is_paired = any(change.before is not None and change.after is not None for change in overview.changes)
         content = "updates and replaced tensors" if is_paired else "updates"
         yield Line(
-            (f"{plural(len(others), 'other tensor')} of the base",), f"not in the adapter, which holds only {content}"
+            (f"{plural(len(unadapted), 'other tensor')} of the base",),
+            f"not in the adapter, which holds only {content}",
         )
 
 
@@ -575,9 +612,9 @@ def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool
     yield from _build_named_lines(wrong, overview, False)
 
 
-def _describe_merged(done: Transformation) -> str:
-    rank = "" if done.rank is None else f" (r {done.rank})"
-    return f"= {name_merged(done)}{rank}"
+def _describe_merged(transformation: Transformation) -> str:
+    rank = "" if transformation.rank is None else f" (r {transformation.rank})"
+    return f"= {name_merged(transformation)}{rank}"
 
 
 #: Start of the names in an adapter that peft saved, and a part of names that only a whole model has.
@@ -589,12 +626,12 @@ def _list_base_only(changes: Sequence[Change]) -> list[Change]:
 
     An adapter may also have tensors that replace tensors of the base (`modules_to_save`).
     """
-    done = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
+    adapters = [d for c in changes if (d := c.transformation) is not None and d.kind is TransformationKind.ADAPTER]
     rows = [after for change in changes if (after := change.after) is not None]
     is_adapter = all(change.before is None or change.after is None for change in changes) or (
         all(row.fqn.startswith(_ADAPTER_PREFIX) and _BASE_LAYER not in row.fqn for row in rows)
     )
-    return [change for change in changes if change.status is Status.REMOVED] if done and is_adapter else []
+    return [change for change in changes if change.status is Status.REMOVED] if adapters and is_adapter else []
 
 
 def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool) -> Iterator[Line]:
@@ -604,20 +641,20 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
     """
     groups: dict[tuple[str, str, str], list[Change]] = {}
     for change in changes:
-        done = change.transformation
-        if done is not None and (how := done.quantization) is not None:
-            groups.setdefault((how.dtype, how.codes, _describe_rule(how)), []).append(change)
+        transformation = change.transformation
+        if transformation is not None and (quantization := transformation.quantization) is not None:
+            groups.setdefault((quantization.dtype, quantization.codes, _describe_rule(quantization)), []).append(change)
     for (dense, codes, rule), rows in groups.items():
-        done = rows[0].transformation
-        assert done is not None and done.quantization is not None  # noqa: S101, PT018 - so are they grouped
+        transformation = rows[0].transformation
+        assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - so are they grouped
         wrong = [row for row in rows if _has_exceptions(row)]
         errors = [_error_of(row) for row in rows if row not in wrong]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
-        library = _LIBRARIES[done.quantization.layout]
+        library = _LIBRARIES[transformation.quantization.layout]
         coded = f"{codes}{f' ({library})' if library else ''}"
-        types = (dense, coded) if done.kind is TransformationKind.QUANTIZED else (coded, dense)
-        text = f"{len(rows):,} {done.kind.value} {' → '.join(types)}"
-        deviation_text = f"{len(wrong):,} very different from the weight {_name_dense_side(done)}"
+        types = (dense, coded) if transformation.kind is TransformationKind.QUANTIZED else (coded, dense)
+        text = f"{len(rows):,} {transformation.kind.value} {' → '.join(types)}"
+        deviation_text = f"{len(wrong):,} very different from the weight {_name_dense_side(transformation)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, deviation_text]
         yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
@@ -648,14 +685,17 @@ def _error_of(change: Change) -> float:
     return _get_transformation(change).relative_l2 or 0.0
 
 
-def _describe_quantized(done: Transformation) -> str:
-    assert done.quantization is not None  # noqa: S101 - so are they built
-    deviation_text = f"is very different from the weight {_name_dense_side(done)}: " if done.exceptions else ""
-    return f"{deviation_text}{_describe_rule(done.quantization)}: rel. error {format_number(done.relative_l2, 2)}"
+def _describe_quantized(transformation: Transformation) -> str:
+    assert transformation.quantization is not None  # noqa: S101 - so are they built
+    side, rule = _name_dense_side(transformation), _describe_rule(transformation.quantization)
+    deviation_text = f"is very different from the weight {side}: " if transformation.exceptions else ""
+    return f"{deviation_text}{rule}: rel. error {format_number(transformation.relative_l2, 2)}"
 
 
-def _name_dense_side(done: Transformation) -> str:
-    return "in the first checkpoint" if done.kind is TransformationKind.QUANTIZED else "in the second checkpoint"
+def _name_dense_side(transformation: Transformation) -> str:
+    return (
+        "in the first checkpoint" if transformation.kind is TransformationKind.QUANTIZED else "in the second checkpoint"
+    )
 
 
 def _describe_rule(quantization: Quantization) -> str:
@@ -680,8 +720,8 @@ def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
 
 def _build_swap_lines(changes: Sequence[Change], overview: _Overview, unfold: bool) -> Iterator[Line]:
     """Yield a line for each pair of tensors outside of swapped layers."""
-    outside = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
-    pairs = group_by(outside, lambda change: (change.section, min(change.fqn, _list_sources(change)[0])))
+    outside_changes = [change for change in changes if not _is_in_moved_layer(change, overview.modules)]
+    pairs = group_by(outside_changes, lambda change: (change.section, min(change.fqn, _list_sources(change)[0])))
     lines = [
         Line(
             (format_fqn(pair[0].fqn),),
@@ -736,27 +776,33 @@ def _has_exceptions(change: Change) -> bool:
 # --- fused tensors ---------------------------------------------------------------------------------------------------
 
 
-def _describe_join(change: Change, done: Transformation) -> str:
-    names = _shorten(change.fqn, done.sources)
-    is_stack = done.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
-    of = "the transposes of " if done.is_transposed else ""
-    of_join = "transpose of " if done.is_transposed else ""
-    listed = f"stack of {of}{_format_stack(change, done.sources)}" if is_stack else f"{of_join}[{'; '.join(names)}]"
+def _describe_join(change: Change, transformation: Transformation) -> str:
+    names = _shorten(change.fqn, transformation.sources)
+    is_stack = transformation.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
+    of = "the transposes of " if transformation.is_transposed else ""
+    of_join = "transpose of " if transformation.is_transposed else ""
+    listed = (
+        f"stack of {of}{_format_stack(change, transformation.sources)}"
+        if is_stack
+        else f"{of_join}[{'; '.join(names)}]"
+    )
     verb = "=" if change.status is Status.ADDED else "was split into"
-    if done.blocks:
-        unit = "row" if set(done.blocks) == {1} else "rows"
-        listed += f" alternating, {_format_blocks(done.blocks)} {unit} each"
-    if not done.exceptions:
-        return f"{verb} {listed}{_format_rounding(done) or ', exactly'}"
-    if len(done.differing) == 1:
-        name = names[done.sources.index(done.differing[0])]
-        listed_rows = _list_first_rows(done)
-        noun = "column" if done.is_transposed and is_stack else "row"
+    if transformation.blocks:
+        unit = "row" if set(transformation.blocks) == {1} else "rows"
+        listed += f" alternating, {_format_blocks(transformation.blocks)} {unit} each"
+    if not transformation.exceptions:
+        return f"{verb} {listed}{_format_rounding(transformation) or ', exactly'}"
+    if len(transformation.differing) == 1:
+        name = names[transformation.sources.index(transformation.differing[0])]
+        listed_rows = _list_first_rows(transformation)
+        noun = "column" if transformation.is_transposed and is_stack else "row"
         text = (
-            f"{noun} {listed_rows} of {name} differs" if done.rows == 1 else f"{done.rows:,} {noun}s of {name} differ"
+            f"{noun} {listed_rows} of {name} differs"
+            if transformation.rows == 1
+            else f"{transformation.rows:,} {noun}s of {name} differ"
         )
-        return f"{verb} {listed}, but {text}" + ("" if done.rows == 1 else f" ({listed_rows})")
-    return f"{verb} {listed}, but {done.rows:,} rows of {len(done.differing):,} tensors differ"
+        return f"{verb} {listed}, but {text}" + ("" if transformation.rows == 1 else f" ({listed_rows})")
+    return f"{verb} {listed}, but {transformation.rows:,} rows of {len(transformation.differing):,} tensors differ"
 
 
 def _format_blocks(blocks: Sequence[int]) -> str:
@@ -766,21 +812,24 @@ def _format_blocks(blocks: Sequence[int]) -> str:
     return f"{', '.join(map(str, blocks[:-1]))} and {blocks[-1]}"
 
 
-def _shorten(whole: str, names: Sequence[str]) -> list[str]:
+def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
     """Return the names without the modules and the last component that all share with the whole."""
     paths = [name.split(".") for name in names]
-    own = whole.split(".")
+    joined_path = joined_name.split(".")
     start = 0
-    while all(len(path) > start + 1 and path[start] == own[start] for path in paths) and len(own) > start + 1:
+    while (
+        all(len(path) > start + 1 and path[start] == joined_path[start] for path in paths)
+        and len(joined_path) > start + 1
+    ):
         start += 1
-    end = 1 if all(path[-1] == own[-1] and len(path) > start + 1 for path in paths) else 0
+    end = 1 if all(path[-1] == joined_path[-1] and len(path) > start + 1 for path in paths) else 0
     return [format_fqn(".".join(path[start : len(path) - end])) for path in paths]
 
 
 def _format_stack(change: Change, names: Sequence[str]) -> str:
     """`experts.{0..7}.w2.weight`, or `[experts.{0..7}.w1.weight; experts.{0..7}.w3.weight]`"""
-    whole = change.after or change.before
-    parts = len(names) // whole.shape[0] if whole is not None and whole.shape else 1
+    stack = change.after or change.before
+    parts = len(names) // stack.shape[0] if stack is not None and stack.shape else 1
     if parts > 1:
         return f"[{'; '.join(_format_stack_of(names[n::parts]) for n in range(parts))}]"
     return _format_stack_of(names)
@@ -789,8 +838,8 @@ def _format_stack(change: Change, names: Sequence[str]) -> str:
 def _format_stack_of(names: Sequence[str]) -> str:
     if (listed := _list_in_order(names)) is not None:
         return listed
-    folded = fold.fold_names(map(format_fqn, names))
-    return folded[0] if len(folded) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
+    folded_names = fold.fold_names(map(format_fqn, names))
+    return folded_names[0] if len(folded_names) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
@@ -798,14 +847,18 @@ def _list_in_order(names: Sequence[str]) -> str | None:
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None
-    different = [n for n, parts in enumerate(zip(*paths, strict=True)) if len(set(parts)) > 1]
-    if len(different) != 1 or not all(path[different[0]].isdecimal() for path in paths):
+    differing_parts = [n for n, parts in enumerate(zip(*paths, strict=True)) if len(set(parts)) > 1]
+    if len(differing_parts) != 1 or not all(path[differing_parts[0]].isdecimal() for path in paths):
         return None
-    numbers = [int(path[different[0]]) for path in paths]
+    numbers = [int(path[differing_parts[0]]) for path in paths]
     if numbers == sorted(numbers):
         return None
-    path = [*paths[0][: different[0]], "{" + ",".join(fold.list_runs(numbers)) + "}", *paths[0][different[0] + 1 :]]
-    return ".".join(path[n] if n == different[0] else format_fqn(path[n]) for n in range(len(path)))
+    path = [
+        *paths[0][: differing_parts[0]],
+        "{" + ",".join(fold.list_runs(numbers)) + "}",
+        *paths[0][differing_parts[0] + 1 :],
+    ]
+    return ".".join(path[n] if n == differing_parts[0] else format_fqn(path[n]) for n in range(len(path)))
 
 
 _LINES: dict[TransformationKind, Callable[[Sequence[Change], _Overview, bool], Iterator[Line]]] = {

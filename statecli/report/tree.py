@@ -40,17 +40,17 @@ class Node(Generic[T]):
 
     def __init__(self) -> None:
         self.children: dict[str, Node[T]] = {}
-        self.own: T | None = None
+        self.own_item: T | None = None
         self.items: list[T] = []
 
     def make_shape_key(self, fold_key: FoldKey[T]) -> tuple[object, ...]:
         """Return a key, equal for siblings with equal content."""
-        own = fold_key(self.own) if self.own is not None else None
-        return (own, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
+        own_key = fold_key(self.own_item) if self.own_item is not None else None
+        return (own_key, tuple((name, child.make_shape_key(fold_key)) for name, child in self.children.items()))
 
     def list_descendants(self) -> list[T]:
         """Return the items of its children."""
-        return [item for item in self.items if item is not self.own]
+        return [item for item in self.items if item is not self.own_item]
 
 
 def build_tree_groups(state: ModelState, unfold: bool, noun: str) -> tuple[Group, ...]:
@@ -72,7 +72,7 @@ def build_tree(items: Iterable[T]) -> Node[T]:
         for part in item.fqn.split(".", MAX_LEVELS):
             node = node.children.setdefault(part, Node())
             node.items.append(item)
-        node.own = item
+        node.own_item = item
     return root
 
 
@@ -84,9 +84,9 @@ def _build_lines(node: Node[TensorInfo], depth: int, unfold: bool) -> list[Line]
     lines: list[Line] = []
     for name, names in group_siblings(node, _make_fold_key, unfold):
         children = [node.children[child_name] for child_name in names]
-        own = [child.own for child in children if child.own is not None]
-        if own:
-            lines.append(_build_tensor_line("  " * depth + name, own))
+        own_items = [child.own_item for child in children if child.own_item is not None]
+        if own_items:
+            lines.append(_build_tensor_line("  " * depth + name, own_items))
         if children[0].children:
             descendants = [tensor for child in children for tensor in child.list_descendants()]
             lines.append(_build_module_line("  " * depth + name, descendants))
@@ -114,17 +114,17 @@ def _join_names(names: list[str]) -> str:
 def _build_tensor_line(name: str, tensors: list[TensorInfo]) -> Line:
     tensor = tensors[0]
     elements = sum(total.elements for total in sizes.sum_by_kind(tensors).values())
-    holds = f"{format_kind(tensor)} {tensor.dtype}"
+    content_text = f"{format_kind(tensor)} {tensor.dtype}"
     return Line(
-        (name, holds, format_shape(tensor.shape), format_count(elements), format_size(sizes.sum_bytes(tensors)))
+        (name, content_text, format_shape(tensor.shape), format_count(elements), format_size(sizes.sum_bytes(tensors)))
     )
 
 
 def _build_module_line(name: str, tensors: list[TensorInfo]) -> Line:
     totals = sizes.sum_by_kind(tensors)
     elements = sum(total.elements for total in totals.values())
-    holds = ", ".join(format_kind_count(total.tensors, kind) for kind, total in totals.items() if total.tensors)
-    return Line((name, holds, "", format_count(elements), format_size(sizes.sum_bytes(tensors))), mood="strong")
+    content_text = ", ".join(format_kind_count(total.tensors, kind) for kind, total in totals.items() if total.tensors)
+    return Line((name, content_text, "", format_count(elements), format_size(sizes.sum_bytes(tensors))), mood="strong")
 
 
 def format_kind_count(count: int, kind: str) -> str:

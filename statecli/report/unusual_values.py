@@ -18,16 +18,16 @@ def list_unusual_values(state: ModelState) -> tuple[NamedTensors, ...]:
 
 def _iter_sentences(state: ModelState) -> Iterator[NamedTensors]:
     by_section = len(state.sections) > 1
-    measured = arrange_naturally([tensor for tensor in state.tensors if tensor.stats is not None])
+    measured_tensors = arrange_naturally([tensor for tensor in state.tensors if tensor.stats is not None])
     for name, noun in (("nan", "NaN"), ("inf", "infinity")):
-        tensors = [tensor for tensor in measured if getattr(tensor.stats, name)]
+        tensors = [tensor for tensor in measured_tensors if getattr(tensor.stats, name)]
         if tensors:
-            holds = "holds" if len(tensors) == 1 else "hold"
-            text = f"{plural(len(tensors), 'tensor')} {holds} {noun}"
+            verb = "holds" if len(tensors) == 1 else "hold"
+            text = f"{plural(len(tensors), 'tensor')} {verb} {noun}"
             yield NamedTensors(text, _list_labels(tensors, by_section=by_section), f"{name}>0")
     outliers = {(role.section, fqn) for role in list_roles(state.tensors) for fqn in role.outliers}
     if outliers:
-        tensors = [tensor for tensor in measured if (tensor.section, tensor.fqn) in outliers]
+        tensors = [tensor for tensor in measured_tensors if (tensor.section, tensor.fqn) in outliers]
         text = f"{plural(len(tensors), 'outlier')} among the layers"
         yield NamedTensors(text, _list_labels(tensors, by_section=by_section), "remark:*outlier*")
 

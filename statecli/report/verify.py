@@ -120,13 +120,13 @@ def _build_cases(
     """
     state = verification.state
     failing = [problem for problem in group_findings(findings, state.tensors) if problem.severity.is_at_least(fail_on)]
-    covered = {id(finding) for problem in failing for finding in problem.findings}
+    covered_findings = {id(finding) for problem in failing for finding in problem.findings}
     placed = dict(zip(map(id, verification.findings), findings, strict=True))
     by_proof = ((check, [placed[id(finding)] for finding in check.findings]) for check in verification.checks)
     cases = (
         _build_case(check, findings, state, requested)
         for check, findings in by_proof
-        if check.verdict is not Verdict.FAILED or not covered.intersection(map(id, findings))
+        if check.verdict is not Verdict.FAILED or not covered_findings.intersection(map(id, findings))
     )
     return (*(junit_cases.build_cases(state.target, failing, "verify") if failing else ()), *cases)
 
@@ -151,10 +151,10 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
     target = verification.state.target
     if not verification.state.tensors:
         packed = [note.fqn for note in verification.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
-        where = (
+        packed_text = (
             f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
         )
-        return (f"{target}: the model has no tensors{where}, so there is nothing to check",)
+        return (f"{target}: the model has no tensors{packed_text}, so there is nothing to check",)
     unproved = [
         check
         for check in verification.checks
@@ -186,8 +186,8 @@ def _describe_reason(check: Check) -> str:
         return "does not apply to this model" if check.verdict is Verdict.SKIPPED else "inconclusive"
     fqn, cell = inconclusive[0]
     count = len({fqn for fqn, _ in inconclusive})
-    more = f"; {plural(count - 1, 'more tensor')} inconclusive" if count > 1 else ""
-    return f"{fqn}: {cell.reason or 'inconclusive'}{more}"
+    further_text = f"; {plural(count - 1, 'more tensor')} inconclusive" if count > 1 else ""
+    return f"{fqn}: {cell.reason or 'inconclusive'}{further_text}"
 
 
 def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
@@ -208,9 +208,9 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
 def _build_table(verification: Verification, verbose: bool) -> Table:
     """Return the flat table; with `verbose`, people see measures and source lines too."""
     proof_columns = _list_columns(verification)
-    measured = [(column, when) for column in proof_columns for when in ("before", "after")]
+    measured_columns = [(column, side) for column in proof_columns for side in ("before", "after")]
     shows_measure = [
-        verbose and any(getattr(cell, when) for cell in column.cells.values()) for column, when in measured
+        verbose and any(getattr(cell, side) for cell in column.cells.values()) for column, side in measured_columns
     ]
     columns = (
         report.Column("kind"),
@@ -221,8 +221,8 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
         report.Column("origin", detail=not (verbose and any(row.origin for row in verification.state.tensors))),
         *(report.Column(column.name) for column in proof_columns),
         *(
-            report.Column(f"{column.name}_{when}", detail=not is_shown)
-            for (column, when), is_shown in zip(measured, shows_measure, strict=True)
+            report.Column(f"{column.name}_{side}", detail=not is_shown)
+            for (column, side), is_shown in zip(measured_columns, shows_measure, strict=True)
         ),
         report.Column("reason"),
     )
@@ -235,7 +235,7 @@ def _build_table(verification: Verification, verbose: bool) -> Table:
             format_yes_no(row.requires_grad),
             format_origin(row.origin) if row.origin else None,
             *(column.cells[row.fqn].verdict.value if row.fqn in column.cells else None for column in proof_columns),
-            *(getattr(column.cells.get(row.fqn), when, None) for column, when in measured),
+            *(getattr(column.cells.get(row.fqn), side, None) for column, side in measured_columns),
             "; ".join(_format_reasons(_list_cell_reasons(row.fqn, proof_columns))) or None,
         )
         for row in verification.state.tensors
@@ -311,9 +311,9 @@ def _build_groups(verification: Verification, proof_columns: Sequence[ProofColum
         rows = [row for row in verification.state.tensors if row.kind is kind]
         if not rows:
             continue
-        shared = _find_shared_reasons(rows, proof_columns)
-        lines = [_build_line(row, proof_columns, shared, worst[row.fqn], view) for row in rows]
-        summary = _summarize_group(rows, worst) + "".join(f"; {reason}" for reason in _format_reasons(shared))
+        shared_reasons = _find_shared_reasons(rows, proof_columns)
+        lines = [_build_line(row, proof_columns, shared_reasons, worst[row.fqn], view) for row in rows]
+        summary = _summarize_group(rows, worst) + "".join(f"; {reason}" for reason in _format_reasons(shared_reasons))
         lines = lines if view.unfold else fold.fold_lines(_join_causes(rows, lines))
         groups.append(Group(KIND_NOUNS[kind], summary, tuple(lines)))
     return tuple(groups)
@@ -330,17 +330,17 @@ def _join_causes(rows: Sequence[TensorInfo], lines: Sequence[Line]) -> list[Line
         is_cause = row.kind is Kind.UNREGISTERED and row.origin is not None
         key = (row.origin, line.cells[1:], line.remark, line.mood) if is_cause else position
         groups.setdefault(key, []).append(line)
-    joined: list[Line] = []
+    joined_lines: list[Line] = []
     for alike in groups.values():
-        folded = fold.fold_lines(alike)
-        start = _find_common_module([line.cells[0] for line in folded])
-        height = len(folded) * (2 if alike[0].remark else 1)
-        if height <= MAX_LINES_OF_CAUSE or len(folded) == 1 or not start:
-            joined += alike
+        folded_lines = fold.fold_lines(alike)
+        start = _find_common_module([line.cells[0] for line in folded_lines])
+        height = len(folded_lines) * (2 if alike[0].remark else 1)
+        if height <= MAX_LINES_OF_CAUSE or len(folded_lines) == 1 or not start:
+            joined_lines += alike
             continue
         name = f"{start}.* ({plural(len(alike), 'tensor')})"
-        joined.append(Line((name, *alike[0].cells[1:]), alike[0].remark, alike[0].mood))
-    return joined
+        joined_lines.append(Line((name, *alike[0].cells[1:]), alike[0].remark, alike[0].mood))
+    return joined_lines
 
 
 def _find_common_module(names: Sequence[str]) -> str:
@@ -373,10 +373,14 @@ def _find_shared_reasons(rows: Sequence[TensorInfo], proof_columns: Sequence[Pro
     return tuple(reasons)
 
 
-def _format_own_reasons(fqn: str, proof_columns: Sequence[ProofColumn], shared: Sequence[ColumnReason]) -> list[str]:
+def _format_own_reasons(
+    fqn: str, proof_columns: Sequence[ProofColumn], shared_reasons: Sequence[ColumnReason]
+) -> list[str]:
     """Return the tensor's reasons, each once, after the names of its columns."""
-    own = [(column.name, column.get_reason(fqn)) for column in proof_columns]
-    return _format_reasons([(name, reason) for name, reason in own if reason and (name, reason) not in shared])
+    own_reasons = [(column.name, column.get_reason(fqn)) for column in proof_columns]
+    return _format_reasons(
+        [(name, reason) for name, reason in own_reasons if reason and (name, reason) not in shared_reasons]
+    )
 
 
 def _format_reasons(reasons: Iterable[ColumnReason]) -> list[str]:
@@ -388,10 +392,14 @@ _MOODS = {Verdict.FAILED: "bad", Verdict.INCONCLUSIVE: "warn"}
 
 
 def _build_line(
-    row: TensorInfo, proof_columns: Sequence[ProofColumn], shared: Sequence[ColumnReason], worst: Verdict, view: View
+    row: TensorInfo,
+    proof_columns: Sequence[ProofColumn],
+    shared_reasons: Sequence[ColumnReason],
+    worst: Verdict,
+    view: View,
 ) -> Line:
     """Return the line of a tensor; its remark has the reasons not shown by the signs."""
-    parts = _format_own_reasons(row.fqn, proof_columns, shared)
+    parts = _format_own_reasons(row.fqn, proof_columns, shared_reasons)
     if row.note and (view.verbose or row.note not in NOTES_OF_UNREGISTERED_MODULES):
         parts.append(row.note)
     if view.verbose:
@@ -428,9 +436,9 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
 
 def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
     """Return the number of failed tensors, and the failed names without a row (aliases)."""
-    failed = _list_failed(check)
+    failed_names = _list_failed(check)
     tested = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
-    count, names = len(failed & fqns), sorted(failed - fqns)
+    count, names = len(failed_names & fqns), sorted(failed_names - fqns)
     parts = [f"{count:,} of {max(len(tested & fqns), count):,}"] if count else []
     parts += [join_names(names, MAX_NAMES)] if names else []
     return f"{' and '.join(parts)} failed" if parts else "failed"
@@ -458,7 +466,7 @@ def _format_verdict_counts(checks: Sequence[Check]) -> str:
 def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> str:
     """Summarize the run in a line: the problems, and which proofs failed, are inconclusive, or passed."""
     tensors = len(verification.state.tensors)
-    failed = count_verdicts(verification).tensors[Verdict.FAILED.value]
+    failed_count = count_verdicts(verification).tensors[Verdict.FAILED.value]
     fqns = {tensor.fqn for tensor in verification.state.tensors}
     counts_by_proof = {
         len(_list_failed(check) & fqns) for check in verification.checks if check.verdict is Verdict.FAILED
@@ -467,9 +475,9 @@ def _format_verdict(verification: Verification, problems: Sequence[Problem]) -> 
     for verdict in WORST_FIRST:
         checks = [check for check in verification.checks if check.verdict is verdict]
         names = _join_names(checks)
-        if checks and verdict is Verdict.FAILED and failed:
-            names = names if counts_by_proof == {failed} else f"one or more of {names}"
-            parts.append(f"{failed:,} of {plural(tensors, 'tensor')} failed {names}")
+        if checks and verdict is Verdict.FAILED and failed_count:
+            names = names if counts_by_proof == {failed_count} else f"one or more of {names}"
+            parts.append(f"{failed_count:,} of {plural(tensors, 'tensor')} failed {names}")
         elif checks:
             parts.append(f"{names} {verdict.value}")
     counts_text = f"{format_severities(problems)}: " if problems else ""

@@ -42,11 +42,11 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
     fixed, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
     result = replace(result, inconclusive=unjudged, run_notes=(*fixed, *notes))
     report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose))
-    failed = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
+    failure_reasons = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
     return Outcome(
         result,
         report,
-        failures=list(dict.fromkeys((*failed, *unjudged))),
+        failures=list(dict.fromkeys((*failure_reasons, *unjudged))),
         reported=True,
         notes=[*([] if options.verbose else fixed), *notes],
         warning=rules.describe_former_names(request.rule_names, request.known_rules, "audit"),

@@ -38,8 +38,8 @@ def name_classes(options: ClassOptions) -> ClassOptions:
 
     Raises UsageError for an option of a class without a class.
     """
-    named = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
-    options = replace(options, **named) if named else options
+    named_classes = {name: load.name_class(getattr(options, name)) for name in _list_class_fields(options)}
+    options = replace(options, **named_classes) if named_classes else options
     if isinstance(options, InspectOptions) and options.from_config:
         if load.find_class_spec(options.target) is None and files.is_remote(options.target):
             # The read of the file has the reason why a repository cannot be opened.
@@ -70,11 +70,11 @@ def _add_class_options(options: ClassOptions) -> ClassOptions:
     fields = [each.field for each in parameters_of(type(options)) if each.names is Names.TARGET and not each.repeatable]
     texts: dict[str, str] = {name: value for name in fields if (value := getattr(options, name)) is not None}
     targets = options.targets if isinstance(options, (AuditOptions, LockOptions)) else ()
-    given = [*texts.values(), *targets]
-    if not any(map(_is_class, given)):
-        raise _build_error(options, given)
+    target_texts = [*texts.values(), *targets]
+    if not any(map(_is_class, target_texts)):
+        raise _build_error(options, target_texts)
     if options.config_json is not None:
-        _check_configuration(options.config_json, given)
+        _check_configuration(options.config_json, target_texts)
     changes: dict[str, object] = {name: _add_suffix(text, suffix) for name, text in texts.items()}
     if targets:
         changes["targets"] = tuple(_add_suffix(text, suffix) for text in targets)
@@ -92,9 +92,9 @@ def _add_suffix(text: str, suffix: str) -> str:
     return text + suffix
 
 
-def _check_configuration(config_json: str, given: Sequence[str]) -> None:
+def _check_configuration(config_json: str, target_texts: Sequence[str]) -> None:
     """Raise UsageError for a class that has a configuration already."""
-    for text in given:
+    for text in target_texts:
         spec = load.find_class_spec(text)
         if spec is not None and spec.config is not None:
             raise UsageError(
@@ -106,8 +106,9 @@ def _is_class(text: str) -> bool:
     return load.find_class_spec(text) is not None
 
 
-def _build_error(options: ClassOptions, given: Sequence[str]) -> UsageError:
+def _build_error(options: ClassOptions, target_texts: Sequence[str]) -> UsageError:
     trust = option("--trust-remote-code")
     flag = trust if options.config_json is None else option("--config-json", options.config_json)
-    what = f"{' and '.join(given[:3])} {'is not a model class' if len(given) == 1 else 'are not model classes'}"
-    return UsageError(f"{flag}: {what}; give a class, such as net.py:Net")
+    verb = "is not a model class" if len(target_texts) == 1 else "are not model classes"
+    problem = f"{' and '.join(target_texts[:3])} {verb}"
+    return UsageError(f"{flag}: {problem}; give a class, such as net.py:Net")

@@ -74,7 +74,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
     tree, unchanged = _name_if(options.tree, "--tree"), _name_if(options.unchanged, "--unchanged")
-    cast, tolerance = _name_if(options.cast, "--cast"), _name_tolerance(options)
+    cast_option, tolerance = _name_if(options.cast, "--cast"), _name_tolerance(options)
     tolerance_or_dtype = tolerance or (option("--ignore", "dtype") if Field.DTYPE in options.ignore else "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
     if not without_values and Field.VALUES in options.ignore:
@@ -84,8 +84,8 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     return [
         (_name_if(options.bitwise, "--bitwise"), tolerance),
         (without_values, _name_value_option(options)),
-        (cast, tolerance_or_dtype),
-        (_name_adapter(options), cast or tolerance_or_dtype),
+        (cast_option, tolerance_or_dtype),
+        (_name_adapter(options), cast_option or tolerance_or_dtype),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
         (tree, unchanged),
@@ -95,9 +95,9 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     ]
 
 
-def _name_if(given: object, flag: str) -> str:
+def _name_if(value: object, flag: str) -> str:
     """Return the option for a message if the option is given, else ""."""
-    return option(flag) if given else ""
+    return option(flag) if value else ""
 
 
 def _name_adapter(options: DiffOptions) -> str:
@@ -110,8 +110,8 @@ def _name_tolerance(options: DiffOptions) -> str:
 
 def _name_value_option(options: DiffOptions) -> str:
     """Return the first given option about the comparison of values, or ""."""
-    named = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
-    return named or _name_adapter(options) or name_division(options)
+    option_text = _name_if(options.bitwise, "--bitwise") or _name_tolerance(options) or _name_if(options.cast, "--cast")
+    return option_text or _name_adapter(options) or name_division(options)
 
 
 def _check_classes(options: DiffOptions) -> None:

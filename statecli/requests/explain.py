@@ -22,8 +22,8 @@ def prepare(options: ExplainOptions, caller: Caller, extra: ExtraInputs) -> Requ
         if options.model == STANDARD_INPUT:
             return None
         is_class = load.find_class_spec(options.model) is not None
-        what = "give the checkpoint after the class" if is_class else "give a class and a checkpoint"
-        raise UsageError(f"{options.model}: {what}: statecli explain net.py:Net model.pt")
+        instruction = "give the checkpoint after the class" if is_class else "give a class and a checkpoint"
+        raise UsageError(f"{options.model}: {instruction}: statecli explain net.py:Net model.pt")
     targets = options.model, options.checkpoint
     texts = [load.resolve_auto_class(text, other_text) for text, other_text in (targets, targets[::-1])]
     classes = [text for text in texts if load.find_class_spec(text) is not None]

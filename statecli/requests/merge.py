@@ -73,11 +73,11 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
     """Raise EngineError for a part of another statecli, UnreadableError for a part of another command than `first`."""
     head, first_head = part.head, first.head
     maker = f"statecli {head.statecli} with the {head.kernel} compute kernel"
-    own = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
-    if maker != own:
+    own_version = f"statecli {__version__} with the {kernels.kernel_name()} compute kernel"
+    if maker != own_version:
         raise EngineError(
-            f"{part.path}: was written by {maker[:200]}, but this machine has {own}; install the same version on all "
-            "machines"
+            f"{part.path}: was written by {maker[:200]}, but this machine has {own_version}; install the same version "
+            "on all machines"
         )
     if head.shard[1] != first_head.shard[1]:
         why = f"is one of {head.shard[1]} part files, but {first.path} is one of {first_head.shard[1]}"
@@ -163,8 +163,10 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
-            where = "" if files.is_remote(path) or os.path.isabs(path) else "; merge in the folder where --shard ran"
-            raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{where}")
+            folder_advice = (
+                "" if files.is_remote(path) or os.path.isabs(path) else "; merge in the folder where --shard ran"
+            )
+            raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{folder_advice}")
         if now.is_another(then):
             raise UnreadableError(f"{path}: has changed since {part.path} was made; {_REDO_ADVICE}")
         why = f"has a modification time that differs from the time in {part.path}, so the file may have changed"
@@ -187,10 +189,10 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptio
         if name not in names or name in OUTPUT_OPTIONS:
             raise UnreadableError(f"{path}: line 1 contains the option {name[:40]!r}, which --shard does not write")
     try:
-        read: ShardedOptions = msgspec.convert(head.options, kind)
+        options: ShardedOptions = msgspec.convert(head.options, kind)
     except (msgspec.ValidationError, ValueError, OverflowError) as why:
         raise UnreadableError(f"{path}: line 1 does not have the format that --shard writes: {str(why)[:200]}") from why
-    return msgspec.structs.replace(read, **_select_output_options(merge, head.command, names))
+    return msgspec.structs.replace(options, **_select_output_options(merge, head.command, names))
 
 
 def _select_output_options(merge: MergeOptions, command: str, names: Collection[str]) -> dict[str, Any]:
@@ -213,17 +215,17 @@ def _list_names(options: ShardedOptions) -> list[str]:
     return list_texts(options, lambda each: each.reads_file and each.field != "plugin")
 
 
-def _check_code(options: ShardedOptions, allowed: Sequence[str]) -> None:
+def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
     """Raise UsageError for code of the parts without permission by `--allow-code`: a file must not run code."""
     names = _list_names(options)
     plugins = set(options.plugin) if isinstance(options, AuditOptions) else set()
-    _refuse_code(plugins.difference(allowed))
+    _refuse_code(plugins.difference(allowed_names))
     if isinstance(options, AuditOptions):
         names.append(requests.audit.load_config(options).config.policy.reference or "")
     specs = {text for text in names if text and load.find_class_spec(text) is not None}
     specs |= {text for text in (getattr(options, name, None) for name in ("model", "input_from")) if text}
-    _refuse_code(specs.difference(allowed))
-    for text in allowed:
+    _refuse_code(specs.difference(allowed_names))
+    for text in allowed_names:
         if text not in specs | plugins:
             why = "the part files do not use a class or plugin of this name"
             raise UsageError(f"{option('--allow-code', text)}: {why}; leave the option out")
@@ -267,29 +269,29 @@ class _MergedResults:
         self._parts = parts
         self._plan = parts[0].head.plan
         self._passes = 0
-        self._failed = False
+        self._has_failed = False
         self._owners: dict[Key, int] = {}
         #: Derived tasks, of which no plan says that they exist, until the command looks them up.
-        self._unused: dict[Key, int] = {}
+        self._unused_keys: dict[Key, int] = {}
         for n, part in enumerate(parts):
-            for key, stored in part.results.items():
-                self._add(n, key, stored)
+            for key, stored_result in part.results.items():
+                self._add(n, key, stored_result)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
             why = f"expected {parts[0].head.tasks} results in all part files together, found {planned}"
             raise UnreadableError(f"{parts[0].path}: {why}; {_REDO_ADVICE}")
 
-    def _add(self, part: int, key: Key, stored: StoredResult) -> None:
-        earlier = self._get_stored(key) if key in self._owners else stored
-        if earlier is not stored and not _is_same(earlier.result, stored.result):
-            where = f"{self._parts[part].path}: line {stored.line}"
+    def _add(self, part: int, key: Key, stored_result: StoredResult) -> None:
+        earlier = self._get_stored(key) if key in self._owners else stored_result
+        if earlier is not stored_result and not _is_same(earlier.result, stored_result.result):
+            location = f"{self._parts[part].path}: line {stored_result.line}"
             raise UnreadableError(
-                f"{where}: another part file has a different result for the same file or tensor; {_REDO_ADVICE}"
+                f"{location}: another part file has a different result for the same file or tensor; {_REDO_ADVICE}"
             )
-        if not stored.derived or earlier is stored:
+        if not stored_result.derived or earlier is stored_result:
             self._owners[key] = part
-        if stored.derived and key.function not in tasks.UNPLANNED:
-            self._unused[key] = part
+        if stored_result.derived and key.function not in tasks.UNPLANNED:
+            self._unused_keys[key] = part
 
     def _get_stored(self, key: Key) -> StoredResult:
         return self._parts[self._owners[key]].results[key]
@@ -308,31 +310,31 @@ class _MergedResults:
 
     def _raise_missing(self, keys: Sequence[Key], task: Any) -> NoReturn:
         """Raise UnreadableError for a task without a result: the parts or the target have changed."""
-        where = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
+        location = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
         if tasks.digest_of_pass(keys) in self._plan:
             raise UnreadableError(
-                f"{where}: the part files do not have a result for this file or tensor; {_REDO_ADVICE}"
+                f"{location}: the part files do not have a result for this file or tensor; {_REDO_ADVICE}"
             )
-        raise UnreadableError(f"{where}: has changed since the part files were made; {_REDO_ADVICE}")
+        raise UnreadableError(f"{location}: has changed since the part files were made; {_REDO_ADVICE}")
 
     def _look_up(self, key: Key, task: Any) -> Any:
         """Return the result of the task. Raises UnreadableError for a result impossible for the task."""
-        stored = self._get_stored(key)
-        result = stored.result
+        stored_result = self._get_stored(key)
+        result = stored_result.result
         field = check_results.find_invalid_field(task, result)
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
             why = f"has an impossible result for {name} (field {field})"
-            raise UnreadableError(f"{path}: line {stored.line} {why}; run this shard again")
-        self._failed |= tasks.has_failed(result)
-        self._unused.pop(key, None)
+            raise UnreadableError(f"{path}: line {stored_result.line} {why}; run this shard again")
+        self._has_failed |= tasks.has_failed(result)
+        self._unused_keys.pop(key, None)
         return result
 
     def check_all_used(self) -> None:
         """Raise UnreadableError for a surplus result, unless a failure cut the tasks of the command short."""
-        if self._failed or self._passes < len(self._plan):
+        if self._has_failed or self._passes < len(self._plan):
             return
-        for key, index in self._unused.items():
+        for key, index in self._unused_keys.items():
             part = self._parts[index]
             line = part.results[key].line
             raise UnreadableError(

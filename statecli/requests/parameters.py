@@ -86,23 +86,25 @@ def _read_annotations(options: type[Options]) -> dict[str, Any]:
     table, texts = vars(sys.modules[options.__module__]), dict[str, str]()
     for base in options.__mro__[::-1]:
         texts |= base.__annotations__ if base.__module__ == options.__module__ else {}
-    named = {field: table[text] for field, text in texts.items() if text in table}
-    rest = types.SimpleNamespace(__annotations__={field: text for field, text in texts.items() if text not in table})
-    return named | get_type_hints(rest, table, include_extras=True)
+    table_annotations = {field: table[text] for field, text in texts.items() if text in table}
+    unresolved = types.SimpleNamespace(
+        __annotations__={field: text for field, text in texts.items() if text not in table}
+    )
+    return table_annotations | get_type_hints(unresolved, table, include_extras=True)
 
 
 def _build_parameter(field: str, default: Any, annotation: Any, command: str) -> Parameter:
-    plain, info = get_args(annotation)
-    repeatable = get_origin(plain) is tuple
+    plain_type, info = get_args(annotation)
+    repeatable = get_origin(plain_type) is tuple
     if repeatable:
-        plain = get_args(plain)[0]
-    elif isinstance(plain, types.UnionType):
-        plain = next(part for part in get_args(plain) if part is not types.NoneType)
+        plain_type = get_args(plain_type)[0]
+    elif isinstance(plain_type, types.UnionType):
+        plain_type = next(part for part in get_args(plain_type) if part is not types.NoneType)
     row: dict[str, Any] = {
         **asdict(info),
         "field": field,
         "argument": info.argument or field,
-        "type": str if plain is Any else plain,
+        "type": str if plain_type is Any else plain_type,
         "repeatable": repeatable,
         "default": default,
         "help": info.command_help.get(command, info.help),

@@ -14,6 +14,6 @@ def build_inspect_options(options: ReportOptions) -> InspectOptions:
     """
     if options.output is None and options.output_format is None:
         raise UsageError(f"report writes an HTML file; add {option('--output', 'report.html')}")
-    shared = {name: getattr(options, name) for name in ReportOptions.__struct_fields__}
+    shared_options = {name: getattr(options, name) for name in ReportOptions.__struct_fields__}
     reads_values = options.stats or options.spectra
-    return InspectOptions(**shared, distributions=reads_values and find_class_spec(options.target) is None)
+    return InspectOptions(**shared_options, distributions=reads_values and find_class_spec(options.target) is None)

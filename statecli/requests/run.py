@@ -63,9 +63,9 @@ def run(options: Options, caller: Caller | None = None, extra: ExtraInputs | Non
     name = COMMAND_NAMES[type(options)].replace("-", "_").replace(" ", "_")
     module = cast(CommandModule, getattr(requests, name))
     request = module.prepare(options, caller, extra)
-    with engine, _use_shard(options) as mine:
+    with engine, _use_shard(options) as own_shard:
         outcome = module.run(options, request, caller, extra)
-    return outcome if mine is None else requests.sharded_run.build_outcome(mine, outcome)
+    return outcome if own_shard is None else requests.sharded_run.build_outcome(own_shard, outcome)
 
 
 def _use_engine(options: Options) -> AbstractContextManager[None]:

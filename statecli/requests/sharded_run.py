@@ -18,11 +18,11 @@ def use_shard(options: ShardedOptions, text: str) -> AbstractContextManager[shar
     return shard.use_shard(text, COMMAND_NAMES[type(options)], select_options(options))
 
 
-def build_outcome(mine: shard.Shard, outcome: Outcome) -> Outcome:
+def build_outcome(own_shard: shard.Shard, outcome: Outcome) -> Outcome:
     """Return the outcome of one shard: its shard file, because only all shards together have a report."""
     changed_files = outcome.result.changed_files if isinstance(outcome.result, Diff) else ()
-    causes = [message for message, _ in group_by_cause(dict.fromkeys(mine.failed))]
+    causes = [message for message, _ in group_by_cause(dict.fromkeys(own_shard.failed))]
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
         failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
-    return Outcome(outcome.result, content=mine.part(changed_files), failures=failures, warning=outcome.warning)
+    return Outcome(outcome.result, content=own_shard.part(changed_files), failures=failures, warning=outcome.warning)

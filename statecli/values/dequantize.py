@@ -72,8 +72,8 @@ def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
     assert rule.block is not None  # noqa: S101 - the layout has a block
     height, width = rule.block
     grid = tuple(-(-size // block) for size, block in zip(rule.shape, rule.block, strict=True))
-    scales = _read(parts[Part.SCALES], name, grid) / rule.divisor
-    zeros = _read(parts[Part.ZEROS], name, grid) if Part.ZEROS in parts else np.zeros(grid)
+    scales = _read_part(parts[Part.SCALES], name, grid) / rule.divisor
+    zeros = _read_part(parts[Part.ZEROS], name, grid) if Part.ZEROS in parts else np.zeros(grid)
     columns = np.arange(rule.shape[1]) // width
     codes = _locate(parts[Part.CODES], name, rule.shape)
 
@@ -85,9 +85,9 @@ def _open_scaled(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
 
 
 def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
-    values = _read(parts[Part.VALUES], name, (16,))
+    values = _read_part(parts[Part.VALUES], name, (16,))
     state = _read_state(parts.get(Part.STATE), name)
-    scales = _read(parts[Part.SCALES], name).reshape(-1)
+    scales = _read_part(parts[Part.SCALES], name).reshape(-1)
     if Part.NESTED_SCALES in parts:
         scales = _dequantize_scales(scales, parts, state, name)
     width, total = rule.shape[1], math.prod(rule.shape)
@@ -109,8 +109,8 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
 
 def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _NestedState, name: str) -> Array:
     """Return the scales that bitsandbytes has quantized too."""
-    table = _read(parts[Part.NESTED_VALUES], name, (256,))
-    nested = _read(parts[Part.NESTED_SCALES], name).reshape(-1)
+    table = _read_part(parts[Part.NESTED_VALUES], name, (256,))
+    nested = _read_part(parts[Part.NESTED_SCALES], name).reshape(-1)
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # the file has any number
     if nested.size * blocksize < codes.size:
         raise MalformedError(
@@ -127,7 +127,7 @@ def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _N
 def _read_state(data: TensorData | None, name: str) -> _NestedState:
     if data is None:
         return _NestedState(blocksize=64)
-    text = _read(data, name).astype(np.uint8).tobytes()
+    text = _read_part(data, name).astype(np.uint8).tobytes()
     try:
         return msgspec.json.decode(text[:_MAX_STATE_BYTES], type=_NestedState)
     except msgspec.MsgspecError as error:
@@ -137,7 +137,7 @@ def _read_state(data: TensorData | None, name: str) -> _NestedState:
 def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     height, width = rule.shape
     words = _read_words(parts[Part.CODES], name)
-    scales = _read(parts[Part.SCALES], name)
+    scales = _read_part(parts[Part.SCALES], name)
     if words.ndim != 2 or scales.ndim != 2 or words.shape[1] != height or width < 1 or words.shape[0] * 32 % width:
         raise MalformedError(
             f"{name}: quantized codes of shape {list(words.shape)} do not fit a weight of {list(rule.shape)}"
@@ -157,7 +157,7 @@ def _open_gptq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str
 def _open_awq(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     height, width = rule.shape
     words = _read_words(parts[Part.CODES], name, (width, height // 8))
-    scales = _read(parts[Part.SCALES], name)
+    scales = _read_part(parts[Part.SCALES], name)
     if scales.ndim != 2 or scales.shape[1] != height:
         raise MalformedError(f"{name}: scales of shape {list(scales.shape)} do not fit a weight of {list(rule.shape)}")
     zeros = _unpack_awq(_read_words(parts[Part.ZEROS], name, (scales.shape[0], height // 8)))
@@ -198,9 +198,9 @@ def _open_packed(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: s
 def _open_nvfp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
     scales = _read_scales(parts, name, rule.shape[0])
     if Part.GLOBAL_SCALE in parts:
-        scales = scales / _read(parts[Part.GLOBAL_SCALE], name, (1,))
+        scales = scales / _read_part(parts[Part.GLOBAL_SCALE], name, (1,))
     else:
-        scales = scales * _read(parts[Part.GLOBAL_FACTOR], name, (1,))
+        scales = scales * _read_part(parts[Part.GLOBAL_FACTOR], name, (1,))
     return _open_fp4(rule, parts, name, scales)
 
 
@@ -237,7 +237,7 @@ _OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], R
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
+def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
     """Return all values of a part as float64, in its shape. Raises MalformedError for another number of values."""
     values = np.asarray(read_all_values(data, name)).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
@@ -247,7 +247,7 @@ def _read(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> 
 
 def _read_scales(parts: Mapping[Part, TensorData], name: str, height: int) -> Array:
     """Return the scales of each row as a matrix. Raises MalformedError if the rows cannot have equally many."""
-    scales = _read(parts[Part.SCALES], name)
+    scales = _read_part(parts[Part.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
         raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
     return scales.reshape(height, -1)
@@ -287,7 +287,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
         if count < 1 or width % count:
             raise MalformedError(f"{name}: has {count} groups, which do not divide {width} input channels equally")
         return np.arange(width) // max(width // count, 1)
-    groups = _read(data, name, (width,)).astype(np.intp)
+    groups = _read_part(data, name, (width,)).astype(np.intp)
     if width and not 0 <= groups.min() <= groups.max() < count:
         raise MalformedError(
             f"{name}: its input channels refer to groups {groups.min()} to {groups.max()}, but it has scales of only "

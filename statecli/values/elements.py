@@ -203,19 +203,19 @@ class Arena:
 
     def __init__(self) -> None:
         self._memory = np.empty(8 << 20, np.uint8)
-        self._used = 0
+        self._used_bytes = 0
 
     def clear(self) -> None:
         """Free all memory for new arrays; earlier arrays may be overwritten."""
-        self._used = 0
+        self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:
         """Return an array of `size` items with arbitrary content; outside the arena if there is no room left."""
         length = size * np.dtype(dtype).itemsize
-        start = self._used
+        start = self._used_bytes
         if start + length > self._memory.size:
             return np.empty(size, dtype)
-        self._used += -(-length // 64) * 64
+        self._used_bytes += -(-length // 64) * 64
         return self._memory[start : start + length].view(dtype)
 
 

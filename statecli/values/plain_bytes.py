@@ -50,7 +50,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     if any(map(files.reads_are_requests, {place.path for place in places})):
         return None
     try:
-        return list(_read(places))
+        return list(_read_places(places))
     except (UnreadableError, EOFError):
         return None
 
@@ -65,7 +65,7 @@ class _Place(NamedTuple):
     crc32: int | None = None
 
 
-def _read(places: Sequence[_Place]) -> Iterator[bytes]:
+def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
     """Yield the bytes of each tensor; a read goes on past a small place, because its neighbour often follows.
 
     Raises EOFError if a file ends early, or if its bytes have another checksum.

@@ -305,22 +305,26 @@ class Dequantized(Range):
         if why is not None:
             raise UnreadableError(f"{byte_range.path}: {storage_name}: {why}")
         self._name = name
-        values, self._stored = BLOCK_SIZES[name]
-        self._block = values * 4
+        values, self._stored_block_bytes = BLOCK_SIZES[name]
+        self._float_block_bytes = values * 4
 
     def read(self, at: int, into: Array) -> None:
         flat, filled = into.reshape(-1).view(np.uint8), 0
         while filled < flat.size:
-            first, skip = divmod(at + filled, self._block)
-            blocks = -(-min(skip + flat.size - filled, VALUES_BYTES) // self._block)
+            first, skip = divmod(at + filled, self._float_block_bytes)
+            blocks = -(-min(skip + flat.size - filled, VALUES_BYTES) // self._float_block_bytes)
             part = self._dequantize(first, blocks)[skip : skip + flat.size - filled]
             flat[filled : filled + part.size] = part
             filled += part.size
 
     def _dequantize(self, first: int, count: int) -> Array:
-        packed = np.empty(count * self._stored, np.uint8)
+        packed = np.empty(count * self._stored_block_bytes, np.uint8)
         fill_buffer(
-            packed, self._file, self._byte_range.offset + first * self._stored, self._byte_range, self._storage_name
+            packed,
+            self._file,
+            self._byte_range.offset + first * self._stored_block_bytes,
+            self._byte_range,
+            self._storage_name,
         )
         return dequantize_blocks(packed, self._name).view(np.uint8)
 

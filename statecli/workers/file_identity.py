@@ -40,9 +40,9 @@ class FileIdentity(msgspec.Struct, frozen=True):
 
 def identify_files(paths: Iterable[str]) -> dict[str, FileIdentity]:
     """Return the present identity of each file, by path, in sorted order."""
-    ordered = sorted(paths)
-    remote = _identify_remote([path for path in ordered if files.is_remote(path)])
-    return {path: remote[path] if path in remote else _identify_local(path) for path in ordered}
+    sorted_paths = sorted(paths)
+    remote = _identify_remote([path for path in sorted_paths if files.is_remote(path)])
+    return {path: remote[path] if path in remote else _identify_local(path) for path in sorted_paths}
 
 
 def _identify_local(path: str) -> FileIdentity:

@@ -279,10 +279,10 @@ def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) ->
     while waiting:
         manager = getattr(executor, "_executor_manager_thread", None)
         is_alive = manager is None or manager.is_alive()
-        done, waiting = wait(waiting, MANAGER_CHECK_S, FIRST_COMPLETED)
-        if waiting and not done and not is_alive:
+        completed, waiting = wait(waiting, MANAGER_CHECK_S, FIRST_COMPLETED)
+        if waiting and not completed and not is_alive:
             raise _NoWorkers
-        yield from done
+        yield from completed
 
 
 class _NoWorkers(Exception):
@@ -475,17 +475,17 @@ def defer_interrupt() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _exit_with_parent(read: int, write: int) -> None:
+def _exit_with_parent(read_end: int, write_end: int) -> None:
     """Initialize a worker: ignore Ctrl-C and exit when the parent is gone.
 
     Ctrl-C reaches every process of the group; the parent ends the workers, without tracebacks. A killed parent ends no
     worker, but closes its end of a pipe without writers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.close(write)
+    os.close(write_end)
 
     def exit_after_parent() -> None:
-        os.read(read, 1)
+        os.read(read_end, 1)
         os._exit(1)
 
     threading.Thread(target=exit_after_parent, daemon=True).start()

@@ -101,7 +101,7 @@ async def settle(pilot):
     await pilot.pause(0.03)
     for _ in range(1000):
         app = pilot.app
-        rest = app._rest._task
+        rest = app._rest_timer._task
         rests = rest is not None and not rest.done()  # a busy machine needs longer
         if not (rests or app._reader.is_busy or app._progress or app._position_being_read is not None):
             break
@@ -502,7 +502,7 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
 def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
     """The globs select exactly these tensors with `statecli inspect -i`."""
     app = drive("first.safetensors", *keys, look=lambda app: app)
-    words = shlex.split(app.copied)
+    words = shlex.split(app.copied_text)
     assert words[1::2] == globs
     model = app.model
     marked = model.list_copied()
@@ -532,7 +532,7 @@ def list_marks(app):
 def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
     """The copied text is shown, because some terminals do not support OSC 52; any key closes the text."""
     steps = ("y", "q", "yx", "yo", [*keys_of("/norm"), "enter", "y"])
-    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied, app.model.sort))
+    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied_text, app.model.sort))
     (screen, copied, _), (closed, *_), (again, *_), (*_, sort), (listed, *_) = looks
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
     assert "\n  -i 'lm_head.*'\n" in screen
@@ -557,7 +557,7 @@ def test_help_fits_on_80_columns_and_24_lines(in_folder):
 
 def test_q_quits(in_folder):
     """q quits, and no text is copied."""
-    assert drive("first.safetensors", "q", look=lambda app: (app.copied, app.return_code)) == ("", 0)
+    assert drive("first.safetensors", "q", look=lambda app: (app.copied_text, app.return_code)) == ("", 0)
 
 
 def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
@@ -802,7 +802,7 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     Path("net.py").write_text(TIED)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
-    model = Model(run._read("tied.safetensors", options).state, {})
+    model = Model(run._read_target("tied.safetensors", options).state, {})
     assert [model.format_cell(n, Column.KIND) for n in range(2)] == ["buffer", "parameter"]
     tied = msgspec.structs.replace(model.tensors[1], aliases=("lm_head.weight",))
     model = Model(msgspec.structs.replace(model.state, tensors=(model.tensors[0], tied)), {})
@@ -810,9 +810,12 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
         model.set_filter(text)
         assert model.filtered_positions == [1]
     with_class = BrowseOptions(target="net.py:Net", other="tied.safetensors", model="net.py:Net", init_device="cpu")
-    assert [run._read(target, with_class).state.tensors[0].kind.value for target in ("net.py:Net", "tied.safetensors")]
+    assert [
+        run._read_target(target, with_class).state.tensors[0].kind.value
+        for target in ("net.py:Net", "tied.safetensors")
+    ]
     with pytest.raises(UsageError, match="--model: needs a checkpoint"):
-        run._read("net.py:Net", BrowseOptions(target="net.py:Net", model="auto"))
+        run._read_target("net.py:Net", BrowseOptions(target="net.py:Net", model="auto"))
 
 
 # --- before the screen --------------------------------------------------------------------------------------------

@@ -124,8 +124,10 @@ def build_diff_document(
 
 
 def _build_compared(diff: Diff) -> Compared:
-    how = diff.how or CompareOptions()
-    return Compared(diff.how is not None, how.bitwise, how.atol, how.rtol, diff.ignored)
+    compare_options = diff.how or CompareOptions()
+    return Compared(
+        diff.how is not None, compare_options.bitwise, compare_options.atol, compare_options.rtol, diff.ignored
+    )
 
 
 def count_changes(diff: Diff) -> DiffSummary:
@@ -164,5 +166,5 @@ def _build_diff_row(change: Change) -> DiffRow:
 def _build_side(t: TensorInfo | None) -> Side | None:
     if t is None:
         return None
-    tied = t.tied_to + t.aliases
-    return Side(t.dtype, t.shape, t.kind, t.requires_grad, t.device, tied, t.elements, t.nbytes, t.section)
+    tied_names = t.tied_to + t.aliases
+    return Side(t.dtype, t.shape, t.kind, t.requires_grad, t.device, tied_names, t.elements, t.nbytes, t.section)

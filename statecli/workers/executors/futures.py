@@ -45,8 +45,8 @@ class ExecutorEngine:
         self._max_batch_bytes = MAX_BATCH_BYTES if max_batch_bytes is None else max_batch_bytes
 
     def min_batch_bytes(self, total: int) -> int:
-        even = total // (MIN_BATCHES_PER_WORKER * self._workers)
-        return max(min(self._max_batch_bytes, even), pool.MIN_BATCH_BYTES)
+        equal_share = total // (MIN_BATCHES_PER_WORKER * self._workers)
+        return max(min(self._max_batch_bytes, equal_share), pool.MIN_BATCH_BYTES)
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         """See `Engine.run`. Raises `EngineError` for a worker without statecli or with another build."""
