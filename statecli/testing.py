@@ -184,8 +184,8 @@ def assert_loaded(
 
 def describe_unloaded(diff: Diff) -> list[str]:
     """Return a line for each way in which tensors of a checkpoint (before) are not in a model (after)."""
-    optimizer_only = all(change.kind is Kind.OPTIMIZER for change in diff.changes)
-    changes = [c for c in diff.changes if optimizer_only or c.kind is not Kind.OPTIMIZER]
+    is_optimizer_only = all(change.kind is Kind.OPTIMIZER for change in diff.changes)
+    changes = [c for c in diff.changes if is_optimizer_only or c.kind is not Kind.OPTIMIZER]
     loaded = {change.fqn for change in changes if _is_loaded(change)}
     kinds: dict[str, list[str]] = {"missing key": [], "unexpected key": [], "key": [], "tensor": []}
     for change in changes:

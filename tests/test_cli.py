@@ -374,14 +374,14 @@ def test_colour_follows_its_variables(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert streams.use_color("auto", terminal=True)
-    assert not streams.use_color("auto", terminal=False)
+    assert streams.use_color("auto", is_terminal=True)
+    assert not streams.use_color("auto", is_terminal=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert streams.use_color("auto", terminal=False)
+    assert streams.use_color("auto", is_terminal=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not streams.use_color("auto", terminal=True)
-    assert streams.use_color("always", terminal=False)
-    assert not streams.use_color("never", terminal=True)
+    assert not streams.use_color("auto", is_terminal=True)
+    assert streams.use_color("always", is_terminal=False)
+    assert not streams.use_color("never", is_terminal=True)
 
 
 def test_stats_are_in_table_and_json(statecli, small):

@@ -162,8 +162,8 @@ class Difference:
             return ""
         if change == math.inf:
             outcomes = (self.outcomes[position] for position in positions)
-            nonfinite = any(isinstance(outcome, Delta) and _changes_nonfinite(outcome) for outcome in outcomes)
-            return "nan/inf" if nonfinite else STATUS_LETTERS[Status.CHANGED]
+            has_nonfinite = any(isinstance(outcome, Delta) and _changes_nonfinite(outcome) for outcome in outcomes)
+            return "nan/inf" if has_nonfinite else STATUS_LETTERS[Status.CHANGED]
         return format_number(change, 3) if change else "="
 
     def describe_outcomes(self) -> str:

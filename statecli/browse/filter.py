@@ -133,7 +133,7 @@ class Filter:
             return tensor.device or "-"
         tensor = replace(tensor, stats=self._unusual.stats.get(position))
         outlier = self._unusual.outliers.get(position, "")
-        return describe_list_remark(tensor, outlier, RowView(), live=self._is_class, is_reported=False)
+        return describe_list_remark(tensor, outlier, RowView(), is_live=self._is_class, is_reported=False)
 
     def _test_any(self, word: str) -> Test:
         """Return the test of a bare word: a part of the name, a glob, or exactly a dtype, kind, shape or problem."""

@@ -201,13 +201,13 @@ def get_width(sink: Stream) -> int:
     return get_terminal_width(descriptor)
 
 
-def use_color(choice: str, terminal: bool) -> bool:
+def use_color(choice: str, is_terminal: bool) -> bool:
     """Return whether an output has colours, by the choice of --color and the environment."""
     if choice != "auto":
         return choice == "always"
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or (terminal and os.environ.get("TERM") != "dumb")
+    return bool(os.environ.get("FORCE_COLOR")) or (is_terminal and os.environ.get("TERM") != "dumb")
 
 
 def print_state_error(error: StateError, debug: bool) -> int:

@@ -103,13 +103,13 @@ def _build_function(name: str, options: Any) -> Callable[..., None]:
 
 def _build_argument(parameter: Parameter) -> inspect.Parameter:
     """Return the parameter of a function from which Typer makes an option or argument."""
-    required = parameter.default is msgspec.NODEFAULT
-    default = inspect.Parameter.empty if required else parameter.default
+    is_required = parameter.default is msgspec.NODEFAULT
+    default = inspect.Parameter.empty if is_required else parameter.default
     kind: Any = parameter.type
     if parameter.repeatable:
         kind = list[parameter.type]  # type: ignore[name-defined]
-        default = default if required else None
-    if not required and default is None:
+        default = default if is_required else None
+    if not is_required and default is None:
         kind = kind | None
     info = typer.Argument if parameter.is_target else typer.Option
     annotation = Annotated[kind, info(*parameter.spellings, metavar=parameter.metavar or None)]

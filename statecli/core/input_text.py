@@ -75,7 +75,7 @@ def parse_input(text: str) -> InputSpec:
     type_and_shape, less_sign, limit = type_and_shape.partition("<")
     dtype, colon, shape = type_and_shape.rpartition(":")
     kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less_sign else "float32")
-    sizes = _parse_shape(text, shape.strip(), scalar=bool(colon))
+    sizes = _parse_shape(text, shape.strip(), may_be_scalar=bool(colon))
     bound = _parse_bound(text, kind, limit.strip()) if less_sign else (DEFAULT_BOUND if kind in INTEGERS else None)
     return InputSpec(name.strip() or None, kind, sizes, bound)
 
@@ -97,8 +97,8 @@ def _parse_dtype(text: str, name: str) -> str:
     raise UsageError(f"{option('--input', text)}: {name!r} is not a dtype; {hint}")
 
 
-def _parse_shape(text: str, shape_text: str, *, scalar: bool) -> tuple[int, ...]:
-    if not shape_text and scalar:
+def _parse_shape(text: str, shape_text: str, *, may_be_scalar: bool) -> tuple[int, ...]:
+    if not shape_text and may_be_scalar:
         return ()
     if not _SHAPE.fullmatch(shape_text):
         problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"

@@ -160,8 +160,8 @@ class _WholeWeights:
     ) -> bool:
         """Return True if a whole weight in the same block has this layout, or at least half of all weights have it."""
         dtype = tensors_by_name[names.codes].dtype
-        same_block = (id(names), dtype, _name_group(module)) in self._groups
-        return same_block or self._kinds[id(names), dtype] >= incomplete
+        is_same_block = (id(names), dtype, _name_group(module)) in self._groups
+        return is_same_block or self._kinds[id(names), dtype] >= incomplete
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
         """Return the last name of a tensor required by loaders and present for other weights of the layout."""

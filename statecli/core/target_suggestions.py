@@ -198,8 +198,8 @@ def suggest_repository(path: str) -> str:
 
 def _suggest_for_attribute(file: str, name: str, call: str) -> Suggestion:
     """Return how to name a class of a file, for `net.py.Net`."""
-    defined = name.partition(".")[0] in python_names.list_definitions(file)
-    return _suggest_colon(file, name, call, file) if defined else _suggest_names_of_file(file)
+    is_defined = name.partition(".")[0] in python_names.list_definitions(file)
+    return _suggest_colon(file, name, call, file) if is_defined else _suggest_names_of_file(file)
 
 
 def describe_python_file(path: str) -> Suggestion:
@@ -316,16 +316,16 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
     module, _, attribute = name.rpartition(".")
     top = name.partition(".")[0]
     if not module and (call or name[:1].isupper()):
-        defined = [
+        defining_targets = [
             f"{file}:{name}{call}" for file in _list_python_files("") if name in python_names.list_definitions(file)
         ]
-        if not defined and (in_library := _suggest_transformers(name, call)):
+        if not defining_targets and (in_library := _suggest_transformers(name, call)):
             return in_library
-        if call and not defined and _find_layer(name):
+        if call and not defining_targets and _find_layer(name):
             return _suggest_layer(name, call)
         problem = f"the file or module of {name}{call and '(...)'} is missing; write"
-        if defined:
-            return Suggestion(problem, tuple(map(quote_for_shell, defined)))
+        if defining_targets:
+            return Suggestion(problem, tuple(map(quote_for_shell, defining_targets)))
         specs = [quote_for_shell(f"{module}:{name}{call}") for module in ("file.py", "package.module")]
         return Suggestion(f"{problem} {' or '.join(specs)}")
     is_model = top in MODEL_LIBRARIES and _MODEL_NAME.fullmatch(attribute)

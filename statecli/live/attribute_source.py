@@ -15,21 +15,21 @@ from dataclasses import dataclass
 class Assignment:
     """An assignment as written in the file.
 
-    `owner`: the object of the target (`self`); `early`: the statement is before `super().__init__()`. `targets`: all
-    names assigned at once (`self.x = y = …`), the tensor's first; `unpacked`: several values go to several names;
-    `reused`: the value is a local name used again by the function. `before` and `after`: the rest of the line
-    (`if wide:`, `; self.size = 3`).
+    `owner`: the object of the target (`self`); `is_early`: the statement is before `super().__init__()`. `targets`: all
+    names assigned at once (`self.x = y = …`), the tensor's first; `is_unpacked`: several values go to several names;
+    `is_reused`: the value is a local name used again by the function. `code_before` and `code_after`: the rest of the
+    line (`if wide:`, `; self.size = 3`).
     """
 
     owner: str
     value: ast.expr
     text: str
-    early: bool = False
+    is_early: bool = False
     targets: tuple[str, ...] = ()
-    unpacked: bool = False
-    reused: bool = False
-    before: str = ""
-    after: str = ""
+    is_unpacked: bool = False
+    is_reused: bool = False
+    code_before: str = ""
+    code_after: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Scope:
 class _SourceFile:
     """A parsed source file.
 
-    `early`: statements before `super().__init__()` of their function, where nothing can be registered.
+    `early_statements`: statements before `super().__init__()` of their function, where nothing can be registered.
     `constructing`: the functions that `__init__` runs.
     """
 
@@ -72,7 +72,7 @@ class _SourceFile:
         self.tree = ast.parse(text)
         self.lines = text.split("\n")
         self.assignments: dict[int, list[ast.Assign | ast.AnnAssign]] = {}
-        self.early: set[ast.stmt] = set()
+        self.early_statements: set[ast.stmt] = set()
         self.parents: dict[ast.AST, ast.AST] = {}
         self.attributes: dict[str, list[ast.Attribute]] = {}
         calls: dict[str, set[str]] = {}
@@ -86,7 +86,7 @@ class _SourceFile:
             if isinstance(node, ast.FunctionDef):
                 calls.setdefault(node.name, set()).update(_find_called_functions(node))
                 if node.name == "__init__":
-                    self.early.update(_find_early_statements(node))
+                    self.early_statements.update(_find_early_statements(node))
         self.constructing = _close_over_calls("__init__", calls)
 
     def assigns(self, owner: type, node: ast.Assign | ast.AnnAssign, name: str) -> bool:
@@ -170,14 +170,14 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
             other_targets = [
                 text_ for text_ in target_texts if text_ != (target_text if target_text in target_texts else name)
             ]
-            unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
+            is_unpacked = any(isinstance(target, (ast.Tuple, ast.List)) for target in targets)
             return Assignment(
                 owner,
                 value,
                 _get_source_text(file.lines, value),
-                node in file.early,
+                node in file.early_statements,
                 (target_text, *other_targets),
-                unpacked,
+                is_unpacked,
                 _is_reused(file, node),
                 *_get_rest_of_line(file.lines, node),
             )
@@ -186,9 +186,9 @@ def _find_assignment(file: _SourceFile, line: int, name: str) -> Assignment | No
 
 def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
     """Return the code before the statement on its first line, and after it on its last line, without a comment."""
-    before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
-    after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
-    return before, after if after.lstrip().startswith(";") else ""
+    code_before = lines[node.lineno - 1].encode()[: node.col_offset].decode().lstrip()
+    code_after = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset :].decode().rstrip()
+    return code_before, code_after if code_after.lstrip().startswith(";") else ""
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:

@@ -62,7 +62,7 @@ def refuse_downloads() -> Iterator[None]:
         with suppress(Exception):  # a broken installation is an error of the code that needs it
             import huggingface_hub.constants
 
-            offline = guard.is_active_or(was=bool(huggingface_hub.constants.HF_HUB_OFFLINE))
+            offline = guard.is_active_or(was_offline=bool(huggingface_hub.constants.HF_HUB_OFFLINE))
             patches.enter_context(replace_attribute(huggingface_hub.constants, "HF_HUB_OFFLINE", offline))
         patches.callback(guard.end)
         yield
@@ -103,13 +103,13 @@ class _Guard:
             frame = frame.f_back  # type: ignore[assignment]
         return True
 
-    def is_active_or(self, *, was: bool) -> Any:
+    def is_active_or(self, *, was_offline: bool) -> Any:
         """Return an object for `HF_HUB_OFFLINE`: true if true before, or while the guard refuses."""
         guard = self
 
         class Offline:
             def __bool__(self) -> bool:
-                return was or guard.is_active()
+                return was_offline or guard.is_active()
 
         return Offline()
 

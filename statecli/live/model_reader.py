@@ -736,10 +736,10 @@ def _suggest_fix(table: _Table, row: _Row) -> str | None:
     sharing = _find_rows_overlapping(table, row)
     if sharing.largest is not None and sharing.largest.facts.elements > row.facts.elements:
         return suggest_fix.suggest_for_part(sharing.largest.fqn)
-    repeated = table.built.origins.is_repeated(row.unregistered.owner, _get_attribute(row.unregistered))
+    is_repeated = table.built.origins.is_repeated(row.unregistered.owner, _get_attribute(row.unregistered))
     other_names = _find_other_names(table, row, sharing)
     return table.get_suggestions().suggest(
-        row.unregistered, row.place, repeated=repeated, other_names=other_names, rebuild=table.get_rebuild(row)
+        row.unregistered, row.place, is_repeated=is_repeated, other_names=other_names, rebuild=table.get_rebuild(row)
     )
 
 
@@ -759,6 +759,6 @@ def _find_other_names(table: _Table, row: _Row, sharing: _StorageRows) -> sugges
     """Return further names of the memory of `row`: its aliases, then the other rows in the storage."""
     names = [*row.aliases, *(sharing_row.fqn for sharing_row in sharing.first_rows if sharing_row is not row)]
     is_same_tensor = sharing.count == 1 and all(table.aliases[alias][1].tensor is row.tensor for alias in row.aliases)
-    disjoint = sharing.count < table.find_rows_sharing(row).count
+    is_disjoint = sharing.count < table.find_rows_sharing(row).count
     count = len(row.aliases) + sharing.count - 1
-    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, is_same_tensor, disjoint)
+    return suggest_fix.OtherNames(tuple(names[: suggest_fix.MAX_NAMES_IN_FIX]), count, is_same_tensor, is_disjoint)

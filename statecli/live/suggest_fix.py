@@ -56,14 +56,14 @@ MAX_COMPARED_PARTS = 64
 class OtherNames:
     """Further names of the memory of a tensor, separated by a move from the registered name.
 
-    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `same`: all refer to the same tensor object.
-    `disjoint`: the memory also holds elements of other tensors, without a common element with this tensor.
+    `names`: the first `MAX_NAMES_IN_FIX`; `count`: their number; `are_same_object`: all refer to the same tensor.
+    `is_disjoint`: the memory also holds elements of other tensors, without a common element with this tensor.
     """
 
     names: tuple[str, ...] = ()
     count: int = 0
-    same: bool = True
-    disjoint: bool = False
+    are_same_object: bool = True
+    is_disjoint: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ class Suggestions:
         unregistered: UnregisteredTensor,
         place: tuple[str, int] | None,
         *,
-        repeated: bool = False,
+        is_repeated: bool = False,
         other_names: OtherNames = OtherNames(),
         rebuild: Rebuild = Rebuild.UNKNOWN,
     ) -> str | None:
         """Return the code to write instead; None if nothing needs registering (an optimizer's state).
 
-        `repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
+        `is_repeated`: the constructor assigns the attribute more than once, so that no statement can be replaced.
         `rebuild`: how the tensors of two builds compare.
         """
         if unregistered.tensor.is_complex() and not unregistered.tensor.requires_grad:
@@ -140,7 +140,7 @@ class Suggestions:
         if rebuild is Rebuild.ABSENT and unregistered.steps[0].how != "hidden":
             return _suggest_for_created_later(unregistered)
         site = _read_site(unregistered, place)
-        text = _suggest(unregistered, site, repeated, other_names, _weigh_changes(site, rebuild), self)
+        text = _suggest(unregistered, site, is_repeated, other_names, _weigh_changes(site, rebuild), self)
         return text and _finish(text, unregistered, site, place)
 
     def suggest_for_container(self, unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> _ContainerFix:
@@ -216,7 +216,7 @@ _NN_CLASS = compile_on_use(r"(?<![\w.])nn\.(?=(Parameter|Module)(List|Dict)?\()"
 def _suggest(
     unregistered: UnregisteredTensor,
     site: _Site,
-    repeated: bool,
+    is_repeated: bool,
     other_names: OtherNames,
     rebuild: Rebuild,
     suggestions: Suggestions,
@@ -236,7 +236,7 @@ def _suggest(
     obstacle = _describe_class_attribute(unregistered, site.name) or _describe_obstacle(unregistered, site, rebuild)
     if obstacle is not None:
         return obstacle
-    at_end = source is not None and (repeated or source.unpacked)
+    at_end = source is not None and (is_repeated or source.is_unpacked)
     text = _suggest_registration(
         unregistered, replace(site, source=None) if at_end else site, other_names, rebuild, suggestions
     )
@@ -246,13 +246,13 @@ def _suggest(
         text = f"# first delete the class attribute {site.name}, which hides the registered tensor\n{text}"
     if source is None or text.startswith("#"):
         return text
-    return AFTER_SUPER_INIT + text if source.early else _keep_rest_of_line(text, source)
+    return AFTER_SUPER_INIT + text if source.is_early else _keep_rest_of_line(text, source)
 
 
 def _keep_rest_of_line(text: str, source: Assignment) -> str:
     """Return the fix with the code on the same line as the assignment, if the fix is a single line and comments."""
     code = [line for line in text.split("\n") if not line.startswith("#")]
-    return text.replace(code[0], f"{source.before}{code[0]}{source.after}", 1) if len(code) == 1 else text
+    return text.replace(code[0], f"{source.code_before}{code[0]}{source.code_after}", 1) if len(code) == 1 else text
 
 
 def _describe_class_attribute(unregistered: UnregisteredTensor, name: str) -> str | None:
@@ -309,7 +309,7 @@ def _suggest_registration(
         return (
             _suggest_single_name(site.name, other_names)
             if _would_separate(unregistered.tensor, site.source, other_names)
-            else _format_registration(unregistered.tensor, site, rebuild, other_names.disjoint)
+            else _format_registration(unregistered.tensor, site, rebuild, other_names.is_disjoint)
         )
     if issubclass(type(steps[0].value), nn.Module) and steps[0].how == "attribute":  # in __dict__
         text = f'{AT_END_OF_INIT}self.{site.name} = self.__dict__.pop("{site.name}")'
@@ -343,12 +343,12 @@ def _would_separate(tensor: torch.Tensor, source: Assignment | None, other_names
     if not other_names.count:
         return False
     is_new_object = source is not None and isinstance(source.value, ast.Call)
-    return not (tensor.requires_grad and is_new_object and other_names.same)
+    return not (tensor.requires_grad and is_new_object and other_names.are_same_object)
 
 
 def _suggest_single_name(name: str, other_names: OtherNames) -> str:
     names_text = ", ".join(other_names.names) + (", …" if other_names.count > len(other_names.names) else "")
-    view = "" if other_names.same else " (compute a view from it)"
+    view = "" if other_names.are_same_object else " (compute a view from it)"
     return f"# register the tensor once, as {name}, and read this name instead of {names_text}{view}:\n{_OLD_MEMORY}"
 
 
@@ -374,14 +374,16 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
     if any(parameters) and not all(parameters):
         text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
         return _ContainerFix(text)
-    parts = not _are_all(members, nn.Parameter)
-    disjoint = len({storage(member)[0] for member in members}) < len(members)
-    if parts and disjoint and _have_common_elements(members):
-        return _ContainerFix(_suggest_single_attributes(site.name, "the entries that share its memory"), parts)
+    needs_single_name = not _are_all(members, nn.Parameter)
+    share_storages = len({storage(member)[0] for member in members}) < len(members)
+    if needs_single_name and share_storages and _have_common_elements(members):
+        return _ContainerFix(
+            _suggest_single_attributes(site.name, "the entries that share its memory"), needs_single_name
+        )
     if any(parameters):
         text = _add_loading(_format_container("Parameter", container, site), f"{site.name}.*")
-        return _ContainerFix(text, parts)
-    return _ContainerFix(_format_loop(container, site, rebuild, disjoint), parts)
+        return _ContainerFix(text, needs_single_name)
+    return _ContainerFix(_format_loop(container, site, rebuild, share_storages), needs_single_name)
 
 
 def _have_common_elements(members: list[torch.Tensor]) -> bool:
@@ -499,10 +501,10 @@ def _are_all(members: list[Any], kind: type) -> bool:
     return all(issubclass(type(member), kind) for member in members)
 
 
-def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, disjoint: bool = False) -> str:
+def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is_disjoint: bool = False) -> str:
     source = site.source
-    if source is None or disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
-        value = f'self.__dict__.pop("{site.name}")' + ".clone()" * disjoint
+    if source is None or is_disjoint or (tensor.requires_grad and any(_is_refused_by_leaf(use) for use in site.uses)):
+        value = f'self.__dict__.pop("{site.name}")' + ".clone()" * is_disjoint
         registration = _format_buffer_or_parameter(tensor, site.name, value, rebuild)
         return f"{AT_END_OF_INIT}{registration}"
     if tensor.requires_grad:
@@ -668,15 +670,15 @@ def _is_bad_key(key: Any, container_class: type) -> bool:
     return type(key) is not str or not key or "." in key or hasattr(container_class(), key)
 
 
-def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) -> str:
+def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: bool) -> str:
     """Return code with a buffer for each tensor, without the container, because no move would update the container."""
     source, name = site.source, site.name
-    complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
-    owner = source.owner if source and complete else "self"
-    value = source.text if source and complete else f'{owner}.__dict__.pop("{name}")'
-    placement, key, pairs = "" if complete else AT_END_OF_INIT, "i", f"enumerate({value})"
+    is_complete = source is not None and _is_complete(site, container) and not any(use.constructs for use in site.uses)
+    owner = source.owner if source and is_complete else "self"
+    value = source.text if source and is_complete else f'{owner}.__dict__.pop("{name}")'
+    placement, key, pairs = "" if is_complete else AT_END_OF_INIT, "i", f"enumerate({value})"
     if issubclass(type(container), dict):
-        pairs = f"{value}.items()" if not complete or value.endswith((")", "}")) else f"({value}).items()"
+        pairs = f"{value}.items()" if not is_complete or value.endswith((")", "}")) else f"({value}).items()"
         keys = list(dict.keys(container))
         are_identifiers = all(type(key) is str and key.isidentifier() for key in keys)
         if any(id(type(key)) not in _PLAIN_KEYS for key in keys) or (
@@ -684,7 +686,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) 
         ):
             return "# register each tensor with self.register_buffer, under a separate name"
         key = "key" if are_identifiers else "str(key).replace('.', '_')"
-    copy = ".clone()" if disjoint else ""
+    copy = ".clone()" if needs_clone else ""
     persistence = "" if rebuild is Rebuild.DIFFERENT else ", persistent=False"
     text = (
         f"{placement}for {'i' if key == 'i' else 'key'}, tensor in {pairs}:\n"
@@ -698,7 +700,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, disjoint: bool) 
 
 def _is_complete(site: _Site, container: Any) -> bool:
     """Return True if the assigned expression is the whole container, and no other statement changes it later."""
-    if site.source is None or site.source.reused or site.is_filled():
+    if site.source is None or site.source.is_reused or site.is_filled():
         return False
     if issubclass(type(container), collections.defaultdict):
         return False  # filled by reading it
@@ -717,7 +719,7 @@ def _suggest_for_class_attribute(
     placement = f"# delete {name} from the class body; in __init__, after super().__init__():\n"
     advice = f"{placement}# register the tensor there with self.register_buffer(…, persistent=False)"
     is_plain = all(step.how in ("item", "registered") for step in unregistered.steps[1:])
-    if source is None or source.unpacked or not is_plain:
+    if source is None or source.is_unpacked or not is_plain:
         return advice
     if len(unregistered.steps) == 1:
         return placement + _format_registration(unregistered.tensor, site, rebuild)

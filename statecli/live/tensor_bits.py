@@ -57,8 +57,8 @@ def _get_scales(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     flats = [tensor.contiguous().reshape(-1) for tensor in (first, second)]
-    as_words = all(map(_can_view_as_words, flats))
-    return torch.equal(*(flat.view(torch.int64) if as_words else _view_as_integers(flat) for flat in flats))
+    compares_words = all(map(_can_view_as_words, flats))
+    return torch.equal(*(flat.view(torch.int64) if compares_words else _view_as_integers(flat) for flat in flats))
 
 
 def _can_view_as_words(flat: torch.Tensor) -> bool:

@@ -493,10 +493,10 @@ def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
     """Return a step to each object held directly by `step.value`, except objects without room for tensors."""
     obj, kind = step.value, type(step.value)
     # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
-    numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
+    is_numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
     after_dot = step.parent is not None and step.label.endswith(".")
     depth = step.depth + 1
-    listers = [list_contents(obj, numbered) for list_contents in _find_listers(kind)]
+    listers = [list_contents(obj, is_numbered) for list_contents in _find_listers(kind)]
     if id(kind) not in classes:
         listers.append(_list_class_attributes(obj, kind, classes))
     return [
@@ -672,9 +672,9 @@ def count_constants_in_code(module: nn.Module) -> int:
     return sum(tensor.dim() > 0 for tensor in tensors)
 
 
-def _list_dict(mapping: dict[Any, Any], numbered: bool) -> Iterator[tuple[str, Any, str]]:
+def _list_dict(mapping: dict[Any, Any], is_numbered: bool) -> Iterator[tuple[str, Any, str]]:
     for i, (key, value) in enumerate(list(dict.items(mapping))):
-        literal = None if numbered else _format_literal(key)
+        literal = None if is_numbered else _format_literal(key)
         yield f"[{literal or f'#{i}'}]", value, "item"
         if literal is None:
             yield f".keys()[#{i}]", key, "key"

@@ -110,7 +110,7 @@ def build_diff_report(diff: Diff, view: DiffView) -> Report:
             diff, summarize_diff(diff), _list_not_checked(diff), unchanged=view.unchanged
         ),
         table=lambda: _build_table(diff, view),
-        short_table=lambda: _build_table(diff, view, details=False),
+        short_table=lambda: _build_table(diff, view, with_details=False),
         page=lambda: _build_page(diff, view, report),
         page_without_rows=lambda: _build_page_without_rows(diff, view, report),
         findings=diff.findings,
@@ -369,7 +369,7 @@ def summarize_diff(diff: Diff) -> str:
     ]
     if diff.scalars:
         parts.append(f"metadata: {_format_statuses(scalar.status for scalar in diff.scalars)}")
-    text = "; ".join(parts) if parts else _format_no_difference(diff, complete=not (not_compared or diff.broken))
+    text = "; ".join(parts) if parts else _format_no_difference(diff, is_complete=not (not_compared or diff.broken))
     if parts and diff.expected and not (diff.findings or diff.broken):
         text += ": all changes are allowed"
     if not_compared:
@@ -394,8 +394,8 @@ def _list_damaged(diff: Diff) -> list[TensorInfo]:
     return [tensor for tensor in diff.after.tensors if (tensor.section, tensor.fqn) in missing]
 
 
-def _format_no_difference(diff: Diff, *, complete: bool) -> str:
-    if not complete:
+def _format_no_difference(diff: Diff, *, is_complete: bool) -> str:
+    if not is_complete:
         return f"no difference found in {plural(len(diff.changes), 'tensor')}"
     size_text = describe_size([change.after for change in diff.changes if change.after is not None])
     if diff.findings and not diff.expected:
@@ -639,8 +639,8 @@ _SIDE_FIELDS = ("dtype", "shape", "requires_grad", "device")
 _Measure = tuple[Column, Callable[[Change], Cell]]
 
 
-def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
-    """Return the flat table; with `details` False, without the columns for programs."""
+def _build_table(diff: Diff, view: DiffView, *, with_details: bool = True) -> Table:
+    """Return the flat table; with `with_details` False, without the columns for programs."""
     changes, has_sections = _list_shown_changes(diff, view), _has_sections(diff)
     scalars = diff.scalars[: view.lines] if view.top is None else ()
     failures = diff.broken[: view.lines]
@@ -649,10 +649,10 @@ def _build_table(diff: Diff, view: DiffView, *, details: bool = True) -> Table:
         *_list_table_columns(changes, has_sections, view.verbose),
         (Column("change", detail=not has_remarks), _describe_remark),
     ]
-    if not details:
+    if not with_details:
         measures[0] = (Column("status"), _describe_table_status)
-    columns = tuple(column for column, _ in measures if details or not column.detail)
-    cells = tuple(cell for column, cell in measures if details or not column.detail)
+    columns = tuple(column for column, _ in measures if with_details or not column.detail)
+    cells = tuple(cell for column, cell in measures if with_details or not column.detail)
     other_rows: list[dict[str, Cell]] = [
         {
             "status": scalar.status.value,

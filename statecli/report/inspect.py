@@ -100,9 +100,11 @@ def build_inspect_report(inspection: Inspection, view: RowView, fail_on: Severit
             inspection, group_problems(), _format_verdict(inspection, group_problems())
         ),
         table=lambda: _build_table(inspection, view),
-        short_table=lambda: _build_table(_fold_weights(inspection, parts=view.parts), view, details=view.verbose),
+        short_table=lambda: _build_table(
+            _fold_weights(inspection, with_parts=view.parts), view, with_details=view.verbose
+        ),
         page=lambda: _build_page(inspection, group_problems(), view),
-        page_without_rows=lambda: _build_page(inspection, group_problems(), view, rows=False),
+        page_without_rows=lambda: _build_page(inspection, group_problems(), view, has_rows=False),
         findings=findings,
         outline=view.tree,
         problems=group_problems,
@@ -142,7 +144,7 @@ def _build_tensor_list(inspection: Inspection, view: RowView) -> TensorList:
     def describe_row(tensor: TensorInfo) -> str:
         key = (tensor.section, tensor.fqn)
         remark = describe_list_remark(
-            tensor, outliers.get(key, ""), view, live=live, is_reported=tensor.fqn in reported
+            tensor, outliers.get(key, ""), view, is_live=live, is_reported=tensor.fqn in reported
         )
         owner = f"of {format_fqn(owners[key])}, by order and shape" if key in owners else ""
         return ", ".join(filter(None, (owner, remark)))
@@ -184,17 +186,17 @@ def _build_cases(inspection: Inspection, problems: Sequence[Problem]) -> tuple[C
     return (*unreadable_cases, *junit_cases.build_cases(target, problems, "inspect"))
 
 
-def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, rows: bool = True) -> Page:
-    """Return the page; tensors with accepted findings need no fix. Without `rows` the page has no subtitle."""
+def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: RowView, *, has_rows: bool = True) -> Page:
+    """Return the page; tensors with accepted findings need no fix. Without `has_rows` the page has no subtitle."""
     fixes = _list_fixes(_select_tensors_to_fix(inspection, view))
     verdict = _format_page_verdict(problems, inspection)
-    subtitle = _format_subtitle(inspection) if rows else ""
+    subtitle = _format_subtitle(inspection) if has_rows else ""
     unusual = list_unusual_values(inspection.state)
     inspection = _fold_weights(inspection)
     state = inspection.state
     columns: tuple[Column, ...] = ()
     groups: tuple[Group, ...] = ()
-    if rows:
+    if has_rows:
         columns = report.tree.COLUMNS if view.tree else _list_columns(inspection, view)
         noun = "row" if _count_hidden_parts(inspection) else "tensor"
         groups = (
@@ -204,12 +206,12 @@ def _build_page(inspection: Inspection, problems: tuple[Problem, ...], view: Row
         )
         groups = tuple(limit_lines(group, view) for group in groups)
     return Page(
-        subtitle=subtitle + (f", after a forward with {inspection.inputs}" if rows and inspection.inputs else ""),
+        subtitle=subtitle + (f", after a forward with {inspection.inputs}" if has_rows and inspection.inputs else ""),
         columns=columns,
         groups=groups,
         totals=(
             *_format_totals(state, _count_hidden_parts(inspection)),
-            *(() if rows else _format_hidden(inspection, view)),
+            *(() if has_rows else _format_hidden(inspection, view)),
             *(sentence.text for sentence in unusual),
             *((verdict,) if problems else ()),
         ),
@@ -266,14 +268,14 @@ def _count_tensors(inspection: Inspection) -> str:
     return f"{count}: {plural(len(weights), 'quantized weight')} in {plural(part_count, 'tensor')}; {parameters} in all"
 
 
-def _fold_weights(inspection: Inspection, *, parts: bool = False) -> Inspection:
-    """Return the inspection with a row for each quantized weight, and with `parts` its tensors after the row.
+def _fold_weights(inspection: Inspection, *, with_parts: bool = False) -> Inspection:
+    """Return the inspection with a row for each quantized weight, and with `with_parts` its tensors after the row.
 
     If the tensors were measured individually, they have the rows.
     """
     if not inspection.weights or inspection.to is not None or _has_stats(inspection):
         return inspection
-    tensors = tuple(fold_tensors(inspection.state.tensors, inspection.weights, parts=parts))
+    tensors = tuple(fold_tensors(inspection.state.tensors, inspection.weights, parts=with_parts))
     return replace(inspection, state=replace(inspection.state, tensors=tensors))
 
 
@@ -327,9 +329,9 @@ _TABLE_COLUMNS = (
 )
 
 
-def _build_table(inspection: Inspection, view: RowView, *, details: bool = True) -> Table:
-    """Return the flat table; with `details` False, without the columns for programs."""
-    measures = [measure for measure in _list_table_columns(inspection) if details or not measure.column.detail]
+def _build_table(inspection: Inspection, view: RowView, *, with_details: bool = True) -> Table:
+    """Return the flat table; with `with_details` False, without the columns for programs."""
+    measures = [measure for measure in _list_table_columns(inspection) if with_details or not measure.column.detail]
     rows = CellRows([(measure.get, measure.format) for measure in measures], _list_shown_tensors(inspection, view))
     return Table(tuple(measure.column for measure in measures), rows)
 
@@ -553,10 +555,10 @@ def _build_weight_lines(
     """Yield the line of a quantized weight and, with `view.parts`, the lines of its tensors without remarks."""
     if view.parts:
         row = replace(row, note=describe_defect(weight) or None)
-    line = _build_line(row, columns, "", view, doubt=False, is_reported=False)
+    line = _build_line(row, columns, "", view, shows_doubt=False, is_reported=False)
     yield replace(line, mood="bad") if weight.defect else line
     for part in weight.parts if view.parts and len(weight.parts) > 1 else ():
-        line = _build_line(part, columns, "", view, doubt=False, is_reported=False)
+        line = _build_line(part, columns, "", view, shows_doubt=False, is_reported=False)
         yield replace(line, cells=(f"  {line.cells[0]}", *line.cells[1:]), mood="dim")
 
 
@@ -590,7 +592,7 @@ def _build_group(
             columns,
             "" if shared_status is not None else describe_status(row, live),
             view,
-            doubt=not assumed,
+            shows_doubt=not assumed,
             is_reported=row.fqn in reported,
         )
         for row in examples
@@ -643,7 +645,9 @@ def _build_top_group(
             lines.extend(_build_weight_lines(qualified_row, weight, columns, view))
             continue
         status = describe_status(row, state.traits.is_class)
-        lines.append(_build_line(qualified_row, columns, status, view, doubt=False, is_reported=row.fqn in reported))
+        lines.append(
+            _build_line(qualified_row, columns, status, view, shows_doubt=False, is_reported=row.fqn in reported)
+        )
     heading = "first tensors by name" if view.sort is TensorOrder.NAME else "largest tensors"
     size, size_of_all = sizes.sum_bytes(tensors), sizes.sum_bytes(state.tensors)
     share = f", {format_size(size)} of {format_size(size_of_all)}" if size_of_all else ""
@@ -691,9 +695,9 @@ _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 
 
 def _build_line(
-    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, doubt: bool, is_reported: bool
+    tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, shows_doubt: bool, is_reported: bool
 ) -> Line:
-    """Return the line of a tensor. With `doubt`, the remark of an assumed parameter says so."""
+    """Return the line of a tensor. With `shows_doubt`, the remark of an assumed parameter says so."""
     assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
         "name": format_fqn(tensor.fqn),
@@ -708,7 +712,7 @@ def _build_line(
     }
     if tensor.stats is not None:
         cells.update((name, format_number(getattr(tensor.stats, name), digits=4)) for name in MOMENT_FIELDS)
-    if doubt and assumed:
+    if shows_doubt and assumed:
         status = f"{status}, kind guessed" if status else "kind guessed"
     return Line(
         tuple([cells[column.name] for column in columns]),

@@ -84,8 +84,8 @@ def build_log_report(log: Log, view: LogView, fail_on: Severity) -> Report:
     return Report(
         title=log.target,
         document=lambda: build_log_document(log),
-        table=lambda: _build_table(log, details=True),
-        short_table=lambda: _build_table(log, details=False),
+        table=lambda: _build_table(log, with_details=True),
+        short_table=lambda: _build_table(log, with_details=False),
         page=lambda: _build_page(log, view),
         page_without_rows=lambda: _build_page_without_rows(log),
         findings=log.findings,
@@ -101,9 +101,9 @@ def build_log_report(log: Log, view: LogView, fail_on: Severity) -> Report:
     )
 
 
-def _build_table(log: Log, *, details: bool) -> Table:
+def _build_table(log: Log, *, with_details: bool) -> Table:
     count = sum(not column.detail for column in TABLE_COLUMNS)
-    columns = TABLE_COLUMNS if details else TABLE_COLUMNS[:count]
+    columns = TABLE_COLUMNS if with_details else TABLE_COLUMNS[:count]
     return Table(columns, Rows(lambda row: _build_cells(row)[: len(columns)], log.rows), has_findings=False)
 
 

@@ -28,9 +28,11 @@ def list_problem_words(tensor: TensorInfo, *, is_outlier: bool) -> tuple[str, ..
     return tuple(word for word, has in zip(PROBLEM_WORDS, has_problem, strict=True) if has)
 
 
-def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, live: bool, is_reported: bool) -> str:
+def describe_list_remark(tensor: TensorInfo, outlier: str, view: RowView, *, is_live: bool, is_reported: bool) -> str:
     """Return the remark in a list where names of tied tensors are links: the reason for an outlier, and other facts."""
-    remark = describe_remark(replace(tensor, tied_to=()), describe_status(tensor, live), view, is_reported=is_reported)
+    remark = describe_remark(
+        replace(tensor, tied_to=()), describe_status(tensor, is_live), view, is_reported=is_reported
+    )
     return ", ".join(filter(None, (outlier, remark)))
 
 
@@ -43,11 +45,11 @@ def choose_mood(tensor: TensorInfo) -> str:
     return ""
 
 
-def describe_status(tensor: TensorInfo, live: bool) -> str:
+def describe_status(tensor: TensorInfo, is_live: bool) -> str:
     """Describe whether the tensor is saved and, for a live model, moved."""
     parts = []
     if tensor.kind is Kind.UNREGISTERED:
-        if not live:
+        if not is_live:
             unknown = "not saved, unless the class itself saves the tensor"
             return {False: "not in a state_dict", True: "unexpected", None: unknown}[tensor.saved]
         parts.append(
@@ -59,7 +61,7 @@ def describe_status(tensor: TensorInfo, live: bool) -> str:
         parts.append("non-persistent, but in the file" if tensor.saved else "not saved (non-persistent)")
     elif tensor.saved is False:
         parts.append("not saved")
-    if tensor.after is None and live:
+    if tensor.after is None and is_live:
         if tensor.moves is not True:
             parts.append(
                 {

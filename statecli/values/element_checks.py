@@ -241,8 +241,12 @@ def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult
 def _compare_bits(before: Strided, after: Strided, items: int) -> Iterator[Array]:
     for old, new in _pair_blocks(read_items(before), read_items(after), items):
         word = f"u{min(old.itemsize, 8)}"  # a complex128 has two words
-        differs = old.view(word) != new.view(word)
-        yield differs.reshape(-1, differs.size // old.size).any(axis=1) if differs.size > old.size else differs
+        differing_words = old.view(word) != new.view(word)
+        yield (
+            differing_words.reshape(-1, differing_words.size // old.size).any(axis=1)
+            if differing_words.size > old.size
+            else differing_words
+        )
 
 
 def _compare_rounded(task: CheckTask, before: Strided, after: Strided) -> Iterator[Array]:

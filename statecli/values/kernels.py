@@ -202,9 +202,11 @@ def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
 def _compute_rounding_error(integers: Array) -> Array:
     """Return 64-bit integers minus their conversion to float64, exactly."""
     rounded = integers.astype(np.float64)
-    top = rounded >= 2.0**63
-    low = np.where(top, 0, rounded).astype(np.int64).view(np.uint64)
-    high = np.where(top, rounded - 2.0**63, 0).astype(np.uint64) + (top.astype(np.uint64) << np.uint64(63))
+    exceeds_int64 = rounded >= 2.0**63
+    low = np.where(exceeds_int64, 0, rounded).astype(np.int64).view(np.uint64)
+    high = np.where(exceeds_int64, rounded - 2.0**63, 0).astype(np.uint64) + (
+        exceeds_int64.astype(np.uint64) << np.uint64(63)
+    )
     # Modulo 2 ** 64, which is much larger than the error.
     return (integers.view(np.uint64) - low - high).view(np.int64).astype(np.float64)
 

@@ -39,8 +39,8 @@ def _combine(old: Array, new: Array, dtype: str) -> float | None:
     ratios = new / old
     median = float(np.median(ratios))
     distance = 1e-3 + 2 * SPACING[dtype][0] if dtype in SPACING else _MAX_DISTANCE_OF_SMALL_FLOATS
-    near = np.abs(ratios - median) <= distance * abs(median)
-    if np.count_nonzero(near) < _MIN_SHARE * ratios.size:
+    near_median = np.abs(ratios - median) <= distance * abs(median)
+    if np.count_nonzero(near_median) < _MIN_SHARE * ratios.size:
         return None
-    factor = float(np.dot(old[near], new[near]) / np.dot(old[near], old[near]))
+    factor = float(np.dot(old[near_median], new[near_median]) / np.dot(old[near_median], old[near_median]))
     return factor if np.isfinite(factor) else None

@@ -308,14 +308,14 @@ def _read_bytes(memory: Array | Range, start: int, stop: int) -> Array:
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-def explain_not_numeric(dtype: str, quantized: bool = False) -> str | None:
-    """Return why elements of `dtype` cannot be read as numbers; None if they can. `quantized`: the scale is known."""
+def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
+    """Return why elements of `dtype` cannot be read as numbers; None if they can. `has_scale`: the scale is known."""
     element = find_element(dtype)
     if dtype in BLOCK_SIZES:
         return explain_unreadable_blocks(dtype) or f"statecli compares blocks of {dtype} only as stored bytes"
     if element is None or not element.numbers:
         return f"statecli cannot read {dtype} elements as numbers"
-    if dtype in QUANTIZED and not quantized:
+    if dtype in QUANTIZED and not has_scale:
         return f"{dtype} elements have no recorded scale, so statecli cannot convert them to numbers"
     return None
 

@@ -86,15 +86,16 @@ def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
     if before.shape != after.shape:
         return False
     meanings = [(data.dtype, data.conjugate, data.negative, data.quantizer) for data in (before, after)]
-    alike = meanings[0] == meanings[1]
-    read_blocks = read_items if alike else read_values
+    has_same_meaning = meanings[0] == meanings[1]
+    read_blocks = read_items if has_same_meaning else read_values
     with open_view(before, name) as before_view, open_view(after, name) as after_view:
         reason = explain_overlap(before_view) or explain_overlap(after_view)
         if reason:
             raise UnreadableError(reason)
         chunk_pairs = zip_longest(rechunk(read_blocks(before_view)), rechunk(read_blocks(after_view)))
         return all(
-            np.array_equal(x.view("u1"), y.view("u1")) if alike else np.array_equal(x, y) for x, y in chunk_pairs
+            np.array_equal(x.view("u1"), y.view("u1")) if has_same_meaning else np.array_equal(x, y)
+            for x, y in chunk_pairs
         )
 
 
@@ -231,10 +232,11 @@ def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) ->
     """Return for each place its compressed index: the index of the place's row or column."""
     starts = side.read_integers("compressed_indices").reshape(count, size + 1)
     # Differences of arbitrary numbers can wrap around to valid ones.
-    rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
-    bound = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored_count).all())
+    is_rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
+    is_bounded = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored_count).all())
     side.require(
-        rising and bound, f"its compressed_indices do not rise from 0 to {stored_count}, the number of stored values"
+        is_rising and is_bounded,
+        f"its compressed_indices do not rise from 0 to {stored_count}, the number of stored values",
     )
     return np.repeat(np.tile(np.arange(size), count), np.diff(starts).reshape(-1))
 

@@ -144,13 +144,15 @@ def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
     if stored_values is None:
         return Stats(reason=f"{tensor.layout}: its stored values are not in the file")
     summary = _summarize_data(stored_values, tensor.fqn, decoder)
-    uncoalesced = tensor.note_kind is NoteKind.UNCOALESCED
+    is_uncoalesced = tensor.note_kind is NoteKind.UNCOALESCED
     return _add_implicit_zeros(
-        summary, tensor.elements, math.prod(stored_values.shape), stored_values.dtype, uncoalesced
+        summary, tensor.elements, math.prod(stored_values.shape), stored_values.dtype, is_uncoalesced
     )
 
 
-def _add_implicit_zeros(summary: Facts | str, elements: int, stored_count: int, dtype: str, uncoalesced: bool) -> Stats:
+def _add_implicit_zeros(
+    summary: Facts | str, elements: int, stored_count: int, dtype: str, is_uncoalesced: bool
+) -> Stats:
     """Return the statistics of a sparse tensor including the zeros not stored.
 
     Duplicates in an uncoalesced tensor are not summed.
@@ -160,7 +162,7 @@ def _add_implicit_zeros(summary: Facts | str, elements: int, stored_count: int, 
         zero = 0.0 if dtype not in COMPLEX else None
         moments = Moments(implicit if zero is not None else 0)
         summary = summary.merge(Facts(implicit, zeros=implicit, low=zero, high=zero, moments=moments))
-    reason = "uncoalesced: entries with the same index are counted separately" if uncoalesced else None
+    reason = "uncoalesced: entries with the same index are counted separately" if is_uncoalesced else None
     return _to_stats(summary, dtype, reason)
 
 
@@ -265,8 +267,8 @@ def compute_live_stats(tensor: Any) -> Stats:
     if not layout.startswith("sparse"):
         return _to_stats(summary, dtype)
     stored_count = live_tensor.get_stored_values(tensor).numel()
-    uncoalesced = layout == "sparse_coo" and not tensor.is_coalesced()
-    return _add_implicit_zeros(summary, tensor.numel(), stored_count, dtype, uncoalesced)
+    is_uncoalesced = layout == "sparse_coo" and not tensor.is_coalesced()
+    return _add_implicit_zeros(summary, tensor.numel(), stored_count, dtype, is_uncoalesced)
 
 
 def _summarize_live(tensor: Any) -> Facts | str:
