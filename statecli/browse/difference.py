@@ -69,7 +69,9 @@ class Difference:
                 return values.compare.NotCompared("the shapes differ", reshaped=True)
             # One job: workers are forked, and a fork of a process with a screen and threads may hang.
             pairs = [values.compare.Pair(change.before, change.after)]
-            (outcome,) = values.compare.compare_pairs(pairs, CompareOptions(), jobs=1, seen=self._versions.by_path)
+            (outcome,) = values.compare.compare_pairs(
+                pairs, CompareOptions(), jobs=1, header_versions=self._versions.by_path
+            )
         except MissingDependency as error:  # names and headers are compared without numpy
             return error
         return outcome

@@ -68,8 +68,8 @@ def remove(*, everywhere: bool = False) -> list[str]:
     removed_patterns = _remove_patterns(path)
     location = "your git configuration" if everywhere else ".git/config"
     return [
-        f"{place}: " + (f"{', '.join(names)} removed" if names else "nothing to remove")
-        for place, names in ((location, sections), (shorten_path(path), removed_patterns))
+        f"{file_name}: " + (f"{', '.join(names)} removed" if names else "nothing to remove")
+        for file_name, names in ((location, sections), (shorten_path(path), removed_patterns))
     ]
 
 

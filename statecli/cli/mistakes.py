@@ -46,8 +46,8 @@ def _describe_wrong_value(mistake: Any, name: str, words: Sequence[str]) -> str:
     if flag is None:
         return f"{parameter.flags[0] if parameter.flags else parameter.metavar}: must be {_describe_values(parameter)}"
     value = words[words.index(flag) + 1] if flag in words[:-1] else None
-    near = get_close_matches(value or "", parameter.choices, n=1)
-    hint = f"did you mean {near[0]}?" if near else see_help(name)
+    similar_choices = get_close_matches(value or "", parameter.choices, n=1)
+    hint = f"did you mean {similar_choices[0]}?" if similar_choices else see_help(name)
     return f"{option(flag, value)}: must be {_describe_values(parameter)}; {hint}"
 
 

@@ -69,8 +69,8 @@ def _parse_report(text: str) -> OutputTarget:
     if form not in forms:
         from difflib import get_close_matches
 
-        near = get_close_matches(form, forms, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of: {', '.join(forms)}"
+        similar_forms = get_close_matches(form, forms, n=1)
+        hint = f"did you mean {similar_forms[0]}?" if similar_forms else f"choose one of: {', '.join(forms)}"
         raise UsageError(f"{option_text}: {form!r} is not a format; {hint}")
     if not equals or not path:
         raise UsageError(f"{option_text}: the file name is missing; write {option('--report', f'{form}=FILE')}")
@@ -150,8 +150,8 @@ def check_place(path: str, option_text: str) -> None:
         raise UsageError(f"{option_text}: statecli cannot write to a URL; write a local file and upload it")
     folder = os.path.dirname(path)
     if os.path.isdir(path) or (folder and not os.path.isdir(folder)):
-        why = "is a folder" if os.path.isdir(path) else f"the folder {folder} does not exist"
-        raise UsageError(f"{option_text}: cannot be written: {why}")
+        reason = "is a folder" if os.path.isdir(path) else f"the folder {folder} does not exist"
+        raise UsageError(f"{option_text}: cannot be written: {reason}")
 
 
 def _is_part(path: str, folder: str) -> bool:

@@ -103,8 +103,8 @@ def describe_unknown_option(flag: str, name: str) -> str:
         command = other_commands[0] if len(other_commands) == 1 else ""
         return f"{text}, but {', '.join(other_commands)} {have}; {see_help(command)}"
     options = _list_options(commands[name])
-    near = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
-    return f"{text}; did you mean {join_or(near)}?" if near else f"{text}; {see_help(name)}"
+    similar_words = _find_similar_flags(flag, options) or _find_similar_choices(flag, options)
+    return f"{text}; did you mean {join_or(similar_words)}?" if similar_words else f"{text}; {see_help(name)}"
 
 
 @cache
@@ -135,11 +135,11 @@ def _describe_unknown_command(word: str, commands: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     names = [name for name in commands if " " not in name]
-    near = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
-    near = [name for name in near if name.startswith(word)] or near
-    if not near:
+    similar_commands = [_SIMILAR_COMMANDS[word]] if word in _SIMILAR_COMMANDS else get_close_matches(word, names)
+    similar_commands = [name for name in similar_commands if name.startswith(word)] or similar_commands
+    if not similar_commands:
         return f"No such command {word!r}; {see_help('')}"
-    return f"No such command {word!r}; did you mean {join_or([repr(name) for name in near])}?"
+    return f"No such command {word!r}; did you mean {join_or([repr(name) for name in similar_commands])}?"
 
 
 def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
@@ -160,9 +160,9 @@ def _find_similar_flags(flag: str, options: Sequence[_Option]) -> list[str]:
             if last_word not in choices:
                 flags.setdefault(last_word, flags[name])
     word = flag.lstrip("-")
-    near = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
-    near = near or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
-    return list(dict.fromkeys(flags[name] for name in near))[:3]
+    similar_flags = [name for name in flags if word.startswith(f"{name}-") or (len(word) > 1 and name.startswith(word))]
+    similar_flags = similar_flags or get_close_matches(word, flags, n=3, cutoff=_SIMILARITY)
+    return list(dict.fromkeys(flags[name] for name in similar_flags))[:3]
 
 
 def _find_similar_choices(flag: str, options: Sequence[_Option]) -> list[str]:

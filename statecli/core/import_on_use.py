@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 def import_on_use(
-    package: str, within: Callable[[], AbstractContextManager[object]] | None = None
+    package: str, build_context: Callable[[], AbstractContextManager[object]] | None = None
 ) -> Callable[[str], ModuleType]:
     """Return a `__getattr__` for the package, which imports the package's module of a name.
 
-    `within` makes a context for the import: `require_numpy`. The function raises AttributeError if the package has no
-    such module, and what importing the module raises.
+    `build_context` makes a context for the import: `require_numpy`. The function raises AttributeError if the package has
+    no such module, and what importing the module raises.
     """
 
     def __getattr__(name: str) -> ModuleType:
         if name.startswith("_"):  # Python asks for names such as __path__; values._native needs no numpy
             raise AttributeError(name)
-        if within is None:
+        if build_context is None:
             return _import_submodule(package, name)
-        with within():
+        with build_context():
             return _import_submodule(package, name)
 
     return __getattr__

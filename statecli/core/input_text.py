@@ -92,8 +92,8 @@ def _parse_dtype(text: str, name: str) -> str:
         return dtype
     import difflib  # only an error needs the nearest name
 
-    near = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
-    hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_DTYPES)}"
+    similar_names = difflib.get_close_matches(plain_name, [*_DTYPES, *_ALIASES], 1)
+    hint = f"did you mean {similar_names[0]}?" if similar_names else f"write one of {', '.join(_DTYPES)}"
     raise UsageError(f"{option('--input', text)}: {name!r} is not a dtype; {hint}")
 
 

@@ -208,12 +208,12 @@ def _fits_scales(shape: Shape, scales: Shape, weight: QuantizedWeight, settings:
         return True
     if len(shape) < 2 or len(scales) != len(shape) or scales[:-2] != shape[:-2]:
         return False
-    (rows, columns), (down, across) = shape[-2:], scales[-2:]
-    if (down == rows and across and columns % across == 0) or down == across == 1:
+    (rows, columns), (scale_rows, scale_columns) = shape[-2:], scales[-2:]
+    if (scale_rows == rows and scale_columns and columns % scale_columns == 0) or scale_rows == scale_columns == 1:
         return True
     blocks = _list_block_sizes(weight, settings)
-    return any(-(-rows // block) == down for block in blocks) and any(
-        -(-columns // block) == across for block in blocks
+    return any(-(-rows // block) == scale_rows for block in blocks) and any(
+        -(-columns // block) == scale_columns for block in blocks
     )
 
 

@@ -242,7 +242,7 @@ class _ReturnedModels(NamedTuple):
     def _is_model(self, value: ast.expr, values: Mapping[str, list[ast.expr]], callers: tuple[str, ...]) -> bool:
         """Return True for `Net(…)`, `nn.Linear(…)`, `Net(…).eval()`, `timm.create_model(…)` and their variables."""
         if isinstance(value, ast.Name):
-            remaining_values = {name: others for name, others in values.items() if name != value.id}
+            remaining_values = {name: assigned_values for name, assigned_values in values.items() if name != value.id}
             return any(self._is_model(assigned, remaining_values, callers) for assigned in values.get(value.id, ()))
         if not isinstance(value, ast.Call) or _OTHER_OWNERS.search(write_code(value.func)):
             return False

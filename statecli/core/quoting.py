@@ -29,9 +29,9 @@ def append_reason(noun: str, reason: object) -> str:
     return f"{noun} {reason}" if starts_with_verb(str(reason)) else f"{noun}: {reason}"
 
 
-def starts_with_verb(why: str) -> bool:
+def starts_with_verb(reason: str) -> bool:
     """Return True if the text begins with a verb and so needs a subject before it."""
-    return _FIRST_VERB.match(why) is not None
+    return _FIRST_VERB.match(reason) is not None
 
 
 def quote(text: str) -> str:

@@ -38,4 +38,4 @@ def merge_not_checked(entries: Iterable[NotChecked]) -> tuple[NotChecked, ...]:
     counts: dict[tuple[str, str], int] = {}
     for entry in entries:
         counts[entry.what, entry.why] = counts.get((entry.what, entry.why), 0) + entry.count
-    return tuple(NotChecked(what, count, why) for (what, why), count in counts.items())
+    return tuple(NotChecked(noun, count, reason) for (noun, reason), count in counts.items())

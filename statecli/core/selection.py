@@ -132,7 +132,7 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
 
     Brackets and braces also match themselves, because names contain them.
     """
-    return any(_matches(name, glob) for glob in globs for name in names)
+    return any(_matches_glob(name, glob) for glob in globs for name in names)
 
 
 def suggest_glob(glob: str, names: Iterable[str]) -> str:
@@ -141,7 +141,7 @@ def suggest_glob(glob: str, names: Iterable[str]) -> str:
     return f"; did you mean {longer!r}?" if matches_any(tuple(names), (longer,)) else ""
 
 
-def _matches(name: str, glob: str) -> bool:
+def _matches_glob(name: str, glob: str) -> bool:
     spellings = (glob, glob.replace("[", "[[]")) if "[" in glob else (glob,)
     return any(fnmatchcase(name, spelling) for spelling in spellings) or (
         has_braces(glob) and any(compile_name_pattern(spelling).fullmatch(name) for spelling in spellings)

@@ -17,8 +17,8 @@ def suggest_similar_paths(path: str, extension: str = "") -> str:
 
 def append_suggestion(problem: str, path: str) -> str:
     """Return the problem with a path, and a similar path if the path does not exist."""
-    near = "" if os.path.lexists(path) else suggest_similar_paths(path)
-    return f"{problem}; {near}" if near else problem
+    suggestion = "" if os.path.lexists(path) else suggest_similar_paths(path)
+    return f"{problem}; {suggestion}" if suggestion else problem
 
 
 def find_similar_paths(path: str, extension: str = "") -> list[str]:
@@ -32,16 +32,16 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
         # An empty name is the root, or stands between two slashes.
         exact = os.path.join(parent, folder) if folder else parent or os.sep
         if not os.path.isdir(exact):
-            names = [near for near in list_names(parent) if os.path.isdir(os.path.join(parent, near))]
+            names = [entry for entry in list_names(parent) if os.path.isdir(os.path.join(parent, entry))]
             similar = _choose_similar(folder, names)
             if not similar:
                 return []
             exact = os.path.join(parent, similar[0])
         parent = exact
-    names = [near for near in list_names(parent) if near.endswith(extension)]
-    longer = sorted(near for near in names if os.path.splitext(near)[0] == name)
+    names = [entry for entry in list_names(parent) if entry.endswith(extension)]
+    longer = sorted(entry for entry in names if os.path.splitext(entry)[0] == name)
     exact_names = [name] if name in names else longer[:_MAX_PATHS]
-    return [os.path.join(parent, near) for near in exact_names or _choose_similar(name, names)]
+    return [os.path.join(parent, entry) for entry in exact_names or _choose_similar(name, names)]
 
 
 def _choose_similar(name: str, names: list[str]) -> list[str]:

@@ -113,8 +113,8 @@ def suggest_for_missing(path: str) -> Suggestion:
         return suggestion
     if os.path.isfile(f"{path}.py"):
         return _suggest_names_of_file(f"{path}.py")
-    if near := suggest_similar_paths(path):
-        return Suggestion(near)
+    if similar_paths := suggest_similar_paths(path):
+        return Suggestion(similar_paths)
     if dotted is None:
         return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path))
     return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")

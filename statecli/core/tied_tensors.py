@@ -35,7 +35,7 @@ def fill_tied_to(state: ModelState) -> ModelState:
         listed = [(position, tensors[position]) for position in (group[:2] if is_long else group)]
         for position in group:
             tensor = tensors[position]
-            tied = (other for place, other in listed if place != position)
+            tied = (other for other_position, other in listed if other_position != position)
             names = tuple(o.fqn if o.section == tensor.section else f"{o.section}#{o.fqn}" for o in tied)
             if is_long:
                 note = f"shares its storage with {len(group) - 1} other tensors"

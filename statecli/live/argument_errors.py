@@ -262,10 +262,10 @@ def _choose_option(text: str, value: Any) -> Any:
     """Return the option nearest to a string among the options quoted by a message; other values unchanged."""
     options = [option for option in _QUOTED.findall(text) if option != value]
     options_by_lowercase = {option.lower(): option for option in options} if type(value) is str else {}
-    near = (
+    similar_options = (
         difflib.get_close_matches(value.lower(), options_by_lowercase, 1, _SIMILARITY) if options_by_lowercase else []
     )
-    return options_by_lowercase[near[0]] if near else value
+    return options_by_lowercase[similar_options[0]] if similar_options else value
 
 
 def _iter_texts(values: Iterable[Any]) -> Iterator[str]:

@@ -179,8 +179,8 @@ def _build_class(spec: ModelSpec, path: str, config_class: type, document: Mappi
     if unknown and not any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(config_class).parameters.values()
     ):
-        near = get_close_matches(unknown[0], names, 1, _SIMILARITY)
-        hint = f"did you mean {near[0]}?" if near else f"its fields are {join_names(names, 8)}"
+        similar_names = get_close_matches(unknown[0], names, 1, _SIMILARITY)
+        hint = f"did you mean {similar_names[0]}?" if similar_names else f"its fields are {join_names(names, 8)}"
         raise ModelError(f"{path}: {config_class.__name__} has no field {unknown[0]!r}; {hint}")
     missing = [
         parameter.name

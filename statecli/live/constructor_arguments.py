@@ -144,11 +144,11 @@ def _check_signature(scope: Scope, call: ObjectCall, callee: type, arguments: Ar
 
 def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[str]) -> Advice:
     """Return the line with the nearest name in place of an unknown argument, or with the arguments that are missing."""
-    kwargs, near = dict(call.kwargs), ""
+    kwargs, similar_name = dict(call.kwargs), ""
     unknown = next((key for key in kwargs if key not in names), None)
     if unknown is not None:
-        near = next(iter(get_close_matches(unknown, names, 1, _SIMILARITY)), "")
-        kwargs = {near if key == unknown else key: value for key, value in kwargs.items()}
+        similar_name = next(iter(get_close_matches(unknown, names, 1, _SIMILARITY)), "")
+        kwargs = {similar_name if key == unknown else key: value for key, value in kwargs.items()}
     elif not scope.spec.is_file:
         missing = find_missing_arguments(callee, replace(scope.spec, args=call.args, kwargs=kwargs))
         kwargs.update(write_values(scope.spec, callee, missing, _SIZE) or {})
@@ -156,4 +156,4 @@ def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[s
         return Advice(f"{call.callee!r} takes {join_names(list(names), 8)}")
     changed_call = ObjectCall(call.name, call.args, kwargs, call.module)
     line = spell(scope.spec, lambda value: replace_call(value, call, changed_call))
-    return advise_line(line, question=f"did you mean {near}?" if near else "")
+    return advise_line(line, question=f"did you mean {similar_name}?" if similar_name else "")

@@ -53,9 +53,11 @@ def _advise_layer(spec: ModelSpec) -> Advice:
     parts = spec.module.split(".")
     packages = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
     for module in filter(None, map(sys.modules.get, (*packages, "torch.nn"))):
-        near = [key for key in vars(module) if key.lower().startswith(name) and is_module_class(vars(module)[key])]
-        if near:
-            layer = replace(spec, module=module.__name__, attribute=min(near, key=lambda key: (len(key), key)))
+        layer_names = [
+            key for key in vars(module) if key.lower().startswith(name) and is_module_class(vars(module)[key])
+        ]
+        if layer_names:
+            layer = replace(spec, module=module.__name__, attribute=min(layer_names, key=lambda key: (len(key), key)))
             lines = (object_scope.spell(layer), object_scope.spell(replace(layer, args=(), kwargs={}, called=False)))
             return Advice(f"write {lines[0]}", tuple(dict.fromkeys(lines)))
     return Advice(f"for a model, write {find_example(spec.module) or find_example('torch')}")

@@ -49,10 +49,12 @@ def find_class_name(document: Mapping[str, Any], config: str, *, for_auto: bool 
         classes = import_transformers(config).models.auto.modeling_auto.MODEL_MAPPING_NAMES
         if type(classes.get(kind)) is str:
             return str(classes[kind])
-        near = difflib.get_close_matches(kind, classes, 1, _SIMILARITY_OF_TYPES)
-        if near and type(classes[near[0]]) is str:
-            line = quote_for_shell(f"transformers:{classes[near[0]]}({config!r})")
-            raise UsageError(f"{config}: model_type {kind[:80]!r} is unknown; did you mean {near[0]}? write {line}")
+        similar_types = difflib.get_close_matches(kind, classes, 1, _SIMILARITY_OF_TYPES)
+        if similar_types and type(classes[similar_types[0]]) is str:
+            line = quote_for_shell(f"transformers:{classes[similar_types[0]]}({config!r})")
+            raise UsageError(
+                f"{config}: model_type {kind[:80]!r} is unknown; did you mean {similar_types[0]}? write {line}"
+            )
     architectures_problem = (
         "does not name a class" if name is None else f"has {quoting.value(name)}, which is not the name of a class"
     )
@@ -123,8 +125,8 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
         or not issubclass(model_class, transformers.PreTrainedModel)
     ):
         if not is_named and document.get("auto_map"):
-            why = f"which statecli runs only with {option('--trust-remote-code')}"
-            raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {why}")
+            condition = f"which statecli runs only with {option('--trust-remote-code')}"
+            raise ModelError(f"{config}: {name} is code of the checkpoint (auto_map), {condition}")
         hint = _suggest_near(transformers, name, document, config) or _suggest_class(transformers, document, config)
         unknown = _describe_unknown_class(name, document, config, transformers.__version__)
         if not is_named and not hint.startswith("for this") and not _knows_type(transformers, document):
@@ -136,10 +138,10 @@ def _find_class(transformers: Any, name: str, document: Mapping[str, Any], confi
 def _suggest_near(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> str:
     """Return the nearest class that can be built from the configuration; "" without any."""
     names = list_names(transformers)
-    for near in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
-        own_type = getattr(getattr(getattr(transformers, near, None), "config_class", None), "model_type", None)
+    for similar_name in difflib.get_close_matches(name, [] if name in names else names, 3, _SIMILARITY):
+        own_type = getattr(getattr(getattr(transformers, similar_name, None), "config_class", None), "model_type", None)
         if own_type is not None and (own_type == document.get("model_type") or not _knows_type(transformers, document)):
-            return f"did you mean {near}? write {quote_for_shell(f'transformers:{near}({config!r})')}"
+            return f"did you mean {similar_name}? write {quote_for_shell(f'transformers:{similar_name}({config!r})')}"
     return ""
 
 

@@ -173,9 +173,9 @@ def _record_siblings(folder: str) -> Iterator[None]:
 
 
 def _suggest_files(path: str) -> str:
-    near = suggest_similar_paths(path, ".py")
-    if near:
-        return f"; {near}"
+    suggestion = suggest_similar_paths(path, ".py")
+    if suggestion:
+        return f"; {suggestion}"
     folder = os.path.dirname(path)
     return f" (the folder {folder} does not exist)" if folder and not os.path.isdir(folder) else ""
 
@@ -203,11 +203,11 @@ def _suggest_modules(spec: ModelSpec, missing: str) -> Advice:
     with_class = [
         module_name for module_name in names if parent and hasattr(sys.modules.get(f"{parent}.{module_name}"), top)
     ]
-    near = difflib.get_close_matches(name, with_class, 1, _SIMILARITY_WITH_CLASS) or _find_near(name, names)
-    if near:
-        module = ".".join(filter(None, [parent, near[0]])) + spec.module[len(missing) :]
+    similar_names = difflib.get_close_matches(name, with_class, 1, _SIMILARITY_WITH_CLASS) or _find_near(name, names)
+    if similar_names:
+        module = ".".join(filter(None, [parent, similar_names[0]])) + spec.module[len(missing) :]
         line = object_scope.spell(replace(spec, module=module))
-        return advise_line(line, question=f"did you mean {' or '.join(near)}?")
+        return advise_line(line, question=f"did you mean {' or '.join(similar_names)}?")
     return Advice(f"install the package of {missing}, or correct the name")
 
 
@@ -221,9 +221,9 @@ def _find_near_class(name: str, names: list[str]) -> list[str]:
 
     PeakSignalNoiseRatio for PSNR, GPT2Model for gpt2.
     """
-    near = _find_initials(name, names) or _find_near(name, names)
-    if near or len(name) < 2:
-        return near
+    similar_names = _find_initials(name, names) or _find_near(name, names)
+    if similar_names or len(name) < 2:
+        return similar_names
     longer = [candidate for candidate in names if candidate[0].isupper() and candidate.lower().startswith(name.lower())]
     models = [candidate for candidate in longer if candidate.lower() == f"{name}model".lower()]
     return models or sorted(longer, key=lambda candidate: (len(candidate), candidate))[:3]
@@ -320,8 +320,12 @@ def _find_inner_class(package: Any, name: str, *, is_similar: bool) -> _Hint | N
     modules = _map_model_classes(package)
     if name in modules:
         return _Hint("", name, modules[name])
-    near = _find_near_class(name, list(modules)) if is_similar else _find_initials(name, modules)
-    return _Hint(f"; did you mean {near[0]}?", near[0], modules[near[0]]) if near else None
+    similar_names = _find_near_class(name, list(modules)) if is_similar else _find_initials(name, modules)
+    return (
+        _Hint(f"; did you mean {similar_names[0]}?", similar_names[0], modules[similar_names[0]])
+        if similar_names
+        else None
+    )
 
 
 def _find_moved_class(module: Any, name: str) -> _Hint | None:
@@ -341,11 +345,15 @@ def _find_unloaded_class(package: Any, name: str) -> _Hint | None:
         for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "[!_]*.py"), recursive=True)):
             with open(path, encoding="utf-8", errors="replace") as file:
                 names = _CLASS.findall(file.read())
-            near = [name] if name in names else _find_initials(name, names)
+            matching_names = [name] if name in names else _find_initials(name, names)
             parts = os.path.relpath(path, folder).removesuffix(".py").split(os.sep)
-            module = _import_quietly(start + ".".join(parts)) if near else None
-            if module is not None and is_module_class(getattr(module, near[0], None)):
-                return _Hint("" if near[0] == name else f"; did you mean {near[0]}?", near[0], module.__name__)
+            module = _import_quietly(start + ".".join(parts)) if matching_names else None
+            if module is not None and is_module_class(getattr(module, matching_names[0], None)):
+                return _Hint(
+                    "" if matching_names[0] == name else f"; did you mean {matching_names[0]}?",
+                    matching_names[0],
+                    module.__name__,
+                )
     return None
 
 
@@ -372,9 +380,9 @@ def _map_model_classes(package: Any) -> dict[str, str]:
 def _suggest_functions(obj: Any, name: str) -> _Hint:
     """Suggest a function with a similar name, else the functions that the module itself defines."""
     functions_by_name = {name_: value for name_, value in vars(obj).items() if inspect.isfunction(value)}
-    near = _find_near(name, list(functions_by_name))
-    if near:
-        return _Hint(f"; did you mean {' or '.join(near)}?")
+    similar_names = _find_near(name, list(functions_by_name))
+    if similar_names:
+        return _Hint(f"; did you mean {' or '.join(similar_names)}?")
     functions = [
         name_ for name_, value in functions_by_name.items() if value.__module__ == getattr(obj, "__name__", None)
     ]
@@ -388,29 +396,30 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     public_names = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
     # Not by getattr, which loads each module of transformers.
     named_modules = [candidate for candidate in public_names if isinstance(vars(obj).get(candidate), types.ModuleType)]
-    near = _find_near_class(name, [candidate for candidate in public_names if candidate not in named_modules])
+    similar_names = _find_near_class(name, [candidate for candidate in public_names if candidate not in named_modules])
     family = [
         candidate for candidate in public_names if (word := _FIRST_WORD.match(name)) and candidate.startswith(word[0])
     ]
     # A model before a configuration or a tokenizer, whose modules have no layers.
     family.sort(key=lambda candidate: (not candidate.endswith("Model"), "For" not in candidate, len(candidate)))
     defining = [
-        getattr(getattr(obj, candidate, None), "__module__", None) or "" for candidate in (*near, *family[:_MAX_NAMES])
+        getattr(getattr(obj, candidate, None), "__module__", None) or ""
+        for candidate in (*similar_names, *family[:_MAX_NAMES])
     ]
     inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
     models = [n for n in public_names if is_module_class(vars(obj).get(n))]
     inner_hint = _find_inner_class(obj, name, is_similar=not models)
-    if inner_hint is not None and (inner_hint.near == name or not near):
+    if inner_hint is not None and (inner_hint.near == name or not similar_names):
         return inner_hint
     moved_hint = _find_moved_class(obj, name)
     if moved_hint is not None:
         return moved_hint
-    near = near or _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
-    near = near or difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
-    if near:
-        return _Hint(f"; did you mean {' or '.join(near)}?", near[0])
+    similar_names = similar_names or _find_near(name, named_modules)  # nn for nm, in torch:nm.Linear
+    similar_names = similar_names or difflib.get_close_matches(name, family, 3, _SIMILARITY_OF_FAMILY)
+    if similar_names:
+        return _Hint(f"; did you mean {' or '.join(similar_names)}?", similar_names[0])
     unloaded_hint = _find_unloaded_class(obj, name)
     if unloaded_hint is not None:
         return unloaded_hint

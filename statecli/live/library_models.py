@@ -35,8 +35,8 @@ def import_library(name: str, config: str) -> Any:
             return importlib.import_module(name)
     except ImportError as error:
         package, missing = name.partition(".")[0], (error.name or "").partition(".")[0]
-        why = "is not installed" if missing == package else f"needs {missing}" if missing else "cannot be imported"
-        problem = f"{config}: needs {package.replace('_', '-')}, which {why}"
+        reason = "is not installed" if missing == package else f"needs {missing}" if missing else "cannot be imported"
+        problem = f"{config}: needs {package.replace('_', '-')}, which {reason}"
         raise MissingDependency(f"{problem}: {install_module(missing or package)}") from error
 
 
@@ -75,9 +75,11 @@ def _find_diffusers_class(diffusers: Any, name: str) -> Any:
 
 def _suggest_diffusers_class(diffusers: Any, name: str, config: str) -> str:
     """Return the nearest model class with the line to type, else the form of the line."""
-    for near in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
-        if _find_diffusers_class(diffusers, near) is not None:
-            return f"did you mean {near}? write {quote_for_shell(f'diffusers:{near}(config={config!r})')}"
+    for similar_name in difflib.get_close_matches(name, list_names(diffusers), 3, _SIMILARITY):
+        if _find_diffusers_class(diffusers, similar_name) is not None:
+            return (
+                f"did you mean {similar_name}? write {quote_for_shell(f'diffusers:{similar_name}(config={config!r})')}"
+            )
     return f"name the class: {quote_for_shell(f'diffusers:Class(config={config!r})')}"
 
 
@@ -87,9 +89,13 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
     name, arguments = str(document["architecture"]), list_timm_arguments(document)
     config_guards.check_config(document, config)
     if not timm.is_model(name):  # a name with a colon would be downloaded
-        near = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
-        line = quote_for_shell(f"timm:{near[0]}({format_call((), arguments)})") if near else ""
-        hint = f"did you mean {' or '.join(near)}? write {line}" if near else "name the class: file.py:Class"
+        similar_names = difflib.get_close_matches(name, timm.list_models(), 3, _SIMILARITY)
+        line = quote_for_shell(f"timm:{similar_names[0]}({format_call((), arguments)})") if similar_names else ""
+        hint = (
+            f"did you mean {' or '.join(similar_names)}? write {line}"
+            if similar_names
+            else "name the class: file.py:Class"
+        )
         problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
     fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]

@@ -251,10 +251,10 @@ def _measure_own_move(table: _Table) -> None:
             row.follows_device = follows_by_name.get(row.fqn, row.follows_device)
         elif row.follows_device is False and own_to:
             row.follows_device = None
-            why = "the method fails on meta and on a fake CUDA device"
+            reason = "the method fails on meta and on a fake CUDA device"
             if on_meta:
-                why = "the effect of .to is not visible on meta; build the model on the cpu"
-            row.notes.append(f"statecli does not know whether the class's own .to moves the tensor: {why}")
+                reason = "the effect of .to is not visible on meta; build the model on the cpu"
+            row.notes.append(f"statecli does not know whether the class's own .to moves the tensor: {reason}")
 
 
 def _try_move(table: _Table) -> measure.MoveTrial:
@@ -342,9 +342,9 @@ def _build_table(built: BuiltModel) -> _Table:
 def _add_oddities(table: _Table) -> None:
     for name in table.walk.cycles:
         table.oddities.append(Oddity("module-cycle", f"{name} contains itself and is listed once", name))
-    for name, why in table.walk.unopened:
+    for name, reason in table.walk.unopened:
         short_name = name if len(name) <= 80 else f"{name[:60]}…"
-        table.add_oddity(OddityKind.NOT_SEARCHED, f"{short_name} {why}: deeper tensors are not listed", short_name)
+        table.add_oddity(OddityKind.NOT_SEARCHED, f"{short_name} {reason}: deeper tensors are not listed", short_name)
     if measure.has_own_cuda_only(table.built.module):
         message = f"{type(table.built.module).__name__}.cuda is overridden; statecli tests only .to and not .cuda"
         table.oddities.append(Oddity("own-cuda", message))
@@ -638,8 +638,8 @@ def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
 
 def _check_move(table: _Table, target: str, device_: torch.device) -> None:
     if not table.rows:
-        why = " that statecli can see, because its weights are packed in C++" if table.walk.packed else ""
-        raise UsageError(f"{target}: the model has no tensors{why}, so there is nothing to move")
+        packed_text = " that statecli can see, because its weights are packed in C++" if table.walk.packed else ""
+        raise UsageError(f"{target}: the model has no tensors{packed_text}, so there is nothing to move")
     devices = {row.facts.device for row in table.rows}
     if devices == {str(device_)}:
         instead = f"use {option('--to', 'meta')}" if device_.type != "meta" else f"leave {option('--init-device')} out"

@@ -97,15 +97,15 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
     model = name.partition(".")[0] if spec.module == "timm" else name
     if model not in names:
         longer = [listed_name for listed_name in names if listed_name.startswith(f"{model}_")]
-        near = sorted(longer, key=lambda listed_name: (len(listed_name), listed_name))[:3]
-        near = near or difflib.get_close_matches(name, names, 3, _SIMILARITY)
+        similar_names = sorted(longer, key=lambda listed_name: (len(listed_name), listed_name))[:3]
+        similar_names = similar_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
         family = [listed_name for listed_name in names if listed_name.startswith(name.lower())]  # resnet18 for ResNet
-        near = near or sorted(family, key=lambda listed_name: (len(listed_name), listed_name))[:3]
+        similar_names = similar_names or sorted(family, key=lambda listed_name: (len(listed_name), listed_name))[:3]
         problem = f"{spec.text}: {spec.module} has no model called {name}"
-        if near:
-            question = f"did you mean {' or '.join(f'{spec.module}:{listed_name}' for listed_name in near)}?"
+        if similar_names:
+            question = f"did you mean {' or '.join(f'{spec.module}:{listed_name}' for listed_name in similar_names)}?"
             args = spec.args if spec.attribute == name else spec.args[1:]
-            line = spell(replace(spec, attribute=near[0], args=args, called=bool(args or spec.kwargs)))
+            line = spell(replace(spec, attribute=similar_names[0], args=args, called=bool(args or spec.kwargs)))
             raise advise_line(line, question=question).build_error(problem)
         example = f"for example, write {spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
         raise ModelError(f"{problem}; {example}, or list the names with {registry.module}.{registry.names}()")

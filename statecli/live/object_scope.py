@@ -80,10 +80,10 @@ class Scope:
         """Return the object of a name. Raises ModelError."""
         found_object = self._look_up(object_name)
         if found_object is None:
-            problem = f"{self.spec.text}: {object_name.name} is not defined in {self._where(object_name)}"
+            problem = f"{self.spec.text}: {object_name.name} is not defined in {self._get_module_name(object_name)}"
             raise self._advise(object_name).build_error(problem)
         if found_object.value is _MISSING or isinstance(found_object.value, types.ModuleType):
-            problem = f"{object_name.name} is not a class or a value in {self._where(object_name)}"
+            problem = f"{object_name.name} is not a class or a value in {self._get_module_name(object_name)}"
             problem = f"{self.spec.text}: {problem}"
             raise (
                 self._advise(object_name).build_error(problem)
@@ -93,7 +93,7 @@ class Scope:
         if callable(found_object.value) and _is_standard(str(getattr(found_object.value, "__module__", ""))):
             raise ModelError(
                 f"{self.spec.text}: {object_name.name} belongs to Python's standard library, "
-                f"not to {self._where(object_name)}"
+                f"not to {self._get_module_name(object_name)}"
             )
         return found_object
 
@@ -110,7 +110,7 @@ class Scope:
         first = object_name.name.partition(".")[0]
         return next((space for space in self.namespaces if hasattr(space, first)), None)
 
-    def _where(self, object_name: ObjectName) -> str:
+    def _get_module_name(self, object_name: ObjectName) -> str:
         return object_name.module or self.spec.module
 
     def _look_up(self, object_name: ObjectName) -> FoundObject | None:
@@ -211,10 +211,10 @@ class Scope:
             return Replacement(library_names[last])
         own_names = {} if owner else {key: ObjectName(key, object_name.module) for key in self._list_own(object_name)}
         equal_names = [key for key in library_names if owner and key.lower() == last.lower()]
-        near = equal_names or get_close_matches(last, [*own_names, *library_names], 1, _SIMILARITY)
-        is_text = self.quotes_names and last.islower() and not owner and last not in map(str.lower, near)
-        if near and not is_text:
-            return Replacement({**library_names, **own_names}[near[0]], is_similar=True)
+        similar_names = equal_names or get_close_matches(last, [*own_names, *library_names], 1, _SIMILARITY)
+        is_text = self.quotes_names and last.islower() and not owner and last not in map(str.lower, similar_names)
+        if similar_names and not is_text:
+            return Replacement({**library_names, **own_names}[similar_names[0]], is_similar=True)
         return None if owner or object_name.module else Replacement(object_name.name)
 
     def _list_own(self, object_name: ObjectName) -> Iterator[str]:

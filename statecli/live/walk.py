@@ -420,8 +420,8 @@ class _Search:
             if _is_unknown(kind) and len(unopened) < 10 and _hides_tensor(step.value, steps_on):
                 unopened.append((step.name(), f"is a {kind.__name__}, in which statecli does not search"))
             if len(self._seen) > MAX_OBJECTS:
-                why = f"is not searched, because the model has more than {MAX_OBJECTS:,} objects"
-                unopened.append((step.name(), why))
+                reason = f"is not searched, because the model has more than {MAX_OBJECTS:,} objects"
+                unopened.append((step.name(), reason))
                 return
 
     def _meet(self, step: Step) -> None:

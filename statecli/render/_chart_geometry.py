@@ -155,8 +155,8 @@ class Scale(msgspec.Struct, frozen=True):
 
     def compute_share(self, value: float) -> float:
         """Return the share of the axis below the value."""
-        place = math.log10(value) if self.log else _compute_mantissa(value, self.exponent)
-        return (place - self.low) / (self.high - self.low)
+        position = math.log10(value) if self.log else _compute_mantissa(value, self.exponent)
+        return (position - self.low) / (self.high - self.low)
 
 
 def build_log_scale(smallest: float, largest: float) -> Scale:
@@ -372,7 +372,7 @@ def _build_histogram(chart: Spread) -> Picture:
     drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
     low, high = (min(chart.edges), max(chart.edges)) if drawable else (0.0, 1.0)
     across = build_linear_scale(low, high)
-    up = build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
+    y_scale = build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
     return Picture(
         title=chart.title,
         note=plural(sum(chart.counts), "element")
@@ -380,10 +380,12 @@ def _build_histogram(chart: Spread) -> Picture:
         width=400.0,
         height=206.0,
         plot=plot,
-        marks=tuple(_build_bins(chart, across, up, plot)) if drawable else (),
+        marks=tuple(_build_bins(chart, across, y_scale, plot)) if drawable else (),
         x_ticks=tuple(Tick(plot.to_x(at), text) for at, text in across.ticks) if drawable else (),
         # Only whole numbers, because there is no half element.
-        y_ticks=tuple(Tick(plot.to_y(at), format_count(int(float(text)))) for at, text in up.ticks if "." not in text),
+        y_ticks=tuple(
+            Tick(plot.to_y(at), format_count(int(float(text)))) for at, text in y_scale.ticks if "." not in text
+        ),
         unit="elements",
         below=chart.unit,
         ground=plot.bottom,
@@ -391,9 +393,9 @@ def _build_histogram(chart: Spread) -> Picture:
     )
 
 
-def _build_bins(chart: Spread, across: Scale, up: Scale, plot: Box) -> Iterator[Mark]:
+def _build_bins(chart: Spread, x_scale: Scale, y_scale: Scale, plot: Box) -> Iterator[Mark]:
     for low, high, count in zip(chart.edges, chart.edges[1:], chart.counts, strict=False):
-        start, end = plot.to_x(across.compute_share(low)), plot.to_x(across.compute_share(high))
-        height = max(plot.bottom - plot.to_y(up.compute_share(float(count))), MIN_HEIGHT) if count else 0.0
+        start, end = plot.to_x(x_scale.compute_share(low)), plot.to_x(x_scale.compute_share(high))
+        height = max(plot.bottom - plot.to_y(y_scale.compute_share(float(count))), MIN_HEIGHT) if count else 0.0
         title = f"{format_number(low)} … {format_number(high)}: {count:,}"
         yield Mark(start, plot.bottom - height, max(end - start, 0.5), height, title)

@@ -23,10 +23,10 @@ def build_curve_picture(chart: Curve) -> Picture:
     """Lay out the curve."""
     plot = Box(58.0, 30.0, 380.0, 150.0) if chart.small else Box(58.0, 30.0, 1080.0, 300.0)
     values = [value for value in chart.values if math.isfinite(value)]
-    up = _choose_scale(values)
+    y_scale = _choose_scale(values)
     across = build_linear_scale(min(chart.places, default=0.0), max(chart.places, default=0.0), 4 if chart.small else 8)
     xs = [plot.to_x(across.compute_share(place)) for place in chart.places]
-    ys = [plot.compute_y(value, up) if math.isfinite(value) else None for value in chart.values]
+    ys = [plot.compute_y(value, y_scale) if math.isfinite(value) else None for value in chart.values]
     return Picture(
         title=chart.title,
         note=_describe_curve(chart),
@@ -35,7 +35,7 @@ def build_curve_picture(chart: Curve) -> Picture:
         plot=plot,
         marks=(),
         x_ticks=tuple(Tick(plot.to_x(at), _add_separators(text)) for at, text in across.ticks),
-        y_ticks=tuple(Tick(plot.to_y(at), text) for at, text in up.ticks) if up else (),
+        y_ticks=tuple(Tick(plot.to_y(at), text) for at, text in y_scale.ticks) if y_scale else (),
         unit=chart.unit,
         below=chart.below,
         ground=plot.bottom,

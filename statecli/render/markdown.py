@@ -39,8 +39,8 @@ _MARKUP = compile_on_use(
 class _CharacterBudget:
     """The characters left for lines; after the first line over the budget, all lines are dropped and counted."""
 
-    def __init__(self, left: float) -> None:
-        self.characters_left = left
+    def __init__(self, characters: float) -> None:
+        self.characters_left = characters
         self.dropped_lines = 0
 
     def fit_lines(self, lines: Iterable[str]) -> str:
@@ -115,8 +115,8 @@ def _format_outcomes(page: Page, budget: _CharacterBudget) -> str:
 def _format_problem_lines(problems: Sequence[Problem], *, quiet: bool) -> list[str]:
     lines = []
     for problem in problems:
-        place = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
-        lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {problem.message}{place}')}\n")
+        location = f" ({format_origin(problem.origin)})" if problem.origin is not UNSET else ""
+        lines.append(f"- {_format_code(f'{problem.severity.value}[{problem.rule}]: {problem.message}{location}')}\n")
         if quiet:
             continue
         lines += [f"  - {_format_code(text)}\n" for text in (problem.source, *problem.effects) if text]

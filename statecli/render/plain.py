@@ -63,8 +63,8 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
         if target:  # with -q the message names the target too
             problem = replace(problem, message=problem.message.removeprefix(f"{problem.target}: "))
-        place = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
-        write_line(target + format_problem(problem) + place, "bold red")
+        location = f" [{format_origin(problem.origin)}]" if problem.origin is not UNSET else ""
+        write_line(target + format_problem(problem) + location, "bold red")
         for effect in () if options.quiet else problem.effects:
             write_line(f"  {escape_sentence(effect)}")
         label = f"{problem.label_help()}: "

@@ -433,14 +433,14 @@ class _PageWriter:
         """Write severity, rule, message, and the source line at the right margin, or below without room."""
         style = {"error": "bold red", "warning": "yellow"}.get(problem.severity.value, "dim")
         head = f"{problem.severity.value}[{problem.rule}]: {problem.message}"
-        place = format_origin(problem.origin) if problem.origin is not UNSET else ""
-        room = self.width - self.layout.cell_len(escape_sentence(head)) - self.layout.cell_len(place)
-        if place and room >= GAP:
-            self.write_line((escape_sentence(head), style), (" " * room + place, "cyan"))
+        location = format_origin(problem.origin) if problem.origin is not UNSET else ""
+        room = self.width - self.layout.cell_len(escape_sentence(head)) - self.layout.cell_len(location)
+        if location and room >= GAP:
+            self.write_line((escape_sentence(head), style), (" " * room + location, "cyan"))
             return
         self.write_wrapped(_keep_parentheses(head), style, "    ", "")
-        if place:
-            self.write_line((f"  --> {place}", "cyan"))
+        if location:
+            self.write_line((f"  --> {location}", "cyan"))
 
     def write_problem_body(self, problem: Problem) -> None:
         """Write the source line, the consequences and the fix."""

@@ -59,7 +59,9 @@ def list_inconclusive(audit: Audit, select: Collection[str], *, allow_empty: boo
         return ()
     if not audit.count(Status.AUDITED):
         return () if allow_empty else ("nothing was audited",)
-    not_run = (f"{skipped.rule} did not run: {skipped.reason}" for skipped in audit.find_unrun_rules(select))
+    not_run = (
+        f"{skipped_rule.rule} did not run: {skipped_rule.reason}" for skipped_rule in audit.find_unrun_rules(select)
+    )
     return (*not_run, *filter(None, (audit.unused_reference,)))
 
 
@@ -161,7 +163,10 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
         by_rule = group_by(problems, lambda problem: problem.rule)
         for rule in dict.fromkeys((*target.ran, *by_rule)):
             yield _build_case(target.target, rule, by_rule.get(rule, ()), accepted.get(rule, ()), audit.fail_on)
-        yield from (Case(target.target, skipped.rule, Outcome.SKIPPED, skipped.reason) for skipped in target.skipped)
+        yield from (
+            Case(target.target, skipped_rule.rule, Outcome.SKIPPED, skipped_rule.reason)
+            for skipped_rule in target.skipped
+        )
 
 
 def _build_case(
@@ -373,9 +378,9 @@ def _list_skipped_rules(audit: Audit) -> Iterator[Line]:
     ran_on_class = {rule for target in audit.targets if target.target == audit.model for rule in target.ran}
     targets_of: dict[str, dict[str, list[str]]] = {}
     for target in audit.checked_targets:
-        for skipped in target.skipped:
-            if target.target == audit.model or skipped.rule not in ran_on_class:
-                targets_of.setdefault(skipped.reason, {}).setdefault(skipped.rule, []).append(target.target)
+        for skipped_rule in target.skipped:
+            if target.target == audit.model or skipped_rule.rule not in ran_on_class:
+                targets_of.setdefault(skipped_rule.reason, {}).setdefault(skipped_rule.rule, []).append(target.target)
     reasons = Counter((*audit.ran, *(rule for rules in targets_of.values() for rule in rules)))
     for reason, rules in targets_of.items():
         by_targets: dict[str, list[str]] = {}
@@ -434,7 +439,7 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
     if with_findings and len(audit.targets) > 1:
         parts[0] += f" in {_count_targets_and_class(audit, with_findings)}"
     parts += [*_format_lock_count(audit), *_format_others(audit)]
-    not_run = len({skipped.rule for skipped in audit.skipped_rules} - set(audit.ran))
+    not_run = len({skipped_rule.rule for skipped_rule in audit.skipped_rules} - set(audit.ran))
     disabled = f", {audit.disabled_rules:,} disabled" if audit.disabled_rules else ""
     parts.append(
         f"{plural(len(audit.ran), 'rule')} ran" + (f", {not_run:,} skipped{hint}" if not_run else "") + disabled

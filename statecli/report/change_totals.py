@@ -65,13 +65,13 @@ def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable
     places: set[object] = set()
     for change, delta in changes_with_values:
         after = change.after
-        place = after is not None and (after.data or after.parts) and (after.data, after.parts)
+        stored_at = after is not None and (after.data or after.parts) and (after.data, after.parts)
         is_codes = after is not None and after.dtype in INTEGER_DTYPES  # of a quantized weight
-        if change.kind is not Kind.PARAMETER or is_codes or (place and place in places):
+        if change.kind is not Kind.PARAMETER or is_codes or (stored_at and stored_at in places):
             continue
         if change.transformation is not None and change.transformation.kind in _CODES:
             continue
-        places.add(place)
+        places.add(stored_at)
         if delta.l2 is not None and delta.relative_l2:
             yield delta.l2, delta.l2 / delta.relative_l2
         elif delta.l2 is not None and delta.reason == ZERO_BEFORE:

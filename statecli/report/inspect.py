@@ -240,8 +240,8 @@ def _format_page_verdict(problems: Sequence[Problem], inspection: Inspection) ->
         calls_text = f"loading the file imports or calls {quoting.name(calls[0])}{further_text}"
         return f"{report.problems.format_severities(problems)}: {calls_text}; {command} lists all calls"
     are = "is" if unregistered == 1 else "are"
-    why = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
-    return f"{report.problems.format_severities(problems)}{why}"
+    registration_text = f": {unregistered:,} of {plural(count, 'tensor')} {are} not registered" if unregistered else ""
+    return f"{report.problems.format_severities(problems)}{registration_text}"
 
 
 def _list_unsafe_calls(findings: Iterable[Finding]) -> list[str]:
@@ -540,13 +540,13 @@ def _build_quantized_group(
 
 def _count_sizes(folded_lines: Iterable[tuple[Line, list[int]]], columns: Sequence[Column]) -> Iterator[Line]:
     """Yield the folded lines; the size of a line for several tensors has their number: `3 × 4.1 kB`."""
-    place = next((i for i, column in enumerate(columns) if column.name == "size"), None)
+    size_index = next((i for i, column in enumerate(columns) if column.name == "size"), None)
     for line, positions in folded_lines:
-        if place is None or len(positions) == 1:
+        if size_index is None or len(positions) == 1:
             yield line
             continue
-        size = f"{len(positions):,} × {line.cells[place]}"
-        yield replace(line, cells=(*line.cells[:place], size, *line.cells[place + 1 :]))
+        size = f"{len(positions):,} × {line.cells[size_index]}"
+        yield replace(line, cells=(*line.cells[:size_index], size, *line.cells[size_index + 1 :]))
 
 
 def _build_weight_lines(

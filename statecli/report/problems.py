@@ -303,8 +303,8 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
 
 def _join_fixes(fixes: Sequence[str]) -> str:
     """Return the fixes below each other; their common first and last lines are written once."""
-    place = _get_place(fixes[0]) if fixes else ""
-    lines = "\n".join([*fixes[:1], *(fix.removeprefix(place) for fix in fixes[1:])]).split("\n")
+    location = _get_place(fixes[0]) if fixes else ""
+    lines = "\n".join([*fixes[:1], *(fix.removeprefix(location) for fix in fixes[1:])]).split("\n")
     last = lines[-1] if lines.count(lines[-1]) > 1 and lines[-1].startswith("#") else None
     if last is not None:
         lines = [*(line for line in lines if line != last), last]
@@ -390,10 +390,10 @@ def _join_lines(effects: Iterable[str]) -> Iterator[str]:
     """
     lines: dict[str, dict[str, None]] = {}
     for effect in effects:
-        place = _LAST_LINE.search(effect)
-        lines.setdefault(effect[: place.start()] if place else effect, {})
-        if place:
-            lines[effect[: place.start()]][place[1]] = None
+        line_match = _LAST_LINE.search(effect)
+        lines.setdefault(effect[: line_match.start()] if line_match else effect, {})
+        if line_match:
+            lines[effect[: line_match.start()]][line_match[1]] = None
     operators: dict[tuple[str, str], dict[str, None]] = {}
     for text, numbers in lines.items():
         joined_line = f"{text}:{', '.join(numbers)}" if numbers else text

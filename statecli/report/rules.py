@@ -31,12 +31,12 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     possible_names = [name, *list_present_names(name)]
     text = next((by_name[word] for word in possible_names if word in by_name), None)
     if text is None:
-        near = get_close_matches(name.lower(), by_name, n=3, cutoff=0.75)
+        similar_names = get_close_matches(name.lower(), by_name, n=3, cutoff=0.75)
         listed = (
             f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin; a note that "
             "is not a finding has no rule"
         )
-        hint = f"did you mean {', '.join(near)}?" if near else listed
+        hint = f"did you mean {', '.join(similar_names)}?" if similar_names else listed
         raise UsageError(f"unknown rule {name!r}; {hint}")
     return text
 

@@ -607,8 +607,8 @@ def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool
     for text, rows in group_by(exact, lambda change: _describe_merged(_get_transformation(change))).items():
         modules = ", ".join(dict.fromkeys(format_fqn(row.fqn.split(".")[-2 if "." in row.fqn else -1]) for row in rows))
         largest = max(_get_transformation(row).max_abs or 0.0 for row in rows)
-        within = f", within {format_number(largest, 1)}" if largest else ", exactly"
-        yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{within}")
+        deviation_text = f", within {format_number(largest, 1)}" if largest else ", exactly"
+        yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{deviation_text}")
     yield from _build_named_lines(wrong, overview, False)
 
 

@@ -107,12 +107,12 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
     policy = loaded.config.policy
     if policy.reference and not options.against and find_class_spec(policy.reference) is not None:
         advice = f"give {option('--against', policy.reference)} instead"
-        why = f"is a model class, and a configuration must not run code; {advice}"
-        raise UsageError(f"{loaded.path}: policy.reference: {why}")
+        problem = f"is a model class, and a configuration must not run code; {advice}"
+        raise UsageError(f"{loaded.path}: policy.reference: {problem}")
     for key, globs in (("must-change", policy.must_change), ("must-not-change", policy.must_not_change)):
         if globs and not (policy.reference or options.against):
-            why = "needs a checkpoint to compare with: set policy.reference, or give " + option("--against")
-            raise UsageError(f"{loaded.path}: policy.{key}: {why}")
+            problem = "needs a checkpoint to compare with: set policy.reference, or give " + option("--against")
+            raise UsageError(f"{loaded.path}: policy.{key}: {problem}")
 
 
 def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[str]:

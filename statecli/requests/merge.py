@@ -80,16 +80,16 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
             "on all machines"
         )
     if head.shard[1] != first_head.shard[1]:
-        why = f"is one of {head.shard[1]} part files, but {first.path} is one of {first_head.shard[1]}"
-        raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
+        problem = f"is one of {head.shard[1]} part files, but {first.path} is one of {first_head.shard[1]}"
+        raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     if head.command != first_head.command:
-        why = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
-        raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
+        problem = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
+        raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     names = head.options.keys() | first_head.options.keys()
     for name in sorted(names, key=lambda name: (name not in _TARGETS, name)):
         if head.options.get(name) != first_head.options.get(name):
-            why = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
-            raise UnreadableError(f"{part.path}: {why}; merge only part files of the same run")
+            problem = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
+            raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
 
 
 #: Fields of targets, which have no flag.
@@ -118,17 +118,17 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
     for path in sorted(head.files.keys() | first_head.files.keys()):
         file, first_file = head.files.get(path), first_head.files.get(path)
         if file is None or first_file is None or file.is_another(first_file):
-            why = f"was made from different files than {first.path}, for example {path}"
-            raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
+            problem = f"was made from different files than {first.path}, for example {path}"
+            raise UnreadableError(f"{part.path}: {problem}; {_REDO_ADVICE}")
         if file != first_file and not copies:
-            why = (
+            problem = (
                 f"records a modification time of {path} that differs from the time in {first.path}, so the file may "
                 "have changed"
             )
-            raise UsageError(f"{part.path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
+            raise UsageError(f"{part.path}: {problem}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
     if (head.plan, head.tasks) != (first_head.plan, first_head.tasks):
-        why = f"was made from other versions of the checkpoints than {first.path}"
-        raise UnreadableError(f"{part.path}: {why}; {_REDO_ADVICE}")
+        problem = f"was made from other versions of the checkpoints than {first.path}"
+        raise UnreadableError(f"{part.path}: {problem}; {_REDO_ADVICE}")
 
 
 def _check_complete(parts: Sequence[ShardFile]) -> None:
@@ -155,11 +155,11 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
     for path, now in identify_files(part.head.files).items():
         then = part.head.files[path]
         if then.version is None and then.bytes >= 0 and not copies:
-            why = (
+            problem = (
                 "the storage reports no version, so statecli cannot check that all part files were made from "
                 "the same version"
             )
-            raise UsageError(f"{path}: {why}; if the file has not changed, give {option('--copies')}")
+            raise UsageError(f"{path}: {problem}; if the file has not changed, give {option('--copies')}")
         if now == then or (copies and not now.is_another(then)):
             continue
         if now.bytes < 0:
@@ -169,8 +169,8 @@ def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
             raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{folder_advice}")
         if now.is_another(then):
             raise UnreadableError(f"{path}: has changed since {part.path} was made; {_REDO_ADVICE}")
-        why = f"has a modification time that differs from the time in {part.path}, so the file may have changed"
-        raise UsageError(f"{path}: {why}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
+        problem = f"has a modification time that differs from the time in {part.path}, so the file may have changed"
+        raise UsageError(f"{path}: {problem}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
 
 
 # --- options of the command -------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ def _check_code(options: ShardedOptions, allowed_names: Sequence[str]) -> None:
     _refuse_code(specs.difference(allowed_names))
     for text in allowed_names:
         if text not in specs | plugins:
-            why = "the part files do not use a class or plugin of this name"
-            raise UsageError(f"{option('--allow-code', text)}: {why}; leave the option out")
+            problem = "the part files do not use a class or plugin of this name"
+            raise UsageError(f"{option('--allow-code', text)}: {problem}; leave the option out")
 
 
 def _refuse_code(names: Collection[str]) -> None:
@@ -278,8 +278,8 @@ class _MergedResults:
                 self._add(n, key, stored_result)
         planned = sum(not self._get_stored(key).derived for key in self._owners)
         if planned != parts[0].head.tasks:
-            why = f"expected {parts[0].head.tasks} results in all part files together, found {planned}"
-            raise UnreadableError(f"{parts[0].path}: {why}; {_REDO_ADVICE}")
+            problem = f"expected {parts[0].head.tasks} results in all part files together, found {planned}"
+            raise UnreadableError(f"{parts[0].path}: {problem}; {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored_result: StoredResult) -> None:
         earlier = self._get_stored(key) if key in self._owners else stored_result
@@ -324,8 +324,8 @@ class _MergedResults:
         field = check_results.find_invalid_field(task, result)
         if field is not None:
             path, name = self._parts[self._owners[key]].path, task.name or next(iter(task.paths), "")
-            why = f"has an impossible result for {name} (field {field})"
-            raise UnreadableError(f"{path}: line {stored_result.line} {why}; run this shard again")
+            problem = f"has an impossible result for {name} (field {field})"
+            raise UnreadableError(f"{path}: line {stored_result.line} {problem}; run this shard again")
         self._has_failed |= tasks.has_failed(result)
         self._unused_keys.pop(key, None)
         return result

@@ -81,7 +81,7 @@ def compare_pairs(
     *,
     jobs: int = 0,
     progress: pool.Progress | None = None,
-    seen: Mapping[str, FileVersion | None] | None = None,
+    header_versions: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[PairOutcome]:
     """Return the outcome of each pair, in order. An error of a file is the outcome of its pairs only.
@@ -89,14 +89,14 @@ def compare_pairs(
     Recorded checksums are verified for tensors that differ, so that damage is not reported as training.
 
     Args:
-        seen: Versions of files when their headers were read; a file with another version at the end fails its
-          pairs.
+        header_versions: Versions of files when their headers were read; a file with another version at the end
+          fails its pairs.
         progress: Called with bytes of `before`.
         jobs: Number of workers; 0 for a worker per core.
         derived: See `pool.run_tasks`: the pairs follow from results of earlier tasks.
     """
     paths = {storage.path for pair in pairs for tensor in (pair.before, pair.after) for storage in tensor.ranges}
-    before = {**read_versions(path for path in paths if path not in (seen or {})), **(seen or {})}
+    before = {**read_versions(path for path in paths if path not in (header_versions or {})), **(header_versions or {})}
     tallies = _compare_small(pairs, options, progress)
     large_pairs = [pair for n, pair in enumerate(pairs) if n not in tallies]
     large_outcomes = iter(_compare_by_tasks(large_pairs, options, jobs, progress, derived=derived))
@@ -225,8 +225,8 @@ def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: 
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
     values, elements = BLOCK_SIZES[dtype][0], math.prod(shape)
-    why = f"because {unreadable}" if unreadable else "although the values are equal"
-    reason = f"statecli counts each block with different bytes as {values} changed values, {why}"
+    reason_to_count = f"because {unreadable}" if unreadable else "although the values are equal"
+    reason = f"statecli counts each block with different bytes as {values} changed values, {reason_to_count}"
     return Delta(elements, total.changed * values, left_out=elements, reason=reason)
 
 
@@ -542,8 +542,8 @@ def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
     data = resolve_data(data, name)
     boxes = data.storage.boxes
     if boxes is None:
-        whole = find_piece(data)
-        return {0: whole} if whole and math.prod(data.shape) else {}
+        single_piece = find_piece(data)
+        return {0: single_piece} if single_piece and math.prod(data.shape) else {}
     if not is_plain(data) or data.offset or math.prod(data.shape) != math.prod(boxes.shape):
         return {}
     pieces: dict[int, Piece] = {}

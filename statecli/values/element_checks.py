@@ -310,8 +310,8 @@ def _step(values: Array, dtype: str, direction: int) -> Array:
         bits = values.view(np.uint32)
         return (bits + np.uint32(0x10000 if direction > 0 else 0xFFFF0000)).view(np.float32)
     magnitudes = _list_magnitudes(dtype)
-    place = np.searchsorted(magnitudes, np.abs(values)) + direction
-    return np.copysign(magnitudes[np.clip(place, 0, magnitudes.size - 1)], values)
+    index = np.searchsorted(magnitudes, np.abs(values)) + direction
+    return np.copysign(magnitudes[np.clip(index, 0, magnitudes.size - 1)], values)
 
 
 def _list_magnitudes(dtype: str) -> Array:

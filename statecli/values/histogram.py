@@ -37,8 +37,8 @@ def _compute_histogram(pair: Pair, delta: Delta, bins: int) -> Bins | None:
             if gap.dtype.kind == "c":
                 return None
             # The maximum may have been computed in float32, a last digit smaller than it is.
-            within = np.clip(gap[np.isfinite(gap)], edges[0], edges[-1])
-            counts += np.histogram(within, edges)[0]
+            clipped_gap = np.clip(gap[np.isfinite(gap)], edges[0], edges[-1])
+            counts += np.histogram(clipped_gap, edges)[0]
     except StateError:
         return None  # the comparison has reported the error
     return tuple(edges.tolist()), tuple(counts.tolist())

@@ -104,7 +104,7 @@ def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
         return None
     factor, rank = products / squares, left.shape[1]
     for scale in (rank, math.sqrt(rank)):
-        near = round(factor * scale) / scale
-        if abs(near - factor) < _MAX_RESIDUAL / 10 * abs(factor):
-            return near
+        rounded_factor = round(factor * scale) / scale
+        if abs(rounded_factor - factor) < _MAX_RESIDUAL / 10 * abs(factor):
+            return rounded_factor
     return factor

@@ -301,9 +301,9 @@ class Dequantized(Range):
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         super().__init__(byte_range, storage_name, file)
         name = find_ggml_type(byte_range) or ""
-        why = explain_unreadable_blocks(name)
-        if why is not None:
-            raise UnreadableError(f"{byte_range.path}: {storage_name}: {why}")
+        reason = explain_unreadable_blocks(name)
+        if reason is not None:
+            raise UnreadableError(f"{byte_range.path}: {storage_name}: {reason}")
         self._name = name
         values, self._stored_block_bytes = BLOCK_SIZES[name]
         self._float_block_bytes = values * 4
@@ -386,11 +386,11 @@ class Assembled(Range):
         memory, data = self._open_piece(number)
         item = self._shape[-1]
         strides = [step * item for step in data.strides or contiguous_strides(data.shape)] + [1]
-        within = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
+        offset_in_piece = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
         axes = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
         lined = target.transpose(*axes, *(axis for axis in range(target.ndim) if axis not in axes))
         memory.gather(
-            data.offset * item + within,
+            data.offset * item + offset_in_piece,
             lined.reshape(lined.shape[: len(axes)]),
             [strides[axis] for axis in axes],
         )

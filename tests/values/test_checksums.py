@@ -89,10 +89,10 @@ def test_a_changed_file_comes_before_its_checksums(both):
     pair = Pair(both[0], both[1])
     path = both[1].data.storage.path
     seen = {path: (0, 0, 0, 0, 0)}
-    (actual_pair,) = compare_pairs([pair], CompareOptions(), jobs=1, seen=seen)
+    (actual_pair,) = compare_pairs([pair], CompareOptions(), jobs=1, header_versions=seen)
     assert type(actual_pair) is FileChanged
     assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
-    (actual_pair,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, seen=seen)
+    (actual_pair,) = compare_pairs([Pair(both[1], both[0])], CompareOptions(), jobs=1, header_versions=seen)
     assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
 
 

@@ -112,7 +112,9 @@ class ValueComparison:
                 if (old := matches[n].before) and (new := matches[n].after)
             ]
             request, seen = self._request, self._seen
-            results = values.compare.compare_pairs(pairs, request.how, jobs=request.jobs, progress=advance, seen=seen)
+            results = values.compare.compare_pairs(
+                pairs, request.how, jobs=request.jobs, progress=advance, header_versions=seen
+            )
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
 

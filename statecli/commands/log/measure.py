@@ -144,7 +144,7 @@ def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | Non
         for n, match in enumerate(matches)
         if (old := match.before) and (new := match.after) and old.shape == new.shape
     }
-    compared = values.compare.compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), seen=seen)
+    compared = values.compare.compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), header_versions=seen)
     outcomes = dict(zip(pairs, compared, strict=True))
     return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
 
