@@ -20,8 +20,8 @@ def import_on_use(
 ) -> Callable[[str], ModuleType]:
     """Return a `__getattr__` for the package, which imports the package's module of a name.
 
-    `build_context` makes a context for the import: `require_numpy`. The function raises AttributeError if the package has
-    no such module, and what importing the module raises.
+    `build_context` makes a context for the import: `require_numpy`. The function raises AttributeError if the package
+    has no such module, and what importing the module raises.
     """
 
     def __getattr__(name: str) -> ModuleType:
