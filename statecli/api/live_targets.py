@@ -89,8 +89,8 @@ class SavedObjects:
         """Return a result with the names of the objects in place of the paths."""
         # A path from the root is part of its relative name.
         names = {path: self.names[path] for path in sorted(self.names, key=len, reverse=True)}
-        renamed: _Value = _replace_texts(value, names) if names else value
-        return renamed
+        renamed_value: _Value = _replace_texts(value, names) if names else value
+        return renamed_value
 
 
 @contextmanager

@@ -399,7 +399,7 @@ class Browser(App[None]):
 
     # --- the second target --------------------------------------------------------------------------------------
 
-    def _pair(self, read_state: Callable[[], ModelState], then: int | None = None) -> None:
+    def _pair(self, read_state: Callable[[], ModelState], position_to_compare: int | None = None) -> None:
         """Read the second target and pair the tensors; then compare the values of a tensor."""
         self._progress = "reading the second target …"
 
@@ -416,8 +416,8 @@ class Browser(App[None]):
                 self._end_pairing(
                     f"second target: {escape_name(difference.other_target)}{extra_text}; press D to compare all values"
                 )
-                if then is not None:
-                    self._compare(then)
+                if position_to_compare is not None:
+                    self._compare(position_to_compare)
 
             return apply
 
@@ -573,8 +573,8 @@ class Browser(App[None]):
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column; after the last, show the tree again."""
-        available = self.model.list_columns()
-        columns = [None, *(column for column in SORT_ORDER if column in available)]
+        available_columns = self.model.list_columns()
+        columns = [None, *(column for column in SORT_ORDER if column in available_columns)]
         at = columns.index(self.model.sort) if self.model.sort in columns else 0
         at = (at + by) % len(columns)
         self.model.sort_by(columns[at])

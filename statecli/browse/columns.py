@@ -89,7 +89,7 @@ def list_widths(*, is_tree: bool) -> Mapping[Column, int]:
 def choose_columns(
     width: int,
     names: int,
-    available: tuple[Column, ...],
+    available_columns: tuple[Column, ...],
     sort: Column | None,
     widths: Mapping[Column, int] = WIDTHS,
 ) -> list[Column]:
@@ -99,13 +99,13 @@ def choose_columns(
         width: Cells of the list.
         names: Characters of the longest name.
     """
-    first = [column for column in (sort, Column.CHANGE) if column in available and column is not Column.NAME]
+    first = [column for column in (sort, Column.CHANGE) if column in available_columns and column is not Column.NAME]
     chosen_columns: list[Column] = []
     cells_left = width - max(MIN_NAME_CELLS, min(names, int(width * MAX_NAME_SHARE)))
     for column in dict.fromkeys([*first, *_PRIORITY]):
-        if column not in available:
+        if column not in available_columns:
             continue
         if widths[column] + 1 <= cells_left or column in first or not chosen_columns:
             chosen_columns.append(column)
             cells_left -= widths[column] + 1
-    return [column for column in available if column in chosen_columns]
+    return [column for column in available_columns if column in chosen_columns]

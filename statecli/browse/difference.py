@@ -175,9 +175,9 @@ class Difference:
         if len(outcomes) == pairs:
             self.summary = summarize_diff(self._build_diff())
             return f"{pairs:,} compared: {self.summary}"
-        differ = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
+        changed_count = sum(isinstance(outcome, Delta) and bool(outcome.changed) for outcome in outcomes)
         failed_count = sum(not isinstance(outcome, Delta) for outcome in outcomes)
-        texts = [f"{differ:,} changed", *([f"{failed_count:,} not compared"] if failed_count else [])]
+        texts = [f"{changed_count:,} changed", *([f"{failed_count:,} not compared"] if failed_count else [])]
         ties = describe_ties(self.changes.values())
         return f"{len(outcomes):,} compared: {', '.join([*texts, *ties])}"
 

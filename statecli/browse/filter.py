@@ -188,15 +188,15 @@ class Filter:
 
     def _test_layout(self, selection: Selection) -> Test:
         """Return a test by dtype or shape, decided once for each dtype and shape."""
-        decided: dict[object, bool] = {}
+        result_by_layout: dict[object, bool] = {}
         tensors, by_dtype = self._tensors, bool(selection.dtype)
 
         def matches(position: int) -> bool:
             tensor = tensors[position]
             key = tensor.dtype if by_dtype else tensor.shape
-            if key not in decided:
-                decided[key] = selection.selects_layout(tensor)
-            return decided[key]
+            if key not in result_by_layout:
+                result_by_layout[key] = selection.selects_layout(tensor)
+            return result_by_layout[key]
 
         return matches
 

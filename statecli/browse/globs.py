@@ -45,18 +45,18 @@ def write_globs(state: ModelState, marked: Set[int], weights: RowsByPart) -> Glo
     if len(marked) == len(state.tensors):
         return GlobText(("*",))
     names = _list_names(state)
-    covering = _cover(names, marked)
+    covering_globs = _cover(names, marked)
     attempts = (
-        _join_numbers(covering),
-        [glob for _, glob in covering],
+        _join_numbers(covering_globs),
+        [glob for _, glob in covering_globs],
         [_escape_glob(names[position]) for position in sorted(marked)],
     )
     extra = 0
     for globs in attempts:
-        selected = _select(state, globs, weights)
-        if selected == marked:
+        selected_positions = _select(state, globs, weights)
+        if selected_positions == marked:
             return GlobText(tuple(globs))
-        extra = len(selected - marked)
+        extra = len(selected_positions - marked)
     return GlobText((), extra)
 
 
@@ -69,10 +69,10 @@ def _list_names(state: ModelState) -> list[str]:
 def _select(state: ModelState, globs: Sequence[str], weights: RowsByPart) -> set[int]:
     by_identity = {id(tensor): position for position, tensor in enumerate(state.tensors)}
     try:
-        selected = select(state, Selection(include=tuple(globs)), state.target, weights).tensors
+        selected_tensors = select(state, Selection(include=tuple(globs)), state.target, weights).tensors
     except FilteredOut:
         return set()
-    return {by_identity[id(tensor)] for tensor in selected}
+    return {by_identity[id(tensor)] for tensor in selected_tensors}
 
 
 def _escape_glob(name: str) -> str:
@@ -137,10 +137,10 @@ def _join_group(group: Sequence[tuple[int, int, str]], axis: int) -> tuple[int, 
 def _list_wider_globs(name: str) -> Iterator[str]:
     """Yield the globs for a name: all names, its modules, and the name with any number in place of its own."""
     yield "*"
-    escaped = _escape_glob(name)
-    template, numbers = fold.split_numbers(escaped)
-    if numbers and template != escaped:
-        yield fold.insert_numbers(escaped, ["*"] * len(numbers))
+    escaped_name = _escape_glob(name)
+    template, numbers = fold.split_numbers(escaped_name)
+    if numbers and template != escaped_name:
+        yield fold.insert_numbers(escaped_name, ["*"] * len(numbers))
     end = name.find(".")
     while end != -1:
         yield f"{_escape_glob(name[:end])}.*"

@@ -117,13 +117,13 @@ def _join_equal(nodes: list[Node], tensors: Sequence[TensorInfo], measure: Measu
 
 def _order_numbers(nodes: list[Node]) -> list[Node]:
     """Return the nodes; names that differ only in a number are in the order of their numbers."""
-    numbered: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+    numbers_by_template: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, node in enumerate(nodes):
         template, numbers = fold.split_numbers(node.members[0].label if node.members else node.label)
         if numbers:
-            numbered.setdefault(template, []).append((numbers, index))
+            numbers_by_template.setdefault(template, []).append((numbers, index))
     ordered_nodes = list(nodes)
-    for entries in numbered.values():
+    for entries in numbers_by_template.values():
         for (_, index), (_, target) in zip(sorted(entries), entries, strict=True):
             ordered_nodes[target] = nodes[index]
     return ordered_nodes

@@ -185,11 +185,11 @@ class LayerView(ModalScreen[int | None]):
     def _append_row(
         self, text: Text, label: str, cells: list[str], widths: list[int], style: str, end: str = ""
     ) -> None:
-        fitted = [
+        fitted_cells = [
             f" {truncate_middle(escape_name(cell), column_width - 1):>{column_width - 1}}"
             for cell, column_width in zip(cells, widths, strict=True)
         ]
-        text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted)}{end}\n", style=style)
+        text.append(f"{label:<{LAYER_CELLS}}{''.join(fitted_cells)}{end}\n", style=style)
 
     def _append_layer(self, text: Text, table: LayerTable, row: int, column_numbers: range) -> None:
         is_current = row == self._row

@@ -68,10 +68,10 @@ def _wrap(line: Line, width: int) -> Iterator[Line]:
         yield line
         return
     indent = "  " if line.style != "bold" else ""
-    wrapped = textwrap.wrap(
+    wrapped_lines = textwrap.wrap(
         line.text, max(width, 8), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
-    for text in wrapped:
+    for text in wrapped_lines:
         for part in _break_word(text, max(width, 8), indent):
             yield Line(part, line.style)
 
@@ -146,8 +146,8 @@ def _describe_tensor(model: Model, position: int, width: int, *, is_reading: boo
     tensor = model.tensors[position]
     yield Line(escape_name(model.get_name(position)), "bold")
     kind = format_kind(tensor)
-    assumed = " (kind assumed)" if kind.endswith("?") else ""
-    yield Line(f"{kind.rstrip('?')}{assumed}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
+    assumption_text = " (kind assumed)" if kind.endswith("?") else ""
+    yield Line(f"{kind.rstrip('?')}{assumption_text}, {escape_name(tensor.dtype)}, {format_shape(tensor.shape)}")
     exact = f" ({tensor.nbytes:,} B)" if tensor.nbytes >= _MIN_ROUNDED_BYTES else ""
     yield Line(f"{plural(tensor.elements, 'element')}, {format_size(tensor.nbytes)}{exact}")
     owner = model.get_owner(position)
@@ -205,17 +205,17 @@ def _describe_range(byte_range: ByteRange, tensor: TensorInfo) -> str:
     place = byte_range.place
     if place is None:
         return "in several pieces"
-    packed = ", compressed" if byte_range.packing is not None and byte_range.packing.how == "deflate" else ""
-    packed = ", inside a nested archive" if byte_range.is_archive else packed
-    text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packed}"
+    packing_text = ", compressed" if byte_range.packing is not None and byte_range.packing.how == "deflate" else ""
+    packing_text = ", inside a nested archive" if byte_range.is_archive else packing_text
+    text = f"bytes {place.offset:,} to {place.offset + place.length:,} (0x{place.offset:x}){packing_text}"
     if tensor.data is not None and tensor.data.offset and byte_range == tensor.data.storage:
         text += f", from element {tensor.data.offset:,} on"
     return text
 
 
 def _list_names(names: Sequence[str]) -> str:
-    listed = ", ".join(escape_name(format_fqn(name)) for name in names[:_MAX_NAMES])
-    return listed + (f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else "")
+    names_text = ", ".join(escape_name(format_fqn(name)) for name in names[:_MAX_NAMES])
+    return names_text + (f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else "")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

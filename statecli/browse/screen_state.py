@@ -166,8 +166,8 @@ class Model:
         """Show only matching tensors; "" shows all. The selected tensor stays selected while visible."""
         current = self.current
         self.filter_text, self._before_sort = text, 0
-        selected = self._filter.find(text)
-        self.filtered_positions, self.filter_problem = selected.positions, selected.problem
+        filter_result = self._filter.find(text)
+        self.filtered_positions, self.filter_problem = filter_result.positions, filter_result.problem
         self._common_ends = None
         self._update(current)
 

@@ -261,14 +261,14 @@ def shorten_numbers(label: str, width: int) -> str:
     numbers, _, end = numbers_and_end.partition("}")
     if len(label) <= width or not brace:
         return label
-    listed = numbers.split(",")
-    count = listed.pop().removesuffix(" in all") if numbers.endswith(" in all") else "…"
-    while len(listed) > 1 and len(f"{start}{{{','.join(listed)},{count}}}{end}") > width:
-        listed.pop()
-    text = f"{start}{{{','.join(listed)},{count}}}{end}"
+    number_texts = numbers.split(",")
+    count = number_texts.pop().removesuffix(" in all") if numbers.endswith(" in all") else "…"
+    while len(number_texts) > 1 and len(f"{start}{{{','.join(number_texts)},{count}}}{end}") > width:
+        number_texts.pop()
+    text = f"{start}{{{','.join(number_texts)},{count}}}{end}"
     if len(text) <= width:
         return text
-    first = f"…{{{listed[0]},…}}"  # with a part of the end, which differs between neighbours
+    first = f"…{{{number_texts[0]},…}}"  # with a part of the end, which differs between neighbours
     room = width - len(first)
     return first + (end if len(end) <= room else f"…{end[len(end) - max(room - 1, 0) :]}")
 

@@ -62,9 +62,9 @@ class UnusualValues:
 
     def list_kinds(self, positions: Collection[int]) -> dict[str, list[int]]:
         """Return the tensors with `nan`, with `inf`, and each `outlier`, in order."""
-        listed = set(positions)
+        listed_positions = set(positions)
         kinds: dict[str, Set[int]] = {**self._positions, "outlier": self.outliers.keys()}
-        return {kind: sorted(listed & unusual) for kind, unusual in kinds.items()}
+        return {kind: sorted(listed_positions & unusual) for kind, unusual in kinds.items()}
 
     def list_sentences(self, positions: Collection[int]) -> Iterator[NamedTensors]:
         """Yield the sentences about some of the tensors, as on the page of `inspect --stats`."""

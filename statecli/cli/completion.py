@@ -79,22 +79,28 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
     """Return the answer for Bash, which has split the words, and inserts the text unchanged after `fragment`."""
     *words, current = _join_words([*words, fragment])
     start = fragment if fragment.strip(":=") else ""
-    typed = _unquote(current)
-    completion = complete([_unquote(word) for word in words], typed)
+    typed_word = _unquote(current)
+    completion = complete([_unquote(word) for word in words], typed_word)
     if completion.kind is Kind.FILES and start != current:
         # Bash itself would look for a file `1` for `epoch=1`.
-        completion = _list_files(typed, completion.file_start) or completion
-    return _join_lines(completion, ((f"{start}{word[len(typed) :]}", text) for word, text in completion.candidates))
+        completion = _list_files(typed_word, completion.file_start) or completion
+    return _join_lines(
+        completion, ((f"{start}{word[len(typed_word) :]}", text) for word, text in completion.candidates)
+    )
 
 
-def _list_files(typed: str, start: int) -> Completion | None:
+def _list_files(typed_word: str, start: int) -> Completion | None:
     """Return the files with a `:` or `=` in the name if no name needs quotes; None without files."""
-    folder, name = os.path.split(typed[start:])
+    folder, name = os.path.split(typed_word[start:])
     if not name.strip(":="):
         return None
     with os.scandir(folder or os.curdir) as entries:
         names = [entry.name + "/" * entry.is_dir() for entry in entries if entry.name.startswith(name)]
-    files = [f"{typed[: len(typed) - len(name)]}{each}" for each in names if _SAFE_NAME.match(each.replace("=", ""))]
+    files = [
+        f"{typed_word[: len(typed_word) - len(name)]}{each}"
+        for each in names
+        if _SAFE_NAME.match(each.replace("=", ""))
+    ]
     is_stem = all(file.endswith("/") for file in files)
     return Completion(Kind.STEMS if is_stem else Kind.WORDS, tuple((file, "") for file in files)) if files else None
 

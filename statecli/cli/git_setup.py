@@ -141,9 +141,9 @@ def _build_command() -> str:
 
 
 def _find_global_attributes() -> str:
-    configured = query_git("config", "--global", "core.attributesFile")
+    configured_path = query_git("config", "--global", "core.attributesFile")
     home = os.environ.get("XDG_CONFIG_HOME") or os.path.join("~", ".config")
-    path = os.path.expanduser(configured or os.path.join(home, "git", "attributes"))
+    path = os.path.expanduser(configured_path or os.path.join(home, "git", "attributes"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path
 
@@ -166,8 +166,8 @@ def _find_overrides(top: str) -> dict[str, str]:
 def _add_patterns(path: str, overridden: Collection[str]) -> list[str]:
     """Add missing patterns to the file, and move overridden patterns to the end; return both."""
     lines = _read_lines(path)
-    existing = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
-    added_patterns = [pattern for pattern in PATTERNS if pattern not in existing or pattern in overridden]
+    existing_patterns = {words[0] for line in lines if (words := line.split()) and "diff=statecli" in words[1:]}
+    added_patterns = [pattern for pattern in PATTERNS if pattern not in existing_patterns or pattern in overridden]
     pattern_by_line = {f"{pattern} diff=statecli": pattern for pattern in added_patterns}
     text = "".join(line for line in lines if line.strip() not in pattern_by_line)
     text += "" if not text or text.endswith("\n") else "\n"

@@ -124,11 +124,11 @@ class _Style:
     def _format_lines(self, lines: Iterable[tuple[str, str]], column: int) -> Iterator[str]:
         """Yield each term with its text from `column` on; a text starts on the next line if its term is longer."""
         for term, text in lines:
-            wrapped = self.wrap(text, column)
+            wrapped_lines = self.wrap(text, column)
             gap = column - 2 - len(term)
             start = f"  {self.term(term)}"
-            yield f"{start}{' ' * gap}{wrapped.pop(0)}\n" if gap >= 2 else f"{start}\n"
-            yield from (f"{' ' * column}{line}\n" for line in wrapped)
+            yield f"{start}{' ' * gap}{wrapped_lines.pop(0)}\n" if gap >= 2 else f"{start}\n"
+            yield from (f"{' ' * column}{line}\n" for line in wrapped_lines)
 
     def _format_examples(self, examples: Iterable[tuple[str, str]]) -> Iterator[str]:
         for line, purpose in examples:

@@ -84,14 +84,14 @@ def build_page(name: str) -> HelpPage:
 
 def list_commands(group: str) -> Iterator[tuple[str, str]]:
     """Yield each command of a group with its summary; for "", statecli's own commands and the groups themselves."""
-    listed = {}
+    help_by_command = {}
     for name, options in COMMANDS.items():
         parent, _, last = name.rpartition(" ")
         if parent == group:
-            listed[last] = summarize(options)
+            help_by_command[last] = summarize(options)
         elif not group:
-            listed[parent] = GROUPS[parent]
-    yield from (listed if group else listed | OTHER_COMMANDS).items()
+            help_by_command[parent] = GROUPS[parent]
+    yield from (help_by_command if group else help_by_command | OTHER_COMMANDS).items()
 
 
 def summarize(options: Any) -> str:
@@ -107,12 +107,12 @@ def _build_command_page(name: str) -> HelpPage:
     parameters = [parameter for parameter in parameters_of(COMMANDS[name]) if not parameter.hidden]
     targets = [parameter for parameter in parameters if parameter.is_target]
     manual = manuals.MANUALS[name]
-    described = tuple((target.metavar, target.help) for target in targets if target.help)
+    described_targets = tuple((target.metavar, target.help) for target in targets if target.help)
     return HelpPage(
         name=f"statecli {name}",
         usage=" ".join([f"statecli {name} [OPTIONS]", *map(format_operand, targets)]),
         summary=_describe(COMMANDS[name]),
-        operands=Section("ARGUMENTS", described) if described else None,
+        operands=Section("ARGUMENTS", described_targets) if described_targets else None,
         options=tuple(_group_options(parameter for parameter in parameters if not parameter.is_target)),
         examples=manual.examples,
         statuses=manual.list_statuses(),

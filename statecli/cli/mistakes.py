@@ -28,8 +28,8 @@ def describe_mistake(mistake: Any, words: Sequence[str]) -> str:
 def _describe_missing_target(mistake: Any, name: str, _: Sequence[str]) -> str:
     parameter = _find_parameter(mistake, name)
     help_text = parameter.help.rstrip(".")
-    explained = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
-    return f"{name} needs {parameter.metavar}{explained}; {see_help(name)}"
+    explanation = f": {help_text[:1].lower()}{help_text[1:]}" if help_text else ""
+    return f"{name} needs {parameter.metavar}{explanation}; {see_help(name)}"
 
 
 def _describe_missing_value(mistake: Any, name: str, _: Sequence[str]) -> str:

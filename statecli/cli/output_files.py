@@ -176,10 +176,10 @@ def replace_file(path: str) -> Iterator[IO[bytes]]:
     place. Raises OSError.
     """
     try:
-        existing = os.stat(path)
+        existing_status = os.stat(path)
     except FileNotFoundError:
-        existing = None
-    temporary = _create_temporary_file(os.path.realpath(path), existing)
+        existing_status = None
+    temporary = _create_temporary_file(os.path.realpath(path), existing_status)
     if temporary is None:
         with open(path, "wb") as file:
             yield file
@@ -187,36 +187,36 @@ def replace_file(path: str) -> Iterator[IO[bytes]]:
     try:
         with open(temporary, "wb") as file:
             yield file
-        _move_into_place(temporary, os.path.realpath(path), existing)
+        _move_into_place(temporary, os.path.realpath(path), existing_status)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
 
 
-def _create_temporary_file(path: str, existing: os.stat_result | None) -> str | None:
+def _create_temporary_file(path: str, existing_status: os.stat_result | None) -> str | None:
     """Create an empty file in the folder of `path` for the new content; return None to write in place."""
-    if existing is not None:
-        if not stat.S_ISREG(existing.st_mode):
+    if existing_status is not None:
+        if not stat.S_ISREG(existing_status.st_mode):
             return None
         os.close(os.open(path, os.O_WRONLY))  # a file without permission to write is not replaced either
     temporary = os.path.join(os.path.dirname(path), f".statecli-{os.urandom(8).hex()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except PermissionError:
-        if existing is None:
+        if existing_status is None:
             raise
         return None
     return temporary
 
 
-def _move_into_place(temporary: str, path: str, existing: os.stat_result | None) -> None:
+def _move_into_place(temporary: str, path: str, existing_status: os.stat_result | None) -> None:
     """Rename the file; or copy the content, if `path` has other hard links or is a mount point."""
-    if existing is not None:
+    if existing_status is not None:
         with suppress(OSError, AttributeError):  # the file of another user, a system without owners
-            os.chown(temporary, existing.st_uid, existing.st_gid)
+            os.chown(temporary, existing_status.st_uid, existing_status.st_gid)
         with suppress(OSError):
-            os.chmod(temporary, stat.S_IMODE(existing.st_mode))
-    if existing is None or existing.st_nlink == 1:
+            os.chmod(temporary, stat.S_IMODE(existing_status.st_mode))
+    if existing_status is None or existing_status.st_nlink == 1:
         try:
             os.replace(temporary, path)
             return

@@ -33,8 +33,8 @@ def run_body_and_exit(body: Callable[[], int], *, debug: bool) -> NoReturn:
         code = _print_exit(done, debug)
     except Exception as error:  # noqa: BLE001  # an internal error is one line and status 2
         # Python 3.11 wraps what a signal handler raises while a class is made.
-        ended = error.__cause__
-        code = _print_exit(ended, debug) if isinstance(ended, SystemExit) else streams.print_crash(error, debug)
+        cause = error.__cause__
+        code = _print_exit(cause, debug) if isinstance(cause, SystemExit) else streams.print_crash(error, debug)
     streams.flush_stderr()
     raise CommandExit(130 if interrupts.was_interrupted else code)
 

@@ -41,8 +41,8 @@ def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     char = error.object[error.start]
-    escaped = ASCII_SIGNS.get(char) or char.encode("ascii", "backslashreplace").decode("ascii")
-    return escaped, error.start + 1
+    escaped_char = ASCII_SIGNS.get(char) or char.encode("ascii", "backslashreplace").decode("ascii")
+    return escaped_char, error.start + 1
 
 
 codecs.register_error("statecli", _escape_unencodable)
@@ -171,11 +171,11 @@ def open_paged_stdout() -> Iterator[Stream]:
     if find_parent() is not None or not stdout.is_terminal or pager.find_pager(stdout.raw.fileno()) is None:
         yield stdout
         return
-    collected = io.BytesIO()
+    output = io.BytesIO()
     try:
-        yield Stream(collected, stdout.encoding, columns=get_width(stdout), is_terminal=True)
+        yield Stream(output, stdout.encoding, columns=get_width(stdout), is_terminal=True)
     finally:
-        data = collected.getvalue()
+        data = output.getvalue()
         if not pager.show(data, stdout.raw.fileno()):
             stdout.utf8(data)
 

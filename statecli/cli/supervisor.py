@@ -128,17 +128,17 @@ def run(command: Callable[[], None]) -> int:
     """
     read_end, write_end = os.pipe()
     mark, parent = os.urandom(16), os.getpid()
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
         signal.signal(signal.SIGCHLD, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
         _run_child(command, write_end, mark, parent)
     os.close(write_end)
     watch = _Watch(pid, read_end, mark)
-    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     return watch.wait()
 
 
@@ -248,8 +248,8 @@ class _Watch:
 
     def _wait_for_event(self, seconds: float | None) -> None:
         """Wait for a message, a signal or the end of the child."""
-        watched = [self._wake] if self._code is not None or self._is_corrupt else [self._wake, self._pipe]
-        ready, _, _ = select.select(watched, [], [], seconds)
+        descriptors = [self._wake] if self._code is not None or self._is_corrupt else [self._wake, self._pipe]
+        ready, _, _ = select.select(descriptors, [], [], seconds)
         if self._wake in ready:
             _read_all(self._wake)
         if self._pipe in ready:

@@ -61,12 +61,12 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
         is_only_word = len(words) == 1 or words[1].startswith("-")
         return _describe_target(words[0], is_only_word) or _describe_unknown_command(words[0], commands)
     name = find_command(words)
-    typed = [*takewhile(lambda word: word != "--", words)]
-    if not name or not any(word.startswith("--") for word in typed):
+    typed_words = [*takewhile(lambda word: word != "--", words)]
+    if not name or not any(word.startswith("--") for word in typed_words):
         return None
     options = {spelling: option for option in _list_options(commands[name]) for spelling in option.spellings}
     previous = None
-    for word in typed:
+    for word in typed_words:
         before, previous = previous, options.get(word)
         flag = word.partition("=")[0]
         is_value = before is not None and before.takes_value

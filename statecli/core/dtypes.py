@@ -110,9 +110,9 @@ def is_floating(dtype: str) -> bool:
 
 def nbytes(dtype: str, elements: int) -> int:
     """Return the bytes of `elements` consecutive elements of `dtype`."""
-    packed = VALUES_PER_BYTE.get(dtype)
-    if packed:
-        return -(-elements // packed)
+    values_per_byte = VALUES_PER_BYTE.get(dtype)
+    if values_per_byte:
+        return -(-elements // values_per_byte)
     return elements * ELEMENT_BITS[dtype] // 8
 
 

@@ -82,8 +82,8 @@ class StateError(Exception):
             return [str(self)]
         further_count = len(self.choices) - MAX_CHOICES_IN_LIST
         further_lines = [f"or one of {further_count} more"] if further_count > 0 else []
-        listed = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *further_lines)]
-        return [self.describe(), *listed, *([spell_options(self.advice)] if self.advice else [])]
+        choice_lines = [f"  {choice}" for choice in (*self.choices[:MAX_CHOICES_IN_LIST], *further_lines)]
+        return [self.describe(), *choice_lines, *([spell_options(self.advice)] if self.advice else [])]
 
 
 #: How a message about a truncated file begins.

@@ -61,9 +61,9 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
     """Parse the texts of all inputs. Raises UsageError, also for an argument that is given twice."""
     inputs = [parse_input(text) for text in texts]
     names = [input_spec.name for input_spec in inputs if input_spec.name]
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated:
-        raise UsageError(f"{option('--input')}: the argument {repeated} is given twice")
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name:
+        raise UsageError(f"{option('--input')}: the argument {repeated_name} is given twice")
     return inputs
 
 

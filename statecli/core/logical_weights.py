@@ -312,10 +312,10 @@ def _describe_packed(source: _Source) -> _Facts:
     if not (_is_matrix(codes) and _is_matrix(source.stored_shape.shape)) or source.stored_shape.shape[0] != codes[0]:
         return unknown._replace(defect=_format_stored(source.stored_shape.shape, weight.codes))
     width = source.stored_shape.shape[1]
-    fitting = [bits for bits in range(1, _MAX_BITS + 1) if -(-width * bits // 32) == codes[1]]
-    if not fitting or (bits is not None and bits not in fitting):
+    fitting_bits = [bits for bits in range(1, _MAX_BITS + 1) if -(-width * bits // 32) == codes[1]]
+    if not fitting_bits or (bits is not None and bits not in fitting_bits):
         return unknown._replace(defect=_format_stored(source.stored_shape.shape, weight.codes))
-    bit_width = bits if isinstance(bits, int) else fitting[0] if len(fitting) == 1 else None
+    bit_width = bits if isinstance(bits, int) else fitting_bits[0] if len(fitting_bits) == 1 else None
     shape = source.stored_shape.shape
     return _Facts(
         f"int{bit_width}" if bit_width else "packed int",

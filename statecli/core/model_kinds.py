@@ -95,10 +95,12 @@ def _pair_names(
     renamed_names = {name for n in rows if tensors[n].fqn in renamed for name in names_by_row[n]}
     other_names = [name for name in registered if name not in renamed_names]
     prefixed = []
-    for row_index, model_index, stripped in match_names([tensors[n].fqn for n in matchable_rows], other_names):
+    for row_index, model_index, stripped_prefixes in match_names([tensors[n].fqn for n in matchable_rows], other_names):
         names_by_row[matchable_rows[row_index]] = (other_names[model_index],)
-        if stripped:
-            prefixed.append(PrefixedName(tensors[matchable_rows[row_index]].fqn, other_names[model_index], *stripped))
+        if stripped_prefixes:
+            prefixed.append(
+                PrefixedName(tensors[matchable_rows[row_index]].fqn, other_names[model_index], *stripped_prefixes)
+            )
     return names_by_row, prefixed
 
 

@@ -74,12 +74,12 @@ def _index_unique(cores: list[str]) -> dict[str, int | None]:
 
 
 def _match_common_prefix(before: Sequence[str], after: Sequence[str]) -> list[Link]:
-    for swapped, (names, other_names) in enumerate(((before, after), (after, before))):
+    for is_swapped, (names, other_names) in enumerate(((before, after), (after, before))):
         other_names_in_order = dict.fromkeys(other_names)
         prefix = _find_common_prefix(list(names), other_names_in_order)
         if prefix:
             links = match_equal_names([name[len(prefix) :] for name in names], other_names)
-            return [(b, a, ("", prefix)) if swapped else (a, b, (prefix, "")) for a, b, _ in links]
+            return [(b, a, ("", prefix)) if is_swapped else (a, b, (prefix, "")) for a, b, _ in links]
     return []
 
 

@@ -18,10 +18,10 @@ def make_natural_key(name: str) -> str:
 
     No number is converted, because Python converts 4,300 digits at most.
     """
-    numbered = _TO_LAST_DIGIT.match(name)
-    if numbered is None:
+    digits_match = _TO_LAST_DIGIT.match(name)
+    if digits_match is None:
         return name
-    end = numbered.end()
+    end = digits_match.end()
     return _make_key_of_beginning(name[:end]) + name[end:]
 
 

@@ -111,10 +111,10 @@ def classify_tensors(state: ModelState) -> ModelState:
             "each optimizer trains"
         )
         state = replace(state, oddities=(*state.oddities, Oddity("many-optimizers", message)), optimizers=())
-    trained = _find_all_trained(state, unclassified, by_convention, tensors)
+    trained_rows = _find_all_trained(state, unclassified, by_convention, tensors)
     quantized = _find_registered_parts(tensors)
-    for row in unclassified if trained or quantized else sorted(by_convention):
-        if row in trained:
+    for row in unclassified if trained_rows or quantized else sorted(by_convention):
+        if row in trained_rows:
             tensors[row] = replace(tensors[row], kind=Kind.PARAMETER, evidence=Evidence.OPTIMIZER)
         elif quantized.get((tensors[row].section, tensors[row].fqn)) is Kind.PARAMETER:
             tensors[row] = replace(tensors[row], evidence=Evidence.CONVENTION)
@@ -206,7 +206,7 @@ def _find_all_trained(
     copies = [rows for section, rows in sections.items() if is_copy(section)]
     originals = [rows for section, rows in sections.items() if not is_copy(section)]
     rows_without_buffers = [set(rows) - by_convention for rows in sections.values()]
-    trained: set[int] = set()
+    trained_rows: set[int] = set()
     merged_optimizers = _merge_optimizers(state.optimizers)
     for optimizer in (*state.optimizers, *merged_optimizers):
         matches = [match for rows in originals if (match := _match_section(optimizer, rows, by_convention, tensors))]
@@ -222,8 +222,10 @@ def _find_all_trained(
                 if trained_entries <= {_name_and_shape(tensors[row]) for row in rows}
                 for row in rows
             ]
-            trained |= matches[0] | {row for row in copied_rows if _name_and_shape(tensors[row]) in trained_entries}
-    return trained
+            trained_rows |= matches[0] | {
+                row for row in copied_rows if _name_and_shape(tensors[row]) in trained_entries
+            }
+    return trained_rows
 
 
 def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerFacts]:
@@ -310,8 +312,8 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
     if not shapes or 2 * len(known_shapes) < len(shapes) or is_too_small:
         return set()
     if not any(tensors[row].device for row in rows):
-        trained = _match_shape_counts(optimizer, rows, tensors)
-        return trained | {second for first in trained for second in ties.get(first, ())}
+        trained_rows = _match_shape_counts(optimizer, rows, tensors)
+        return trained_rows | {second for first in trained_rows for second in ties.get(first, ())}
     row_shapes = [tensors[row].shape for row in rows]
     placements = [_find_placements(group, row_shapes) for group in optimizer.groups if group.shapes]
     found_placements = [placement for placement in placements if placement is not None]
@@ -324,11 +326,11 @@ def find_trained(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[T
         if placement[1][-1] >= first
     ]
     if len(shapes) == len(rows) and in_order == found_placements and _has_shapes(known_shapes, row_shapes):
-        trained = set(rows)
+        trained_rows = set(rows)
     else:
         pairs = (pair for left, right in in_order for pair in zip(left, right, strict=True))
-        trained = {rows[left] for left, right in pairs if left == right}
-    return trained | {second for first in trained for second in ties.get(first, ())}
+        trained_rows = {rows[left] for left, right in pairs if left == right}
+    return trained_rows | {second for first in trained_rows for second in ties.get(first, ())}
 
 
 def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[TensorInfo]) -> bool:
@@ -336,16 +338,18 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
 
     Names must fit too if the optimizer has no ids, but `load_state_dict` of an optimizer matches by order alone.
     """
-    claimed = [
+    claimed_entries = [
         (name, shape) for group in optimizer.groups for name, shape in zip(group.params, group.shapes, strict=True)
     ]
     by_name = {_strip_wrappers(tensors[row].fqn): tensors[row].shape for row in rows}
-    shape_pairs = ((shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed if isinstance(name, str))
+    shape_pairs = (
+        (shape, by_name.get(_strip_wrappers(name))) for name, shape in claimed_entries if isinstance(name, str)
+    )
     if any(shape not in (None, row_shape) for shape, row_shape in shape_pairs):
         return False
     rows, _ = _split_tied_rows(rows, tensors)
     row_shapes = [tensors[row].shape for row in rows]
-    if not _has_shapes([shape for _, shape in claimed if shape is not None], row_shapes):
+    if not _has_shapes([shape for _, shape in claimed_entries if shape is not None], row_shapes):
         return False
     if not any(tensors[row].device for row in rows):  # safetensors sorts entries
         return True
@@ -359,13 +363,17 @@ def _match_shape_counts(optimizer: OptimizerFacts, rows: list[int], tensors: Seq
     returned if the optimizer has as many ids as there are rows, some without a shape because they received no gradient.
     """
     claimed_shapes = [shape for group in optimizer.groups for shape in group.shapes]
-    trained, available = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
-    unknown = trained.pop(None, 0)
-    if trained - available:
+    trained_counts, row_counts = Counter(claimed_shapes), Counter(tensors[row].shape for row in rows)
+    unknown = trained_counts.pop(None, 0)
+    if trained_counts - row_counts:
         return set()
     if len(claimed_shapes) == len(rows):
         return set(rows)
-    return set() if unknown else {row for row in rows if trained[tensors[row].shape] == available[tensors[row].shape]}
+    return (
+        set()
+        if unknown
+        else {row for row in rows if trained_counts[tensors[row].shape] == row_counts[tensors[row].shape]}
+    )
 
 
 def _strip_wrappers(fqn: str) -> str:
@@ -393,8 +401,8 @@ def _split_tied_rows(rows: list[int], tensors: Sequence[TensorInfo]) -> tuple[li
     return first_rows, ties
 
 
-def _has_shapes(claimed: Sequence[Shape], available: Sequence[Shape]) -> bool:
-    return not Counter(claimed) - Counter(available)
+def _has_shapes(claimed_shapes: Sequence[Shape], row_shapes: Sequence[Shape]) -> bool:
+    return not Counter(claimed_shapes) - Counter(row_shapes)
 
 
 def _find_placements(group: OptimizerGroup, shapes: list[Shape]) -> tuple[list[int], list[int]] | None:

@@ -283,7 +283,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
             else None
         )
     read_fields = configuration_fields.list_read_fields(owner, argument.arg, classes)
-    fitting = [
+    fitting_names = [
         name
         for name in classes
         if name.endswith(_CONFIGURATION_ENDS)
@@ -293,7 +293,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
             is_complete=configuration_fields.has_all_fields(name, classes),
         )
     ]
-    return fitting[0] if len(fitting) == 1 else None
+    return fitting_names[0] if len(fitting_names) == 1 else None
 
 
 class _CallWriter:

@@ -151,8 +151,10 @@ class _WholeWeights:
             self.counts[layout] += 1
             self._kinds[layout, tensors_by_name[names.codes].dtype] += 1
             self._groups.add((layout, tensors_by_name[names.codes].dtype, _name_group(module)))
-            needed = _NEEDED_BY_LOADERS.get(names.layout)
-            needed_names = (name for name, part in names.optional.items() if part is needed and name in tensors_by_name)
+            needed_part = _NEEDED_BY_LOADERS.get(names.layout)
+            needed_names = (
+                name for name, part in names.optional.items() if part is needed_part and name in tensors_by_name
+            )
             self._needed.setdefault(layout, Counter()).update(needed_names)
 
     def has_sibling(
@@ -165,8 +167,10 @@ class _WholeWeights:
 
     def needed_name(self, names: LayoutNames, tensors_by_name: Mapping[str, TensorInfo]) -> str | None:
         """Return the last name of a tensor required by loaders and present for other weights of the layout."""
-        needed = _NEEDED_BY_LOADERS.get(names.layout)
-        if needed is None or any(part is needed and name in tensors_by_name for name, part in names.optional.items()):
+        needed_part = _NEEDED_BY_LOADERS.get(names.layout)
+        if needed_part is None or any(
+            part is needed_part and name in tensors_by_name for name, part in names.optional.items()
+        ):
             return None
         return next((name for name, _ in self._needed.get(id(names), Counter()).most_common(1)), None)
 
@@ -239,13 +243,13 @@ def _find_layout(tensors_by_name: Mapping[str, TensorInfo]) -> LayoutNames | Non
 
 
 def _build_weight(
-    module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, needed: str | None = None
+    module: str, tensors_by_name: Mapping[str, TensorInfo], names: LayoutNames, needed_name: str | None = None
 ) -> QuantizedWeight:
-    """Build the weight. `needed` is the last name of a tensor that is optional in the layout and missing here."""
+    """Build the weight. `needed_name` is the last name of a tensor that is optional in the layout and missing here."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     parts = _take_parts(names, tensors_by_name) or {}
     missing_names = [name for name in (*names.required, *_nested_names(names, parts)) if name not in tensors_by_name]
-    missing_names += [needed] if needed is not None else []
+    missing_names += [needed_name] if needed_name is not None else []
     missing = tuple(f"{module}{separator}{name}" for name in missing_names)
     fqn = ".".join(filter(None, (module, names.owner)))
     return QuantizedWeight(fqn, names.layout, parts, names.divisor, names.square, missing=missing)

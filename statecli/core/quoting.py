@@ -43,8 +43,8 @@ def quote_for_shell(word: str) -> str:
     """Return a word for a shell: in quotes if the word has parentheses or other special characters."""
     import shlex
 
-    quoted = shlex.quote(word)
-    return quoted if "'" not in word or re.search(r'["$`\\!]', word) else f'"{word}"'
+    quoted_word = shlex.quote(word)
+    return quoted_word if "'" not in word or re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def names(texts: Sequence[str]) -> str:

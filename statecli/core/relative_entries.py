@@ -22,10 +22,10 @@ def drop_relative_entries() -> None:
             os.path.abspath(entry) for entry in setting.split(os.pathsep) if setting and not os.path.isabs(entry)
         }
         # Python has made the entries of PYTHONPATH absolute.
-        dropped = [
+        dropped_entries = [
             entry for entry in sys.path if not os.path.isabs(entry) or os.path.abspath(entry) in relative - {HOME}
         ]
     except OSError:  # the current folder has been removed, and a relative entry leads nowhere
         return
-    sys.path[:] = [entry for entry in sys.path if entry not in dropped]
-    DROPPED.extend(dropped)
+    sys.path[:] = [entry for entry in sys.path if entry not in dropped_entries]
+    DROPPED.extend(dropped_entries)

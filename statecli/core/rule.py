@@ -88,8 +88,8 @@ class Rule(msgspec.Struct, frozen=True):
         content: str | UnsetType = UNSET,
     ) -> Finding:
         """Return a finding of this rule. `severity` is its case's severity, `configured` the user's."""
-        decided = decide_severity(self.severity, severity, configured)
-        return Finding(self.name, decided, message, target, fqn, help, section, origin, place, about, content)
+        decided_severity = decide_severity(self.severity, severity, configured)
+        return Finding(self.name, decided_severity, message, target, fqn, help, section, origin, place, about, content)
 
 
 def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rule]:
@@ -98,7 +98,11 @@ def find_rules(name: str, known_rules: Iterable[Rule], command: str) -> list[Rul
     A name with both meanings stands for the rules that the command reports.
     """
     known_rules, present_names = tuple(known_rules), list_present_names(name)
-    matching = [rule for rule in known_rules if name in (rule.name, rule.group)]
-    renamed = [rule for rule in known_rules if rule.name in present_names]
-    is_renamed = any(command in rule.commands for rule in renamed)
-    return renamed if is_renamed and not any(command in rule.commands for rule in matching) else matching or renamed
+    matching_rules = [rule for rule in known_rules if name in (rule.name, rule.group)]
+    renamed_rules = [rule for rule in known_rules if rule.name in present_names]
+    is_renamed = any(command in rule.commands for rule in renamed_rules)
+    return (
+        renamed_rules
+        if is_renamed and not any(command in rule.commands for rule in matching_rules)
+        else matching_rules or renamed_rules
+    )

@@ -137,8 +137,8 @@ def matches_any(names: tuple[str, ...], globs: Sequence[str]) -> bool:
 
 def suggest_glob(glob: str, names: Iterable[str]) -> str:
     """Return `; did you mean 'layers.0.*'?` if `layers.0` matches none of the names but begins some; else ""."""
-    longer = f"{glob.rstrip('.')}.*"
-    return f"; did you mean {longer!r}?" if matches_any(tuple(names), (longer,)) else ""
+    longer_glob = f"{glob.rstrip('.')}.*"
+    return f"; did you mean {longer_glob!r}?" if matches_any(tuple(names), (longer_glob,)) else ""
 
 
 def _matches_glob(name: str, glob: str) -> bool:
@@ -177,8 +177,8 @@ def _describe_nothing_selected(selection: Selection, tensors: Sequence[TensorInf
     if selection.shape and not any(_matches_shape(shape, text) for text in selection.shape for shape in shapes):
         return f"{nothing}; the target has the shapes {names(['x'.join(map(str, shape)) or '[]' for shape in shapes])}"
     fqns = [tensor.fqn for tensor in tensors]
-    longer = next(filter(None, (suggest_glob(glob, fqns) for glob in selection.include)), "")
-    if longer:
-        return nothing + longer
-    wider = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
-    return f"{nothing}; a glob matches the whole name: try {wider[0]!r}" if wider else nothing
+    longer_hint = next(filter(None, (suggest_glob(glob, fqns) for glob in selection.include)), "")
+    if longer_hint:
+        return nothing + longer_hint
+    wider_globs = [f"*{glob.strip('*')}*" for glob in selection.include[:1] if glob != f"*{glob.strip('*')}*"]
+    return f"{nothing}; a glob matches the whole name: try {wider_globs[0]!r}" if wider_globs else nothing

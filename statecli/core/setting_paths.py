@@ -26,11 +26,15 @@ def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
     """Return the settings with another beginning for each path, (old, new), and without the paths mapped to None."""
-    renamed = {key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None}
+    prefixes_by_key = {
+        key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
+    }
     # A container's path has no dot at its end.
-    names = {key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in renamed.items()}
+    names = {
+        key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in prefixes_by_key.items()
+    }
     types = {
-        names[key]: read(renamed[key][1]) + letters[len(renamed[key][0]) :]
+        names[key]: read(prefixes_by_key[key][1]) + letters[len(prefixes_by_key[key][0]) :]
         for key, letters in settings.types.items()
         if key in names
     }

@@ -39,8 +39,8 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
             exact = os.path.join(parent, similar[0])
         parent = exact
     names = [entry for entry in list_names(parent) if entry.endswith(extension)]
-    longer = sorted(entry for entry in names if os.path.splitext(entry)[0] == name)
-    exact_names = [name] if name in names else longer[:_MAX_PATHS]
+    names_with_extension = sorted(entry for entry in names if os.path.splitext(entry)[0] == name)
+    exact_names = [name] if name in names else names_with_extension[:_MAX_PATHS]
     return [os.path.join(parent, entry) for entry in exact_names or _choose_similar(name, names)]
 
 

@@ -105,19 +105,19 @@ def suggest_for_missing(path: str) -> Suggestion:
     attribute = _FILE_ATTRIBUTE.match(path)
     if attribute is not None and os.path.isfile(attribute["file"]):
         return _suggest_for_attribute(attribute["file"], attribute["name"], attribute["call"] or "")
-    if imported := find_imported_name(path):
-        return suggest_for_missing(imported)
-    dotted = _DOTTED.match(path)
-    suggestion = _suggest_name(dotted["path"].split("."), dotted["call"] or "") if dotted else None
+    if imported_name := find_imported_name(path):
+        return suggest_for_missing(imported_name)
+    dotted_match = _DOTTED.match(path)
+    suggestion = _suggest_name(dotted_match["path"].split("."), dotted_match["call"] or "") if dotted_match else None
     if suggestion is not None:
         return suggestion
     if os.path.isfile(f"{path}.py"):
         return _suggest_names_of_file(f"{path}.py")
     if similar_paths := suggest_similar_paths(path):
         return Suggestion(similar_paths)
-    if dotted is None:
+    if dotted_match is None:
         return Suggestion(suggest_repository(path.rstrip("/")) or _describe_missing_folder(path))
-    return _suggest_for_unknown_name(dotted["path"], dotted["call"] or "")
+    return _suggest_for_unknown_name(dotted_match["path"], dotted_match["call"] or "")
 
 
 def find_imported_name(text: str) -> str | None:
@@ -161,8 +161,8 @@ def _correct_punctuation(path: str) -> Suggestion | None:
     module = module if module.endswith(".py") else module.replace("-", "_")
     call = f"{parenthesis}{call}"
     if not colon:
-        dotted = _DOTTED.match(f"{module}{call}") if "-" in head else None
-        return _suggest_name(dotted["path"].split("."), call) if dotted else None
+        dotted_match = _DOTTED.match(f"{module}{call}") if "-" in head else None
+        return _suggest_name(dotted_match["path"].split("."), call) if dotted_match else None
     if "-" in name and module in _ORGANIZATIONS:  # it has classes, and its models are repositories
         return Suggestion(suggest_repository(f"{_ORGANIZATIONS[module]}{name}"))
     name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
@@ -382,8 +382,8 @@ def _list_names(path: str, module: str | None = None) -> Suggestion:
     """Return the builders of a model in a file: classes, then functions; and how to build the other classes."""
     models, factories = list(python_names.list_model_classes(path)), list(python_names.list_model_factories(path))
     module = module or path
-    spellable = (model for model in models if not model.takes_object)
-    specs = [quote_for_shell(f"{module}:{model.call if model.required else model.name}") for model in spellable]
+    callable_models = (model for model in models if not model.takes_object)
+    specs = [quote_for_shell(f"{module}:{model.call if model.required else model.name}") for model in callable_models]
     names = (*specs, *(f"{module}:{factory.name}" for factory in factories))
     return Suggestion("", names, build_function.describe_unspellable(models, factories, module))
 

@@ -32,10 +32,10 @@ def fill_tied_to(state: ModelState) -> ModelState:
     tensors = list(state.tensors)
     for group in shared_groups:
         is_long = len(group) > MAX_LISTED_NAMES + 1
-        listed = [(position, tensors[position]) for position in (group[:2] if is_long else group)]
+        listed_tensors = [(position, tensors[position]) for position in (group[:2] if is_long else group)]
         for position in group:
             tensor = tensors[position]
-            tied = (other for other_position, other in listed if other_position != position)
+            tied = (other for other_position, other in listed_tensors if other_position != position)
             names = tuple(o.fqn if o.section == tensor.section else f"{o.section}#{o.fqn}" for o in tied)
             if is_long:
                 note = f"shares its storage with {len(group) - 1} other tensors"

@@ -65,22 +65,23 @@ def _describe(
     prefixed: Sequence[PrefixedName], names: Sequence[str], kept_names: Sequence[str], section_text: str, owner: str
 ) -> str:
     extra, lacking = _join_prefixes(p.extra for p in prefixed), _join_prefixes(p.lacking for p in prefixed)
-    affected = {item.name for item in prefixed}
+    affected_names = {item.name for item in prefixed}
     if len(extra) == 1:  # also names that the class does not have
-        affected |= {name for name in set(names).difference(kept_names) if name.startswith(extra[0])}
-    count = sum(name in affected for name in names)
+        affected_names |= {name for name in set(names).difference(kept_names) if name.startswith(extra[0])}
+    count = sum(name in affected_names for name in names)
     is_one = count == 1
     if not extra:
         lack = "lacks" if is_one else "lack"
-        differ = f"{lack} the wrapper prefix {_quote(lacking)} of {owner}"
+        difference_text = f"{lack} the wrapper prefix {_quote(lacking)} of {owner}"
     else:
-        at_start = all(name.startswith(tuple(extra)) for name in affected)
+        at_start = all(name.startswith(tuple(extra)) for name in affected_names)
         has = "has the prefix" if is_one else "have the prefix"
         verb = has if at_start else "contains" if is_one else "contain"
         counterpart = f"where {owner} has {_quote(lacking)}" if lacking else f"which {owner} does not have"
-        differ = f"{verb} {_quote(extra)} of a wrapper, {counterpart}"
+        difference_text = f"{verb} {_quote(extra)} of a wrapper, {counterpart}"
     share = _format_share(count, len(names))
-    return f"{share}{section_text}{differ}: load_state_dict cannot match {'this name' if is_one else 'these names'}"
+    names_text = "this name" if is_one else "these names"
+    return f"{share}{section_text}{difference_text}: load_state_dict cannot match {names_text}"
 
 
 def _format_share(count: int, total: int) -> str:

@@ -93,14 +93,14 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
         line = quote_for_shell(folder)
         return Advice(f"to build the class without weights, write {line}", (line,))
     text = get_exception_text(error)
-    quoted = _QUOTED.findall(text)
-    for refusing in filter(None, (callee, _find_refusing_class(error, text))):
-        renamed = _suggest_renamed(spec, refusing, quoted)
-        if renamed:
-            return renamed
-    unquoted = spell(spec, _unquote_numbers)
-    if unquoted != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
-        return advise_line(unquoted)
+    quoted_words = _QUOTED.findall(text)
+    for refusing_callee in filter(None, (callee, _find_refusing_class(error, text))):
+        rename_advice = _suggest_renamed(spec, refusing_callee, quoted_words)
+        if rename_advice:
+            return rename_advice
+    line_without_quotes = spell(spec, _unquote_numbers)
+    if line_without_quotes != spell(spec) and (isinstance(error, TypeError) or _TEXT_TYPE.search(text)):
+        return advise_line(line_without_quotes)
     lines_with_option = {
         spell(spec, functools.partial(_choose_option, write(text))): None for write in (str, str.lower)
     }
@@ -121,7 +121,7 @@ def suggest_arguments(spec: ModelSpec, callee: Any, error: BaseException) -> Adv
     none_parameters = [
         parameter for parameter in list_parameters(callee) if parameter.default is None and parameter.name not in bound
     ]
-    quoted_names = [parameter.name for parameter in none_parameters if parameter.name in quoted]
+    quoted_names = [parameter.name for parameter in none_parameters if parameter.name in quoted_words]
     if quoted_names:
         advice = _write_call(spec, callee, quoted_names)
         single_lines = (
@@ -146,11 +146,17 @@ def list_attempts(spec: ModelSpec, callee: Any, error: BaseException) -> tuple[s
         spell(replace(set_argument(spec, callee, *value), called=True)) for value in _list_named(callee, error)
     ]
     names = tuple(spec.kwargs)
-    fewer = [replace(spec, kwargs={key: spec.kwargs[key] for key in names if key != name}) for name in names]
-    fewer += [replace(spec, args=spec.args[:count]) for count in reversed(range(len(spec.args)))]
-    shorter = [spell(call) for call in fewer]
-    documented = _list_documented(spec, callee)
-    lines = (spell(spec, _quote_names), *lines_with_values, *write_options(spec, callee), *shorter, *documented)
+    reduced_specs = [replace(spec, kwargs={key: spec.kwargs[key] for key in names if key != name}) for name in names]
+    reduced_specs += [replace(spec, args=spec.args[:count]) for count in reversed(range(len(spec.args)))]
+    shorter_lines = [spell(call) for call in reduced_specs]
+    documented_lines = _list_documented(spec, callee)
+    lines = (
+        spell(spec, _quote_names),
+        *lines_with_values,
+        *write_options(spec, callee),
+        *shorter_lines,
+        *documented_lines,
+    )
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
@@ -378,13 +384,13 @@ def _explain_missing(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> Mo
 
 
 def _explain_mismatch(spec: ModelSpec, callee: Any, mismatch: Exception) -> ModelError:
-    nested = _nest_fields(spec, callee)
-    if nested:
-        return nested
-    renamed = _rename_unknown(spec, callee, spec.kwargs)
-    missing = find_missing_arguments(callee, renamed)
+    error_with_nested_fields = _nest_fields(spec, callee)
+    if error_with_nested_fields:
+        return error_with_nested_fields
+    renamed_spec = _rename_unknown(spec, callee, spec.kwargs)
+    missing = find_missing_arguments(callee, renamed_spec)
     if missing:
-        return _explain_missing(renamed, callee, missing)
+        return _explain_missing(renamed_spec, callee, missing)
     problem = f"{spec.text}: {' '.join(str(mismatch).split())}"
     renamed_line = _suggest_renamed(spec, callee, spec.kwargs)
     if renamed_line is not None:
@@ -403,18 +409,18 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
     calls = [spec.args, spec.args[: len(list_parameters(callee))]]
     if unknown_arguments and not known_arguments and not spec.args:
         calls = [*_list_joined(callee, unknown_arguments), *calls]
-    accepted = [replace(spec, args=args, kwargs=known_arguments) for args in calls]
+    accepted_specs = [replace(spec, args=args, kwargs=known_arguments) for args in calls]
     changes = (None, functools.partial(write_modules, spec, callee, NUMBERS[0]))
-    lines = [spell(call, change) for call in accepted for change in changes]
+    lines = [spell(call, change) for call in accepted_specs for change in changes]
     return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
 
 
 def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the arguments of a callee with a single parameter for all of the values; [] for other callees."""
     with suppress(TypeError, ValueError):
-        (only,) = inspect.signature(callee).parameters.values()
-        words = set(re.findall(r"\w+", get_annotation_text(only)))
-        if only.kind is only.VAR_POSITIONAL:
+        (only_parameter,) = inspect.signature(callee).parameters.values()
+        words = set(re.findall(r"\w+", get_annotation_text(only_parameter)))
+        if only_parameter.kind is only_parameter.VAR_POSITIONAL:
             return [tuple(values.values())]
         return [([*values.values()],)] if words & SEQUENCES else [(values,)] if words & _MAPPINGS else []
     return []
@@ -438,8 +444,8 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
             field.name for field in list_parameters(config_class)
         }:
             continue
-        nested = {**(values or {}), name: ObjectCall(call.name, call.args, {**call.kwargs, **fields})}
-        line = _format_line(accepted_spec, nested)
+        nested_values = {**(values or {}), name: ObjectCall(call.name, call.args, {**call.kwargs, **fields})}
+        line = _format_line(accepted_spec, nested_values)
         are = "are fields" if len(fields) > 1 else "is a field"
         advice = Advice(f"write {line}{_VALUES}") if "=..." in line else advise_line(line)
         return advice.build_error(f"{spec.text}: {join_names(tuple(fields))} {are} of {call.name}")
@@ -448,17 +454,19 @@ def _nest_fields(spec: ModelSpec, callee: Any) -> ModelError | None:
 
 def _suggest_renamed(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> Advice | None:
     """Return the line with the nearest candidate in place of each unknown argument; None without such a line."""
-    renamed = _rename_unknown(spec, callee, candidates)
-    new_names = [name for name in renamed.kwargs if name not in spec.kwargs]
-    return advise_line(spell(renamed), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
+    renamed_spec = _rename_unknown(spec, callee, candidates)
+    new_names = [name for name in renamed_spec.kwargs if name not in spec.kwargs]
+    return advise_line(spell(renamed_spec), question=f"did you mean {' and '.join(new_names)}?") if new_names else None
 
 
 def _rename_unknown(spec: ModelSpec, callee: Any, candidates: Iterable[str]) -> ModelSpec:
     """Return the spec with the nearest candidate in place of each unknown argument."""
     names = [parameter.name for parameter in list_parameters(callee) if parameter.name not in spec.kwargs]
     unknown = [name for name in candidates if name in spec.kwargs and not _has_parameter(callee, name)]
-    renamed = {name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, _SIMILARITY))}
-    return replace(spec, kwargs={renamed.get(name, name): value for name, value in spec.kwargs.items()})
+    new_name_by_old = {
+        name: near[0] for name in unknown if (near := difflib.get_close_matches(name, names, 1, _SIMILARITY))
+    }
+    return replace(spec, kwargs={new_name_by_old.get(name, name): value for name, value in spec.kwargs.items()})
 
 
 def _has_parameter(callee: Any, name: str) -> bool:

@@ -114,7 +114,7 @@ def _parse_file(filename: str) -> _SourceFile | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_version(filename: str, modified: int, size: int) -> _SourceFile | None:  # noqa: ARG001 - part of the key
+def _parse_version(filename: str, modified_ns: int, size: int) -> _SourceFile | None:  # noqa: ARG001 - part of the key
     try:
         with tokenize.open(filename) as file:  # in the encoding that the file declares
             return _SourceFile(file.read())
@@ -134,12 +134,12 @@ def _find_called_functions(function: ast.FunctionDef) -> Iterator[str]:
 
 def _close_over_calls(start: str, calls: dict[str, set[str]]) -> Set[str]:
     """Return `start` and the functions called by `start`, directly or not."""
-    reached, waiting = {start}, [start]
-    while waiting:
-        names = (calls.get(waiting.pop(), set()) & calls.keys()) - reached
-        reached |= names
-        waiting.extend(names)
-    return reached
+    reached_names, pending_names = {start}, [start]
+    while pending_names:
+        names = (calls.get(pending_names.pop(), set()) & calls.keys()) - reached_names
+        reached_names |= names
+        pending_names.extend(names)
+    return reached_names
 
 
 def _find_early_statements(function: ast.FunctionDef) -> list[ast.stmt]:
@@ -223,10 +223,10 @@ def _get_targets(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
 
 def _get_source_text(lines: list[str], value: ast.expr) -> str:
     first, last = value.lineno - 1, (value.end_lineno or value.lineno) - 1
-    encoded = [line.encode() for line in lines[first : last + 1]]
-    encoded[-1] = encoded[-1][: value.end_col_offset]  # offsets count bytes
-    encoded[0] = encoded[0][value.col_offset :]
-    text = b"\n".join(encoded).decode()
+    encoded_lines = [line.encode() for line in lines[first : last + 1]]
+    encoded_lines[-1] = encoded_lines[-1][: value.end_col_offset]  # offsets count bytes
+    encoded_lines[0] = encoded_lines[0][value.col_offset :]
+    text = b"\n".join(encoded_lines).decode()
     is_bare_tuple = isinstance(value, ast.Tuple) and not text.startswith("(")
     return f"({text})" if is_bare_tuple else text
 
@@ -300,13 +300,13 @@ def _describe_use(file: _SourceFile, attribute: ast.Attribute, function: ast.AST
     name = function.name if isinstance(function, ast.FunctionDef) else ""
     node: ast.expr = attribute
     parent = file.parents[node]
-    nested = False
+    is_nested = False
     while (isinstance(parent, ast.Subscript) and parent.value is node and isinstance(parent.ctx, ast.Load)) or (
         isinstance(parent, ast.Attribute) and parent.attr == "data"
     ):
-        nested = nested or isinstance(parent, ast.Subscript)
+        is_nested = is_nested or isinstance(parent, ast.Subscript)
         node, parent = parent, file.parents[parent]
-    use = functools.partial(Use, function=name, constructs=name in file.constructing, nested=nested)
+    use = functools.partial(Use, function=name, constructs=name in file.constructing, nested=is_nested)
     if isinstance(parent, ast.Subscript) and parent.value is node:
         return use("item")
     if isinstance(parent, ast.Attribute):

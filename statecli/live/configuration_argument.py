@@ -100,8 +100,8 @@ def find_class(callee: Any, name: str, namespaces: tuple[types.ModuleType, ...])
     field_names = _list_read_fields(callee, name)
     values = [value for space in namespaces[:1] for value in vars(space).values() if isinstance(value, type)]
     configuration_classes = (value for value in values if value.__name__.endswith(_CONFIGURATION_ENDS))
-    fitting = [value for value in configuration_classes if _has_fields(value, field_names)]
-    return fitting[0] if len(fitting) == 1 else None
+    fitting_classes = [value for value in configuration_classes if _has_fields(value, field_names)]
+    return fitting_classes[0] if len(fitting_classes) == 1 else None
 
 
 def _iter_config_classes(callee: Any) -> Iterator[type]:

@@ -82,8 +82,8 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
         lines.append(spell(replace(spec, args=(*args, *modules), kwargs=kwargs)))
     if has_objects and len(set(lines)) == 1:
         return advise_line(lines[0]).build_error(error.message)
-    quoted = spell(spec, replace_scope(scope, quotes_names=True).rewrite)
-    lines = [*lines, quoted] if has_objects else [quoted, *lines]
+    quoted_line = spell(spec, replace_scope(scope, quotes_names=True).rewrite)
+    lines = [*lines, quoted_line] if has_objects else [quoted_line, *lines]
     return ModelError(error.message, choices=error.choices, advice=error.advice, lines=tuple(lines))
 
 
@@ -110,9 +110,11 @@ def _resolve(scope: Scope, value: Any) -> Any:
 def _call_class(scope: Scope, call: ObjectCall) -> Any:
     spec, callee = scope.spec, scope.find(call.callee)
     owner, name = getattr(callee.value, "__module__", ""), getattr(callee.value, "__qualname__", "")
-    configured = configured_model.resolve_config(ModelSpec(spec.text, owner, False, name, call.args, call.kwargs, True))
-    if configured.config is not None:
-        return configured_model.build_configured(*configured.args, **configured.kwargs)
+    configured_spec = configured_model.resolve_config(
+        ModelSpec(spec.text, owner, False, name, call.args, call.kwargs, True)
+    )
+    if configured_spec.config is not None:
+        return configured_model.build_configured(*configured_spec.args, **configured_spec.kwargs)
     if not isinstance(callee.value, type):
         raise ModelError(
             f"{spec.text}: {call.callee!r} is not a class; write a function that builds the model, and give this "

@@ -116,8 +116,8 @@ def _is_result_on_device(func: Any, args: Any, kwargs: Any, tensors: list[torch.
         return torch.device(requested_device).type == DEVICE.type
     if get_operator_name(func) == "device_put":
         return torch.device(args[1]).type == DEVICE.type
-    deciding = tensors[:1] if get_operator_name(func) in ANY_DEVICE_OPERATORS else tensors
-    return any(isinstance(tensor, FakeGpuTensor) for tensor in deciding)
+    deciding_tensors = tensors[:1] if get_operator_name(func) in ANY_DEVICE_OPERATORS else tensors
+    return any(isinstance(tensor, FakeGpuTensor) for tensor in deciding_tensors)
 
 
 def _check_shape_unchanged(wrapper: FakeGpuTensor, func: Any) -> FakeGpuTensor:

@@ -204,9 +204,9 @@ def find_model_type(repository: str, kinds: Iterable[str]) -> str | None:
     name = repository.rpartition("/")[2].lower().replace("_", "-")
     starts = [match.start() for match in re.finditer(r"(?<![a-z0-9])[a-z]", name)]
     for start in starts:
-        fitting = [kind for kind in kinds if name.startswith(kind.replace("_", "-"), start)]
-        if fitting:
-            return max(fitting, key=len)
+        fitting_kinds = [kind for kind in kinds if name.startswith(kind.replace("_", "-"), start)]
+        if fitting_kinds:
+            return max(fitting_kinds, key=len)
     return None
 
 
@@ -283,13 +283,13 @@ def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, .
     class_tensors = dict(model.state_dict())
     with search_path.use_installed_only():
         rename = build_renaming(model, class_tensors)
-    renamed: dict[str, tuple[str, ...]] = {}
+    targets_by_name: dict[str, tuple[str, ...]] = {}
     for name in names:
         new_names = rename(name) if rename else _swap_prefix(name, model.base_model_prefix, class_tensors)
         targets = tuple(target for target in new_names if target in class_tensors)
         if targets and targets != (name,):
-            renamed[name] = targets
-    return renamed
+            targets_by_name[name] = targets
+    return targets_by_name
 
 
 def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str], list[str]] | None:
@@ -308,10 +308,10 @@ def build_renaming(model: Any, class_tensors: dict[str, Any]) -> Callable[[str],
     by_source = {source: conversion for conversion in converters for source in conversion.source_patterns}
 
     def rename(name: str) -> list[str]:
-        renamed, source = rename_source_key(name, renamings, converters, model.base_model_prefix, class_tensors)
+        renamed_key, source = rename_source_key(name, renamings, converters, model.base_model_prefix, class_tensors)
         targets = by_source[source].target_patterns if source in by_source else []
         first = targets[0] if targets else ""
-        return [renamed.replace(first, conversion) for conversion in targets] if len(targets) > 1 else [renamed]
+        return [renamed_key.replace(first, conversion) for conversion in targets] if len(targets) > 1 else [renamed_key]
 
     return rename
 

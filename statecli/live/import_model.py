@@ -119,12 +119,12 @@ def _import_in_package(spec: ModelSpec, path: str, level: int) -> types.ModuleTy
     if top is None:
         raise ModelError(f"{spec.module}: a relative import points above the top folder")
     names = os.path.relpath(path, top)[: -len(".py")].split(os.sep)
-    dotted = ".".join(names)
+    module_name = ".".join(names)
     package = os.path.join(top, names[0])
     sys.path.insert(0, top)
     with _record_siblings(package):
         try:
-            module = importlib.import_module(dotted)
+            module = importlib.import_module(module_name)
         finally:
             with suppress(ValueError):
                 sys.path.remove(top)
@@ -224,9 +224,11 @@ def _find_near_class(name: str, names: list[str]) -> list[str]:
     similar_names = _find_initials(name, names) or _find_near(name, names)
     if similar_names or len(name) < 2:
         return similar_names
-    longer = [candidate for candidate in names if candidate[0].isupper() and candidate.lower().startswith(name.lower())]
-    models = [candidate for candidate in longer if candidate.lower() == f"{name}model".lower()]
-    return models or sorted(longer, key=lambda candidate: (len(candidate), candidate))[:3]
+    longer_names = [
+        candidate for candidate in names if candidate[0].isupper() and candidate.lower().startswith(name.lower())
+    ]
+    models = [candidate for candidate in longer_names if candidate.lower() == f"{name}model".lower()]
+    return models or sorted(longer_names, key=lambda candidate: (len(candidate), candidate))[:3]
 
 
 def _find_initials(name: str, names: Iterable[str]) -> list[str]:
@@ -402,11 +404,11 @@ def _suggest_models(obj: Any, name: str) -> _Hint:
     ]
     # A model before a configuration or a tokenizer, whose modules have no layers.
     family.sort(key=lambda candidate: (not candidate.endswith("Model"), "For" not in candidate, len(candidate)))
-    defining = [
+    defining_modules = [
         getattr(getattr(obj, candidate, None), "__module__", None) or ""
         for candidate in (*similar_names, *family[:_MAX_NAMES])
     ]
-    inner_module = next((key for key in defining if hasattr(sys.modules.get(key), name)), None)
+    inner_module = next((key for key in defining_modules if hasattr(sys.modules.get(key), name)), None)
     if inner_module is not None:  # BertEncoder, in the module of BertModel
         return _Hint("", name, inner_module)
     models = [n for n in public_names if is_module_class(vars(obj).get(n))]

@@ -98,10 +98,10 @@ def build_timm(config: str, document: Mapping[str, Any]) -> nn.Module:
         )
         problem = f"architecture is {name[:80]!r}, which is not a model of timm {timm.__version__}"
         raise ModelError(f"{config}: {problem}; {hint}")
-    fetching = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
-    if fetching:
+    fetching_keys = [key for key in arguments if key.startswith(_TIMM_FETCHES)]
+    if fetching_keys:
         raise ModelError(
-            f"{config}: model_args has {join_names(fetching, 3)}, which loads other files; remove the entry"
+            f"{config}: model_args has {join_names(fetching_keys, 3)}, which loads other files; remove the entry"
         )
     config_guards.check_config(arguments, config)
     with config_guards.disable_hub(), config_guards.limit_registrations(config):

@@ -70,10 +70,10 @@ def check_no_freed_storage(module: nn.Module, target: str) -> None:
         for name, tensor in iter_tensors(walk(module)):
             if is_freed(tensor):
                 size = sum(part.untyped_storage().nbytes() for part in split_parts(tensor))
-                needed = tensor.numel() * tensor.element_size()
+                needed_bytes = tensor.numel() * tensor.element_size()
                 raise ModelError(
-                    f"{target}: {name}: its storage was freed: shape {list(tensor.shape)} needs {needed:,} bytes, "
-                    f"but the storage has {size:,}; restore the values first"
+                    f"{target}: {name}: its storage was freed: shape {list(tensor.shape)} needs {needed_bytes:,} "
+                    f"bytes, but the storage has {size:,}; restore the values first"
                 )
 
 
@@ -258,9 +258,9 @@ def measure_state_dict(built: BuiltModel, result: WalkResult) -> SavedState:
         for name, tensor in tensors
         if name in copies and id(tensor) not in direct and name not in tensors_by_name
     }
-    renamed = {storage(tensor)[0] for _, tensor in tensors if id(tensor) not in direct}
+    renamed_storages = {storage(tensor)[0] for _, tensor in tensors if id(tensor) not in direct}
     stores = frozenset(storage(tensor)[0] for _, tensor in tensors)
-    return SavedState(keys, stores, frozenset(renamed), frozenset(unnamed), copies)
+    return SavedState(keys, stores, frozenset(renamed_storages), frozenset(unnamed), copies)
 
 
 def _name_state_dict_tensors(result: WalkResult, entries: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:

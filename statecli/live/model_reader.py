@@ -544,8 +544,8 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
         count, names = tie.find_apart_from(after)
         tie.add(row.fqn, after, row.place)
         if count:
-            listed = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-            message = f"{row.fqn} shares memory with {listed}, but not after a move"
+            names_text = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
+            message = f"{row.fqn} shares memory with {names_text}, but not after a move"
             table.add_oddity(OddityKind.UNTIED_BY_MOVE, message, row.fqn, tie.place)
 
 

@@ -96,8 +96,8 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
     # A name of timm may end in the name of pretrained weights, as in resnet50.a1_in1k.
     model = name.partition(".")[0] if spec.module == "timm" else name
     if model not in names:
-        longer = [listed_name for listed_name in names if listed_name.startswith(f"{model}_")]
-        similar_names = sorted(longer, key=lambda listed_name: (len(listed_name), listed_name))[:3]
+        longer_names = [listed_name for listed_name in names if listed_name.startswith(f"{model}_")]
+        similar_names = sorted(longer_names, key=lambda listed_name: (len(listed_name), listed_name))[:3]
         similar_names = similar_names or difflib.get_close_matches(name, names, 3, _SIMILARITY)
         family = [listed_name for listed_name in names if listed_name.startswith(name.lower())]  # resnet18 for ResNet
         similar_names = similar_names or sorted(family, key=lambda listed_name: (len(listed_name), listed_name))[:3]

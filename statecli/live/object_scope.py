@@ -167,9 +167,9 @@ class Scope:
         if line == spell(self.spec):
             call = code_arguments.parse_call(f"f({format_call(self.spec.args, self.spec.kwargs)})")
             return Advice(code_arguments.write_function(self.spec.base, call))
-        quoted = spell(self.spec, replace(self, quotes_names=True).rewrite)
-        if replacement.is_similar and quoted != line:
-            return Advice(f"did you mean {replacement.value}? write {line}", (quoted, line))
+        quoted_line = spell(self.spec, replace(self, quotes_names=True).rewrite)
+        if replacement.is_similar and quoted_line != line:
+            return Advice(f"did you mean {replacement.value}? write {line}", (quoted_line, line))
         if isinstance(replacement.value, str) and self.spec.is_file:  # else another line may be the one that works
             return Advice(f"for a string, write {line}", (line,))
         return advise_line(line, question=f"did you mean {replacement.value}?" if replacement.is_similar else "")
@@ -232,8 +232,8 @@ def spell(spec: ModelSpec, change: Callable[[Any], Any] | None = None) -> str:
 
 
 def _iter_namespaces(module: types.ModuleType, callee: Any) -> Iterator[types.ModuleType]:
-    defining = sys.modules.get(getattr(callee, "__module__", None) or "")
-    for start in filter(None, (module, defining)):
+    defining_module = sys.modules.get(getattr(callee, "__module__", None) or "")
+    for start in filter(None, (module, defining_module)):
         if _is_standard(start.__name__):
             continue
         yield start
@@ -248,24 +248,24 @@ def _is_standard(module: str) -> bool:
     return module.partition(".")[0] in _STANDARD_LIBRARY
 
 
-def _get(value: Any, dotted: str) -> Any:
+def _get(value: Any, dotted_name: str) -> Any:
     """Return an attribute of a module or a class, `_MISSING` without the attribute."""
-    for attribute in dotted.split("."):
+    for attribute in dotted_name.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
     return value
 
 
-def _find_owner(value: Any, dotted: str) -> types.ModuleType | None:
+def _find_owner(value: Any, dotted_name: str) -> types.ModuleType | None:
     """Return the last module in a name with dots that begins with the object `value`."""
     owner = None
-    for attribute in dotted.split(".") if dotted else ():
+    for attribute in dotted_name.split(".") if dotted_name else ():
         owner = value if isinstance(value, types.ModuleType) else owner
         value = _get(value, attribute)
     return owner
 
 
-def _has(value: Any, dotted: str) -> bool:
-    return _get(value, dotted) is not _MISSING
+def _has(value: Any, dotted_name: str) -> bool:
+    return _get(value, dotted_name) is not _MISSING
 
 
 def _list_public(*modules: types.ModuleType) -> Iterator[str]:

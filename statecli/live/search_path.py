@@ -33,9 +33,9 @@ def use_installed_only(*folders: str) -> Iterator[None]:
     previous_path = list(sys.path)
     with suppress(OSError):  # the current folder may have been removed
         folders = (os.getcwd(), *folders)
-    excluded = set(map(os.path.realpath, folders)) - {os.path.realpath(HOME)}
+    excluded_folders = set(map(os.path.realpath, folders)) - {os.path.realpath(HOME)}
     kept_entries = [
-        entry for entry in previous_path if os.path.isabs(entry) and os.path.realpath(entry) not in excluded
+        entry for entry in previous_path if os.path.isabs(entry) and os.path.realpath(entry) not in excluded_folders
     ]
     sys.path[:] = kept_entries
     try:

@@ -85,8 +85,8 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
     config_guards.check_config(arguments, config)
     if _ACTIVATION in arguments:
         arguments[_ACTIVATION] = _find_activation(config, str(arguments[_ACTIVATION]))
-    renamed = getattr(module_class, "config_key_renames", {})
-    arguments = {renamed.get(key, key): value for key, value in arguments.items()}
+    new_key_by_old = getattr(module_class, "config_key_renames", {})
+    arguments = {new_key_by_old.get(key, key): value for key, value in arguments.items()}
     with _silence_log(), config_guards.disable_hub(), config_guards.limit_registrations(config):
         built_module: nn.Module = module_class(**arguments)
     return built_module

@@ -37,18 +37,18 @@ class SkippedFills:
 @contextmanager
 def skip_random_fills(skipped_fills: SkippedFills) -> Iterator[None]:
     """Skip random fills of large Parameters while the block runs. Restores torch's functions in any case."""
-    active = [True]
+    active_flag = [True]
     with ExitStack() as stack:
         for owner, name in _FILLS:
-            fill = _wrap_fill(getattr(owner, name), skipped_fills, active)
+            fill = _wrap_fill(getattr(owner, name), skipped_fills, active_flag)
             stack.enter_context(replace_attribute(owner, name, fill))
-        stack.callback(active.clear)  # for whoever kept a reference to a wrapper
+        stack.callback(active_flag.clear)  # for whoever kept a reference to a wrapper
         yield
 
 
-def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active: list[bool]) -> Callable[..., Any]:
+def _wrap_fill(fill: Callable[..., Any], skipped_fills: SkippedFills, active_flag: list[bool]) -> Callable[..., Any]:
     def fill_unless_large(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if active and type(self) is nn.Parameter:
+        if active_flag and type(self) is nn.Parameter:
             if self.device.type == "meta":
                 return self
             if self.device.type == "cpu" and self.numel() > LARGE_PARAMETER_ELEMENTS:

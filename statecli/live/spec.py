@@ -100,9 +100,9 @@ def parse_spec(text: str) -> ModelSpec | None:
     module, colon, attribute = head.strip().rpartition(":")
     attribute = attribute.strip() if parenthesis else attribute.rstrip(" ,;")
     attribute = attribute.removeprefix(f"{module}/")  # timm/resnet18, the repository of timm:resnet18
-    indexed = _INDEXED.fullmatch(f"{attribute}{parenthesis}{arguments_text}".rstrip(" ,;")) if colon else None
-    if indexed is not None:
-        line = quote_for_shell(f"{module}:{indexed['name']}({indexed['arguments']})")
+    indexed_match = _INDEXED.fullmatch(f"{attribute}{parenthesis}{arguments_text}".rstrip(" ,;")) if colon else None
+    if indexed_match is not None:
+        line = quote_for_shell(f"{module}:{indexed_match['name']}({indexed_match['arguments']})")
         raise MisspeltArguments(f"{text}: the arguments stand in parentheses", line)
     is_file = module.endswith(".py")
     module = module if is_file else correct_package(module)

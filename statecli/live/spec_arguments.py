@@ -70,9 +70,9 @@ def parse_arguments(text: str, base: str, arguments_text: str) -> tuple[tuple[An
 
     Raises UsageError.
     """
-    quoted = _STRING_OR_NAME.sub(_quote_name, arguments_text)
-    if quoted != arguments_text and text.endswith(arguments_text):
-        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, arguments_text, quoted))
+    quoted_arguments = _STRING_OR_NAME.sub(_quote_name, arguments_text)
+    if quoted_arguments != arguments_text and text.endswith(arguments_text):
+        raise MisspeltArguments(f"{text}: a name needs quotes", _write_line(text, arguments_text, quoted_arguments))
     try:
         call = _parse_call(text, arguments_text)
         return _convert_arguments(text, call)
@@ -200,8 +200,8 @@ def _find_name(node: ast.expr) -> ObjectName | None:
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
         node = node.value
-    dotted = ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else ""
-    module, colon, name = dotted.rpartition(f".{_COLON}.")
+    dotted_name = ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else ""
+    module, colon, name = dotted_name.rpartition(f".{_COLON}.")
     if not name or any(part.startswith("_") for part in f"{module}.{name}".strip(".").split(".")):
         return None
     return ObjectName(name, module if colon else None)

@@ -451,12 +451,12 @@ def _is_named_module(member: Any) -> bool:
 
 def _format_assignment(kind: str, site: _Site, value: str, container: Any) -> str:
     """Return `self.name = nn.kind(value)`; `{}` in `value` stands for the present value."""
-    lacking = _find_lacking(kind, site, container)
-    if lacking or site.source is None or not _is_complete(site, container):
+    lacking_uses = _find_lacking(kind, site, container)
+    if lacking_uses or site.source is None or not _is_complete(site, container):
         text = f"{AT_END_OF_INIT}self.{site.name} = nn.{kind}({value.format(f'self.{site.name}')})"
     else:
         text = f"{' = '.join(site.source.targets)} = nn.{kind}({value.format(site.source.text)})"
-    return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking if not use.constructs)
+    return text + "".join(f"\n{_describe_lacking(use, kind, site.name)}" for use in lacking_uses if not use.constructs)
 
 
 def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:

@@ -35,8 +35,8 @@ def write_values(
     `number`: written in place of each `...`, in the form that the annotation asks for.
     """
     module = None if spec.is_file else sys.modules.get(spec.module)
-    defining = sys.modules.get(getattr(callee, "__module__", None) or "")
-    start = module or defining
+    defining_module = sys.modules.get(getattr(callee, "__module__", None) or "")
+    start = module or defining_module
     scope = Scope(spec, ()) if start is None else Scope.around(spec, start, callee)
     values = {name: _write_value(callee, name, scope, number) for name in names}
     return None if None in values.values() else values
@@ -83,8 +83,10 @@ def write_modules(spec: ModelSpec, callee: Any, number: int, value: Any) -> Any:
         return value
     if not is_module_class(module_class):
         return value
-    needed = [parameter.name for parameter in list_parameters(module_class) if parameter.default is parameter.empty]
-    return ObjectCall(value.name, (), write_values(spec, module_class, needed, number) or {}, value.module)
+    needed_names = [
+        parameter.name for parameter in list_parameters(module_class) if parameter.default is parameter.empty
+    ]
+    return ObjectCall(value.name, (), write_values(spec, module_class, needed_names, number) or {}, value.module)
 
 
 def write_options(spec: ModelSpec, callee: Any) -> Iterator[str]:
@@ -153,8 +155,10 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
     documented_example = find_example(argument_class.__module__)
     if documented_example is not None and f":{argument_class.__name__}(" in documented_example:
         return ObjectName(shlex.split(documented_example)[0])
-    needed = [parameter.name for parameter in list_parameters(argument_class) if parameter.default is parameter.empty]
-    values = {inner: _write_value(argument_class, inner, scope, number, depth + 1) for inner in needed}
+    needed_names = [
+        parameter.name for parameter in list_parameters(argument_class) if parameter.default is parameter.empty
+    ]
+    values = {inner: _write_value(argument_class, inner, scope, number, depth + 1) for inner in needed_names}
     if None in values.values():
         return None
     call = ObjectCall(argument_class.__name__, (), values)
@@ -186,8 +190,8 @@ def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:
     values = [value for space in scope.namespaces for value in vars(space).values()]
     classes = (value for value in values if isinstance(value, type) and issubclass(value, base))
     for kind in classes:
-        needed = [parameter for parameter in list_parameters(kind) if parameter.default is parameter.empty]
-        if not needed and not inspect.isabstract(kind):
+        needed_parameters = [parameter for parameter in list_parameters(kind) if parameter.default is parameter.empty]
+        if not needed_parameters and not inspect.isabstract(kind):
             call = ObjectCall(kind.__name__)
             return [call] if is_sequence else call
     return None

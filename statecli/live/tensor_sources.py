@@ -221,5 +221,5 @@ _MAX_TABLE_ENTRIES = 1_000
 def format_file(filename: str, target: str) -> str:
     """Return a file name as typed in `target`, else relative to the current folder or sys.path."""
     spec = parse_spec(target)
-    typed = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
-    return format_path(filename, typed)
+    typed_paths = {os.path.abspath(spec.module): spec.module} if spec is not None and spec.is_file else {}
+    return format_path(filename, typed_paths)

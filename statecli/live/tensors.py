@@ -80,12 +80,12 @@ def describe_sharding(tensor: torch.Tensor) -> str | None:
     kind = type(tensor)
     if kind.__name__ != "DTensor" or not kind.__module__.startswith("torch.distributed."):
         return None
-    sharded: Any = tensor
+    sharded_tensor: Any = tensor
     placements = (
         f"{type(placement).__name__}({placement.dim})" if hasattr(placement, "dim") else type(placement).__name__
-        for placement in sharded.placements
+        for placement in sharded_tensor.placements
     )
-    return f"DTensor: local shape {list(sharded._local_tensor.shape)}, {', '.join(placements)}"
+    return f"DTensor: local shape {list(sharded_tensor._local_tensor.shape)}, {', '.join(placements)}"
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

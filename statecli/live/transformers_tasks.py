@@ -25,8 +25,8 @@ def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
         return None
 
     tasks, text = library.SUPPORTED_TASKS, get_exception_text(error)
-    typed = spec.kwargs.get("task", spec.args[0] if spec.args else "")
-    similar_tasks = difflib.get_close_matches(typed, tasks, 1, _SIMILARITY) if type(typed) is str else []
+    typed_task = spec.kwargs.get("task", spec.args[0] if spec.args else "")
+    similar_tasks = difflib.get_close_matches(typed_task, tasks, 1, _SIMILARITY) if type(typed_task) is str else []
     task = next(iter([*similar_tasks, *(task_name for task_name in tasks if f"`{task_name}`" in text)]), _TASK)
     example = next(filter(None, map(hf_auto.find_example, tasks[task]["pt"])), None)
     if example is None:

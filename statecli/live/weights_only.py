@@ -23,9 +23,9 @@ def list_refused_names(names: Iterable[str]) -> list[str]:
 def _rename_from_python_2(name: str) -> str:
     """Return the name of Python 3: pickles of protocol 2 have `__builtin__.set`."""
     module, _, attribute = name.rpartition(".")
-    renamed = _compat_pickle.NAME_MAPPING.get((module, attribute))
-    if renamed is not None:
-        return ".".join(renamed)
+    new_module_and_name = _compat_pickle.NAME_MAPPING.get((module, attribute))
+    if new_module_and_name is not None:
+        return ".".join(new_module_and_name)
     return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{attribute}"
 
 

@@ -313,9 +313,9 @@ def _describe_chart(bars: Sequence[_Bar], size: int) -> str:
         parts.append(f"{unusual:,} changed at least 10 times as much as the median of the layers (orange)")
     if zero:
         parts.append(f"{zero:,} zero (grey)")
-    boundless = Counter(bar.word for bar in bars if math.isinf(bar.value))
-    if boundless:
-        parts.append(", ".join(f"{count:,} {word}" for word, count in boundless.items()) + " (drawn from the top)")
+    infinite_words = Counter(bar.word for bar in bars if math.isinf(bar.value))
+    if infinite_words:
+        parts.append(", ".join(f"{count:,} {word}" for word, count in infinite_words.items()) + " (drawn from the top)")
     if not_finite:
         parts.append(f"{not_finite:,} not finite (red, full height)")
     return "; ".join(parts)
@@ -369,19 +369,19 @@ def _are_close(tick: Tick, other: Tick) -> bool:
 def _build_histogram(chart: Spread) -> Picture:
     """Lay out a histogram; bins of different widths are drawn as wide as they are."""
     plot = Box(52.0, 26.0, 370.0, 170.0)  # the number at either end stands half outside
-    drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
-    low, high = (min(chart.edges), max(chart.edges)) if drawable else (0.0, 1.0)
+    is_drawable = bool(chart.edges) and all(map(math.isfinite, chart.edges))
+    low, high = (min(chart.edges), max(chart.edges)) if is_drawable else (0.0, 1.0)
     across = build_linear_scale(low, high)
     y_scale = build_linear_scale(0.0, float(max(chart.counts, default=0) or 1), 4)
     return Picture(
         title=chart.title,
         note=plural(sum(chart.counts), "element")
-        + ("" if drawable else "; not drawn, because the range is not finite"),
+        + ("" if is_drawable else "; not drawn, because the range is not finite"),
         width=400.0,
         height=206.0,
         plot=plot,
-        marks=tuple(_build_bins(chart, across, y_scale, plot)) if drawable else (),
-        x_ticks=tuple(Tick(plot.to_x(at), text) for at, text in across.ticks) if drawable else (),
+        marks=tuple(_build_bins(chart, across, y_scale, plot)) if is_drawable else (),
+        x_ticks=tuple(Tick(plot.to_x(at), text) for at, text in across.ticks) if is_drawable else (),
         # Only whole numbers, because there is no half element.
         y_ticks=tuple(
             Tick(plot.to_y(at), format_count(int(float(text)))) for at, text in y_scale.ticks if "." not in text
@@ -389,7 +389,7 @@ def _build_histogram(chart: Spread) -> Picture:
         unit="elements",
         below=chart.unit,
         ground=plot.bottom,
-        zero=plot.to_x(across.compute_share(0.0)) if drawable and low <= 0 <= high else None,
+        zero=plot.to_x(across.compute_share(0.0)) if is_drawable and low <= 0 <= high else None,
     )
 
 

@@ -56,6 +56,6 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
 def _format_cell(cell: Cell) -> str:
     if not isinstance(cell, str):
         return "" if cell is None else repr(cell)
-    escaped = escape(cell)
-    is_live = escaped.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(escaped)
-    return f"'{escaped}" if is_live or escaped.lstrip().startswith("::") else escaped
+    escaped_text = escape(cell)
+    is_live = escaped_text.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(escaped_text)
+    return f"'{escaped_text}" if is_live or escaped_text.lstrip().startswith("::") else escaped_text

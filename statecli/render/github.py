@@ -173,8 +173,8 @@ def _format_command(level: str, annotation: _Annotation) -> str:
             properties["line"] = str(max(1, annotation.location.line))
     count = f" ({annotation.count:,})" if annotation.count > 1 else ""
     properties["title"] = f"statecli {escape(annotation.rule)}{count}"
-    encoded = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items())
-    return f"::{level} {encoded}::{_escape_data(message)}\n"
+    properties_text = ",".join(f"{key}={_escape_property(value)}" for key, value in properties.items())
+    return f"::{level} {properties_text}::{_escape_data(message)}\n"
 
 
 def _escape_data(text: str) -> str:

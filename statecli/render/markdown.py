@@ -45,15 +45,15 @@ class _CharacterBudget:
 
     def fit_lines(self, lines: Iterable[str]) -> str:
         """Return as many of the lines as fit."""
-        fitting = []
+        fitting_lines = []
         for line in lines:
             self.characters_left -= len(line)
             if self.characters_left >= 0:
-                fitting.append(line)
+                fitting_lines.append(line)
             else:
                 self.characters_left = min(self.characters_left, 0) - 1
                 self.dropped_lines += 1
-        return "".join(fitting)
+        return "".join(fitting_lines)
 
 
 def write(report: Report, sink: Sink, options: RenderOptions) -> None:
@@ -73,21 +73,21 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         head += f"\n{first}\n{patch_budget.fit_lines(f'{line}{chr(10)}' for line in lines)}{last}\n"
         below_budget.dropped_lines += patch_budget.dropped_lines
     problems = _format_problem_lines(report.select_problems(page, quiet=options.quiet), quiet=options.quiet)
-    closing = _format_list("Problems", problems, below_budget)
+    closing_text = _format_list("Problems", problems, below_budget)
     if not options.quiet:
         notes = [f"- {_escape_text(note.message)}\n" for note in report.notes]
-        closing += _format_fixes(page, below_budget) + _format_list("Notes", notes, below_budget)
-    row_budget = _CharacterBudget(limit - len(head) - len(closing))
+        closing_text += _format_fixes(page, below_budget) + _format_list("Notes", notes, below_budget)
+    row_budget = _CharacterBudget(limit - len(head) - len(closing_text))
     sink.text(head)
     # With a verdict in its first line, a report can be read without the tables.
     is_folded = bool(page.verdict) and row_count > MAX_OPEN_ROWS
     for group in page.groups if row_count else ():
         sink.text(_format_group(group, page.columns, row_budget, is_folded))
-    sink.text(closing)
-    dropped = outcome_budget.dropped_lines + row_budget.dropped_lines + below_budget.dropped_lines
-    if dropped:
+    sink.text(closing_text)
+    dropped_count = outcome_budget.dropped_lines + row_budget.dropped_lines + below_budget.dropped_lines
+    if dropped_count:
         reason = f"because a comment has at most {MAX_COMMENT_CHARACTERS:,} characters"
-        sink.text(f"\n… and {dropped:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
+        sink.text(f"\n… and {dropped_count:,} more lines, {reason}; `-f json` or `--all` shows all lines\n")
 
 
 def _format_head(report: Report, page: Page, *, quiet: bool) -> Iterable[str]:
@@ -175,9 +175,9 @@ def _format_fixes(page: Page, budget: _CharacterBudget) -> str:
 
 def _format_block(lines: Iterable[str], language: str = "python") -> list[str]:
     """Return the lines of code between fences longer than any run of backticks in them."""
-    escaped = [escape_line(line) for line in lines]
-    fence = "`" * max(3, *(1 + len(run) for line in escaped for run in re.findall("`+", line)), 3)
-    return [f"{fence}{language}", *escaped, fence]
+    escaped_lines = [escape_line(line) for line in lines]
+    fence = "`" * max(3, *(1 + len(run) for line in escaped_lines for run in re.findall("`+", line)), 3)
+    return [f"{fence}{language}", *escaped_lines, fence]
 
 
 def _format_name(text: str) -> str:
@@ -221,12 +221,12 @@ def _escape_html(text: str) -> str:
 
 def _format_code(text: str) -> str:
     """Return a code span, in which nothing is markup; with entities if a backtick or a pipe would end the span."""
-    escaped = escape(text)
+    escaped_text = escape(text)
     return (
-        _encode_entities(escaped)
-        if "`" in escaped or "|" in escaped or escaped != escaped.strip()
-        else f"`{escaped}`"
-        if escaped
+        _encode_entities(escaped_text)
+        if "`" in escaped_text or "|" in escaped_text or escaped_text != escaped_text.strip()
+        else f"`{escaped_text}`"
+        if escaped_text
         else ""
     )
 

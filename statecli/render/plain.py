@@ -135,11 +135,11 @@ def align_rows(table: Table) -> Iterator[list[str]]:
     widths = [min(MAX_PADDING, width) for width in widths]
     yield ["  ".join(pad(head, width) for pad, head, width in zip(pads, heads, widths, strict=True)).rstrip()]
     for count, packed in batches:
-        padded = [
+        padded_columns = [
             map(pad, column.split("\t"), repeat(width)) if "\t" in column else repeat(pad(column, width), count)
             for pad, column, width in zip(pads, packed, widths, strict=True)
         ]
-        yield list(map(str.rstrip, map("  ".join, zip(*padded, strict=False))))
+        yield list(map(str.rstrip, map("  ".join, zip(*padded_columns, strict=False))))
 
 
 def _format_column(cells: Sequence[Cell], empty_text: str) -> Sequence[str]:

@@ -51,7 +51,7 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
     """Describe a rule. `help` in Markdown is the explanation itself, with its backticks and paragraphs."""
     first_paragraph, _, remainder = rule.explanation.partition("\n\n")
     full_description = " ".join((first_paragraph, *remainder.partition("\n\n")[0].split()))
-    described: dict[str, Any] = {
+    description: dict[str, Any] = {
         "id": rule.name,
         "name": "".join(part.capitalize() for part in rule.name.split("-")),
         "shortDescription": {"text": rule.summary},
@@ -60,7 +60,7 @@ def _describe_rule(rule: RuleText) -> dict[str, Any]:
         **({"helpUri": rule_url(rule.name)} if rule.plugin is None else {}),
         "defaultConfiguration": {"level": rule.severity.value},
     }
-    return {**described, "properties": {"tags": [rule.about]}} if rule.about else described
+    return {**description, "properties": {"tags": [rule.about]}} if rule.about else description
 
 
 def _describe_invocation(report: Report) -> dict[str, Any]:
@@ -71,10 +71,14 @@ def _describe_invocation(report: Report) -> dict[str, Any]:
         {"level": note.severity.value, "message": {"text": _escape_text(note.message)}}
         for note in notes.get(NOT_CHECKED.name, ())
     ]
-    configured = [Trouble(note.target, note.message, CONFIGURATION) for note in notes.get(CONFIGURATION.name, ())]
+    configuration_notes = [
+        Trouble(note.target, note.message, CONFIGURATION) for note in notes.get(CONFIGURATION.name, ())
+    ]
     invocation = {"executionSuccessful": not has_errors, "toolExecutionNotifications": notifications}
     return invocation | (
-        {"toolConfigurationNotifications": [*map(_build_notification, configured)]} if configured else {}
+        {"toolConfigurationNotifications": [*map(_build_notification, configuration_notes)]}
+        if configuration_notes
+        else {}
     )
 
 
@@ -158,8 +162,8 @@ def make_uri(path: str) -> str:
     normalized = path.replace(os.sep, "/")
     if os.altsep:
         normalized = normalized.replace(os.altsep, "/")
-    quoted = quote(_encode_path(normalized), safe="/~@+,=")
-    return f"file://{quoted}" if normalized.startswith("/") else quoted.removeprefix("./")
+    quoted_path = quote(_encode_path(normalized), safe="/~@+,=")
+    return f"file://{quoted_path}" if normalized.startswith("/") else quoted_path.removeprefix("./")
 
 
 def _encode_path(path: str) -> bytes:

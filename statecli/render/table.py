@@ -80,10 +80,10 @@ class _Layout:
         ):
             pass
         self._drop_optional_columns()
-        needed = min(MIN_NAME_WIDTH, self.widths[0])
-        if self._measure_name_width() < needed:
+        needed_width = min(MIN_NAME_WIDTH, self.widths[0])
+        if self._measure_name_width() < needed_width:
             self.gap = 1  # narrow gaps are easier to read than rows of two lines
-        has_room = self._measure_name_width() >= needed
+        has_room = self._measure_name_width() >= needed_width
         self.gap = self.gap if has_room else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if has_room else 0
         self.rows = [self.columns] if has_room else self._split_columns()
@@ -137,8 +137,8 @@ class _Layout:
     def _drop_optional_columns(self) -> None:
         """Leave out optional columns if each name then has room next to the other columns."""
         optional = [c for c in self.columns if self.page.columns[c].optional]
-        freed = sum(self.widths[c] + self.gap for c in optional)
-        if self._measure_name_width() < self.widths[0] <= self._measure_name_width() + freed:
+        freed_cells = sum(self.widths[c] + self.gap for c in optional)
+        if self._measure_name_width() < self.widths[0] <= self._measure_name_width() + freed_cells:
             self.columns = [c for c in self.columns if c not in optional]
 
     def format_shared_texts(self) -> Iterator[str]:

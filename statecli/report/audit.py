@@ -135,8 +135,8 @@ def _choose_target(audit: Audit) -> str:
 
 def _count_accepted(audit: Audit) -> int:
     """Return the number of problems among the accepted findings."""
-    accepted = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
-    return sum(len(problems) for by_reason in accepted for problems in by_reason.values())
+    accepted_by_target = (group_accepted(target.accepted, target.unregistered) for target in audit.targets)
+    return sum(len(problems) for by_reason in accepted_by_target for problems in by_reason.values())
 
 
 def _list_troubles(targets: Iterable[TargetResult]) -> tuple[Trouble, ...]:
@@ -159,10 +159,10 @@ def _build_cases(audit: Audit) -> Iterator[Case]:
             outcome = Outcome.ERROR if target.status is Status.FAILED else Outcome.SKIPPED
             yield Case(target.target, "audit", outcome, target.reason or "")
         problems = group_findings(target.findings, target.unregistered, audit.plugin_rules)
-        accepted = group_by(target.accepted, lambda entry: entry.finding.rule)
+        accepted_by_rule = group_by(target.accepted, lambda entry: entry.finding.rule)
         by_rule = group_by(problems, lambda problem: problem.rule)
         for rule in dict.fromkeys((*target.ran, *by_rule)):
-            yield _build_case(target.target, rule, by_rule.get(rule, ()), accepted.get(rule, ()), audit.fail_on)
+            yield _build_case(target.target, rule, by_rule.get(rule, ()), accepted_by_rule.get(rule, ()), audit.fail_on)
         yield from (
             Case(target.target, skipped_rule.rule, Outcome.SKIPPED, skipped_rule.reason)
             for skipped_rule in target.skipped
@@ -174,10 +174,10 @@ def _build_case(
 ) -> Case:
     """Return the case of a rule; problems milder than `fail_on` are part of its text."""
     failing = [problem for problem in problems if problem.severity.is_at_least(fail_on)]
-    milder = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
+    milder_problems = [junit_cases.describe_problem(p) for p in problems if not p.severity.is_at_least(fail_on)]
     case = junit_cases.build_failed_case(target, rule, failing) if failing else Case(target, rule, Outcome.PASSED)
     accepted_lines = (f"accepted: {junit_cases.describe_finding(entry.finding)}: {entry.reason}" for entry in accepted)
-    return replace(case, text=(*case.text, *milder, *accepted_lines))
+    return replace(case, text=(*case.text, *milder_problems, *accepted_lines))
 
 
 def _build_table(findings: Iterable[Finding]) -> Table:
@@ -241,10 +241,10 @@ def _build_page(audit: Audit, problems: tuple[Problem, ...], view: View) -> Page
 
 
 def _format_subtitle(audit: Audit) -> str:
-    audited = [target for target in audit.checked_targets if target.status is Status.AUDITED]
-    tensors, size = sum(target.tensors for target in audited), sum(target.bytes for target in audited)
-    formats = ", ".join(dict.fromkeys(target.format or "" for target in audited))
-    if not audited:
+    audited_targets = [target for target in audit.checked_targets if target.status is Status.AUDITED]
+    tensors, size = sum(target.tensors for target in audited_targets), sum(target.bytes for target in audited_targets)
+    formats = ", ".join(dict.fromkeys(target.format or "" for target in audited_targets))
+    if not audited_targets:
         return ""
     return f"{formats}, {plural(tensors, 'tensor')}, {format_size(size)}"
 
@@ -252,9 +252,9 @@ def _format_subtitle(audit: Audit) -> str:
 def _group_problems(audit: Audit, findings: Collection[Finding]) -> tuple[Problem, ...]:
     """Return the problems of the given findings of the audit, target by target."""
     problems: list[Problem] = []
-    selected = set(map(id, findings))
+    selected_ids = set(map(id, findings))
     for target in audit.targets:
-        findings_of_target = [finding for finding in _sort_findings(target.findings) if id(finding) in selected]
+        findings_of_target = [finding for finding in _sort_findings(target.findings) if id(finding) in selected_ids]
         problems += group_findings(findings_of_target, target.unregistered, audit.plugin_rules)
     return tuple(problems)
 
@@ -398,8 +398,8 @@ def _format_others(audit: Audit) -> list[str]:
     parts = [f"{count:,} {status.value}" for status, count in counts.items() if count]
     if audit.not_checked:
         parts.append(f"not checked: {describe_not_checked(audit.not_checked)}")
-    accepted = _count_accepted(audit)
-    return [*parts, f"{accepted:,} accepted"] if accepted else parts
+    accepted_count = _count_accepted(audit)
+    return [*parts, f"{accepted_count:,} accepted"] if accepted_count else parts
 
 
 def _format_lock_count(audit: Audit) -> list[str]:
@@ -427,14 +427,14 @@ def _format_verdict(audit: Audit, problems: Collection[Problem], hint: str) -> s
     `hint` follows the number of skipped rules.
     """
     failures = [trouble for trouble in _list_troubles(audit.targets) if trouble.severity is Severity.ERROR]
-    repeated = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
-    problems = [problem for problem in problems if any(id(f) not in repeated for f in problem.findings)]
-    with_findings = [target for target in audit.targets if any(id(f) not in repeated for f in target.findings)]
-    audited = sum(target.status is Status.AUDITED for target in audit.checked_targets)
+    repeated_ids = {id(f) for f in audit.findings if any(failure.is_reported_by(f) for failure in failures)}
+    problems = [problem for problem in problems if any(id(f) not in repeated_ids for f in problem.findings)]
+    with_findings = [target for target in audit.targets if any(id(f) not in repeated_ids for f in target.findings)]
+    audited_count = sum(target.status is Status.AUDITED for target in audit.checked_targets)
     against = f" against {audit.model}" if len(audit.checked_targets) < len(audit.targets) else ""
     counts_text = format_counts(problems, audit.not_checked) if audit.ran or audit.findings else "no rule ran"
-    parts = [f"{audited:,} audited{against}: {counts_text}"]
-    if not audited:
+    parts = [f"{audited_count:,} audited{against}: {counts_text}"]
+    if not audited_count:
         parts = [f"nothing audited: {counts_text}" if problems else "nothing audited"]
     if with_findings and len(audit.targets) > 1:
         parts[0] += f" in {_count_targets_and_class(audit, with_findings)}"

@@ -166,8 +166,8 @@ def find_outliers(rows: Sequence[Change]) -> list[Change]:
     if len(values) < _MIN_ROWS_OF_OUTLIER:
         return []
     median = values[len(values) // 2]
-    usual = [size for size in values if size <= _MIN_RATIO_AMONG_EQUALS * median]
-    are_equal = bool(usual) and usual[-1] <= _MAX_RATIO_OF_EQUALS * median
+    usual_sizes = [size for size in values if size <= _MIN_RATIO_AMONG_EQUALS * median]
+    are_equal = bool(usual_sizes) and usual_sizes[-1] <= _MAX_RATIO_OF_EQUALS * median
     limit = median * (_MIN_RATIO_AMONG_EQUALS if are_equal else _MIN_OUTLIER_RATIO)
     outliers = [row for row in rows if (sizes.get(id(row)) or 0.0) > limit > 0]
     return outliers if len(outliers) <= min(_MAX_OUTLIERS, len(values) // 4) else []
@@ -224,8 +224,10 @@ def _describe_tying(change: Change) -> list[str]:
 
 
 def _describe_details(change: Change) -> list[str]:
-    renamed = change.renamed_from is not None and change.status is not Status.RENAMED
-    return [f"was {change.renamed_from}"] * renamed + (_describe_statistics(change.values) if change.values else [])
+    is_also_renamed = change.renamed_from is not None and change.status is not Status.RENAMED
+    return [f"was {change.renamed_from}"] * is_also_renamed + (
+        _describe_statistics(change.values) if change.values else []
+    )
 
 
 def _describe_statistics(delta: Delta) -> list[str]:
@@ -318,6 +320,6 @@ def _summarize_kinds(changes: Sequence[Change]) -> str:
     for kind in Kind:
         same_kind = [change for change in changes if change.kind is kind]
         if same_kind:
-            differ = sum(_is_different(change) and not is_tie_only(change) for change in same_kind)
-            parts.append(f"{differ:,}/{tree.format_kind_count(len(same_kind), kind.value)}")
+            differing_count = sum(_is_different(change) and not is_tie_only(change) for change in same_kind)
+            parts.append(f"{differing_count:,}/{tree.format_kind_count(len(same_kind), kind.value)}")
     return ", ".join([*parts, *describe_ties(changes)])

@@ -360,10 +360,12 @@ def summarize_diff(diff: Diff) -> str:
     """Summarize the diff in a line: differences by kind, or none, and the values not compared."""
     summary = count_changes(diff)
     not_compared = [c for c in diff.changes if c.not_compared is not None and c.status is Status.IDENTICAL]
-    damaged = Counter(tensor.kind.value for tensor in _list_damaged(diff))
+    damaged_counts = Counter(tensor.kind.value for tensor in _list_damaged(diff))
     by_kind = group_by(diff.changes, lambda change: change.kind.value)
     parts = [
-        _format_counts(replace(counts, identical=counts.identical + damaged[kind]), _COUNT_NOUNS[kind], by_kind[kind])
+        _format_counts(
+            replace(counts, identical=counts.identical + damaged_counts[kind]), _COUNT_NOUNS[kind], by_kind[kind]
+        )
         for kind, counts in summary.by_kind.items()
         if counts.added or counts.removed or counts.changed or counts.renamed
     ]
@@ -415,8 +417,8 @@ def _describe_tolerance(diff: Diff) -> str:
         for name in ("atol", "rtol")
         if compare_options and getattr(compare_options, name)
     ]
-    ignored = [f"--ignore {field.value}" for field in dict.fromkeys(diff.ignored)]
-    return f" with {' '.join(tolerances + ignored)}" if tolerances or ignored else ""
+    ignored_options = [f"--ignore {field.value}" for field in dict.fromkeys(diff.ignored)]
+    return f" with {' '.join(tolerances + ignored_options)}" if tolerances or ignored_options else ""
 
 
 def _format_counts(counts: Counts, noun: str, rows: Iterable[Change]) -> str:
@@ -476,10 +478,10 @@ def _choose_columns(diff: Diff) -> tuple[Column, ...]:
 
 
 def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tuple[Group, ...]:
-    listed = _select_listed(diff, view)
-    rows = arrange_changes(listed, view)
+    listed_changes = _select_listed(diff, view)
+    rows = arrange_changes(listed_changes, view)
     if view.top is not None:
-        return _build_top_group(rows, len(listed), columns, view, has_sections=_has_sections(diff))
+        return _build_top_group(rows, len(listed_changes), columns, view, has_sections=_has_sections(diff))
     has_sections = _has_sections(diff)
     roles = group_by(rows, lambda change: (change.section, change.kind))
     first = {section: n for n, section in reversed(list(enumerate(section for section, _ in roles)))}
@@ -491,15 +493,15 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
         if change.before is not None and change.after is not None
     )
     both_sides.update((tensor.section, tensor.kind) for tensor in _list_damaged(diff))
-    summarized = select_summarized(diff.changes) if _is_folded(view) else frozenset()
+    summarized_ids = select_summarized(diff.changes) if _is_folded(view) else frozenset()
     groups = []
     for section, kind in ordered_roles:
         heading = (f"{section or '(top level)'}: " if has_sections else "") + KIND_NOUNS[kind]
         summary = _summarize_group(roles[section, kind], both_sides[section, kind])
-        listed = [row for row in roles[section, kind] if id(row) not in summarized]
-        lines = _build_lines(listed, columns is _MEASURE_COLUMNS, view)
-        hidden_count = len(roles[section, kind]) - len(listed)
-        if hidden_count and listed:
+        listed_changes = [row for row in roles[section, kind] if id(row) not in summarized_ids]
+        lines = _build_lines(listed_changes, columns is _MEASURE_COLUMNS, view)
+        hidden_count = len(roles[section, kind]) - len(listed_changes)
+        if hidden_count and listed_changes:
             empty = ("",) * (len(columns) - 1)
             lines.append(
                 Line(
@@ -762,8 +764,8 @@ def _list_names(diff: Diff, view: DiffView) -> Iterable[tuple[str, ...]]:
     """
     names, has_sections = view.names, _has_sections(diff)
     if view.unchanged:
-        unchanged = (change for change in diff.changes if change.status is Status.IDENTICAL)
-        yield from ((format_name(change.fqn, change.section, has_sections),) for change in unchanged)
+        unchanged_pairs = (change for change in diff.changes if change.status is Status.IDENTICAL)
+        yield from ((format_name(change.fqn, change.section, has_sections),) for change in unchanged_pairs)
         return
     for change in select_different(diff):
         name = format_name(change.fqn, change.section, has_sections)
@@ -857,8 +859,8 @@ def _measure_parameters(diff: Diff) -> list[_Measured]:
         for change in diff.changes
         if change.before is not None and change.after is not None
     ]
-    if damaged := _list_damaged(diff):
-        measures += [(tensor, (math.inf, "not compared")) for tensor in damaged]
+    if damaged_tensors := _list_damaged(diff):
+        measures += [(tensor, (math.inf, "not compared")) for tensor in damaged_tensors]
         positions = {(tensor.section, tensor.fqn): n for n, tensor in enumerate(diff.after.tensors)}
         measures.sort(key=lambda pair: positions.get((pair[0].section, pair[0].fqn), len(positions)))
     return [pair for pair in measures if pair[0].kind is Kind.PARAMETER]

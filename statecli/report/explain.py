@@ -44,10 +44,10 @@ def describe_verdict(explanation: Explanation) -> str:
         return "loads as it is: a strict load on the meta device accepts the checkpoint" + _describe_untied(explanation)
     if diagnosis is None or not diagnosis.code:
         return "does not load"
-    judgement = "tested, but" if diagnosis.proved else "not certain, and"
+    certainty = "tested, but" if diagnosis.proved else "not certain, and"
     if diagnosis.warnings:
-        return f"does not load; the code below is {judgement} leaves {join_names(diagnosis.initial)} at initial values"
-    return f"does not load; the code below is {judgement.partition(',')[0]}"
+        return f"does not load; the code below is {certainty} leaves {join_names(diagnosis.initial)} at initial values"
+    return f"does not load; the code below is {certainty.partition(',')[0]}"
 
 
 def _describe_untied(explanation: Explanation) -> str:

@@ -142,13 +142,15 @@ def limit_notes(oddities: Sequence[Oddity], verbose: bool) -> tuple[Oddity, ...]
     """
     if verbose:
         return tuple(oddities)
-    limited: list[Oddity] = []
+    limited_oddities: list[Oddity] = []
     listed_oddities = [oddity for oddity in oddities if oddity.kind is not OddityKind.NONE_PARAMETER]
     for name, same_name in group_by(listed_oddities, lambda oddity: oddity.name).items():
-        limited.extend(same_name[:MAX_NOTES_PER_NAME])
+        limited_oddities.extend(same_name[:MAX_NOTES_PER_NAME])
         if len(same_name) > MAX_NOTES_PER_NAME:
-            limited.append(Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v lists each)"))
-    return tuple(limited)
+            limited_oddities.append(
+                Oddity(name, f"and {len(same_name) - MAX_NOTES_PER_NAME} more of this kind (-v lists each)")
+            )
+    return tuple(limited_oddities)
 
 
 def _join_rows(
@@ -185,9 +187,9 @@ def _merge_boxes(boxes: Boxes, axis: int) -> Boxes:
     """Merge boxes with the same numbers on every axis but `axis`."""
     merged_boxes = {}
     for (before, after), lane in group_by(boxes, lambda box: (box[:axis], box[axis + 1 :])).items():
-        along = tuple(sorted(n for box in lane for n in box[axis]))
+        merged_axis = tuple(sorted(n for box in lane for n in box[axis]))
         positions = sorted(position for box in lane for position in boxes[box])
-        merged_boxes[(*before, along, *after)] = positions
+        merged_boxes[(*before, merged_axis, *after)] = positions
     return merged_boxes
 
 

@@ -401,9 +401,9 @@ def _count_parameters(inspection: Inspection) -> int:
 def _format_parameters_of(inspection: Inspection, count: int) -> str:
     """Return `90.4 K parameters`: the number, as far as the sizes of quantized weights are known."""
     weights = select_weights(inspection.state.tensors, inspection.weights)
-    limited = sum(weight.shape is None and weight.elements is not None for weight in weights)
+    has_upper_bound = sum(weight.shape is None and weight.elements is not None for weight in weights)
     unknown = sum(weight.elements is None for weight in weights)
-    text = f"{_format_count(count, 'parameter')}{' at most' if limited else ''}"
+    text = f"{_format_count(count, 'parameter')}{' at most' if has_upper_bound else ''}"
     return f"{text} and {plural(unknown, 'weight')} of unknown size" if unknown else text
 
 
@@ -451,12 +451,12 @@ def _count_hidden_parts(inspection: Inspection) -> int:
 def _format_totals(state: ModelState, part_count: int) -> tuple[str, ...]:
     """Return a line for each kind. `part_count` tensors are parts of the parameters."""
     summary = sizes.sum_by_kind(state.tensors)
-    assumed = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
+    assumed_count = len([t for t in state.tensors if t.evidence is Evidence.ASSUMED and t.kind is Kind.PARAMETER])
     lines = []
     for kind, total in summary.items():
         if total.tensors:
-            of_some = f" of {assumed:,}" if assumed < total.tensors else ""
-            assumed_text = f" (kind{of_some} assumed)" if kind == Kind.PARAMETER.value and assumed else ""
+            of_some = f" of {assumed_count:,}" if assumed_count < total.tensors else ""
+            assumed_text = f" (kind{of_some} assumed)" if kind == Kind.PARAMETER.value and assumed_count else ""
             tensors = plural(total.tensors, "tensor")
             if part_count and kind == Kind.PARAMETER.value:
                 tensors = f"{plural(total.tensors, 'weight')} in {plural(total.tensors + part_count, 'tensor')}"
@@ -574,8 +574,8 @@ def _build_group(
     reported = {finding.fqn for finding in inspection.findings}
     total = sizes.sum_by_kind(rows)[kind.value]
     numbers, examples = _number_alike(rows, view, reported)
-    assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in examples)
-    heading = KIND_NOUNS[kind] + ("?" if assumed else "")
+    is_assumed = kind is Kind.PARAMETER and all(row.evidence is Evidence.ASSUMED for row in examples)
+    heading = KIND_NOUNS[kind] + ("?" if is_assumed else "")
     if len(state.sections) > 1:
         heading = f"{section or '(top level)'}: {heading}"
     elements = _format_count(total.elements, "element")
@@ -592,7 +592,7 @@ def _build_group(
             columns,
             "" if shared_status is not None else describe_status(row, live),
             view,
-            shows_doubt=not assumed,
+            shows_doubt=not is_assumed,
             is_reported=row.fqn in reported,
         )
         for row in examples
@@ -698,7 +698,7 @@ def _build_line(
     tensor: TensorInfo, columns: tuple[Column, ...], status: str, view: RowView, *, shows_doubt: bool, is_reported: bool
 ) -> Line:
     """Return the line of a tensor. With `shows_doubt`, the remark of an assumed parameter says so."""
-    assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
+    is_assumed = tensor.evidence is Evidence.ASSUMED and tensor.kind is Kind.PARAMETER
     cells = {
         "name": format_fqn(tensor.fqn),
         "dtype": tensor.dtype,
@@ -712,7 +712,7 @@ def _build_line(
     }
     if tensor.stats is not None:
         cells.update((name, format_number(getattr(tensor.stats, name), digits=4)) for name in MOMENT_FIELDS)
-    if shows_doubt and assumed:
+    if shows_doubt and is_assumed:
         status = f"{status}, kind guessed" if status else "kind guessed"
     return Line(
         tuple([cells[column.name] for column in columns]),

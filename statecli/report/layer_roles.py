@@ -46,8 +46,10 @@ class Role(msgspec.Struct, frozen=True):
     def describe_outliers(self) -> dict[tuple[str, str], str]:
         """Return `RMS 4.1, the median of 12 layers is 0.02` by section and name of each outlier."""
         rms = dict(zip(self.tensors, self.rms, strict=True))
-        usual = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
-        return {(self.section, name): f"outlier: RMS {format_number(rms[name], 3)}, {usual}" for name in self.outliers}
+        median_text = f"the median of {len(self.layers)} layers is {format_number(self.median_rms, 3)}"
+        return {
+            (self.section, name): f"outlier: RMS {format_number(rms[name], 3)}, {median_text}" for name in self.outliers
+        }
 
 
 def list_roles(tensors: Iterable[TensorInfo]) -> tuple[Role, ...]:
@@ -73,11 +75,11 @@ def _build_role(section: str, layers: dict[int, TensorInfo]) -> Role | None:
     known_rms = [value for value in rms if value is not None]
     if len(known_rms) < MIN_LAYERS:
         return None
-    usual = _find_median(known_rms)
+    median = _find_median(known_rms)
     numbers_in_name = fold.split_numbers(tensors[0].fqn)[1]
     name = fold.insert_numbers(tensors[0].fqn, [fold.format_numbers(numbers), *map(str, numbers_in_name[1:])])
     names = tuple(tensor.fqn for tensor in tensors)
-    return Role(name, section, tuple(numbers), names, rms, usual, _find_outliers(names, rms, usual))
+    return Role(name, section, tuple(numbers), names, rms, median, _find_outliers(names, rms, median))
 
 
 def _compute_rms(tensor: TensorInfo) -> float | None:
@@ -89,18 +91,18 @@ def _compute_rms(tensor: TensorInfo) -> float | None:
     return rms if math.isfinite(rms) else None
 
 
-def _find_outliers(names: tuple[str, ...], rms: tuple[float | None, ...], usual: float) -> tuple[str, ...]:
+def _find_outliers(names: tuple[str, ...], rms: tuple[float | None, ...], median: float) -> tuple[str, ...]:
     distances = {
-        name: _measure_distance(value, usual) for name, value in zip(names, rms, strict=True) if value is not None
+        name: _measure_distance(value, median) for name, value in zip(names, rms, strict=True) if value is not None
     }
     limit = max(math.log(OUTLIER_FACTOR), OUTLIER_DEVIATIONS * _find_median(distances.values()))
     return tuple(name for name, distance in distances.items() if distance > limit)
 
 
-def _measure_distance(value: float, usual: float) -> float:
-    if value == usual:
+def _measure_distance(value: float, median: float) -> float:
+    if value == median:
         return 0.0
-    return abs(math.log(value / usual)) if value > 0 and usual > 0 else math.inf
+    return abs(math.log(value / median)) if value > 0 and median > 0 else math.inf
 
 
 def build_curves(tensors: Sequence[TensorInfo]) -> tuple[Curve, ...]:

@@ -174,9 +174,9 @@ def _format_verdict(log: Log) -> str:
     first = next((row for row in readable_rows if row.became_nan), None)
     if first is not None:
         parts.append(f"first NaN or infinity at {f'step {first.step.number:,}' if first.step else first.path}")
-    stopped = sum(module.stopped for module in log.modules)
-    if stopped:
-        parts.append(f"{plural(stopped, 'module')} no longer changing")
+    stopped_count = sum(module.stopped for module in log.modules)
+    if stopped_count:
+        parts.append(f"{plural(stopped_count, 'module')} no longer changing")
     return ", ".join(parts)
 
 

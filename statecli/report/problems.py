@@ -203,8 +203,8 @@ def format_result(report: Report, page: Page, exit_status: int) -> str:
     problems = report.list_problems() if report.problems is not None else ()
     if report.problems is None or exit_status == 2 or (exit_status and not problems):
         return f"{page.verdict}: exit status {exit_status}"
-    accepted = f" ({plural(report.accepted_problems, 'problem')} accepted)" if report.accepted_problems else ""
-    parts = [f"{format_counts(problems, report.not_checked)}{accepted}", *_count_not_checked(report.not_checked)]
+    accepted_text = f" ({plural(report.accepted_problems, 'problem')} accepted)" if report.accepted_problems else ""
+    parts = [f"{format_counts(problems, report.not_checked)}{accepted_text}", *_count_not_checked(report.not_checked)]
     return f"{', '.join(parts)}: exit status {exit_status}"
 
 
@@ -340,10 +340,10 @@ def _describe_modules(rows: Sequence[TensorInfo]) -> str:
             list(dict.fromkeys(row.within or row.fqn for row in rows)),
         )
         count = len({row.within for row in rows if row.within})
-    trained = sum(bool(row.requires_grad) for row in rows)
-    parts = [plural(trained, "parameter")] if trained else []
-    if other_count := len(rows) - trained:
-        parts.append(plural(other_count, "other tensor") if trained else plural(other_count, "tensor"))
+    trained_count = sum(bool(row.requires_grad) for row in rows)
+    parts = [plural(trained_count, "parameter")] if trained_count else []
+    if other_count := len(rows) - trained_count:
+        parts.append(plural(other_count, "other tensor") if trained_count else plural(other_count, "tensor"))
     loose_count = 0 if modules else len(names) - count
     content_text = plural(count, "module") + (f" and {plural(loose_count, 'tensor')}" if loose_count else "")
     are = "is" if count + loose_count == 1 else "are"

@@ -58,13 +58,13 @@ def limit_by_group(rows: Sequence[_Row], view: RowView) -> Sequence[_Row]:
     if view.lines is None or view.top is not None:
         return rows
     counts: Counter[tuple[str, Kind]] = Counter()
-    selected = []
+    selected_rows = []
     for row in rows:
         group = (row.section, row.kind)
         counts[group] += 1
         if counts[group] <= view.lines:
-            selected.append(row)
-    return selected
+            selected_rows.append(row)
+    return selected_rows
 
 
 def hoist_remark(group: Group) -> Group:

@@ -32,11 +32,11 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
     text = next((by_name[word] for word in possible_names if word in by_name), None)
     if text is None:
         similar_names = get_close_matches(name.lower(), by_name, n=3, cutoff=0.75)
-        listed = (
+        list_hint = (
             f"run statecli rules for the list; add {option('--plugin', 'MODULE')} for the rules of a plugin; a note that "
             "is not a finding has no rule"
         )
-        hint = f"did you mean {', '.join(similar_names)}?" if similar_names else listed
+        hint = f"did you mean {', '.join(similar_names)}?" if similar_names else list_hint
         raise UsageError(f"unknown rule {name!r}; {hint}")
     return text
 
@@ -44,14 +44,14 @@ def explain_rule(name: str, rules: Sequence[RuleText]) -> RuleText:
 def describe_former_name(name: str) -> str | None:
     """Return a warning if other rules had this name before; None if `name` always meant the same rule."""
     texts = read_rule_texts()
-    renamed = [texts[new] for new in list_present_names(name)]
-    if not renamed:
+    renamed_rules = [texts[new] for new in list_present_names(name)]
+    if not renamed_rules:
         return None
-    reporters = dict.fromkeys(command for rule in renamed for command in rule.commands)
+    reporters = dict.fromkeys(command for rule in renamed_rules for command in rule.commands)
     if name in texts:  # audit always reported these rules under their present names
         reporters.pop("audit", None)
     commands = " and ".join(reporters)
-    new_names = " or ".join(rule.name for rule in renamed)
+    new_names = " or ".join(rule.name for rule in renamed_rules)
     return f"{name}: findings of {commands} with this name are now called {new_names}"
 
 

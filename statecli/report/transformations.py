@@ -60,12 +60,12 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     parts = {name for change in changes for name in _list_sources(change)}
     named_changes = set(map(id, (*overview.base_only, *_list_removed_layers(changes, modules))))
     different_changes = [change for change in changes if change.status is not Status.IDENTICAL]
-    explained = sum(
+    explained_count = sum(
         (_is_explained(change, parts) or id(change) in named_changes) and not overview.hides(change)
         for change in different_changes
     )
     share = (
-        f"{explained:,} of {plural(len(different_changes), 'differing tensor')}"
+        f"{explained_count:,} of {plural(len(different_changes), 'differing tensor')}"
         if different_changes
         else "no tensor differs"
     )
@@ -95,8 +95,8 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
 
     A tensor with exceptions keeps its row.
     """
-    summarized = [change for change in changes if _is_summarized(change)]
-    parts = {(change.section, name) for change in summarized for name in _list_sources(change)}
+    summarized_changes = [change for change in changes if _is_summarized(change)]
+    parts = {(change.section, name) for change in summarized_changes for name in _list_sources(change)}
     unpaired = [change for change in changes if change.status in (Status.ADDED, Status.REMOVED)]
     named_parts = [change for change in unpaired if (change.section, change.fqn) in parts]
     sections = group_by(changes, lambda change: change.section).values()
@@ -105,7 +105,7 @@ def select_summarized(changes: Sequence[Change]) -> frozenset[int]:
         for section_changes in sections
         for change in _list_removed_layers(section_changes, _find_moved_layers(section_changes))
     ]
-    return frozenset(map(id, [*summarized, *named_parts, *_list_base_only(changes), *removed_layers]))
+    return frozenset(map(id, [*summarized_changes, *named_parts, *_list_base_only(changes), *removed_layers]))
 
 
 def _is_summarized(change: Change) -> bool:
@@ -265,15 +265,15 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
         if change.before is not None and change.after is not None:
             by_types.setdefault((change.before.dtype, change.after.dtype), []).append(change)
     for (before, after), rows in by_types.items():
-        wrong = [row for row in rows if _has_exceptions(row)]
-        exact = Counter(_get_transformation(row).rounding for row in rows if row not in wrong)
+        inexact_rows = [row for row in rows if _has_exceptions(row)]
+        exact = Counter(_get_transformation(row).rounding for row in rows if row not in inexact_rows)
         parts = [f"{count:,} {_ROUNDINGS[rounding]}" for rounding, count in exact.items()]
-        if wrong:
-            parts.append(f"{len(wrong):,} not")
+        if inexact_rows:
+            parts.append(f"{len(inexact_rows):,} not")
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
-        rows_with_lost_values = [row for row in rows if row not in wrong and _lost_values(row)]
-        for kind, exceptions in (("not rounded", wrong), ("out of range", rows_with_lost_values)):
+        rows_with_lost_values = [row for row in rows if row not in inexact_rows and _lost_values(row)]
+        for kind, exceptions in (("not rounded", inexact_rows), ("out of range", rows_with_lost_values)):
             for row in exceptions[:_MAX_NAMED]:
                 text = _describe(row) if kind == "not rounded" else describe_lost_values(row) or ""
                 yield Line((f"  {kind}: {format_fqn(row.fqn)}",), text, "bad")
@@ -319,12 +319,12 @@ def _format_places(transformation: Transformation, *, is_added: bool) -> str:
     place_format = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
     if not transformation.places:
         return place_format.format(transformation.place)
-    listed = [
+    place_texts = [
         f"{count:,} {place_format.format(place)}"
         for place, count in zip(transformation.places, transformation.counts, strict=True)
     ]
-    ellipsis = ", …" if len(listed) > _MAX_NAMED else ""
-    return f"in {len(listed):,} places ({', '.join(listed[:_MAX_NAMED])}{ellipsis})"
+    ellipsis = ", …" if len(place_texts) > _MAX_NAMED else ""
+    return f"in {len(place_texts):,} places ({', '.join(place_texts[:_MAX_NAMED])}{ellipsis})"
 
 
 def _name_index(axis: int) -> str:
@@ -410,8 +410,10 @@ def _find_moved_layers(changes: Sequence[Change]) -> dict[str, _Layers]:
             other_changes = [c for c in tensors if not (_comes_from(c, start, old) or _is_exact_cast(c))]
             cosines = [_get_transformation(change).cosine for change in moved_tensors]
             rounding = _find_rounding(moved_tensors)
-            wrong = [change for change in moved_tensors if _has_exceptions(change)]
-            layers.setdefault(start, []).append(_MovedLayer(new, old, cosines, rounding, wrong, other_changes))
+            inexact_changes = [change for change in moved_tensors if _has_exceptions(change)]
+            layers.setdefault(start, []).append(
+                _MovedLayer(new, old, cosines, rounding, inexact_changes, other_changes)
+            )
     return {start: _build_layers(tensors_of[start], sorted(moved_layers)) for start, moved_layers in layers.items()}
 
 
@@ -480,16 +482,18 @@ def _build_move_lines(changes: Sequence[Change], overview: _Overview, unfold: bo
 def _build_layers_line(start: str, run: Sequence[_MovedLayer]) -> Line:
     other_changes = [change for layer in run for change in layer.others]
     cosines = [cosine for layer in run for cosine in layer.cosines]
-    wrong = [change for layer in run for change in layer.wrong]
+    inexact_changes = [change for layer in run for change in layer.wrong]
     remark = f"{plural(len(cosines), 'tensor')}, {_format_likeness(cosines, run[0].rounding)}"
-    remark += _format_named_exceptions(wrong)
+    remark += _format_named_exceptions(inexact_changes)
     if other_changes:
         remark += f"; not {format_fqn(other_changes[0].fqn)}" + (
             f" and {len(other_changes) - 1:,} more" if len(other_changes) > 1 else ""
         )
     olds, news = ([getattr(layer, side) for layer in run] for side in ("old", "new"))
     return Line(
-        (f"{_name_layers(start, olds)} → {_name_layers(start, news)}",), remark, "bad" if other_changes or wrong else ""
+        (f"{_name_layers(start, olds)} → {_name_layers(start, news)}",),
+        remark,
+        "bad" if other_changes or inexact_changes else "",
     )
 
 
@@ -581,8 +585,8 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
         for row in rows:
             if _get_transformation(row).relative_l2 is None:
                 yield Line((f"  {format_fqn(row.fqn)}",), f"has no norm{_format_new_not_finite(row)}", "bad")
-    updated = {name for change in changes for name in _list_sources(change)}
-    unadapted = [change for change in overview.base_only if change.fqn not in updated]
+    updated_names = {name for change in changes for name in _list_sources(change)}
+    unadapted = [change for change in overview.base_only if change.fqn not in updated_names]
     if unadapted:
         is_paired = any(change.before is not None and change.after is not None for change in overview.changes)
         content = "updates and replaced tensors" if is_paired else "updates"
@@ -602,14 +606,14 @@ def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
 
 def _build_merged_lines(changes: Sequence[Change], overview: _Overview, __: bool) -> Iterator[Line]:
     """Yield a line for the merged updates of each rank and scale, and for each weight that is not as merged."""
-    wrong = [change for change in changes if _has_exceptions(change)]
+    inexact_changes = [change for change in changes if _has_exceptions(change)]
     exact = [change for change in changes if not _has_exceptions(change)]
     for text, rows in group_by(exact, lambda change: _describe_merged(_get_transformation(change))).items():
         modules = ", ".join(dict.fromkeys(format_fqn(row.fqn.split(".")[-2 if "." in row.fqn else -1]) for row in rows))
         largest = max(_get_transformation(row).max_abs or 0.0 for row in rows)
         deviation_text = f", within {format_number(largest, 1)}" if largest else ", exactly"
         yield Line((f"{modules} ({plural(len(rows), 'weight')})",), f"{text}{deviation_text}")
-    yield from _build_named_lines(wrong, overview, False)
+    yield from _build_named_lines(inexact_changes, overview, False)
 
 
 def _describe_merged(transformation: Transformation) -> str:
@@ -647,19 +651,19 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
     for (dense, codes, rule), rows in groups.items():
         transformation = rows[0].transformation
         assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - so are they grouped
-        wrong = [row for row in rows if _has_exceptions(row)]
-        errors = [_error_of(row) for row in rows if row not in wrong]
+        inexact_rows = [row for row in rows if _has_exceptions(row)]
+        errors = [_error_of(row) for row in rows if row not in inexact_rows]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
         library = _LIBRARIES[transformation.quantization.layout]
-        coded = f"{codes}{f' ({library})' if library else ''}"
-        types = (dense, coded) if transformation.kind is TransformationKind.QUANTIZED else (coded, dense)
+        coded_type = f"{codes}{f' ({library})' if library else ''}"
+        types = (dense, coded_type) if transformation.kind is TransformationKind.QUANTIZED else (coded_type, dense)
         text = f"{len(rows):,} {transformation.kind.value} {' → '.join(types)}"
-        deviation_text = f"{len(wrong):,} very different from the weight {_name_dense_side(transformation)}"
+        deviation_text = f"{len(inexact_rows):,} very different from the weight {_name_dense_side(transformation)}"
         parts = [f"{rule}: rel. error {ends}" if errors else rule, deviation_text]
-        yield Line((text,), "; ".join(parts[: 2 if wrong else 1]))
+        yield Line((text,), "; ".join(parts[: 2 if inexact_rows else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
-        outliers = [row for row in rows if row not in wrong and _error_of(row) > limit]
-        bad = [*wrong, *outliers]
+        outliers = [row for row in rows if row not in inexact_rows and _error_of(row) > limit]
+        bad = [*inexact_rows, *outliers]
         for row in rows if unfold else bad[:_MAX_NAMED]:
             mood = "bad" if row in bad else ""
             yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", mood)
@@ -781,7 +785,7 @@ def _describe_join(change: Change, transformation: Transformation) -> str:
     is_stack = transformation.kind in (TransformationKind.STACKED, TransformationKind.UNSTACKED)
     of = "the transposes of " if transformation.is_transposed else ""
     of_join = "transpose of " if transformation.is_transposed else ""
-    listed = (
+    sources_text = (
         f"stack of {of}{_format_stack(change, transformation.sources)}"
         if is_stack
         else f"{of_join}[{'; '.join(names)}]"
@@ -789,9 +793,9 @@ def _describe_join(change: Change, transformation: Transformation) -> str:
     verb = "=" if change.status is Status.ADDED else "was split into"
     if transformation.blocks:
         unit = "row" if set(transformation.blocks) == {1} else "rows"
-        listed += f" alternating, {_format_blocks(transformation.blocks)} {unit} each"
+        sources_text += f" alternating, {_format_blocks(transformation.blocks)} {unit} each"
     if not transformation.exceptions:
-        return f"{verb} {listed}{_format_rounding(transformation) or ', exactly'}"
+        return f"{verb} {sources_text}{_format_rounding(transformation) or ', exactly'}"
     if len(transformation.differing) == 1:
         name = names[transformation.sources.index(transformation.differing[0])]
         listed_rows = _list_first_rows(transformation)
@@ -801,8 +805,10 @@ def _describe_join(change: Change, transformation: Transformation) -> str:
             if transformation.rows == 1
             else f"{transformation.rows:,} {noun}s of {name} differ"
         )
-        return f"{verb} {listed}, but {text}" + ("" if transformation.rows == 1 else f" ({listed_rows})")
-    return f"{verb} {listed}, but {transformation.rows:,} rows of {len(transformation.differing):,} tensors differ"
+        return f"{verb} {sources_text}, but {text}" + ("" if transformation.rows == 1 else f" ({listed_rows})")
+    return (
+        f"{verb} {sources_text}, but {transformation.rows:,} rows of {len(transformation.differing):,} tensors differ"
+    )
 
 
 def _format_blocks(blocks: Sequence[int]) -> str:
@@ -836,8 +842,8 @@ def _format_stack(change: Change, names: Sequence[str]) -> str:
 
 
 def _format_stack_of(names: Sequence[str]) -> str:
-    if (listed := _list_in_order(names)) is not None:
-        return listed
+    if (names_text := _list_in_order(names)) is not None:
+        return names_text
     folded_names = fold.fold_names(map(format_fqn, names))
     return folded_names[0] if len(folded_names) == 1 else f"{format_fqn(names[0])} … {format_fqn(names[-1])}"
 

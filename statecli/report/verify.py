@@ -150,17 +150,19 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
     """
     target = verification.state.target
     if not verification.state.tensors:
-        packed = [note.fqn for note in verification.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
+        packed_names = [note.fqn for note in verification.notes if note.kind is OddityKind.PACKED_PARAMS and note.fqn]
         packed_text = (
-            f" that statecli can see ({packed[0].partition('._packed')[0]} packs its weights in C++)" if packed else ""
+            f" that statecli can see ({packed_names[0].partition('._packed')[0]} packs its weights in C++)"
+            if packed_names
+            else ""
         )
         return (f"{target}: the model has no tensors{packed_text}, so there is nothing to check",)
-    unproved = [
+    unproved_checks = [
         check
         for check in verification.checks
         if check.verdict is Verdict.INCONCLUSIVE or (check.verdict is Verdict.SKIPPED and check.check in requested)
     ]
-    by_cause = group_by(unproved, lambda check: _describe_reason(check).replace(" in train mode", ""))
+    by_cause = group_by(unproved_checks, lambda check: _describe_reason(check).replace(" in train mode", ""))
     lines = [
         f"{target}: {_join_names(checks)}: {cause if len(checks) > 1 else _describe_reason(checks[0])}"
         for cause, checks in by_cause.items()
@@ -172,8 +174,10 @@ def list_inconclusive(verification: Verification, requested: Sequence[Name]) -> 
 
 def _list_not_checked(verification: Verification) -> tuple[NotChecked, ...]:
     """Return the skipped and inconclusive proofs."""
-    unproved = (check for check in verification.checks if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE))
-    return tuple(NotChecked("check", 1, f"{check.check.value}: {_describe_reason(check)}") for check in unproved)
+    unproved_checks = (
+        check for check in verification.checks if check.verdict in (Verdict.SKIPPED, Verdict.INCONCLUSIVE)
+    )
+    return tuple(NotChecked("check", 1, f"{check.check.value}: {_describe_reason(check)}") for check in unproved_checks)
 
 
 def _describe_reason(check: Check) -> str:
@@ -196,7 +200,7 @@ def _list_columns(verification: Verification) -> tuple[ProofColumn, ...]:
     for check in verification.checks:
         reported = frozenset(finding.fqn for finding in check.findings)
         for column in check.columns:
-            is_taken = any(earlier.name == column.name for earlier in proof_columns)
+            is_taken = any(earlier_column.name == column.name for earlier_column in proof_columns)
             name = f"{column.name} ({check.check.value})" if is_taken else column.name
             proof_columns.append(ProofColumn(name, column.cells, reported, check.reason))
     return tuple(proof_columns)
@@ -290,7 +294,7 @@ def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix,
     """Return the lines of the proofs, an equal reason only once, and the inputs to type of their reasons as fixes."""
     fixes: dict[Fix, None] = {}
     first: dict[str, str] = {}
-    shortened = []
+    shortened_lines = []
     for line in lines:
         match = _INPUT_TO_TYPE.search(line.remark)
         if match:
@@ -300,8 +304,8 @@ def _extract_inputs(lines: Sequence[Line]) -> tuple[tuple[Line, ...], tuple[Fix,
             line = msgspec.structs.replace(
                 line, remark=reason if name == line.cells[0] else f"as {name.partition(' ')[2]}"
             )
-        shortened.append(line)
-    return tuple(shortened), tuple(fixes)
+        shortened_lines.append(line)
+    return tuple(shortened_lines), tuple(fixes)
 
 
 def _build_groups(verification: Verification, proof_columns: Sequence[ProofColumn], view: View) -> tuple[Group, ...]:
@@ -437,9 +441,9 @@ def _build_proof_line(check: Check, fqns: frozenset[str]) -> Line:
 def _format_failed_count(check: Check, fqns: frozenset[str]) -> str:
     """Return the number of failed tensors, and the failed names without a row (aliases)."""
     failed_names = _list_failed(check)
-    tested = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
+    tested_names = set(_select_fqns(check.columns, (Verdict.FAILED, Verdict.PASSED, Verdict.INCONCLUSIVE)))
     count, names = len(failed_names & fqns), sorted(failed_names - fqns)
-    parts = [f"{count:,} of {max(len(tested & fqns), count):,}"] if count else []
+    parts = [f"{count:,} of {max(len(tested_names & fqns), count):,}"] if count else []
     parts += [join_names(names, MAX_NAMES)] if names else []
     return f"{' and '.join(parts)} failed" if parts else "failed"
 

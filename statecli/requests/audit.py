@@ -38,17 +38,17 @@ def run(options: AuditOptions, request: Request, caller: Caller, extra: ExtraInp
     if options.write_baseline is not None:
         result, pieces = audit_run.accept_all(result, options.write_baseline, options.reason or "", request)
         files = (OutputFile(options.write_baseline, pieces),)
-    unjudged = list_inconclusive(result, options.select, allow_empty=options.allow_empty)
-    fixed, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
-    result = replace(result, inconclusive=unjudged, run_notes=(*fixed, *notes))
+    inconclusive_checks = list_inconclusive(result, options.select, allow_empty=options.allow_empty)
+    fixed_entries, notes = baseline.report_fixed_entries(result), unused_settings.build_notes(result, request)
+    result = replace(result, inconclusive=inconclusive_checks, run_notes=(*fixed_entries, *notes))
     report = build_audit_report(result, View(unfold=options.all, verbose=options.verbose))
     failure_reasons = [target.reason or target.target for target in result.targets if target.status is Status.FAILED]
     return Outcome(
         result,
         report,
-        failures=list(dict.fromkeys((*failure_reasons, *unjudged))),
+        failures=list(dict.fromkeys((*failure_reasons, *inconclusive_checks))),
         reported=True,
-        notes=[*([] if options.verbose else fixed), *notes],
+        notes=[*([] if options.verbose else fixed_entries), *notes],
         warning=rules.describe_former_names(request.rule_names, request.known_rules, "audit"),
         files=files,
     )
@@ -61,20 +61,20 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
     configuration or each other, UnreadableError for an unreadable lock or baseline.
     """
     loaded = loaded or load_config(options)
-    configured = loaded.config
+    file_config = loaded.config
     _check_policy(options, loaded)
-    lock = options.lock or configured.lock
+    lock = options.lock or file_config.lock
     request = Request(
         targets=options.targets,
         model=options.model,
         against=options.against,
-        select=config.expand_rules(options.select or configured.select, option("--select"), loaded.rules),
-        ignore=config.expand_rules((*configured.ignore, *options.ignore), option("--ignore"), loaded.rules),
-        per_target_ignore=configured.per_target_ignore,
+        select=config.expand_rules(options.select or file_config.select, option("--select"), loaded.rules),
+        ignore=config.expand_rules((*file_config.ignore, *options.ignore), option("--ignore"), loaded.rules),
+        per_target_ignore=file_config.per_target_ignore,
         config_folder=loaded.folder,
-        severity=config.map_to_rules(configured.severity.items(), "severity", loaded.rules),
-        fail_on=options.fail_on or configured.fail_on,
-        policy=configured.policy,
+        severity=config.map_to_rules(file_config.severity.items(), "severity", loaded.rules),
+        fail_on=options.fail_on or file_config.fail_on,
+        policy=file_config.policy,
         init_device=options.init_device,
         selection=options.selection,
         lock=_read_lock(lock, options),
@@ -82,13 +82,13 @@ def build_request(options: AuditOptions, loaded: LoadedConfig | None = None) -> 
         frozen_only=options.frozen_only,
         weights_only=options.tensors_only,
         baseline=_read_baseline(options, loaded),
-        values=_decide_values(options, configured),
+        values=_decide_values(options, file_config),
         jobs=options.jobs,
         allow_empty=options.allow_empty,
         as_found=options.as_found,
         configuration=describe_configuration(options, loaded),
         plugins=loaded.plugins,
-        rule_names=(*options.select, *options.ignore, *configured.rule_names),
+        rule_names=(*options.select, *options.ignore, *file_config.rule_names),
     )
     required_rules.check_required_rules(
         request, [key for key in required_rules.RULES_BY_OPTION if getattr(options, key)], loaded
@@ -117,17 +117,17 @@ def _check_policy(options: AuditOptions, loaded: LoadedConfig) -> None:
 
 def list_configured_files(options: AuditOptions, loaded: LoadedConfig) -> list[str]:
     """Return the configuration's file, and the files named there and read too."""
-    configured = loaded.config
-    lock, baseline_path = options.lock or configured.lock, options.baseline or configured.baseline
-    paths = (loaded.path, lock, baseline_path, configured.policy.reference)
+    file_config = loaded.config
+    lock, baseline_path = options.lock or file_config.lock, options.baseline or file_config.baseline
+    paths = (loaded.path, lock, baseline_path, file_config.policy.reference)
     return [path for path in paths if path is not None]
 
 
-def _decide_values(options: AuditOptions, configured: Config) -> bool | None:
+def _decide_values(options: AuditOptions, file_config: Config) -> bool | None:
     """Return True to read all values, False to read none, None for the default limit."""
     if options.values and options.no_values:
         refuse_contradictions([(option("--no-values"), option("--values"))])
-    return options.values if options.values or options.no_values else configured.values
+    return options.values if options.values or options.no_values else file_config.values
 
 
 def _read_lock(path: str | None, options: AuditOptions) -> Lock | None:
@@ -157,25 +157,25 @@ def load_config(options: AuditOptions) -> LoadedConfig:
 
 def describe_configuration(options: AuditOptions, loaded: LoadedConfig) -> Configuration:
     """Return the file of the configuration and its lenient settings, unless an option overrides them."""
-    configured = loaded.config
-    selected = () if options.select else config.expand_rules(configured.select, "select", loaded.rules)
-    ignored = config.expand_rules(configured.ignore, "ignore", loaded.rules)
+    file_config = loaded.config
+    selected_rules = () if options.select else config.expand_rules(file_config.select, "select", loaded.rules)
+    ignored_rules = config.expand_rules(file_config.ignore, "ignore", loaded.rules)
     names = [rule.name for rule in loaded.rules]
-    disabled = [name for name in names if (selected and name not in selected) or name in ignored]
-    severities = [(name, level) for name, level in configured.severity.items() if level is not Severity.ERROR]
+    disabled = [name for name in names if (selected_rules and name not in selected_rules) or name in ignored_rules]
+    severities = [(name, level) for name, level in file_config.severity.items() if level is not Severity.ERROR]
     weakened = [f"severity.{name} = {level.value}" for name, level in severities]
-    ignores = configured.per_target_ignore.items()
+    ignores = file_config.per_target_ignore.items()
     weakened += [f"per-target-ignore.{glob}: {', '.join(ignore.rules)}" for glob, ignore in ignores]
-    if configured.fail_on is Severity.ERROR and options.fail_on is None:
-        weakened.append(f"fail-on = {configured.fail_on.value}")
-    if configured.values is False and not (options.values or options.no_values):
+    if file_config.fail_on is Severity.ERROR and options.fail_on is None:
+        weakened.append(f"fail-on = {file_config.fail_on.value}")
+    if file_config.values is False and not (options.values or options.no_values):
         weakened.append("values = false")
     if loaded.is_judged:
         weakened.append(
             "cannot weaken rules about pickles or rules of plugins, because this file is in the audited folder and may "
             "come from the author of the pickles; if you trust the file, give it with --config"
         )
-    if configured.baseline is not None and options.baseline is None:
-        weakened.append(f"baseline = {configured.baseline}")
+    if file_config.baseline is not None and options.baseline is None:
+        weakened.append(f"baseline = {file_config.baseline}")
     plugins = tuple(plugin.name for plugin in loaded.plugins)
     return Configuration(loaded.path, tuple(disabled), tuple(weakened), options.no_config, plugins)

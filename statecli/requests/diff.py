@@ -73,7 +73,7 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
     name_only, name_status = _name_if(options.name_only, "--name-only"), _name_if(options.name_status, "--name-status")
     names = name_only or name_status
     output = option("-f", options.output_format.value) if options.output_format is not None else ""
-    tree, unchanged = _name_if(options.tree, "--tree"), _name_if(options.unchanged, "--unchanged")
+    tree_option, unchanged_option = _name_if(options.tree, "--tree"), _name_if(options.unchanged, "--unchanged")
     cast_option, tolerance = _name_if(options.cast, "--cast"), _name_tolerance(options)
     tolerance_or_dtype = tolerance or (option("--ignore", "dtype") if Field.DTYPE in options.ignore else "")
     without_values = _name_if(options.metadata_only, "--metadata-only")
@@ -88,10 +88,10 @@ def _find_contradictions(options: DiffOptions) -> list[tuple[str, str]]:
         (_name_adapter(options), cast_option or tolerance_or_dtype),
         (name_only, name_status),
         (names, output if options.output_format not in (None, Output.TABLE, Output.PLAIN) else ""),
-        (tree, unchanged),
-        (names, _name_if(options.quiet, "--quiet") or tree or rows),
-        (name_status, unchanged),
-        (tree or _name_if(options.all, "--all"), output if is_complete else ""),
+        (tree_option, unchanged_option),
+        (names, _name_if(options.quiet, "--quiet") or tree_option or rows),
+        (name_status, unchanged_option),
+        (tree_option or _name_if(options.all, "--all"), output if is_complete else ""),
     ]
 
 

@@ -36,10 +36,10 @@ def match_accepted(
     findings: Sequence[Finding], state: ModelState, options: InspectOptions | VerifyOptions
 ) -> tuple[tuple[Accepted, ...], tuple[OutputFile, ...]]:
     """See `accepted_findings.list_accepted`."""
-    accepted = _list_ignored(findings, state, options)
+    accepted_findings = _list_ignored(findings, state, options)
     if options.baseline is None and options.write_baseline is None:
-        return accepted, ()
-    causes = list(_name_causes(drop_accepted(findings, accepted), state))
+        return accepted_findings, ()
+    causes = list(_name_causes(drop_accepted(findings, accepted_findings), state))
     # No rule counts as complete, because other commands report other findings of the same tensors.
     audit = Audit((TargetResult(state.target, Status.AUDITED, findings=tuple(cause for _, cause in causes)),))
     paths = (options.baseline, baseline.find_existing_file(options.write_baseline))
@@ -49,13 +49,13 @@ def match_accepted(
         accepted_before = baseline.build_baseline(audit, accepted_before, options.reason or "", unfiltered=False)
         files = (OutputFile(options.write_baseline, baseline.encode_baseline(accepted_before, options.write_baseline)),)
     if accepted_before is None:
-        return accepted, files
+        return accepted_findings, files
     reasons = {
         id(entry.finding): entry.reason
         for entry in baseline.accept_findings(audit, accepted_before, unfiltered=False).targets[0].accepted
     }
     in_baseline = (Accepted(finding, reasons[id(cause)]) for finding, cause in causes if id(cause) in reasons)
-    return (*accepted, *in_baseline), files
+    return (*accepted_findings, *in_baseline), files
 
 
 def _name_causes(findings: Sequence[Finding], state: ModelState) -> Iterator[tuple[Finding, Finding]]:
@@ -81,12 +81,12 @@ def _list_ignored(
     """Return the findings of ignored rules, and of problems with an ignored rule's name."""
     if not options.ignore:
         return ()
-    ignored = expand_ignored(options)
+    ignored_rules = expand_ignored(options)
     problems = group_findings(findings, state.tensors)
     return tuple(
         Accepted(finding, f"--ignore {rule}")
         for problem in problems
         for finding in problem.findings
-        for rule in [problem.rule if problem.rule in ignored else finding.rule]
-        if rule in ignored
+        for rule in [problem.rule if problem.rule in ignored_rules else finding.rule]
+        if rule in ignored_rules
     )

@@ -145,29 +145,31 @@ def _check_complete(parts: Sequence[ShardFile]) -> None:
         paths[index] = part.path
     missing = [index for index in range(1, count + 1) if index not in paths]
     if missing:
-        listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        numbers_text = ", ".join(map(str, missing[:10])) + (
+            f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        )
         noun, verb = ("part", "is") if len(missing) == 1 else ("parts", "are")
-        raise UnreadableError(f"{noun} {listed} of {count} {verb} missing; give all part files")
+        raise UnreadableError(f"{noun} {numbers_text} of {count} {verb} missing; give all part files")
 
 
 def _check_unchanged(part: ShardFile, *, copies: bool) -> None:
     """Raise UnreadableError for a missing or changed file, UsageError if the file may have changed."""
-    for path, now in identify_files(part.head.files).items():
-        then = part.head.files[path]
-        if then.version is None and then.bytes >= 0 and not copies:
+    for path, current in identify_files(part.head.files).items():
+        recorded = part.head.files[path]
+        if recorded.version is None and recorded.bytes >= 0 and not copies:
             problem = (
                 "the storage reports no version, so statecli cannot check that all part files were made from "
                 "the same version"
             )
             raise UsageError(f"{path}: {problem}; if the file has not changed, give {option('--copies')}")
-        if now == then or (copies and not now.is_another(then)):
+        if current == recorded or (copies and not current.is_another(recorded)):
             continue
-        if now.bytes < 0:
+        if current.bytes < 0:
             folder_advice = (
                 "" if files.is_remote(path) or os.path.isabs(path) else "; merge in the folder where --shard ran"
             )
             raise UnreadableError(f"{path}: cannot be opened, but {part.path} was made from this file{folder_advice}")
-        if now.is_another(then):
+        if current.is_another(recorded):
             raise UnreadableError(f"{path}: has changed since {part.path} was made; {_REDO_ADVICE}")
         problem = f"has a modification time that differs from the time in {part.path}, so the file may have changed"
         raise UsageError(f"{path}: {problem}; {_REDO_ADVICE}, {_COPIES_ADVICE}")
@@ -197,7 +199,7 @@ def _restore_options(path: str, head: Head, merge: MergeOptions) -> ShardedOptio
 
 def _select_output_options(merge: MergeOptions, command: str, names: Collection[str]) -> dict[str, Any]:
     """Return the options of output without defaults. Raises UsageError for a name outside of `names`."""
-    selected = {}
+    selected_options = {}
     for each in list_given(merge):
         if each.field not in OUTPUT_OPTIONS:
             continue
@@ -206,8 +208,8 @@ def _select_output_options(merge: MergeOptions, command: str, names: Collection[
                 f"{option(each.flags[0])}: the part files were written by `statecli {command}`, which does not have "
                 "this option; leave the option out"
             )
-        selected[each.field] = getattr(merge, each.field)
-    return selected
+        selected_options[each.field] = getattr(merge, each.field)
+    return selected_options
 
 
 def _list_names(options: ShardedOptions) -> list[str]:
@@ -239,19 +241,19 @@ def _refuse_code(names: Collection[str]) -> None:
         )
 
 
-def _check_urls(options: ShardedOptions, typed: Sequence[str]) -> None:
+def _check_urls(options: ShardedOptions, typed_urls: Sequence[str]) -> None:
     """Raise UsageError for a URL whose secrets `--url` does not give, because the parts have none."""
     urls = [text for text in _list_names(options) if files.is_remote(text)]
-    for text in typed:
+    for text in typed_urls:
         if text not in urls:
-            listed = (
+            url_hint = (
                 f"give one of {', '.join(urls)}"
                 if urls
                 else "leave the option out, because the part files contain no URL"
             )
-            raise UsageError(f"{option('--url', text)}: the part files do not contain this URL; {listed}")
+            raise UsageError(f"{option('--url', text)}: the part files do not contain this URL; {url_hint}")
     for text in urls:
-        if _MASK in text and text not in typed:
+        if _MASK in text and text not in typed_urls:
             raise UsageError(
                 f"{text}: the part files do not contain passwords; give the whole URL with {option('--url', 'URL')}"
             )
@@ -276,19 +278,19 @@ class _MergedResults:
         for n, part in enumerate(parts):
             for key, stored_result in part.results.items():
                 self._add(n, key, stored_result)
-        planned = sum(not self._get_stored(key).derived for key in self._owners)
-        if planned != parts[0].head.tasks:
-            problem = f"expected {parts[0].head.tasks} results in all part files together, found {planned}"
+        planned_count = sum(not self._get_stored(key).derived for key in self._owners)
+        if planned_count != parts[0].head.tasks:
+            problem = f"expected {parts[0].head.tasks} results in all part files together, found {planned_count}"
             raise UnreadableError(f"{parts[0].path}: {problem}; {_REDO_ADVICE}")
 
     def _add(self, part: int, key: Key, stored_result: StoredResult) -> None:
-        earlier = self._get_stored(key) if key in self._owners else stored_result
-        if earlier is not stored_result and not _is_same(earlier.result, stored_result.result):
+        earlier_result = self._get_stored(key) if key in self._owners else stored_result
+        if earlier_result is not stored_result and not _is_same(earlier_result.result, stored_result.result):
             location = f"{self._parts[part].path}: line {stored_result.line}"
             raise UnreadableError(
                 f"{location}: another part file has a different result for the same file or tensor; {_REDO_ADVICE}"
             )
-        if not stored_result.derived or earlier is stored_result:
+        if not stored_result.derived or earlier_result is stored_result:
             self._owners[key] = part
         if stored_result.derived and key.function not in tasks.UNPLANNED:
             self._unused_keys[key] = part

@@ -31,9 +31,9 @@ def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Reque
     for field, proofs in group_by(OPTION_OF_PROOF, lambda proof: OPTION_OF_PROOF[proof]).items():
         value = getattr(options, field)
         if options.check and value is not None and set(proofs).isdisjoint(options.check):
-            useless = option(f"--{field}", value if isinstance(value, str) else value.__name__)
+            useless_option = option(f"--{field}", value if isinstance(value, str) else value.__name__)
             left_out = f"{option('--check')} leaves out {' and '.join(sorted(proof.value for proof in proofs))}"
-            raise UsageError(f"{useless}: has no effect, because {left_out}; leave one of the two options out")
+            raise UsageError(f"{useless_option}: has no effect, because {left_out}; leave one of the two options out")
     return Request(
         target=options.target,
         checks=tuple(name for name in Name if name in options.check),

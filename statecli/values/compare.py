@@ -147,9 +147,9 @@ def _compare_by_tasks(
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
         if results.differ(n) or _is_suspect(plan) or (results.is_complete(n) and _checksums_differ(pair))
     ]
-    damaged = _find_damage([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
+    damage = _find_damage([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
     for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True)):
-        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damaged)
+        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damage)
 
 
 def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRange, StateError]) -> PairOutcome:
@@ -431,8 +431,8 @@ def _plan_pair(number: int, pair: Pair, options: CompareOptions) -> Plan:
 
 
 def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
-    needed = sparse.PARTS_OF_LAYOUT.get(pair.after.layout, ("values",))
-    if not all({name for name, _ in tensor.parts}.issuperset(needed) for tensor in (pair.before, pair.after)):
+    needed_parts = sparse.PARTS_OF_LAYOUT.get(pair.after.layout, ("values",))
+    if not all({name for name, _ in tensor.parts}.issuperset(needed_parts) for tensor in (pair.before, pair.after)):
         return NotCompared("its stored values are not in the file")
     return sparse.compare_sparse(pair.before, pair.after, options)
 

@@ -100,8 +100,8 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
 
     def dequantize_rows(start: int, stop: int) -> Array:
         first, last = start * width, stop * width
-        packed = read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
-        nibbles = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)[first % 2 :][: last - first]
+        packed_codes = read_rows(codes, name, first // 2, (last + 1) // 2).astype(np.uint8).reshape(-1)
+        nibbles = np.stack([packed_codes >> 4, packed_codes & 15], axis=1).reshape(-1)[first % 2 :][: last - first]
         return (values[nibbles] * scales[np.arange(first, last) // blocksize]).reshape(-1, width)
 
     return dequantize_rows
@@ -110,17 +110,17 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
 def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _NestedState, name: str) -> Array:
     """Return the scales that bitsandbytes has quantized too."""
     table = _read_part(parts[Part.NESTED_VALUES], name, (256,))
-    nested = _read_part(parts[Part.NESTED_SCALES], name).reshape(-1)
+    nested_scales = _read_part(parts[Part.NESTED_SCALES], name).reshape(-1)
     blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # the file has any number
-    if nested.size * blocksize < codes.size:
+    if nested_scales.size * blocksize < codes.size:
         raise MalformedError(
             f"{name}: its scales are quantized too, but the file has the second-level scales of only "
-            f"{nested.size * blocksize} of {codes.size} scales"
+            f"{nested_scales.size * blocksize} of {codes.size} scales"
         )
     positions = codes.astype(np.uint8)
     if (positions != codes).any():
         raise MalformedError(f"{name}: its scales are quantized too, but their codes are not numbers from 0 to 255")
-    scales: Array = table[positions] * nested[np.arange(codes.size) // blocksize] + state.nested_offset
+    scales: Array = table[positions] * nested_scales[np.arange(codes.size) // blocksize] + state.nested_offset
     return scales
 
 
@@ -216,8 +216,8 @@ def _open_fp4(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str,
     codes = _locate(parts[Part.CODES], name, (height, width // 2))
 
     def dequantize_rows(start: int, stop: int) -> Array:
-        packed = read_rows(codes, name, start, stop).astype(np.uint8)
-        nibbles = np.stack([packed & 15, packed >> 4], axis=2).reshape(stop - start, -1)
+        packed_codes = read_rows(codes, name, start, stop).astype(np.uint8)
+        nibbles = np.stack([packed_codes & 15, packed_codes >> 4], axis=2).reshape(stop - start, -1)
         return _E2M1[nibbles] * scales[start:stop, groups]
 
     return dequantize_rows

@@ -162,11 +162,11 @@ def _count_elements(are_parts: Array, parts: int) -> int:
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
     """Return a mask of values that are not nearest; numpy rounds float64 to float16 in one step, torch in two."""
-    wrong: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
-    if dtype == "float16" and old.dtype == np.float64 and wrong.any():
+    exception_mask: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
+    if dtype == "float16" and old.dtype == np.float64 and exception_mask.any():
         with np.errstate(all="ignore"):
-            wrong &= new != old.astype(np.float16).astype(np.float64)
-    return wrong
+            exception_mask &= new != old.astype(np.float16).astype(np.float64)
+    return exception_mask
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
@@ -181,8 +181,8 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
     results: list[CheckResult] = []
     for scale in (partial(_scale, task, np.multiply, task.factor), partial(_scale, task, np.divide, divisor)):
         elements = exceptions = 0
-        for size, fitting in compare(task, before, after, scale):
-            elements, exceptions = elements + size, exceptions + size - fitting
+        for size, fitting_count in compare(task, before, after, scale):
+            elements, exceptions = elements + size, exceptions + size - fitting_count
             if exceptions > task.max_exceptions:
                 break
         results.append(CheckResult(elements, exceptions))
@@ -194,8 +194,10 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
 def _scale(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
     """Return the result of an operation with a number, rounded to the dtype after."""
     with np.errstate(all="ignore"):
-        scaled: Array = operation(values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32))
-    return scaled if task.after.dtype in ("float64", "float32") else round_to(scaled, task.after.dtype)
+        scaled_values: Array = operation(
+            values, np.asarray(number, np.float64 if values.dtype == np.float64 else np.float32)
+        )
+    return scaled_values if task.after.dtype in ("float64", "float32") else round_to(scaled_values, task.after.dtype)
 
 
 def _compare_scaled_values(
@@ -281,9 +283,13 @@ def round_to(values: Array, dtype: str) -> Array:
             return narrow.astype(np.float16).astype(np.float32)
         if dtype == "bfloat16":
             bits = narrow.view(np.uint32)
-            rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+            rounded_bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
             finite = np.isfinite(narrow)
-            return rounded.view(np.float32) if finite.all() else np.where(finite, rounded.view(np.float32), narrow)
+            return (
+                rounded_bits.view(np.float32)
+                if finite.all()
+                else np.where(finite, rounded_bits.view(np.float32), narrow)
+            )
         return _round_by_table(narrow, dtype)
 
 
@@ -292,10 +298,10 @@ def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, 
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)
-        inward = _step(nearest, dtype, -1)
-        outward = _step(nearest, dtype, 1)
-        inner = np.where(np.abs(nearest) > np.abs(values), inward, nearest)
-        outer = np.where(np.abs(nearest) < np.abs(values), outward, nearest)
+        step_towards_zero = _step(nearest, dtype, -1)
+        step_from_zero = _step(nearest, dtype, 1)
+        inner = np.where(np.abs(nearest) > np.abs(values), step_towards_zero, nearest)
+        outer = np.where(np.abs(nearest) < np.abs(values), step_from_zero, nearest)
         return inner, outer
 
 
@@ -304,8 +310,8 @@ def _step(values: Array, dtype: str, direction: int) -> Array:
     if dtype in ("float16", "float32"):
         typed_values = values.astype(dtype)
         toward = np.copysign(typed_values.dtype.type(np.inf if direction > 0 else 0), typed_values)
-        stepped: Array = np.nextafter(typed_values, toward).astype(values.dtype)
-        return stepped
+        next_values: Array = np.nextafter(typed_values, toward).astype(values.dtype)
+        return next_values
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
         return (bits + np.uint32(0x10000 if direction > 0 else 0xFFFF0000)).view(np.float32)

@@ -280,7 +280,7 @@ class Decoder:
         assert kind.table is not None  # noqa: S101 - narrows the type
         index = self._gather(block, np.dtype(np.intp).str)
         out = self.buffer("look-up", "f4", index.size * kind.values)
-        shaped = out.reshape(index.size, kind.values) if kind.values > 1 else out
+        output_rows = out.reshape(index.size, kind.values) if kind.values > 1 else out
         # mode="clip" because "raise" makes numpy work in a temporary; no index can be outside the table.
-        np.take(kind.table, index, axis=0, out=shaped, mode="clip")
+        np.take(kind.table, index, axis=0, out=output_rows, mode="clip")
         return out.view(np.complex64) if kind.items == 2 else out

@@ -243,9 +243,9 @@ def _check_indices(tensor: TensorInfo) -> str | None:
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
     """Return the facts of a sparse or nested tensor, or a subclass. The digest is of all its parts together."""
     names = [name for name, _ in tensor.parts]
-    damaged = next((facts for facts in part_facts if facts.damaged), None)
-    if damaged is not None:
-        return damaged
+    damaged_part = next((facts for facts in part_facts if facts.damaged), None)
+    if damaged_part is not None:
+        return damaged_part
     digest = _mix_digests([facts.digest for facts in part_facts])
     if "values" not in names:
         total = Facts()
@@ -281,7 +281,7 @@ def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs
     if not suspects:
         return list(facts)
     digests = values.digest.compute_digests([tensors[n] for n in suspects], Algorithm.SHA256, jobs=jobs, derived=True)
-    confirmed = list(facts)
+    confirmed_facts = list(facts)
     for n, digest in zip(suspects, digests, strict=True):
-        confirmed[n] = replace(facts[n], digest=int(digest or "0", 16))
-    return confirmed
+        confirmed_facts[n] = replace(facts[n], digest=int(digest or "0", 16))
+    return confirmed_facts

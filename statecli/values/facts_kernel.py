@@ -148,8 +148,8 @@ def _scan_complex(items: Array, dtype: str) -> Facts:
     signed, infinity, normal = FLOAT_LAYOUTS[part]
     raw = items.view(signed)
     size = (raw & np.iinfo(raw.dtype).max).reshape(-1, 2)
-    either = (size > infinity, size == infinity, (size > 0) & (size < normal))
-    nan, inf, denormal = (int(np.count_nonzero(mask.any(axis=1))) for mask in either)
+    masks = (size > infinity, size == infinity, (size > 0) & (size < normal))
+    nan, inf, denormal = (int(np.count_nonzero(mask.any(axis=1))) for mask in masks)
     zeros = int(np.count_nonzero((size == 0).all(axis=1)))
     return Facts(len(size), nan, inf, 0, zeros, denormal)
 

@@ -78,8 +78,8 @@ def tally_equal(block: Array, decoder: Decoder) -> Tally:
             if tally is not None:
                 return tally
         elif block.dtype == np.float32:
-            padded = _pad_rows(block, decoder, "before")
-            squares = _sum_squares(padded, decoder)
+            padded_rows = _pad_rows(block, decoder, "before")
+            squares = _sum_squares(padded_rows, decoder)
             if MIN_SQUARES <= squares < np.inf or (squares == 0 and not block.any()):
                 square = Wide(squares)
                 return Tally(finite=block.size, before=square, after=square, product=square)
@@ -151,10 +151,10 @@ def _pad_rows(block: Array, decoder: Decoder, purpose: str) -> Array:
     if block.size % TERMS_PER_SUM == 0:
         return block
     size = -(-block.size // TERMS_PER_SUM) * TERMS_PER_SUM
-    padded = decoder.buffer(purpose, "f4", size)
-    padded[: block.size] = block
-    padded[block.size :] = 0
-    return padded
+    padded_rows = decoder.buffer(purpose, "f4", size)
+    padded_rows[: block.size] = block
+    padded_rows[block.size :] = 0
+    return padded_rows
 
 
 def _sum_squares(block: Array, decoder: Decoder) -> float:
@@ -201,10 +201,10 @@ def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
 
 def _compute_rounding_error(integers: Array) -> Array:
     """Return 64-bit integers minus their conversion to float64, exactly."""
-    rounded = integers.astype(np.float64)
-    exceeds_int64 = rounded >= 2.0**63
-    low = np.where(exceeds_int64, 0, rounded).astype(np.int64).view(np.uint64)
-    high = np.where(exceeds_int64, rounded - 2.0**63, 0).astype(np.uint64) + (
+    rounded_values = integers.astype(np.float64)
+    exceeds_int64 = rounded_values >= 2.0**63
+    low = np.where(exceeds_int64, 0, rounded_values).astype(np.int64).view(np.uint64)
+    high = np.where(exceeds_int64, rounded_values - 2.0**63, 0).astype(np.uint64) + (
         exceeds_int64.astype(np.uint64) << np.uint64(63)
     )
     # Modulo 2 ** 64, which is much larger than the error.
@@ -310,5 +310,5 @@ def compare_bits(before: Array, after: Array, items: int) -> Array:
     return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))
 
 
-def _any_in_element(differ: Array, items: int) -> Array:
-    return np.asarray(differ.reshape(-1, items).any(axis=1)) if items > 1 else differ
+def _any_in_element(changed_mask: Array, items: int) -> Array:
+    return np.asarray(changed_mask.reshape(-1, items).any(axis=1)) if items > 1 else changed_mask

@@ -79,8 +79,8 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
         exceptions += int(np.count_nonzero(~is_explained))
         largest = max(largest, float(np.max(difference, initial=0.0, where=is_near)))
     elements = math.prod(task.after.shape)
-    fitting = _fit_factor(task, left, right) if exceptions and task.factor is not None else None
-    return MergeResult(elements, exceptions, factor, largest, None if fitting == factor else fitting)
+    fitted_factor = _fit_factor(task, left, right) if exceptions and task.factor is not None else None
+    return MergeResult(elements, exceptions, factor, largest, None if fitted_factor == factor else fitted_factor)
 
 
 def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:

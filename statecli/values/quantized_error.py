@@ -83,12 +83,12 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
                 weight_squares += np.einsum("ij,ij->j", weight_rows, weight_rows)
         with np.errstate(all="ignore"):
             factors = np.where(squares > 0, products / squares, 1.0)
-            explained = np.where(squares > 0, products**2 / squares, 0.0)
-            unexplained = float(np.sum(np.maximum(weight_squares - explained, 0.0)))
+            explained_squares = np.where(squares > 0, products**2 / squares, 0.0)
+            unexplained_sum = float(np.sum(np.maximum(weight_squares - explained_squares, 0.0)))
             total = float(weight_squares.sum())
-        if not total or not math.isfinite(error / total) or not math.isfinite(unexplained):
+        if not total or not math.isfinite(error / total) or not math.isfinite(unexplained_sum):
             return None
         relative = math.sqrt(error / total)
         is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
         are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
-        return QuantizedError(relative, math.sqrt(unexplained / total) if are_factors else relative, changed_count)
+        return QuantizedError(relative, math.sqrt(unexplained_sum / total) if are_factors else relative, changed_count)

@@ -267,9 +267,9 @@ class Inflated(Range):
     def _inflate(self, limit: int) -> bytes:
         try:
             while not self._stream.eof:
-                packed = self._stream.unconsumed_tail or self._read_packed()
-                block = self._stream.decompress(packed, limit)
-                if block or not (packed or self._stream.unconsumed_tail):
+                packed_bytes = self._stream.unconsumed_tail or self._read_packed()
+                block = self._stream.decompress(packed_bytes, limit)
+                if block or not (packed_bytes or self._stream.unconsumed_tail):
                     return block
         except zlib.error as why:
             raise MalformedError(
@@ -279,10 +279,10 @@ class Inflated(Range):
         return b""
 
     def _read_packed(self) -> bytes:
-        packed = np.empty(min(WINDOW_BYTES // 4, self._end - self._packed), np.uint8)
-        fill_buffer(packed, self._file, self._packed, self._byte_range, self._storage_name)
-        self._packed += packed.size
-        return packed.tobytes()
+        packed_bytes = np.empty(min(WINDOW_BYTES // 4, self._end - self._packed), np.uint8)
+        fill_buffer(packed_bytes, self._file, self._packed, self._byte_range, self._storage_name)
+        self._packed += packed_bytes.size
+        return packed_bytes.tobytes()
 
     def _length_error(self, length: str) -> MalformedError:
         return MalformedError(
@@ -318,15 +318,15 @@ class Dequantized(Range):
             filled += part.size
 
     def _dequantize(self, first: int, count: int) -> Array:
-        packed = np.empty(count * self._stored_block_bytes, np.uint8)
+        packed_blocks = np.empty(count * self._stored_block_bytes, np.uint8)
         fill_buffer(
-            packed,
+            packed_blocks,
             self._file,
             self._byte_range.offset + first * self._stored_block_bytes,
             self._byte_range,
             self._storage_name,
         )
-        return dequantize_blocks(packed, self._name).view(np.uint8)
+        return dequantize_blocks(packed_blocks, self._name).view(np.uint8)
 
 
 #: Files that are open at once for a storage in many files.
@@ -388,10 +388,10 @@ class Assembled(Range):
         strides = [step * item for step in data.strides or contiguous_strides(data.shape)] + [1]
         offset_in_piece = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
         axes = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
-        lined = target.transpose(*axes, *(axis for axis in range(target.ndim) if axis not in axes))
+        aligned_target = target.transpose(*axes, *(axis for axis in range(target.ndim) if axis not in axes))
         memory.gather(
             data.offset * item + offset_in_piece,
-            lined.reshape(lined.shape[: len(axes)]),
+            aligned_target.reshape(aligned_target.shape[: len(axes)]),
             [strides[axis] for axis in axes],
         )
         return target.size

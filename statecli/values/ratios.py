@@ -31,8 +31,8 @@ def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], n
         return None
     with np.errstate(all="ignore"):
         old, new = old.astype(np.float64), new.astype(np.float64)
-        usable = np.isfinite(old) & np.isfinite(new) & (old != 0) & (new != 0)
-        return _combine(old[usable], new[usable], before[0].dtype) if usable.any() else None
+        usable_mask = np.isfinite(old) & np.isfinite(new) & (old != 0) & (new != 0)
+        return _combine(old[usable_mask], new[usable_mask], before[0].dtype) if usable_mask.any() else None
 
 
 def _combine(old: Array, new: Array, dtype: str) -> float | None:

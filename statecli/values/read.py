@@ -119,9 +119,9 @@ def explain_out_of_bounds(view: Strided) -> str | None:
     element = find_element(view.dtype)
     if element is None or 0 in view.shape:
         return None
-    packed = element.values if view.dtype in QUANTIZED else 1
+    values_per_item = element.values if view.dtype in QUANTIZED else 1
     size = element.size
-    end = (view.offset + count_span(view) + packed - 1) // packed * size
+    end = (view.offset + count_span(view) + values_per_item - 1) // values_per_item * size
     if end > view.memory.size:
         return f"needs {end} bytes of its storage, but the storage has only {view.memory.size}"
     return None

@@ -53,5 +53,5 @@ def _digest_strongly(row: memoryview) -> int:
 
 def _round(values: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
-        rounded = round_to(values, dtype).astype(np.float64)
-    return np.where(np.isnan(rounded), np.nan, rounded)  # NaN has many bit patterns
+        rounded_values = round_to(values, dtype).astype(np.float64)
+    return np.where(np.isnan(rounded_values), np.nan, rounded_values)  # NaN has many bit patterns

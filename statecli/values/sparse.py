@@ -277,11 +277,11 @@ def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
         raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")
-    sums, active = values[starts], np.arange(starts.size)
+    sums, active_rows = values[starts], np.arange(starts.size)
     for step in range(1, int(counts.max())):
-        active = active[counts[active] > step]
-        exact = sums[active] + values[starts[active] + step]
-        sums[active] = exact.astype(np.float16) if dtype == "float16" else _round_to_bfloat16(exact)
+        active_rows = active_rows[counts[active_rows] > step]
+        exact = sums[active_rows] + values[starts[active_rows] + step]
+        sums[active_rows] = exact.astype(np.float16) if dtype == "float16" else _round_to_bfloat16(exact)
     return sums
 
 

@@ -193,8 +193,8 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
     mean = float(np.add.reduce(work)) / chunk.size
     np.subtract(work, mean, out=work)
     deviation = math.sqrt(float(np.add.reduce(np.square(work, out=work))) / chunk.size)
-    scaled = min(max(mean, math.ldexp(low, -exponent)), math.ldexp(high, -exponent)) if exponent else mean
-    moments = Moments(chunk.size, math.ldexp(scaled, exponent), math.ldexp(deviation, exponent))
+    clamped_mean = min(max(mean, math.ldexp(low, -exponent)), math.ldexp(high, -exponent)) if exponent else mean
+    moments = Moments(chunk.size, math.ldexp(clamped_mean, exponent), math.ldexp(deviation, exponent))
     return Facts(chunk.size, zeros=zeros, low=low, high=high, moments=moments)
 
 

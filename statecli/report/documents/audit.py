@@ -68,28 +68,30 @@ def build_audit_document(audit: Audit, problems: Iterable[Problem], verdict: str
     """Return the document of an audit."""
     counts = Counter(finding.severity for finding in audit.findings)
     statuses = Counter(target.status for target in audit.targets)
-    accepted = build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
+    accepted_rows = build_accepted_rows(entry for target in audit.targets for entry in target.accepted)
     summary = AuditSummary(
         **{status.value: statuses[status] for status in AuditStatus},
         **{severity.value: counts[severity] for severity in Severity},
-        accepted=len(accepted),
+        accepted=len(accepted_rows),
     )
     targets = tuple(
         TargetRow(target.target, target.status, target.own_reason, target.format, target.tensors, target.bytes)
         for target in audit.targets
     )
-    passed = not audit.failing and not statuses[AuditStatus.FAILED] and bool(audit.ran) and not audit.unused_reference
+    is_passed = (
+        not audit.failing and not statuses[AuditStatus.FAILED] and bool(audit.ran) and not audit.unused_reference
+    )
     return AuditDocument(
         "statecli.audit/1",
         __version__,
-        passed,
+        is_passed,
         audit.fail_on,
         summary,
         targets,
         audit.findings,
         audit.ran,
         audit.skipped_rules,
-        accepted,
+        accepted_rows,
         audit.run_notes,
         verdict,
         audit.not_checked,

@@ -73,8 +73,8 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Pac
     pickler = _PathPickler(file, folder)
     pickler.dump((shared, batch))
     versions = {path: _file_version(path) for path in sorted(pickler.paths)}
-    packed = pickle.dumps((folder, versions, files.export_access(), file.getvalue()))
-    return io.BytesIO(pickle.dumps(_WorkerCall(current_build(), name, packed)))
+    packed_call = pickle.dumps((folder, versions, files.export_access(), file.getvalue()))
+    return io.BytesIO(pickle.dumps(_WorkerCall(current_build(), name, packed_call)))
 
 
 def _current_folder() -> str:
@@ -120,15 +120,15 @@ class _WorkerCall:
         return run_in_worker, self._arguments
 
 
-def run_in_worker(build: Build, function: str, packed: bytes) -> bytes | str:
+def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | str:
     """Do a batch in a worker. Return the pickled results, or the reason why this worker refuses the batch.
 
-    `build` is the command's build, `function` a name in FUNCTIONS, and `packed` the rest.
+    `build` is the command's build, `function` a name in FUNCTIONS, and `packed_call` the rest.
     """
     if build != current_build():
         builds_text = f"{_describe_build(*current_build())}, but this command runs {_describe_build(*build)}"
         return f"{builds_text}; install the same build of statecli for the worker and the command"
-    folder, versions, access, tasks = pickle.loads(packed)  # noqa: S301 - sent as the executor's own pickles are
+    folder, versions, access, tasks = pickle.loads(packed_call)  # noqa: S301 - sent as the executor's own pickles are
     outcome: Sequence[Any] | Exception
     try:
         outcome = run_or_error(lambda: _run_function(function, folder, versions, access, tasks))
@@ -165,14 +165,14 @@ def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
     if isinstance(answer, str):
         raise EngineError(f"a worker refused the task: the worker runs {answer}")
     try:
-        unpickled = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
+        received = pickle.loads(answer)  # noqa: S301 - as the batch that was sent
     except Exception as error:  # arbitrary bytes may raise any exception
         raise EngineError(f"the executor did not return a result of statecli ({type(error).__name__})") from error
-    if not isinstance(unpickled, Answer):
+    if not isinstance(received, Answer):
         raise EngineError(
-            f"the executor did not return a result of statecli, but an object of type {type(unpickled).__name__}"
+            f"the executor did not return a result of statecli, but an object of type {type(received).__name__}"
         )
-    outcome: Any = unpickled.results
+    outcome: Any = received.results
     if isinstance(outcome, RuntimeError):
         raise outcome
     results: Sequence[Any] | StateError = outcome
