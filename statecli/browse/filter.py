@@ -98,13 +98,15 @@ class Filter:
             return self._test_number(word, field, sign, value)
         if field in LANGUAGE.texts and sign in ":=":
             if not value:
-                raise WrongWord(_answer("value", word=word, sign=sign))
+                raise WrongWord(_format_answer("value", word=word, sign=sign))
             return self._test_field(field, value)
         if any(word.lower() in name for name in self._names):
             return self._test_any(word)
         if field in LANGUAGE.texts:
-            raise WrongWord(_answer("text", word=word, field=field))
-        raise WrongWord(_answer("field", word=word, field=field, fields=", ".join(LANGUAGE.texts + LANGUAGE.numbers)))
+            raise WrongWord(_format_answer("text", word=word, field=field))
+        raise WrongWord(
+            _format_answer("field", word=word, field=field, fields=", ".join(LANGUAGE.texts + LANGUAGE.numbers))
+        )
 
     def _test_field(self, field: str, value: str) -> Test:
         if field == "name":
@@ -206,7 +208,7 @@ class Filter:
         if match is None or match["unit"].lower() not in LANGUAGE.units:
             sign = sign[1:] or ">" if sign[0] == ":" else sign
             example = "1MB" if field == "size" else "0" if field in ("nan", "inf") else "1000"
-            raise WrongWord(_answer("number", word=word, sign=sign, field=field, example=example))
+            raise WrongWord(_format_answer("number", word=word, sign=sign, field=field, example=example))
         limit = float(match["number"]) * LANGUAGE.units[match["unit"].lower()]
         at_least = ">=" if field in LANGUAGE.at_least else "="
         compare = _COMPARISONS[(sign[1:] or at_least) if sign[0] == ":" else sign]
@@ -247,8 +249,8 @@ class Filter:
             return f"{word}: only {count_text} tensors have statistics; press esc, then S to read all statistics"
         if field in LANGUAGE.choices:
             values = sorted({self._get_text(field, position) for position in range(len(self._tensors))})
-            return _answer("choice", word=word, field=field, values=join_names(values, MAX_VALUES_OF_ANSWER))
-        return _answer("alternatives" if _ALTERNATIVES.search(plain_word) else "word", word=word)
+            return _format_answer("choice", word=word, field=field, values=join_names(values, MAX_VALUES_OF_ANSWER))
+        return _format_answer("alternatives" if _ALTERNATIVES.search(plain_word) else "word", word=word)
 
 
 def _find_field(parts: re.Match[str]) -> str:
@@ -257,7 +259,7 @@ def _find_field(parts: re.Match[str]) -> str:
     return LANGUAGE.field_spellings.get(field, field)
 
 
-def _answer(key: str, **values: str) -> str:
+def _format_answer(key: str, **values: str) -> str:
     return LANGUAGE.answers[key].format(**values)
 
 

@@ -295,7 +295,7 @@ class Model:
         row = self.current
         if row is None or row.node is None or row.tensor is not None:
             return
-        keys = {node.key for node in _walk(row.node, self.tensors) if node.tensor is None}
+        keys = {node.key for node in _iter_nodes(row.node, self.tensors) if node.tensor is None}
         self._open = self._open - keys if keys <= self._open else self._open | keys
         self._update()
 
@@ -547,7 +547,7 @@ def _has_number(tensor: TensorInfo) -> bool:
     return bool(fold.split_numbers(tensor.fqn)[1])
 
 
-def _walk(node: Node, tensors: Sequence[TensorInfo]) -> Iterator[Node]:
+def _iter_nodes(node: Node, tensors: Sequence[TensorInfo]) -> Iterator[Node]:
     stack = [node]
     while stack:
         node = stack.pop()

@@ -22,15 +22,15 @@ class ResultViews:
 
         Of a Lock, the lock file.
         """
-        return str(_views().format_text(self))
+        return str(_import_views().format_text(self))
 
     def _repr_html_(self) -> str:
         """The content of the page that `-f html` writes, without charts, for a notebook."""
-        return str(_views().format_html(self))
+        return str(_import_views().format_html(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of the command (`-f json`) as a dict; of a Lock, the lock file."""
-        document: dict[str, Any] = _views().to_dict(self)
+        document: dict[str, Any] = _import_views().to_dict(self)
         return document
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -38,8 +38,8 @@ class ResultViews:
 
         The rows of a Diff include identical tensors. Raises MissingDependency if pandas is not installed.
         """
-        return _views().to_pandas(self)
+        return _import_views().to_pandas(self)
 
 
-def _views() -> Any:
+def _import_views() -> Any:
     return import_module("statecli.api.result_views")

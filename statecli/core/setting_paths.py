@@ -81,16 +81,16 @@ def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
     if (key in side.values) is not (key in other.values):
         return False
     first, second = side.values.get(key), other.values.get(key)
-    alike = type(first) is type(second) and first == second
-    return alike and side.types.get(key) == other.types.get(key) and side.kinds.get(key) == other.kinds.get(key)
+    is_same_value = type(first) is type(second) and first == second
+    return is_same_value and side.types.get(key) == other.types.get(key) and side.kinds.get(key) == other.kinds.get(key)
 
 
 def read(path: str) -> str:
     """The apparent key types of a path, as in `Settings.types`."""
-    return ".".join(_letter(step) * len(step) for step in path.split("."))
+    return ".".join(_choose_letter(step) * len(step) for step in path.split("."))
 
 
-def _letter(step: str) -> str:
+def _choose_letter(step: str) -> str:
     if step in ("True", "False"):
         return "b"
     if step.startswith("["):

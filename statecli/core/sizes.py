@@ -24,7 +24,7 @@ class Totals(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def _sum(tensors: Sequence[TensorInfo]) -> Totals:
+def _sum_tensors(tensors: Sequence[TensorInfo]) -> Totals:
     """Return the sums, with at most the size of each storage; nearly all tensors are the only one of their storage."""
     rare = [tensor for tensor in tensors if tensor.tied_to or tensor.storage_bytes is not None]
     unshared = (
@@ -57,7 +57,7 @@ def _sum(tensors: Sequence[TensorInfo]) -> Totals:
 
 def sum_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Return the size of all tensors together, in bytes."""
-    return _sum(list(tensors)).bytes
+    return _sum_tensors(list(tensors)).bytes
 
 
 def describe_size(tensors: Collection[TensorInfo]) -> str:
@@ -74,7 +74,7 @@ def sum_by_kind(tensors: Iterable[TensorInfo]) -> dict[str, Totals]:
     for kind, run in groupby(tensors, key=attrgetter("kind")):
         by_kind[kind].extend(run)
     return {
-        kind.value: _sum(tensors_of_kind)
+        kind.value: _sum_tensors(tensors_of_kind)
         for kind, tensors_of_kind in by_kind.items()
         if tensors_of_kind or kind is not Kind.OTHER
     }

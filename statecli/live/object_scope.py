@@ -118,22 +118,22 @@ class Scope:
         if object_name.module is not None:
             owner = self._import(object_name.module)
             return (
-                FoundObject(_get(owner, object_name.name), owner, object_name.module)
-                if _has(owner, object_name.name)
+                FoundObject(_get_nested(owner, object_name.name), owner, object_name.module)
+                if _has_nested(owner, object_name.name)
                 else None
             )
         first, _, attribute_path = object_name.name.partition(".")
         value: Any = getattr(self.find_namespace(object_name), first, _MISSING)
-        if value is not _MISSING and (not attribute_path or _has(value, attribute_path)):
+        if value is not _MISSING and (not attribute_path or _has_nested(value, attribute_path)):
             return FoundObject(
-                _get(value, attribute_path) if attribute_path else value, _find_owner(value, attribute_path)
+                _get_nested(value, attribute_path) if attribute_path else value, _find_owner(value, attribute_path)
             )
 
         with search_path.use_installed_only():
             split_name = split_module_name(object_name.name) if attribute_path and not _is_standard(first) else None
             package = importlib.import_module(split_name.module) if split_name is not None else None
-        if split_name is not None and _has(package, split_name.attribute):
-            return FoundObject(_get(package, split_name.attribute), package, split_name.module)
+        if split_name is not None and _has_nested(package, split_name.attribute):
+            return FoundObject(_get_nested(package, split_name.attribute), package, split_name.module)
         return (
             None if value is _MISSING else FoundObject(_MISSING, value if isinstance(value, types.ModuleType) else None)
         )
@@ -248,7 +248,7 @@ def _is_standard(module: str) -> bool:
     return module.partition(".")[0] in _STANDARD_LIBRARY
 
 
-def _get(value: Any, dotted_name: str) -> Any:
+def _get_nested(value: Any, dotted_name: str) -> Any:
     """Return an attribute of a module or a class, `_MISSING` without the attribute."""
     for attribute in dotted_name.split("."):
         value = getattr(value, attribute, _MISSING) if isinstance(value, (types.ModuleType, type)) else _MISSING
@@ -260,12 +260,12 @@ def _find_owner(value: Any, dotted_name: str) -> types.ModuleType | None:
     owner = None
     for attribute in dotted_name.split(".") if dotted_name else ():
         owner = value if isinstance(value, types.ModuleType) else owner
-        value = _get(value, attribute)
+        value = _get_nested(value, attribute)
     return owner
 
 
-def _has(value: Any, dotted_name: str) -> bool:
-    return _get(value, dotted_name) is not _MISSING
+def _has_nested(value: Any, dotted_name: str) -> bool:
+    return _get_nested(value, dotted_name) is not _MISSING
 
 
 def _list_public(*modules: types.ModuleType) -> Iterator[str]:

@@ -68,7 +68,7 @@ class _SkipLargeFills(TorchFunctionMode):
         self._max_elements = max(elements, LARGE_PARAMETER_ELEMENTS)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.empty or self._elements(*args, **(kwargs or {})) <= self._max_elements:
+        if func is not torch.empty or self._count_elements(*args, **(kwargs or {})) <= self._max_elements:
             return func(*args, **(kwargs or {}))
         was = torch._C._get_deterministic_fill_uninitialized_memory()
         torch._C._set_deterministic_fill_uninitialized_memory(False)
@@ -78,7 +78,7 @@ class _SkipLargeFills(TorchFunctionMode):
             torch._C._set_deterministic_fill_uninitialized_memory(was)
 
     @staticmethod
-    def _elements(*size: Any, **kwargs: Any) -> int:
+    def _count_elements(*size: Any, **kwargs: Any) -> int:
         shape = kwargs.get("size", size)
         dims = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         return math.prod(size_ if isinstance(size_, int) else 0 for size_ in dims)

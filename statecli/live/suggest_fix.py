@@ -141,7 +141,7 @@ class Suggestions:
             return _suggest_for_created_later(unregistered)
         site = _read_site(unregistered, place)
         text = _suggest(unregistered, site, is_repeated, other_names, _weigh_changes(site, rebuild), self)
-        return text and _finish(text, unregistered, site, place)
+        return text and _use_names_of_file(text, unregistered, site, place)
 
     def suggest_for_container(self, unregistered: UnregisteredTensor, site: _Site, rebuild: Rebuild) -> _ContainerFix:
         """Return the fix for the container at the first step of `unregistered`."""
@@ -196,7 +196,7 @@ def _accumulates(use: Use, name: str) -> bool:
     return _ACCUMULATING_ACTION.fullmatch(use.action) is not None
 
 
-def _finish(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
+def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site, place: tuple[str, int] | None) -> str:
     """Return `text` with the file's names of the module and of torch.nn."""
     if text.startswith(AT_END_OF_INIT):
         text = re.sub(r"\bself\b", site.owner, site.placement + text.removeprefix(AT_END_OF_INIT))
@@ -330,7 +330,7 @@ def _suggest_for_container(
     if has_buffers:
         text = f"# read the registered buffers in {site.name} under their own names, and register the others"
         return _ContainerFix(text)
-    if is_deeper or not _are_all(_members(container), torch.Tensor):
+    if is_deeper or not _are_all(_list_members(container), torch.Tensor):
         return _ContainerFix(None)
     return _suggest_for_tensors(container, site, rebuild)
 
@@ -369,7 +369,7 @@ def suggest_for_part(fqn: str) -> str:
 
 
 def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _ContainerFix:
-    members = _members(container)
+    members = _list_members(container)
     parameters = [issubclass(type(member), nn.Parameter) or member.requires_grad for member in members]
     if any(parameters) and not all(parameters):
         text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
@@ -402,8 +402,8 @@ def _suggest_for_modules(container: Any, site: _Site) -> str:
 
 def _list_modules(container: Any) -> list[nn.Module]:
     """Return the modules in a container and in its inner containers."""
-    members = _members(container)
-    inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _members(member)]
+    members = _list_members(container)
+    inner = [part for member in members if issubclass(type(member), (list, tuple)) for part in _list_members(member)]
     return [member for member in (*members, *inner) if issubclass(type(member), nn.Module)]
 
 
@@ -421,7 +421,7 @@ def _may_save(module: nn.Module) -> bool:
 
 def _suggest_module_container(container: Any, site: _Site) -> str:
     """Return the fix for a container with modules: directly, in pairs with names, or a container deeper."""
-    members = [member for member in _members(container) if member is not None]
+    members = [member for member in _list_members(container) if member is not None]
     if hasattr(type(container), "_fields"):
         return f"# keep the modules of {site.name} in attributes of self: a named tuple does not register them"
     if _are_all(members, nn.Module):
@@ -432,8 +432,8 @@ def _suggest_module_container(container: Any, site: _Site) -> str:
         if len(set(keys)) == len(keys) and not any(_is_bad_key(key, nn.ModuleDict) for key in keys):
             assignment = _format_assignment("ModuleDict", site, "{}", container)
             return f"# and iterate over the items() of the nn.ModuleDict\n{assignment}"
-    is_nested = [issubclass(type(m), (list, tuple)) and _are_all(_members(m), nn.Module) for m in members]
-    if is_nested and all(is_nested) and len(members) == len(_members(container)):
+    is_nested = [issubclass(type(m), (list, tuple)) and _are_all(_list_members(m), nn.Module) for m in members]
+    if is_nested and all(is_nested) and len(members) == len(_list_members(container)):
         part = "nn.ModuleList(part)"
         if not is_dict:
             return _format_assignment("ModuleList", site, f"{part} for part in {{}}", container)
@@ -468,11 +468,13 @@ def _find_lacking(kind: str, site: _Site, container: Any) -> list[Use]:
     supported["right operand"] = is_dict
     known_actions = set(dir(type(container))) | supported.keys()
     return [
-        use for action, use in actions.items() if action in known_actions and not _has(new_class, action, supported)
+        use
+        for action, use in actions.items()
+        if action in known_actions and not _supports_action(new_class, action, supported)
     ]
 
 
-def _has(new_class: type, action: str, supported: dict[str, bool]) -> bool:
+def _supports_action(new_class: type, action: str, supported: dict[str, bool]) -> bool:
     return supported.get(action, True) and (action in ("augment", "right operand") or hasattr(new_class, action))
 
 
@@ -489,7 +491,7 @@ def _is_container(obj: Any) -> bool:
     return issubclass(type(obj), (list, tuple, dict, collections.deque))
 
 
-def _members(container: Any) -> list[Any]:
+def _list_members(container: Any) -> list[Any]:
     """Return the items of a container, without calling a subclass's `__iter__`."""
     if issubclass(type(container), dict):
         return list(dict.values(container))
@@ -704,7 +706,7 @@ def _is_complete(site: _Site, container: Any) -> bool:
         return False
     if issubclass(type(container), collections.defaultdict):
         return False  # filled by reading it
-    value, count = site.source.value, len(_members(container))
+    value, count = site.source.value, len(_list_members(container))
     if isinstance(value, (ast.List, ast.Tuple)):
         return len(value.elts) == count or any(isinstance(element, ast.Starred) for element in value.elts)
     if isinstance(value, ast.Dict):

@@ -47,8 +47,8 @@ def sum_changes(diff: Diff) -> ChangeTotals:
     before = math.hypot(*(norm for _, norm in norms))
     return ChangeTotals(
         tensors=len(norms),
-        l2=_finite(l2),
-        relative_l2=_finite(l2 / before) if l2 is not None and before else None,
+        l2=_drop_not_finite(l2),
+        relative_l2=_drop_not_finite(l2 / before) if l2 is not None and before else None,
         nan_before=sum(delta.nan_before for _, delta in changes_with_values),
         nan_after=sum(delta.nan_after for _, delta in changes_with_values),
         inf_before=sum(delta.inf_before for _, delta in changes_with_values),
@@ -56,7 +56,7 @@ def sum_changes(diff: Diff) -> ChangeTotals:
     )
 
 
-def _finite(value: float | None) -> float | None:
+def _drop_not_finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 

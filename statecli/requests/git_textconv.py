@@ -77,10 +77,11 @@ def _describe_file(path: str) -> Iterator[str]:
     except StateError as error:
         if not _is_fault_of_file(error):
             raise
-        yield f"cannot be read: {escape(str(error).removeprefix(path + ': '))}; SHA-256 of the file: {_digest(path)}"
+        reason = escape(str(error).removeprefix(path + ": "))
+        yield f"cannot be read: {reason}; SHA-256 of the file: {_compute_digest(path)}"
 
 
-def _digest(path: str) -> str:
+def _compute_digest(path: str) -> str:
     """Return the start of a digest of a file's bytes, because two files can be unreadable for the same reason."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:

@@ -55,7 +55,7 @@ def tally_values(
         wide_before, wide_after = before.astype(wide), after.astype(wide)
         finite = np.isfinite(wide_before) & np.isfinite(wide_after)
         gap = (
-            _integer_gap(before, after)
+            _compute_integer_gap(before, after)
             if "f" not in kinds and "c" not in kinds
             else _compute_gap(before, after, wide_before, wide_after, finite)
         )
@@ -183,15 +183,15 @@ def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Ar
     for integers, sign in ((before, -1), (after, 1)):
         if integers.dtype.kind in "iu" and integers.dtype.itemsize == 8:
             difference += sign * _compute_rounding_error(integers[finite])
-    return _magnitude(difference)
+    return _compute_magnitude(difference)
 
 
-def _magnitude(values: Array) -> Array:
+def _compute_magnitude(values: Array) -> Array:
     """Return |values|. numpy's own result for complex values differs in the last bits between processors."""
-    return _hypotenuse(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
+    return _compute_hypotenuse(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
 
 
-def _hypotenuse(legs_a: Array, legs_b: Array) -> Array:
+def _compute_hypotenuse(legs_a: Array, legs_b: Array) -> Array:
     """Return the root of the sum of the squares, scaled near 1 so that none overflows or vanishes."""
     exponent = np.frexp(np.maximum(np.abs(legs_a), np.abs(legs_b)))[1]
     squares = (np.square(np.ldexp(side, -exponent)) for side in (legs_a, legs_b))
@@ -223,12 +223,14 @@ def _find_changed(before: Array, after: Array, finite: Array, gap: Array, option
 
 def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
     """Return where the gap is larger than the tolerance."""
-    limit = options.atol + options.rtol * _magnitude(before)
+    limit = options.atol + options.rtol * _compute_magnitude(before)
     exceeds: Array = gap > limit
     overflows = ~np.isfinite(gap + limit)
     # A quarter of any gap fits float64; if a quarter of the limit does not, no gap is larger than the limit.
     before, after = before[overflows] / 4, after[overflows] / 4
-    exceeds[overflows] = _magnitude(after - before) > options.atol / 4 + options.rtol * _magnitude(before)
+    exceeds[overflows] = _compute_magnitude(after - before) > options.atol / 4 + options.rtol * _compute_magnitude(
+        before
+    )
     return exceeds
 
 
@@ -240,7 +242,7 @@ def _is_equal_or_nan(before: Array, after: Array) -> Array:
     return equal
 
 
-def _integer_gap(before: Array, after: Array) -> Array:
+def _compute_integer_gap(before: Array, after: Array) -> Array:
     """Return |after - before| of integers, rounded once to float64: a uint64 can be 1.5 * 2 ** 64 from an int64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64

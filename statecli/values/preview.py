@@ -34,7 +34,7 @@ def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
 
     Raises `UnreadableError` if the elements are not numbers.
     """
-    data = _narrow(to_readable(data), count)
+    data = _take_start(to_readable(data), count)
     _check_numeric(data)
     with prefetch(data), open_view(data, name) as view:
         for chunk in read_values(view):
@@ -66,7 +66,7 @@ def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]
     return first
 
 
-def _narrow(data: TensorData, count: int) -> TensorData:
+def _take_start(data: TensorData, count: int) -> TensorData:
     """Return the start of a tensor with at least `count` elements, or of the whole; quantized tensors stay whole."""
     if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:
         return data

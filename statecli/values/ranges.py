@@ -353,7 +353,13 @@ class Assembled(Range):
     def _build_piece(self, box: Box) -> _Piece:
         start, shape = (*box.start, 0), (*box.data.shape, self._shape[-1])
         last = tuple(at + size - 1 for at, size in zip(start, shape, strict=True))
-        return _Piece(_dot(start, self._strides), _dot(last, self._strides) + 1, start, shape, box.data)
+        return _Piece(
+            _compute_dot_product(start, self._strides),
+            _compute_dot_product(last, self._strides) + 1,
+            start,
+            shape,
+            box.data,
+        )
 
     def read(self, at: int, into: Array) -> None:
         """See `Range.read`. Raises any error of opening and reading a box."""
@@ -364,7 +370,7 @@ class Assembled(Range):
             filled += size
 
     def _fill_box(self, into: Array, start: tuple[int, ...]) -> None:
-        first = _dot(start, self._strides)
+        first = _compute_dot_product(start, self._strides)
         filled, n = 0, bisect_right(self._reach, first)
         while n < len(self._pieces) and self._pieces[n].at < first + into.size:
             filled += self._copy_piece(n, into, start)
@@ -386,7 +392,7 @@ class Assembled(Range):
         memory, data = self._open_piece(number)
         item = self._shape[-1]
         strides = [step * item for step in data.strides or contiguous_strides(data.shape)] + [1]
-        offset_in_piece = _dot([a - at for a, at in zip(low, piece.start, strict=True)], strides)
+        offset_in_piece = _compute_dot_product([a - at for a, at in zip(low, piece.start, strict=True)], strides)
         axes = sorted((axis for axis, size in enumerate(target.shape) if size > 1), key=lambda axis: -strides[axis])
         aligned_target = target.transpose(*axes, *(axis for axis in range(target.ndim) if axis not in axes))
         memory.gather(
@@ -416,7 +422,7 @@ class _Piece(NamedTuple):
     data: TensorData
 
 
-def _dot(a: Sequence[int], b: Sequence[int]) -> int:
+def _compute_dot_product(a: Sequence[int], b: Sequence[int]) -> int:
     return sum(x * y for x, y in zip(a, b, strict=True))
 
 

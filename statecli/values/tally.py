@@ -109,16 +109,16 @@ class Tally(NamedTuple):
         elif self.lost and not self.squares.mantissa:
             reason = reason or "changed elements are NaN or Inf"
         else:
-            largest, mean, l2 = self.max_abs, self._mean_abs(), self.squares.square_root()
-            relative, cosine = self._relative_l2(), self._cosine()
+            largest, mean, l2 = self.max_abs, self._compute_mean_abs(), self.squares.square_root()
+            relative, cosine = self._compute_relative_l2(), self._compute_cosine()
             reason = reason or self._explain_undefined(relative, largest, mean, l2)
         return Delta(
             elements=elements,
             changed=self.changed,
-            max_abs=self._representable(largest),
-            mean_abs=self._representable(mean),
-            l2=self._representable(l2),
-            relative_l2=self._representable(relative),
+            max_abs=self._keep_representable(largest),
+            mean_abs=self._keep_representable(mean),
+            l2=self._keep_representable(l2),
+            relative_l2=self._keep_representable(relative),
             cosine=cosine,
             nan_before=self.nan_before,
             nan_after=self.nan_after,
@@ -129,13 +129,13 @@ class Tally(NamedTuple):
             reason=reason,
         )
 
-    def _representable(self, value: float | None) -> float | None:
+    def _keep_representable(self, value: float | None) -> float | None:
         """Return a value in the range of float64; None for infinity, and for a 0 from rounding down."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value
 
-    def _mean_abs(self) -> float:
+    def _compute_mean_abs(self) -> float:
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
     def _explain_undefined(self, relative: float | None, *statistics: float) -> str | None:
@@ -153,12 +153,12 @@ class Tally(NamedTuple):
             )
         return None if self.after.mantissa else "all new values are zero"
 
-    def _relative_l2(self) -> float | None:
+    def _compute_relative_l2(self) -> float | None:
         if not self.before.mantissa:
             return None
         return self.squares.divide(self.before).square_root()
 
-    def _cosine(self) -> float | None:
+    def _compute_cosine(self) -> float | None:
         if not (self.before.mantissa and self.after.mantissa):
             return None
         norms = math.sqrt(self.before.mantissa) * math.sqrt(self.after.mantissa)

@@ -72,7 +72,7 @@ class ExecutorEngine:
         while pending:
             finished, pending = wait(pending, timeout=POLL_INTERVAL_S, return_when="FIRST_COMPLETED")
             for future in sorted(finished, key=numbers.__getitem__):
-                deliver(numbers[future], self._results(future))
+                deliver(numbers[future], self._get_results(future))
             reason = self._why_lost() if pending and not finished else None
             if reason is not None:
                 for future in pending:
@@ -80,7 +80,7 @@ class ExecutorEngine:
                     deliver(numbers[future], UnreadableError(f"{self._option}: {reason}"))
                 return
 
-    def _results(self, future: Future[bytes | str]) -> Sequence[Any] | StateError:
+    def _get_results(self, future: Future[bytes | str]) -> Sequence[Any] | StateError:
         try:
             answer = future.result()
         except CancelledError:
