@@ -50,22 +50,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add a test for each model of the option and of the configuration."""
-    specs = dict.fromkeys([*config.getini("statecli_models"), *config.getoption("--statecli")])
-    items += [ModelItem.from_parent(session, name=f"statecli {spec}", spec=spec) for spec in specs]
+    target_texts = dict.fromkeys([*config.getini("statecli_models"), *config.getoption("--statecli")])
+    items += [
+        ModelItem.from_parent(session, name=f"statecli {target_text}", target_text=target_text)
+        for target_text in target_texts
+    ]
 
 
 class ModelItem(pytest.Item):
     """The test of a model class."""
 
-    def __init__(self, *, spec: str, **kwargs: Any) -> None:
+    def __init__(self, *, target_text: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.spec = spec
+        self.target_text = target_text
 
     def runtest(self) -> None:
         """Run the checks of `statecli verify`. Raises AssertionError with the table, StateError without a model."""
         from statecli import testing
 
-        testing.assert_state_follows(self.spec, inputs=self.config.getoption("--statecli-input"))
+        testing.assert_state_follows(self.target_text, inputs=self.config.getoption("--statecli-input"))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the table, or the line of an error, without a traceback through statecli."""

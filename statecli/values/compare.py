@@ -147,9 +147,11 @@ def _compare_by_tasks(
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
         if results.differ(n) or _is_suspect(plan) or (results.is_complete(n) and _checksums_differ(pair))
     ]
-    damage = _find_damage([tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True)
+    errors_by_storage = _find_damage(
+        [tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True
+    )
     for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True)):
-        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, damage)
+        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, errors_by_storage)
 
 
 def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRange, StateError]) -> PairOutcome:
