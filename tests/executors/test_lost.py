@@ -169,8 +169,8 @@ def test_all_workers_die(workers, statecli, monkeypatch):
     """
     cluster, begun = workers()
     first = once(lambda: [process.kill() for process in begun])
-    results = ExecutorEngine._results
-    monkeypatch.setattr(ExecutorEngine, "_results", lambda *both: (results(*both), first())[0])
+    results = ExecutorEngine._get_results
+    monkeypatch.setattr(ExecutorEngine, "_get_results", lambda *both: (results(*both), first())[0])
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     engine = f"dask:{cluster.scheduler_address}"
     result = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
