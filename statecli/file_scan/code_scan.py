@@ -12,6 +12,7 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Hazard, Mention, ScannedPickle
+from statecli.file_scan.record_hazards import DO_NOT_LOAD
 from statecli.file_scan.scan_result import Piece, ScanResult
 from statecli.pickle_scan import script_code, script_nesting
 from statecli.pickle_scan.export_expressions import UnknownText, find_program_calls
@@ -27,7 +28,6 @@ _OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTAL
 _OTHER_CODE = (
     "the code defines a class outside of code/__torch__, so torch.jit.load may take this class for a class of torch"
 )
-_OTHER_CODE_HELP = "do not load the file; contact its publisher"
 _UNCHECKED_CAST = (
     "the code uses a value as an object or a tuple of another type, and torch does not check this; the code may read "
     "or write memory outside the value"
@@ -80,7 +80,7 @@ class CodeScan:
             self._add_calls(region, where, find_invalid_numbers(code, self.steps))
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
-                self._report_hazard(region, where, Hazard(_OTHER_CODE, help=_OTHER_CODE_HELP))
+                self._report_hazard(region, where, Hazard(_OTHER_CODE, help=DO_NOT_LOAD))
         # What torch.jit.load itself runs.
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
@@ -91,7 +91,7 @@ class CodeScan:
         is_run_on_load = any(b"__setstate__" in code for code in codes)
         for cast in find_unchecked_casts(codes, types, self.steps):
             region, where, _ = readable[cast.number]
-            hazard = Hazard(_UNCHECKED_CAST, is_run_on_load, True, _OTHER_CODE_HELP)
+            hazard = Hazard(_UNCHECKED_CAST, is_run_on_load, True, DO_NOT_LOAD)
             self._report_hazard(region, f"{where}, line {cast.line}", hazard)
             break
         return types

@@ -44,7 +44,7 @@ _WRONG_LOCATION = (
 _CONFUSED_NAMES = (
     "the pickle calls _rebuild_from_type_v2; after this call, a load in C++ may use other classes than the pickle names"
 )
-_DO_NOT_LOAD = "do not load the file; contact its publisher"
+DO_NOT_LOAD = "do not load the file; contact its publisher"
 _EXPORT_AGAIN = "export the program again without Python objects, or contact the publisher of the file"
 
 
@@ -85,15 +85,15 @@ def find_hazards(scanner: Scanner, use: RecordUse, records: ArchiveRecords | Non
         hazards += [misfit] if misfit is not None else []
         mismatch = scanner.find_script_mismatch(records.types) if records.types is not None else None
         if mismatch is not None:
-            hazards.append(Hazard(mismatch, help=_DO_NOT_LOAD))
+            hazards.append(Hazard(mismatch, help=DO_NOT_LOAD))
     if use.is_locations and scanner.has_wrong_location():
-        hazards.append(Hazard(_WRONG_LOCATION, help=_DO_NOT_LOAD))
+        hazards.append(Hazard(_WRONG_LOCATION, help=DO_NOT_LOAD))
     if is_read_in_cpp and scanner.rebuilds_from_type():
-        hazards.append(Hazard(_CONFUSED_NAMES, help=_DO_NOT_LOAD))
+        hazards.append(Hazard(_CONFUSED_NAMES, help=DO_NOT_LOAD))
     if use.is_constant and scanner.makes_object():
         hazards.append(Hazard(_USED_BY_CODE, help=_EXPORT_AGAIN))
     if use.is_object and scanner.makes_tensor():
-        hazards.append(Hazard(_TENSOR_AS_OBJECT, help=_DO_NOT_LOAD))
+        hazards.append(Hazard(_TENSOR_AS_OBJECT, help=DO_NOT_LOAD))
     if use.is_tensor and scanner.gives_tensor_objects():
         hazards.append(Hazard(_ATTRIBUTE_OF_TENSOR, help=_EXPORT_AGAIN))
     return tuple(hazards)
@@ -106,4 +106,4 @@ def find_misfit(storages: Sequence[Persistent], use: RecordUse, records: Archive
     if misfit is None:
         return None
     text = _OTHER_CLASS if misfit.claimed < 0 else _MISFIT
-    return Hazard(text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded), help=_DO_NOT_LOAD)
+    return Hazard(text.format(quoting.quote(misfit.record), misfit.claimed, misfit.recorded), help=DO_NOT_LOAD)

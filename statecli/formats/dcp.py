@@ -21,7 +21,6 @@ from statecli.core import quoting
 from statecli.core.dtypes import ELEMENT_BITS, nbytes
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ARCHIVE, Box, Boxes, ByteRange, ModelState, Oddity, Packing, TensorData
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
@@ -44,7 +43,7 @@ from statecli.pickles.graph import as_sequence
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source, add_subject_to_errors, read_small_file
-from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME
+from statecli.storage.checkpoint_names import EXTRA_STATE, METADATA, METADATA_NAME, is_plain_file_name
 
 NAME = "dcp"
 TRAITS = FormatTraits(
@@ -66,8 +65,6 @@ _UNREAD_EXTRA_STATE = (
     "is an extra state that statecli did not read (too many, too large or compressed); its module may unpickle the "
     "state during loading"
 )
-#: What makes a path, a drive or a URL of a name, and what breaks a line.
-_NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 ReadFile = Callable[[str], ModelState]
 
@@ -281,7 +278,7 @@ class _Files:
                 self._mark_unreadable([name], quoting.append_reason(quoting.name(name), error), "copy the file again")
 
     def _refuse_outside(self) -> None:
-        names = [name for name in self.ends if name in ("", ".", "..") or name[0] == "~" or _NO_NAME.search(name)]
+        names = [name for name in self.ends if not is_plain_file_name(name)]
         if names:
             predicate = (
                 f" and {len(names) - 1} more names are not plain file names"

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from statecli.core import quoting
 from statecli.core.errors import IndexMismatch, MalformedError, MissingShard, PlaceUnreadable, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
-from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, NoteKind, Oddity, Settings, StateDict, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import is_same_setting, join, put_below, select
@@ -29,15 +28,13 @@ from statecli.formats import deepspeed
 from statecli.formats.shared import config_files, rank_folders
 from statecli.storage import checkpoint_folder, files, json_object
 from statecli.storage.byte_source import Source, add_subject_to_errors
-from statecli.storage.checkpoint_names import SINGLE
+from statecli.storage.checkpoint_names import SINGLE, is_plain_file_name
 
 NAME = "sharded"
 TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # what an index says of its files
 
 #: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
 MAX_INDEX = 32 * 1024 * 1024
-#: What makes a path, a drive or a URL of a name, and what breaks a line.
-_NO_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 #: The key of a checkpoint file of `deepspeed.init_inference`, whose paths may lead anywhere.
 _DEEPSPEED_FILES = "checkpoints"
@@ -257,7 +254,7 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
 
 def _check_name(shard: str, label: str) -> None:
     """Refuse a name with a path, a drive, a URL or a home folder on any system."""
-    if shard in ("", ".", "..") or shard[0] == "~" or _NO_NAME.search(shard):
+    if not is_plain_file_name(shard):
         raise MalformedError(f"{label} points outside its folder: {quoting.quote(shard)} is not a plain file name")
 
 

@@ -21,11 +21,10 @@ from torch import nn
 
 from statecli.core.model_state import Origin
 from statecli.live.attribute_patch import replace_attribute
-from statecli.live.installed_code import format_path, is_installed_file
+from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.walk import own_dict
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Wrappers that torch puts around its own functions and that are nobody's line.
 _WRAPPER_FILES = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
@@ -122,7 +121,7 @@ class Origins:
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
         """Return `place` with its file for people: never an absolute path unless the user typed one."""
-        if place is None or place[0].startswith(("<", _PACKAGE)):
+        if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
             return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
         return Origin(format_path(place[0], self._typed_paths), place[1])
 
@@ -131,7 +130,7 @@ def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
     """Return the innermost line of the user's code; None if statecli called the library itself."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename.startswith(_PACKAGE) and filename != __file__:
+        if filename.startswith(PACKAGE_FOLDER) and filename != __file__:
             return None
         if not (filename.startswith("<") or is_skipped_frame(filename) or is_installed_file(filename)):
             return filename, frame.f_lineno

@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.attribute_patch import replace_attribute
+from statecli.live.installed_code import PACKAGE_FOLDER
 
 #: Variable that allows downloads.
 ALLOWED_BY = "STATECLI_DOWNLOADS"
 ALLOW = f"set {ALLOWED_BY}=1 to allow the download"
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Rooms of statecli that read files from servers.
-_READERS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("storage", "formats", "targets"))
+_READERS = tuple(os.path.join(PACKAGE_FOLDER, room) + os.sep for room in ("storage", "formats", "targets"))
 #: Hosts of this machine. An empty host is one too.
 _LOCAL_HOST = compile_on_use(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
 #: Errors of huggingface_hub for a file that is not in its cache, in offline mode.
@@ -98,7 +98,7 @@ class _Guard:
         frame = sys._getframe(1)
         while frame is not None:
             filename = frame.f_code.co_filename
-            if filename.startswith(_PACKAGE) and filename != __file__:
+            if filename.startswith(PACKAGE_FOLDER) and filename != __file__:
                 return not filename.startswith(_READERS)
             frame = frame.f_back  # type: ignore[assignment]
         return True

@@ -6,6 +6,8 @@ import functools
 import os
 import sys
 
+#: The folder of statecli.
+PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: The folder of the standard library.
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 #: Names of folders into which pip installs.

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TextIO
 
 from statecli.live.attribute_patch import replace_attribute
-from statecli.live.installed_code import STANDARD_LIBRARY, is_installed_file
+from statecli.live.installed_code import PACKAGE_FOLDER, STANDARD_LIBRARY, is_installed_file
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SITE = f"{os.sep}site-packages{os.sep}"
 #: A library whose lines never are the user's.
 _TORCH = f"{os.sep}torch{os.sep}"
@@ -89,7 +88,7 @@ def _is_by_library(frame: types.FrameType | None) -> bool:
     while frame is not None:
         code = frame.f_code
         path = code.co_filename
-        if path.startswith(_PACKAGE):
+        if path.startswith(PACKAGE_FOLDER):
             return bool(library)
         is_standard = path.startswith(STANDARD_LIBRARY) and _SITE not in path
         if not path.startswith("<") and not is_standard:

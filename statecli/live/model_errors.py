@@ -19,7 +19,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live import argument_errors, downloads, torchscript_errors, transformers_tasks, without_download
 from statecli.live.exception_text import get_exception_text
-from statecli.live.installed_code import format_path, is_installed_file
+from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
@@ -27,7 +27,6 @@ from statecli.live.working_line import INSTALL, Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @contextmanager
@@ -233,7 +232,7 @@ def _find_deepest_user_line(error: BaseException) -> tuple[str, int] | None:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith((_PACKAGE, "<frozen"))
+        if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<frozen"))
     ]
     user_places = [place for place in frames if not is_installed_file(place[0])]
     other_places = [place for place in frames if f"{os.sep}torch{os.sep}" not in place[0]]

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from statecli.live.assignment_lines import is_skipped_frame
-from statecli.live.installed_code import format_path, is_installed_file
+from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.spec import parse_spec
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Files of statecli that code of the user may call, such as patches of torch. Other files call the code of the user.
 _LIVE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -135,7 +134,7 @@ def _iter_called_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames of user code up to the call by statecli: a console script or a notebook is not part of the model."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename.startswith(_PACKAGE) and not filename.startswith(_LIVE):
+        if filename.startswith(PACKAGE_FOLDER) and not filename.startswith(_LIVE):
             return
         if is_user_code(filename):
             yield frame
@@ -151,7 +150,7 @@ def _iter_user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 def is_user_code(filename: str) -> bool:
     """Whether the file belongs to neither torch nor statecli."""
-    return not (filename.startswith((_PACKAGE, "<")) or is_skipped_frame(filename))
+    return not (filename.startswith((PACKAGE_FOLDER, "<")) or is_skipped_frame(filename))
 
 
 def get_place(frame: FrameType | None) -> Place | None:

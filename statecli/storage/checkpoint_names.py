@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statecli.core.lazy_pattern import compile_on_use
 
+#: Characters that no file name in an index or in metadata has: they make a path, a drive or a URL, or break a line.
+_NOT_IN_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
 #: Names of weight files, in the order of transformers and diffusers; each may be an index instead.
 SINGLE = (
     "model.safetensors",
@@ -68,3 +70,8 @@ EXTRA_STATE = "_extra_state"
 
 #: The number that begins a legacy file of torch.save; torch compares its value.
 LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+
+
+def is_plain_file_name(name: str) -> bool:
+    """Return False for a path, a drive, a URL or a home folder of any system, and for a name that breaks a line."""
+    return name not in ("", ".", "..") and name[0] != "~" and not _NOT_IN_NAME.search(name)

@@ -11,11 +11,10 @@ from contextlib import contextmanager
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import files
-from statecli.storage.store import FileVersion as FileVersion
+from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion as FileVersion
 
-#: Messages about a file that has another version at the end.
+#: Message about a file that has another version at the end, after other results were computed from its bytes.
 CHANGED = "changed while statecli read it, so the result is not valid; compare again"
-TRY_AGAIN = "changed while statecli read it; try again"
 
 
 class FileChanged(UnreadableError):
@@ -43,7 +42,7 @@ def find_changed(versions: Mapping[str, FileVersion | None]) -> list[str]:
 def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
     """Raise `UnreadableError` for the first file that has another version now."""
     for path in find_changed(versions):
-        raise UnreadableError(f"{path}: {TRY_AGAIN}")
+        raise UnreadableError(f"{path}: {CHANGED_TRY_AGAIN}")
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
-from statecli.storage.object_store import CHANGED, Listing, Missing, confirm_version
+from statecli.storage.object_store import Listing, Missing, confirm_version
 from statecli.storage.retry import Transient
-from statecli.storage.store import FileVersion
+from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 from statecli.storage.url import is_chain
 
 _Object = TypeVar("_Object")
@@ -100,7 +100,7 @@ class BucketAnswer(NamedTuple):
         start, end, size = parse_range(self.content_range, self.content_length, offset, length)
         version = FileVersion(size, self.marker)
         if expected is not None and expected != version:
-            raise UnreadableError(CHANGED)
+            raise UnreadableError(CHANGED_TRY_AGAIN)
         pieces = []
         while piece := await self.body.read(PIECE_BYTES):
             prefetch_progress.count_arrived(len(piece))

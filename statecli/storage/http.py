@@ -16,7 +16,7 @@ from statecli.core.errors import PlaceUnreadable, UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import connections, credentials, html_listing, redact
 from statecli.storage.masked_url import hide_secrets, parse_url
-from statecli.storage.object_store import Listing, Missing, Unsure, confirm_version
+from statecli.storage.object_store import REDIRECTS, Listing, Missing, Unsure, confirm_version
 from statecli.storage.retry import ConnectionCut, Transient, retry
 from statecli.storage.store import FileVersion
 
@@ -41,7 +41,6 @@ _FILE = compile_on_use(
     r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
 )
 _BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])
-_REDIRECTS = frozenset([301, 302, 303, 307, 308])
 #: Statuses of an answer to an expired signature, after which the first URL is requested again.
 _EXPIRED = frozenset([400, 401, 403, 404, 410])
 
@@ -194,7 +193,7 @@ class Http:
                 response = connections.send(at, {**headers, **own_headers, "Accept-Encoding": "identity"})
             except (Transient, UnreadableError) as why:
                 raise _name_server(why, at, url) from None
-            if response.status not in _REDIRECTS:
+            if response.status not in REDIRECTS:
                 return Answer(response, at, sent)
             _release(response)
             at = _resolve_redirect(at, response.headers.get("Location"))

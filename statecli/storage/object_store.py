@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol, cast
 
 from statecli.core.errors import UnreadableError
 from statecli.storage import lifetime
-from statecli.storage.store import FileVersion
+from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 from statecli.storage.url import SERVERS, split_url
 
-#: Message about a file whose version changes between two answers.
-CHANGED = "changed while statecli read it; try again"
+#: Statuses of redirects.
+REDIRECTS = frozenset([301, 302, 303, 307, 308])
 
 
 class Missing(UnreadableError):
@@ -44,7 +44,7 @@ def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVe
     pairs = [(before, after) for before, after in zip_longest(old, new, fillvalue="") if before and after]
     # The first marker is the most reliable.
     if expected.size != actual.size or (pairs and pairs[0][0] != pairs[0][1]):
-        raise UnreadableError(CHANGED)
+        raise UnreadableError(CHANGED_TRY_AGAIN)
     markers = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
     return FileVersion(expected.size, markers or None)
 

@@ -24,9 +24,9 @@ from statecli.storage.fsspec_store import (
     translate_network_error,
 )
 from statecli.storage.limits import settings
-from statecli.storage.object_store import CHANGED, Listing, Missing
+from statecli.storage.object_store import REDIRECTS, Listing, Missing
 from statecli.storage.retry import Transient
-from statecli.storage.store import FileVersion
+from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 
 _Result = TypeVar("_Result")
 
@@ -35,8 +35,6 @@ _BUSY = frozenset(
 )
 #: Statuses after which the same request may succeed.
 _TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
-#: Statuses of redirects.
-_REDIRECTS = frozenset([301, 302, 303, 307, 308])
 #: Messages for error codes of S3.
 _CODES = {
     "NoSuchBucket": "its bucket does not exist",
@@ -49,8 +47,8 @@ _CODES = {
     "TokenRefreshRequired": "access is refused: your AWS credentials have expired; log in again",
     "RequestTimeTooSkewed": "access is refused: the clock of this machine is wrong; correct the clock",
     "InvalidObjectState": "is archived (Glacier): restore it first",
-    "PreconditionFailed": CHANGED,
-    "412": CHANGED,
+    "PreconditionFailed": CHANGED_TRY_AGAIN,
+    "412": CHANGED_TRY_AGAIN,
     "NoSuchVersion": "does not have this version",
 }
 _REFUSED = (
@@ -181,7 +179,7 @@ class _SessionWithoutRedirects:
     async def request(self, *arguments: Any, **options: Any) -> Any:
         answer = await self._session.request(*arguments, **options, allow_redirects=False)
         leads_away = "Location" in answer.headers or answer.method == "HEAD"  # the request of botocore for the region
-        if answer.status in _REDIRECTS and leads_away and "x-amz-bucket-region" not in answer.headers:
+        if answer.status in REDIRECTS and leads_away and "x-amz-bucket-region" not in answer.headers:
             answer.close()
             raise UnreadableError(_FOREIGN.format(what=f"HTTP {answer.status}"))
         return answer

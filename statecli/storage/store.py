@@ -11,6 +11,8 @@ import msgspec
 from statecli.core.errors import UnreadableError
 from statecli.storage.url import is_remote
 
+#: A changed file, which may be read as a whole at another try.
+CHANGED_TRY_AGAIN = "changed while statecli read it; try again"
 #: Most folders inside one another: a server may list a folder as part of the same folder.
 MAX_FOLDER_DEPTH = 64
 #: Most folders of a server that are listed for one target, and most names in them: a server may make up more.

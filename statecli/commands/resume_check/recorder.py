@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from statecli.commands.resume_check.record import UNREADABLE, Digests, RunRecord, StepRecord
 from statecli.core.units import join_names
-from statecli.live.installed_code import is_installed_file
+from statecli.live.installed_code import PACKAGE_FOLDER, is_installed_file
 
 #: Hexadecimal digits of a digest.
 _DIGITS = 16
@@ -242,16 +242,13 @@ def _iter_variables() -> Iterator[tuple[str, Any]]:
     """Yield the variables of the running functions of the script and attributes of `self`, inner functions first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(_PACKAGE):
+        if _is_script(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
             yield from tuple(frame.f_locals.items())
             owner = frame.f_locals.get("self")
             attributes = getattr(owner, "__dict__", None)
             if type(attributes) is dict:
                 yield from ((f"self.{name}", value) for name, value in tuple(attributes.items()))
         frame = frame.f_back
-
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 def _list_variables() -> dict[int, str]:
