@@ -76,7 +76,7 @@ def github(text):
     actual = []
     for line in text.splitlines():
         match = COMMAND.fullmatch(line)
-        assert match or not line.lstrip().startswith("::"), line
+        assert (match is not None) == line.lstrip().startswith("::"), line
         assert "##[" not in line
         if match:
             level, properties, message = match.groups()

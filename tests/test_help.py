@@ -135,6 +135,10 @@ def test_a_wrong_line_is_status_2(statecli, command):
     assert statecli(*command.split(), "--no-such-option").code == 2
 
 
+#: Beginnings of the examples that exit with 1: the diff, the search or the check has a finding.
+FOUND = ("statecli diff old.pt new.", "statecli bisect ", "statecli resume-check ", "statecli merge ")
+
+
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
 def test_an_example_runs(statecli, desk, command, line):
     """The help of the command lists the exit status as success or findings."""
@@ -143,7 +147,7 @@ def test_an_example_runs(statecli, desk, command, line):
             pytest.skip("git is not installed")
         subprocess.run(["git", "init", "--quiet"], check=True)
     for before in BEFORE.get(command, ()):
-        assert statecli(*shlex.split(before)).code in (0, 1)
+        assert statecli(*shlex.split(before)).code == 0
     if line.startswith("git "):
         assert subprocess.run(shlex.split(line), check=False).returncode == 0
         return
@@ -160,7 +164,7 @@ def test_an_example_runs(statecli, desk, command, line):
         assert result.err == "statecli: browse: standard input is not a terminal; use statecli inspect\n"
         return
     assert str(result.code) in dict(MANUALS[command].list_statuses())
-    assert result.code in (0, 1), result
+    assert result.code == line.startswith(FOUND), result
     written = words[words.index("-o") + 1] if "-o" in words else None
     assert (desk / written).stat().st_size if written else result.out
 
@@ -177,7 +181,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command):
         shown = not parameter.hidden
         assert all((f"{flag} " in text or f"{flag}," in text) == shown for flag in parameter.flags if len(flag) > 2)
         assert all(f"{alias} " not in text for alias in parameter.aliases)
-        assert not shown or words_of(parameter.help) in said
+        assert (words_of(parameter.help) in said) == shown
         if shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
             assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)
@@ -218,7 +222,7 @@ def test_lines_break_as_those_of_textwrap(color):
     """Lines break as those of textwrap, at every width, with the colour of the usage too."""
     texts = [line.partition("\t")[2] for line in help_page_lines() if "\t" in line]
     texts += [f"\x1b[1mUsage:\x1b[0m {texts[0]}"] if color else []
-    assert len(texts) > 300 or color
+    assert len(texts) > 300
     for width in (1, 20, 21, *range(40, 201, 7)):
         style = help_page._Style(width, color=color)
         for text in texts:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from statecli.__main__ import names_model_code
 from statecli.cli import process_exit
@@ -347,6 +347,8 @@ def test_a_timeout_changes_nothing_for_a_checkpoint_in_time():
 
 
 @given(st.text(st.sampled_from("ab.:/()= 'C\\py"), max_size=12))
+@example("a.py:C")
+@example("a.b:C()")
 def test_each_spec_is_supervised(text):
     """Every text that names a class is found, in each spelling of an option."""
     try:

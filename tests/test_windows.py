@@ -179,7 +179,8 @@ def test_a_training_is_resumed(folder, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(folder))
     done = run(folder, "resume-check", "script.py::main", "--steps", "4", libraries="import torch")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "equal" in done.stdout
+    verdict = "a training run resumed from step 2 of 4 equals the uninterrupted run: exit status 0"
+    assert done.stdout.splitlines()[-1] == verdict
 
 
 #: Presses keys on a screen without a terminal. The loop of asyncio is that of POSIX, and needs a pair of sockets.
@@ -223,7 +224,7 @@ def test_names_are_removed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "False False False\n"
-    assert "No module named 'fcntl'" in done.stderr or "import of fcntl halted" in done.stderr
+    assert "import of fcntl halted" in done.stderr
 
 
 def test_names_of_posix_are_in_one_module():

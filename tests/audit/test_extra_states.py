@@ -63,6 +63,10 @@ STATES = {
 }
 
 
+#: States with a key that the audit cannot compute.
+NOT_READ = ("a user's text", "a text by copyreg", "a tagged text")
+
+
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("file", ["a.pt", "custom_checkpoint_0.pkl"])
 def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, statecli):
@@ -71,7 +75,7 @@ def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, stat
     loaded = torch.load(tmp_path / file, weights_only=False)
     assert torch.equal(loaded[KEY], STATE)
     result = statecli("audit", tmp_path / file, "--no-config")
-    assert result.code != 0, result.out
+    assert result.code == (2 if name in NOT_READ else 1), result.out
 
 
 def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):

@@ -22,7 +22,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.package
-from hypothesis import given
+from hypothesis import example, given
 from safetensors.torch import save_file
 
 from statecli import inspect
@@ -416,6 +416,7 @@ _PARTS = (
 
 
 @given(st.lists(st.sampled_from(_PARTS), min_size=1).map("".join))
+@example("cos\nsystem\n(S'a'\ntR.")
 def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
     """`pickletools` reads the text up to a call or a STOP. Appending to an import also calls its `append`."""
     path = tmp_path_factory.getbasetemp() / "text"

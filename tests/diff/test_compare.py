@@ -266,13 +266,13 @@ def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
         return lambda *progress: done.append(progress)
 
     compare_targets(Request(first, second, how=how), bar)
-    assert total == [] or compiled_kernel.native is None
+    assert total == ([] if compiled_kernel.native else [64])
     total.clear(), done.clear()
     monkeypatch.setattr(plain_bytes, "MAX_BYTES", 0)
     compare_targets(Request(first, second, how=how), bar)
     assert total == [64]
     assert sum(count for _, count in done) == 64
-    assert {name for name, _ in done} <= {"a", "b"}
+    assert {name for name, _ in done} == {"b"}
 
 
 # --- filters -------------------------------------------------------------------------------------------------------

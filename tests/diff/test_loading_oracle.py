@@ -285,6 +285,18 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
     holds()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_one_of_two_tied_names_may_be_left_out_of_safetensors(form, zoo, tmp_path):
+    """In other formats, the name is missing, as for torch."""
+    state = build_net(zoo, "Tied").state_dict()
+    del state["head.weight"]
+    save_state(state, tmp_path / form)
+    actual, ties = statecli_findings(tmp_path / form, f"{zoo[0]}:Tied")
+    is_safetensors = form == "net.safetensors"
+    assert ties == ({"head.weight"} if is_safetensors else set())
+    assert actual == (set() if is_safetensors else {("missing-entry", "head.weight")})
+
+
 def zoo_fresh(zoo, name):
     """Build the class as the command does: a lazy class stays lazy."""
     return getattr(zoo[1], name)()

@@ -67,18 +67,18 @@ def test_the_last_lines_name_the_command_that_writes_the_fixes(desk, statecli, c
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "code"),
     [
-        NET.replace("torch.ones(4)", "{'a': [torch.ones(4)], 'b': nn.Linear(2, 2)}"),  # by hand
-        NET.replace("self.t = torch.ones(4)", "self.register_buffer('t', torch.ones(4))"),
+        (NET.replace("torch.ones(4)", "{'a': [torch.ones(4)], 'b': nn.Linear(2, 2)}"), 1),  # by hand
+        (NET.replace("self.t = torch.ones(4)", "self.register_buffer('t', torch.ones(4))"), 0),
     ],
 )
-def test_no_command_is_named_that_would_write_nothing(desk, statecli, text):
+def test_no_command_is_named_that_would_write_nothing(desk, statecli, text, code):
     """`statecli fix` has nothing to write there: the fix is in words, or nothing is wrong."""
     (desk / "net.py").write_text(text)
     for command in ("inspect", "verify"):
         assert "write the fixes" not in statecli(command, "net.py:Net", "-f", "table").out
-    assert statecli("fix", "net.py:Net", "--write").code in (0, 1)
+    assert statecli("fix", "net.py:Net", "--write").code == code
     assert (desk / "net.py").read_text() == text
 
 
@@ -297,7 +297,7 @@ def test_a_model_that_ends_the_process_changes_nothing(desk, statecli):
     (desk / "net.py").write_text(text)
     result = statecli("fix", "net.py:Net", "--input", "2x4")
     assert (desk / "net.py").read_text() == text
-    assert result.code in (1, 2)
+    assert result.code == 1
 
 
 def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):

@@ -83,7 +83,8 @@ def test_what_it_registers_is_exact(real, spec):
     buffers = {name for name, tensor in module.items() if tensor.kind is Kind.BUFFER}
     assert buffers == {"table", "count"}
     assert all(module[name].persistent for name in buffers)
-    assert {tensor.requires_grad for name, tensor in module.items() if "frozen" in name} <= {False, None}
+    frozen = {tensor.requires_grad for name, tensor in module.items() if "frozen" in name}
+    assert frozen == {None if spec in ("0-bf16-1", "1-bf16-1") else False}  # these two do not save the fact
     if spec[0] != "0":
         learning = {name for name, tensor in module.items() if tensor.requires_grad}
         assert learning == module.keys() - buffers - {"frozen.weight", "frozen.bias"}
@@ -191,7 +192,7 @@ def test_settings_are_named_alike_in_all_stages(real):
 def test_an_audit_of_a_real_folder_finds_nothing(statecli, real, spec):
     """DeepSpeed's own classes are data, and every pickle was scanned."""
     result = statecli("audit", str(real / spec), "--values", "-f", "json")
-    assert {finding["severity"] for finding in result.json["findings"]} <= {"note"}
+    assert {finding["severity"] for finding in result.json["findings"]} == {"note"}
     files = list((real / spec).rglob("*.pt"))
     assert {finding.place.path for finding in scan.scan_pickles(str(real / spec))} == {str(file) for file in files}
 
@@ -519,7 +520,7 @@ def test_odd_numbers_in_a_rank_spoil_only_its_parameters(statecli, tmp_path, wha
     for rank in range(2):
         edit_optimizer(folder, rank, lambda state: state.update(HOSTILE[what]))
     result = statecli("inspect", str(folder), "-f", "json")
-    assert result.code in (0, 2)
+    assert result.code == (0 if what in ("negative paddings", "no numbers", "no states") else 2)
     assert result.err.count("\n") == (result.code == 2)
     assert [row["fqn"] for row in result.json["tensors"] if row["section"] == "module"] == ["a", "b", "c", "d"]
 

@@ -412,9 +412,11 @@ def test_random_damage_is_refused_or_read(reader, small, tmp_path):
     """Several bytes change at once, and blocks are cut out, inserted and doubled."""
     rng = generator(SEED)
     path = tmp_path / "x.pt"
+    read = 0
     for _ in range(600):
         path.write_bytes(mutant(rng, [small[reader]]))
-        listing(reader, path)
+        read += isinstance(listing(reader, path), tuple)
+    assert 0 < read < 600
 
 
 def test_hostile_graphs_reach_the_reader_of_tensors(tmp_path):

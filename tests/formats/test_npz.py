@@ -380,6 +380,7 @@ ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 @pytest.mark.parametrize("kind", "?biufcSUVOmM")
 def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
     """numpy reads a single letter as a C type: `b` is int8, `f` float32, `c` a text of one byte."""
+    refused = []
     for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
         path = file(tmp_path, npy(format_header(descr=f"'{code}'", shape="(1,)"), bytes(256)))
         try:
@@ -389,14 +390,16 @@ def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
         try:
             (tensor,) = formats.read(path).tensors
         except MalformedError:
-            assert expected is None or code not in (expected.str, f"={expected.str[1:]}")
+            refused += [code] if expected is not None else []
             continue
         if ELSEWHERE.fullmatch(code) or tensor.dtype == "numpy O":
             continue
         assert (code, tensor.nbytes) == (code, expected.itemsize)
         if expected.kind in "biufc":
             assert (code, tensor.dtype.removeprefix("numpy ").removeprefix(">")) == (code, expected.name)
-            assert tensor.data is None or expected.itemsize == 1 or tensor.data.storage.big_endian == (order == ">")
+            assert tensor.data.storage.big_endian == (order == ">" and expected.itemsize > 1)
+    # Spellings that numpy never writes.
+    assert refused == [order + kind] * (kind in "bifc") + [f"{order}{kind}08"] * (kind in "iufcOmM")
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
@@ -466,8 +469,9 @@ def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, 
     for name, array in arrays.items():
         numpy.save(tmp_path / f"{name}.npy", array)
     first, swapped, same = (str(tmp_path / f"{name}.npy") for name in arrays)
-    assert statecli("diff", first, swapped).code != 0
-    assert code == "f16" or statecli("diff", first, same).code == 0
+    # statecli compares no numbers of 16 bytes.
+    assert statecli("diff", first, swapped).code == (2 if code == "f16" else 1)
+    assert statecli("diff", first, same).code == (2 if code == "f16" else 0)
 
 
 def test_one_that_is_no_array(tmp_path):
@@ -535,6 +539,7 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
     path = save_npz(tmp_path, packed, a=numpy.arange(8, dtype="<f4").reshape(2, 4))
     data = Path(path).read_bytes()
     start = data.index(b"a.npy") + 5 + 20
+    same = []
     for at in range(start, start + (60 if packed else 128)):
         for bit in (1, 2, 8):
             flipped = bytearray(data)
@@ -543,8 +548,11 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
                 (row,) = formats.read(file(tmp_path, bytes(flipped), "b.npz")).tensors
             except UnreadableError:
                 continue
-            # Other deflated bits may inflate to the same bytes.
-            assert row.damage or (row.dtype, row.shape) == ("float32", (2, 4)), (at, bit)
+            if not row.damage:
+                assert (row.dtype, row.shape) == ("float32", (2, 4)), (at, bit)
+                same.append(flipped)
+    # Other deflated bits may inflate to the same bytes.
+    assert len(same) == packed
 
 
 def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def test_bytes_that_import_a_name_and_break_off_are_reported(tmp_path):
     (tmp_path / "evil.py").write_text("open('PWNED', 'w')")
     data = b"cevil\nname\n\0"
     assert load("import sys; sys.path.insert(0, ''); " + LOAD, data, tmp_path)
-    assert {"unsafe-global", "unscanned-pickle"} & rules_of(tmp_path / "x")
+    assert rules_of(tmp_path / "x") == {"unsafe-global", "unscanned-pickle"}
     (tmp_path / "x").write_bytes(b"cat\ndog\nhorse\n")
     assert not rules_of(tmp_path / "x")
 
@@ -125,7 +125,8 @@ def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
     """The pickle has no names and does not begin with PROTO; bytes after the pickle do not change the result."""
     oracle = f"import pickle\ntry: pickle.loads({BOMBS[name]!r})\nexcept MemoryError: open('PWNED', 'w')"
     process = run_python(["-c", LIMIT_TIME + oracle], "statecli", cwd=tmp_path, timeout=30)
-    assert process.returncode < 0 or (tmp_path / "PWNED").exists()
+    is_refused = "memo" in name  # Python refuses a large memo, and never ends with such a key
+    assert (process.returncode < 0, (tmp_path / "PWNED").exists()) == (not is_refused, is_refused)
     for rest in (b"", b"other"):
         (tmp_path / "vocab.bin").write_bytes(BOMBS[name] + rest)
         assert "allocation-bomb" in rules_of(tmp_path)

@@ -474,7 +474,7 @@ def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config,
     findings = scan_pickles(str(build_archive(tmp_path / "b.ptl", {**records, **more}, "")))
     assert "bytecode.pkl" in [finding.where.rpartition("/")[2] for finding in findings if finding.doer]
     assert any("m_weights_config.json" in finding.unread for finding in findings if finding.unread)
-    assert statecli("audit", str(tmp_path / "b.ptl")).code != 0
+    assert statecli("audit", str(tmp_path / "b.ptl")).code == 2
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d\x0f\0\0\0\0\0\0\0", b"\x8c\x0f", b"\n"], ids=repr)
@@ -740,8 +740,8 @@ def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
     write_archive({name: data.replace(b"torch.sin(x)", deep) for name, data in records.items()}, "deep.pt")
     assert statecli("audit", "sin.pt", "--select", "pickles").code == 0
     result = statecli("audit", "deep.pt", "--select", "pickles")
-    assert result.code != 0
-    assert "which crashes torch.jit.load" in result.out + result.err
+    assert result.code == 1
+    assert "which crashes torch.jit.load" in result.out
 
 
 class Pairs(nn.Module):
@@ -774,5 +774,5 @@ def test_a_type_text_that_overflows_the_stack_is_not_passed(record, statecli, in
     assert forked_python(f"import torch, torch.jit.mobile; {load}('deep.pt')", cwd=tmp_path).returncode < 0
     assert "nested brackets" not in statecli("audit", "pairs.pt", "--select", "pickles").out
     result = statecli("audit", "deep.pt", "--select", "pickles")
-    assert result.code != 0
-    assert "nested brackets, which crashes torch" in result.out + result.err
+    assert result.code == 1
+    assert "nested brackets, which crashes torch" in result.out

@@ -502,7 +502,7 @@ def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
 
 def test_a_save_that_failed_is_told(tmp_path):
     """A failed save leaves a zip with a valid end, but without the object."""
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):  # depends on the release of Python
         torch.save({"f": lambda: 0}, tmp_path / "x.pt")
     with pytest.raises(MalformedError, match="the save did not finish"):
         torch_zip.read(str(tmp_path / "x.pt"))

@@ -60,7 +60,7 @@ def browser(tmp_path_factory):
 
 def save_page(target, path, *options):
     command = ["-m", "statecli", "inspect", target, "-f", "html", "-o", path, *options]
-    assert run_python(command, "statecli").returncode in (0, 1)
+    assert run_python(command, "statecli").returncode == 0
     return path
 
 
@@ -215,7 +215,7 @@ def test_hostile_names_are_text(browser, tmp_path):
     assert len(rows) == len(state)
     assert rows[0][0] == f"{HOSTILE[0]}.0"
     assert "\\u202e" in rows[3][0]
-    assert set(browser.run(tags)) <= {"div", "span", "button", "dt", "dd"}
+    assert set(browser.run(tags)) == {"div", "span", "dt", "dd"}
     assert browser.run("return [document.title, document.documentElement.scrollWidth]") == [
         str(tmp_path / "net.pt"),
         1280,

@@ -959,7 +959,7 @@ def test_what_a_dict_makes_of_its_argument_is_not_passed(name, save_checkpoint, 
     """A dict takes keys of dicts and elements of sets for pairs; HQQ reads keys and storages as letters."""
     result = statecli("audit", save_checkpoint(HIDDEN_PAIRS[name]), "--no-config")
     assert result.code == 1, result.out
-    assert "HQQ" in result.out or "cannot" in result.out
+    assert ("HQQ" if name in ("tensors as keys", "a storage", "a set") else "cannot") in result.out
 
 
 def test_dtypes_are_passed(messages):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from statecli.values import compiled_kernel, kernels
 from statecli.values.delta import CompareOptions
@@ -43,12 +44,14 @@ def test_wide_sums_are_those_of_fractions(first, second):
 
 
 @given(wides)
+@example(Wide(1.0, 1023))
+@example(Wide(1.0, 1024))
 def test_a_root_is_a_root(wide):
     """The square of the root equals the sum within float64's range; beyond the range, the root is infinite."""
     root = wide.square_root()
-    if 1e-300 < root < math.inf:
+    assert math.isinf(root) == (exact(wide) > Fraction(sys.float_info.max) ** 2)
+    if not math.isinf(root):
         assert float(Fraction(root) ** 2 / exact(wide)) == pytest.approx(1, rel=1e-12)
-    assert root != math.inf or exact(wide) > Fraction(1e154) ** 2
 
 
 def test_nothing_added_changes_nothing(way):
@@ -133,9 +136,8 @@ def test_every_value_of_sixteen_bits(name):
         zeros = torch.zeros_like(part)
         actual_stored = compiled_kernel.tally_stored(stored_integers(zeros), stored_integers(part), (name, name))
         wide = part.to(torch.float64)
-        vanishing = wide.abs().max() < 2.0**-40
-        if not torch.isfinite(wide).all() or wide.abs().max() > 2.0**60 or vanishing:
-            assert actual_stored is None or actual_stored.max_abs == float(wide.abs().max())
+        if not torch.isfinite(wide).all():
+            assert actual_stored is None
         else:
             assert actual_stored.max_abs == float(wide.abs().max())
             assert actual_stored.changed == int((wide != 0).sum())

@@ -119,6 +119,7 @@ def test_fully_shard_itself_refuses_what_the_proof_refuses():
 
     from statecli.commands.verify.proofs.shard import _explain_refusal, _use_fake_group
 
+    answers = []
     with _use_fake_group():
         mesh = init_device_mesh("cpu", (2,))
         for tensor in (torch.tensor(1.0), torch.ones(4, 3).t(), torch.ones(1), torch.ones(4, 3), torch.ones(0)):
@@ -132,6 +133,8 @@ def test_fully_shard_itself_refuses_what_the_proof_refuses():
             except (ValueError, NotImplementedError):
                 refused = True
             assert refused is (_explain_refusal(tensor) is not None)
+            answers.append(refused)
+    assert set(answers) == {True, False}
 
 
 def test_the_parts_of_ddp_and_fully_shard_are_columns():
