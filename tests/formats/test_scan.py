@@ -533,7 +533,7 @@ def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
     with zipfile.ZipFile(tmp_path / "whole.pt") as archive:
         members = [Member(name, archive.read(name)) for name in archive.namelist()]
     folder = members[0].name.partition("/")[0]
-    for name, code in ((f"{folder}/code/__torch__/data/x.PY", 2), (f"{folder}/data/x", 1)):
+    for name, code in ((f"{folder}/code/__torch__/data/x.PY", 1), (f"{folder}/data/x", 2)):
         odd = Member(name, b"x", method=8, packed=b"\xfd\xff" * 20)
         (tmp_path / "model.pt").write_bytes(build([*members, odd]))
         done = statecli("audit", str(tmp_path / "model.pt"))
