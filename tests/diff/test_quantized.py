@@ -325,12 +325,12 @@ FORMS = sorted({key.partition(".")[0] for key in load_file(DATA)} - {"weight"})
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_damaged_part_never_ends_the_diff(diff, quantized_forms, weight, name):
-    """Each part of each layout in wrong shapes and with wrong values: an answer, or one line about the weight."""
+    """Each part of each layout in wrong shapes and with wrong values has an answer, not an error."""
     parts = parts_of(quantized_forms, name)
     for part in parts:
         for damaged in _damage(parts[part]):
             result = compare(diff, weight, parts | {part: damaged.contiguous()})
-            assert all(text.startswith("proj.weight: ") for _, text in result.broken), (part, damaged.shape)
+            assert result.broken == (), (part, damaged.shape)
 
 
 @pytest.mark.parametrize("state", [b'{"blocksize": 1000000000000000000000}', b'{"blocksize": 64}'])
