@@ -266,13 +266,14 @@ def _build_cast_lines(changes: Sequence[Change], _: _Overview, __: bool) -> Iter
             by_types.setdefault((change.before.dtype, change.after.dtype), []).append(change)
     for (before, after), rows in by_types.items():
         inexact_rows = [row for row in rows if _has_exceptions(row)]
-        exact = Counter(_get_transformation(row).rounding for row in rows if row not in inexact_rows)
+        exact_rows = [row for row in rows if not _has_exceptions(row)]
+        exact = Counter(_get_transformation(row).rounding for row in exact_rows)
         parts = [f"{count:,} {_ROUNDINGS[rounding]}" for rounding, count in exact.items()]
         if inexact_rows:
             parts.append(f"{len(inexact_rows):,} not")
         text = f"{len(rows):,} cast {before} → {after}"
         yield Line((text,), "; ".join(parts) if len(parts) > 1 else parts[0].partition(" ")[2])
-        rows_with_lost_values = [row for row in rows if row not in inexact_rows and _lost_values(row)]
+        rows_with_lost_values = [row for row in exact_rows if _lost_values(row)]
         for kind, exceptions in (("not rounded", inexact_rows), ("out of range", rows_with_lost_values)):
             for row in exceptions[:_MAX_NAMED]:
                 text = _describe(row) if kind == "not rounded" else describe_lost_values(row) or ""
@@ -652,7 +653,8 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
         transformation = rows[0].transformation
         assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - so are they grouped
         inexact_rows = [row for row in rows if _has_exceptions(row)]
-        errors = [_error_of(row) for row in rows if row not in inexact_rows]
+        exact_rows = [row for row in rows if not _has_exceptions(row)]
+        errors = [_error_of(row) for row in exact_rows]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
         library = _LIBRARIES[transformation.quantization.layout]
         coded_type = f"{codes}{f' ({library})' if library else ''}"
@@ -662,10 +664,10 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
         parts = [f"{rule}: rel. error {ends}" if errors else rule, deviation_text]
         yield Line((text,), "; ".join(parts[: 2 if inexact_rows else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
-        outliers = [row for row in rows if row not in inexact_rows and _error_of(row) > limit]
+        outliers = [row for row in exact_rows if _error_of(row) > limit]
         bad = [*inexact_rows, *outliers]
         for row in rows if unfold else bad[:_MAX_NAMED]:
-            mood = "bad" if row in bad else ""
+            mood = "bad" if _has_exceptions(row) or _error_of(row) > limit else ""
             yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", mood)
         if len(bad) > _MAX_NAMED and not unfold:
             yield Line((f"  … and {len(bad) - _MAX_NAMED:,} more",), "", "dim")
