@@ -78,8 +78,8 @@ class TrainingCheck:
             return
         self._steps += 1
         changed = _list_changed(self._before, model)
-        own = _list_tensors(model).keys()
-        parameters = {name: parameter for name, parameter in model.named_parameters() if name in own}
+        tensor_names = _list_tensors(model).keys()
+        parameters = {name: parameter for name, parameter in model.named_parameters() if name in tensor_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
         lines: list[str] = []
         if self._waiting is None and (trainable & changed or not trainable):
@@ -138,12 +138,19 @@ class TrainingCheck:
             self.report([f"cannot check the saved file: {error}"])
             return
         changes = [change for change in diff.changes if change.after is not None]
-        saved = {change.fqn for change in changes if _is_held(change)}
+        saved_names = {change.fqn for change in changes if _is_held(change)}
         ties = {change.fqn: set(change.after.tied_to) for change in changes if change.after is not None}
-        lost = {change.fqn for change in changes if change.fqn not in saved and saved.isdisjoint(ties[change.fqn])}
-        missing = {change.fqn for change in changes if change.status is Status.ADDED}
+        unsaved_names = {
+            change.fqn
+            for change in changes
+            if change.fqn not in saved_names and saved_names.isdisjoint(ties[change.fqn])
+        }
+        missing_names = {change.fqn for change in changes if change.status is Status.ADDED}
         names = [change.fqn for change in changes]
-        groups = (lost & missing, f"missing in {path}"), (lost - missing, f"differs between {path} and the model")
+        groups = (
+            (unsaved_names & missing_names, f"missing in {path}"),
+            (unsaved_names - missing_names, f"differs between {path} and the model"),
+        )
         lines = [f"{_join_globs(group, names)}: {text}" for group, text in groups if group]
         self.report([*lines, *(f"not checked: {pair.message}" for pair in diff.broken)])
 
@@ -175,8 +182,8 @@ def _describe_frozen(model: nn.Module, changed: set[str]) -> list[str]:
     frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed
     buffers: set[str] = set()
     for prefix, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(parameter.requires_grad for parameter in own):
+        own_parameters = list(module.parameters(recurse=False))
+        if own_parameters and not any(parameter.requires_grad for parameter in own_parameters):
             buffers |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)}
     buffers &= changed
     lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
@@ -195,14 +202,14 @@ def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
     for name in sorted(names):
         steps = name.split(".")
         prefixes = [".".join(steps[:end]) + "." for end in range(1, len(steps))]
-        whole = next((p for p in prefixes if not any(other.startswith(p) for other in others)), None)
-        globs.append(name if whole is None else whole + "*")
+        module_prefix = next((p for p in prefixes if not any(other.startswith(p) for other in others)), None)
+        globs.append(name if module_prefix is None else module_prefix + "*")
     return join_names(list(dict.fromkeys(globs)), _SHOWN_NAMES)
 
 
 def _is_held(change: Change) -> bool:
     """Return True if the file has the values, under any name and in any arrangement."""
-    done = change.transformation
-    is_faithful = done is not None and done.kind in _FAITHFUL and not done.exceptions
+    transformation = change.transformation
+    is_faithful = transformation is not None and transformation.kind in _FAITHFUL and not transformation.exceptions
     cast = change.fields == (Field.DTYPE,) and change.not_compared is None
     return change.status in (Status.IDENTICAL, Status.RENAMED) or is_faithful or cast

@@ -32,7 +32,7 @@ def of_sections(sections: dict[str, tuple[Kind, tuple[str, ...]]], target: str =
 def pairs(before: ModelState, after: ModelState, *rules: str) -> dict[str | None, str | None]:
     """Map each name before to its name after; None if the tensor has no partner."""
     matches = pairing.pair_tensors(before, after, rules).matches
-    return {m.before.fqn if m.before else f"+{m.shown.fqn}": m.after.fqn if m.after else None for m in matches}
+    return {m.before.fqn if m.before else f"+{m.output_row.fqn}": m.after.fqn if m.after else None for m in matches}
 
 
 def list_notes(before: ModelState, after: ModelState, *rules: str) -> list[str]:
@@ -82,7 +82,7 @@ def test_equal_names_come_first():
 def test_what_is_not_unique_is_not_looked_through(before, after):
     """If two names of a side are equal without prefixes, the intended name is unknown and no prefix is stripped."""
     matches = pairing.pair_tensors(state(*before), state(*after), ()).matches
-    assert {m.shown.fqn for m in matches if m.before and m.after} == set(before) & set(after)
+    assert {m.output_row.fqn for m in matches if m.before and m.after} == set(before) & set(after)
 
 
 def test_a_name_of_ones_own_survives():
@@ -245,11 +245,11 @@ def test_sections_that_cannot_be_told_apart():
 def test_a_section_that_the_other_side_lacks():
     """Each tensor of the missing section is reported as removed."""
     tensors = pairing.pair_tensors(of_sections({"model": MODEL, "optimizer": OPTIMIZER}), state("w"), ())
-    assert [(m.shown.fqn, m.after is None) for m in tensors.matches] == [("w", False), ("state[0]", True)]
+    assert [(m.output_row.fqn, m.after is None) for m in tensors.matches] == [("w", False), ("state[0]", True)]
 
 
 def order(before: ModelState, after: ModelState) -> list[str]:
-    return [match.shown.fqn for match in pairing.pair_tensors(before, after, ()).matches]
+    return [match.output_row.fqn for match in pairing.pair_tensors(before, after, ()).matches]
 
 
 def test_what_is_ordered_by_dtype_is_ordered_by_number():
@@ -284,10 +284,10 @@ def test_some_of_the_matches_are_in_the_order_of_the_file():
     """No match is lost if another tensor has no match, and the order of the file applies even if all matches moved."""
     before, after = state("z.other", "z.removed", "y", "x"), state("x", "z.other", "y")
     matches = pairing.pair_tensors(before, after, ()).matches
-    selected = [match for match in reversed(matches) if match.shown.fqn != "z.other"]
-    assert [match.shown.fqn for match in pairing.sort_matches(selected, before, after)] == ["z.removed", "x", "y"]
+    selected = [match for match in reversed(matches) if match.output_row.fqn != "z.other"]
+    assert [match.output_row.fqn for match in pairing.sort_matches(selected, before, after)] == ["z.removed", "x", "y"]
     turned = [match for match in reversed(matches) if match.after]
-    assert [match.shown.fqn for match in pairing.sort_matches(turned, before, after)] == ["x", "z.other", "y"]
+    assert [match.output_row.fqn for match in pairing.sort_matches(turned, before, after)] == ["x", "z.other", "y"]
 
 
 def test_sections_stay_together_where_names_are_ordered_by_number():
@@ -333,9 +333,9 @@ def test_a_tie_that_the_other_format_drops_is_compared_with_the_name_it_kept():
     first, second = sides([tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")], [plain_row("embed.w")])
     for before, after, lacking in ((first, second, "b.safetensors"), (second, first, "b.safetensors")):
         tensors = pairing.pair_tensors(before, after, ())
-        ways = {match.shown.fqn: match.way for match in tensors.matches}
-        assert ways == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
-        (tie,) = (match for match in tensors.matches if match.way is pairing.MatchedBy.TIE)
+        matched_by = {match.output_row.fqn: match.matched_by for match in tensors.matches}
+        assert matched_by == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
+        (tie,) = (match for match in tensors.matches if match.matched_by is pairing.MatchedBy.TIE)
         assert (tie.before.fqn, tie.after.fqn) == ("head.w", "head.w")
         assert tie.before.section == tie.after.section == "model"
         assert (tie.before.storage is None) is (before is second)
@@ -350,8 +350,9 @@ def test_each_dropped_tie_is_found_whatever_happened_to_the_others():
     rows = [tied_row("a", "b"), tied_row("b", "a"), tied_row("embed.w", "head.w"), tied_row("head.w", "embed.w")]
     first, second = sides(rows, [plain_row("embed.w")])
     for before, after in ((first, second), (second, first)):
-        ways = {match.shown.fqn: match.way for match in pairing.pair_tensors(before, after, ()).matches}
-        assert [name for name, way in ways.items() if way is pairing.MatchedBy.TIE] == ["head.w"]
+        tensors = pairing.pair_tensors(before, after, ())
+        by_tie = [match.output_row.fqn for match in tensors.matches if match.matched_by is pairing.MatchedBy.TIE]
+        assert by_tie == ["head.w"]
 
 
 @pytest.mark.parametrize(
@@ -374,9 +375,9 @@ def test_what_is_no_dropped_tie_is_removed_or_added(head, kept):
     first, second = sides([tied_row("embed.w", "head.w"), head], [kept])
     for before, after in ((first, second), (second, first)):
         tensors = pairing.pair_tensors(before, after, ())
-        assert all(match.way is not pairing.MatchedBy.TIE for match in tensors.matches)
+        assert all(match.matched_by is not pairing.MatchedBy.TIE for match in tensors.matches)
         assert "tied-entry-left-out" not in [note.name for note in tensors.notes]
-        (row,) = (match for match in tensors.matches if match.shown.fqn == "head.w")
+        (row,) = (match for match in tensors.matches if match.output_row.fqn == "head.w")
         assert (row.before is None) is (before is second)
         assert (row.after is None) is (after is second)
 

@@ -58,17 +58,23 @@ def is_below(path: str, folder: str) -> bool:
 
 def _iter_resolved(path: str) -> Iterator[str]:
     """Yield each file and folder on the system's way to the path: also links, and their destinations."""
-    drive, rest = os.path.splitdrive(os.path.join(os.getcwd(), path))
-    here = drive + os.sep
-    steps = rest.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
+    drive, path_without_drive = os.path.splitdrive(os.path.join(os.getcwd(), path))
+    current_path = drive + os.sep
+    steps = path_without_drive.replace(os.altsep or os.sep, os.sep).split(os.sep)[::-1]
     links = 0
     while steps:
         step = steps.pop()
-        here = os.path.dirname(here) if step == os.pardir else os.path.join(here, step) if step != os.curdir else here
-        yield here
-        if os.path.islink(here) and links < _MAX_LINKS:
+        current_path = (
+            os.path.dirname(current_path)
+            if step == os.pardir
+            else os.path.join(current_path, step)
+            if step != os.curdir
+            else current_path
+        )
+        yield current_path
+        if os.path.islink(current_path) and links < _MAX_LINKS:
             links += 1
-            leads = os.readlink(here)
-            steps.extend(leads.split(os.sep)[::-1])
-            here = drive + os.sep if os.path.isabs(leads) else os.path.dirname(here)
-            yield here
+            destination = os.readlink(current_path)
+            steps.extend(destination.split(os.sep)[::-1])
+            current_path = drive + os.sep if os.path.isabs(destination) else os.path.dirname(current_path)
+            yield current_path

@@ -132,9 +132,9 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     """
     document = read_document(path, "the baseline")
     if document.get("schema") == SCHEMA_BY_NAME:
-        again = "delete the file, then write a new baseline with --write-baseline FILE --reason TEXT"
+        remedy = "delete the file, then write a new baseline with --write-baseline FILE --reason TEXT"
         raise MalformedError(
-            f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {again}"
+            f"{path}: uses the old schema {SCHEMA_BY_NAME}, which does not record the content of findings; {remedy}"
         )
     if document.get("schema") != SCHEMA:
         raise MalformedError(
@@ -145,10 +145,10 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
         baseline = msgspec.convert(document, Baseline)
     except msgspec.ValidationError as error:
         raise MalformedError(f"{path}: is not a valid baseline: {error}; {_WRITE_AGAIN}") from error
-    known = {*DICTIONARY, *(plugin_rules or ())}
-    baseline = replace(baseline, findings=tuple(_use_present_name(entry, known) for entry in baseline.findings))
+    known_rules = {*DICTIONARY, *(plugin_rules or ())}
+    baseline = replace(baseline, findings=tuple(_use_present_name(entry, known_rules) for entry in baseline.findings))
     for entry in baseline.findings:
-        if plugin_rules is not None and entry.rule not in known:
+        if plugin_rules is not None and entry.rule not in known_rules:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
             accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
             advice = suggestion or "; remove the entry, or use --plugin to load the plugin that defines the rule"
@@ -161,9 +161,9 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     return _rename_targets(baseline, lambda target: resolve_name(target, files.get_folder(path)))
 
 
-def _use_present_name(entry: Entry, known: Collection[str]) -> Entry:
-    """Return the entry with the present name of its rule, unless a rule in `known` has the former name."""
-    present = [] if entry.rule in known else list_present_names(entry.rule)
+def _use_present_name(entry: Entry, known_rules: Collection[str]) -> Entry:
+    """Return the entry with the present name of its rule, unless a rule in `known_rules` has the former name."""
+    present = [] if entry.rule in known_rules else list_present_names(entry.rule)
     return replace(entry, rule=present[0]) if present else entry
 
 
@@ -181,12 +181,12 @@ def join_baselines(
     Entries of the rules `left_out` are not returned. `plugin_rules`: see `read_baseline`.
     """
     entries: dict[_Key, Entry] = {}
-    given = [path for path in paths if path is not None]
-    for path in given:
+    given_paths = [path for path in paths if path is not None]
+    for path in given_paths:
         for entry in read_baseline(path, plugin_rules).findings:
             entries.setdefault(_make_entry_key(entry), entry)
-    kept = tuple(entry for entry in entries.values() if entry.rule not in left_out)
-    return Baseline(SCHEMA, kept) if given else None
+    kept_entries = tuple(entry for entry in entries.values() if entry.rule not in left_out)
+    return Baseline(SCHEMA, kept_entries) if given_paths else None
 
 
 def find_existing_file(path: str | None) -> str | None:

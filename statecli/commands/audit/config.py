@@ -97,8 +97,8 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     @property
     def protected_rules(self) -> frozenset[str]:
         """The rules that a judged configuration cannot weaken: about pickles, and of plugins."""
-        own = {rule.name for rule in join_rules(()) if rule.group == _PICKLES} | {_TRAILING_BYTES}
-        return frozenset(own | {rule.name for plugin in self.plugins for rule in plugin.rules})
+        protected_names = {rule.name for rule in join_rules(()) if rule.group == _PICKLES} | {_TRAILING_BYTES}
+        return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
     def source(self, *keys: str) -> str:
         """Return the file of a key, or `default`."""
@@ -148,8 +148,8 @@ def load_config(
     request = PluginRequest(tuple(plugins), tuple(targets))
     if no_config:
         if path is not None:
-            both = f"{option('--config', path)} and {option('--no-config')}"
-            raise UsageError(f"{both} contradict each other; leave one of them out")
+            options = f"{option('--config', path)} and {option('--no-config')}"
+            raise UsageError(f"{options} contradict each other; leave one of them out")
         return LoadedConfig(plugins=_load_plugins(request))
     if path is not None:
         if files.is_remote(path):
@@ -319,7 +319,7 @@ _TYPE_NAMES = {
 _TYPE_NAMES |= {"str | null": "a text", "int | null": "a whole number"}
 
 
-def _convert(value: Any, type_: type[T], where: str, path: str) -> T:
+def _convert(value: Any, type_: type[T], key_prefix: str, path: str) -> T:
     """Convert the value. Raises UsageError that names the place of a wrong type in the file."""
     try:
         return msgspec.convert(value, type_)
@@ -328,8 +328,8 @@ def _convert(value: Any, type_: type[T], where: str, path: str) -> T:
         if message.startswith("Invalid enum value"):
             message = f"{message.removeprefix('Invalid enum value ')} is not a severity; write {', '.join(Severity)}"
         message = re.sub(r"`([^`]+)`", lambda match: _TYPE_NAMES.get(match[1], f"`{match[1]}`"), message)
-        place = ".".join(filter(None, (where, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
-        raise UsageError(f"{path}: {place}: {message[:1].lower()}{message[1:]}") from error
+        key_path = ".".join(filter(None, (key_prefix, inner.strip("`").removeprefix("$").removeprefix(".")))) or "it"
+        raise UsageError(f"{path}: {key_path}: {message[:1].lower()}{message[1:]}") from error
 
 
 def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str, prefix: str) -> None:
@@ -343,26 +343,28 @@ def _check_keys(table: Mapping[str, Any], type_: type[msgspec.Struct], path: str
             raise UsageError(f"{path}: unknown key {prefix + key!r}{suggest_names(key, fields)}")
 
 
-def expand_rules(names: Sequence[str], where: str, known: Collection[Rule], command: str = "audit") -> tuple[str, ...]:
-    """Return the rules in `known` for these names: see `find_rules`.
+def expand_rules(
+    names: Sequence[str], origin: str, known_rules: Collection[Rule], command: str = "audit"
+) -> tuple[str, ...]:
+    """Return the rules in `known_rules` for these names: see `find_rules`.
 
     Raises UsageError for any other name, with similar names.
     """
     rules: dict[str, None] = {}
     for name in names:
-        matching = find_rules(name, known, command)
+        matching = find_rules(name, known_rules, command)
         if not matching:
-            known_names = [*(rule.name for rule in known), *(rule.group for rule in known)]
-            raise UsageError(f"{where}: unknown rule {name!r}{suggest_names(name, known_names) or _LIST_RULES}")
+            known_names = [*(rule.name for rule in known_rules), *(rule.group for rule in known_rules)]
+            raise UsageError(f"{origin}: unknown rule {name!r}{suggest_names(name, known_names) or _LIST_RULES}")
         rules.update(dict.fromkeys(rule.name for rule in matching))
     return tuple(rules)
 
 
-def map_to_rules(settings: Iterable[tuple[str, T]], where: str, known: Collection[Rule]) -> dict[str, T]:
+def map_to_rules(settings: Iterable[tuple[str, T]], origin: str, known_rules: Collection[Rule]) -> dict[str, T]:
     """Return the settings by rule: its own setting wins over its group's, a later setting over an earlier setting."""
-    groups = {rule.group for rule in known}
+    groups = {rule.group for rule in known_rules}
     own_last = sorted(settings, key=lambda setting: setting[0] not in groups)
-    return {rule: value for name, value in own_last for rule in expand_rules((name,), where, known)}
+    return {rule: value for name, value in own_last for rule in expand_rules((name,), origin, known_rules)}
 
 
 def suggest_names(word: str, candidates: Iterable[str]) -> str:
@@ -405,8 +407,8 @@ def _parse_size(text: str, path: str) -> int:
     if match is None or match[3].lower() not in _UNITS:
         excerpt = text if len(text) < 40 else text[:40] + "…"
         raise UsageError(f"{path}: policy.max-bytes: {excerpt!r} is not a size; write 5000000, '500MB' or '2 GiB'")
-    whole, fraction = match[1], match[2] or ""
-    return int(whole + fraction) * _UNITS[match[3].lower()] // int("1" + "0" * len(fraction))
+    integer, fraction = match[1], match[2] or ""
+    return int(integer + fraction) * _UNITS[match[3].lower()] // int("1" + "0" * len(fraction))
 
 
 def _resolve_paths(config: Config, folder: str) -> Config:

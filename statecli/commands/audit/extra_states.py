@@ -21,12 +21,12 @@ def scan_extra_states(state: ModelState) -> Iterator[ScannedPickle]:
         # In a list, the name ends in a subscript: `net[0]['l._extra_state']`.
         if EXTRA_STATE not in tensor.fqn or not tensor.elements or state.traits.is_class:
             continue
-        where = f"the tensor {quoting.name(tensor.fqn)}"
+        label = f"the tensor {quoting.name(tensor.fqn)}"
         if tensor.data is not None:
-            yield from scan_bytes(locate_storage(tensor, state), where, read_bytes(tensor))
+            yield from scan_bytes(locate_storage(tensor, state), label, read_bytes(tensor))
         else:
-            unread = "statecli cannot read the bytes of this tensor (sparse, nested, of a subclass, or on meta)"
-            yield ScannedPickle(where, Place(state.target, 0, 0), unread=unread)
+            reason = "statecli cannot read the bytes of this tensor (sparse, nested, of a subclass, or on meta)"
+            yield ScannedPickle(label, Place(state.target, 0, 0), unread=reason)
 
 
 def locate_storage(tensor: TensorInfo, state: ModelState) -> Place:

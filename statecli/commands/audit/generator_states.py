@@ -24,13 +24,13 @@ def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each state that torch accepts and reads beyond. Raises UnreadableError."""
     for tensor in state.tensors:
         if tensor.dtype == "uint8" and tensor.elements == _STATE_BYTES and tensor.data is not None:
-            _, left, seeded, following = _BEGINNING.unpack_from(read_bytes(tensor))
-            is_accepted = seeded and 0 < left <= _TABLE_LENGTH and following <= _TABLE_LENGTH
-            if is_accepted and following + left > _TABLE_LENGTH + 1:
+            _, remaining, seeded, following = _BEGINNING.unpack_from(read_bytes(tensor))
+            is_accepted = seeded and 0 < remaining <= _TABLE_LENGTH and following <= _TABLE_LENGTH
+            if is_accepted and following + remaining > _TABLE_LENGTH + 1:
                 text = (
-                    f"{quoting.name(tensor.fqn)}: the state of a torch generator claims {left} unused numbers from "
-                    f"position {following} on, but has only {_TABLE_LENGTH} numbers; after torch.set_rng_state, torch "
-                    "would read memory outside the state"
+                    f"{quoting.name(tensor.fqn)}: the state of a torch generator claims {remaining} unused numbers "
+                    f"from position {following} on, but has only {_TABLE_LENGTH} numbers; after torch.set_rng_state, "
+                    "torch would read memory outside the state"
                 )
                 yield ScannedPickle(
                     f"the tensor {quoting.name(tensor.fqn)}", locate_storage(tensor, state), hazards=(Hazard(text),)

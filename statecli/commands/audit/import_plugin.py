@@ -60,29 +60,29 @@ def import_plugins(request: PluginRequest) -> tuple[Plugin, ...]:
 
 
 def _import_configured(name: str, config_path: str) -> Plugin:
-    where = f"{config_path}: plugins: {name!r}"
-    module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), where)
-    return _build_plugin(name, module, where)
+    origin = f"{config_path}: plugins: {name!r}"
+    module = _import(lambda: importlib.import_module(name), search_path.use_installed_only(), origin)
+    return _build_plugin(name, module, origin)
 
 
 def _import_typed(name: str) -> Plugin:
-    where = option("--plugin", name)
+    origin = option("--plugin", name)
     if not plugin_trust.is_file(name):
-        module = _import(lambda: importlib.import_module(name), search_path.use_folder_last(), where)
-        return _build_plugin(name, module, where)
+        module = _import(lambda: importlib.import_module(name), search_path.use_folder_last(), origin)
+        return _build_plugin(name, module, origin)
     if not os.path.isfile(name):
-        raise UsageError(f"{where}: no such file; check the path")
-    module = _import(lambda: _import_file(name), search_path.use_folder_last(os.path.dirname(name)), where)
-    return _build_plugin(name, module, where)
+        raise UsageError(f"{origin}: no such file; check the path")
+    module = _import(lambda: _import_file(name), search_path.use_folder_last(os.path.dirname(name)), origin)
+    return _build_plugin(name, module, origin)
 
 
-def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], where: str) -> ModuleType:
+def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], origin: str) -> ModuleType:
     """Run the code of a module. Raises UsageError for any exception of the code."""
     try:
         with path, protect_streams():
             return run()
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{where}: cannot be imported: {_describe_error(error)}") from error
+        raise UsageError(f"{origin}: cannot be imported: {_describe_error(error)}") from error
 
 
 def _import_file(path: str) -> ModuleType:
@@ -121,25 +121,25 @@ def _describe_error(error: BaseException) -> str:
 # --- the rules of a plugin --------------------------------------------------------------------------------------------
 
 
-def _build_plugin(name: str, module: ModuleType, where: str) -> Plugin:
+def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
     """Return the plugin with its rules in the group that is called by their prefix. Raises UsageError."""
     rules: Any = getattr(module, "RULES", None)
     if not isinstance(rules, (tuple, list)) or not rules:
         raise UsageError(
-            f"{where}: the module does not define a tuple RULES with at least one rule; write RULES = (rule, …)"
+            f"{origin}: the module does not define a tuple RULES with at least one rule; write RULES = (rule, …)"
         )
     for rule in rules:
         if not isinstance(rule, AuditRule):
             raise UsageError(
-                f"{where}: RULES contains {rule!r:.60}, which is not a rule; decorate the function with @rule(…)"
+                f"{origin}: RULES contains {rule!r:.60}, which is not a rule; decorate the function with @rule(…)"
             )
         problem = _find_problem(rule)
         if problem is not None:
-            raise UsageError(f"{where}: rule {rule.name!r}: {problem}")
+            raise UsageError(f"{origin}: rule {rule.name!r}: {problem}")
     prefixes = list(dict.fromkeys(rule.name.partition("-")[0] for rule in rules))
     if len(prefixes) > 1:
         raise UsageError(
-            f"{where}: rule names begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all rules"
+            f"{origin}: rule names begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all rules"
         )
     changed = {"group": prefixes[0], "commands": ("audit",), "plugin": name}
     return Plugin(name, tuple(replace(rule, find=_protect(rule.find), **changed) for rule in rules))
@@ -166,8 +166,10 @@ def _check_unique(plugins: list[Plugin]) -> None:
     for plugin in plugins:
         for rule in plugin.rules:
             if rule.name in owners:
-                both = f"{owners[rule.name]} and {plugin.name}" if owners[rule.name] != plugin.name else plugin.name
-                raise UsageError(f"rule {rule.name!r} is defined twice, in {both}; rename one of the two rules")
+                owner_names = (
+                    f"{owners[rule.name]} and {plugin.name}" if owners[rule.name] != plugin.name else plugin.name
+                )
+                raise UsageError(f"rule {rule.name!r} is defined twice, in {owner_names}; rename one of the two rules")
             owners[rule.name] = plugin.name
 
 

@@ -85,22 +85,24 @@ def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
     return (Oddity(OddityKind.NOT_LOCKED.value, message),) if sections else ()
 
 
-def find_missing(request: Request, audited: Collection[str], same: Mapping[str, str]) -> Iterator[tuple[str, Issue]]:
+def find_missing(
+    request: Request, audited: Collection[str], duplicate_reasons: Mapping[str, str]
+) -> Iterator[tuple[str, Issue]]:
     """Yield each locked target missing from the requested targets, with its issue.
 
-    `audited` are the audited and the failed targets. `same` maps skipped duplicates of a file to the reason; under the
-    other name the file was compared with other lines of the lock.
+    `audited` are the audited and the failed targets. `duplicate_reasons` maps skipped duplicates of a file to the
+    reason; under the other name the file was compared with other lines of the lock.
     """
     if request.lock is None or not request.checks_lock or request.lock.has_no_names:
         return
     names = {make_relative_name(text, request.lock_folder) for text in audited}
-    aliases = {make_relative_name(text, request.lock_folder): text for text in same}
+    aliases = {make_relative_name(text, request.lock_folder): text for text in duplicate_reasons}
     for locked in request.lock.targets:
         alias = aliases.get(str(locked.target))
         text = alias or resolve_name(str(locked.target), request.lock_folder)
         is_expected = alias is not None or _is_expected(text, request.targets)
         if locked.target not in names and is_expected and (tensor_count := _count_locked_tensors(text, request)):
-            reason = same.get(text, "was not found")
+            reason = duplicate_reasons.get(text, "was not found")
             message = f"the lock has {plural(tensor_count, 'tensor')} of this target, but the target {reason}"
             yield text, Issue(message, help=MISSING_FILE_HELP)
 

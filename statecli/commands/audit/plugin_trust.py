@@ -41,51 +41,51 @@ def is_file(name: str) -> bool:
 
 def check_typed(name: str, targets: Sequence[str]) -> None:
     """Raise UsageError unless the typed module may be imported."""
-    where = option("--plugin", name)
+    origin = option("--plugin", name)
     _check_name(
         name,
-        where,
+        origin,
         f"give the name of a module, such as acme.rules, or a file, such as {option('--plugin', './rules.py')}",
     )
     with search_path.use_folder_last():
-        files = _find_files(name, where)
+        files = _find_files(name, origin)
     for file in files:
         target = _find_judged_target(file, targets)
         if target is not None:
             raise UsageError(
-                f"{where}: Python would import {_shorten(file)}, which may come from the author of {target}; if you "
+                f"{origin}: Python would import {_shorten(file)}, which may come from the author of {target}; if you "
                 f"trust this file, use {option('--plugin', _shorten(files[-1]))}"
             )
 
 
 def check_configured(name: str, request: PluginRequest) -> None:
     """Raise UsageError unless the module named by the configuration is installed, and not part of a judged folder."""
-    where = f"{request.config_path}: plugins: {name!r}"
-    _check_name(name, where, "give the name of a module of an installed package, such as acme.rules")
+    origin = f"{request.config_path}: plugins: {name!r}"
+    _check_name(name, origin, "give the name of a module of an installed package, such as acme.rules")
     advice = f"use {option('--plugin', name)}"
     if request.is_judged:
         raise UsageError(
-            f"{where}: is not imported, because the author of the checkpoints may have written this configuration; "
+            f"{origin}: is not imported, because the author of the checkpoints may have written this configuration; "
             f"if you trust the plugin, {advice} or {option('--config', request.config_path)}"
         )
     if not _is_declared(name):
         why = f"no package in site-packages declares this module as an entry point of the group {ENTRY_POINT_GROUP}"
-        raise UsageError(f"{where}: is not imported, because {why}; install the package, or {advice}")
+        raise UsageError(f"{origin}: is not imported, because {why}; install the package, or {advice}")
     with search_path.use_installed_only():
-        files = _find_files(name, where)
+        files = _find_files(name, origin)
     for file in files:
         if _find_site_folder(file) is None and _is_in_checkout(file):
             why = f"{_shorten(file)} is in the current folder or its Git repository"
-            raise UsageError(f"{where}: is not imported, because {why}; install the package as a wheel, or {advice}")
+            raise UsageError(f"{origin}: is not imported, because {why}; install the package as a wheel, or {advice}")
         target = _find_judged_target(file, request.targets)
         if target is not None:
             why = f"{_shorten(file)} may come from the author of {target}"
-            raise UsageError(f"{where}: is not imported, because {why}; install the package in another folder")
+            raise UsageError(f"{origin}: is not imported, because {why}; install the package in another folder")
 
 
-def _check_name(name: str, where: str, advice: str) -> None:
+def _check_name(name: str, origin: str, advice: str) -> None:
     if _DOTTED_NAME.fullmatch(name) is None:
-        raise UsageError(f"{where}: is not the name of a module; {advice}")
+        raise UsageError(f"{origin}: is not the name of a module; {advice}")
 
 
 # --- what is installed ------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _is_declared(name: str) -> bool:
 # --- which files Python would run -------------------------------------------------------------------------------------
 
 
-def _find_files(name: str, where: str) -> list[str]:
+def _find_files(name: str, origin: str) -> list[str]:
     """Return the files that `import name` runs: `__init__.py` of each parent, and the module; none is run here."""
     files: list[str] = []
     folders: Sequence[str] | None = None
@@ -121,7 +121,7 @@ def _find_files(name: str, where: str) -> list[str]:
         spec = None if count > 1 and folders is None else _find_spec(full_name, folders)
         if spec is None:
             raise UsageError(
-                f"{where}: the module {full_name} was not found; check the spelling, or install the package"
+                f"{origin}: the module {full_name} was not found; check the spelling, or install the package"
             )
         if spec.has_location and spec.origin is not None:
             files.append(spec.origin)

@@ -32,13 +32,13 @@ class Side(msgspec.Struct, frozen=True):
 
     text: str
     state: ModelState
-    built: BuiltModel | None = None
+    built_model: BuiltModel | None = None
     versions: Mapping[str, FileVersion | None] = {}
 
     @property
     def is_lazy(self) -> bool:
         """Return whether the module gets its shapes from the first load: then a single target may use the module."""
-        return self.built is not None and any(tensor.shape is None for tensor in self.state.tensors)
+        return self.built_model is not None and any(tensor.shape is None for tensor in self.state.tensors)
 
 
 def read_side(text: str, init_device: str | None) -> Side:
@@ -49,8 +49,8 @@ def read_side(text: str, init_device: str | None) -> Side:
         with files.record_opened_files() as opened:
             state = load.read_checkpoint(text)
         return Side(text, state, None, opened)
-    built = live.build.build(spec, init_device=init_device)
-    return Side(text, live.model_reader.read(built, text), built)
+    built_model = live.build.build(spec, init_device=init_device)
+    return Side(text, live.model_reader.read(built_model, text), built_model)
 
 
 def _find_only_model(folder: str) -> str:
@@ -106,12 +106,12 @@ def _compare(before: Side, after: Side, request: Request, *, target: Side) -> Di
 
     Damage in the target itself makes the target fail elsewhere; rules report inconclusive values.
     """
-    built = {side.text: side.built for side in (before, after) if side.built is not None}
-    diff = compare_states(request, before.state, after.state, built, {**before.versions, **after.versions})
+    built_models = {side.text: side.built_model for side in (before, after) if side.built_model is not None}
+    diff = compare_states(request, before.state, after.state, built_models, {**before.versions, **after.versions})
     damages = {tensor.damage for tensor in target.state.tensors}
-    for broken in diff.broken:
-        if not isinstance(broken, Inconclusive) and broken.message not in damages:
-            raise UnreadableError(broken.message)
+    for pair in diff.broken:
+        if not isinstance(pair, Inconclusive) and pair.message not in damages:
+            raise UnreadableError(pair.message)
     return diff
 
 

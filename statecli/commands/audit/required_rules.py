@@ -43,8 +43,8 @@ NEEDS_BY_OPTION: Mapping[str, tuple[Need, ...]] = {
 }
 
 
-def check_required_rules(request: Request, given: Collection[str], loaded: LoadedConfig) -> None:
-    """Raise UsageError if no rule is selected, or if no selected rule uses an option in `given`.
+def check_required_rules(request: Request, given_options: Collection[str], loaded: LoadedConfig) -> None:
+    """Raise UsageError if no rule is selected, or if no selected rule uses an option in `given_options`.
 
     Unused configuration is reported by `describe_unused`, except a lock whose rules the configuration itself disables.
     """
@@ -54,7 +54,7 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
             f"no rule is selected: {filters} or the configuration exclude all rules; select at least one rule"
         )
     for key, rules in RULES_BY_OPTION.items():
-        if key in given and not _is_used(key, request):
+        if key in given_options and not _is_used(key, request):
             raise UsageError(
                 f"{option(f'--{key}')}: {_describe_unselected(rules)}; select a rule that uses the option, or leave "
                 "the option out"
@@ -64,7 +64,7 @@ def check_required_rules(request: Request, given: Collection[str], loaded: Loade
         select=config.expand_rules(loaded.config.select, "", loaded.rules),
         ignore=config.expand_rules(loaded.config.ignore, "", loaded.rules),
     )
-    if loaded.config.lock and "lock" not in given and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
+    if loaded.config.lock and "lock" not in given_options and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
         raise UsageError(
             f"{loaded.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select a rule "
             "that uses the key, or remove the key"

@@ -48,24 +48,26 @@ class Condition(msgspec.Struct, frozen=True):
 def parse_condition(text: str) -> Condition:
     """Return the condition. Raises UsageError for anything else."""
     words = text.strip()
-    given = option("--condition", text, quoted=True)
+    option_text = option("--condition", text, quoted=True)
     if match := _COSINE.match(words):
         limit, glob = float(match[1]), words[match.end() :]
         if glob and not glob[0].isspace():
-            raise UsageError(f"{given}: unexpected {glob!r} after the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'")
+            raise UsageError(
+                f"{option_text}: unexpected {glob!r} after the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'"
+            )
         if not -1 < limit <= 1:
             raise UsageError(
-                f"{given}: a cosine is between -1 and 1, so the answer is the same for every checkpoint; "
+                f"{option_text}: a cosine is between -1 and 1, so the answer is the same for every checkpoint; "
                 "write another number"
             )
         return Condition(text, Measure.COSINE, glob.strip() or None, limit)
     name, _, glob = words.partition(" ")
     measure = next((measure for measure in Measure if measure.value == name.lower()), None)
     if measure is Measure.COSINE or (measure is None and name.lower().startswith("cosine")):
-        raise UsageError(f"{given}: write a number from -1 to 1 after <, such as 'cosine<0.9'")
+        raise UsageError(f"{option_text}: write a number from -1 to 1 after <, such as 'cosine<0.9'")
     if measure is None:
-        raise UsageError(f"{given}: is not a condition; write {FORMS}")
+        raise UsageError(f"{option_text}: is not a condition; write {FORMS}")
     if measure is Measure.CHANGED and not glob.strip():
         example = option("--condition", "changed layers.*", quoted=True)
-        raise UsageError(f"{given}: the glob is missing; write the glob inside the quotes: {example}")
+        raise UsageError(f"{option_text}: the glob is missing; write the glob inside the quotes: {example}")
     return Condition(text, measure, glob.strip() or None)

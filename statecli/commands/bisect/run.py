@@ -102,8 +102,11 @@ class _Prober:
 
     def find_counter(self) -> str | None:
         """Return the setting that counts steps in each read checkpoint; None without a counter."""
-        read = self.steps_of_path.values()
-        return next((key for key in STEP_KEYS if read and all(key in steps for steps in read)), None)
+        steps_of_checkpoints = self.steps_of_path.values()
+        return next(
+            (key for key in STEP_KEYS if steps_of_checkpoints and all(key in steps for steps in steps_of_checkpoints)),
+            None,
+        )
 
     def _refuse_other_order(self) -> None:
         for key in STEP_KEYS:
@@ -139,26 +142,26 @@ class _Prober:
         word = "NaN" if is_nan else "infinities"
         return bool(names), f"{word} in {join_names(list(map(quoting.name, names)), 3)}" if names else f"no {word}"
 
-    def _find_changed(self, first: Measured, now: Measured) -> tuple[bool, str]:
-        pairs = compare_checkpoints(first, now, self._cache)
+    def _find_changed(self, first: Measured, current: Measured) -> tuple[bool, str]:
+        pairs = compare_checkpoints(first, current, self._cache)
         changed, unknown = [], []
         for pair in pairs:
             old, new = pair.match.before, pair.match.after
             if old is None or new is None or old.dtype != new.dtype or pair.change.differs:
-                changed.append(pair.match.shown.fqn)
+                changed.append(pair.match.output_row.fqn)
             elif pair.change.differs is None:
-                unknown.append(pair.change.reason or pair.match.shown.fqn)
+                unknown.append(pair.change.reason or pair.match.output_row.fqn)
         if not changed and unknown:
-            raise UnreadableError(f"{now.model.target}: {unknown[0]}")
+            raise UnreadableError(f"{current.model.target}: {unknown[0]}")
         count = f"{len(changed)} of {len(pairs)} tensors changed"
         return bool(changed), f"{count}: {join_names(list(map(quoting.name, changed)), 3)}" if changed else count
 
-    def _compute_cosine(self, first: Measured, now: Measured) -> tuple[bool, str]:
-        distance = compute_distance(first, now, compare_checkpoints(first, now, self._cache))
+    def _compute_cosine(self, first: Measured, current: Measured) -> tuple[bool, str]:
+        distance = compute_distance(first, current, compare_checkpoints(first, current, self._cache))
         cosine = distance.cosine
         if cosine is None:
             raise UnreadableError(
-                f"{now.model.target}: cannot compute the cosine with {first.model.target}: "
+                f"{current.model.target}: cannot compute the cosine with {first.model.target}: "
                 "no parameter is finite and nonzero in both"
             )
         limit = self._condition.limit
@@ -174,8 +177,8 @@ def _search(request: Request, run: Run, prober: _Prober) -> Bisection:
         return _build(request, run, prober, Answer.INCONCLUSIVE, notes)
     first, last = prober.decide(low, checkpoints[low]), prober.decide(high, checkpoints[high])
     if first.holds:
-        which = "first" if low == 0 else "first readable"
-        text = f"the condition is already true at the {which} checkpoint of the run"
+        ordinal = "first" if low == 0 else "first readable"
+        text = f"the condition is already true at the {ordinal} checkpoint of the run"
         notes.append(Oddity("holds-at-first", text))
         answer = Answer.FOUND if low == 0 else Answer.INCONCLUSIVE
         return _build(request, run, prober, answer, notes, first=first, between=checkpoints[:low])

@@ -94,14 +94,19 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def tensor_entries(
-    changes: Iterable[Change], broken: Iterable[Broken], targets: tuple[str, str], *, sectioned: bool, values: bool
+    changes: Iterable[Change],
+    broken_pairs: Iterable[Broken],
+    targets: tuple[str, str],
+    *,
+    sectioned: bool,
+    values: bool,
 ) -> Iterator[Entry]:
     """Yield an entry for each compared tensor, then for each tensor that could not be compared.
 
     `sectioned`: globs may name a tensor together with its section. `values`: False if values were not compared.
     """
-    broken = tuple(broken)
-    unchecked = {(tensor.fqn, tensor.section) for tensor in broken}
+    broken_pairs = tuple(broken_pairs)
+    unchecked = {(tensor.fqn, tensor.section) for tensor in broken_pairs}
     for change in changes:
         removed = change.status is Status.REMOVED
         sides = [glob_names(change.fqn, change.section, by_section=sectioned)]
@@ -120,7 +125,7 @@ def tensor_entries(
             _explain_beyond_cast(change),
             "" if (change.fqn, change.section) in unchecked else explain_beyond_merge(change),
         )
-    for tensor in broken:
+    for tensor in broken_pairs:
         names = glob_names(tensor.fqn, tensor.section, by_section=sectioned)
         yield Entry(tensor.fqn, tensor.section, targets[1], (names,), trained=None)
 
@@ -135,18 +140,22 @@ def _explain_beyond_cast(change: Change) -> str:
     """Return why the change is not only an exactly rounded cast, before the description of the change."""
     if change.status is Status.IDENTICAL:
         return ""
-    done = change.transformation
-    if done is None or done.kind is not TransformationKind.CAST:
+    transformation = change.transformation
+    if transformation is None or transformation.kind is not TransformationKind.CAST:
         is_exact = change.values is None and change.not_compared is None and change.status is Status.CHANGED
         are_floats = all(side and side.dtype.startswith(_FLOATS) for side in (change.before, change.after))
         return "" if is_exact and are_floats and _CAST_FIELDS.issuperset(change.fields) else "is not a cast: "
-    if done.exceptions:
-        return f"{_count_exceptions(done)} to {_name_dtype(change)}"
+    if transformation.exceptions:
+        return f"{_count_exceptions(transformation)} to {_name_dtype(change)}"
     if not _CAST_FIELDS.issuperset(change.fields):
         return "changed by more than a cast: "
-    if (lost := describe_lost_values(change)) is not None:
-        return lost
-    return "" if done.rounding in (None, Rounding.NEAREST) else "is not rounded to the nearest value of the new dtype"
+    if (description := describe_lost_values(change)) is not None:
+        return description
+    return (
+        ""
+        if transformation.rounding in (None, Rounding.NEAREST)
+        else "is not rounded to the nearest value of the new dtype"
+    )
 
 
 #: Largest relative error of a value that is rounded within the range of the dtype: half of the spacing next to 1.
@@ -178,28 +187,32 @@ def describe_lost_values(change: Change) -> str | None:
 
 def explain_beyond_merge(change: Change) -> str:
     """Return why the change is not only a merged update, before the description of the change."""
-    done = change.transformation
-    if done is None or done.kind is not TransformationKind.MERGED:
+    transformation = change.transformation
+    if transformation is None or transformation.kind is not TransformationKind.MERGED:
         is_cast = _explain_beyond_cast(change) == ""
         return "" if is_cast else "differs, although the adapter does not change this tensor: "
     if change.status is Status.IDENTICAL:
         return "is unchanged: the update of the adapter is not merged"
     if not _CAST_FIELDS.issuperset(change.fields):
         return "changed by more than the merge of the adapter: "
-    if not done.exceptions:
+    if not transformation.exceptions:
         return ""
-    fitting = "" if done.fitting_factor is None else f"; {done.fitting_factor:.6g} × B·A fits"
-    return f"{_count_exceptions(done)} from {name_merged(done)}{fitting}"
+    fitting = "" if transformation.fitting_factor is None else f"; {transformation.fitting_factor:.6g} × B·A fits"
+    return f"{_count_exceptions(transformation)} from {name_merged(transformation)}{fitting}"
 
 
-def _count_exceptions(done: Transformation) -> str:
-    verb = "differs" if done.exceptions == 1 else "differ"
-    return f"{done.exceptions:,} of {done.elements:,} elements {verb} by more than rounding"
+def _count_exceptions(transformation: Transformation) -> str:
+    verb = "differs" if transformation.exceptions == 1 else "differ"
+    return f"{transformation.exceptions:,} of {transformation.elements:,} elements {verb} by more than rounding"
 
 
-def name_merged(done: Transformation) -> str:
+def name_merged(transformation: Transformation) -> str:
     """`before + 2 × B·A`, or the tensor of the adapter that replaces the tensor before."""
-    return f"{done.sources[0]} of the adapter" if done.rank is None else f"before + {done.factor or 0:.6g} × B·A"
+    return (
+        f"{transformation.sources[0]} of the adapter"
+        if transformation.rank is None
+        else f"before + {transformation.factor or 0:.6g} × B·A"
+    )
 
 
 def _name_dtype(change: Change) -> str:

@@ -53,11 +53,11 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
         raise NothingMatched(
             f"{state.target}: contains no tensors of a model, so {model.target} cannot load the checkpoint"
         )
-    meant = select_loaded_sections(sections)
-    if len(meant) > 1:
+    loadable_sections = select_loaded_sections(sections)
+    if len(loadable_sections) > 1:
         names = ", ".join(f"{state.target}#{section}" for section in sections[:4])
         raise UsageError(f"{state.target}: contains {len(sections)} models; choose one of these targets: {names}")
-    section = meant[0]
+    section = loadable_sections[0]
     others = [other for other in state.sections if other != section]
     if not others:
         return state, []
@@ -69,24 +69,24 @@ def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list
 
 
 def pair_as_loaded(
-    matches: list[Match], model: ModelState, built: BuiltModel | None
+    matches: list[Match], model: ModelState, built_model: BuiltModel | None
 ) -> tuple[list[Match], list[Oddity]]:
     """Return the matches with each name paired as loaded by transformers, and a note, for a class from a configuration.
 
     Entries merged or split by transformers stay unchanged: the notes of `check_load` report them.
     """
-    if built is None or built.spec.config is None:
+    if built_model is None or built_model.spec.config is None:
         return matches, []
     model_rows = {id(tensor) for tensor in model.tensors}
     swapped = any(id(match.before) in model_rows for match in matches)
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
     registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
-    loads = live.hf_auto.map_loaded_names(built.module, rows)
+    loads = live.hf_auto.map_loaded_names(built_model.module, rows)
     single = _select_one_to_one(loads, rows).items()
-    pairs = [(rows[name], registered[other]) for name, other in single if other in registered]
-    taken = {id(row) for pair in pairs for row in pair}
-    kept = [_remove_sides(match, taken) for match in matches]
-    pairs_as_loaded = [Match(other, row) if swapped else Match(row, other) for row, other in pairs]
+    pairs = [(rows[name], registered[partner]) for name, partner in single if partner in registered]
+    paired_ids = {id(row) for pair in pairs for row in pair}
+    remaining_matches = [_remove_sides(match, paired_ids) for match in matches]
+    pairs_as_loaded = [Match(partner, row) if swapped else Match(row, partner) for row, partner in pairs]
     notes = [
         Oddity(
             "renamed-on-loading",
@@ -94,7 +94,7 @@ def pair_as_loaded(
         )
         for name, others in islice(loads.items(), 1)
     ]
-    return [match for match in kept if match.before or match.after] + pairs_as_loaded, notes
+    return [match for match in remaining_matches if match.before or match.after] + pairs_as_loaded, notes
 
 
 def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> dict[str, str]:
@@ -104,30 +104,32 @@ def _select_one_to_one(loads: Mapping[str, tuple[str, ...]], names: Iterable[str
     return {name: targets[0] for name, targets in loads.items() if len(targets) == 1 and count[targets[0]] == 1}
 
 
-def _remove_sides(match: Match, taken: set[int]) -> Match:
+def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
     """Return the match without tensors in other pairs."""
-    if id(match.before) not in taken and id(match.after) not in taken:
+    if id(match.before) not in paired_ids and id(match.after) not in paired_ids:
         return match
-    before, after = (None if id(side) in taken else side for side in (match.before, match.after))
+    before, after = (None if id(side) in paired_ids else side for side in (match.before, match.after))
     return Match(before, after)
 
 
 def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
     """Both; of a training's folder the models alone where the other side has nothing else, with a note of the rest."""
-    both = _select_models(before, after), _select_models(after, before)
-    joined = _join_sections(*both), _join_sections(*reversed(both))
+    selected_states = _select_models(before, after), _select_models(after, before)
+    joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
-        _joined_note(*sides) for sides in zip(both, joined, reversed(both), strict=True) if sides[0] is not sides[1]
+        _joined_note(*sides)
+        for sides in zip(selected_states, joined_states, reversed(selected_states), strict=True)
+        if sides[0] is not sides[1]
     ]
-    for whole, kept in zip((before, after), both, strict=True):
-        left = [section for section in whole.sections if section not in kept.sections]
-        if left:
+    for state, selected_state in zip((before, after), selected_states, strict=True):
+        left_out = [section for section in state.sections if section not in selected_state.sections]
+        if left_out:
             message = (
-                f"statecli did not compare {', '.join(left)} of {whole.target}, because the other target contains only "
-                "a model"
+                f"statecli did not compare {', '.join(left_out)} of {state.target}, because the other target contains "
+                "only a model"
             )
             notes.append(Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message))
-    return joined, notes
+    return joined_states, notes
 
 
 def _select_models(state: ModelState, other: ModelState) -> ModelState:
@@ -153,28 +155,27 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     """Return a Flax model as a single section, named like the other side's model section, if the other side has one."""
     if not state.traits.has_collections:
         return state
-    own, others = list_model_sections(state), list_model_sections(other)
-    if len(own) < 2 or PARAMS not in own or len(others) != 1 or others[0] in own:
+    own_sections, others = list_model_sections(state), list_model_sections(other)
+    if len(own_sections) < 2 or PARAMS not in own_sections or len(others) != 1 or others[0] in own_sections:
         return state
     other_names = {tensor.fqn for tensor in other.tensors}
     keeps_sections = any(f"{tensor.section}.{tensor.fqn}" in other_names for tensor in state.tensors)
     tensors = [
         replace(tensor, section=others[0], fqn=f"{tensor.section}.{tensor.fqn}" if keeps_sections else tensor.fqn)
-        if tensor.section in own
+        if tensor.section in own_sections
         else tensor
         for tensor in state.tensors
     ]
     if len({(tensor.section, tensor.fqn) for tensor in tensors}) < len(tensors):
         return state
-    rest = (section for section in state.sections if section not in own)
-    return replace(state, tensors=tuple(tensors), sections=(others[0], *rest))
+    remaining_sections = (section for section in state.sections if section not in own_sections)
+    return replace(state, tensors=tuple(tensors), sections=(others[0], *remaining_sections))
 
 
 def _joined_note(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:
-    own = ", ".join(section for section in state.sections if section not in joined.sections)
-    message = (
-        f"section {joined.sections[0]!r} of {other.target} is compared with these sections of {state.target}: {own}"
-    )
+    section_names = ", ".join(section for section in state.sections if section not in joined.sections)
+    section = f"section {joined.sections[0]!r} of {other.target}"
+    message = f"{section} is compared with these sections of {state.target}: {section_names}"
     return Oddity(OddityKind.SECTIONS_PAIRED.value, message)
 
 
@@ -191,17 +192,17 @@ def check_load(
     before: ModelState,
     after: ModelState,
     model: ModelState,
-    built: BuiltModel,
+    built_model: BuiltModel,
     ignore: Sequence[Field],
 ) -> LoadCheck:
     """Load the checkpoint into the class by `load_state_dict` and return the answer, by `classify_by_model`.
 
     `matches` are all matches, unfiltered, because a strict load sees the whole checkpoint. `model` is the class's whole
-    state, `built` its module, `before` and `after` the compared states.
+    state, `built_model` its module, `before` and `after` the compared states.
     """
     load = _Load(matches, before, after, model)
     try:
-        answer = live.load_state_dict.load(built, load.entries())
+        answer = live.load_state_dict.load(built_model, load.entries())
     except ModelError as error:
         message = f"{load.checkpoint.target}: cannot call load_state_dict: {error}"
         return LoadCheck(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))
@@ -219,12 +220,12 @@ class _Load:
         self.ties = {
             registered.fqn
             for match, (_, registered) in zip(matches, self.pairs, strict=True)
-            if match.way is MatchedBy.TIE and registered
+            if match.matched_by is MatchedBy.TIE and registered
         }
         self.section = next(row.section for row, _ in self.pairs if row)
         self.state_dict = self.checkpoint.find_state_dict(self.section)
         self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
-        self._own: dict[str, str] = {}
+        self._stored_names: dict[str, str] = {}
 
     def entries(self) -> Entries:
         """Return the checkpoint as the class's state_dict: prefixes stripped, names mapped, dropped ties restored."""
@@ -238,9 +239,9 @@ class _Load:
             name = _map_name(row.fqn, paths)
             name = row.fqn if name in tensors else name
             tensors[name] = row
-            self._own[name] = row.fqn
-        self._own.update(zip(others, self.state_dict.others, strict=True))
-        self.held = dict.fromkeys((*tensors, *others))
+            self._stored_names[name] = row.fqn
+        self._stored_names.update(zip(others, self.state_dict.others, strict=True))
+        self.entry_names = dict.fromkeys((*tensors, *others))
         self.tensors = tensors
         return Entries(tensors, others, self._metadata(paths), self.state_dict.is_module)
 
@@ -307,7 +308,9 @@ class _Load:
 
     def _report_unexpected(self, name: str) -> Finding:
         return self._finding(
-            UNEXPECTED_ENTRY, self._own.get(name, name), f"unexpected: {self.model.target} does not have this key"
+            UNEXPECTED_ENTRY,
+            self._stored_names.get(name, name),
+            f"unexpected: {self.model.target} does not have this key",
         )
 
     def _report_mismatch(self, name: str) -> Finding:
@@ -327,9 +330,9 @@ class _Load:
                 "renames such keys"
             )
             yield Oddity("filled-in", message)
-        if taken := self._list_taken(answer):
+        if taken_over_names := self._list_taken_over(answer):
             message = (
-                f"{target} has {list_names(taken)}, which {model} does not register, but {model} loads the "
+                f"{target} has {list_names(taken_over_names)}, which {model} does not register, but {model} loads the "
                 f"checkpoint: {_CODE} renames or drops such keys"
             )
             yield Oddity("taken-over", message)
@@ -351,13 +354,13 @@ class _Load:
                 f"{message}: from_pretrained loads the checkpoint, but a strict load_state_dict fails",
             )
         if answer.unread:
-            names = [self._own.get(name, name) for name in answer.unread]
+            names = [self._stored_names.get(name, name) for name in answer.unread]
             yield Oddity(
                 OddityKind.NOT_READ_BY_CLASS.value,
                 f"from_pretrained of {model} ignores {list_names(names)}, but a strict load_state_dict fails",
             )
         if answer.converted:
-            names = [self._own.get(name, name) for name in answer.converted]
+            names = [self._stored_names.get(name, name) for name in answer.converted]
             message = f"transformers converts these names of {target} on load: {list_names(names)}"
             yield Oddity(
                 OddityKind.CONVERTED_ON_LOAD.value,
@@ -366,14 +369,16 @@ class _Load:
             )
 
     def _list_filled(self, answer: Answer) -> list[str]:
-        expected = [name for name, row in self.registered.items() if row.is_in_state_dict and name not in self.held]
+        expected = [
+            name for name, row in self.registered.items() if row.is_in_state_dict and name not in self.entry_names
+        ]
         converted = (name for names in answer.converted.values() for name in names)
         return _exclude(expected, (*answer.missing, *answer.unsaved, *converted))
 
-    def _list_taken(self, answer: Answer) -> list[str]:
-        names = [name for name in self.held if name not in self.registered and name not in answer.extra]
+    def _list_taken_over(self, answer: Answer) -> list[str]:
+        names = [name for name in self.entry_names if name not in self.registered and name not in answer.extra]
         reported = (*answer.unexpected, *answer.unread, *answer.converted)
-        return [self._own.get(name, name) for name in _exclude(names, reported)]
+        return [self._stored_names.get(name, name) for name in _exclude(names, reported)]
 
     def _list_adapted(self, answer: Answer) -> list[str]:
         refused = [name for name, _ in answer.refused if name]
@@ -406,10 +411,10 @@ def _exclude(names: Iterable[str], others: Iterable[str]) -> list[str]:
 def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     """Return module path in the checkpoint -> in the class, by the tensors of both; empty if all names are the same."""
     paths: dict[str, str] = {}
-    if all(own == registered for own, registered in pairs):
+    if all(stored_name == registered for stored_name, registered in pairs):
         return paths
-    for own, registered in pairs:
-        path, other_path = own.rpartition(".")[0], registered.rpartition(".")[0]
+    for stored_name, registered in pairs:
+        path, other_path = stored_name.rpartition(".")[0], registered.rpartition(".")[0]
         while path not in paths:
             paths[path] = other_path
             (path, _, last), (other_path, _, other_last) = path.rpartition("."), other_path.rpartition(".")
@@ -420,10 +425,10 @@ def _map_module_paths(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def _map_name(name: str, paths: Mapping[str, str]) -> str:
     """Return the class's name for a name of the checkpoint, by the nearest module above with a known path."""
-    above, rest = name, ""
+    above, suffix = name, ""
     while paths and above:
         above, _, last = above.rpartition(".")
-        rest = f"{last}.{rest}" if rest else last
+        suffix = f"{last}.{suffix}" if suffix else last
         if above in paths:
-            return f"{paths[above]}.{rest}" if paths[above] else rest
+            return f"{paths[above]}.{suffix}" if paths[above] else suffix
     return name

@@ -128,10 +128,10 @@ def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int
 
 def _describe_pair(pair: OptimizerPair, count: int) -> str:
     old, new = pair.keys
-    by = "the order of the parameters" if Keys.NUMBERS in pair.keys else "name"
+    method = "the order of the parameters" if Keys.NUMBERS in pair.keys else "name"
     return (
         f"the keys of the optimizer state differ: {old.value} before, {new.value} after; statecli matched "
-        f"{count:,} tensors of {len(pair.places[0]):,} parameters by {by}"
+        f"{count:,} tensors of {len(pair.places[0]):,} parameters by {method}"
     )
 
 
@@ -155,25 +155,25 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
     is_below = any(key.startswith(f"{section}.param_groups.") for key in side.values)
     start = f"{section}.param_groups" if is_below else "param_groups"
     keys = re.compile(rf"{re.escape(start)}\.\d+\.params(?:\.\d+)?")
-    kept = select(side, lambda key: not keys.fullmatch(key))
+    kept_settings = select(side, lambda key: not keys.fullmatch(key))
     values: dict[str, Scalar] = {}
-    for key, value in kept.values.items():
+    for key, value in kept_settings.values.items():
         name = _name_group_setting(key, f"{start}.", places, group_of)
         if values.setdefault(name, value) != value:
-            return kept  # parameters of one group have other settings
-    if values.keys() == kept.values.keys():
-        return kept
-    kinds = {key: kind for key, kind in kept.kinds.items() if not f"{key}.".startswith(f"{start}.")}
-    types = {key: letters for key, letters in kept.types.items() if not key.startswith(f"{start}.")}
-    return Settings(values, types, kinds, kept.beside)
+            return kept_settings  # parameters of one group have other settings
+    if values.keys() == kept_settings.values.keys():
+        return kept_settings
+    kinds = {key: kind for key, kind in kept_settings.kinds.items() if not f"{key}.".startswith(f"{start}.")}
+    types = {key: letters for key, letters in kept_settings.types.items() if not key.startswith(f"{start}.")}
+    return Settings(values, types, kinds, kept_settings.beside)
 
 
 def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:
     """Return the path of a setting below its group; a flat optimizer has the setting below each parameter."""
-    rest = key.removeprefix(start) if key.startswith(start) else ""
-    dots = [place for place, character in enumerate(rest) if character == "."]
+    relative_key = key.removeprefix(start) if key.startswith(start) else ""
+    dots = [place for place, character in enumerate(relative_key) if character == "."]
     for dot in dots:
-        place = places.get(rest[:dot])
-        if place is not None and not rest[:dot].isdigit():
-            return f"{start}{group_of[place]}.{rest[dot + 1 :]}"
+        place = places.get(relative_key[:dot])
+        if place is not None and not relative_key[:dot].isdigit():
+            return f"{start}{group_of[place]}.{relative_key[dot + 1 :]}"
     return key

@@ -36,11 +36,11 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     before: TensorInfo | None
     after: TensorInfo | None
-    way: MatchedBy = MatchedBy.NAME
+    matched_by: MatchedBy = MatchedBy.NAME
     stripped: tuple[str, str] | None = None
 
     @property
-    def shown(self) -> TensorInfo:
+    def output_row(self) -> TensorInfo:
         """The side whose name the pair has in output."""
         tensor = self.after or self.before
         assert tensor is not None  # noqa: S101 - one of the two is always there
@@ -92,8 +92,12 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
     old_rows, new_rows = _rows_by_section(before), _rows_by_section(after)
     pairs: list[Match] = []
     for section, partner in sections.items():
-        own, partners = old_rows.pop(section, []), new_rows.pop(partner, [])
-        sides = [before.tensors[n] for n in own], [names[n] for n in own], [after.tensors[n] for n in partners]
+        section_rows, partner_rows = old_rows.pop(section, []), new_rows.pop(partner, [])
+        sides = (
+            [before.tensors[n] for n in section_rows],
+            [names[n] for n in section_rows],
+            [after.tensors[n] for n in partner_rows],
+        )
         pairs += _pair_section(*sides, prefixes=prefixes)
     pairs += [Match(before.tensors[n], None) for rows in old_rows.values() for n in rows]
     pairs += [Match(None, after.tensors[n]) for rows in new_rows.values() for n in rows]
@@ -149,12 +153,12 @@ def _has_own_order(state: ModelState) -> bool:
 
 def _sort_by_number(matches: list[Match]) -> list[Match]:
     """Return matches by section in order of appearance, then by name, with numbers in names ordered as numbers."""
-    shown = [match.shown for match in matches]
-    keys = [make_natural_key(tensor.fqn) for tensor in shown]
+    tensors = [match.output_row for match in matches]
+    keys = [make_natural_key(tensor.fqn) for tensor in tensors]
     order = sorted(range(len(matches)), key=keys.__getitem__)
-    first = {section: n for n, section in enumerate(dict.fromkeys([tensor.section for tensor in shown]))}
+    first = {section: n for n, section in enumerate(dict.fromkeys([tensor.section for tensor in tensors]))}
     if len(first) > 1:
-        order.sort(key=lambda n: first[shown[n].section])
+        order.sort(key=lambda n: first[tensors[n].section])
     return [matches[n] for n in order]
 
 
@@ -191,11 +195,11 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
 
 
 def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, right: list[str]) -> str:
-    which = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
+    sections_text = f"{', '.join(left)} of {before.target} and {', '.join(right)} of {after.target}"
     example = f"{before.target.partition('#')[0]}#{left[0]}"
     return (
-        f"statecli does not know which sections belong together: {which}; give one section of each target, such "
-        f"as {example}"
+        f"statecli does not know which sections belong together: {sections_text}; give one section of each target, "
+        f"such as {example}"
     )
 
 
@@ -238,10 +242,10 @@ def _apply_rule(rule: str, names: list[str], target: str) -> list[str]:
 def _refuse_clash(state: ModelState, names: list[str]) -> None:
     first: dict[tuple[str, str], TensorInfo] = {}
     for tensor, name in zip(state.tensors, names, strict=True):
-        other = first.setdefault((tensor.section, name), tensor)
-        if other is not tensor and other.fqn != tensor.fqn:
+        first_tensor = first.setdefault((tensor.section, name), tensor)
+        if first_tensor is not tensor and first_tensor.fqn != tensor.fqn:
             raise UsageError(
-                f"{option('--map')} renames both {other.fqn} and {tensor.fqn} of {state.target} to {name!r}"
+                f"{option('--map')} renames both {first_tensor.fqn} and {tensor.fqn} of {state.target} to {name!r}"
             )
 
 
@@ -299,8 +303,8 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
     """Pair entries left out by a side, because of a tied entry under another name, with the tied entry."""
-    gone = [match for match in pairs if match.after is None and match.shown.tied_to]
-    new = [match for match in pairs if match.before is None and match.shown.tied_to]
+    gone = [match for match in pairs if match.after is None and match.output_row.tied_to]
+    new = [match for match in pairs if match.before is None and match.output_row.tied_to]
     if not gone and not new:
         return pairs, []
     replaced: dict[int, Match] = {}
@@ -312,10 +316,10 @@ def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> 
             else {}
         )
         for match in matches:
-            tied = _find_tied(match.shown, match_of_row, present_side)
+            tied = _find_tied(match.output_row, match_of_row, present_side)
             if tied is None:
                 continue
-            row = match.shown
+            row = match.output_row
             restored = replace(tied, fqn=row.fqn)
             sides = (row, restored) if present_side == "before" else (restored, row)
             replaced[id(match)] = Match(*sides, MatchedBy.TIE)
@@ -331,10 +335,19 @@ def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], pres
         match = match_of_row.get((row.section, name))
         if match is None or match.before is None or match.after is None:
             continue
-        own, other = (match.before, match.after) if present_side == "before" else (match.after, match.before)
-        is_same_view = own.shape == row.shape and own.storage_offset == row.storage_offset and own.dtype == row.dtype
-        if is_same_view and _strides(own) == _strides(row) and other.storage is None and other.device is None:
-            return other
+        same_side, other_side = (match.before, match.after) if present_side == "before" else (match.after, match.before)
+        is_same_view = (
+            same_side.shape == row.shape
+            and same_side.storage_offset == row.storage_offset
+            and same_side.dtype == row.dtype
+        )
+        if (
+            is_same_view
+            and _strides(same_side) == _strides(row)
+            and other_side.storage is None
+            and other_side.device is None
+        ):
+            return other_side
     return None
 
 

@@ -25,24 +25,24 @@ MIN_BYTES_FOR_PROCESS = 8 << 20
 
 
 def read_both(
-    request: Request, built: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
+    request: Request, built_models: dict[str, BuiltModel], snapshots: Mapping[str, StateDigests]
 ) -> tuple[ModelState, ModelState]:
-    """Return the states of both targets; the modules of classes are added to `built`."""
+    """Return the states of both targets; the modules of classes are added to `built_models`."""
     if snapshots:
         states = [
-            snapshots[text].state if text in snapshots else _read_target(text, request, built)
+            snapshots[text].state if text in snapshots else _read_target(text, request, built_models)
             for text in (request.before, request.after)
         ]
         return states[0], states[1]
     sides = (request.before, request.after), (request.after, request.before)
-    both = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
+    texts = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = list_target_paths(request)
     large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
     if not large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
-        return _read_target(both[0], request, built), _read_target(both[1], request, built)
-    with pool.run_in_background(pack_checkpoint, both[1]) as after:
-        before, raw = _read_target(both[0], request, built), after()
-    return before, unpack_checkpoint(raw) or _read_target(both[1], request, built)
+        return _read_target(texts[0], request, built_models), _read_target(texts[1], request, built_models)
+    with pool.run_in_background(pack_checkpoint, texts[1]) as after:
+        before, raw = _read_target(texts[0], request, built_models), after()
+    return before, unpack_checkpoint(raw) or _read_target(texts[1], request, built_models)
 
 
 def list_target_paths(request: Request) -> list[str]:
@@ -63,10 +63,10 @@ def unpack_checkpoint(packed: bytes) -> ModelState | None:
     return msgspec.msgpack.decode(packed, type=ModelState) if packed else None
 
 
-def _read_target(text: str, request: Request, built: dict[str, BuiltModel]) -> ModelState:
-    """Return the state of a target; the module of a class is added to `built`."""
+def _read_target(text: str, request: Request, built_models: dict[str, BuiltModel]) -> ModelState:
+    """Return the state of a target; the module of a class is added to `built_models`."""
     spec = load.find_class_spec(text)
     if spec is None:
         return load.read_checkpoint(text)
-    built[text] = live.build.build(spec, init_device=request.init_device)
-    return live.model_reader.read(built[text], text)
+    built_models[text] = live.build.build(spec, init_device=request.init_device)
+    return live.model_reader.read(built_models[text], text)

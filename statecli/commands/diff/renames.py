@@ -73,7 +73,7 @@ def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> 
     for match in matches:
         if match.before is not None and match.after is not None:
             continue
-        row = match.shown
+        row = match.output_row
         if row.shape is None or (row.data is None and not row.parts):
             continue
         section = row.section if match.before is None else sections.get(row.section)

@@ -67,13 +67,13 @@ def compare_targets(
     `progress` gets the compared bytes of before. Raises `StateError` if nothing can be compared because of an error,
     `NothingMatched` if nothing is left to compare; an error of a single pair is in `Diff.broken`.
     """
-    built: dict[str, BuiltModel] = {}
+    built_models: dict[str, BuiltModel] = {}
     # Files that another process reads are opened there, so their versions are recorded before.
-    seen = read_versions(list_target_paths(request))
+    initial_versions = read_versions(list_target_paths(request))
     with files.record_opened_files() as opened:
-        before, after = read_both(request, built, snapshots or {})
+        before, after = read_both(request, built_models, snapshots or {})
     digests = SnapshotDigests([*(snapshots or {}).values()])
-    return compare_states(request, before, after, built, {**seen, **opened}, progress, digests)
+    return compare_states(request, before, after, built_models, {**initial_versions, **opened}, progress, digests)
 
 
 @with_denormals
@@ -81,18 +81,20 @@ def compare_states(
     request: Request,
     before: ModelState,
     after: ModelState,
-    built: dict[str, BuiltModel],
-    seen: Mapping[str, FileVersion | None],
+    built_models: dict[str, BuiltModel],
+    initial_versions: Mapping[str, FileVersion | None],
     progress: Progress | None = None,
     digests: SnapshotDigests | None = None,
 ) -> Diff:
     """Compare two targets already read.
 
-    `built` has the module of each target that is a class, by its text; `seen` the versions of files before they were
-    read; `digests` the digests of snapshots.
+    `built_models` has the module of each target that is a class, by its text; `initial_versions` the versions of files
+    before they were read; `digests` the digests of snapshots.
     """
     with pause_gc():
-        return _Comparison(request, before, after, built, seen, digests or SnapshotDigests([])).diff(progress)
+        return _Comparison(request, before, after, built_models, initial_versions, digests or SnapshotDigests([])).diff(
+            progress
+        )
 
 
 class _Comparison:
@@ -103,12 +105,18 @@ class _Comparison:
         request: Request,
         before: ModelState,
         after: ModelState,
-        built: dict[str, BuiltModel],
-        seen: Mapping[str, FileVersion | None],
+        built_models: dict[str, BuiltModel],
+        initial_versions: Mapping[str, FileVersion | None],
         digests: SnapshotDigests,
     ) -> None:
         self.digests = digests
-        self.request, self.before, self.after, self.built, self.seen = request, before, after, built, seen
+        self.request, self.before, self.after, self.built_models, self.initial_versions = (
+            request,
+            before,
+            after,
+            built_models,
+            initial_versions,
+        )
         self.selection, self.targets = request.selection, (before.target, after.target)
         classes = before.traits.is_class, after.traits.is_class
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
@@ -143,12 +151,12 @@ class _Comparison:
             self._note("settings-alone", f"{why}; statecli compared only {plural(len(settings), 'setting')}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._compare_values(matches, progress)
-        changes, broken = self._changes(matches, differing, outcomes)
+        changes, broken_pairs = self._changes(matches, differing, outcomes)
         changes, unmerged = change_details.check_merge(changes, self.before, self.adapter, self.request.jobs)
         if self.values and not self.digests:
             changes = change_details.explain_changes(changes, self.request, self.sections, self.after.metadata.values)
         changes, undecided = change_details.settle_codes(changes, self.targets)
-        broken += [*unmerged, *undecided]
+        broken_pairs += [*unmerged, *undecided]
         changes = change_details.estimate_ranks(changes, self.request)
         setting_changes = self._drop_explained_settings(setting_changes, changes)
         load_result = self._check_load(all_matches, states, changes)
@@ -156,7 +164,7 @@ class _Comparison:
         if loading is not None and loading.covers_names:
             self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
-        verdict = self._findings(load_result.findings, changes, broken, setting_changes, settings)
+        verdict = self._findings(load_result.findings, changes, broken_pairs, setting_changes, settings)
         histograms = change_details.compute_difference_histograms(changes, self.request.histograms)
         return Diff(
             before=self.before,
@@ -170,7 +178,7 @@ class _Comparison:
                 )
             ),
             broken=(
-                *broken,
+                *broken_pairs,
                 *load_result.broken,
                 *verdict.inconclusive,
                 *_inconclusive_settings(self.before),
@@ -222,12 +230,12 @@ class _Comparison:
 
     def _select_from_files(self) -> tuple[ModelState, ModelState]:
         """Return both states; of a whole module only its state_dict, if the other side has no whole module."""
-        both, apart = load_check.match_folders(self.before, self.after)
-        self.notes += apart
-        if self.any_class or all(state.whole_modules for state in both):
-            return both
+        states, left_out_notes = load_check.match_folders(self.before, self.after)
+        self.notes += left_out_notes
+        if self.any_class or all(state.whole_modules for state in states):
+            return states
         (before, notes), (after, more) = (
-            load_check.select_expected(state) if state.whole_modules else (state, []) for state in both
+            load_check.select_expected(state) if state.whole_modules else (state, []) for state in states
         )
         self.notes += [*notes, *more]
         return before, after
@@ -244,18 +252,18 @@ class _Comparison:
             matches = pairing.sort_matches(matches, before, after)
         if self.loads:
             model = before if self.model is self.before else after
-            matches, notes = load_check.pair_as_loaded(matches, model, self.built.get(model.target))
+            matches, notes = load_check.pair_as_loaded(matches, model, self.built_models.get(model.target))
             matches = pairing.sort_matches(matches, before, after)
             self.notes += notes
-        self.sectioned = len({match.shown.section for match in matches}) > 1
+        self.sectioned = len({match.output_row.section for match in matches}) > 1
         if self.values and self.request.renames and not self.digests:
             is_selected = partial(self.selection.selects, by_section=self.sectioned)
-            same = renames.find_renames(matches, paired.sections, is_selected, jobs=self.request.jobs)
+            rename_search = renames.find_renames(matches, paired.sections, is_selected, jobs=self.request.jobs)
             # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
             if not pool.is_partial():
-                self.inconclusive = same.inconclusive
-                if same.matches:
-                    matches = pairing.sort_matches(_merge_renames(matches, same.matches), before, after)
+                self.inconclusive = rename_search.inconclusive
+                if rename_search.matches:
+                    matches = pairing.sort_matches(_merge_renames(matches, rename_search.matches), before, after)
         if any(match.before is None for match in matches) and any(match.after is None for match in matches):
             arguments = matches, paired.sections, before, after, self.request.map
             self.notes += suggest_map.suggest_prefix_rule(
@@ -280,46 +288,46 @@ class _Comparison:
         The kind of a class is known, the kind of a checkpoint guessed.
         """
         by_class = match.before if self.loads and self.model is self.before else None
-        return (by_class or match.shown).kind
+        return (by_class or match.output_row).kind
 
     def _describe_nothing_compared(self, count: int) -> str:
-        both = f"{self.request.before} and {self.request.after}"
+        targets_text = f"{self.request.before} and {self.request.after}"
         if not count:
-            return f"{both}: neither side contains a tensor, so nothing was compared"
+            return f"{targets_text}: neither side contains a tensor, so nothing was compared"
         names = {tensor.fqn for state in (self.before, self.after) for tensor in state.tensors}
         suggestion = next(filter(None, (suggest_glob(glob, names) for glob in self.selection.include)), "")
-        return f"{both}: none of their {count} tensors matches {self.selection.name_options()}{suggestion}"
+        return f"{targets_text}: none of their {count} tensors matches {self.selection.name_options()}{suggestion}"
 
     # --- what differs -----------------------------------------------------------------------------------------------
 
     def _compare_values(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
         if not self.values:
             return [PairResult()] * len(matches)
-        comparison = ValueComparison(self.request, self.targets, self.seen, self.digests, self.inconclusive)
+        comparison = ValueComparison(self.request, self.targets, self.initial_versions, self.digests, self.inconclusive)
         return comparison.compare(matches, progress)
 
     def _changes(
         self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[PairResult]
     ) -> tuple[list[Change], list[Broken]]:
         changes: list[Change] = []
-        broken: list[Broken] = []
+        broken_pairs: list[Broken] = []
         for match, fields, outcome in zip(matches, differing, outcomes, strict=True):
-            row = match.shown
+            row = match.output_row
             before, after = match.before, match.after
             damage = (before and before.damage) or (after and after.damage)
             if error := damage or outcome.error:
-                broken.append(Broken(row.fqn, row.section, error))
+                broken_pairs.append(Broken(row.fqn, row.section, error))
                 if not damage and outcome.changed_file is not None:
                     self.changed_files.add(outcome.changed_file)
             elif outcome.inconclusive:
-                broken.append(Inconclusive(row.fqn, row.section, outcome.inconclusive))
+                broken_pairs.append(Inconclusive(row.fqn, row.section, outcome.inconclusive))
             if damage or (not fields and (outcome.error or outcome.inconclusive)):
                 continue
             changes.append(self._change(match, fields, outcome))
-        return changes, broken
+        return changes, broken_pairs
 
     def _change(self, match: Match, fields: tuple[Field, ...], outcome: PairResult) -> Change:
-        row, before, after = match.shown, match.before, match.after
+        row, before, after = match.output_row, match.before, match.after
         if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
         if outcome.reshaped:
@@ -345,17 +353,19 @@ class _Comparison:
         if self.request.has_expectations:
             return settings
         if any(c.transformation is not None and c.transformation.kind is TransformationKind.ADAPTER for c in changes):
-            note, what, which = "adapter-settings", "setting", "that only the model or only the adapter has"
-            kept = [change for change in settings if change.status is Status.CHANGED]
+            note, noun, qualifier = "adapter-settings", "setting", "that only the model or only the adapter has"
+            kept_changes = [change for change in settings if change.status is Status.CHANGED]
         else:
-            note, what, which = "quantized-attributes", "attribute", "of quantized tensors (torch subclasses)"
+            note, noun, qualifier = "quantized-attributes", "attribute", "of quantized tensors (torch subclasses)"
             kinds = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED)
-            done = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
-            quantized = {name for c in done for name in (c.fqn, f"{c.section}.{c.fqn}")}
-            kept = [change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))]
-        if len(kept) < len(settings):
-            self._note(note, f"statecli does not list {plural(len(settings) - len(kept), what)} {which}")
-        return kept
+            quantized_changes = [c for c in changes if c.transformation is not None and c.transformation.kind in kinds]
+            quantized = {name for c in quantized_changes for name in (c.fqn, f"{c.section}.{c.fqn}")}
+            kept_changes = [
+                change for change in settings if not quantized or quantized.isdisjoint(_list_stems(change.key))
+            ]
+        if len(kept_changes) < len(settings):
+            self._note(note, f"statecli does not list {plural(len(settings) - len(kept_changes), noun)} {qualifier}")
+        return kept_changes
 
     def _settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""
@@ -382,7 +392,7 @@ class _Comparison:
 
     def _moving(self) -> list[Broken]:
         """Return errors for files changed during their reading, unless reported by a pair."""
-        paths = [path for path in find_changed(self.seen) if path not in self.changed_files]
+        paths = [path for path in find_changed(self.initial_versions) if path not in self.changed_files]
         self.changed_files.update(paths)
         return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
@@ -394,17 +404,17 @@ class _Comparison:
         if not self.loads:
             return load_check.LoadCheck()
         result = load_check.check_load(
-            all_matches, *states, self.model, self.built[self.model.target], self.request.ignore
+            all_matches, *states, self.model, self.built_models[self.model.target], self.request.ignore
         )
         if len(changes) == len(all_matches) and not self.selection.exclude:
             return result
         rows = {name for match in all_matches for name in match.names}
-        left = {name for change in changes for name in (change.fqn, change.renamed_from)}
+        compared_names = {name for change in changes for name in (change.fqn, change.renamed_from)}
         selects_name = self.selection.selects_name
         selected = (
             item
             for item in result.findings
-            if item.fqn is None or item.fqn in left or (item.fqn not in rows and selects_name((item.fqn,)))
+            if item.fqn is None or item.fqn in compared_names or (item.fqn not in rows and selects_name((item.fqn,)))
         )
         return replace(result, findings=tuple(selected))
 
@@ -412,13 +422,13 @@ class _Comparison:
         """Return the cause of all findings about loading, if the options select all tensors."""
         if not self.loads or self.selection or self.request.has_expectations or self.request.map:
             return None
-        return explain.run.explain_states(self.model, self.built[self.model.target], self.checkpoint)
+        return explain.run.explain_states(self.model, self.built_models[self.model.target], self.checkpoint)
 
     def _findings(
         self,
         loaded: Sequence[Finding],
         changes: Sequence[Change],
-        broken: Sequence[Broken],
+        broken_pairs: Sequence[Broken],
         setting_changes: Sequence[ScalarChange],
         settings: Sequence[str],
     ) -> expectations.ExpectationResults:
@@ -426,14 +436,14 @@ class _Comparison:
         if not self.request.has_expectations:
             changes, settings = self._differing(changes), ()
         tensors = expectations.tensor_entries(
-            changes, broken, self.targets, sectioned=self.sectioned, values=self.values
+            changes, broken_pairs, self.targets, sectioned=self.sectioned, values=self.values
         )
         entries = chain(tensors, expectations.setting_entries(setting_changes, settings, self.targets))
         if not self.request.has_expectations:
             differing = (entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule)
             return expectations.ExpectationResults([*loaded, *differing])
         verdict = expectations.check_expectations(self.request, list(entries), self.targets)
-        reported = {item.fqn for item in broken}
+        reported = {item.fqn for item in broken_pairs}
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
         return replace(verdict, inconclusive=inconclusive)
 
@@ -442,8 +452,10 @@ class _Comparison:
         if not self.loads:
             return differing
         # The load check reports added and removed tensors and other shapes.
-        rest = [(c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after]
-        return [replace(c, fields=fields) for c, fields in rest if fields]
+        remaining_fields = [
+            (c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after
+        ]
+        return [replace(c, fields=fields) for c, fields in remaining_fields if fields]
 
 
 def _list_stems(key: str) -> list[str]:
@@ -461,8 +473,8 @@ def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
     """Return the matches, with matches by bytes in place of their two halves."""
     renamed = {id(row) for match in renames for row in (match.before, match.after)}
-    kept = (match for match in matches if (match.before and match.after) or id(match.shown) not in renamed)
-    return [*kept, *renames]
+    kept_matches = (match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed)
+    return [*kept_matches, *renames]
 
 
 def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
@@ -470,7 +482,7 @@ def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
         return Status.ADDED
     if match.after is None:
         return Status.REMOVED
-    if match.way is MatchedBy.BYTES:
+    if match.matched_by is MatchedBy.BYTES:
         return Status.RENAMED
     return Status.CHANGED if fields else Status.IDENTICAL
 

@@ -86,8 +86,10 @@ def _format_note(keys: Sequence[str]) -> list[Oddity]:
 
 
 def _modules_note(keys: Sequence[str]) -> list[Oddity]:
-    shown = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
-    message = f"statecli did not compare these attributes of modules, because only one side records them: {shown}"
+    attribute_names = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
+    message = (
+        f"statecli did not compare these attributes of modules, because only one side records them: {attribute_names}"
+    )
     return [Oddity("module-attributes", message)] if keys else []
 
 
@@ -99,8 +101,8 @@ def _build_change(
     return ScalarChange(key, status, before.get(key), after.get(key), detail)
 
 
-def _select_common(own: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {key: value for key, value in own.items() if key in other or key == MORE}
+def _select_common(values: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {key: value for key, value in values.items() if key in other or key == MORE}
 
 
 def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
@@ -126,10 +128,10 @@ def _select_section(state: ModelState, section: str | None, other: ModelState) -
     modules = _modules_with_more(state, other)
     if not start and not modules:
         return side, []
-    kept = _format_keys(state, other) | _find_shared_attributes(state, other)
+    kept_keys = _format_keys(state, other) | _find_shared_attributes(state, other)
 
     def is_left_out(key: str) -> bool:
-        return f"{key}.".startswith(modules) and key not in kept
+        return f"{key}.".startswith(modules) and key not in kept_keys
 
     def name(key: str) -> tuple[str, str] | None:
         if is_left_out(key):
@@ -155,7 +157,7 @@ def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
 
 def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
     """Return the attributes also recorded by the other's modules, by their paths in this state."""
-    theirs = {
+    other_attributes = {
         key[len(start) :]
         for start in _attribute_prefixes(other)
         for key in other.metadata.values
@@ -165,7 +167,7 @@ def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[s
         key
         for start in _attribute_prefixes(state)
         for key in state.metadata.values
-        if key.startswith(start) and key[len(start) :] in theirs
+        if key.startswith(start) and key[len(start) :] in other_attributes
     )
 
 
@@ -184,21 +186,21 @@ def _rename_sections(
 
     A section has the same name on both sides: keys that lead to a section are not settings.
     """
-    moves = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
-    before, after = _build_renaming(moves), _build_renaming({new: new for new in moves.values()})
+    new_prefixes = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
+    before, after = _build_renaming(new_prefixes), _build_renaming({new: new for new in new_prefixes.values()})
     names = [new + key[len(old) :] for key in old_settings.values for old, new in [before(key)]]
     if len(set(names)) < len(names):  # a name is taken: removed and added settings are reported, and nothing is lost
         return old_settings, new_settings
     return rename(old_settings, before), rename(new_settings, after)
 
 
-def _build_renaming(moves: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
+def _build_renaming(new_prefixes: Mapping[str, str]) -> Callable[[str], tuple[str, str]]:
     """Return a function from a path to its old and new beginning; the innermost section decides."""
-    inner_first = sorted(moves, key=len, reverse=True)
+    inner_first = sorted(new_prefixes, key=len, reverse=True)
 
     def renaming(key: str) -> tuple[str, str]:
         old = next((old for old in inner_first if key.startswith(old)), "")
-        return old, moves.get(old, "")
+        return old, new_prefixes.get(old, "")
 
     return renaming
 
@@ -293,13 +295,13 @@ def compare_versions(before: ModelState, after: ModelState, paired: Mapping[str,
 
     An older version makes torch convert or rename tensors on load.
     """
-    theirs = {state_dict.section: state_dict for state_dict in after.state_dicts}
+    state_dicts_after = {state_dict.section: state_dict for state_dict in after.state_dicts}
     for state_dict in before.state_dicts:
-        other = theirs.get(paired.get(state_dict.section, state_dict.section))
-        if other is not None and state_dict.metadata and other.metadata:
-            prefix = "_metadata" if len(after.sections) < 2 else f"{other.section}._metadata"
+        counterpart = state_dicts_after.get(paired.get(state_dict.section, state_dict.section))
+        if counterpart is not None and state_dict.metadata and counterpart.metadata:
+            prefix = "_metadata" if len(after.sections) < 2 else f"{counterpart.section}._metadata"
             for path, local in state_dict.metadata.items():
-                for change in _compare_module(local, other.metadata.get(path, local)):
+                for change in _compare_module(local, counterpart.metadata.get(path, local)):
                     yield replace(change, key=".".join(filter(None, (prefix, path, change.key))))
 
 

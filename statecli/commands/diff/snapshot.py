@@ -64,9 +64,9 @@ class SnapshotDigests:
         return [self._digests[id(tensor)] if id(tensor) in self._digests else next(computed) for tensor in tensors]
 
 
-def refuse_value_options(given: Sequence[tuple[str, object]]) -> None:
-    """Raise UsageError for an option that needs the values of a snapshot; `given` has each flag and its value."""
-    for flag, value in given:
+def refuse_value_options(options: Sequence[tuple[str, object]]) -> None:
+    """Raise UsageError for an option that needs the values of a snapshot; `options` has each flag and its value."""
+    for flag, value in options:
         if value:
             raise UsageError(
                 f"{option(flag)}: needs values, but the snapshot has only digests; use Snapshot(model, values=True)"

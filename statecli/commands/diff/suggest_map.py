@@ -65,10 +65,10 @@ def _list_unpaired(
 ) -> tuple[list[_Key], list[_Key]]:
     """Return the tensors without a partner on each side; `names` are the names of the tensors of `before`."""
     name_of = dict(zip(map(id, before.tensors), names, strict=True))
-    gone = [row for match in matches if match.after is None and (row := match.before)]
+    removed_keys = [row for match in matches if match.after is None and (row := match.before)]
     new = [row for match in matches if match.before is None and (row := match.after)]
     return (
-        [(sections.get(row.section), name_of[id(row)], row.shape) for row in gone],
+        [(sections.get(row.section), name_of[id(row)], row.shape) for row in removed_keys],
         [(row.section, row.fqn, row.shape) for row in new],
     )
 
@@ -84,15 +84,17 @@ def _count_prefixes(rows: Iterable[_Key], others: Collection[_Key]) -> Counter[s
 
 
 def _iter_prefixes(name: str) -> Iterator[str]:
-    cut = name.find(".") + 1
-    while cut:
-        yield name[:cut]
-        cut = name.find(".", cut) + 1
+    prefix_length = name.find(".") + 1
+    while prefix_length:
+        yield name[:prefix_length]
+        prefix_length = name.find(".", prefix_length) + 1
 
 
-def _build_prefix_rule(prefix: str, gone: Collection[_Key], new: Collection[_Key], names: Collection[str]) -> str:
+def _build_prefix_rule(
+    prefix: str, removed_keys: Collection[_Key], new: Collection[_Key], names: Collection[str]
+) -> str:
     """Return the rule that adds the prefix to exactly the names without the prefix."""
-    lacking = {name for section, name, shape in gone if (section, prefix + name, shape) in new}
+    lacking = {name for section, name, shape in removed_keys if (section, prefix + name, shape) in new}
     replacement = prefix.replace("\\", r"\\")
     if lacking.issuperset(names):
         return f"^={replacement}"
@@ -137,8 +139,8 @@ def suggest_component_rules(
     """
     import shlex
 
-    gone, new = _list_unpaired(matches, sections, before, pairing.apply_map(before, rules))
-    counts = _count_replacements(gone, new, has_order=before.traits.keeps_order and after.traits.keeps_order)
+    removed_keys, new = _list_unpaired(matches, sections, before, pairing.apply_map(before, rules))
+    counts = _count_replacements(removed_keys, new, has_order=before.traits.keeps_order and after.traits.keeps_order)
     suggested: list[str] = []
     replaced: set[str] = set()
     expected = 0
@@ -147,9 +149,9 @@ def suggest_component_rules(
         if count < 2 or not replaced.isdisjoint(old.split(".")) or len(suggested) >= _MAX_RULES:
             continue
         replaced.update(old.split("."))
-        suggested += _build_component_rules(old, component, [name for _, name, _ in gone])
+        suggested += _build_component_rules(old, component, [name for _, name, _ in removed_keys])
         expected += count
-    if not suggested or 2 * expected <= min(len(gone), len(new)):
+    if not suggested or 2 * expected <= min(len(removed_keys), len(new)):
         return []
     pairs = partial(_count_pairs, before, after, prefixes=prefixes)
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
@@ -159,7 +161,9 @@ def suggest_component_rules(
     return [Oddity(OddityKind.COMPONENTS_APART.value, f"{message}; to compare these tensors, add {lines}")]
 
 
-def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order: bool) -> Counter[tuple[str, str]]:
+def _count_replacements(
+    removed_keys: Sequence[_Key], new: Sequence[_Key], *, has_order: bool
+) -> Counter[tuple[str, str]]:
     """Count the pairs of components by which a name becomes the other name, each name once for each place.
 
     Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
@@ -167,7 +171,7 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
     """
     # A place is a name without some of its components: its section, the parts before and after, and the shape.
     places: dict[tuple[object, ...], tuple[list[str], list[str]]] = {}
-    for side, rows in enumerate((gone, new)):
+    for side, rows in enumerate((removed_keys, new)):
         for section, name, shape in rows:
             parts = name.split(".")[:MAX_PREFIX_PARTS]
             for start, stop in combinations(range(len(parts) + 1), 2):
@@ -175,11 +179,15 @@ def _count_replacements(gone: Sequence[_Key], new: Sequence[_Key], *, has_order:
                     place = section, tuple(parts[:start]), tuple(parts[stop:]), shape
                     places.setdefault(place, ([], []))[side].append(".".join(parts[start:stop]))
     counts: Counter[tuple[str, str]] = Counter()
-    for old, other in places.values():
-        synonyms = [(first, second) for first, second in product(old, other) if _SYNONYMS.get(first, "") == second]
+    for old_components, new_components in places.values():
+        synonyms = [
+            (first, second)
+            for first, second in product(old_components, new_components)
+            if _SYNONYMS.get(first, "") == second
+        ]
         counts.update(synonyms)
-        left = [name for name in old if all(name != first for first, _ in synonyms)]
-        right = [name for name in other if all(name != second for _, second in synonyms)]
+        left = [name for name in old_components if all(name != first for first, _ in synonyms)]
+        right = [name for name in new_components if all(name != second for _, second in synonyms)]
         if len(left) == len(right) and (has_order or len(left) == 1):
             counts.update(zip(left, right, strict=True))
     return counts

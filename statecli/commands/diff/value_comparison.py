@@ -57,11 +57,11 @@ class ValueComparison:
         self,
         request: Request,
         targets: tuple[str, str],
-        seen: Mapping[str, FileVersion | None],
+        initial_versions: Mapping[str, FileVersion | None],
         digests: SnapshotDigests,
         inconclusive: Mapping[int, StateError],
     ) -> None:
-        self._request, self._targets, self._seen = request, targets, seen
+        self._request, self._targets, self._initial_versions = request, targets, initial_versions
         self._digests, self._inconclusive = digests, inconclusive
 
     def compare(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
@@ -71,11 +71,11 @@ class ValueComparison:
         unpaired: list[tuple[int, TensorInfo]] = []
         for n, match in enumerate(matches):
             if match.before is None or match.after is None:
-                unpaired.append((n, match.shown))
+                unpaired.append((n, match.output_row))
             elif changed_fields.effective_shape(match.before) != changed_fields.effective_shape(match.after):
-                outcomes[n] = self._of_two_shapes(match.shown)
+                outcomes[n] = self._of_two_shapes(match.output_row)
                 unpaired += [(n, match.before), (n, match.after)]
-            elif match.way is MatchedBy.BYTES:
+            elif match.matched_by is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
             elif _has_no_values(match.before) and _has_no_values(match.after):
                 outcomes[n] = PairResult(not_compared="neither side has values")
@@ -111,9 +111,9 @@ class ValueComparison:
                 for n in numbers
                 if (old := matches[n].before) and (new := matches[n].after)
             ]
-            request, seen = self._request, self._seen
+            request, initial_versions = self._request, self._initial_versions
             results = values.compare.compare_pairs(
-                pairs, request.how, jobs=request.jobs, progress=advance, header_versions=seen
+                pairs, request.how, jobs=request.jobs, progress=advance, header_versions=initial_versions
             )
             for n, pair, result in zip(numbers, pairs, results, strict=True):
                 outcomes[n] = self._outcome(result, pair.before, pair.after)
@@ -124,7 +124,10 @@ class ValueComparison:
             return None
         before = [match.before for match in matches if match.before is not None]
         after = [match.after for match in matches if match.after is not None]
-        versions = {**read_versions(where.path for tensor in before + after for where in tensor.ranges), **self._seen}
+        versions = {
+            **read_versions(byte_range.path for tensor in before + after for byte_range in tensor.ranges),
+            **self._initial_versions,
+        }
         deltas = compare_plain_pairs(before, after, self._request.how)
         return None if find_changed(versions) else deltas
 

@@ -88,8 +88,8 @@ def _build_tree(names: Mapping[str, Shape]) -> _Node:
         for component in name.split(".", MAX_COMPONENTS - 1):
             child = node.children.get(component)
             if child is None:
-                where = f"{node.name}.{component}" if node is not root else component
-                child = node.children[component] = _Node(where, position)
+                child_name = f"{node.name}.{component}" if node is not root else component
+                child = node.children[component] = _Node(child_name, position)
             node = child
             path.append(node)
         node.shape = shape
@@ -111,27 +111,27 @@ class _Aligner:
         """Pair the tensors below two modules that are each other's."""
         stack = [(checkpoint, model)]
         while stack:
-            own, registered = stack.pop()
-            own, registered = _skip_levels(own, registered)
-            if _list_tails(own) == _list_tails(registered):
-                self._add_equal(own, registered)
+            stored, registered = stack.pop()
+            stored, registered = _skip_levels(stored, registered)
+            if _list_tails(stored) == _list_tails(registered):
+                self._add_equal(stored, registered)
                 continue
-            if own.is_tensor or registered.is_tensor:
-                stack.extend(self._pair_tensors([own], [registered]))
+            if stored.is_tensor or registered.is_tensor:
+                stack.extend(self._pair_tensors([stored], [registered]))
             else:
-                stack.extend(self._pair_children(own, registered))
+                stack.extend(self._pair_children(stored, registered))
 
-    def _add_equal(self, own: _Node, registered: _Node) -> None:
+    def _add_equal(self, stored: _Node, registered: _Node) -> None:
         """Add the tensors of two modules with the same names and shapes below them."""
-        stack = [(own, registered)]
+        stack = [(stored, registered)]
         while stack:
             first, second = stack.pop()
             if first.is_tensor:
                 self.names[first.name] = second.name
             stack.extend((child, second.children[token]) for token, child in first.children.items())
 
-    def _pair_children(self, own: _Node, registered: _Node) -> Iterator[tuple[_Node, _Node]]:
-        left, right = dict(own.children), dict(registered.children)
+    def _pair_children(self, stored: _Node, registered: _Node) -> Iterator[tuple[_Node, _Node]]:
+        left, right = dict(stored.children), dict(registered.children)
         for token, other in _pair_families(left, right):
             yield left.pop(token), right.pop(other)
         for token in [token for token in left if token in right]:
@@ -146,39 +146,39 @@ class _Aligner:
 
     # --- children without an equal name -----------------------------------------------------------------------------
 
-    def _choose(self, own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
+    def _choose(self, stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
         """Pair modules with the same shapes below them, then modules that share most of their shapes and names."""
         groups: dict[tuple[int, int], tuple[list[_Node], list[_Node]]] = {}
-        for side, nodes in enumerate((own, registered)):
+        for side, nodes in enumerate((stored, registered)):
             for node in nodes:
                 groups.setdefault(_make_key(node), ([], []))[side].append(node)
         chosen = [pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)]
-        taken = {id(node) for first, second in chosen for node in (first, second)}
-        rest = [[node for node in nodes if id(node) not in taken] for nodes in (own, registered)]
-        return chosen + _choose_similar(*rest)
+        paired_ids = {id(node) for first, second in chosen for node in (first, second)}
+        unpaired_nodes = [[node for node in nodes if id(node) not in paired_ids] for nodes in (stored, registered)]
+        return chosen + _choose_similar(*unpaired_nodes)
 
-    def _choose_among(self, own: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
+    def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
         """Pair candidates that all have the same shapes: by the words of their names, then by likeness and order."""
-        own, registered = own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
+        stored, registered = stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]
         evidence = {
-            (id(first), id(second)): _measure_evidence(first, second) for first, second in product(own, registered)
+            (id(first), id(second)): _measure_evidence(first, second) for first, second in product(stored, registered)
         }
-        while own and registered:
-            best = _find_mutual_best(own, registered, evidence)
+        while stored and registered:
+            best = _find_mutual_best(stored, registered, evidence)
             if best is None:
                 break
             first, second = best
             yield first, second
-            own, registered = [n for n in own if n is not first], [n for n in registered if n is not second]
-        yield from self._choose_by_likeness(own, registered, evidence)
+            stored, registered = [n for n in stored if n is not first], [n for n in registered if n is not second]
+        yield from self._choose_by_likeness(stored, registered, evidence)
 
     def _choose_by_likeness(
-        self, own: list[_Node], registered: list[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
+        self, stored: list[_Node], registered: list[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
     ) -> Iterator[tuple[_Node, _Node]]:
-        keeps_count = len(own) == len(registered)
-        rank = {id(node): n for nodes in (own, registered) for n, node in enumerate(_sort(nodes, self.has_order))}
+        keeps_count = len(stored) == len(registered)
+        rank = {id(node): n for nodes in (stored, registered) for n, node in enumerate(_sort(nodes, self.has_order))}
         scored = sorted(
-            product(own, registered),
+            product(stored, registered),
             key=lambda pair: (
                 *(-number for number in evidence[id(pair[0]), id(pair[1])]),
                 -round(measure_similarity(_tail(pair[0]), _tail(pair[1])), 1) if not keeps_count else 0,
@@ -188,18 +188,18 @@ class _Aligner:
                 rank[id(pair[1])],
             ),
         )
-        taken: set[int] = set()
+        paired_ids: set[int] = set()
         for first, second in scored:
-            if id(first) not in taken and id(second) not in taken:
-                taken |= {id(first), id(second)}
+            if id(first) not in paired_ids and id(second) not in paired_ids:
+                paired_ids |= {id(first), id(second)}
                 yield first, second
 
     # --- tensors of modules that have no partner --------------------------------------------------------------------
 
-    def _pair_tensors(self, own: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
+    def _pair_tensors(self, stored: Iterable[_Node], registered: Iterable[_Node]) -> Iterator[tuple[_Node, _Node]]:
         """Pair single tensors below modules that are grouped in another way, by shape and the words of whole names."""
         groups: dict[Shape | str, tuple[list[_Node], list[_Node]]] = {}
-        for side, nodes in enumerate((own, registered)):
+        for side, nodes in enumerate((stored, registered)):
             for node in nodes:
                 for tensor in node.list_tensors():
                     groups.setdefault(tensor.shape, ([], []))[side].append(tensor)
@@ -248,26 +248,26 @@ def _list_tails(node: _Node) -> frozenset[tuple[str, Shape | str]]:
 
 
 def _find_mutual_best(
-    own: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
+    stored: Sequence[_Node], registered: Sequence[_Node], evidence: Mapping[tuple[int, int], tuple[int, int]]
 ) -> tuple[_Node, _Node] | None:
     """Return a pair in which each node fits the other better than every other candidate; None without such a pair."""
-    for first in own:
+    for first in stored:
         ranked = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
         second = ranked[0]
         score = evidence[id(first), id(second)]
         if len(ranked) > 1 and evidence[id(first), id(ranked[1])] == score:
             continue
-        if any(evidence[id(node), id(second)] >= score for node in own if node is not first):
+        if any(evidence[id(node), id(second)] >= score for node in stored if node is not first):
             continue
         return first, second
     return None
 
 
-def _choose_similar(own: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
+def _choose_similar(stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
     """Pair modules that differ in some tensors but share at least half of their inner names and shapes."""
     chosen: list[tuple[_Node, _Node]] = []
     scores = []
-    for first, second in product(own[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
+    for first, second in product(stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
         if first.is_tensor or second.is_tensor:
             continue
         shared = sum((_count_shapes(first) & _count_shapes(second)).values())
@@ -287,24 +287,26 @@ def _count_shapes(node: _Node) -> Counter[Shape | str]:
 # --- levels ----------------------------------------------------------------------------------------------------------
 
 
-def _skip_levels(own: _Node, registered: _Node) -> tuple[_Node, _Node]:
+def _skip_levels(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
     """Remove levels of either side without which the two sides fit better: only children, or the largest child."""
     for _ in range(MAX_COMPONENTS):
-        first, second = _descend(own, registered)
-        here = _count_inner_names(first, second)
+        first, second = _descend(stored, registered)
+        current_score = _count_inner_names(first, second)
         lifted = [(_lift_largest(first), second), (first, _lift_largest(second))]
-        better = [(a, b) for a, b in lifted if a is not None and b is not None and _count_inner_names(a, b) > here]
+        better = [
+            (a, b) for a, b in lifted if a is not None and b is not None and _count_inner_names(a, b) > current_score
+        ]
         if not better:
             return first, second
-        own, registered = max(better, key=lambda option: _count_inner_names(*option))
-    return own, registered
+        stored, registered = max(better, key=lambda option: _count_inner_names(*option))
+    return stored, registered
 
 
-def _descend(own: _Node, registered: _Node) -> tuple[_Node, _Node]:
+def _descend(stored: _Node, registered: _Node) -> tuple[_Node, _Node]:
     """Descend to only children, on either side, where the two sides fit best."""
-    chains = [_list_only_children(node) for node in (own, registered)]
+    chains = [_list_only_children(node) for node in (stored, registered)]
     if len(chains[0]) == len(chains[1]) == 1:
-        return own, registered
+        return stored, registered
     options = [(first, second) for first in enumerate(chains[0]) for second in enumerate(chains[1])]
     best = max(options, key=lambda option: (*_fit(option[0][1], option[1][1]), -option[0][0] - option[1][0]))
     return best[0][1], best[1][1]
@@ -332,14 +334,14 @@ def _list_only_children(node: _Node) -> list[_Node]:
     return chain
 
 
-def _fit(own: _Node, registered: _Node) -> tuple[int, int, int]:
+def _fit(stored: _Node, registered: _Node) -> tuple[int, int, int]:
     """Return how well two modules fit at this level: equal inner names, children with equal shapes, equal leafness."""
-    if own.is_tensor or registered.is_tensor:
-        return (0, 0, int(own.is_tensor is registered.is_tensor))
-    signatures = Counter(map(_make_key, own.children.values()))
+    if stored.is_tensor or registered.is_tensor:
+        return (0, 0, int(stored.is_tensor is registered.is_tensor))
+    signatures = Counter(map(_make_key, stored.children.values()))
     others = Counter(map(_make_key, registered.children.values()))
     shared = sum(key[0] * count for key, count in (signatures & others).items())
-    return _count_inner_names(own, registered), shared, len(own.children.keys() & registered.children.keys())
+    return _count_inner_names(stored, registered), shared, len(stored.children.keys() & registered.children.keys())
 
 
 # --- numbered children -----------------------------------------------------------------------------------------------
@@ -354,11 +356,11 @@ def _pair_families(left: Mapping[str, _Node], right: Mapping[str, _Node]) -> lis
     """
     pairs: list[tuple[str, str]] = []
     own_families, other_families = _list_families(left), _list_families(right)
-    for stem, own in own_families.items():
+    for stem, stored in own_families.items():
         registered = other_families.get(stem)
-        if registered is None or own.keys() == registered.keys():
+        if registered is None or stored.keys() == registered.keys():
             continue
-        pairs += _pair_numbers(own, registered, left, right)
+        pairs += _pair_numbers(stored, registered, left, right)
     return pairs
 
 
@@ -371,25 +373,25 @@ def _list_families(children: Iterable[str]) -> dict[str, dict[int, str]]:
 
 
 def _pair_numbers(
-    own: Mapping[int, str],
+    stored: Mapping[int, str],
     registered: Mapping[int, str],
     left: Mapping[str, _Node],
     right: Mapping[str, _Node],
 ) -> list[tuple[str, str]]:
     """Pair the numbers of a family in order, by the shapes below each."""
-    numbers, others = sorted(own), sorted(registered)
-    rows = [_make_key(left[own[number]]) for number in numbers]
+    numbers, others = sorted(stored), sorted(registered)
+    rows = [_make_key(left[stored[number]]) for number in numbers]
     columns = [_make_key(right[registered[number]]) for number in others]
     if rows == columns:
         # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
-        return [(own[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
+        return [(stored[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
     common = [number for number in numbers if number in registered]
-    by_name = all(_make_key(left[own[n]]) == _make_key(right[registered[n]]) for n in common)
+    by_name = all(_make_key(left[stored[n]]) == _make_key(right[registered[n]]) for n in common)
     if by_name and len(common) == min(len(numbers), len(others)):
-        return [(own[n], registered[n]) for n in common]
+        return [(stored[n], registered[n]) for n in common]
     if len(rows) * len(columns) > MAX_COMPARISONS:
         return []
-    return [(own[numbers[a]], registered[others[b]]) for a, b in _find_common_subsequence(rows, columns)]
+    return [(stored[numbers[a]], registered[others[b]]) for a, b in _find_common_subsequence(rows, columns)]
 
 
 def _find_common_subsequence(rows: Sequence[object], columns: Sequence[object]) -> Iterator[tuple[int, int]]:

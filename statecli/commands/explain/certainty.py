@@ -78,9 +78,9 @@ def _keep_order(pairs: Sequence[tuple[str, str]]) -> bool:
         if len(differing) != 1 or not all(part.isdigit() for part in differing[0]):
             return False
         numbers.append([int(part) for part in differing[0]])
-    own, registered = numbers
-    order = sorted(range(len(own)), key=own.__getitem__)
-    return order == sorted(range(len(own)), key=registered.__getitem__)
+    stored, registered = numbers
+    order = sorted(range(len(stored)), key=stored.__getitem__)
+    return order == sorted(range(len(stored)), key=registered.__getitem__)
 
 
 def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
@@ -90,13 +90,13 @@ def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
     budget = MAX_COMPARISONS
     for name, registered in names.pairs.items():
         shape = names.shapes[registered]
-        others, free = unexpected.get(shape, ()), missing.get(shape, ())
-        if name == registered or not (others or free):
+        unexpected_names, missing_names = unexpected.get(shape, ()), missing.get(shape, ())
+        if name == registered or not (unexpected_names or missing_names):
             continue
-        budget -= len(others) + len(free)
+        budget -= len(unexpected_names) + len(missing_names)
         score = _count_common(name, registered)
-        rivals = [other for other in others if budget < 0 or _count_common(other, registered) >= score]
-        rivals += [other for other in free if budget < 0 or _count_common(name, other) >= score]
+        rivals = [other for other in unexpected_names if budget < 0 or _count_common(other, registered) >= score]
+        rivals += [other for other in missing_names if budget < 0 or _count_common(name, other) >= score]
         if rivals:
             yield UndecidedPair(name, registered, tuple(rivals))
 
@@ -114,13 +114,15 @@ def _find_common(name: str, registered: str) -> tuple[str, ...]:
 
     Different components with the same words are common too: `q_proj` and `query`.
     """
-    own, other = name.split("."), registered.split(".")
+    stored_parts, registered_parts = name.split("."), registered.split(".")
     common: list[str] = []
-    for tag, start, stop, new_start, new_stop in SequenceMatcher(None, own, other, autojunk=False).get_opcodes():
+    for tag, start, stop, new_start, new_stop in SequenceMatcher(
+        None, stored_parts, registered_parts, autojunk=False
+    ).get_opcodes():
         if tag == "equal":
-            common += own[start:stop]
+            common += stored_parts[start:stop]
             continue
-        words = split_meaningful_words(".".join(other[new_start:new_stop]))
-        same = words and words == split_meaningful_words(".".join(own[start:stop]))
-        common.append("+".join(sorted(words)) if same else _HOLE)
+        words = split_meaningful_words(".".join(registered_parts[new_start:new_stop]))
+        has_same_words = words and words == split_meaningful_words(".".join(stored_parts[start:stop]))
+        common.append("+".join(sorted(words)) if has_same_words else _HOLE)
     return tuple(common)

@@ -35,12 +35,12 @@ def find_computed_weights(
 ) -> ComputedWeights:
     """Return the computed weights among pairs: name in the file -> name of the class."""
     weights = ComputedWeights([], [])
-    for name, own in pairs.items():
-        parts = _find_part(name, stored), _find_part(own, registered)
+    for name, registered_name in pairs.items():
+        parts = _find_part(name, stored), _find_part(registered_name, registered)
         if parts[0] is not None and parts[1] is None:
-            weights.in_file.append(ComputedWeight(own, name, parts[0]))
+            weights.in_file.append(ComputedWeight(registered_name, name, parts[0]))
         elif parts[1] is not None and parts[0] is None:
-            weights.in_class.append(ComputedWeight(name, own, parts[1]))
+            weights.in_class.append(ComputedWeight(name, registered_name, parts[1]))
     return weights
 
 
@@ -51,12 +51,12 @@ def _find_part(name: str, names: Collection[str]) -> str | None:
         if match["part"]:
             return "weight_norm"
         return "spectral_norm" if f"{name.removesuffix('original')}0._u" in names else "a parametrization"
-    for suffix, other, function in (
+    for suffix, companion_suffix, function in (
         ("_v", "_g", "weight_norm"),
         ("_g", "_v", "weight_norm"),
         ("_orig", "_mask", "prune"),
         ("_orig", "_u", "spectral_norm"),
     ):
-        if name.endswith(suffix) and name.removesuffix(suffix) + other in names:
+        if name.endswith(suffix) and name.removesuffix(suffix) + companion_suffix in names:
             return function
     return None

@@ -39,18 +39,18 @@ class Subject(msgspec.Struct, frozen=True):
     """A class and a checkpoint: the class's state_dict by name, its module, and the entries to load."""
 
     model: ModelState
-    built: BuiltModel
+    built_model: BuiltModel
     checkpoint: ModelState
     entries: ModelEntries
     registered: dict[str, TensorInfo]
 
 
-def build_subject(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Subject | None:
+def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> Subject | None:
     """Return the two sides; None if the checkpoint has no model."""
     rows = (row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.is_in_state_dict)
     registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))
-    return None if entries is None else Subject(model, built, checkpoint, entries, registered)
+    return None if entries is None else Subject(model, built_model, checkpoint, entries, registered)
 
 
 def is_loaded_as_is(subject: Subject) -> bool:
@@ -58,7 +58,7 @@ def is_loaded_as_is(subject: Subject) -> bool:
     source = subject.entries.source
     plain = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
     is_plain = plain and not subject.entries.refused and not _list_codes(subject)
-    return is_plain and load_as_is(subject.entries, subject.built).is_accepted
+    return is_plain and load_as_is(subject.entries, subject.built_model).is_accepted
 
 
 def _list_codes(subject: Subject) -> list[TensorInfo]:
@@ -66,13 +66,15 @@ def _list_codes(subject: Subject) -> list[TensorInfo]:
     return [
         row
         for row in subject.entries.rows
-        if (own := subject.registered.get(row.fqn)) and is_floating(own.dtype) and "int" in row.dtype
+        if (registered_row := subject.registered.get(row.fqn))
+        and is_floating(registered_row.dtype)
+        and "int" in row.dtype
     ]
 
 
 def diagnose(subject: Subject) -> Diagnosis:
     """Return the causes, and the lines that load the checkpoint with the result of their proof."""
-    special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built)
+    special = special_files.recognize(subject.checkpoint, subject.entries.names, subject.built_model)
     if special is not None:
         return special
     codes = _list_codes(subject)
@@ -84,9 +86,9 @@ def diagnose(subject: Subject) -> Diagnosis:
         evidence = Evidence(Cause.QUANTIZED, message, len(codes), codes[0].fqn)
         return Diagnosis((evidence,), proof=f"{NO_CODE}: the scales of the quantized values are not known")
     matching = _match(subject)
-    taken = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
-    if taken < MIN_SHARE * len(subject.registered) or not taken:
-        return _other_model(subject, taken)
+    matched_count = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
+    if matched_count < MIN_SHARE * len(subject.registered) or not matched_count:
+        return _other_model(subject, matched_count)
     return _explain_computed_weights(subject, matching) or _build_diagnosis(subject, matching)
 
 
@@ -95,13 +97,16 @@ def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis
     pairs = matching.pairs | matching.mismatched
     computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
-    for weights, has, place in ((computed.in_file, "the file", target), (computed.in_class, target, "the file")):
+    for weights, holder, other_side in (
+        (computed.in_file, "the file", target),
+        (computed.in_class, target, "the file"),
+    ):
         if weights:
             names = [weight.name for weight in weights]
             functions = ", ".join(dict.fromkeys(weight.function for weight in weights))
             message = (
-                f"{has} has the inputs of {functions} for {plural(len(names), 'weight')}, but {place} has the computed "
-                f"weights: {_list_modules(names)}"
+                f"{holder} has the inputs of {functions} for {plural(len(names), 'weight')}, but {other_side} has the "
+                f"computed weights: {_list_modules(names)}"
             )
             advice = (
                 f"apply {functions} to the modules of {target}, then load the file"
@@ -114,17 +119,20 @@ def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis
 
 
 def _match(subject: Subject) -> Matching:
-    own = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
-    other = {_join_weight_norm(name): name for name in subject.registered}
-    if len(own) < len(subject.entries.rows) or len(other) < len(subject.registered):
-        own, other = {name: name for name in subject.entries.names}, {name: name for name in subject.registered}
+    stored_names = {_join_weight_norm(row.fqn): row.fqn for row in subject.entries.rows}
+    registered_names = {_join_weight_norm(name): name for name in subject.registered}
+    if len(stored_names) < len(subject.entries.rows) or len(registered_names) < len(subject.registered):
+        stored_names, registered_names = (
+            {name: name for name in subject.entries.names},
+            {name: name for name in subject.registered},
+        )
     rows = {row.fqn: row for row in subject.entries.rows}
     alignment = align_names(
-        {name: rows[full].shape for name, full in own.items()},
-        {name: subject.registered[full].shape for name, full in other.items()},
+        {name: rows[full].shape for name, full in stored_names.items()},
+        {name: subject.registered[full].shape for name, full in registered_names.items()},
         has_order=subject.checkpoint.traits.keeps_order,
     )
-    partners = {own[name]: other[registered] for name, registered in alignment.names.items()}
+    partners = {stored_names[name]: registered_names[registered] for name, registered in alignment.names.items()}
     pairs, transposed, mismatched = dict[str, str](), dict[str, str](), dict[str, str]()
     for name, registered in partners.items():
         row, target = rows[name], subject.registered[registered]
@@ -136,7 +144,7 @@ def _match(subject: Subject) -> Matching:
     shapes = {name: row.shape for name, row in subject.registered.items()}
     own_shapes = {name: row.shape for name, row in rows.items()}
     own_shapes |= {name: shapes[registered] for name, registered in transposed.items()}
-    missing = [other[name] for name in alignment.missing]
+    missing = [registered_names[name] for name in alignment.missing]
     ties = [
         (name, tied)
         for name in missing
@@ -147,7 +155,7 @@ def _match(subject: Subject) -> Matching:
         pairs,
         transposed,
         mismatched,
-        tuple(own[name] for name in alignment.unexpected),
+        tuple(stored_names[name] for name in alignment.unexpected),
         tuple(name for name in missing if name not in tied_names),
         tuple(ties),
         own_shapes,
@@ -198,7 +206,7 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
     if left_out is None or source is None:
         why = "too many modules differ" if source else "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
-    model_code = build_model_code(subject.built.spec, subject.built.loaded)
+    model_code = build_model_code(subject.built_model.spec, subject.built_model.loaded)
     recipe = Recipe(
         source,
         model_code,
@@ -209,7 +217,7 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
         initial,
         tuple(names[name] for name in matching.transposed),
     )
-    result = try_recipe(recipe, subject.entries, subject.built)
+    result = try_recipe(recipe, subject.entries, subject.built_model)
     diagnosis = Diagnosis(causes, recipe.format_code(), _list_maps(steps), not initial, initial, unused)
     return _judge(diagnosis, subject, matching, result, model_code.doubt)
 
@@ -238,7 +246,7 @@ def _judge(
         return replace(diagnosis, proof=_describe_objections(result))
     initial = [subject.registered[name] for name in diagnosis.initial]
     elements = sum(row.elements for row in subject.registered.values())
-    warnings = tuple(describe_initial_values(initial, subject.built, elements))
+    warnings = tuple(describe_initial_values(initial, subject.built_model, elements))
     diagnosis = replace(diagnosis, loads=True, warnings=warnings)
     doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:

@@ -27,7 +27,7 @@ def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
     causes = {evidence.cause for evidence in diagnosis.causes}
     if not causes & {Cause.WIDTH, Cause.OTHER_PART, Cause.OTHER_MODEL}:
         return None
-    spec = subject.built.spec
+    spec = subject.built_model.spec
     changes = list(_propose_changes(subject, spec))
     for number, chosen in enumerate((*((change,) for change in changes), *combinations(changes, 2))):
         if number >= MAX_BUILDS:
@@ -43,7 +43,7 @@ def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
 def _propose_changes(subject: Subject, spec: ModelSpec) -> Iterator[Change]:
     """Yield arguments whose value is a size of the class that the checkpoint has another size for, likeliest first."""
     sizes = _count_sizes(subject)
-    for name, value in list_integer_arguments(spec, subject.built.loaded):
+    for name, value in list_integer_arguments(spec, subject.built_model.loaded):
         for (old, new), _ in sizes.most_common():
             if old == value:
                 yield name, value, new
@@ -97,9 +97,9 @@ def _count_children(names: Iterable[str]) -> dict[str, int]:
 
 def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagnosis | None:
     for name, _, value in changes:
-        spec = change_argument(spec, subject.built.loaded, name, value)
+        spec = change_argument(spec, subject.built_model.loaded, name, value)
     try:
-        built = live.build.build(spec, init_device="meta", loaded=subject.built.loaded)
+        built = live.build.build(spec, init_device="meta", loaded=subject.built_model.loaded)
         model = live.model_reader.read(built, spec.text)
         other = build_subject(model, built, subject.checkpoint)
     except (ModelError, UsageError):

@@ -136,8 +136,8 @@ class Follower:
             relative_change=distance.relative_change,
             cosine=distance.cosine,
             changed=sum(_has_changed(pair) is True for pair in pairs),
-            added=tuple(pair.match.shown.fqn for pair in pairs if pair.match.before is None),
-            removed=tuple(pair.match.shown.fqn for pair in pairs if pair.match.after is None),
+            added=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.before is None),
+            removed=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.after is None),
             settings=tuple(compare_settings(self._last.whole, now.whole, (None, None))[0][:MAX_SETTINGS]),
             not_compared=(*row.not_compared, *reasons),
         )

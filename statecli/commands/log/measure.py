@@ -159,7 +159,7 @@ def _to_change(outcome: object, match: Match) -> TensorChange:
         is_known = squares is not None and math.isfinite(squares)
         return TensorChange(True, squares, None) if is_known else TensorChange(True, None, outcome.reason)
     reason = str(outcome) if isinstance(outcome, StateError) else str(getattr(outcome, "reason", outcome))
-    return TensorChange(None, None, f"{match.shown.fqn}: {reason}")
+    return TensorChange(None, None, f"{match.output_row.fqn}: {reason}")
 
 
 # --- sums -------------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from statecli.values.low_rank import LowRankTask
 
 
 def find_adapters(
-    changes: Sequence[Change], everything: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
+    changes: Sequence[Change], all_changes: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
     """Return the updates by the number of the change of their B. `settings` are the settings after."""
     added = [(n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)]
@@ -23,7 +23,7 @@ def find_adapters(
     if not updates:
         return {}
     number_of = {row.fqn: n for n, row in added}
-    weights = {row.fqn: row for change in everything if (row := change.before) is not None}
+    weights = {row.fqn: row for change in all_changes if (row := change.before) is not None}
     measured = [
         (weight, update, task)
         for update in updates
@@ -48,7 +48,9 @@ def find_adapters(
 
 
 def _build_task(weight: TensorInfo, update: LoraUpdate) -> LowRankTask | None:
-    data: list[TensorData] = [own for row in (weight, update.a, update.b) if (own := get_data(row)) is not None]
+    data: list[TensorData] = [
+        row_data for row in (weight, update.a, update.b) if (row_data := get_data(row)) is not None
+    ]
     if len(data) < 3 or any(len(side.shape) != 2 or "float" not in side.dtype for side in data):
         return None
     shape, (rank, inner), (outer, width) = (side.shape for side in data)

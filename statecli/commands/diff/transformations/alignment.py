@@ -25,8 +25,8 @@ def compute_digests_of_pairs(
         for side in (before, after)
     ]
     digests = compute_row_digests(tasks, jobs=jobs)
-    both = zip(pairs, digests[::2], digests[1::2], strict=True)
-    return {n: (old, new) for n, old, new in both if isinstance(old, tuple) and isinstance(new, tuple)}
+    digest_pairs = zip(pairs, digests[::2], digests[1::2], strict=True)
+    return {n: (old, new) for n, old, new in digest_pairs if isinstance(old, tuple) and isinstance(new, tuple)}
 
 
 class Segment(NamedTuple):
@@ -48,12 +48,12 @@ def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     """
     extra = len(long) - len(short)
     counts = Counter(long)
-    place = {digest: n for n, digest in enumerate(long) if counts[digest] == 1}
-    own = Counter(short)
+    row_of_digest = {digest: n for n, digest in enumerate(long) if counts[digest] == 1}
+    short_counts = Counter(short)
     offsets = [
-        (n, place[digest] - n)
+        (n, row_of_digest[digest] - n)
         for n, digest in enumerate(short)
-        if own[digest] == 1 and digest in place and 0 <= place[digest] - n <= extra
+        if short_counts[digest] == 1 and digest in row_of_digest and 0 <= row_of_digest[digest] - n <= extra
     ]
     anchors = _select_ascending(offsets)
     if not anchors:
@@ -76,10 +76,10 @@ def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int
     places: list[int] = []
     previous: list[int] = []
     for n, (_, offset) in enumerate(offsets):
-        at = bisect_right(ends, offset)
-        previous.append(places[at - 1] if at else -1)
-        ends[at : at + 1] = [offset]
-        places[at : at + 1] = [n]
+        position = bisect_right(ends, offset)
+        previous.append(places[position - 1] if position else -1)
+        ends[position : position + 1] = [offset]
+        places[position : position + 1] = [n]
     chosen: list[tuple[int, int]] = []
     n = places[-1] if places else -1
     while n >= 0:

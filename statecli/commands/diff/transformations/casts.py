@@ -75,7 +75,7 @@ def _count_exceptions(result: CheckResult, rounding: Rounding | None) -> int:
 def _build_cast(result: CheckResult, rounding: Rounding | None) -> Transformation:
     """Return the cast; a tensor that follows another rule than most is named by its own rule."""
     rules = (rounding, Rounding.NEAREST, Rounding.TRUNCATED, Rounding.STOCHASTIC)
-    own = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
-    exceptions = result.not_neighbours if own is None and rounding is not None else 0
-    own = own if result.changed and not exceptions else None
-    return Transformation(TransformationKind.CAST, result.elements, exceptions, rounding=own)
+    fitting_rule = next((rule for rule in rules if not _count_exceptions(result, rule)), None)
+    exceptions = result.not_neighbours if fitting_rule is None and rounding is not None else 0
+    fitting_rule = fitting_rule if result.changed and not exceptions else None
+    return Transformation(TransformationKind.CAST, result.elements, exceptions, rounding=fitting_rule)

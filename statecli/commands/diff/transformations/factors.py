@@ -118,8 +118,12 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
     for (n, pair), outcome in zip(pairs.items(), outcomes, strict=True):
         if not isinstance(outcome, Delta) or outcome.cosine is None or outcome.relative_l2 is None:
             continue
-        own, data = changes[n].values, pair.after.data
-        if own is not None and own.relative_l2 is not None and outcome.relative_l2 > _MAX_SHARE * own.relative_l2:
+        direct_delta, data = changes[n].values, pair.after.data
+        if (
+            direct_delta is not None
+            and direct_delta.relative_l2 is not None
+            and outcome.relative_l2 > _MAX_SHARE * direct_delta.relative_l2
+        ):
             continue
         if data is not None and outcome.cosine >= MAX_COSINE and is_evident(data, pair.after.fqn, outcome.elements):
             kind, relative = TransformationKind.TRANSPOSED, outcome.relative_l2
@@ -167,15 +171,15 @@ def _is_exact_factor(factor: float) -> bool:
 def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tuple[int, CheckTask]]:
     """Return the trials whose samples fit best, a trial for each change."""
     samples = [
-        (place, CheckTask(task.name, task.operation, *sides, task.factor))
-        for place, (_, task) in enumerate(trials)
+        (number, CheckTask(task.name, task.operation, *sides, task.factor))
+        for number, (_, task) in enumerate(trials)
         for sides in zip(take_places(task.before), take_places(task.after), strict=True)
     ]
     counts = [CheckResult()] * len(trials)
-    for (place, _), result in zip(samples, check_elements([task for _, task in samples], jobs=jobs), strict=True):
+    for (number, _), result in zip(samples, check_elements([task for _, task in samples], jobs=jobs), strict=True):
         if isinstance(result, CheckResult):
-            count = counts[place]
-            counts[place] = CheckResult(count.elements + result.elements, count.exceptions + result.exceptions)
+            count = counts[number]
+            counts[number] = CheckResult(count.elements + result.elements, count.exceptions + result.exceptions)
     best: dict[int, tuple[int, CheckTask]] = {}
     for (n, task), count in zip(trials, counts, strict=True):
         if _fits(count, _MAX_SAMPLE_EXCEPTIONS) and (n not in best or count.exceptions < best[n][0]):

@@ -69,8 +69,8 @@ def find_transformations(
             explained[n] = replace(explained[n], transformation=codes.transformation, values=codes.values)
     resized = [n for n, change in enumerate(explained) if _is_open(change) or _is_inexact_resize(change)]
     for n, insertion in find_insertions([changes[n] for n in resized], jobs=jobs).items():
-        done = explained[resized[n]].transformation
-        if done is None or insertion.exceptions < done.exceptions:
+        previous = explained[resized[n]].transformation
+        if previous is None or insertion.exceptions < previous.exceptions:
             explained[resized[n]] = replace(explained[resized[n]], transformation=insertion)
     searches = _list_searches(changes, sections, settings, inexact, jobs)
     parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
@@ -100,26 +100,32 @@ def _list_searches(
 ) -> tuple[_Search, ...]:
     """Return the searches in order, each for changes left by earlier ones. `inexact`: casts by `id` of the change."""
     return (
-        partial(find_moves, everything=changes, sections=sections, jobs=jobs),
-        partial(find_similar_moves, everything=changes, sections=sections, jobs=jobs),
+        partial(find_moves, all_changes=changes, sections=sections, jobs=jobs),
+        partial(find_similar_moves, all_changes=changes, sections=sections, jobs=jobs),
         partial(find_similar_resizes, jobs=jobs),
         partial(find_factors, jobs=jobs),
         partial(find_transposes, jobs=jobs),
-        partial(find_transposed_moves, everything=changes, sections=sections, jobs=jobs),
+        partial(find_transposed_moves, all_changes=changes, sections=sections, jobs=jobs),
         partial(find_reordered_heads, jobs=jobs),
         partial(find_permutations, jobs=jobs),
         partial(find_changed_transposes, jobs=jobs),
         partial(find_joins, jobs=jobs),
-        partial(find_adapters, everything=changes, settings=settings, jobs=jobs),
-        lambda left: {n: cast for n, change in enumerate(left) if (cast := inexact.get(id(change))) is not None},
+        partial(find_adapters, all_changes=changes, settings=settings, jobs=jobs),
+        lambda remaining: {
+            n: cast for n, change in enumerate(remaining) if (cast := inexact.get(id(change))) is not None
+        },
         find_float_codes,
         _find_unrelated,
     )
 
 
 def _is_inexact_resize(change: Change) -> bool:
-    done = change.transformation
-    return done is not None and done.kind is TransformationKind.RESIZED and bool(done.exceptions)
+    transformation = change.transformation
+    return (
+        transformation is not None
+        and transformation.kind is TransformationKind.RESIZED
+        and bool(transformation.exceptions)
+    )
 
 
 def _is_part(change: Change, parts: Container[tuple[str, str]]) -> bool:

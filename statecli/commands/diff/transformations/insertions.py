@@ -39,12 +39,12 @@ def find_insertions(changes: Sequence[Change], *, jobs: int) -> dict[int, Transf
     """
     pairs = {n: pair for n, change in enumerate(changes) if (pair := _build_pair(change)) is not None}
     digests = compute_digests_of_pairs({n: (pair.name, *pair[2:]) for n, pair in pairs.items()}, jobs=jobs)
-    candidates = [(n, segments) for n, both in digests.items() for segments in _list_alignments(*both)]
+    candidates = [(n, segments) for n, pair_digests in digests.items() for segments in _list_alignments(*pair_digests)]
     best: dict[int, Transformation] = {}
     results = _check_alignments([(pairs[n], segments) for n, segments in candidates], jobs)
-    for (n, _), done in zip(candidates, results, strict=True):
-        if done is not None and (n not in best or done.exceptions < best[n].exceptions):
-            best[n] = done
+    for (n, _), insertion in zip(candidates, results, strict=True):
+        if insertion is not None and (n not in best or insertion.exceptions < best[n].exceptions):
+            best[n] = insertion
     return best
 
 
@@ -92,9 +92,12 @@ def _find_places(short: Sequence[int], long: Sequence[int]) -> tuple[int, ...]:
     end. Empty if fewer than half of the rows of the shorter side are equal.
     """
     extra = len(long) - len(short)
-    in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]
-    behind = [0, *accumulate(old == new for old, new in zip(reversed(short), reversed(long[extra:]), strict=True))]
-    counts = [front + rest for front, rest in zip(in_front, reversed(behind), strict=True)]
+    equal_in_front = [0, *accumulate(old == new for old, new in zip(short, long, strict=False))]
+    equal_behind = [
+        0,
+        *accumulate(old == new for old, new in zip(reversed(short), reversed(long[extra:]), strict=True)),
+    ]
+    counts = [front + rest for front, rest in zip(equal_in_front, reversed(equal_behind), strict=True)]
     best = max(counts)
     places = dict.fromkeys((counts.index(best), len(short) - counts[::-1].index(best)))
     return tuple(place for place in places if 2 * best >= len(short) and place < len(short))
@@ -107,12 +110,12 @@ def _check_alignments(
     tasks = [_build_task(pair, segment) for pair, segments in alignments for segment in segments]
     results = iter(check_elements(tasks, jobs=jobs))
     for pair, segments in alignments:
-        own = [next(results) for _ in segments]
-        checked = [result for result in own if isinstance(result, CheckResult)]
+        segment_results = [next(results) for _ in segments]
+        checked = [result for result in segment_results if isinstance(result, CheckResult)]
         gaps = _list_gaps(segments, abs(pair.extra))
         ways = (1 + min(pair.before.shape[0], pair.after.shape[0])) ** len(gaps)
         elements, exceptions = (sum(getattr(r, name) for r in checked) for name in ("elements", "exceptions"))
-        if len(checked) < len(own) or not is_evident(pair.after, pair.name, elements, exceptions, ways):
+        if len(checked) < len(segment_results) or not is_evident(pair.after, pair.name, elements, exceptions, ways):
             yield None
             continue
         rows = [

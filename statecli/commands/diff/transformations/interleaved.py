@@ -57,12 +57,12 @@ def _check_pattern(
     for turn in range(len(blocks)):  # the pattern may have been found from its middle on
         order = blocks[turn:] + blocks[:turn]
         wrong: dict[int, list[int]] = {owner: [] for owner, _ in order}
-        at = 0
+        offset = 0
         for repeat in range(repeats):
             for owner, rows in order:
                 expected = parts[owner][repeat * rows : (repeat + 1) * rows]
-                wrong[owner] += [repeat * rows + n for n in range(rows) if whole[at + n] != expected[n]]
-                at += rows
+                wrong[owner] += [repeat * rows + n for n in range(rows) if whole[offset + n] != expected[n]]
+                offset += rows
         if best is None or _count(wrong) < _count(best.wrong_rows):
             best = Interleaving(order, wrong)
     if best is None or all(best.wrong_rows.values()):

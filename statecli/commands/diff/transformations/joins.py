@@ -74,9 +74,9 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
         joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
         datas |= {row.number: row.data for row in wholes}
     return {
-        n: done
-        for n, done in joins.items()
-        if is_evident(datas[n], changes[n].fqn, done.elements, done.exceptions, 1 + len(changes))
+        n: join
+        for n, join in joins.items()
+        if is_evident(datas[n], changes[n].fqn, join.elements, join.exceptions, 1 + len(changes))
     }
 
 
@@ -103,10 +103,10 @@ def _find_concatenations_anywhere(
     joins: dict[int, Transformation] = {}
     for list_fitting in (partial(_list_fitting, by_module=by_module), partial(_list_elsewhere, by_numbers=by_numbers)):
         for is_transposed in (False, True):
-            tried = list(transposes.values()) if is_transposed else wholes
-            left = [(whole, list_fitting(whole)) for whole in tried if whole.number not in joins]
-            concatenations = _find_concatenations(left, kind, jobs)
-            joins |= {n: replace(done, is_transposed=is_transposed) for n, done in concatenations.items()}
+            tested_wholes = list(transposes.values()) if is_transposed else wholes
+            candidates = [(whole, list_fitting(whole)) for whole in tested_wholes if whole.number not in joins]
+            concatenations = _find_concatenations(candidates, kind, jobs)
+            joins |= {n: replace(join, is_transposed=is_transposed) for n, join in concatenations.items()}
     return joins
 
 
@@ -118,11 +118,16 @@ def _find_concatenations(
     candidates: Sequence[tuple[_Row, Sequence[_Row]]], kind: TransformationKind, jobs: int
 ) -> dict[int, Transformation]:
     """Return the joins of parts of the same dtype, among the tensors that may be parts of each whole."""
-    fitting_of = [(whole, same) for whole, rows in candidates for same in _group_by_dtype(rows) if len(same) > 1]
-    wanted: dict[_DigestKey, _Row] = {}
+    fitting_of = [
+        (whole, same_dtype_rows)
+        for whole, rows in candidates
+        for same_dtype_rows in _group_by_dtype(rows)
+        if len(same_dtype_rows) > 1
+    ]
+    rows_by_key: dict[_DigestKey, _Row] = {}
     for whole, fitting in fitting_of:
-        wanted |= {_build_digest_key(row, whole, fitting[0], kind): row for row in (whole, *fitting)}
-    digests = _read_digests(wanted, jobs)
+        rows_by_key |= {_build_digest_key(row, whole, fitting[0], kind): row for row in (whole, *fitting)}
+    digests = _read_digests(rows_by_key, jobs)
     joins: dict[int, Transformation] = {}
     for whole, fitting in fitting_of:
         of_rows = {
@@ -130,8 +135,8 @@ def _find_concatenations(
             for row in (whole, *fitting)
             if (rows := digests.get(_build_digest_key(row, whole, fitting[0], kind))) is not None
         }
-        own = set(of_rows.get(whole.number, ()))
-        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), own) >= _MIN_SHARE]
+        whole_digests = set(of_rows.get(whole.number, ()))
+        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), whole_digests) >= _MIN_SHARE]
         for chosen in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
             ordered = _order_parts(whole, chosen, kind, jobs)
             transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
@@ -243,13 +248,17 @@ def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
     for (row, start), result in zip(places, check_elements(tasks, jobs=jobs), strict=True):
         if is_exact(result):
             start_of.setdefault(row.number, start)
-    lost = [row for row in parts if row.number not in start_of]
-    if len(lost) > 1:
+    unplaced_rows = [row for row in parts if row.number not in start_of]
+    if len(unplaced_rows) > 1:
         return None
-    ordered = sorted((row for row in parts if row not in lost), key=lambda row: start_of[row.number])
-    for row in lost:
-        ends = accumulate((other.data.shape[0] for other in ordered), initial=0)
-        gaps = (n for n, (other, end) in enumerate(zip(ordered, ends, strict=False)) if start_of[other.number] != end)
+    ordered = sorted((row for row in parts if row not in unplaced_rows), key=lambda row: start_of[row.number])
+    for row in unplaced_rows:
+        ends = accumulate((placed_row.data.shape[0] for placed_row in ordered), initial=0)
+        gaps = (
+            n
+            for n, (placed_row, end) in enumerate(zip(ordered, ends, strict=False))
+            if start_of[placed_row.number] != end
+        )
         ordered.insert(next(gaps, len(ordered)), row)
     return ordered
 
@@ -284,11 +293,11 @@ def _check_interleaving(
     order = find_interleaving(digests[whole.number], [digests[part.number] for part in parts])
     if order is None:
         return None
-    period, at, checks = sum(rows for _, rows in order.blocks), 0, []
+    period, offset, checks = sum(rows for _, rows in order.blocks), 0, []
     for owner, rows in order.blocks:
         of_whole, part = split_rows(whole.data, period), split_rows(parts[owner].data, rows)
-        checks.append(_build_copy_task(whole.fqn, part, narrow(of_whole, 1, at, rows), kind))
-        at += rows
+        checks.append(_build_copy_task(whole.fqn, part, narrow(of_whole, 1, offset, rows), kind))
+        offset += rows
     results = check_elements(checks, jobs=jobs)
     checked = [result for result in results if isinstance(result, CheckResult)]
     wrong = [owner for owner, _ in order.blocks if order.wrong_rows[owner]]
@@ -417,18 +426,20 @@ def _check_other_order(
     present = [number for number in numbers if number is not None]
     if len(places) < len(items) or len(set(present)) < len(present) or 2 * len(present) < len(items):
         return None
-    left = iter([n for n in range(len(items)) if n not in set(present)])
-    filled = [next(left) if number is None else number for number in numbers]
+    remaining_numbers = iter([n for n in range(len(items)) if n not in set(present)])
+    filled = [next(remaining_numbers) if number is None else number for number in numbers]
     if filled == sorted(filled):
         return None
     ordered = [items[n] for n in filled]
     checks = list(_build_stack_tasks(whole, ordered, order, kind))
     names = [row.fqn for item in ordered for row in item]
-    done = _judge(check_elements(checks, jobs=jobs), checks, names, kind) if len(checks) == len(names) else None
-    if done is None:
+    transformation = (
+        _judge(check_elements(checks, jobs=jobs), checks, names, kind) if len(checks) == len(names) else None
+    )
+    if transformation is None:
         return None
-    bits = count_bits(whole.data, whole.fqn, done.elements, done.exceptions)
-    return done if bits >= MIN_BITS + lgamma(len(items) + 1) / log(2) else None
+    bits = count_bits(whole.data, whole.fqn, transformation.elements, transformation.exceptions)
+    return transformation if bits >= MIN_BITS + lgamma(len(items) + 1) / log(2) else None
 
 
 def _add_axis(data: TensorData) -> TensorData:
@@ -446,15 +457,15 @@ def _build_stack_tasks(
         target, start = select(whole.data, n), 0
         for row in item:
             view = permute(row.data, order)
-            place = target
+            target_view = target
             if len(item) > 1:
                 size = view.shape[axis] if view.shape else 0
                 if not size or start + size > target.shape[axis]:
                     return
-                place = narrow(target, axis, start, size)
+                target_view = narrow(target, axis, start, size)
                 start += size
-            if view.shape != place.shape:
+            if view.shape != target_view.shape:
                 return
-            yield _build_copy_task(whole.fqn, view, place, kind)
+            yield _build_copy_task(whole.fqn, view, target_view, kind)
         if len(item) > 1 and start != target.shape[axis]:
             return

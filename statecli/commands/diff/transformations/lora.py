@@ -53,15 +53,15 @@ class LoraAdapter(NamedTuple):
 def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) -> LoraAdapter:
     """Return the updates of an adapter. `settings` has `adapter_config.json`, with its name in front of each key."""
     factors: dict[tuple[str, bool], dict[str, TensorInfo]] = {}
-    rest: list[TensorInfo] = []
+    other_rows: list[TensorInfo] = []
     for row in rows:
         match = _FACTOR.fullmatch(row.fqn)
         if match is None:
-            rest.append(row)
+            other_rows.append(row)
         else:
             key = match["module"].removeprefix(_PREFIX), bool(match["embedding"])
             factors.setdefault(key, {})[match["side"]] = row
-    unknown = {row.fqn.removeprefix(_PREFIX).rpartition(".lora_")[0]: row for row in rest if ".lora_" in row.fqn}
+    unknown = {row.fqn.removeprefix(_PREFIX).rpartition(".lora_")[0]: row for row in other_rows if ".lora_" in row.fqn}
     updates = []
     for (module, is_embedding), sides in factors.items():
         if sides.keys() < {"A", "B"}:
@@ -75,7 +75,7 @@ def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) ->
     # The rest replaces tensors of the model (`modules_to_save`, biases trained with `bias="lora_only"` or `"all"`).
     replaced = {
         re.sub(r"\.modules_to_save(\.default)?(?=\.)|\.base_layer(?=\.)", "", row.fqn.removeprefix(_PREFIX)): row
-        for row in rest
+        for row in other_rows
         if ".lora_" not in row.fqn and (".base_layer." not in row.fqn or row.fqn.endswith(".base_layer.bias"))
     }
     return LoraAdapter(tuple(updates), replaced, unknown)

@@ -40,12 +40,12 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
     numbers = {row.fqn: n for n, change in enumerate(changes) if (row := change.before) is not None}
     places = {row.fqn: n for n, row in enumerate(base.tensors)}
     merged: dict[int, Transformation] = {}
-    broken: list[Broken] = []
+    broken_pairs: list[Broken] = []
 
     def report(number: int | None, row: TensorInfo, problem: str) -> None:
         fqn, section = (row.fqn, row.section) if number is None else (changes[number].fqn, changes[number].section)
         message = f"statecli cannot check whether this update was merged: {problem}"
-        broken.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
+        broken_pairs.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
 
     for module, row in parsed.unknown.items():
         number = _find_number(numbers, f"{module}.weight")
@@ -56,16 +56,18 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
         number = _find_number(numbers, f"{update.module}.weight")
         if number is None and _find_number(places, f"{update.module}.weight") is not None:
             continue
-        built = "the base model has no weight of this name" if number is None else _build_tasks(changes[number], update)
-        if number is None or isinstance(built, str):
-            report(number, update.b, str(built))
+        update_tasks = (
+            "the base model has no weight of this name" if number is None else _build_tasks(changes[number], update)
+        )
+        if number is None or isinstance(update_tasks, str):
+            report(number, update.b, str(update_tasks))
         else:
-            tasks += [(number, update, task) for task in built]
+            tasks += [(number, update, task) for task in update_tasks]
     for (number, update, _), result in zip(tasks, compute_derived([task for *_, task in tasks], jobs), strict=True):
         if isinstance(result, MergeResult):
-            done = _build_transformation(update, result)
-            if number not in merged or done.exceptions < merged[number].exceptions:
-                merged[number] = done
+            transformation = _build_transformation(update, result)
+            if number not in merged or transformation.exceptions < merged[number].exceptions:
+                merged[number] = transformation
         else:
             report(number, update.b, str(result or "a value is NaN or infinite"))
 
@@ -82,9 +84,13 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
                 TransformationKind.MERGED, copied.elements, copied.exceptions, sources=(source,)
             )
         else:
-            broken.append(Broken(copy.name, "", str(copied)))
-    kept = {n: done for n, done in merged.items() if done.exceptions or changes[n].status is not Status.IDENTICAL}
-    return MergeCheck(kept, list(dict.fromkeys(broken)))  # a square weight is checked both ways
+            broken_pairs.append(Broken(copy.name, "", str(copied)))
+    reported_merges = {
+        n: transformation
+        for n, transformation in merged.items()
+        if transformation.exceptions or changes[n].status is not Status.IDENTICAL
+    }
+    return MergeCheck(reported_merges, list(dict.fromkeys(broken_pairs)))  # a square weight is checked both ways
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:
@@ -119,11 +125,11 @@ def _build_tasks(change: Change, update: LoraUpdate) -> list[MergeTask] | str:
     if before is None or after is None or a is None or b is None or a.shape[0] != b.shape[1]:
         return "the shapes of lora_A and lora_B do not match"
     shape = b.shape[0], a.shape[1]
-    ways = [] if update.is_embedding or before.shape != shape else [(b, a)]
-    ways += [(permute(a, (1, 0)), permute(b, (1, 0)))] if before.shape == shape[::-1] else []
-    if not ways:
+    factor_pairs = [] if update.is_embedding or before.shape != shape else [(b, a)]
+    factor_pairs += [(permute(a, (1, 0)), permute(b, (1, 0)))] if before.shape == shape[::-1] else []
+    if not factor_pairs:
         return f"the update has the shape {list(shape)}, but {change.fqn} has {list(before.shape)}"
-    return [MergeTask(change.fqn, before, after, *way, update.scale) for way in ways]
+    return [MergeTask(change.fqn, before, after, *factors, update.scale) for factors in factor_pairs]
 
 
 def _build_transformation(update: LoraUpdate, result: MergeResult) -> Transformation:

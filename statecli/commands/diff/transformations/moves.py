@@ -35,7 +35,7 @@ Rows = list[tuple[int, TensorInfo]]
 
 def find_moves(
     changes: Sequence[Change],
-    everything: Sequence[Change],
+    all_changes: Sequence[Change],
     sections: Mapping[str, str],
     *,
     jobs: int,
@@ -46,20 +46,20 @@ def find_moves(
     Values equal bit for bit under another name, or rounded to another dtype, are a move, and a swap if the two tensors
     have each other's values. A few elements may differ. The first elements decide about the compared tensors, or other
     elements if the first elements are found nowhere. Of several sources with equal values, the first counts. Equal
-    values throughout are not evidence. `everything` are all changes, explained or identical too: a layer's norms may
+    values throughout are not evidence. `all_changes` has explained and identical changes too: a layer's norms may
     come from there. Tensors on a single side are compared with each other if `looks_at_renames`.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in group_rows(changes, everything, sections, looks_at_renames=looks_at_renames):
+    for before, after in group_rows(changes, all_changes, sections, looks_at_renames=looks_at_renames):
         candidates |= _find_candidates(before, after, take_sample, jobs)
-        left = [(n, row) for n, row in after if n not in candidates]
-        if left:
-            candidates |= _find_candidates(before, left, take_second_sample, jobs)
+        unmatched_rows = [(n, row) for n, row in after if n not in candidates]
+        if unmatched_rows:
+            candidates |= _find_candidates(before, unmatched_rows, take_second_sample, jobs)
     sources = _confirm(changes, candidates, jobs)
     if sources:
         rows = {n: source.row for n, source in sources.items()}
-        sources |= _confirm(changes, follow_layers(changes, everything, rows, sections), jobs, is_layer=True)
-    namesakes = find_namesakes(changes, everything, sources).items()
+        sources |= _confirm(changes, follow_layers(changes, all_changes, rows, sections), jobs, is_layer=True)
+    namesakes = find_namesakes(changes, all_changes, sources).items()
     readable = {n: row for n, row in namesakes if get_data(row) is not None and get_data(changes[n].after) is not None}
     sources |= _confirm(changes, readable, jobs)
     return build_moves(changes, sources, sections)
@@ -99,7 +99,7 @@ def _compute_fingerprints(samples: Sequence[TensorInfo], dtype: str, jobs: int) 
 
 def follow_layers(
     changes: Sequence[Change],
-    everything: Sequence[Change],
+    all_changes: Sequence[Change],
     source_of: Mapping[int, TensorInfo],
     sections: Mapping[str, str],
 ) -> dict[int, TensorInfo]:
@@ -112,7 +112,7 @@ def follow_layers(
     for n, source in source_of.items():
         if layers := split_moved_layer(source.fqn, changes[n].fqn):
             layers_of.setdefault(layers[1], set()).add(layers[0])
-    rows = [change.before for change in everything if change.before is not None]
+    rows = [change.before for change in all_changes if change.before is not None]
     sources = {(sections.get(row.section, row.section), row.fqn): row for row in rows}
     candidates: dict[int, TensorInfo] = {}
     for n, change in enumerate(changes):
@@ -121,15 +121,15 @@ def follow_layers(
         for end in (match.end() for match in _LAYER_NUMBER.finditer(change.fqn)):
             layers_before = layers_of.get(change.fqn[:end], set())
             name = "".join(layers_before) + change.fqn[end:]
-            place = sources.get((change.section, name)) if len(layers_before) == 1 else None
-            if place is not None:
-                candidates[n] = place
+            row_before = sources.get((change.section, name)) if len(layers_before) == 1 else None
+            if row_before is not None:
+                candidates[n] = row_before
     return candidates
 
 
 def group_rows(
     changes: Sequence[Change],
-    everything: Sequence[Change],
+    all_changes: Sequence[Change],
     sections: Mapping[str, str],
     *,
     looks_at_renames: bool = False,
@@ -146,7 +146,7 @@ def group_rows(
             by_dtype = groups.setdefault((row.section, row.layout, row.shape), {})
             by_dtype.setdefault(row.dtype, ([], []))[1].append((n, row))
     numbers = {id(change): n for n, change in enumerate(changes)}
-    for change in everything if groups else ():
+    for change in all_changes if groups else ():
         row = change.before
         if row is not None and _may_move(row):
             by_dtype = groups.get((sections.get(row.section, row.section), row.layout, row.shape), {})
@@ -181,10 +181,16 @@ def _confirm(
     Values possibly equal by chance are evidence only in a layer whose other tensors moved.
     """
     pairs = {n: Pair(row, after) for n, row in candidates.items() if (after := changes[n].after) is not None}
-    same = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}
-    outcomes = compare_pairs(list(same.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
-    exceptions = {n: outcome.changed for n, outcome in zip(same, outcomes, strict=True) if isinstance(outcome, Delta)}
-    casts = {n: task for n, pair in pairs.items() if n not in same and (task := _build_cast_task(pair)) is not None}
+    same_dtype_pairs = {n: pair for n, pair in pairs.items() if pair.before.dtype == pair.after.dtype}
+    outcomes = compare_pairs(list(same_dtype_pairs.values()), CompareOptions(bitwise=True), jobs=jobs, derived=True)
+    exceptions = {
+        n: outcome.changed for n, outcome in zip(same_dtype_pairs, outcomes, strict=True) if isinstance(outcome, Delta)
+    }
+    casts = {
+        n: task
+        for n, pair in pairs.items()
+        if n not in same_dtype_pairs and (task := _build_cast_task(pair)) is not None
+    }
     for n, result in zip(casts, check_elements(list(casts.values()), jobs=jobs), strict=True):
         if isinstance(result, CheckResult) and result.elements:
             exceptions[n] = result.exceptions
@@ -217,8 +223,8 @@ def build_moves(
     moves: dict[int, Transformation] = {}
     numbers = {id(change.before): n for n, change in enumerate(changes) if change.before is not None}
     for n, (row, exceptions) in sources.items():
-        back = sources.get(numbers.get(id(row), -1))
-        is_swap = back is not None and back.row is changes[n].before
+        reverse_source = sources.get(numbers.get(id(row), -1))
+        is_swap = reverse_source is not None and reverse_source.row is changes[n].before
         after = changes[n].after
         is_here = sections.get(row.section, row.section) == changes[n].section
         moves[n] = Transformation(

@@ -27,12 +27,12 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
         old, new = ([s for _ in side if isinstance(s := next(stats), Stats)] for side in (before, after))
         nan_before, nan_after = (sum(s.nan or 0 for s in side) for side in (old, new))
         inf_before, inf_after = (sum(s.inf or 0 for s in side) for side in (old, new))
-        done = changes[n].transformation
-        if done is not None and (nan_after > nan_before or inf_after > inf_before):
+        transformation = changes[n].transformation
+        if transformation is not None and (nan_after > nan_before or inf_after > inf_before):
             new_ones = max(0, nan_after - nan_before) + max(0, inf_after - inf_before)
             counts[n] = Delta(
                 sum(row.elements for row in after),
-                max(done.exceptions, new_ones),
+                max(transformation.exceptions, new_ones),
                 nan_before=nan_before,
                 nan_after=nan_after,
                 inf_before=inf_before,
@@ -47,13 +47,13 @@ def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], 
     added = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
     sides = {}
     for n, change in enumerate(changes):
-        done = change.transformation
-        if done is None or change.values is not None or change.status is Status.IDENTICAL:
+        transformation = change.transformation
+        if transformation is None or change.values is not None or change.status is Status.IDENTICAL:
             continue
-        if done.exceptions or done.kind in _KINDS_WITH_NEW_ELEMENTS:
+        if transformation.exceptions or transformation.kind in _KINDS_WITH_NEW_ELEMENTS:
             section = change.before.section if change.before is not None else change.section
-            section = section if done.source_section is None else done.source_section
-            before = [change.before, *(old.get((section, name)) for name in done.sources)]
-            after = [change.after, *(added.get((change.section, name)) for name in done.sources)]
+            section = section if transformation.source_section is None else transformation.source_section
+            before = [change.before, *(old.get((section, name)) for name in transformation.sources)]
+            after = [change.after, *(added.get((change.section, name)) for name in transformation.sources)]
             sides[n] = [row for row in before if row is not None], [row for row in after if row is not None]
     return sides

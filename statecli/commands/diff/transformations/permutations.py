@@ -32,8 +32,8 @@ def find_permutations(changes: Sequence[Change], *, jobs: int) -> dict[int, Tran
         }
         pairs = {n: (changes[n].fqn, *pair) for n, pair in sides.items()}
         for n, digests in compute_digests_of_pairs(pairs, jobs=jobs, is_strong=True).items():
-            done = _compare_rows(changes[n].fqn, sides[n], *digests, axis, jobs)
-            permuted |= {n: done} if done is not None else {}
+            permutation = _compare_rows(changes[n].fqn, sides[n], *digests, axis, jobs)
+            permuted |= {n: permutation} if permutation is not None else {}
     return permuted
 
 
@@ -59,19 +59,19 @@ def _compare_rows(
     places: dict[int, list[int]] = {}
     for n, digest in enumerate(before):
         places.setdefault(digest, []).append(n)
-    lost = []
+    unmatched_after = []
     for n, digest in enumerate(after):
         if places.get(digest):
             places[digest].pop()
         else:
-            lost.append(n)
-    if len(lost) > max(1, _MAX_LOST_SHARE * len(after)):
+            unmatched_after.append(n)
+    if len(unmatched_after) > max(1, _MAX_LOST_SHARE * len(after)):
         return None
     rows, elements = math.prod(sides[1].shape[1:]), math.prod(sides[1].shape)
-    left = [n for numbers in places.values() for n in numbers]
-    exceptions = rows * len(lost)
-    if 0 < len(lost) <= _MAX_COMPARED:
-        exceptions = _count_exceptions(name, sides, left, lost, jobs)
+    unmatched_before = [n for numbers in places.values() for n in numbers]
+    exceptions = rows * len(unmatched_after)
+    if 0 < len(unmatched_after) <= _MAX_COMPARED:
+        exceptions = _count_exceptions(name, sides, unmatched_before, unmatched_after, jobs)
     # Any of all orders could have fitted.
     ways = math.lgamma(len(after) + 1) / math.log(2)
     if count_bits(sides[1], name, elements, exceptions) < MIN_BITS + ways:
@@ -82,21 +82,25 @@ def _compare_rows(
         exceptions,
         rounding=name_rounding(sides[0].dtype, sides[1].dtype),
         axis=axis,
-        rows=len(lost),
-        first_rows=tuple(lost[:MAX_LISTED_ROWS]),
+        rows=len(unmatched_after),
+        first_rows=tuple(unmatched_after[:MAX_LISTED_ROWS]),
     )
 
 
 def _count_exceptions(
-    name: str, sides: tuple[TensorData, TensorData], left: Sequence[int], lost: Sequence[int], jobs: int
+    name: str,
+    sides: tuple[TensorData, TensorData],
+    unmatched_before: Sequence[int],
+    unmatched_after: Sequence[int],
+    jobs: int,
 ) -> int:
     """Return the number of elements of lost rows that differ from the rows left before, each with its most similar."""
-    places = [(old, new) for new in lost for old in left]
-    tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in places]
+    row_pairs = [(old, new) for new in unmatched_after for old in unmatched_before]
+    tasks = [CheckTask(name, Operation.COPY, select(sides[0], old), select(sides[1], new)) for old, new in row_pairs]
     results = check_elements(tasks, jobs=jobs)
     counts = sorted(
-        (result.exceptions if isinstance(result, CheckResult) else math.prod(sides[1].shape[1:]), place)
-        for place, result in zip(places, results, strict=True)
+        (result.exceptions if isinstance(result, CheckResult) else math.prod(sides[1].shape[1:]), row_pair)
+        for row_pair, result in zip(row_pairs, results, strict=True)
     )
     used_before: set[int] = set()
     used_after: set[int] = set()

@@ -63,10 +63,10 @@ def find_quantized(changes: Sequence[Change], sections: Mapping[str, str], *, jo
     `sections` are the paired sections, before → after. Codes far from the weight of the other side have only
     exceptions. Codes of an unknown layout, or that cannot be dequantized, are not compared as numbers.
     """
-    back = {new: old for old, new in sections.items()}
+    reversed_sections = {new: old for old, new in sections.items()}
     reversed_changes = [_reverse(change) for change in changes]
     quantized = _find_in_one_direction(changes, sections, TransformationKind.QUANTIZED, jobs)
-    return quantized | _find_in_one_direction(reversed_changes, back, TransformationKind.DEQUANTIZED, jobs)
+    return quantized | _find_in_one_direction(reversed_changes, reversed_sections, TransformationKind.DEQUANTIZED, jobs)
 
 
 def _reverse(change: Change) -> Change:
@@ -88,9 +88,16 @@ def _find_in_one_direction(
         measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
         if measured:
             error = min(measured, key=lambda error: error.relative)
-            done = _build_transformation(pair, error, kind)
-            values = Delta(done.elements, error.changed, relative_l2=done.relative_l2, reason=_AFTER_DEQUANTIZING)
-            compared[pair.number] = ComparedCodes(done, values if changes[pair.number].values is not None else None)
+            transformation = _build_transformation(pair, error, kind)
+            values = Delta(
+                transformation.elements,
+                error.changed,
+                relative_l2=transformation.relative_l2,
+                reason=_AFTER_DEQUANTIZING,
+            )
+            compared[pair.number] = ComparedCodes(
+                transformation, values if changes[pair.number].values is not None else None
+            )
     for n, change in enumerate(changes):
         if n in compared or change.status is Status.IDENTICAL:
             continue
@@ -123,8 +130,8 @@ def _may_be_float_codes(change: Change) -> bool:
 
 def drop_numbers_of_codes(change: Change) -> Change:
     """Return the change without the difference of codes that are not compared as numbers."""
-    done = change.transformation
-    if done is None or done.kind is not TransformationKind.CODES or change.values is None:
+    transformation = change.transformation
+    if transformation is None or transformation.kind is not TransformationKind.CODES or change.values is None:
         return change
     return replace(change, values=_count_not_finite(change.values))
 
@@ -179,7 +186,7 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
     dense = get_data(before)
     if weight.layout is Layout.MXFP4_EXPERTS:
         return None
-    data = {part: own for part, row in weight.parts.items() if (own := get_data(row)) is not None}
+    data = {part: part_data for part, row in weight.parts.items() if (part_data := get_data(row)) is not None}
     if dense is None or len(dense.shape) != 2 or "float" not in dense.dtype or len(data) < len(weight.parts):
         return None
     shape = dense.shape[0], dense.shape[1]
@@ -188,10 +195,16 @@ def _build_pair(number: int, weight: QuantizedWeight, before: TensorInfo) -> _Pa
         return None
     rule = DequantizeRule(weight.layout, shape, block if len(block) == 2 else None, weight.divisor)
     rules = [replace(rule, zero_offset=offset) for offset in _ZERO_OFFSETS] if weight.layout is Layout.GPTQ else [rule]
-    parts = tuple(StoredPart(part, own) for part, own in data.items())
+    parts = tuple(StoredPart(part, part_data) for part, part_data in data.items())
     scales = weight.parts[Part.SCALES].fqn.rpartition(".")[2]
     quantization = Quantization(weight.layout, before.dtype, shape, _name_codes(weight, shape), scales, block)
-    return _Pair(number, weight, before, quantization, [QuantizedTask(weight.fqn, dense, own, parts) for own in rules])
+    return _Pair(
+        number,
+        weight,
+        before,
+        quantization,
+        [QuantizedTask(weight.fqn, dense, candidate, parts) for candidate in rules],
+    )
 
 
 def _find_block(weight: QuantizedWeight, shape: tuple[int, int]) -> tuple[int, ...] | None:

@@ -43,8 +43,8 @@ def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, T
     digests = compute_digests_of_pairs({n: (changes[n].fqn, *pair) for n, pair in sides.items()}, jobs=jobs)
     checks = [
         (n, *best, _build_task(changes[n].fqn, sides[n], *best))
-        for n, both in digests.items()
-        for best in _find_orders(*both)
+        for n, row_digests in digests.items()
+        for best in _find_orders(*row_digests)
     ]
     reordered: dict[int, Transformation] = {}
     results = check_elements([task for *_, task in checks], jobs=jobs)
@@ -96,8 +96,8 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
             continue
         half = size // 2
         places = [head + part * half + n for head in range(0, len(old), size) for n in range(half) for part in (0, 1)]
-        for order, there, here in ((RowOrder.INTERLEAVED, old, new), (RowOrder.HALVES, new, old)):
-            equal = sum(there[place] == row for place, row in zip(places, here, strict=True))
+        for order, source, target in ((RowOrder.INTERLEAVED, old, new), (RowOrder.HALVES, new, old)):
+            equal = sum(source[place] == row for place, row in zip(places, target, strict=True))
             if equal > best:
                 best, best_order = equal, (len(old) // size, order)
     if best_order is not None and best >= _MIN_SHARE * len(old):
@@ -111,6 +111,6 @@ def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, orde
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):
         view = split_rows(data, 2 if is_interleaved else size // 2)
         split = split_rows(view, view.shape[0] // heads)
-        rest = range(3, 3 + len(data.shape) - 1)
-        views.append(split if is_interleaved else permute(split, (0, 2, 1, *rest)))
+        remaining_axes = range(3, 3 + len(data.shape) - 1)
+        views.append(split if is_interleaved else permute(split, (0, 2, 1, *remaining_axes)))
     return CheckTask(name, Operation.COPY, views[0], views[1])

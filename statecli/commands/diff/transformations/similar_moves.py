@@ -21,20 +21,20 @@ _MAX_SHARE_OF_CHANGE = 0.5
 
 
 def find_similar_moves(
-    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str], *, jobs: int
+    changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
     """Return the moves by the number of the change, each with the cosine of the values before and after.
 
-    `everything` are all changes, as for `find_moves`.
+    `all_changes`: see `find_moves`.
     """
     candidates: dict[int, TensorInfo] = {}
-    for before, after in group_rows(changes, everything, sections):
+    for before, after in group_rows(changes, all_changes, sections):
         if max(len(before), len(after)) <= _MAX_ROWS and "float" in after[0][1].dtype:
             candidates.update(_find_candidates(before, after))
     moves = dict(_confirm(changes, candidates, jobs))
     sources = {n: candidates[n] for n in moves}
     if moves:
-        moves |= _confirm(changes, follow_layers(changes, everything, sources, sections), jobs, is_layer=True)
+        moves |= _confirm(changes, follow_layers(changes, all_changes, sources, sections), jobs, is_layer=True)
     return moves
 
 
@@ -71,5 +71,5 @@ def _is_similar(outcome: Delta, change: Change, *, is_layer: bool) -> bool:
         return False
     if not is_layer:
         return change.values is None or was_replaced(change)
-    own = change.values.relative_l2 if change.values is not None else None
-    return own is None or outcome.relative_l2 <= _MAX_SHARE_OF_CHANGE * own
+    change_l2 = change.values.relative_l2 if change.values is not None else None
+    return change_l2 is None or outcome.relative_l2 <= _MAX_SHARE_OF_CHANGE * change_l2

@@ -79,32 +79,38 @@ def was_replaced(change: Change) -> bool:
 
 def are_few(change: Change, exceptions: int) -> bool:
     """Return True if the tensor after has almost all values of another tensor; its own values before are farther."""
-    after, own = change.after, change.values
-    if after is None or (own is not None and own.changed <= exceptions):
+    after, values = change.after, change.values
+    if after is None or (values is not None and values.changed <= exceptions):
         return False
     return exceptions <= max(1, MAX_EXCEPTIONS * after.elements)
 
 
 def find_namesakes(
     changes: Sequence[Change],
-    everything: Sequence[Change],
-    known: Container[int],
+    all_changes: Sequence[Change],
+    explained_numbers: Container[int],
 ) -> dict[int, TensorInfo]:
     """Return, for each remaining tensor, a tensor of the same name in another section, or below another first part.
 
     An averaged copy (`ema`) differs little from the model, so a cosine cannot show that the copy replaced the model.
     """
     sources: dict[tuple[str, object, str], list[TensorInfo]] = {}
-    for row in (change.before for change in everything if change.before is not None):
+    for row in (change.before for change in all_changes if change.before is not None):
         for name in _list_names(row):
             sources.setdefault((name, row.shape, row.dtype), []).append(row)
     candidates: dict[int, TensorInfo] = {}
     for n, change in enumerate(changes):
-        after, own = change.after, change.before
-        if n in known or after is None or own is None or change.values is None or not change.values.changed:
+        after, before = change.after, change.before
+        if (
+            n in explained_numbers
+            or after is None
+            or before is None
+            or change.values is None
+            or not change.values.changed
+        ):
             continue
         rows = (row for name in _list_names(after) for row in sources.get((name, after.shape, after.dtype), ()))
-        source = next((row for row in rows if row is not own), None)
+        source = next((row for row in rows if row is not before), None)
         if source is not None:
             candidates[n] = source
     return candidates
@@ -112,8 +118,8 @@ def find_namesakes(
 
 def _list_names(row: TensorInfo) -> tuple[str, ...]:
     """Return the name, and a pattern of the name with any first part."""
-    _, dot, rest = row.fqn.partition(".")
-    return (row.fqn, f"*.{rest}") if dot else (row.fqn,)
+    _, dot, tail = row.fqn.partition(".")
+    return (row.fqn, f"*.{tail}") if dot else (row.fqn,)
 
 
 def may_be_scaled(change: Change) -> bool:

@@ -13,13 +13,13 @@ from statecli.core.tensor_parts import replace_data
 
 
 def find_transposed_moves(
-    changes: Sequence[Change], everything: Sequence[Change], sections: Mapping[str, str], *, jobs: int
+    changes: Sequence[Change], all_changes: Sequence[Change], sections: Mapping[str, str], *, jobs: int
 ) -> dict[int, Transformation]:
     """Return the moves of transposed matrices by the number of the change.
 
-    `changes`, `everything` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
+    `changes`, `all_changes` and `sections`: see `find_moves`, which searches the transposes of all matrices before.
     """
-    transposes = {id(change): turned for change in everything if (turned := _transpose_before(change)) is not None}
+    transposes = {id(change): turned for change in all_changes if (turned := _transpose_before(change)) is not None}
     moves = find_moves(
         [transposes.get(id(change), change) for change in changes],
         list(transposes.values()),
