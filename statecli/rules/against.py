@@ -67,10 +67,10 @@ def _find_compared_sections(diff: Diff) -> frozenset[str]:
     return frozenset(common.union(*map(select_loaded_sections, sections_by_side)))
 
 
-def _build_issue(subject: Subject, change: Change, what: str, help: str | None = None) -> Issue:
+def _build_issue(subject: Subject, change: Change, text: str, help: str | None = None) -> Issue:
     side = subject.state if change.after or subject.reference_diff is None else subject.reference_diff.before
     section = f"{change.section}." if len(side.sections) > 1 else ""
-    return Issue(f"{section}{change.fqn}: {what}", change.fqn, change.section, help)
+    return Issue(f"{section}{change.fqn}: {text}", change.fqn, change.section, help)
 
 
 def _reference_name(subject: Subject) -> str:
@@ -110,8 +110,10 @@ def shape_mismatch(subject: Subject) -> Iterator[Issue]:
     """Yield tensors whose shape is refused by a load, and tensors of another shape in the reference."""
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
-        here, there = _format_shape(change.after), _format_shape(change.before)
-        yield _build_issue(subject, change, f"shape {here} differs from {there} in {_reference_name(subject)}")
+        shape, reference_shape = _format_shape(change.after), _format_shape(change.before)
+        yield _build_issue(
+            subject, change, f"shape {shape} differs from {reference_shape} in {_reference_name(subject)}"
+        )
 
 
 @rule(Severity.WARNING, needs_class_or_reference, cases={"most tensors": Severity.NOTE})
@@ -129,8 +131,8 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_casts(subject)
     for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            what = f"dtype {change.after.dtype} differs from {change.before.dtype} in {_reference_name(subject)}"
-            yield _build_issue(subject, change, what, f"cast the tensor to {change.before.dtype} before saving")
+            text = f"dtype {change.after.dtype} differs from {change.before.dtype} in {_reference_name(subject)}"
+            yield _build_issue(subject, change, text, f"cast the tensor to {change.before.dtype} before saving")
 
 
 def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorInfo]]:
@@ -142,8 +144,8 @@ def _pair_loaded_tensors(subject: Subject) -> Iterator[tuple[TensorInfo, TensorI
 
 def _report_casts(subject: Subject) -> Iterator[Issue]:
     casts: dict[tuple[str, str], list[TensorInfo]] = {}
-    for here, there in _pair_loaded_tensors(subject):
-        casts.setdefault((here.dtype, there.dtype), []).append(here)
+    for loaded_row, model_row in _pair_loaded_tensors(subject):
+        casts.setdefault((loaded_row.dtype, model_row.dtype), []).append(loaded_row)
     model = subject.load_diff.after.target if subject.load_diff else ""
     for (saved, expected), rows in casts.items():
         if saved == expected:
@@ -151,8 +153,10 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
         count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
         if len(rows) * 2 > count and is_floating(saved) and is_floating(expected):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
-            what = f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: the checkpoint has"
-            message = f"{what} {saved}, but {model} expects {expected}; load_state_dict casts silently"
+            count_text = (
+                f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: the checkpoint has"
+            )
+            message = f"{count_text} {saved}, but {model} expects {expected}; load_state_dict casts silently"
             yield Issue(message, None, rows[0].section, severity=dtype_mismatch.cases["most tensors"])
             continue
         for row in rows:
@@ -180,8 +184,8 @@ def broken_tie(subject: Subject) -> Iterator[Issue]:
     yield from _report_untied_tensors(subject)
     for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
-            here, there = _describe_tie(change.after), _describe_tie(change.before)
-            yield _build_issue(subject, change, f"{here}, but in {_reference_name(subject)} the tensor {there}")
+            tie, reference_tie = _describe_tie(change.after), _describe_tie(change.before)
+            yield _build_issue(subject, change, f"{tie}, but in {_reference_name(subject)} the tensor {reference_tie}")
 
 
 def _describe_tie(row: TensorInfo) -> str:
@@ -191,13 +195,13 @@ def _describe_tie(row: TensorInfo) -> str:
 def _report_untied_tensors(subject: Subject) -> Iterator[Issue]:
     """Yield tensors that the class ties and the checkpoint holds separately."""
     groups: dict[object, list[TensorInfo]] = {}
-    for here, there in _pair_loaded_tensors(subject):
-        if here.storage is not None and there.storage is not None and there.nbytes:
-            groups.setdefault(_view_key(there), []).append(here)
+    for loaded_row, model_row in _pair_loaded_tensors(subject):
+        if loaded_row.storage is not None and model_row.storage is not None and model_row.nbytes:
+            groups.setdefault(_view_key(model_row), []).append(loaded_row)
     for rows in groups.values():
-        apart = list({_view_key(row): row for row in reversed(rows)}.values())[::-1]
-        if len(apart) > 1:
-            yield _build_untied_issue(subject, apart)
+        separate_rows = list({_view_key(row): row for row in reversed(rows)}.values())[::-1]
+        if len(separate_rows) > 1:
+            yield _build_untied_issue(subject, separate_rows)
 
 
 def _view_key(row: TensorInfo) -> object:

@@ -107,8 +107,8 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
             reported = empty
         if reported:
             called = join_names(tuple(map(subject.name_of, reported)))
-            what = "parameters" if has_elements else "tensors"
-            message = f"{section}: {len(reported):,} of {len(rows):,} {what} are empty (0 elements): {called}"
+            noun = "parameters" if has_elements else "tensors"
+            message = f"{section}: {len(reported):,} of {len(rows):,} {noun} are empty (0 elements): {called}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
             severity = empty_tensor.cases["in partitions"] if is_elsewhere else None
             yield Issue(message, None, section, help, severity)

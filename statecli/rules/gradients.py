@@ -78,9 +78,9 @@ def trainable_mismatch(subject: Subject) -> Iterator[Issue]:
                 yield Issue(f"policy.{key} {glob!r} matches none of the {len(names)} model tensors{suggestion}")
             for row in rows:
                 if row.requires_grad is (not expected) and row.kind is not Kind.BUFFER:
-                    what = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"
+                    text = f"requires_grad is {row.requires_grad}, but policy.{key} {glob!r} requires {expected}"
                     help = f"call requires_grad_({expected})"
-                    yield report_tensor(subject, row, what, help, origin=row.origin)
+                    yield report_tensor(subject, row, text, help, origin=row.origin)
 
 
 def _report_inconclusive(subject: Subject) -> Issue | None:
@@ -223,9 +223,9 @@ def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
         match = _STATE.fullmatch(row.fqn) if row.kind in _STATE_KINDS and row.section == section else None
         if match is None or (match["key"] or match["word"]) not in _FUSED_STATES or row.shape is None:
             continue
-        other = first.setdefault(match["owner"], row)
-        if other.shape != row.shape:
-            why = f"has shape {list(row.shape)}, but {subject.name_of(other)} has {list(other.shape or ())}"
+        first_row = first.setdefault(match["owner"], row)
+        if first_row.shape != row.shape:
+            why = f"has shape {list(row.shape)}, but {subject.name_of(first_row)} has {list(first_row.shape or ())}"
         elif not _fills_its_bytes(row):
             why = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
         else:
@@ -264,10 +264,10 @@ def _check_model(subject: Subject, optimizer: OptimizerFacts) -> Iterator[Issue]
     severity = fused_state_mismatch.cases["larger model"] if is_larger else None
     shapes = [shape for group in optimizer.groups for shape in group.shapes if shape is not None]
     present = {tensors[number].shape for rows in models for number in rows}
-    odd = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")
+    example = next((f", such as {list(shape)}" for shape in shapes if shape not in present), "")
     message = (
         f"{optimizer.section}: the shapes of its states do not match the shapes of the model parameters in the same "
-        f"order{odd}; with fused=True, step() writes outside the memory of the states"
+        f"order{example}; with fused=True, step() writes outside the memory of the states"
     )
     yield Issue(message, section=optimizer.section, help="do not resume from the checkpoint", severity=severity)
 

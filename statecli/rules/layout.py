@@ -28,11 +28,11 @@ def _needs_file(subject: Subject) -> str | None:
 
 def _report_oddities(subject: Subject, help: str, *kinds: OddityKind) -> Iterator[Issue]:
     """Return an issue for each recorded oddity of the given kinds."""
-    return (_build_issue(odd, help) for odd in subject.state.oddities if odd.kind in kinds)
+    return (_build_issue(oddity, help) for oddity in subject.state.oddities if oddity.kind in kinds)
 
 
-def _build_issue(odd: Oddity, help: str) -> Issue:
-    return Issue(odd.message, odd.fqn, help=help, place=None if odd.place is UNSET else odd.place)
+def _build_issue(oddity: Oddity, help: str) -> Issue:
+    return Issue(oddity.message, oddity.fqn, help=help, place=None if oddity.place is UNSET else oddity.place)
 
 
 @rule(Severity.WARNING, _needs_file)
@@ -105,17 +105,17 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
     counts: dict[str, int] = {}
     for tensor in subject.state.tensors:
         for data in tensor.pieces:
-            where = data.storage
+            storage = data.storage
             # What is packed is taken out of its archive, never mapped.
-            if where.path and where.length and not where.packing and where.offset % _alignment(data.dtype):
-                first.setdefault(where.path, (tensor, data))
-                counts[where.path] = counts.get(where.path, 0) + 1
+            if storage.path and storage.length and not storage.packing and storage.offset % _alignment(data.dtype):
+                first.setdefault(storage.path, (tensor, data))
+                counts[storage.path] = counts.get(storage.path, 0) + 1
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} also misaligned" if others else ""
-        where, size = data.storage, _alignment(data.dtype)
-        text = f"{data.dtype} data begins at byte {where.offset:,}, which is not a multiple of {size}{more}"
-        yield report_tensor(subject, tensor, text, "load the file and save it again", place=where.place)
+        storage, size = data.storage, _alignment(data.dtype)
+        text = f"{data.dtype} data begins at byte {storage.offset:,}, which is not a multiple of {size}{more}"
+        yield report_tensor(subject, tensor, text, "load the file and save it again", place=storage.place)
 
 
 @lru_cache
@@ -126,10 +126,12 @@ def _alignment(dtype: str) -> int:
 
 
 def _needs_checksums(subject: Subject) -> str | None:
-    ranges = (where for tensor in subject.state.tensors for where in tensor.ranges)
+    ranges = (byte_range for tensor in subject.state.tensors for byte_range in tensor.ranges)
     # The checksum inside a nested archive is read with its data.
-    has_checksums = any(where.crc32 is not None or where.is_archive for where in ranges)
-    has_checksums = has_checksums or any(odd.kind is OddityKind.CHECKSUM_MISMATCH for odd in subject.state.oddities)
+    has_checksums = any(byte_range.crc32 is not None or byte_range.is_archive for byte_range in ranges)
+    has_checksums = has_checksums or any(
+        oddity.kind is OddityKind.CHECKSUM_MISMATCH for oddity in subject.state.oddities
+    )
     return None if has_checksums else "the file records no tensor checksums"
 
 
@@ -147,17 +149,17 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
     """
     # A reader that lists a tensor only if its checksum is right has verified the checksum already.
     yield from _report_oddities(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
-    broken: dict[ChecksumMismatch, list[TensorInfo]] = {}
+    tensors_of_error: dict[ChecksumMismatch, list[TensorInfo]] = {}
     for tensor, errors in zip(subject.state.tensors, subject.checksum_errors or (), strict=True):
         for error in errors:
             if isinstance(error, ChecksumMismatch):
-                broken.setdefault(error, []).append(tensor)
-    for error, tensors in broken.items():
+                tensors_of_error.setdefault(error, []).append(tensor)
+    for error, tensors in tensors_of_error.items():
         first, others = tensors[0], [subject.name_of(tensor) for tensor in tensors[1:]]
         also = f"; {quoting.names(others)} use{'s' * (len(others) == 1)} the same bytes" if others else ""
         file = subject.member(error.place)
-        where = f" in {quoting.name(file)}" if file else ""
-        text = f"its bytes{where} do not match the saved checksum: {error.difference}{also}"
+        file_text = f" in {quoting.name(file)}" if file else ""
+        text = f"its bytes{file_text} do not match the saved checksum: {error.difference}{also}"
         yield report_tensor(subject, first, text, "copy or download the file again", place=error.place)
 
 
@@ -191,14 +193,14 @@ def index_mismatch(subject: Subject) -> Iterator[Issue]:
     Fix: write the index again, with `save_pretrained` or from the headers of the shards.
     """
     help = "write the index again with save_pretrained"
-    for odd in subject.state.oddities:
-        if odd.kind is OddityKind.NOT_IN_INDEX:
-            yield _build_issue(odd, help)
-        elif odd.kind is OddityKind.INDEX_TOTAL:
-            yield Issue(odd.message, help=help, severity=index_mismatch.cases["total"])
-        elif odd.kind is OddityKind.UNNAMED_SHARDS:
+    for oddity in subject.state.oddities:
+        if oddity.kind is OddityKind.NOT_IN_INDEX:
+            yield _build_issue(oddity, help)
+        elif oddity.kind is OddityKind.INDEX_TOTAL:
+            yield Issue(oddity.message, help=help, severity=index_mismatch.cases["total"])
+        elif oddity.kind is OddityKind.UNNAMED_SHARDS:
             yield Issue(
-                odd.message,
+                oddity.message,
                 help="audit the folder: statecli then checks each file as a separate target",
                 severity=index_mismatch.cases["not in the index"],
             )

@@ -34,12 +34,12 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     of the lock file reviewed.
     """
     for pair in subject.lock or ():
-        shown = pair.tensor or pair.locked
-        if shown is None or pair.agrees or pair.differ == OTHER_SECTION:
+        row = pair.tensor or pair.locked
+        if row is None or pair.agrees or pair.differ == OTHER_SECTION:
             continue
-        name = shown.fqn if len(subject.state.sections) < 2 else f"{shown.section}.{shown.fqn}"
+        name = row.fqn if len(subject.state.sections) < 2 else f"{row.section}.{row.fqn}"
         help = _RESTORE_FILE
-        yield Issue(f"{name}: {_describe_pair(pair)}", shown.fqn, shown.section, help, content=_compute_content(pair))
+        yield Issue(f"{name}: {_describe_pair(pair)}", row.fqn, row.section, help, content=_compute_content(pair))
 
 
 @rule(Severity.ERROR, needs_lock, needs_locked_companions)
@@ -67,9 +67,12 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
 def values_not_locked(subject: Subject) -> Iterator[Issue]:
     """Yield a result if the lock has no digest of tensors that have values."""
     pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
-    free = [subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)]
-    if free:
-        message = f"the values of {len(free):,} of {len(pairs):,} tensors are not locked: {join_names(free)}"
+    unlocked_names = [
+        subject.name_of(tensor) for line, tensor in pairs if line.digest is None and (tensor.data or tensor.parts)
+    ]
+    if unlocked_names:
+        count = f"{len(unlocked_names):,} of {len(pairs):,} tensors"
+        message = f"the values of {count} are not locked: {join_names(unlocked_names)}"
         yield Issue(message, help="run `statecli lock` on the checkpoint again")
 
 

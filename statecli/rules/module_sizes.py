@@ -79,8 +79,8 @@ def _check_flat_weights(subject: Subject, rows: list[TensorInfo]) -> Iterator[Is
         if match := _FLAT_WEIGHT.fullmatch(row.fqn):
             expected = shapes.get((row.section, match["module"]), [])[int(match["at"]) :][:1]
             if row.shape not in expected:
-                needed = f"needs {list(expected[0] or ())}" if expected else "does not have this weight"
-                text = f"has shape {list(row.shape or ())}, but its module {needed}"
+                requirement = f"needs {list(expected[0] or ())}" if expected else "does not have this weight"
+                text = f"has shape {list(row.shape or ())}, but its module {requirement}"
                 yield report_tensor(subject, row, text, _HELP)
 
 
@@ -95,19 +95,21 @@ def _find_expected_sizes(
     weights: Mapping[tuple[str, int, str], TensorInfo], settings: Mapping[str, Scalar]
 ) -> Iterator[tuple[TensorInfo, _Sizes]]:
     """Yield each weight of a recurrent module with its required shape."""
-    first = {what: row.shape or () for (what, layer, way), row in weights.items() if (layer, way) == (0, "")}
+    first = {
+        kind: row.shape or () for (kind, layer, direction), row in weights.items() if (layer, direction) == (0, "")
+    }
     inputs, hiddens, projection = first.get("weight_ih", ()), first.get("weight_hh", ()), first.get("weight_hr", ())
     if len(inputs) != 2 or len(hiddens) != 2:
         return
-    hidden = _get_int(settings, "hidden_size", (projection or hiddens)[-1])
-    output = _get_int(settings, "proj_size", projection[0] if projection else 0) or hidden
-    gates = next((gates for gates in _GATES.values() if gates * hidden == inputs[0]), _GATES["LSTM"])
+    hidden_size = _get_int(settings, "hidden_size", (projection or hiddens)[-1])
+    output = _get_int(settings, "proj_size", projection[0] if projection else 0) or hidden_size
+    gates = next((gates for gates in _GATES.values() if gates * hidden_size == inputs[0]), _GATES["LSTM"])
     gates = _GATES.get(str(settings.get("mode")), gates)
-    rows, directions = gates * hidden, 1 + any(way for _, _, way in weights)
-    for (what, layer, _), row in weights.items():
+    rows, directions = gates * hidden_size, 1 + any(direction for _, _, direction in weights)
+    for (kind, layer, _), row in weights.items():
         columns = output * directions if layer else _get_int(settings, "input_size", inputs[1])
-        shapes = {"weight_ih": (rows, columns), "weight_hh": (rows, output), "weight_hr": (output, hidden)}
-        yield row, shapes.get(what, (rows,))
+        shapes = {"weight_ih": (rows, columns), "weight_hh": (rows, output), "weight_hr": (output, hidden_size)}
+        yield row, shapes.get(kind, (rows,))
 
 
 def _get_int(settings: Mapping[str, Scalar], name: str, default: int) -> int:
@@ -120,10 +122,10 @@ def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Iss
     by_name = {(row.section, row.fqn): row for row in rows}
     for (section, name), row in by_name.items():
         stem, _, last = name.rpartition(".")
-        other = "original0" if last == "original1" else f"{last[:-2]}_g" if last.endswith("_v") else ""
-        norm = by_name.get((section, f"{stem}.{other}" if stem else other))
+        norm_name = "original0" if last == "original1" else f"{last[:-2]}_g" if last.endswith("_v") else ""
+        norm = by_name.get((section, f"{stem}.{norm_name}" if stem else norm_name))
         shape = row.shape or ()
-        if not other or norm is None or norm.shape is None or len(norm.shape) != len(shape) or len(shape) < 2:
+        if not norm_name or norm is None or norm.shape is None or len(norm.shape) != len(shape) or len(shape) < 2:
             continue
         short = [1] * len(shape) == list(norm.shape) and 1 not in shape
         wrong = any(size not in (1, full) for size, full in zip(norm.shape, shape, strict=True))

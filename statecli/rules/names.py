@@ -40,10 +40,10 @@ def case_collision(subject: Subject) -> Iterator[Issue]:
         if unicode_forms.has_too_many_marks(tensor.fqn):
             message = f"{escape(subject.name_of(tensor))}: has {_TOO_MANY_MARKS}"
             yield Issue(message, tensor.fqn, tensor.section, "rename the tensor")
-        other = first_names.setdefault((tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
-        if other != tensor.fqn:
+        first_name = first_names.setdefault((tensor.section, _fold_case(tensor.fqn)), tensor.fqn)
+        if first_name != tensor.fqn:
             section = f"{escape(tensor.section)}." if len(subject.state.sections) > 1 else ""
-            yield Issue(section + _describe_collision(tensor.fqn, other), tensor.fqn, tensor.section, _RENAME)
+            yield Issue(section + _describe_collision(tensor.fqn, first_name), tensor.fqn, tensor.section, _RENAME)
 
 
 _RENAME = "rename one of the two tensors"
@@ -61,11 +61,11 @@ def _normalize(name: str) -> str:
     return unicode_forms.normalize("NFC", name)
 
 
-def _describe_collision(name: str, other: str) -> str:
+def _describe_collision(name: str, first_name: str) -> str:
     """Return a message about two names; names that look the same are shown by their code points."""
-    if _normalize(name) == _normalize(other):
-        return f"{ascii(name)[1:-1]}: same letters as {ascii(other)[1:-1]}, written with other code points"
-    return f"{escape(name)}: differs from {escape(other)} only in upper and lower case"
+    if _normalize(name) == _normalize(first_name):
+        return f"{ascii(name)[1:-1]}: same letters as {ascii(first_name)[1:-1]}, written with other code points"
+    return f"{escape(name)}: differs from {escape(first_name)} only in upper and lower case"
 
 
 def _needs_checkpoint(subject: Subject) -> str | None:
@@ -107,7 +107,7 @@ def _report_stripped_prefixes(subject: Subject, reported: Container[str]) -> Ite
 def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
     """Return section and name of the tensors that the class registers under the same name."""
     pairs = [(change.before, change.after) for change in (subject.load_diff.changes if subject.load_diff else ())]
-    return {(here.section, here.fqn) for here, there in pairs if here and there and here.fqn == there.fqn}
+    return {(row.section, row.fqn) for row, class_row in pairs if row and class_row and row.fqn == class_row.fqn}
 
 
 def _list_model_names(subject: Subject, section: str) -> list[str]:

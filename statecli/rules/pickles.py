@@ -43,10 +43,10 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
 
 def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, Mention, str | None]]:
     """Yield the names of every pickle that are not clean, each with its pickle and known harm."""
-    seen = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
+    listed_members = {(pickle.place.path, pickle.where) for pickle in subject.pickles if not pickle.hidden}
     for pickle in subject.pickles:
         folder = pickle.where.rpartition("/")[0]
-        of_script = not pickle.hidden and (pickle.place.path, f"{folder}/constants.pkl".lstrip("/")) in seen
+        of_script = not pickle.hidden and (pickle.place.path, f"{folder}/constants.pkl".lstrip("/")) in listed_members
         for mention, harm in _find_foreign_names(pickle, of_script):
             yield pickle, mention, harm
 
@@ -85,9 +85,9 @@ def _describe_byte(subject: Subject, pickle: ScannedPickle, position: int) -> st
 
 def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Issue:
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
-    where = _describe_byte(subject, pickle, mention.position)
+    byte_text = _describe_byte(subject, pickle, mention.position)
     doer = pickle.doer or _describe_load(pickle)
-    message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {why} ({where})"
+    message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {why} ({byte_text})"
     place = _locate_byte(pickle, mention.position)
     return Issue(message, help=help, place=place, about=mention.qualified, content=pickle.digest)
 
@@ -294,8 +294,8 @@ def unsafe_data(subject: Subject) -> Iterator[Issue]:
 
 
 def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard) -> Issue:
-    where = _describe_place(subject, pickle)
-    message = f"{hazard.text} ({where})" if where else hazard.text
+    place_text = _describe_place(subject, pickle)
+    message = f"{hazard.text} ({place_text})" if place_text else hazard.text
     help = hazard.help or ("do not resume from the file; contact its publisher" if hazard.is_error else None)
     severity = None if hazard.is_error else unsafe_data.cases["needs review" if hazard.needs_review else "usual"]
     return Issue(message, help=help, severity=severity, place=pickle.place, about=hazard.text, content=pickle.digest)
@@ -303,18 +303,18 @@ def _build_hazard_issue(subject: Subject, pickle: ScannedPickle, hazard: Hazard)
 
 def _build_bomb_issue(subject: Subject, pickle: ScannedPickle, bomb: Bomb) -> Issue:
     place = _locate_byte(pickle, bomb.position) if bomb.position else pickle.place
-    where = _describe_byte(subject, pickle, bomb.position) if bomb.position else _describe_place(subject, pickle)
-    message = f"{_describe_load(pickle)} {quoting.name(bomb.text)}" + (f" ({where})" if where else "")
+    place_text = _describe_byte(subject, pickle, bomb.position) if bomb.position else _describe_place(subject, pickle)
+    message = f"{_describe_load(pickle)} {quoting.name(bomb.text)}" + (f" ({place_text})" if place_text else "")
     return Issue(message, help=_DO_NOT_LOAD, place=place, about=bomb.text)
 
 
-def _build_unread_issue(subject: Subject, pickle: ScannedPickle, unread: str) -> Issue:
-    unread = unread.removeprefix(pickle.where).lstrip(": ")
-    unread, place = strip_copy_advice(unread), _describe_place(subject, pickle)
-    if unread.startswith(TRUNCATED):
-        message = f"the {unread}" if place == "the file" else f"{place}: {unread}"
+def _build_unread_issue(subject: Subject, pickle: ScannedPickle, reason: str) -> Issue:
+    reason = reason.removeprefix(pickle.where).lstrip(": ")
+    reason, place = strip_copy_advice(reason), _describe_place(subject, pickle)
+    if reason.startswith(TRUNCATED):
+        message = f"the {reason}" if place == "the file" else f"{place}: {reason}"
     else:
-        message = f"{place}: not scanned to the end: {unread}"
+        message = f"{place}: not scanned to the end: {reason}"
     help = "do not load the file; copy the file from its source again, or save the checkpoint again"
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 

@@ -109,9 +109,13 @@ _HELP = "register the tensors that did not move, or move the model to one device
 
 
 def _describe_devices(subject: Subject, by_device: Mapping[str, list[TensorInfo]], rarest: str) -> str:
-    rest = ", ".join(f"{len(tensors):,} on {device}" for device, tensors in by_device.items() if device != rarest)
+    counts_text = ", ".join(
+        f"{len(tensors):,} on {device}" for device, tensors in by_device.items() if device != rarest
+    )
     names = [subject.name_of(tensor) for tensor in by_device[rarest]]
-    return f"tensors are on {len(by_device)} devices: {rest}, {len(names):,} on {rarest} ({quoting.names(names)})"
+    return (
+        f"tensors are on {len(by_device)} devices: {counts_text}, {len(names):,} on {rarest} ({quoting.names(names)})"
+    )
 
 
 RULES = (accelerator_device, mixed_devices)

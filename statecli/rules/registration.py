@@ -30,8 +30,8 @@ def _is_archive(subject: Subject) -> bool:
     return subject.module is not None and subject.module.traits.is_program
 
 
-def _build_issue(row: TensorInfo, what: str, severity: Severity | None = None, help: str | None = None) -> Issue:
-    return Issue(f"{row.fqn}: {what}", row.fqn, row.section, row.fix or help, severity, row.origin)
+def _build_issue(row: TensorInfo, text: str, severity: Severity | None = None, help: str | None = None) -> Issue:
+    return Issue(f"{row.fqn}: {text}", row.fqn, row.section, row.fix or help, severity, row.origin)
 
 
 def _describe_consequences(row: TensorInfo) -> str:
@@ -51,14 +51,14 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
         if row.derived is not None:
             # What a file is known to derive, hooks of torch compute before each forward.
             if subject.module and subject.module.traits.is_class and row.fqn not in subject.module.recomputed:
-                what = f"computed once ({row.derived}), and not updated when its parameters change or move"
-                yield _build_issue(row, what, decide_tensor_severity(row), "compute the value in forward")
+                text = f"computed once ({row.derived}), and not updated when its parameters change or move"
+                yield _build_issue(row, text, decide_tensor_severity(row), "compute the value in forward")
         else:
             is_harmless = stored or row.note_kind is NoteKind.METRIC_STATE
             severity = unregistered_tensor.cases["kept"] if is_harmless else decide_tensor_severity(row)
             help = _STORED if stored else None
-            what = _describe_consequences(row) or "not a parameter or buffer"
-            yield _build_issue(row, f"not registered: {what}", severity, help)
+            text = _describe_consequences(row) or "not a parameter or buffer"
+            yield _build_issue(row, f"not registered: {text}", severity, help)
 
 
 @judges(registration_rules.UNREGISTERED_PARAMETER, needs_module)
@@ -67,8 +67,8 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     severity, help = (unregistered_parameter.cases["kept"], _STORED) if _is_archive(subject) else (None, None)
     for row in _select_unregistered(subject):
         if row.within is None and is_trainable(row):
-            what = ", ".join(filter(None, ("not trained", _describe_consequences(row))))
-            yield _build_issue(row, f"requires grad but is not a parameter: {what}", severity, help)
+            consequences = ", ".join(filter(None, ("not trained", _describe_consequences(row))))
+            yield _build_issue(row, f"requires grad but is not a parameter: {consequences}", severity, help)
 
 
 @judges(registration_rules.UNREGISTERED_MODULE, needs_module)
@@ -125,8 +125,8 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
     """
     for row in subject.module.tensors if subject.module else ():
         if row.kind is Kind.BUFFER and row.requires_grad:
-            what = "buffer has requires_grad=True but is not in parameters(): no optimizer updates it"
-            yield _build_issue(row, what, help="use nn.Parameter to train the tensor, or detach() it")
+            text = "buffer has requires_grad=True but is not in parameters(): no optimizer updates it"
+            yield _build_issue(row, text, help="use nn.Parameter to train the tensor, or detach() it")
 
 
 @judges(STALE_VIEW, needs_module)

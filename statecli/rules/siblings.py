@@ -66,8 +66,8 @@ class Stack(msgspec.Struct, frozen=True, dict=True):
     def positions(self) -> dict[str, dict[int, int]]:
         """The positions by layer of each name below the layers."""
         positions: dict[str, dict[int, int]] = {}
-        for index, rest in self.layers.items():
-            for name, position in rest.items():
+        for index, layer_positions in self.layers.items():
+            for name, position in layer_positions.items():
                 positions.setdefault(name, {})[index] = position
         return positions
 
@@ -106,7 +106,7 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     lost_codes = find_lost_codes(subject.state.tensors)
     yield from _report_lost_codes(lost_codes)
     missing = {(weight.codes.section, name) for weight in weights for name in weight.missing}
-    missing |= {(lost.scales.section, lost.codes) for lost in lost_codes}
+    missing |= {(lost_code.scales.section, lost_code.codes) for lost_code in lost_codes}
     parts = [part for weight in weights for part in weight.parts]
     misfits = {(part.section, part.fqn) for weight in weights if weight.defect for part in weight.parts}
     owners = {(part.section, part.fqn): weight.fqn for weight in weights for part in weight.parts}
@@ -172,12 +172,16 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
 
 def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Issue]:
     """Find quantized weights with a missing tensor, or with tensors that do not fit each other."""
-    whole = Counter(weight.layout for weight in weights if not weight.defect)
+    complete_counts = Counter(weight.layout for weight in weights if not weight.defect)
     for weight in weights:
         if not weight.defect:
             continue
-        others = f"; {plural(whole[weight.layout], 'other weight')} of this layout" if whole[weight.layout] else ""
-        have = " have all their tensors" if whole[weight.layout] > 1 else " has all its tensors"
+        others = (
+            f"; {plural(complete_counts[weight.layout], 'other weight')} of this layout"
+            if complete_counts[weight.layout]
+            else ""
+        )
+        have = " have all their tensors" if complete_counts[weight.layout] > 1 else " has all its tensors"
         is_missing = f"{others}{have}" if weight.missing and others else ""
         message = f"{weight.fqn}: {weight.defect}{is_missing}"
         help = "save the missing tensors too" if weight.missing else "quantize the weight again"
@@ -185,11 +189,17 @@ def _report_incomplete_weights(weights: Sequence[LogicalWeight]) -> Iterator[Iss
 
 
 def _report_lost_codes(lost_codes: Sequence[LostCodes]) -> Iterator[Issue]:
-    for lost in lost_codes:
-        have = "has all its" if lost.whole == 1 else "have all their"
-        others = f"{plural(lost.whole, 'other weight')} of this layout {have} tensors"
-        message = f"{lost.codes}: is missing, but {lost.scales.fqn} is its scale; {others}"
-        yield Issue(message, lost.scales.fqn, lost.scales.section, "save the missing tensor too", about=lost.codes)
+    for lost_code in lost_codes:
+        have = "has all its" if lost_code.whole == 1 else "have all their"
+        others = f"{plural(lost_code.whole, 'other weight')} of this layout {have} tensors"
+        message = f"{lost_code.codes}: is missing, but {lost_code.scales.fqn} is its scale; {others}"
+        yield Issue(
+            message,
+            lost_code.scales.fqn,
+            lost_code.scales.section,
+            "save the missing tensor too",
+            about=lost_code.codes,
+        )
 
 
 def _report_odd_names(
@@ -204,34 +214,36 @@ def _report_odd_names(
         return
     names = {name for section, name in reported if section == stack.section and name.startswith(stack.prefix)}
     left_out = {name[len(stack.prefix) :].partition(".")[2] for name in names}
-    kinds = {index: frozenset(rest) - left_out for index, rest in stack.layers.items()}
+    kinds = {index: frozenset(layer_names) - left_out for index, layer_names in stack.layers.items()}
     usual, _ = Counter(kinds[index] for index in stack.inner).most_common(1)[0]
     ends = {kinds[min(kinds)], kinds[max(kinds)]}
-    odd = [index for index in stack.inner if kinds[index] != usual]
-    if len(odd) > 1 + (len(kinds) >= MIN_LAYERS_FOR_TWO_GAPS):
+    odd_layers = [index for index in stack.inner if kinds[index] != usual]
+    if len(odd_layers) > 1 + (len(kinds) >= MIN_LAYERS_FOR_TWO_GAPS):
         return
-    for index in odd:
+    for index in odd_layers:
         missing, added = usual - kinds[index], kinds[index] - usual
         missing -= {name for name in missing if _is_of_plain_weight(stack, index, name, owners)}
         if not (missing or added):
             continue
         has_only_one_difference = not (missing and added) and kinds[index] not in ends
         is_adapter = any("lora_" in name for name in added)
-        if not has_only_one_difference or (added and (len(odd) > 1 or is_adapter)):
+        if not has_only_one_difference or (added and (len(odd_layers) > 1 or is_adapter)):
             continue
-        name, what = f"{stack.prefix}{index}", missing or added
-        count = sum((what <= kind) if missing else what.isdisjoint(kind) for kind in kinds.values())
+        name, differing_names = f"{stack.prefix}{index}", missing or added
+        count = sum(
+            (differing_names <= kind) if missing else differing_names.isdisjoint(kind) for kind in kinds.values()
+        )
         verb, others, help = "lacks", "have", "save the missing tensors too"
         if added:
             verb, others, help = "has", "lack", "save these tensors for all layers, or remove them"
-        message = f"{name}: {verb} {join_names(sorted(what))}, which {count} other layers {others}"
+        message = f"{name}: {verb} {join_names(sorted(differing_names))}, which {count} other layers {others}"
         yield Issue(message, None, stack.section, help, about=name)
 
 
 def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tuple[str, str], str]) -> bool:
     """Return True for a part of a weight that is quantized in the other layers, and in this layer is not."""
-    for other, layer in stack.layers.items():
-        start = f"{stack.prefix}{other}."
+    for other_index, layer in stack.layers.items():
+        start = f"{stack.prefix}{other_index}."
         owner = owners.get((stack.section, start + name)) if name in layer else None
         if owner is not None:
             weight = owner.removeprefix(start)
@@ -240,11 +252,11 @@ def _is_of_plain_weight(stack: Stack, index: int, name: str, owners: Mapping[tup
 
 
 def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
-    for rest, positions in _list_common(stack):
+    for inner_name, positions in _list_common(stack):
         dtypes = [subject.state.tensors[n].dtype for n in positions.values()]
-        if (odd := _find_odd_layer(stack, positions, dtypes)) is not None:
-            tensor = subject.state.tensors[positions[odd]]
-            others = f"{_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({rest})"
+        if (odd_layer := _find_odd_layer(stack, positions, dtypes)) is not None:
+            tensor = subject.state.tensors[positions[odd_layer]]
+            others = f"{_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({inner_name})"
             help = "convert the tensor to the dtype that it has in the other layers"
             yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, but {others}", help)
 
@@ -254,10 +266,10 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
 
     `reported` are the sections and names of tensors in earlier findings.
     """
-    for rest, positions in _list_common(stack):
-        shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in rest else [None]
-        if None not in shapes and (odd := _find_odd_layer(stack, positions, shapes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd]], format_shape(_most_common_value(shapes))
+    for inner_name, positions in _list_common(stack):
+        shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in inner_name else [None]
+        if None not in shapes and (odd_layer := _find_odd_layer(stack, positions, shapes)) is not None:
+            tensor, usual = subject.state.tensors[positions[odd_layer]], format_shape(_most_common_value(shapes))
             if (tensor.section, tensor.fqn) in reported:
                 continue
             others = f"{usual} in the other {len(shapes) - 1} layers"
@@ -277,8 +289,8 @@ def _find_odd_layer(stack: Stack, positions: Mapping[int, int], values: Sequence
     usual, count = Counter(values).most_common(1)[0]
     if count != len(values) - 1:
         return None
-    odd = next(index for index, value in zip(positions, values, strict=True) if value != usual)
-    return odd if odd in stack.inner else None
+    odd_layer = next(index for index, value in zip(positions, values, strict=True) if value != usual)
+    return odd_layer if odd_layer in stack.inner else None
 
 
 def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
@@ -291,11 +303,11 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
             continue
         middle = median(nonzero.values())
         factors = sorted((max(size / middle, middle / size), index) for index, size in nonzero.items())
-        (second, _), (largest, odd) = factors[-2:]
-        if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd in stack.inner:
-            tensor = subject.state.tensors[positions[odd]]
-            much = "larger" if nonzero[odd] > middle else "smaller"
-            text = f"values are {largest:,.0f} times {much} than in the other layers"
+        (second, _), (largest, odd_layer) = factors[-2:]
+        if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd_layer in stack.inner:
+            tensor = subject.state.tensors[positions[odd_layer]]
+            comparison = "larger" if nonzero[odd_layer] > middle else "smaller"
+            text = f"values are {largest:,.0f} times {comparison} than in the other layers"
             help = "check whether a scale was applied twice or not at all"
             yield report_tensor(subject, tensor, text, help)
 
@@ -308,31 +320,36 @@ def _typical_size(facts: Facts) -> float | None:
 
 def _report_lost_values(subject: Subject, values: Sequence[Facts], stack: Stack) -> Iterator[Issue]:
     """Find a weight whose values are all 0, and a scale of a single element that is not positive."""
-    for rest, positions in _list_common(stack):
+    for inner_name, positions in _list_common(stack):
         facts = {index: values[n] for index, n in positions.items()}
-        odd = _find_odd_layer(stack, positions, [_is_lost(layer_facts, rest) for layer_facts in facts.values()])
-        if odd is None or not _is_lost(facts[odd], rest):
+        odd_layer = _find_odd_layer(
+            stack, positions, [_is_lost(layer_facts, inner_name) for layer_facts in facts.values()]
+        )
+        if odd_layer is None or not _is_lost(facts[odd_layer], inner_name):
             continue
-        tensor, others = subject.state.tensors[positions[odd]], [facts[index] for index in facts if index != odd]
+        tensor, others = (
+            subject.state.tensors[positions[odd_layer]],
+            [facts[index] for index in facts if index != odd_layer],
+        )
         in_others = f"in the other {len(others)} layers"
-        if facts[odd].elements > 1:
-            message = f"all {facts[odd].elements:,} values are 0, unlike {in_others}"
+        if facts[odd_layer].elements > 1:
+            message = f"all {facts[odd_layer].elements:,} values are 0, unlike {in_others}"
         else:
             low = min(layer_facts.low or 0 for layer_facts in others)
             high = max(layer_facts.high or 0 for layer_facts in others)
             if low <= 0 or high > low * MAX_SCALE_RANGE or any(layer_facts.elements != 1 for layer_facts in others):
                 continue
-            message = f"value is {facts[odd].high:.3g}, but {low:.3g} to {high:.3g} {in_others}"
+            message = f"value is {facts[odd_layer].high:.3g}, but {low:.3g} to {high:.3g} {in_others}"
         help = "check whether the values were lost, and save the layer again"
         yield report_tensor(subject, tensor, message, help)
 
 
-def _is_lost(facts: Facts, rest: str) -> bool:
+def _is_lost(facts: Facts, inner_name: str) -> bool:
     if facts.reason is not None:
         return False
     if facts.elements == 1:
-        return facts.zeros == 1 or ("scale" in rest and facts.high is not None and facts.high < 0)
-    return facts.zeros == facts.elements >= MIN_ELEMENTS and not _STARTS_AT_ZERO.search(rest)
+        return facts.zeros == 1 or ("scale" in inner_name and facts.high is not None and facts.high < 0)
+    return facts.zeros == facts.elements >= MIN_ELEMENTS and not _STARTS_AT_ZERO.search(inner_name)
 
 
 def _list_common(stack: Stack) -> Iterator[tuple[str, dict[int, int]]]:

@@ -37,10 +37,10 @@ def _needs_strides(subject: Subject) -> str | None:
 def _needs_all_tensors(subject: Subject) -> str | None:
     """Return a reason if a tensor is not listed or has no known place, because the tensor may use the bytes."""
     state = subject.full_state
-    hidden = any(odd.kind is OddityKind.TOO_DEEP for odd in state.oddities) or any(
+    has_unread_tensors = any(oddity.kind is OddityKind.TOO_DEEP for oddity in state.oddities) or any(
         tensor.damage for tensor in state.tensors
     )
-    return "not all tensors of the file can be read" if hidden else None
+    return "not all tensors of the file can be read" if has_unread_tensors else None
 
 
 def _select_storages(subject: Subject) -> Iterator[Storage]:
@@ -74,8 +74,9 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
         if all(user.saved is False for user, _ in storage.users):
             continue
         views = len(storage.views)
-        by = f" by {views:,} tensors" if views > 1 else ""
-        saved = f"all {storage.size:,} bytes of its storage are saved, but only {storage.size - unused:,} are used{by}"
+        users_text = f" by {views:,} tensors" if views > 1 else ""
+        usage = f"only {storage.size - unused:,} are used{users_text}"
+        saved = f"all {storage.size:,} bytes of its storage are saved, but {usage}"
         yield report_tensor(subject, tensor, saved, "save a copy with .clone()", place=storage.place)
 
 
@@ -94,15 +95,15 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
     safetensors with `safetensors.torch.save_model` and read the file with `load_model`, because `save_file` refuses
     tied weights.
     """
-    broken = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
+    broken_ties = map_broken_ties(subject.module) if subject.module and subject.state.traits.is_class else {}
     for storage in _select_storages(subject):
         for view, tensors in storage.named_views.items():
-            own = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS]
-            called = list(dict.fromkeys(map(subject.name_of, own)))
-            if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken for tensor in own):
-                first = own[0]
+            model_tensors = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS]
+            called = list(dict.fromkeys(map(subject.name_of, model_tensors)))
+            if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken_ties for tensor in model_tensors):
+                first = model_tensors[0]
                 message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
-                line, help = find_tie_line(own), _build_tie_help(subject, own)
+                line, help = find_tie_line(model_tensors), _build_tie_help(subject, model_tensors)
                 yield Issue(message, first.fqn, first.section, help, origin=line, place=storage.place)
 
 
@@ -211,12 +212,12 @@ def mixed_dtypes(subject: Subject) -> Iterator[Issue]:
         rows = _drop_float32_vectors(rows)
         counts = Counter(row.dtype for row in rows)
         if len(counts) > 1:
-            shown = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
+            counts_text = ", ".join(f"{count:,} {dtype}" for dtype, count in counts.most_common())
             rare = min(counts, key=lambda dtype: counts[dtype])
             first = next(row for row in rows if row.dtype == rare)
-            sure = all(of_class.get((section, row.fqn), row).evidence is not Evidence.ASSUMED for row in rows)
-            what = "parameters" if sure else "tensors"
-            message = f"{section}: {what} have several dtypes: {shown}; {first.fqn} is {rare}"
+            is_certain = all(of_class.get((section, row.fqn), row).evidence is not Evidence.ASSUMED for row in rows)
+            noun = "parameters" if is_certain else "tensors"
+            message = f"{section}: {noun} have several dtypes: {counts_text}; {first.fqn} is {rare}"
             help = "no action is needed if different dtypes are intended; otherwise call model.to(dtype) before saving"
             yield Issue(message, None, section, help)
 

@@ -37,7 +37,7 @@ class Storage(msgspec.Struct):
     """
 
     size: int
-    where: ByteRange | None
+    byte_range: ByteRange | None
     users: list[tuple[TensorInfo, TensorData | None]]
 
     @property
@@ -68,7 +68,7 @@ class Storage(msgspec.Struct):
     @property
     def place(self) -> Place | None:
         """Return the place of the storage if a single file has all of its bytes."""
-        return self.where.place if self.where else None
+        return self.byte_range.place if self.byte_range else None
 
     @property
     def unused_bytes(self) -> int:
@@ -94,11 +94,11 @@ def group_by_storage(state: ModelState) -> list[Storage]:
         data = tensor.data
         is_single = data is not None and not tensor.parts and data.quantizer is None
         for piece in (data,) if data is not None and is_single else _pieces(tensor):
-            where = piece.storage
-            if where.length and piece.inline is None:
-                storage = by_place.get(where)
+            byte_range = piece.storage
+            if byte_range.length and piece.inline is None:
+                storage = by_place.get(byte_range)
                 if storage is None:
-                    by_place[where] = storage = Storage(where.length, where, [])
+                    by_place[byte_range] = storage = Storage(byte_range.length, byte_range, [])
                 storage.users.append((tensor, piece))
     return list(by_place.values())
 
@@ -228,14 +228,14 @@ def have_common_byte(view: View, other: View, work: list[int]) -> bool | None:
 
 def _is_sum_of_strides(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
     """Return whether `distance` is a sum of strides, each at most `most` times; None if `work` ran out."""
-    (stride, most), *rest = strides
-    if not rest:
+    (stride, most), *smaller_strides = strides
+    if not smaller_strides:
         return distance % stride == 0 and 0 <= distance // stride <= most
-    within = sum(by * count for by, count in rest)
+    within = sum(step * count for step, count in smaller_strides)
     first, last = max(-((within - distance) // stride), 0), min(distance // stride, most)
     for times in range(first, last + 1):
         work[0] -= 1
-        answer = None if work[0] < 0 else _is_sum_of_strides(distance - times * stride, rest, work)
-        if answer is not False:
-            return answer
+        is_sum = None if work[0] < 0 else _is_sum_of_strides(distance - times * stride, smaller_strides, work)
+        if is_sum is not False:
+            return is_sum
     return False

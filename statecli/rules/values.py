@@ -46,25 +46,29 @@ OVERFLOW = {
 
 def _list_facts(subject: Subject) -> Iterator[tuple[TensorInfo, Facts]]:
     """Yield the tensors whose values were read, with their facts; tied tensors only under their first name."""
-    seen = set()
+    seen_places = set()
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
         place = (tensor.data, tensor.parts)
-        if facts.elements and place not in seen:
+        if facts.elements and place not in seen_places:
             yield tensor, facts
         if tensor.data is not None or tensor.parts:
-            seen.add(place)
+            seen_places.add(place)
 
 
-def _describe_count(count: int, facts: Facts, what: str) -> str:
+def _describe_count(count: int, facts: Facts, value_name: str) -> str:
     """Return `1 of 2 values is NaN`, `3 of 4 values are NaN` or `the only value is NaN`."""
     if facts.elements == 1:
-        return f"the only value is {what}"
-    return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {what}"
+        return f"the only value is {value_name}"
+    return f"{count:,} of {facts.elements:,} values {'is' if count == 1 else 'are'} {value_name}"
 
 
-def _describe_all(facts: Facts, what: str) -> str:
+def _describe_all(facts: Facts, value_name: str) -> str:
     """Return `all 16 values are zero`."""
-    return _describe_count(1, facts, what) if facts.elements == 1 else f"all {facts.elements:,} values are {what}"
+    return (
+        _describe_count(1, facts, value_name)
+        if facts.elements == 1
+        else f"all {facts.elements:,} values are {value_name}"
+    )
 
 
 @rule(Severity.ERROR, needs_values, cases={"outside of a model and an optimizer": Severity.NOTE})
@@ -191,7 +195,11 @@ def _is_weight(tensor: TensorInfo) -> bool:
 
 
 def _report_by_section(
-    subject: Subject, tensors: list[tuple[TensorInfo, str]], what: str, help: str, severity: Severity | None = None
+    subject: Subject,
+    tensors: list[tuple[TensorInfo, str]],
+    description: str,
+    help: str,
+    severity: Severity | None = None,
 ) -> Iterator[Issue]:
     """Yield an issue per section: the text of its only tensor, or a count and the first names."""
     sections = group_by(tensors, lambda pair: pair[0].section)
@@ -200,7 +208,7 @@ def _report_by_section(
             yield report_tensor(subject, *pairs[0], help, severity)
             continue
         called = join_names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
-        yield Issue(f"{section}: {len(pairs):,} tensors are {what}: {called}", None, section, help, severity)
+        yield Issue(f"{section}: {len(pairs):,} tensors are {description}: {called}", None, section, help, severity)
 
 
 @rule(Severity.WARNING, needs_values, cases={"not multiplied": Severity.NOTE})
@@ -245,21 +253,21 @@ def overflows_dtype(subject: Subject) -> Iterator[Issue]:
 
     Fix: cast to bfloat16, which has the range of float32, or scale the weight down.
     """
-    wanted = subject.policy.dtype
+    policy_dtypes = subject.policy.dtype
     for tensor, facts in _list_facts(subject):
         is_float = "float" in tensor.dtype and tensor.kind is not Kind.OPTIMIZER
-        if not is_float or tensor.dtype in wanted or facts.low is None or facts.high is None:
+        if not is_float or tensor.dtype in policy_dtypes or facts.low is None or facts.high is None:
             continue
         furthest = max(facts.low, facts.high, key=abs)
-        if all(overflows(furthest, dtype) for dtype in wanted):
-            text = f"value {furthest:.6g} overflows {' and '.join(wanted)}"
+        if all(overflows(furthest, dtype) for dtype in policy_dtypes):
+            text = f"value {furthest:.6g} overflows {' and '.join(policy_dtypes)}"
             yield report_tensor(subject, tensor, text, "cast to a dtype with the range of float32, such as bfloat16")
 
 
 def overflows(value: float, dtype: str) -> bool:
     """Return whether a finite value rounds to infinity or NaN in `dtype`; False for an unknown dtype."""
-    limit, holds = OVERFLOW.get(dtype, (math.inf, True))
-    return abs(value) > limit if holds else abs(value) >= limit
+    limit, includes_limit = OVERFLOW.get(dtype, (math.inf, True))
+    return abs(value) > limit if includes_limit else abs(value) >= limit
 
 
 @rule(Severity.NOTE, needs_values)
@@ -284,23 +292,22 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
     for group in groups.values():
         if len(group) > 1:
             sections.setdefault(group[0].section, []).append(group)
-    for section, same in sections.items():
-        yield _build_duplicates_issue(subject, section, same)
+    for section, section_groups in sections.items():
+        yield _build_duplicates_issue(subject, section, section_groups)
 
 
 def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[TensorInfo]]) -> Issue:
     """Return an issue per section: the names of its only group, or a count and the first names."""
     first, *others = groups[0]
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
-    again, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"
+    copies_text, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"
     if len(groups) == 1:
         called = join_names(tuple(map(subject.name_of, others)))
-        text = f"has the same values as {called}: {again}"
+        text = f"has the same values as {called}: {copies_text}"
         return report_tensor(subject, first, text, help)
     pairs = tuple(f"{subject.name_of(group[1])} duplicates {subject.name_of(group[0])}" for group in groups)
-    text = (
-        f"{sum(map(len, groups)) - len(groups):,} tensors duplicate the values of others, {again}: {join_names(pairs)}"
-    )
+    count = sum(map(len, groups)) - len(groups)
+    text = f"{count:,} tensors duplicate the values of others, {copies_text}: {join_names(pairs)}"
     return Issue(f"{section}: {text}", None, section, help)
 
 

@@ -82,8 +82,8 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
 def _possible_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
     """Return the possible numbers of compared values, of so many elements whose bytes were not found equal."""
     # Views that overlap too much to be read have no values, only equal bytes.
-    whole = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
-    return (elements, elements * _values_per_element(task.before.dtype), *whole)
+    no_values = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
+    return (elements, elements * _values_per_element(task.before.dtype), *no_values)
 
 
 def _check_counts(tally: Tally, elements: int, values: int) -> Checks:

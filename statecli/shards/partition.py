@@ -35,13 +35,13 @@ class Partition:
 
     def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
         """Return the numbers of the tasks of this shard, given the bytes of each. Equal keys are in the same shard."""
-        mine: list[int] = []
+        own_tasks: list[int] = []
         # The largest runs go first, each to the shard with the fewest bytes.
         for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):
             load, index = self._loads[0]
             heapq.heapreplace(self._loads, (load + size, index))
-            mine += tasks if index == self._index else ()
-        return sorted(mine)
+            own_tasks += tasks if index == self._index else ()
+        return sorted(own_tasks)
 
     def _group_into_runs(
         self, sizes: Sequence[int], group_keys: Sequence[object] | None

@@ -46,12 +46,12 @@ class Shard:
         Derived tasks are done by the shard that derived them: only this shard has the earlier results.
         """
         keys, sizes = tasks.compute_keys(work), [task.size for task in work.tasks]
-        mine = list(range(len(keys))) if work.derived else self._select_tasks(work, keys, sizes)
-        if work.on_batch and len(mine) < len(keys):
-            others = set(range(len(keys))).difference(mine)
+        own_numbers = list(range(len(keys))) if work.derived else self._select_tasks(work, keys, sizes)
+        if work.on_batch and len(own_numbers) < len(keys):
+            others = set(range(len(keys))).difference(own_numbers)
             work.on_batch([work.tasks[n] for n in sorted(others)])
         results = [work.absent] * len(keys)
-        for n, result in zip(mine, do([work.tasks[n] for n in mine]), strict=True):
+        for n, result in zip(own_numbers, do([work.tasks[n] for n in own_numbers]), strict=True):
             # A task that was planned stays planned, also if a later pass derives it.
             derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
             self._record(keys[n], work.tasks[n], result, derived=derived)
@@ -79,9 +79,11 @@ class Shard:
         files = identify_files(self._versions)
         for path in (*find_changed(self._versions), *changed_files):
             raise UnreadableError(f"{path}: {CHANGED}")
-        own = sum(not line.derived for line in self._lines.values())
+        own_count = sum(not line.derived for line in self._lines.values())
         origin = (__version__, kernels.kernel_name(), self._command, self._options, self._shard)
-        head = shard_file.Head(shard_file.SCHEMA, *origin, tuple(self._pass_digests), len(self._tasks), own, files)
+        head = shard_file.Head(
+            shard_file.SCHEMA, *origin, tuple(self._pass_digests), len(self._tasks), own_count, files
+        )
         return shard_file.encode_file(head, self._lines.values())
 
 

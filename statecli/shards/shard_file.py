@@ -177,8 +177,8 @@ def read_file(path: str) -> ShardFile:
     if not number:
         raise UnreadableError(f"{path}: is empty, so it is not a file written by --shard")
     if number < 2 or not last.endswith(b"\n"):
-        where = number + last.endswith(b"\n")
-        raise UnreadableError(f"{path}: ends in the middle of line {where}; run its shard again")
+        line_number = number + last.endswith(b"\n")
+        raise UnreadableError(f"{path}: ends in the middle of line {line_number}; run its shard again")
     _check_end(path, number, last, len(results), digest.hexdigest())
     _check_count(path, head, sum(not stored.derived for stored in results.values()))
     return ShardFile(path, head, results)
@@ -196,26 +196,26 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
         raise UnreadableError(f"{path}: {change}; run its shard again")
 
 
-def _check_count(path: str, head: Head, own: int) -> None:
+def _check_count(path: str, head: Head, own_count: int) -> None:
     """Raise UnreadableError for missing or surplus results of this shard's tasks."""
-    problem = f"has {own} results, but its shard has {head.own} tasks"
-    if own < head.own:
-        problem = f"lacks {head.own - own} of its {head.own} results"
-    if own != head.own:
+    problem = f"has {own_count} results, but its shard has {head.own} tasks"
+    if own_count < head.own:
+        problem = f"lacks {head.own - own_count} of its {head.own} results"
+    if own_count != head.own:
         raise UnreadableError(f"{path}: {problem}; run its shard again")
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, each with its end; the last line may have none."""
-    rest, count = b"", 0
+    remainder, count = b"", 0
     for piece in _read_pieces(path):
-        *whole, rest = (rest + piece).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-        count += len(whole)
-        if len(rest) > MAX_LINE_BYTES:
+        *complete_lines, remainder = (remainder + piece).split(b"\n")
+        yield from (line + b"\n" for line in complete_lines)
+        count += len(complete_lines)
+        if len(remainder) > MAX_LINE_BYTES:
             _refuse(path, count + 1, "is longer than any line that --shard writes")
-    if rest:
-        yield rest
+    if remainder:
+        yield remainder
 
 
 def _read_pieces(path: str) -> Iterator[bytes]:
@@ -227,8 +227,8 @@ def _read_pieces(path: str) -> Iterator[bytes]:
             return
         file = files.open_file(path)
         try:
-            for at in range(0, file.size, PIECE_BYTES):
-                yield file.read(at, min(PIECE_BYTES, file.size - at))
+            for offset in range(0, file.size, PIECE_BYTES):
+                yield file.read(offset, min(PIECE_BYTES, file.size - offset))
         finally:
             file.close()
     except UnreadableError as error:

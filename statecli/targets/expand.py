@@ -136,10 +136,14 @@ def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
     """Return whether the glob's parts match this path or a folder around the path."""
     if not pattern or pattern == [""]:
         return True
-    first, rest = pattern[0], pattern[1:]
+    first, remaining_pattern = pattern[0], pattern[1:]
     if first == "**":
-        return any(glob_covers(rest, parts[n:]) for n in range(len(parts) + 1))
-    return bool(parts) and (first == parts[0] or fnmatchcase(parts[0], first)) and glob_covers(rest, parts[1:])
+        return any(glob_covers(remaining_pattern, parts[n:]) for n in range(len(parts) + 1))
+    return (
+        bool(parts)
+        and (first == parts[0] or fnmatchcase(parts[0], first))
+        and glob_covers(remaining_pattern, parts[1:])
+    )
 
 
 def _get_path(candidate: _Candidate) -> str:
@@ -252,8 +256,8 @@ class _Walk(NamedTuple):
         if real != self.root and not real.startswith(f"{self.root}/"):
             if path not in self.named and not _holds_checkpoint(real):
                 return skip_subfolder(path)
-            what = "that loaders read" if path in self.named else "with checkpoints"
-            problem = f"is a link to a folder {what} outside of the target, which statecli did not read"
+            folder_text = "that loaders read" if path in self.named else "with checkpoints"
+            problem = f"is a link to a folder {folder_text} outside of the target, which statecli did not read"
             reason = f"{path}: {problem}; to read the folder, name the link as a target"
             return TargetResult(path, Status.FAILED, reason)
         is_passed = any(map(checkpoint_folder.is_of_tool, real[len(self.root) + 1 :].split("/")))
@@ -322,8 +326,10 @@ def _holds_checkpoint(path: str) -> bool:
     return False
 
 
-def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), depth: int = 0) -> Iterator[_Candidate]:
-    """Yield the targets in a folder, except files in `taken`, which belong to the model of a parent folder.
+def _walk_folder(
+    path: str, walk: _Walk, claimed_files: frozenset[str] = frozenset(), depth: int = 0
+) -> Iterator[_Candidate]:
+    """Yield the targets in a folder, except files in `claimed_files`, which belong to the model of a parent folder.
 
     `depth` counts the folders from the typed folder. Behind a URL the walk ends where its budget is exceeded.
     """
@@ -344,13 +350,13 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
     member_paths = frozenset(files.join(prefix, name) for name in member_names)
     yield from (TargetResult(path, Status.FAILED, reason) for reason in _find_unread_parts(path, names))
     for folder in checkpoint_folder.list_module_folders(path, names):
-        around = checkpoint_folder.split_module_folder(folder) or ()
-        walk.named.update(files.join(prefix, *name.split("/")) for name in around)
+        module_folders = checkpoint_folder.split_module_folder(folder) or ()
+        walk.named.update(files.join(prefix, *name.split("/")) for name in module_folders)
     walk.named.update(
         files.join(prefix, name) for name in checkpoint_folder.list_tracked_folders(path) if name in names
     )
     # A file belongs to one model only.
-    if not member_paths <= taken:
+    if not member_paths <= claimed_files:
         yield _ModelFolder(path, member_names)
     prefetched = _prefetch(files.join(prefix, name) for name in names)
     for inner in prefetched:
@@ -358,9 +364,9 @@ def _walk_folder(path: str, walk: _Walk, taken: frozenset[str] = frozenset(), de
             yield TargetResult(inner, Status.FAILED, f"{inner}: {reason}")
         elif files.is_folder(inner):
             skipped = walk.skip_folder(inner)
-            inner_walk = _walk_folder(inner, walk, taken | member_paths, depth + 1)
+            inner_walk = _walk_folder(inner, walk, claimed_files | member_paths, depth + 1)
             yield from inner_walk if skipped is None else (skipped,)
-        elif inner not in taken | member_paths:
+        elif inner not in claimed_files | member_paths:
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:
         # Files that were not read have not passed.
@@ -373,12 +379,13 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         effect = "loading the package runs its Python files"
         yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
-    if (elsewhere := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
-        yield f"{path}: {elsewhere}"
+    if (reason := checkpoint_folder.explain_weights_elsewhere(path, names)) is not None:
+        yield f"{path}: {reason}"
     tracker = checkpoint_folder.MMENGINE_TRACKER
     try:
-        if (place := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
-            yield f"{path}: {tracker} makes MMEngine load {quoting.quote(place)} from another folder; remove {tracker}"
+        if (foreign_path := checkpoint_folder.find_foreign_checkpoint(path, names)) is not None:
+            effect = f"{tracker} makes MMEngine load {quoting.quote(foreign_path)} from another folder"
+            yield f"{path}: {effect}; remove {tracker}"
     except UnreadableError as error:
         yield f"{files.join(path, tracker)}: {error}"
     for folder in checkpoint_folder.list_module_folders(path, names):

@@ -107,9 +107,9 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     imported = suggestions.find_imported_name(text)
     if imported is not None:
         return _parse_dotted_name(imported)
-    written = suggestions.find_model_in_code(text)
-    if written is not None:
-        return _find_class_spec(written)
+    model_text = suggestions.find_model_in_code(text)
+    if model_text is not None:
+        return _find_class_spec(model_text)
     layer = text.removeprefix("nn.")
     if layer[:1].isupper() and layer.isidentifier() and suggestions.is_layer(layer):
         return parse_spec(f"torch.nn:{layer}")
@@ -206,6 +206,6 @@ def read_class_state(
     if spec is None:
         option_text = option("--model", text)
         raise UsageError(f"{option_text}: must be a class; write file.py:Class, package.module:Class or auto")
-    built = live.build.build(spec, init_device=init_device)
-    state = live.model_reader.read(built, text)
-    return state, {} if spec.config is None else live.hf_auto.map_loaded_names(built.module, names)
+    built_model = live.build.build(spec, init_device=init_device)
+    state = live.model_reader.read(built_model, text)
+    return state, {} if spec.config is None else live.hf_auto.map_loaded_names(built_model.module, names)

@@ -167,9 +167,9 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
     data = tensor.data
     if data is None or data.inline is not None:
         return None
-    whole = data.storage.place
-    if whole is None or data.storage.packing is not None or data.strides is not None or not tensor.elements:
-        return whole
+    storage_place = data.storage.place
+    if storage_place is None or data.storage.packing is not None or data.strides is not None or not tensor.elements:
+        return storage_place
     size = tensor.nbytes // tensor.elements
     return Place(data.storage.path, data.storage.offset + data.offset * size, tensor.nbytes)
 
@@ -189,11 +189,11 @@ def compute_fingerprint(finding: Finding) -> str:
 
 def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
     """Yield each finding with its fingerprint and its number, from 1, among findings of the same fingerprint."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for finding in findings:
         digest = compute_fingerprint(finding)
-        seen[digest] += 1
-        yield finding, digest, seen[digest]
+        counts[digest] += 1
+        yield finding, digest, counts[digest]
 
 
 def is_installed(origin: Origin) -> bool:

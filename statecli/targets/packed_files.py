@@ -101,8 +101,8 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
 
 
 def _build_damage_error(damage: str) -> UnreadableError:
-    what = f"a compressed file that may contain a checkpoint and cannot be unpacked ({damage})"
-    return UnreadableError(f"is {what}; replace the file with a valid copy, or remove it")
+    description = f"a compressed file that may contain a checkpoint and cannot be unpacked ({damage})"
+    return UnreadableError(f"is {description}; replace the file with a valid copy, or remove it")
 
 
 def _is_tar(head: bytes) -> bool:
@@ -170,7 +170,7 @@ class _Unpacked:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._start = self._taken = self._streams = 0
+        self._start = self._position = self._streams = 0
         self._window = self._packed = self._input = b""
         self.damage: str | None = None
         self.stream: _Stream | None = None
@@ -220,24 +220,24 @@ class _Unpacked:
 
     def _fill(self, length: int) -> None:
         """Read compressed bytes until there are `length` of them, or until the end of the file."""
-        while len(self._packed) < length and self._taken < self._source.size:
-            data = self._source.read(self._taken, min(_CHUNK_BYTES, self._source.size - self._taken))
-            self._taken += len(data)
+        while len(self._packed) < length and self._position < self._source.size:
+            data = self._source.read(self._position, min(_CHUNK_BYTES, self._source.size - self._position))
+            self._position += len(data)
             self._packed += data
 
     def _end_stream(self, unused: bytes, trailer_bytes: int) -> None:
         """Go on after the end of a stream: a file may have several, with zeros between them."""
-        limit = self._source.size if self.stream and self.stream.is_certain else self._taken + _MAX_HEADER_BYTES
+        limit = self._source.size if self.stream and self.stream.is_certain else self._position + _MAX_HEADER_BYTES
         self._packed = unused + self._packed
         self._fill(trailer_bytes + _MIN_HEADER_BYTES)
         self._packed = self._packed[trailer_bytes:]
         are_stripped = not _LZMA.match(self._packed) and self._packed.startswith(b"\0")
         if are_stripped:
             self._packed = self._packed.lstrip(b"\0")
-            while len(self._packed) < _MIN_HEADER_BYTES and self._taken < min(limit, self._source.size):
+            while len(self._packed) < _MIN_HEADER_BYTES and self._position < min(limit, self._source.size):
                 self._fill(_MIN_HEADER_BYTES)
                 self._packed = self._packed.lstrip(b"\0")
-        is_last = not self._packed and self._taken >= self._source.size
+        is_last = not self._packed and self._position >= self._source.size
         self._begin_stream()
         if are_stripped and not is_last:  # the zeros may have been streams, or the beginning of this one
             self.stream = self.stream or _Stream(None, 0, 0, is_certain=True)
@@ -318,14 +318,14 @@ def _measure_gzip_header(data: bytes) -> int | None:
     """Return the bytes before the data as Python's gzip counts them; None for another method or a longer header."""
     if len(data) < 10 or data[2] != 8:
         return None
-    flags, at = data[3], 10
+    flags, header_bytes = data[3], 10
     if flags & 4:
-        at += 2 + int.from_bytes(data[10:12], "little")
+        header_bytes += 2 + int.from_bytes(data[10:12], "little")
     for text in (8, 16):
         if flags & text:
-            end = data.find(b"\0", at)
+            end = data.find(b"\0", header_bytes)
             if end < 0:
                 return None
-            at = end + 1
-    at += 2 if flags & 2 else 0
-    return at if at <= len(data) else None
+            header_bytes = end + 1
+    header_bytes += 2 if flags & 2 else 0
+    return header_bytes if header_bytes <= len(data) else None

@@ -298,7 +298,7 @@ def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
 
     state = inspection.inspect(inspection.Request(spec, input=MODULES[spec]))
     built = build(parse_spec(spec))
-    args, _ = inputs.find_inputs(MODULES[spec], None, built)[0].make()
+    args, _ = inputs.find_inputs(MODULES[spec], None, built)[0].make_call()
     built.module(*args)
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
     wanted = {name: tuple(tensor.shape) for name, tensor in named}

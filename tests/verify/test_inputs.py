@@ -96,7 +96,7 @@ def test_tensors_are_as_written(dtype, shape, bound, seed):
     """The tensors have the given dtype, shape and bound, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
     inputs_ = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
-    ((tensor,), kwargs), ((again,), _) = inputs_.make(seed=seed), inputs_.make(seed=seed)
+    ((tensor,), kwargs), ((again,), _) = inputs_.make_call(seed=seed), inputs_.make_call(seed=seed)
     assert (tensor.dtype, list(tensor.shape), kwargs) == (getattr(torch, dtype), shape, {})
     assert tensor is not again
     assert torch.equal(tensor, again)
@@ -105,7 +105,7 @@ def test_tensors_are_as_written(dtype, shape, bound, seed):
 
 def test_numbers_are_standard_normal_and_ids_reach_the_bound():
     """The mean and the spread of 10,000 numbers, and every id of a small table."""
-    ((numbers,), _), ((ids,), _) = given_by("10000").make(), given_by("int64:1000<7").make()
+    ((numbers,), _), ((ids,), _) = given_by("10000").make_call(), given_by("int64:1000<7").make_call()
     assert abs(float(numbers.mean())) < 0.05
     assert abs(float(numbers.std()) - 1) < 0.05
     assert set(ids.tolist()) == set(range(7))
@@ -114,15 +114,15 @@ def test_numbers_are_standard_normal_and_ids_reach_the_bound():
 def test_seeds_differ_and_inputs_of_one_call_do_too():
     """Two positional inputs of the same shape have different values, and so have two seeds."""
     inputs_ = given_by("4", "4")
-    (first, second), _ = inputs_.make(seed=0)
+    (first, second), _ = inputs_.make_call(seed=0)
     assert not torch.equal(first, second)
-    assert not torch.equal(first, inputs_.make(seed=1)[0][0])
+    assert not torch.equal(first, inputs_.make_call(seed=1)[0][0])
 
 
 def test_names_are_keywords_and_the_rest_is_in_order():
     """Positional inputs keep their order, wherever named inputs stand among them."""
     inputs_ = given_by("2", "y=int64:3<5", "4")
-    args, kwargs = inputs_.make()
+    args, kwargs = inputs_.make_call()
     assert [list(arg.shape) for arg in args] == [[2], [4]]
     assert list(kwargs) == ["y"]
     assert inputs_.text == "float32 2, y int64 3 below 5, float32 4"
@@ -137,7 +137,7 @@ def test_a_name_given_twice():
 def test_making_inputs_draws_nothing_from_the_process():
     """The state of the global generator is unchanged."""
     before = torch.get_rng_state()
-    given_by("2x3", "int64:2<5").make(seed=3)
+    given_by("2x3", "int64:2<5").make_call(seed=3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -168,7 +168,7 @@ def of_function(tmp_path, in_tmp_path):
 def test_what_a_function_may_give(of_function, gives, shapes, names, text):
     """A tensor, a tuple or list of positional inputs, a dict of named inputs, or both."""
     actual = of_function(f"return {gives}")
-    args, kwargs = actual.make()
+    args, kwargs = actual.make_call()
     assert [list(arg.shape) for arg in args] == shapes
     assert {name: list(tensor.shape) for name, tensor in kwargs.items()} == names
     assert actual.text == text
@@ -177,7 +177,7 @@ def test_what_a_function_may_give(of_function, gives, shapes, names, text):
 
 def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
     """In (tensor, dict), the first item is not a tuple, so both items are positional."""
-    args, kwargs = of_function("return torch.ones(2), {'mask': torch.ones(2)}").make()
+    args, kwargs = of_function("return torch.ones(2), {'mask': torch.ones(2)}").make_call()
     assert len(args) == 2
     assert kwargs == {}
 
@@ -185,18 +185,18 @@ def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
 def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
     """The same seed gives the same values; a write to the inputs does not change a tensor that the function keeps."""
     drawn = of_function("return torch.randn(4)")
-    assert torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=1)[0][0])
-    assert not torch.equal(drawn.make(seed=1)[0][0], drawn.make(seed=2)[0][0])
+    assert torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=1)[0][0])
+    assert not torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=2)[0][0])
     kept = of_function("return kept")
-    kept.make()[0][0].zero_()
-    assert kept.make()[0][0].tolist() == [1, 1]
+    kept.make_call()[0][0].zero_()
+    assert kept.make_call()[0][0].tolist() == [1, 1]
 
 
 def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     """The arguments are literals, as for the model class."""
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
     actual, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
-    assert list(actual.make()[0][0].shape) == [3]
+    assert list(actual.make_call()[0][0].shape) == [3]
 
 
 @pytest.mark.parametrize(("body", "message"), [
@@ -244,7 +244,7 @@ def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
     built = build(parse_spec(f"{tmp_path}/model/net.py:make"))
     find_inputs((), f"{tmp_path}/data/mine.py:make", built)
     assert torch.equal(
-        torch.tensor([1.0, 1.0]), find_inputs((), f"{tmp_path}/data/mine.py:make", built)[0].make()[0][0]
+        torch.tensor([1.0, 1.0]), find_inputs((), f"{tmp_path}/data/mine.py:make", built)[0].make_call()[0][0]
     )
     assert __import__("sys").modules["layers_beside"].Layer is type(built.module)
 
@@ -263,7 +263,7 @@ def test_real_classes_run_on_what_they_carry(name):
         assert actual is None
         assert str(why_not).endswith(f"forward needs the argument {HEARS[name]}")
         return
-    args, kwargs = actual.make()
+    args, kwargs = actual.make_call()
     built.module(*args, **kwargs)
     assert not actual.chosen_by_user
 
@@ -285,8 +285,8 @@ def test_a_model_of_text_and_images_gets_both():
     text = {**SMALL["BertModel"][1], "eos_token_id": 63, "bos_token_id": 1, "pad_token_id": 0}
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
     actual, _ = find_inputs((), None, live(model.eval()))
-    assert sorted(actual.make()[1]) == ["input_ids", "pixel_values"]
-    model(**actual.make()[1])
+    assert sorted(actual.make_call()[1]) == ["input_ids", "pixel_values"]
+    model(**actual.make_call()[1])
 
 
 class Carries(nn.Linear):
@@ -303,7 +303,7 @@ class Carries(nn.Linear):
 def test_example_input_array(example, args, kwargs):
     """The example is a tensor, a tuple or a dict; it counts as chosen by the user, because an author set it."""
     inputs_, _ = find_inputs((), None, live(Carries(example)))
-    values = inputs_.make()
+    values = inputs_.make_call()
     assert (len(values[0]), len(values[1])) == (args, kwargs)
     assert inputs_.chosen_by_user
     assert inputs_.text.endswith("float32 3×2 (its example_input_array)")
@@ -368,7 +368,7 @@ def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shap
     assert (actual, str(why_not)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
     if shape != "SHAPE" and shape[-1] not in "LW":
         with torch.no_grad():
-            model(*_build_from_texts([shape.strip("'")]).make()[0])
+            model(*_build_from_texts([shape.strip("'")]).make_call()[0])
 
 
 def test_an_example_that_raises(tmp_path):

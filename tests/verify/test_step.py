@@ -448,4 +448,4 @@ def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, 
     given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
     of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, None)
     run, why_not = training_rounds.train_fresh_instance(of, type("One", (Only,), {"chosen": chosen}))
-    assert (run.rounds, run.seen["weight"].updated, why_not) == (rounds, updated, None)
+    assert (run.rounds, run.leaf_records["weight"].updated, why_not) == (rounds, updated, None)

@@ -153,7 +153,7 @@ def test_a_real_drop_path_is_no_fault():
         Path("swin.py").write_text(f"from transformers import SwinConfig, SwinModel\ndef make():\n    return {text}\n")
         run, why_not = training_rounds.train_fresh_instance(build_subject("swin.py:make", "1x3x32x32"), torch.optim.SGD)
         assert why_not is None
-        assert not [name for name, seen in run.seen.items() if seen.is_missing]
+        assert not [name for name, leaf in run.leaf_records.items() if leaf.is_missing]
 
 
 def test_what_a_round_draws_does_not_hang_on_the_constructor():

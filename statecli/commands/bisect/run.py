@@ -75,12 +75,12 @@ class _Prober:
         """Return the probe of the checkpoint at this place of the order."""
         probe = self.probes.get(checkpoint.path)
         if probe is None:
-            probe = self.probes[checkpoint.path] = self._read(number, checkpoint)
+            probe = self.probes[checkpoint.path] = self._probe(number, checkpoint)
             if self.check_order:
                 self._refuse_other_order()
         return probe
 
-    def _read(self, number: int, checkpoint: Checkpoint) -> Probe:
+    def _probe(self, number: int, checkpoint: Checkpoint) -> Probe:
         if checkpoint.error is not None:
             return Probe(checkpoint.path, checkpoint.step, None, error=checkpoint.error)
         try:
@@ -91,7 +91,7 @@ class _Prober:
                 glob=condition.glob,
                 reads_values=condition.measure is not Measure.CHANGED,
             )
-            steps = self._steps[number] = find_steps(measured.whole)
+            steps = self._steps[number] = find_steps(measured.state)
             self.steps_of_path[checkpoint.path] = steps
             holds, evidence = self._decide(measured)
         except UsageError:
@@ -121,7 +121,7 @@ class _Prober:
         if not is_reference and not any(side.tensors for side in sides):
             glob = self._condition.glob or "*"
             problem = f"no tensor of the model matches {quoting.quote(glob)}"
-            suggestion = suggest_glob(glob, (tensor.fqn for tensor in measured.whole.tensors))
+            suggestion = suggest_glob(glob, (tensor.fqn for tensor in measured.state.tensors))
             raise NothingMatched(f"{measured.model.target}: {problem}{suggestion}")
         if not self._condition.compares:
             return self._count(measured)

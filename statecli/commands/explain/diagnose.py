@@ -198,11 +198,11 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
     initial = (*matching.mismatched.values(), *matching.missing)
     unused = (*matching.mismatched, *matching.unexpected)
     dropped = [apply_steps(steps, name) for name in unused]
-    kept = [names[name] for name in matching.pairs]
+    kept_names = [names[name] for name in matching.pairs]
     if 2 * len(initial) > len(subject.registered):
         why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
-    left_out, source = leave_out(dropped, kept) if dropped else LeftOut(), subject.entries.source
+    left_out, source = leave_out(dropped, kept_names) if dropped else LeftOut(), subject.entries.source
     if left_out is None or source is None:
         why = "too many modules differ" if source else "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
@@ -318,22 +318,24 @@ def _list_causes(subject: Subject, matching: Matching, steps: Sequence[Step] | N
 
 def _list_ties(matching: Matching) -> Iterable[Evidence]:
     if matching.ties:
-        name, other = matching.ties[0]
-        message = f"{plural(len(matching.ties), 'name')} of tied weights left out: {name} shares the storage of {other}"
-        yield Evidence(Cause.TIED, message, len(matching.ties), f"{name} = {other}")
+        name, tied_name = matching.ties[0]
+        message = (
+            f"{plural(len(matching.ties), 'name')} of tied weights left out: {name} shares the storage of {tied_name}"
+        )
+        yield Evidence(Cause.TIED, message, len(matching.ties), f"{name} = {tied_name}")
 
 
 def _list_shapes(subject: Subject, matching: Matching) -> Iterable[Evidence]:
     rows = {row.fqn: row for row in subject.entries.rows}
     transposed, mismatched = matching.transposed, matching.mismatched
-    for cause, pairs, what in (
+    for cause, pairs, description in (
         (Cause.TRANSPOSED, transposed, plural(len(transposed), "transposed weight")),
         (Cause.WIDTH, mismatched, f"{plural(len(mismatched), 'tensor')} of another shape"),
     ):
         if pairs:
-            own, name = next(iter(pairs.items()))
-            shapes = f"{list(rows[own].shape or ())} → {list(subject.registered[name].shape or ())}"
-            yield Evidence(cause, f"{what}, such as {name}", len(pairs), f"{name}: {shapes}")
+            stored_name, name = next(iter(pairs.items()))
+            shapes = f"{list(rows[stored_name].shape or ())} → {list(subject.registered[name].shape or ())}"
+            yield Evidence(cause, f"{description}, such as {name}", len(pairs), f"{name}: {shapes}")
 
 
 def _list_parts(subject: Subject, matching: Matching) -> Iterable[Evidence]:
@@ -354,12 +356,12 @@ def _list_modules(names: Sequence[str]) -> str:
     return f"{', '.join(modules[:MAX_EXAMPLES])}{more}"
 
 
-def _other_model(subject: Subject, taken: int) -> Diagnosis:
+def _other_model(subject: Subject, matched_count: int) -> Diagnosis:
     total = len(subject.registered)
     message = (
-        f"only {taken} of the {plural(total, 'tensor')} of {subject.model.target} match a tensor of "
+        f"only {matched_count} of the {plural(total, 'tensor')} of {subject.model.target} match a tensor of "
         f"{subject.checkpoint.target} ({plural(len(subject.entries.rows), 'tensor')}): the checkpoint is probably of "
         "another model"
     )
     example = f"{subject.entries.names[0]}, {next(iter(subject.registered), 'no tensor')}"
-    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, taken, example),), proof=NO_CODE)
+    return Diagnosis((Evidence(Cause.OTHER_MODEL, message, matched_count, example),), proof=NO_CODE)

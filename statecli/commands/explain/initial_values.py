@@ -16,7 +16,7 @@ MAX_NAMES = 3
 MAX_BUILT_ELEMENTS = 1 << 26
 
 
-def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, elements: int) -> Iterator[str]:
+def describe_initial_values(initial: Sequence[TensorInfo], built_model: BuiltModel, elements: int) -> Iterator[str]:
     """Yield a sentence about the weights among the tensors that keep initial values, and about random tensors.
 
     `elements` is the number of elements of the whole model.
@@ -27,14 +27,16 @@ def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, el
         are, them = ("are weights", "these weights") if len(weights) > 1 else ("is a weight", "this weight")
         names = join_names(weights, MAX_NAMES)
         yield f"{names} {are} and not loaded from the checkpoint: the loaded model has {them} at initial values"
-    statistics = _list_statistics(others, built)
+    statistics = _list_statistics(others, built_model)
     if statistics:
         are = "are running statistics" if len(statistics) > 1 else "is a running statistic"
         yield (
             f"{join_names(statistics, MAX_NAMES)} {are} and not loaded from the checkpoint: in eval mode, the loaded "
             "model normalizes with initial values"
         )
-    drawn, unknown = _split_by_rebuilding([row for row in others if row.fqn not in set(statistics)], built, elements)
+    drawn, unknown = _split_by_rebuilding(
+        [row for row in others if row.fqn not in set(statistics)], built_model, elements
+    )
     if drawn:
         is_drawn, is_loaded = ("are drawn", "are not") if len(drawn) > 1 else ("is drawn", "is not")
         yield (
@@ -47,15 +49,17 @@ def describe_initial_values(initial: Sequence[TensorInfo], built: BuiltModel, el
         yield f"{names} {keep} initial values, and statecli did not check whether the constructor draws random values"
 
 
-def _list_statistics(tensors: Sequence[TensorInfo], built: BuiltModel) -> list[str]:
+def _list_statistics(tensors: Sequence[TensorInfo], built_model: BuiltModel) -> list[str]:
     """Return the means and variances that layers of torch measure in training and use in eval mode."""
-    layers = {name for name, module in built.module.named_modules() if getattr(module, "track_running_stats", False)}
+    layers = {
+        name for name, module in built_model.module.named_modules() if getattr(module, "track_running_stats", False)
+    }
     names = [row.fqn.rpartition(".") for row in tensors]
     return ["".join(name) for name in names if name[0] in layers and name[2] in ("running_mean", "running_var")]
 
 
 def _split_by_rebuilding(
-    tensors: Sequence[TensorInfo], built: BuiltModel, elements: int
+    tensors: Sequence[TensorInfo], built_model: BuiltModel, elements: int
 ) -> tuple[list[str], list[str]]:
     """Return the names of the tensors that differ between two builds on the CPU, and of the tensors not compared."""
     names = [row.fqn for row in tensors]
@@ -64,7 +68,11 @@ def _split_by_rebuilding(
     if elements > MAX_BUILT_ELEMENTS:
         return [], names
     try:
-        on_cpu = live.build.build(built.spec, init_device="cpu", values=True) if built.init_device == "meta" else built
+        on_cpu = (
+            live.build.build(built_model.spec, init_device="cpu", values=True)
+            if built_model.init_device == "meta"
+            else built_model
+        )
         rebuilds = live.rebuild.compare_builds(
             lambda seed: on_cpu.build_again(values=True, seed=seed), {row.fqn: row.elements for row in tensors}
         )

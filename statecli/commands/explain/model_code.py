@@ -53,7 +53,7 @@ class _Names:
     """The names that the lines import, by module."""
 
     def __init__(self, spec: ModelSpec, loaded: LoadedObject) -> None:
-        self._spec, self._own = spec, loaded.module
+        self._spec, self._own_module = spec, loaded.module
         self._imported: dict[str, dict[str, None]] = {}
         self._packages: dict[str, None] = {}
         self.doubt = ""
@@ -75,7 +75,7 @@ class _Names:
     def _add_object(self, scope: Scope, named: ObjectName) -> ObjectName:
         package = scope.find(named).imported
         if package is None:
-            self.add(scope.find_namespace(named) or self._own, named.name)
+            self.add(scope.find_namespace(named) or self._own_module, named.name)
             return named
         self._packages[package] = None
         return ObjectName(named.name if named.module is None else f"{named.module}.{named.name}")
@@ -83,9 +83,13 @@ class _Names:
     def add_class(self, added: type) -> str:
         """Import a class, from the spec's own module if possible; return its name."""
         first = added.__qualname__.partition(".")[0]
-        owner = sys.modules.get(added.__module__, self._own)
-        known = getattr(self._own, first, None)
-        module = self._own if known is not None and known is getattr(owner, first, None) else owner
+        owner = sys.modules.get(added.__module__, self._own_module)
+        module_attribute = getattr(self._own_module, first, None)
+        module = (
+            self._own_module
+            if module_attribute is not None and module_attribute is getattr(owner, first, None)
+            else owner
+        )
         self.add(module, first)
         if "<locals>" in added.__qualname__:
             self.doubt = f"{added.__qualname__} is defined in a function, so no other file can import this class"
@@ -102,13 +106,13 @@ class _Names:
             yield f"sys.path.insert(0, {format_text(file.folder)})"
         for package in self._packages:
             yield f"import {package}"
-        own = file.module if file is not None and file.is_importable else self._own.__name__
+        own_module_name = file.module if file is not None and file.is_importable else self._own_module.__name__
         imported: dict[str, set[str]] = {}
         for module, names in self._imported.items():
-            imported.setdefault(own if module == self._own.__name__ else module, set()).update(names)
+            imported.setdefault(own_module_name if module == self._own_module.__name__ else module, set()).update(names)
         for module, joined in imported.items():
             listed = ", ".join(sorted(joined))
-            if file is None or file.is_importable or module != own:
+            if file is None or file.is_importable or module != own_module_name:
                 yield f"from {module} import {listed}"
             else:
                 texts = ", ".join(map(format_text, sorted(joined)))
@@ -152,8 +156,8 @@ def _add_configuration(
         "    fields = json.load(file)",
     ]
     for keys, inner in configuration.inner:
-        place = "fields" + "".join(f"[{format_text(key)}]" for key in keys)
-        lines.append(f"{place} = {names.add_class(inner)}(**{place})")
+        expression = "fields" + "".join(f"[{format_text(key)}]" for key in keys)
+        lines.append(f"{expression} = {names.add_class(inner)}(**{expression})")
     name = names.add_class(configuration.config_class)
     return configuration.argument, ObjectName(
         f"{name}.from_dict(fields)" if configuration.has_from_dict else f"{name}(**fields)"
@@ -162,8 +166,8 @@ def _add_configuration(
 
 def _build_configured_code(spec: ModelSpec) -> ModelCode:
     """Return the lines that build a model from its configuration file."""
-    built = configured_model.find_class(spec)
-    path, doubt = built.folder, ""
+    configured_class = configured_model.find_class(spec)
+    path, doubt = configured_class.folder, ""
     config = find_config_file(str(spec.config))
     if files.get_name(config) not in (CONFIG, MODULES):
         path = config
@@ -171,17 +175,17 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
         doubt = f"the code reads {path}, which is not on this disk"
     elif spec.options.trusts_code:
         doubt = "statecli built the class with code of the checkpoint, which the code below does not run"
-    name, arguments, folder = built.name, format_call((), built.arguments), repr(path)
-    if built.library is Library.DIFFUSERS:
+    name, arguments, folder = configured_class.name, format_call((), configured_class.arguments), repr(path)
+    if configured_class.library is Library.DIFFUSERS:
         configuration = ", ".join(filter(None, [f"{name}.load_config({folder})", arguments]))
         return ModelCode((f"from diffusers import {name}",), f"{name}.from_config({configuration})", (), doubt)
-    if built.library is Library.TIMM:
+    if configured_class.library is Library.TIMM:
         expression = f"timm.create_model({', '.join(filter(None, [repr(name), arguments]))})"
         return ModelCode(("import timm",), expression, (), doubt)
-    if built.library is Library.SENTENCE_TRANSFORMERS:
+    if configured_class.library is Library.SENTENCE_TRANSFORMERS:
         line = "from sentence_transformers import SentenceTransformer  # the folder must contain weights"
         return ModelCode((line,), f"SentenceTransformer({folder})", (), doubt)
-    replaced = ", ".join(filter(None, [folder, format_call((), built.replaced)]))
+    replaced = ", ".join(filter(None, [folder, format_call((), configured_class.replaced)]))
     is_automatic = name.startswith("AutoModel")
     builder = f"{name}.from_config" if is_automatic else name
     has_type = is_automatic or "model_type" in read_document(config)
@@ -215,9 +219,9 @@ def _list_positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
 def list_integer_arguments(spec: ModelSpec, loaded: LoadedObject | None) -> Iterator[tuple[str, int]]:
     """Yield the integer arguments of the call with their values, given or default."""
     parameters = _get_parameters(spec, loaded)
-    given = dict(zip(_list_positional(parameters), spec.args, strict=False)) | spec.kwargs
+    call_arguments = dict(zip(_list_positional(parameters), spec.args, strict=False)) | spec.kwargs
     for parameter in parameters:
-        value = given.get(parameter.name, parameter.default)
+        value = call_arguments.get(parameter.name, parameter.default)
         if type(value) is int and parameter.kind is not parameter.POSITIONAL_ONLY:
             yield parameter.name, value
 

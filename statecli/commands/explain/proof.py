@@ -28,26 +28,28 @@ class LoadResult(msgspec.Struct, frozen=True):
         return not (self.error or answer.missing or answer.unexpected or answer.mismatched or answer.refused)
 
 
-def load_as_is(entries: ModelEntries, built: BuiltModel) -> LoadResult:
+def load_as_is(entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
     """Load the entries of the checkpoint under their own names, strictly, on meta."""
-    return _load(entries, {name: name for name in entries.names}, built, keeps_metadata=True)
+    return _load(entries, {name: name for name in entries.names}, built_model, keeps_metadata=True)
 
 
-def try_recipe(recipe: Recipe, entries: ModelEntries, built: BuiltModel) -> LoadResult:
+def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
     """Load the entries of the recipe's lines strictly, on meta; names that keep initial values do not count."""
     if recipe.source.loader is Loader.DCP:  # the lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     names = recipe.rename_entries(entries.names)
     transposed = {names[name] for name in recipe.transposed}
     rows = (replace(row, shape=(row.shape or ())[::-1]) if row.fqn in transposed else row for row in entries.rows)
-    result = _load(replace(entries, rows=tuple(rows)), names, built, keeps_metadata=not recipe.rebuilds_dict)
+    result = _load(replace(entries, rows=tuple(rows)), names, built_model, keeps_metadata=not recipe.rebuilds_dict)
     answer, initial = result.answer, set(recipe.initial)
     if initial and set(answer.missing) <= initial:  # an old BatchNorm sets num_batches_tracked by itself
         return replace(result, answer=replace(answer, missing=()))
     return result
 
 
-def _load(entries: ModelEntries, names: Mapping[str, str], built: BuiltModel, *, keeps_metadata: bool) -> LoadResult:
+def _load(
+    entries: ModelEntries, names: Mapping[str, str], built_model: BuiltModel, *, keeps_metadata: bool
+) -> LoadResult:
     rows = {row.fqn: row for row in entries.rows}
     tensors = {new: rows[name] for new, name in names.items()}
     state_dict = entries.state_dict
@@ -55,7 +57,7 @@ def _load(entries: ModelEntries, names: Mapping[str, str], built: BuiltModel, *,
     as_saved = state_dict.is_module and keeps_metadata
     try:
         answer = live.load_state_dict.load(
-            built, Entries(tensors, state_dict.others, metadata, as_saved), by_from_pretrained=False
+            built_model, Entries(tensors, state_dict.others, metadata, as_saved), by_from_pretrained=False
         )
     except ModelError as error:
         return LoadResult(error=str(error))

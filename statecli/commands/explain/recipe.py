@@ -125,7 +125,7 @@ class Recipe(msgspec.Struct, frozen=True):
         else:
             renamed = {apply_steps(self.steps, name): name for name in names}
         entries = {new: name for new, name in renamed.items() if not self.left_out.covers(new)}
-        entries.update((name, entries[other]) for name, other in self.ties)
+        entries.update((name, entries[tied_name]) for name, tied_name in self.ties)
         return entries
 
     # --- the printed lines -------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class Recipe(msgspec.Struct, frozen=True):
         if self.left_out.prefixes or self.left_out.names:
             lines += self.left_out.format_code()
         lines += self._format_transposition()
-        lines += [f"state[{format_text(name)}] = state[{format_text(other)}]" for name, other in self.ties]
+        lines += [f"state[{format_text(name)}] = state[{format_text(tied_name)}]" for name, tied_name in self.ties]
         if self.initial:
             lines.append(f"model.load_state_dict(state, strict=False)  # initial values: {_list_modules(self.initial)}")
         else:
@@ -257,12 +257,12 @@ def _list_modules(names: Sequence[str]) -> str:
     return f"{len(names)} tensors of {', '.join(modules[:MAX_LISTED_NAMES])}{more}"
 
 
-def leave_out(names: Sequence[str], kept: Iterable[str]) -> LeftOut | None:
+def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:
     """Return the omission of exactly these names: few single names, else prefixes; None if the text is too long."""
     if len(names) <= MAX_DELETED_NAMES:
         return LeftOut(names=tuple(names))
-    kept = list(kept)
-    heads = _index_heads(kept)
+    kept_names = list(kept_names)
+    heads = _index_heads(kept_names)
     prefixes, single = dict[str, None](), dict[str, None]()
     for name in names:
         parts = name.split(".")

@@ -15,7 +15,7 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
     texts: list[str] = []
     renamed: dict[str, str] = {}
     for step in steps:
-        after = {name: step.apply(now) for name, now in current.items()}
+        after = {name: step.apply(current_name) for name, current_name in current.items()}
         changed = [name for name in after if after[name] != current[name]]
         if _is_prefix(step) and changed:
             yield _describe_prefix(step, changed, len(names), model, f"{changed[0]} → {after[changed[0]]}")

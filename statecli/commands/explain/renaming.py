@@ -115,9 +115,9 @@ def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[St
     """
     if all(name == new for name, new in names.items()):
         return ()
-    rest, wrappers = _remove_wrapper_parts(names)
+    unwrapped_names, wrappers = _remove_wrapper_parts(names)
     others = tuple(others)
-    proposals = ((*wrappers, *steps) for context in (0, 1, 2) for steps in _propose_steps(rest, context))
+    proposals = ((*wrappers, *steps) for context in (0, 1, 2) for steps in _propose_steps(unwrapped_names, context))
     ranked = sorted(dict.fromkeys(proposals), key=lambda steps: (len(steps), sum(len(step.pattern) for step in steps)))
     return next((steps for steps in ranked if len(steps) <= MAX_STEPS and _are_exact(steps, names, others)), None)
 
@@ -154,10 +154,12 @@ class _Hunk(NamedTuple):
 
 
 def _find_hunks(name: str, new: str) -> list[_Hunk]:
-    own, other = name.split("."), new.split(".")
+    old_parts, new_parts = name.split("."), new.split(".")
     return [
-        _Hunk(own[start:stop], other[new_start:new_stop], own[:start], own[stop:])
-        for tag, start, stop, new_start, new_stop in SequenceMatcher(None, own, other, autojunk=False).get_opcodes()
+        _Hunk(old_parts[start:stop], new_parts[new_start:new_stop], old_parts[:start], old_parts[stop:])
+        for tag, start, stop, new_start, new_stop in SequenceMatcher(
+            None, old_parts, new_parts, autojunk=False
+        ).get_opcodes()
         if tag != "equal"
     ]
 
@@ -166,18 +168,18 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
     """Yield lists of steps, the shortest first; `context`: number of components around a replaced component."""
     prefix = _find_prefix_steps(names)
     for first in ((), *((p,) for p in prefix)):
-        rest = {apply_steps(first, name): new for name, new in names.items()}
-        if len(rest) < len(names):
+        remaining_names = {apply_steps(first, name): new for name, new in names.items()}
+        if len(remaining_names) < len(names):
             continue
-        if all(name == new for name, new in rest.items()):
+        if all(name == new for name, new in remaining_names.items()):
             yield first
             continue
-        shifts, shifted = _find_shifts(rest)
+        shifts, shifted = _find_shifts(remaining_names)
         steps = _find_substitutions(shifted, context)
         yield (*first, *shifts, *steps)
         yield (*first, *shifts, *reversed(steps))
         if shifts:
-            yield (*first, *_find_substitutions(rest, context))
+            yield (*first, *_find_substitutions(remaining_names, context))
 
 
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
@@ -188,11 +190,15 @@ def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     steps += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
     steps += [_add_prefix(prefix) for prefix in sorted(added, key=len)[:3]]
     # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
-    for own, other in ((names.keys(), names.values()), (names.values(), names.keys())):
-        head = {name.partition(".")[0] for name in own}
-        if len(head) == 1 and all("." in name for name in own) and head.isdisjoint(n.partition(".")[0] for n in other):
+    for side, other_side in ((names.keys(), names.values()), (names.values(), names.keys())):
+        head = {name.partition(".")[0] for name in side}
+        if (
+            len(head) == 1
+            and all("." in name for name in side)
+            and head.isdisjoint(n.partition(".")[0] for n in other_side)
+        ):
             prefix = f"{next(iter(head))}."
-            steps.append(_remove_prefix(prefix) if list(own) == list(names) else _add_prefix(prefix))
+            steps.append(_remove_prefix(prefix) if list(side) == list(names) else _add_prefix(prefix))
     return steps
 
 
@@ -212,12 +218,12 @@ def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, 
     """Return the shifts of numbered modules, and the names after them."""
     moved: dict[str, dict[int, int]] = {}
     for name, new in names.items():
-        own, other = name.split("."), new.split(".")
-        if len(own) != len(other):
+        old_parts, new_parts = name.split("."), new.split(".")
+        if len(old_parts) != len(new_parts):
             continue
-        for n, (first, second) in enumerate(zip(own, other, strict=True)):
+        for n, (first, second) in enumerate(zip(old_parts, new_parts, strict=True)):
             if first.isdigit() and second.isdigit():
-                stem = "".join(r"\d+\." if part.isdigit() else f"{re.escape(part)}\\." for part in own[:n])
+                stem = "".join(r"\d+\." if part.isdigit() else f"{re.escape(part)}\\." for part in old_parts[:n])
                 moved.setdefault(stem, {})[int(first)] = int(second)
     steps = []
     for stem, numbers in moved.items():
@@ -241,15 +247,15 @@ def _find_substitutions(names: Mapping[str, str], context: int) -> list[Step]:
 
 def _build_substitution(hunk: _Hunk, context: int) -> Substitution:
     old, new, before, after = hunk
-    wanted = context + (not old or not new)
-    while wanted > 0 and after and not after[0].isdigit():
+    remaining_context = context + (not old or not new)
+    while remaining_context > 0 and after and not after[0].isdigit():
         old, new = [*old, after[0]], [*new, after[0]]
         after = after[1:]
-        wanted -= 1
-    while wanted > 0 and before and not before[-1].isdigit():
+        remaining_context -= 1
+    while remaining_context > 0 and before and not before[-1].isdigit():
         old, new = [before[-1], *old], [before[-1], *new]
         before = before[:-1]
-        wanted -= 1
+        remaining_context -= 1
     text, replaced = ".".join(old), ".".join(new)
     if not before:
         if not text:

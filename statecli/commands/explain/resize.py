@@ -61,8 +61,10 @@ def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
                 counts.update((old, new) for old, new in zip(shape, row.shape, strict=True) if old != new)
     # A head of another name has the same last component: `fc.weight` for `head.weight`.
     counts.update(dict.fromkeys(_list_other_sizes(subject), 1))
-    registered, own = (_count_children(names) for names in (subject.registered, subject.entries.names))
-    layers = {(old, new) for old in set(registered.values()) for new in set(own.values()) if old != new}
+    registered_counts, stored_counts = (_count_children(names) for names in (subject.registered, subject.entries.names))
+    layers = {
+        (old, new) for old in set(registered_counts.values()) for new in set(stored_counts.values()) if old != new
+    }
     counts.update(layers)
     return counts
 
@@ -72,12 +74,12 @@ def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
     names = set(subject.entries.names)
     missing = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
     extra = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
-    for (name, shape), (other, other_shape) in islice(product(missing, extra), 10_000):
+    for (name, shape), (extra_name, other_shape) in islice(product(missing, extra), 10_000):
         if (
             shape
             and other_shape
             and len(shape) == len(other_shape)
-            and name.rpartition(".")[2] == other.rpartition(".")[2]
+            and name.rpartition(".")[2] == extra_name.rpartition(".")[2]
         ):
             differing = [pair for pair in zip(shape, other_shape, strict=True) if pair[0] != pair[1]]
             if len(differing) == 1:
@@ -99,14 +101,14 @@ def _try(subject: Subject, spec: ModelSpec, changes: Sequence[Change]) -> Diagno
     for name, _, value in changes:
         spec = change_argument(spec, subject.built_model.loaded, name, value)
     try:
-        built = live.build.build(spec, init_device="meta", loaded=subject.built_model.loaded)
-        model = live.model_reader.read(built, spec.text)
-        other = build_subject(model, built, subject.checkpoint)
+        built_model = live.build.build(spec, init_device="meta", loaded=subject.built_model.loaded)
+        model = live.model_reader.read(built_model, spec.text)
+        resized_subject = build_subject(model, built_model, subject.checkpoint)
     except (ModelError, UsageError):
         return None
-    if other is None:
+    if resized_subject is None:
         return None
-    diagnosis = diagnose(other)
+    diagnosis = diagnose(resized_subject)
     if not diagnosis.loads or diagnosis.initial or diagnosis.unused:
         return None
     texts = [f"{name} {old} → {new}" for name, old, new in changes]

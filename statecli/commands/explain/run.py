@@ -26,9 +26,9 @@ class Request(msgspec.Struct, frozen=True):
 def explain_targets(request: Request, spec: ModelSpec) -> Explanation:
     """Build the class, read the checkpoint, and explain. Raises StateError if either cannot be read."""
     checkpoint = load.read_checkpoint(request.checkpoint)
-    built = build_on_meta(spec)
-    model = live.model_reader.read(built, request.model)
-    return explain_states(model, built, checkpoint)
+    built_model = build_on_meta(spec)
+    model = live.model_reader.read(built_model, request.model)
+    return explain_states(model, built_model, checkpoint)
 
 
 def build_on_meta(spec: ModelSpec) -> BuiltModel:
@@ -39,18 +39,18 @@ def build_on_meta(spec: ModelSpec) -> BuiltModel:
         return live.build.build(spec)
 
 
-def explain_states(model: ModelState, built: BuiltModel, checkpoint: ModelState) -> Explanation:
+def explain_states(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> Explanation:
     """Explain why a checkpoint does not load into a built class."""
-    answer = Explanation(model.target, checkpoint.target, states=(model, checkpoint))
-    subject = build_subject(model, built, checkpoint)
+    explanation = Explanation(model.target, checkpoint.target, states=(model, checkpoint))
+    subject = build_subject(model, built_model, checkpoint)
     if subject is None:
-        return msgspec.structs.replace(answer, diagnosis=special_files.diagnose_without_model(checkpoint))
+        return msgspec.structs.replace(explanation, diagnosis=special_files.diagnose_without_model(checkpoint))
     if is_loaded_as_is(subject):
-        return msgspec.structs.replace(answer, loads=True, untied=find_untied(model, checkpoint))
-    own = diagnose(subject)
-    resized = find_resized(subject, own)
-    chosen: tuple[Diagnosis, ...] = (own,) if resized is None else (resized, own)
-    return msgspec.structs.replace(answer, diagnosis=chosen[0], alternatives=chosen[1:])
+        return msgspec.structs.replace(explanation, loads=True, untied=find_untied(model, checkpoint))
+    diagnosis = diagnose(subject)
+    resized = find_resized(subject, diagnosis)
+    chosen: tuple[Diagnosis, ...] = (diagnosis,) if resized is None else (resized, diagnosis)
+    return msgspec.structs.replace(explanation, diagnosis=chosen[0], alternatives=chosen[1:])
 
 
 def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:

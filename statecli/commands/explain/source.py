@@ -108,7 +108,7 @@ def _find_source(
     path = split_section(state.target)[0]
     if not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
         return None
-    paths = tuple(dict.fromkeys(where.path for row in rows for where in row.ranges if where.path))
+    paths = tuple(dict.fromkeys(byte_range.path for row in rows for byte_range in row.ranges if byte_range.path))
     if not paths and os.path.isfile(path):
         paths = (path,)  # of empty tensors alone
     if not paths:

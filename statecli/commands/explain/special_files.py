@@ -36,11 +36,11 @@ _QUANTIZED = {
 }
 
 
-def recognize(state: ModelState, names: Sequence[str], built: BuiltModel) -> Diagnosis | None:
+def recognize(state: ModelState, names: Sequence[str], built_model: BuiltModel) -> Diagnosis | None:
     """Return the diagnosis of a file that has no plain weights of a model; None for other files."""
     adapter = list_adapter_names(names)
     if adapter:
-        return _diagnose_adapter(state, names, adapter, built)
+        return _diagnose_adapter(state, names, adapter, built_model)
     quantized = find_quantized_names(names)
     if quantized is not None:
         return _diagnose_quantized(state, quantized.names, quantized.library)
@@ -77,20 +77,22 @@ def list_adapter_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if _ADAPTER.search(name)]
 
 
-def _diagnose_adapter(state: ModelState, names: Sequence[str], adapter: Sequence[str], built: BuiltModel) -> Diagnosis:
-    alone = len(adapter) == len(names)
-    what = f"the file has a LoRA adapter {'without' if alone else 'and'} the base model"
-    message = f"{what}: {plural(len(adapter), 'tensor')} of {len(names)}"
+def _diagnose_adapter(
+    state: ModelState, names: Sequence[str], adapter: Sequence[str], built_model: BuiltModel
+) -> Diagnosis:
+    is_only_adapter = len(adapter) == len(names)
+    description = f"the file has a LoRA adapter {'without' if is_only_adapter else 'and'} the base model"
+    message = f"{description}: {plural(len(adapter), 'tensor')} of {len(names)}"
     evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
     folder = _find_folder(state, "adapter_config.json")
-    if folder is None or not alone:
+    if folder is None or not is_only_adapter:
         why = (
             ": the folder has no adapter_config.json"
-            if alone
+            if is_only_adapter
             else "; merge the adapter with PEFT (merge_and_unload) and save the model again"
         )
         return Diagnosis((evidence,), proof=f"{NO_CODE}{why}")
-    model = build_model_code(built.spec, built.loaded)
+    model = build_model_code(built_model.spec, built_model.loaded)
     code = (
         "from peft import PeftModel",
         *model.imports,
@@ -123,8 +125,8 @@ def _find_folder(state: ModelState, file: str) -> str | None:
 def diagnose_without_model(state: ModelState) -> Diagnosis:
     """Return the diagnosis of a checkpoint without a tensor of a model."""
     kinds = sorted({tensor.kind.value for tensor in state.tensors if tensor.kind is not Kind.OTHER}) or ["other"]
-    rest = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
-    message = f"{state.target} contains {rest}"
+    contents = f"no tensors of a model, only tensors of kind: {', '.join(kinds)}" if state.tensors else "no tensors"
+    message = f"{state.target} contains {contents}"
     evidence = Evidence(Cause.OPTIMIZER, message, len(state.tensors), state.tensors[0].fqn if state.tensors else "")
     return Diagnosis((evidence,), proof=f"{NO_CODE}; give the file that contains the model")
 

@@ -47,8 +47,8 @@ _STATE_KEYS = (
 
 def explain_text(text: str) -> Explanation:
     """Return the cause that the text names. Raises UnreadableError for a text without a known error."""
-    for read in (_read_keys, _read_refused_names, _read_file_errors):
-        diagnosis = read(text)
+    for find_cause in (_read_keys, _read_refused_names, _read_file_errors):
+        diagnosis = find_cause(text)
         if diagnosis is not None:
             return Explanation(diagnosis=diagnosis)
     raise UnreadableError(
@@ -119,30 +119,32 @@ def _explain_names(
     steps = find_steps(alignment.names, alignment.unexpected)
     causes = list(describe_renames(list(alignment.names), steps or (), model))
     if mismatched:
-        name, (own, registered) = next(iter(mismatched.items()))
-        shapes = f"{list(own)} in the checkpoint, {list(registered)} in {model}"
+        name, (stored_shape, registered_shape) = next(iter(mismatched.items()))
+        shapes = f"{list(stored_shape)} in the checkpoint, {list(registered_shape)} in {model}"
         message = f"{plural(len(mismatched), 'tensor')} of another shape, such as {name}: {shapes}"
-        causes.append(Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(own)} → {list(registered)}"))
-    lost = missing if steps is None else alignment.missing
+        causes.append(
+            Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(stored_shape)} → {list(registered_shape)}")
+        )
+    missing_names = missing if steps is None else alignment.missing
     # torch does not list the counters of batch norm as missing, because the layer fills them in.
     extra = (
         unexpected
         if steps is None
         else [name for name in alignment.unexpected if not name.endswith(_FILLED) or apply_steps(steps, name) == name]
     )
-    for names, what in (
-        (lost, f"the checkpoint lacks {plural(len(lost), 'tensor')} of {model}"),
+    for names, description in (
+        (missing_names, f"the checkpoint lacks {plural(len(missing_names), 'tensor')} of {model}"),
         (extra, f"the checkpoint has {plural(len(extra), 'tensor')} that {model} does not have"),
     ):
         if names:
-            message = f"{what}: {quoting.names(names)}"
+            message = f"{description}: {quoting.names(names)}"
             causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
     dropped = [apply_steps(steps, name) for name in (*mismatched, *extra)]
     # The text does not list the names that fit, so no prefix is known to have only other names.
     rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
     left_out = LeftOut(names=tuple(dropped), rest=rest if len(dropped) > MAX_DELETED_NAMES else None)
-    initial = (*mismatched, *lost)
+    initial = (*mismatched, *missing_names)
     return _build(tuple(causes), Recipe(_find_source(text), None, steps, (), left_out, (), initial))
 
 
@@ -178,8 +180,8 @@ def _read_refused_names(text: str) -> Diagnosis | None:
     message = f"torch.load(weights_only=True) refuses {quoting.names(names)} in the file"
     evidence = Evidence(Cause.UNSAFE_FILE, message, len(names), names[0])
     if not set(names) <= PLAIN_CLASSES:
-        what = "scan the file with statecli audit before you allow these names or use weights_only=False"
-        return Diagnosis((evidence,), proof=f"no safe code; {what}")
+        advice = "scan the file with statecli audit before you allow these names or use weights_only=False"
+        return Diagnosis((evidence,), proof=f"no safe code; {advice}")
     source = _find_source(text)
     return _build((evidence,), Recipe(Source(source.files, source.loader, (), "", tuple(names))))
 

@@ -10,30 +10,32 @@ from statecli.commands.explain.certainty import Matching
 from statecli.core.units import plural
 
 
-def list_doubts_about_rest(rest: Matching) -> Iterable[str]:
+def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
     """Yield a doubt of each kind."""
-    yield from _find_possible_pair(rest)
-    yield from _find_possible_join(rest)
-    yield from _find_possible_tie(rest)
-    yield from _find_transposed_kernels(rest)
-    yield from _find_square_weights(rest)
-    yield from _find_permuted_tensors(rest)
+    yield from _find_possible_pair(matching)
+    yield from _find_possible_join(matching)
+    yield from _find_possible_tie(matching)
+    yield from _find_transposed_kernels(matching)
+    yield from _find_square_weights(matching)
+    yield from _find_permuted_tensors(matching)
 
 
-def _find_possible_pair(rest: Matching) -> Iterable[str]:
+def _find_possible_pair(matching: Matching) -> Iterable[str]:
     """Yield that a name keeps its initial value although the file has an unused tensor of the same kind."""
-    free = {(_leaf(name), rest.own_shapes[name]): name for name in reversed(rest.unexpected)}
-    for name in rest.missing:
-        other = free.get((_leaf(name), rest.shapes[name]))
-        if other is not None:
-            yield f"the unused tensor {other} may be the missing {name}: both have the same shape"
+    unused_names = {(_leaf(name), matching.own_shapes[name]): name for name in reversed(matching.unexpected)}
+    for name in matching.missing:
+        unused_name = unused_names.get((_leaf(name), matching.shapes[name]))
+        if unused_name is not None:
+            yield f"the unused tensor {unused_name} may be the missing {name}: both have the same shape"
             return
 
 
-def _find_possible_join(rest: Matching) -> Iterable[str]:
+def _find_possible_join(matching: Matching) -> Iterable[str]:
     """Yield that unused tensors together have the rows of tensors without a value: q, k and v of a fused projection."""
     rows: dict[tuple[str, str, Shape], tuple[list[str], list[str]]] = {}
-    for side, (names, shapes) in enumerate(((rest.unexpected, rest.own_shapes), (rest.missing, rest.shapes))):
+    for side, (names, shapes) in enumerate(
+        ((matching.unexpected, matching.own_shapes), (matching.missing, matching.shapes))
+    ):
         for name in names:
             shape = shapes[name]
             if shape:
@@ -42,7 +44,7 @@ def _find_possible_join(rest: Matching) -> Iterable[str]:
     for unused, unfilled in rows.values():
         counts = [
             sum((shapes[name] or (0,))[0] for name in names)
-            for names, shapes in ((unused, rest.own_shapes), (unfilled, rest.shapes))
+            for names, shapes in ((unused, matching.own_shapes), (unfilled, matching.shapes))
         ]
         if unused and unfilled and len(unused) != len(unfilled) and counts[0] == counts[1]:
             noun = "tensors" if unused[1:] else "tensor"
@@ -53,25 +55,25 @@ def _find_possible_join(rest: Matching) -> Iterable[str]:
             return
 
 
-def _find_possible_tie(rest: Matching) -> Iterable[str]:
+def _find_possible_tie(matching: Matching) -> Iterable[str]:
     """Yield that an output layer keeps its initial value although the file has an embedding of its shape."""
     embeddings: dict[Shape, str] = {
         shape: name
-        for name, own in rest.pairs.items()
-        if "emb" in own.lower() and (shape := rest.shapes.get(own)) and len(shape) == 2
+        for name, registered_name in matching.pairs.items()
+        if "emb" in registered_name.lower() and (shape := matching.shapes.get(registered_name)) and len(shape) == 2
     }
-    for name in rest.missing:
-        tied = embeddings.get(rest.shapes[name])
+    for name in matching.missing:
+        tied = embeddings.get(matching.shapes[name])
         if tied is not None:
             yield f"{name} keeps its initial values and may be tied to {tied}: both have the same shape"
             return
 
 
-def _find_transposed_kernels(rest: Matching) -> Iterable[str]:
+def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
     kernels = [
         name
-        for name, own in rest.pairs.items()
-        if _leaf(name) == "kernel" != _leaf(own) and len(rest.shapes.get(own) or ()) > 1
+        for name, registered_name in matching.pairs.items()
+        if _leaf(name) == "kernel" != _leaf(registered_name) and len(matching.shapes.get(registered_name) or ()) > 1
     ]
     if kernels:
         yield (
@@ -80,24 +82,26 @@ def _find_transposed_kernels(rest: Matching) -> Iterable[str]:
         )
 
 
-def _find_square_weights(rest: Matching) -> Iterable[str]:
+def _find_square_weights(matching: Matching) -> Iterable[str]:
     """Yield that square weights may be transposed too, because other weights are."""
     square = [
-        name for name in rest.pairs.values() if len(shape := rest.shapes[name] or ()) == 2 and len(set(shape)) == 1
+        name
+        for name in matching.pairs.values()
+        if len(shape := matching.shapes[name] or ()) == 2 and len(set(shape)) == 1
     ]
-    if rest.transposed and square:
-        name = next(iter(rest.transposed.values()))
+    if matching.transposed and square:
+        name = next(iter(matching.transposed.values()))
         yield f"{plural(len(square), 'square weight')}, such as {square[0]}, may be transposed like {name}"
 
 
-def _find_permuted_tensors(rest: Matching) -> Iterable[str]:
+def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
     """Yield that a tensor left out has as many elements as its partner: its dimensions may be in another order."""
-    for name, own in rest.mismatched.items():
-        shapes = rest.own_shapes[name] or (), rest.shapes[own] or ()
+    for name, registered_name in matching.mismatched.items():
+        shapes = matching.own_shapes[name] or (), matching.shapes[registered_name] or ()
         if prod(shapes[0]) == prod(shapes[1]) > 1 or sorted(shapes[0]) == sorted(shapes[1]):
             yield (
-                f"{name} of shape {list(shapes[0])} is left out, and may be {own} of shape {list(shapes[1])} with its "
-                "dimensions in another order"
+                f"{name} of shape {list(shapes[0])} is left out, and may be {registered_name} of shape "
+                f"{list(shapes[1])} with its dimensions in another order"
             )
             return
 

@@ -45,12 +45,12 @@ def _drop_requires_grad(value: cst.BaseExpression) -> cst.BaseExpression:
         return value
     if isinstance(value.func, cst.Attribute) and value.func.attr.value == "requires_grad_":
         return value.func.value
-    kept = [arg for arg in value.args if arg.keyword is None or arg.keyword.value != "requires_grad"]
-    if len(kept) == len(value.args):
+    kept_arguments = [arg for arg in value.args if arg.keyword is None or arg.keyword.value != "requires_grad"]
+    if len(kept_arguments) == len(value.args):
         return value
-    if kept:
-        kept[-1] = kept[-1].with_changes(comma=value.args[-1].comma)
-    return value.with_changes(args=kept)
+    if kept_arguments:
+        kept_arguments[-1] = kept_arguments[-1].with_changes(comma=value.args[-1].comma)
+    return value.with_changes(args=kept_arguments)
 
 
 _LOADING = """def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
@@ -77,15 +77,15 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
     value = call.args[1].value
     changes: Changes = {value: [source.parse_expression(f"torch.view_as_real({source.format(value)})")]}
     for node in source.find(cst.Attribute, within=owner.body):
-        around = source.find_around(node, cst.FunctionDef)
-        if node.attr.value != name or around is None or around is method:
+        enclosing_method = source.find_around(node, cst.FunctionDef)
+        if node.attr.value != name or enclosing_method is None or enclosing_method is method:
             continue
-        if not is_attribute(node, get_instance_name(around)):
+        if not is_attribute(node, get_instance_name(enclosing_method)):
             continue
         if isinstance(source.get_parent(node), (cst.AssignTarget, cst.AugAssign)):
-            raise NoEdit(f"the method {around.name.value} also assigns {name}")
-        read = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
-        changes = join_changes(changes, {node: [read]})
+            raise NoEdit(f"the method {enclosing_method.name.value} also assigns {name}")
+        expression = source.parse_expression(f"torch.view_as_complex({source.format(node)}.float())")
+        changes = join_changes(changes, {node: [expression]})
     if is_saved:
         loading = source.parse_statements(source.indent(_LOADING.format(name=name)))[0]
         added = loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])

@@ -119,7 +119,9 @@ def _choose_registration_rule(rows: list[TensorInfo]) -> str:
 
 
 def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
-    return next((cause for cause, holds in _CAUSES if any(holds(finding, row) for finding in findings)), Cause.OTHER)
+    return next(
+        (cause for cause, applies in _CAUSES if any(applies(finding, row) for finding in findings)), Cause.OTHER
+    )
 
 
 #: Rules of a tensor that forward created for another device or dtype.

@@ -102,11 +102,11 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     if check is None or check.verdict is Verdict.SKIPPED:
         return Verdict.SKIPPED
     if not defect.names:
-        same = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
-        return Verdict.FAILED if same else Verdict.PASSED
+        has_same_defect = any(other.key == defect.key for other in find_defects(verification) if proof in other.proofs)
+        return Verdict.FAILED if has_same_defect else Verdict.PASSED
     named, revealed = Names(defect.names), _list_revealed(defect, verification)
-    own = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
-    verdicts = {verdict for name, verdict in own.items() if name not in revealed}
+    defect_verdicts = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
+    verdicts = {verdict for name, verdict in defect_verdicts.items() if name not in revealed}
     return next((verdict for verdict in _BAD if verdict in verdicts), Verdict.PASSED)
 
 
@@ -162,19 +162,21 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
         ]
         if worse:
             return f"with the fix, the check {check.check.value} fails for {join_names(worse, 3)}"
-    kept = {normalize(row.fqn) for row in after.state.tensors}
+    present_names = {normalize(row.fqn) for row in after.state.tensors}
     aliases = {normalize(alias) for row in after.state.tensors for alias in row.aliases}
-    lost = [
-        row.fqn for row in before.state.tensors if row.fqn not in named and normalize(row.fqn) not in kept | aliases
+    missing_names = [
+        row.fqn
+        for row in before.state.tensors
+        if row.fqn not in named and normalize(row.fqn) not in present_names | aliases
     ]
-    return f"the fixed class lacks the tensors {join_names(lost, 3)}" if lost else ""
+    return f"the fixed class lacks the tensors {join_names(missing_names, 3)}" if missing_names else ""
 
 
 def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
     for module, names in old.attributes.items():
-        lost = sorted(names - after.attributes.get(module, frozenset()))
-        if lost:
-            return f"the fixed class lacks the attribute {'.'.join(filter(None, (module, lost[0])))}"
+        missing_names = sorted(names - after.attributes.get(module, frozenset()))
+        if missing_names:
+            return f"the fixed class lacks the attribute {'.'.join(filter(None, (module, missing_names[0])))}"
     return ""
 
 
@@ -193,8 +195,8 @@ def _describe_output(old: Measurement, after: Measurement) -> str:
         return ""
     if after.output is None:
         return "forward of the fixed model raises an error"
-    same = len(old.output) == len(after.output) and all(
+    has_equal_output = len(old.output) == len(after.output) and all(
         first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
         for first, second in zip(old.output, after.output, strict=True)
     )
-    return "" if same else "forward of the fixed model returns other values"
+    return "" if has_equal_output else "forward of the fixed model returns other values"

@@ -104,18 +104,18 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
     ):
         raise NoEdit(f"no if statement controls the assignment of {name}, so there is no condition to change")
     instance = get_instance_name(assigned.method)
-    used = [
+    device_values = [
         arg.value
         for arg in source.find(cst.Arg, within=assigned.value)
         if arg.keyword and arg.keyword.value == "device"
     ]
-    devices = [source.format(value) for value in used if isinstance(value, (cst.Name, cst.Attribute))]
+    devices = [source.format(value) for value in device_values if isinstance(value, (cst.Name, cst.Attribute))]
     for device in dict.fromkeys((*devices, *list_input_devices(source, assigned.method))):
         test = condition.test
         if isinstance(test, (cst.Lambda, cst.IfExp, cst.NamedExpr)) and not test.lpar:
             test = test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-        other = source.parse_expression(f"{instance}.{name}.device != {device}")
-        changes: Changes = {condition.test: [cst.BooleanOperation(test, cst.Or(), other)]}
+        device_test = source.parse_expression(f"{instance}.{name}.device != {device}")
+        changes: Changes = {condition.test: [cst.BooleanOperation(test, cst.Or(), device_test)]}
         yield changes
         yield from _recreate_with_dtype(source, assigned, f"{instance}.{name}", device, test)
         if not devices:
@@ -133,9 +133,9 @@ def _recreate_with_dtype(
         return
     if any(arg.keyword is not None and arg.keyword.value == "dtype" for arg in value.args):
         return
-    both = source.parse_expression(f"{name}.device != {device} or {name}.dtype != {owner}.dtype")
+    device_or_dtype_test = source.parse_expression(f"{name}.device != {device} or {name}.dtype != {owner}.dtype")
     yield {
-        condition.test: [cst.BooleanOperation(test, cst.Or(), both)],
+        condition.test: [cst.BooleanOperation(test, cst.Or(), device_or_dtype_test)],
         value: [_add_keyword(source, value, f"dtype={owner}.dtype")],
     }
 
@@ -180,8 +180,8 @@ def keep_graph(source: Source, layers: Sequence[str], line: int) -> Iterator[Cha
         owner = _find_only_user(source, module, line)
         for call, method in _find_detached(source, module, owner) if owner is not None else ():
             raise NoEdit(_describe_choice(source, call, module, get_instance_name(method)))
-    shown = next(filter(str.isidentifier, layers), layer)
-    raise NoEdit(f"no method calls detach() on a result of {shown}")
+    layer_name = next(filter(str.isidentifier, layers), layer)
+    raise NoEdit(f"no method calls detach() on a result of {layer_name}")
 
 
 def _find_detached(

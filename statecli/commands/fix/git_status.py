@@ -20,11 +20,11 @@ def describe_changes(file: ChangedFile) -> str:
     folder, name = os.path.split(file.path)
     command = [git, "-C", folder, "status", "--porcelain", "--untracked-files=all", "--", name]
     try:
-        answer = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT_S, check=False)  # noqa: S603 - a list
+        status = subprocess.run(command, capture_output=True, timeout=GIT_TIMEOUT_S, check=False)  # noqa: S603 - a list
     except (OSError, subprocess.SubprocessError):
         return ""
-    if answer.returncode or not answer.stdout.strip():
+    if status.returncode or not status.stdout.strip():
         return ""
-    if answer.stdout.startswith(b"??"):
+    if status.stdout.startswith(b"??"):
         return f"{file.name}: git does not track this file, so git cannot undo the fix"
     return f"{file.name}: has uncommitted changes; git diff shows these changes together with the fix"

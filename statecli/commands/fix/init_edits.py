@@ -227,12 +227,12 @@ def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Seque
     plain = [line.with_changes(leading_lines=()) for line in new]
     method = method.with_changes(body=method.body.with_changes(body=[*method.body.body, *plain]))
     statements = [line for line in owner.body.body if line is not removed.line]
-    place = 1 if statements and _is_docstring(statements[0]) else 0
-    if len(statements) > place and not starts_with_blank_line(statements[place]):
+    position = 1 if statements and _is_docstring(statements[0]) else 0
+    if len(statements) > position and not starts_with_blank_line(statements[position]):
         method = add_blank_line(method)
-    lines = [cst.EmptyLine(indent=False)] if place else []
+    lines = [cst.EmptyLine(indent=False)] if position else []
     return owner.body.with_changes(
-        body=[*statements[:place], method.with_changes(leading_lines=lines), *statements[place:]]
+        body=[*statements[:position], method.with_changes(leading_lines=lines), *statements[position:]]
     )
 
 

@@ -28,8 +28,8 @@ def list_blocks(before: Sequence[str | bytes], after: Sequence[str | bytes]) -> 
     """Return the blocks of equal, replaced, removed and added lines."""
     shorter = min(len(before), len(after))
     head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
-    rest = shorter - head
-    tail = next((n for n in range(rest) if before[-1 - n] != after[-1 - n]), rest)
+    remaining_count = shorter - head
+    tail = next((n for n in range(remaining_count) if before[-1 - n] != after[-1 - n]), remaining_count)
     # Without equal ends the comparison is fast: its time is quadratic in the number of equal lines.
     old, new = before[head : len(before) - tail], after[head : len(after) - tail]
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)

@@ -62,8 +62,12 @@ def find_unbuildable(
     if not errors:
         return ""
     old_errors = _list_build_errors(project, before, classes)
-    broken = next((name for name in errors if name not in old_errors), None)
-    return "" if broken is None else f"the class {broken} cannot be built with the fix: {errors[broken]}"
+    unbuildable_class = next((name for name in errors if name not in old_errors), None)
+    return (
+        ""
+        if unbuildable_class is None
+        else f"the class {unbuildable_class} cannot be built with the fix: {errors[unbuildable_class]}"
+    )
 
 
 def _list_build_errors(
@@ -182,10 +186,10 @@ def _find_assignment(tree: ast.Module, classes: Classes, owner: str, attribute: 
     """Return the code that assigns the attribute of a related class, or of any object from outside of its methods."""
     heirs = _list_descendants(classes, owner)
     related = {name for heir in (owner, *heirs) for name in _list_ancestors(classes, heir)} | heirs
-    for name, other in classes.items():
+    for name, class_node in classes.items():
         if name == owner:
             continue
-        line = _find_own_line(other, attribute) if name in related else None
+        line = _find_own_line(class_node, attribute) if name in related else None
         if line is not None:
             kind = "a subclass" if name in heirs else "a base class"
             return f"{name}, {kind} of {owner}, also defines {attribute} (line {line})"

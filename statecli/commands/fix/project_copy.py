@@ -53,16 +53,16 @@ class Project:
 
 def find_project(spec: ModelSpec, path: str) -> Project:
     """Return the project of the class of `spec`, which is defined in the file `path`."""
-    here = os.path.abspath(os.getcwd())
+    working_folder = os.path.abspath(os.getcwd())
     folder = os.path.dirname(path)
     package = find_import_folder(path) or folder
-    is_below = os.path.commonpath([here, folder]) == here
-    rest = spec.text.lstrip()[len(spec.module) :]
+    is_below = os.path.commonpath([working_folder, folder]) == working_folder
+    object_text = spec.text.lstrip()[len(spec.module) :]
     if not is_below and spec.is_file:
-        return Project(package, path, None, path + rest, spec.module)
-    root = here if os.path.commonpath([here, package]) == here else package
-    module = os.path.relpath(path, here) if spec.is_file else spec.module
-    return Project(root, path, here, module + rest, spec.module)
+        return Project(package, path, None, path + object_text, spec.module)
+    root = working_folder if os.path.commonpath([working_folder, package]) == working_folder else package
+    module = os.path.relpath(path, working_folder) if spec.is_file else spec.module
+    return Project(root, path, working_folder, module + object_text, spec.module)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
 
     The block runs in the copy of the working folder.
     """
-    here, writes_bytecode, modules = os.getcwd(), sys.dont_write_bytecode, dict(sys.modules)
+    working_folder, writes_bytecode, modules = os.getcwd(), sys.dont_write_bytecode, dict(sys.modules)
     with tempfile.TemporaryDirectory(prefix="statecli-fix-") as temporary:
         copy = os.path.join(os.path.realpath(temporary), "project")
         _link_folder(project.root, copy, {project.file: None, **contents})
@@ -103,7 +103,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
                 yield ProjectCopy(project, copy, project.text)
         finally:
             sys.dont_write_bytecode = writes_bytecode
-            os.chdir(here)
+            os.chdir(working_folder)
             _forget_modules(copy, modules)
 
 

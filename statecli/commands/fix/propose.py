@@ -41,8 +41,8 @@ def propose_edits(defect: Defect, data: bytes, filename: str) -> Iterator[bytes]
         edited = source.replace(changes)
         if edited == data:
             continue
-        if lost := comments - _list_comments(parse(edited)):
-            raise NoEdit(f"the fix would drop the comment {min(lost)}")
+        if dropped_comments := comments - _list_comments(parse(edited)):
+            raise NoEdit(f"the fix would drop the comment {min(dropped_comments)}")
         yield edited
 
 
@@ -200,7 +200,7 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
         raise NoEdit(BY_HAND)
-    name, others = named[1], [other.rpartition(".")[2] for other in named[2].split(", ")]
+    name, others = named[1], [other_name.rpartition(".")[2] for other_name in named[2].split(", ")]
     assigned = find_assigned(source, name, defect.line)
     _check_assigned_once(source, assigned, name)
     if assigned.method is None:
@@ -209,14 +209,14 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     torch_nn = find_torch_nn_name(filename) or "nn" if defect.rule == UNREGISTERED_PARAMETER.name else None
     targets = {target.attr.value for target in list_targets(assigned.node) if isinstance(target, cst.Attribute)}
     properties: Changes = {}
-    for other in others:
-        if other in targets:
-            added = init_edits.add_property(source, assigned.owner, other, f"{instance}.{name}")
+    for other_name in others:
+        if other_name in targets:
+            added = init_edits.add_property(source, assigned.owner, other_name, f"{instance}.{name}")
             properties = join_changes(properties, added)
             continue
-        second = _find_second_name(source, assigned, other)
+        second = _find_second_name(source, assigned, other_name)
         value = init_edits.express_with_attributes(source, second)
-        properties = join_changes(properties, _add_property(source, second, other, value))
+        properties = join_changes(properties, _add_property(source, second, other_name, value))
     for code in printed_fix.build_registrations(name, text, instance, torch_nn):
         yield join_changes(init_edits.replace_statement(source, assigned, code), properties)
 

@@ -61,7 +61,7 @@ class Session:
         for defect in reversed(self.find_defects()):
             try:
                 path = self._locate(defect)
-                before = self._read(path, contents)
+                before = self._read_content(path, contents)
                 after = next(propose_edits(defect, before, path))
             except (NoEdit, StopIteration):
                 continue
@@ -82,7 +82,7 @@ class Session:
         reason = ""
         try:
             path = self._locate(defect)
-            before = self._read(path, self.contents)
+            before = self._read_content(path, self.contents)
             for after in propose_edits(defect, before, path):
                 refusal = self._try([(defect, before, after)], {**self.contents, path: after})
                 if not refusal:
@@ -125,7 +125,7 @@ class Session:
         classes = {
             path: other_classes.list_related_classes(before, data)
             for path, data in contents.items()
-            if (before := self._read(path, self.contents)) != data
+            if (before := self._read_content(path, self.contents)) != data
         }
         return other_classes.find_unbuildable(self.project, self.contents, contents, classes)
 
@@ -144,7 +144,7 @@ class Session:
         new = self.contents.get(path)
         if new is None or not line:
             return line
-        old_lines, new_lines = self._read(path, {}).splitlines(), new.splitlines()
+        old_lines, new_lines = self._read_content(path, {}).splitlines(), new.splitlines()
         for block in list_blocks(old_lines, new_lines):
             if block.new_start <= line - 1 < block.new_stop:
                 return block.start + (line - block.new_start if block.kind == "equal" else 1)
@@ -161,7 +161,7 @@ class Session:
             raise NoEdit(f"{defect.file} is neither in the current folder nor in the folder of the model")
         return path
 
-    def _read(self, path: str, contents: dict[str, bytes]) -> bytes:
+    def _read_content(self, path: str, contents: dict[str, bytes]) -> bytes:
         if path in contents:
             return contents[path]
         if path not in self.originals:
@@ -181,7 +181,7 @@ class Session:
         """Return the edits, and the files with kept edits. Raises UnreadableError for a file that has changed."""
         self._check_unchanged()
         files = tuple(
-            ChangedFile(self.project.format_path(path), path, self._read(path, {}), data)
+            ChangedFile(self.project.format_path(path), path, self._read_content(path, {}), data)
             for path, data in sorted(self.contents.items())
         )
         checks = self.current.verification.checks  # a kept edit may give a proof its first result

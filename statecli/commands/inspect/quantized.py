@@ -56,9 +56,9 @@ def list_live_weights(module: nn.Module, state: ModelState) -> tuple[LogicalWeig
         describe_weight(weight, StoredShape(shape) if shape and min(shape) > 0 else None)
         for weight, shape in zip(quantized, shapes, strict=True)
     ]
-    own = live.quantized_parameters.read_quantized_parameters(module)
+    parameters = live.quantized_parameters.read_quantized_parameters(module)
     rows = {row.fqn: row for row in state.tensors}
-    return (*weights, *(_describe_parameter(own[fqn], rows[fqn], state) for fqn in own if fqn in rows))
+    return (*weights, *(_describe_parameter(parameters[fqn], rows[fqn], state) for fqn in parameters if fqn in rows))
 
 
 def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: ModelState) -> LogicalWeight:
@@ -68,9 +68,12 @@ def _describe_parameter(parameter: QuantizedParameter, row: TensorInfo, state: M
         parts: tuple[TensorInfo, ...] = (replace(row, nbytes=sum(part.nbytes for part in parameter.inner)),)
         names = tuple(part.name for part in parameter.inner)
     else:
-        held = [tensor for tensor in state.tensors if tensor.fqn.startswith(f"{parameter.holder}.")]
-        parts = (row, *held)
-        names = (row.fqn.rpartition(".")[2], *(tensor.fqn.removeprefix(f"{parameter.holder}.") for tensor in held))
+        attribute_tensors = [tensor for tensor in state.tensors if tensor.fqn.startswith(f"{parameter.holder}.")]
+        parts = (row, *attribute_tensors)
+        names = (
+            row.fqn.rpartition(".")[2],
+            *(tensor.fqn.removeprefix(f"{parameter.holder}.") for tensor in attribute_tensors),
+        )
     layout = Layout.SCALED if parameter.inner or row.dtype == "int8" else Layout.BITSANDBYTES
     return LogicalWeight(
         fqn=row.fqn,
@@ -94,14 +97,14 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
         and (data := row.data) is not None
         and row.nbytes <= _MAX_STORED_BYTES
     }
-    places = {n: place for n, data in holders.items() if (place := _locate(data)) is not None}
+    locations = {n: location for n, data in holders.items() if (location := _locate(data)) is not None}
     remote: dict[str, list[tuple[int, int]]] = {}
-    for path, offset, length in places.values():
+    for path, offset, length in locations.values():
         if files.reads_are_requests(path):
             remote.setdefault(path, []).append((offset, length))
     with files.prefetch_ranges(remote):
         for n, data in holders.items():
-            raw = data.inline if data.inline is not None else _read(places[n]) if n in places else None
+            raw = data.inline if data.inline is not None else _read_location(locations[n]) if n in locations else None
             shape = _parse_shape(raw, data.dtype) if raw is not None else None
             if shape is not None:
                 yield n, shape
@@ -109,17 +112,19 @@ def _read_shapes(weights: Sequence[QuantizedWeight]) -> Iterator[tuple[int, Stor
 
 def _locate(data: TensorData) -> tuple[str, int, int] | None:
     """Return path, offset and length of the bytes; None unless they are a single uncompressed piece of a file."""
-    where = data.storage
-    is_plain = data.strides in (None, (1,)) and where.packing is None and where.boxes is None and len(data.shape) == 1
+    storage = data.storage
+    is_plain = (
+        data.strides in (None, (1,)) and storage.packing is None and storage.boxes is None and len(data.shape) == 1
+    )
     size = struct.calcsize(_INTEGER_FORMATS.get(data.dtype, "B"))
-    if not is_plain or where.big_endian or not where.path:
+    if not is_plain or storage.big_endian or not storage.path:
         return None
     start, length = data.offset * size, math.prod(data.shape) * size
-    return (where.path, where.offset + start, length) if start + length <= where.length else None
+    return (storage.path, storage.offset + start, length) if start + length <= storage.length else None
 
 
-def _read(place: tuple[str, int, int]) -> bytes | None:
-    path, offset, length = place
+def _read_location(location: tuple[str, int, int]) -> bytes | None:
+    path, offset, length = location
     try:
         with Source(path, offset, length) as source:
             return source.read(0, length)

@@ -26,15 +26,15 @@ def fold_tensors(
     rows = list(tensors)
     if not weights:
         return rows
-    shown = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
-    hidden = {_key(part) for weight in shown.values() for part in weight.parts} - shown.keys()
+    weight_by_codes = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
+    hidden_parts = {_key(part) for weight in weight_by_codes.values() for part in weight.parts} - weight_by_codes.keys()
     folded = []
     for row in rows:
-        if (weight := shown.get(_key(row))) is not None:
+        if (weight := weight_by_codes.get(_key(row))) is not None:
             folded.append(build_row(weight))
             if parts and len(weight.parts) > 1:
                 folded.extend(replace(part, note=f"part of {weight.fqn}") for part in weight.parts)
-        elif _key(row) not in hidden:
+        elif _key(row) not in hidden_parts:
             folded.append(row)
     return folded
 

@@ -134,7 +134,7 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) 
     A model without a copy is listed without measuring a move.
     """
     try:
-        built = verify.live_model.build_copy(module)
+        built_model = verify.live_model.build_copy(module)
     except ModelError as error:
         if request.to is not None or _has_inputs(request, python_inputs):
             raise
@@ -144,34 +144,36 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) 
         )
         weights = inspect_package.quantized.list_live_weights(module, state)
         return Inspection(select(state, request.selection, request.target), weights=weights)
-    return inspect_built_model(built, request, python_inputs)
+    return inspect_built_model(built_model, request, python_inputs)
 
 
-def inspect_built_model(built: BuiltModel, request: Request, python_inputs: Any) -> Inspection:
+def inspect_built_model(built_model: BuiltModel, request: Request, python_inputs: Any) -> Inspection:
     """Inspect a built model and overwrite its values after `request.stats` has read them.
 
     Raises ModelError if forward or a move would read a freed storage.
     """
     calls_forward = _has_inputs(request, python_inputs)
     if calls_forward or request.to not in (None, "meta"):
-        live.measure.check_no_freed_storage(built.module, request.target)
-    ran: CalledModel | None = None
+        live.measure.check_no_freed_storage(built_model.module, request.target)
+    called_model: CalledModel | None = None
     if calls_forward:
         inputs = request.input, request.inputs, python_inputs
-        ran = verify.forward_effects.call_built_model(built, request.target, *inputs)
-        built = ran.built
+        called_model = verify.forward_effects.call_built_model(built_model, request.target, *inputs)
+        built_model = called_model.built_model
     measure = _choose_measure(request)
     if request.to is None:
-        state = live.model_reader.read(built, request.target, stats_of=measure)
+        state = live.model_reader.read(built_model, request.target, stats_of=measure)
     else:
-        state = live.model_reader.move(built, request.target, request.to, stats_of=measure)
-    weights = inspect_package.quantized.list_live_weights(built.listed_module, state)
+        state = live.model_reader.move(built_model, request.target, request.to, stats_of=measure)
+    weights = inspect_package.quantized.list_live_weights(built_model.listed_module, state)
     parts = list_rows_by_part(weights) if request.selection else {}
-    state = select(ran.mark_state(state) if ran else state, request.selection, request.target, parts)
-    harm = inspect_package.forward_harm.measure_harm(ran, state) if ran else {}
-    own = _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
-    findings = (*own, *_report_random_buffers(state), *_report_broken_ties(state))
-    return Inspection(state, findings, request.to, ran.inputs.text if ran else None, weights)
+    state = select(called_model.mark_state(state) if called_model else state, request.selection, request.target, parts)
+    harm = inspect_package.forward_harm.measure_harm(called_model, state) if called_model else {}
+    tensor_findings = (
+        _report_left_behind(state, request.to, harm) if request.to else _report_unregistered(state, harm, weights)
+    )
+    findings = (*tensor_findings, *_report_random_buffers(state), *_report_broken_ties(state))
+    return Inspection(state, findings, request.to, called_model.inputs.text if called_model else None, weights)
 
 
 def _has_inputs(request: Request, python_inputs: Any) -> bool:
@@ -243,9 +245,9 @@ def _report_unregistered(
         measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
         if measured.severity in (None, Severity.NOTE):
             continue
-        what = registration_rules.describe_unregistered(tensor)
+        description = registration_rules.describe_unregistered(tensor)
         yield registration_rules.choose_rule(tensor).finding(
-            f"{tensor.fqn}: {_add_remark(what, measured)}",
+            f"{tensor.fqn}: {_add_remark(description, measured)}",
             target=state.target,
             fqn=tensor.fqn,
             section=tensor.section,
@@ -255,8 +257,8 @@ def _report_unregistered(
         yield from _add_section(measured.findings, tensor)
 
 
-def _add_remark(what: str, harm: Harm) -> str:
-    return f"{what}; {harm.remark}" if harm.remark else what
+def _add_remark(description: str, harm: Harm) -> str:
+    return f"{description}; {harm.remark}" if harm.remark else description
 
 
 def _add_section(findings: Iterable[Finding], tensor: TensorInfo) -> Iterator[Finding]:
@@ -296,19 +298,19 @@ def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
 
 
 def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -> Finding:
-    followed = tensor.after.followed if tensor.after else None
-    if followed is None:
+    has_followed = tensor.after.followed if tensor.after else None
+    if has_followed is None:
         why = tensor.note or "not found after the move"
         message = f"{tensor.fqn}: statecli does not know whether the tensor moves to {to}: {why}"
         return rules.MOVE_UNKNOWN.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
-    where = tensor.after.device if tensor.after else tensor.device
-    was_there = tensor.device == where and str(where).partition(":")[0] == to.partition(":")[0]
-    what = move_rules.KEEPS_MEMORY if was_there else f"left on {where} when the model moves to {to}"
+    device = tensor.after.device if tensor.after else tensor.device
+    was_there = tensor.device == device and str(device).partition(":")[0] == to.partition(":")[0]
+    description = move_rules.KEEPS_MEMORY if was_there else f"left on {device} when the model moves to {to}"
     return move_rules.LEFT_BEHIND.finding(
-        f"{tensor.fqn}: {_add_remark(what, harm)}",
+        f"{tensor.fqn}: {_add_remark(description, harm)}",
         target=state.target,
         fqn=tensor.fqn,
         section=tensor.section,

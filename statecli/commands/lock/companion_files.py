@@ -80,14 +80,14 @@ class CompanionChanges(msgspec.Struct, frozen=True):
 
 def select_lockable_settings(state: ModelState, section: str | None) -> Settings:
     """Return the settings of the model, without the settings of the training and of the container."""
-    own = list_format_keys(state)
+    format_keys = list_format_keys(state)
     settings = select_section_settings(state, section)
 
     training = (*TRAINING, *(facts.section for facts in state.optimizers if facts.section))
 
     def keep(key: str) -> tuple[str, str] | None:
         is_of_training = key in training or key.startswith(tuple(f"{name}." for name in training))
-        return None if key in own or is_of_training else ("", "")
+        return None if key in format_keys or is_of_training else ("", "")
 
     return replace(rename(settings, keep), beside=settings.beside - set(training))
 
@@ -104,11 +104,11 @@ def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | 
         return _compute_program_digests(path, algorithm) or None
     if files.explain_missing_names(path):
         return None
-    places = {name: files.join(path, name) for name in sorted(find_companion_files(path))}
+    file_paths = {name: files.join(path, name) for name in sorted(find_companion_files(path))}
     return {
-        name: _compute_settings_digest(place, algorithm) or _hash_file(place, algorithm)
-        for name, place in places.items()
-        if lock_file is None or not _is_same_lock(place, lock_file)
+        name: _compute_settings_digest(file_path, algorithm) or _hash_file(file_path, algorithm)
+        for name, file_path in file_paths.items()
+        if lock_file is None or not _is_same_lock(file_path, lock_file)
     }
 
 
@@ -124,7 +124,7 @@ def find_companion_files(folder: str) -> list[str]:
     """Return the files of the folder that change the model, also in subfolders other than targets."""
     companions: list[str] = []
     of_model = {files.join(folder, path) for path in list_members(folder)}
-    seen: set[str] = set()
+    visited_folders: set[str] = set()
     modules: set[str] = set()
     pending = [("", 0, False)]
     while pending:
@@ -133,28 +133,30 @@ def find_companion_files(folder: str) -> list[str]:
             raise UnreadableError(
                 f"{folder}: {inner} is more than {MAX_DEPTH} folders deep; lock this subfolder separately"
             )
-        here = files.join(folder, inner) if inner else folder
-        if files.resolve_links(here) in seen:  # a link to a folder that was read
+        current_folder = files.join(folder, inner) if inner else folder
+        if files.resolve_links(current_folder) in visited_folders:  # a link to a folder that was read
             continue
-        seen.add(files.resolve_links(here))
-        if is_walked and not of_model.issuperset(files.join(here, path) for path in list_members(here)):
+        visited_folders.add(files.resolve_links(current_folder))
+        if is_walked and not of_model.issuperset(
+            files.join(current_folder, path) for path in list_members(current_folder)
+        ):
             continue
-        names = files.list_names(here)
+        names = files.list_names(current_folder)
         prefix = f"{inner}/" if inner else ""
-        for module in checkpoint_folder.list_module_folders(here, names):
+        for module in checkpoint_folder.list_module_folders(current_folder, names):
             modules.update(prefix + name for name in checkpoint_folder.split_module_folder(module) or ())
         for name in names:
             path = prefix + name
             # Hidden files of tools come and go; a configuration or code that names others makes a loader read them.
             if name.startswith(".") and path not in modules and not HIDDEN.fullmatch(name):
                 continue
-            place = files.join(folder, path)
-            if files.is_folder(place):
-                is_entered = skip_subfolder(place) is None or (path in modules and not files.is_link(place))
+            inner_path = files.join(folder, path)
+            if files.is_folder(inner_path):
+                is_entered = skip_subfolder(inner_path) is None or (path in modules and not files.is_link(inner_path))
                 pending.append((path, depth + 1, is_entered and (is_walked or not inner)))
-            elif _changes_model(place, name):
+            elif _changes_model(inner_path, name):
                 companions.append(path)
-        if len(seen) > MAX_FOLDERS:
+        if len(visited_folders) > MAX_FOLDERS:
             raise UnreadableError(f"{folder}: has more than {MAX_FOLDERS:,} folders; lock its subfolders separately")
         if len(companions) > MAX_FILES:
             raise UnreadableError(
@@ -168,12 +170,12 @@ def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[
 
     A pipeline has no weights of its own. Its own files, its scheduler and its tokenizers change its results.
     """
-    around = (
+    parent_folders = (
         folder for text in targets for folder in islice(files.iter_parents(split_section(text)[0]), PIPELINE_DEPTH)
     )
     return [
         folder
-        for folder in dict.fromkeys(around)
+        for folder in dict.fromkeys(parent_folders)
         if is_reached(folder, texts) and files.is_file(files.join(folder, checkpoint_folder.PIPELINE))
     ]
 
@@ -282,10 +284,16 @@ def _compare_settings(
         for change in changes
         if is_same_format or change.status is Status.CHANGED or change.key.partition(".")[0] in files_of_both
     )
-    beside = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
-    left = len(changes) - len(counted) + sum(bool(beside) and key.startswith(beside) for key in locked.values)
+    companion_prefixes = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
+    uncompared_count = (
+        len(changes)
+        - len(counted)
+        + sum(bool(companion_prefixes) and key.startswith(companion_prefixes) for key in locked.values)
+    )
     origin = "was made from another format or from a folder" if locked.format else "has no settings"
-    return counted, (NotChecked("setting", left, f"not compared, because the lock {origin}"),) if left else ()
+    return counted, (
+        NotChecked("setting", uncompared_count, f"not compared, because the lock {origin}"),
+    ) if uncompared_count else ()
 
 
 def compare_files(

@@ -145,13 +145,13 @@ def _encode_entries(entries: Mapping[str, object]) -> bytes:
     """Return a JSON object with an entry a line, also of the inner object `values` of settings."""
     if not entries:
         return b"{}"
-    shown = (
+    lines = (
         encode_json(key)
         + b": "
         + (_encode_entries(value) if key == "values" and isinstance(value, dict) else encode_json(value))
         for key, value in entries.items()
     )
-    return b"{\n" + b",\n".join(shown) + b"}"
+    return b"{\n" + b",\n".join(lines) + b"}"
 
 
 def read_lock(path: str) -> Lock:
@@ -171,8 +171,8 @@ def read_lock(path: str) -> Lock:
     return lock
 
 
-def read_document(path: str, what: str) -> dict[str, object]:
-    """Read a JSON file of statecli, possibly merged by git. `what` names the file.
+def read_document(path: str, document_name: str) -> dict[str, object]:
+    """Read a JSON file of statecli, possibly merged by git. `document_name` names the file.
 
     Raises as `read_lock` does.
     """
@@ -182,11 +182,11 @@ def read_document(path: str, what: str) -> dict[str, object]:
                 raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_BYTES:,}")
             raw = source.read(0, source.size)
     except UnreadableError as error:
-        raise type(error)(append_suggestion(f"{path}: {quoting.append_reason(what, error)}", path)) from error
+        raise type(error)(append_suggestion(f"{path}: {quoting.append_reason(document_name, error)}", path)) from error
     if raw.startswith(CONFLICT_MARKERS) or any(b"\n" + marker in raw for marker in CONFLICT_MARKERS):
-        raise MalformedError(f"{path}: {what} contains conflict markers of a Git merge; write the file again")
-    document, repeats = json_object.parse_object(raw, f"{path}: {what}")
-    json_object.refuse_repeats(repeats, f"{path}: {what}")
+        raise MalformedError(f"{path}: {document_name} contains conflict markers of a Git merge; write the file again")
+    document, repeats = json_object.parse_object(raw, f"{path}: {document_name}")
+    json_object.refuse_repeats(repeats, f"{path}: {document_name}")
     return document
 
 
@@ -214,12 +214,12 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
         )
 
 
-def refuse_twins(names: Sequence[str], what: str) -> None:
+def refuse_twins(names: Sequence[str], clause: str) -> None:
     """Raise `UsageError` for the first repeated name."""
     if len(set(names)) == len(names):
         return
-    seen: set[str] = set()
+    seen_names: set[str] = set()
     for name in names:
-        if name in seen:
-            raise UsageError(f"{what} {name} twice; rename one of the two")
-        seen.add(name)
+        if name in seen_names:
+            raise UsageError(f"{clause} {name} twice; rename one of the two")
+        seen_names.add(name)

@@ -77,8 +77,8 @@ def read_targets(request: Request) -> list[LockInput]:
     texts = _expand_targets(request.targets)
     inputs = [item for text in texts if (item := _read_checkpoint(text, request)) is not None]
     if all(item.unlocked for item in inputs):
-        nothing = f"{' '.join(request.targets)}: no checkpoint found, nothing to lock"
-        raise NothingMatched((inputs[0].unlocked if inputs else None) or nothing)
+        message = f"{' '.join(request.targets)}: no checkpoint found, nothing to lock"
+        raise NothingMatched((inputs[0].unlocked if inputs else None) or message)
     if len(inputs) == 1 and inputs[0].name == make_relative_name(request.targets[0], request.folder):
         return [msgspec.structs.replace(inputs[0], name=None)]
     refuse_twins([str(item.name) for item in inputs], "the lock would contain")
@@ -114,13 +114,13 @@ def _read_target(text: str, request: Request) -> LockInput:
     if spec is None:
         state = load.select_section(load.read_whole_checkpoint(text), text)
     else:
-        built = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
-        state = live.model_reader.read(built, text)
+        built_model = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
+        state = live.model_reader.read(built_model, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     kept = len(state.tensors) - len(tensors)
     state = msgspec.structs.replace(state, tensors=tensors) if kept else state
-    what = "only the state of callbacks" if kept else "no tensor"
-    unlocked = None if tensors else f"{text}: contains {what}, so there is nothing to lock"
+    contents = "only the state of callbacks" if kept else "no tensor"
+    unlocked = None if tensors else f"{text}: contains {contents}, so there is nothing to lock"
     try:
         state = state if unlocked else select(state, request.selection, text)
     except FilteredOut as error:

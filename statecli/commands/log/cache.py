@@ -70,7 +70,13 @@ class Cache:
         """Return the key of the states; None if they cannot be cached: a remote file, or a file just written."""
         if not self._enabled or not versions:
             return None
-        paths = {where.path for state in states for tensor in state.tensors for where in tensor.ranges if where.path}
+        paths = {
+            byte_range.path
+            for state in states
+            for tensor in state.tensors
+            for byte_range in tensor.ranges
+            if byte_range.path
+        }
         if not paths.issubset(versions) or None in versions.values():
             return None
         real_paths = {os.path.realpath(path): version for path, version in versions.items() if version is not None}

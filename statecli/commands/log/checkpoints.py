@@ -48,8 +48,10 @@ def list_checkpoints(texts: Sequence[str]) -> list[Checkpoint]:
         elif target.status is Status.FAILED:
             checkpoints.append(Checkpoint(target.target, error=target.reason))
     if not checkpoints:
-        where = ", ".join(map(quoting.name, texts))
-        raise UnreadableError(f"{where}: contains no checkpoint; give the folder with the checkpoints of the run")
+        targets_text = ", ".join(map(quoting.name, texts))
+        raise UnreadableError(
+            f"{targets_text}: contains no checkpoint; give the folder with the checkpoints of the run"
+        )
     return checkpoints
 
 
@@ -114,8 +116,8 @@ def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
         for entry in (entries if has_steps else ())
         if entry.step is None and entry.path not in named and entry.error is None
     ]
-    kept = {entry.path for entry in entries}.difference(left_out)
-    ordered = sorted((entry for entry in entries if entry.path in kept), key=_sort_key)
+    kept_paths = {entry.path for entry in entries}.difference(left_out)
+    ordered = sorted((entry for entry in entries if entry.path in kept_paths), key=_sort_key)
     notes = [Oddity("step-source", _describe_sources(ordered))]
     if left_out:
         message = f"{plural(len(left_out), 'checkpoint')} left out, because no step is known: {quoting.names(left_out)}"

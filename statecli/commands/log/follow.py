@@ -105,29 +105,29 @@ class Follower:
         """Return a line if the checkpoint before no longer exists; () for an existing or no checkpoint."""
         if self._last is None or all(files.exists(path) for path in self._last.versions):
             return ()
-        return (f"{self._last.whole.target}: was deleted before statecli could compare it with the next checkpoint",)
+        return (f"{self._last.state.target}: was deleted before statecli could compare it with the next checkpoint",)
 
-    def _build_row(self, checkpoint: Checkpoint, now: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
-        counted = list_counted(now)
+    def _build_row(self, checkpoint: Checkpoint, current: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
+        counted = list_counted(current)
         squares = [figures.squares for _, figures in counted if figures.squares is not None]
         row = CheckpointRow(
             checkpoint.path,
             checkpoint.step,
-            now.whole.format,
-            len(now.model.tensors),
+            current.state.format,
+            len(current.model.tensors),
             sum(tensor.elements for tensor, _ in counted),
             math.sqrt(math.fsum(squares)) if squares else None,
-            nan=sum(figures.nan for figures in now.figures),
-            inf=sum(figures.inf for figures in now.figures),
-            became_nan=self._find_new_nan(now, pairs),
-            other_sections=tuple(name for name in now.whole.sections if name not in now.model.sections),
+            nan=sum(figures.nan for figures in current.figures),
+            inf=sum(figures.inf for figures in current.figures),
+            became_nan=self._find_new_nan(current, pairs),
+            other_sections=tuple(name for name in current.state.sections if name not in current.model.sections),
             not_compared=tuple(
                 f"{tensor.fqn}: {figures.reason}" for tensor, figures in counted if figures.reason is not None
             ),
         )
         if self._last is None:
             return row
-        distance = compute_distance(self._last, now, pairs)
+        distance = compute_distance(self._last, current, pairs)
         reasons = (pair.change.reason for pair in pairs if pair.change.differs is None and pair.change.reason)
         return replace(
             row,
@@ -138,17 +138,17 @@ class Follower:
             changed=sum(_has_changed(pair) is True for pair in pairs),
             added=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.before is None),
             removed=tuple(pair.match.output_row.fqn for pair in pairs if pair.match.after is None),
-            settings=tuple(compare_settings(self._last.whole, now.whole, (None, None))[0][:MAX_SETTINGS]),
+            settings=tuple(compare_settings(self._last.state, current.state, (None, None))[0][:MAX_SETTINGS]),
             not_compared=(*row.not_compared, *reasons),
         )
 
-    def _find_new_nan(self, now: Measured, pairs: Sequence[ComparedPair]) -> tuple[str, ...]:
+    def _find_new_nan(self, current: Measured, pairs: Sequence[ComparedPair]) -> tuple[str, ...]:
         names: list[str] = []
         for pair in pairs if self._not_finite else ():
             old, new = pair.match.before, pair.match.after
             if old is not None and new is not None and (old.section, old.fqn) in self._not_finite:
                 self._not_finite.add((new.section, new.fqn))
-        for tensor, figures in zip(now.model.tensors, now.figures, strict=True):
+        for tensor, figures in zip(current.model.tensors, current.figures, strict=True):
             key = tensor.section, tensor.fqn
             if (figures.nan or figures.inf) and key not in self._not_finite:
                 self._not_finite.add(key)
@@ -157,9 +157,9 @@ class Follower:
 
     # --- modules ------------------------------------------------------------------------------------------------------
 
-    def _add_modules(self, now: Measured | None, pairs: Sequence[ComparedPair], *, is_repeated: bool) -> None:
-        sums = {} if now is None else _sum_modules(self._last, now, pairs)
-        if now is not None:
+    def _add_modules(self, current: Measured | None, pairs: Sequence[ComparedPair], *, is_repeated: bool) -> None:
+        sums = {} if current is None else _sum_modules(self._last, current, pairs)
+        if current is not None:
             self._order = list(sums)
         self._rename_modules(sums)
         for name in sums:
@@ -224,9 +224,9 @@ def _compute_relative(sums: _Sums) -> float | None:
     return math.sqrt(sums.change / sums.before) if sums.before else math.inf
 
 
-def _sum_modules(last: Measured | None, now: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
+def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = {}
-    counted = list_counted(now)
+    counted = list_counted(current)
     for tensor, figures in counted:
         entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
         entry.elements += tensor.elements

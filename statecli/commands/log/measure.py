@@ -64,7 +64,7 @@ class Measured(msgspec.Struct, frozen=True):
         figures: Figures of each tensor of `model`, in order.
     """
 
-    whole: ModelState
+    state: ModelState
     model: ModelState
     versions: Mapping[str, FileVersion | None]
     figures: tuple[Figures, ...]
@@ -89,14 +89,14 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
     norm is then unknown.
     """
     with files.record_opened_files() as opened:
-        whole = read_state(path)
-        model = select_model(whole)
+        state = read_state(path)
+        model = select_model(state)
         if glob is not None:
             model = replace(model, tensors=tuple(row for row in model.tensors if matches_any((row.fqn,), [glob])))
         damage = next((tensor.damage for tensor in model.tensors if tensor.damage), None)
         if damage is not None:
             raise UnreadableError(damage)
-        paths = {where.path for tensor in model.tensors for where in tensor.ranges if where.path}
+        paths = {byte_range.path for tensor in model.tensors for byte_range in tensor.ranges if byte_range.path}
         versions = {**read_versions(paths), **opened}
         key = cache.make_key([model], versions)
         figures = cache.load(key, Figures, len(model.tensors)) if reads_values else [Figures()] * len(model.tensors)
@@ -104,7 +104,7 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
             figures = [_to_figures(tensor) for tensor in values.stats.fill_stats(model).tensors]
             refuse_changed({path: version for path, version in versions.items() if version is not None})
             cache.store(key, figures)
-    return Measured(whole, model, versions, tuple(figures))
+    return Measured(state, model, versions, tuple(figures))
 
 
 def _to_figures(tensor: TensorInfo) -> Figures:
@@ -124,27 +124,31 @@ class ComparedPair(msgspec.Struct, frozen=True, gc=False):
 def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list[ComparedPair]:
     """Return each pair of tensors of the two models with its change, in the order of after."""
     paired = pair_tensors(before.model, after.model, ())
-    both = [match for match in paired.matches if match.before is not None and match.after is not None]
+    common_matches = [match for match in paired.matches if match.before is not None and match.after is not None]
     key = cache.make_key([before.model, after.model], {**before.versions, **after.versions})
-    changes = cache.load(key, TensorChange, len(both))
+    changes = cache.load(key, TensorChange, len(common_matches))
     if changes is None:
-        changes = _read_changes(both, {**before.versions, **after.versions})
+        changes = _read_changes(common_matches, {**before.versions, **after.versions})
         if not any(change.differs is None for change in changes):
             cache.store(key, changes)
-    rest = iter(changes)
+    remaining_changes = iter(changes)
     return [
-        ComparedPair(match, next(rest) if match.before is not None and match.after is not None else TensorChange())
+        ComparedPair(
+            match, next(remaining_changes) if match.before is not None and match.after is not None else TensorChange()
+        )
         for match in paired.matches
     ]
 
 
-def _read_changes(matches: Sequence[Match], seen: Mapping[str, FileVersion | None]) -> list[TensorChange]:
+def _read_changes(matches: Sequence[Match], versions: Mapping[str, FileVersion | None]) -> list[TensorChange]:
     pairs = {
         n: values.compare.Pair(old, new)
         for n, match in enumerate(matches)
         if (old := match.before) and (new := match.after) and old.shape == new.shape
     }
-    compared = values.compare.compare_pairs(list(pairs.values()), CompareOptions(bitwise=True), header_versions=seen)
+    compared = values.compare.compare_pairs(
+        list(pairs.values()), CompareOptions(bitwise=True), header_versions=versions
+    )
     outcomes = dict(zip(pairs, compared, strict=True))
     return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
 
@@ -167,13 +171,13 @@ def _to_change(outcome: object, match: Match) -> TensorChange:
 
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
     """Return the parameters of the model with their figures; of tensors at the same place, the first."""
-    seen: set[object] = set()
+    seen_places: set[object] = set()
     counted: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
         place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
         is_codes = tensor.dtype in INTEGER_DTYPES  # of a quantized weight: the norm of codes says nothing
-        if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen:
-            seen.add(place)
+        if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen_places:
+            seen_places.add(place)
             counted.append((tensor, figures))
     return counted
 

@@ -53,8 +53,8 @@ def find_step_in_name(path: str) -> int | None:
     parts = [part for part in path.rstrip("/").replace("\\", "/").split("/") if part not in ("", ".", "..")]
     for number, part in enumerate(reversed(parts[-3:])):
         stem = files.get_name(part).rpartition(".")[0] if number == 0 and "." in part.strip(".") else part
-        if (found := _find_number(stem or part)) is not None:
-            return found
+        if (step := _find_number(stem or part)) is not None:
+            return step
     return None
 
 

@@ -29,11 +29,11 @@ _RANDOM_CALLS = {
 }
 
 
-def compare_runs(whole: RunRecord, resumed: RunRecord, saved_at: int) -> list[StateRow]:
+def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list[StateRow]:
     """Return a row for each kind of state at step `saved_at` + 1."""
-    expected = len(whole.steps) - saved_at
+    expected = len(full_run.steps) - saved_at
     counted = len(resumed.steps) == expected
-    before, after = whole.steps[saved_at], resumed.steps[0]
+    before, after = full_run.steps[saved_at], resumed.steps[0]
     more = f"the resumed training takes {plural(len(resumed.steps), 'step')} instead of {expected}"
     rows = [
         StateRow(State.STEP, counted, "" if counted else more),
@@ -45,17 +45,17 @@ def compare_runs(whole: RunRecord, resumed: RunRecord, saved_at: int) -> list[St
     ]
     if not counted:  # other batches and random numbers follow from the number of the step
         return [*rows, StateRow(State.DATA, None), StateRow(State.RANDOM, None)]
-    return [*rows, *_compare_chance(whole.steps, before, after, is_model_equal=rows[1].resumed is True)]
+    return [*rows, *_compare_chance(full_run.steps, before, after, is_model_equal=rows[1].resumed is True)]
 
 
 def find_run_difference(first: RunRecord, second: RunRecord) -> str | None:
     """Say where two uninterrupted runs differ; None if they do not."""
     if len(first.steps) != len(second.steps):
         return f"the first run takes {plural(len(first.steps), 'step')}, the second run takes {len(second.steps)}"
-    for step, (own, other) in enumerate(zip(first.steps, second.steps, strict=True), 1):
-        for what in ("parameters", "batches", "gradients"):
-            if getattr(own, what) != getattr(other, what):
-                return f"the {what} differ at step {step}"
+    for step, (first_step, second_step) in enumerate(zip(first.steps, second.steps, strict=True), 1):
+        for quantity in ("parameters", "batches", "gradients"):
+            if getattr(first_step, quantity) != getattr(second_step, quantity):
+                return f"the {quantity} differ at step {step}"
     return None
 
 
@@ -75,19 +75,21 @@ def _iter_unreadable(name: str, value: Any) -> Iterator[str]:
         yield f"{name} {value.partition(UNREADABLE)[2].partition(')')[0].lstrip()})"
 
 
-def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
+def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_at: int) -> str:
     """Return the instruction to resume a state in the script, and the place of the state in the checkpoint."""
     if row.state is State.RANDOM:
-        return _describe_missing_random(row, whole, keys, saved_at)
-    own = {name: key for name in _list_own_generators(whole) if (key := keys.find_generator(name))}
-    if row.state is State.DATA and own:
-        calls = " and ".join(f"{name}.set_state({key.expression})" for name, key in own.items())
-        return _format_help(saved_at, [key.text for key in own.values()], "", f"call {calls} before the first batch")
-    thing = _name_object(row, whole)
+        return _describe_missing_random(row, full_run, keys, saved_at)
+    generator_keys = {name: key for name in _list_own_generators(full_run) if (key := keys.find_generator(name))}
+    if row.state is State.DATA and generator_keys:
+        calls = " and ".join(f"{name}.set_state({key.expression})" for name, key in generator_keys.items())
+        return _format_help(
+            saved_at, [key.text for key in generator_keys.values()], "", f"call {calls} before the first batch"
+        )
+    object_name = _name_object(row, full_run)
     if row.state is State.DATA:
         key = keys.find_data(is_order=not row.evidence.endswith(tuple("0123456789")))
     else:
-        key = keys.find(row.state, thing)
+        key = keys.find(row.state, object_name)
     loaded = key.expression if key else ""
     if row.state is State.STEP:
         end = "start the loop at this step" if key else "save the step number, and start the resumed loop there"
@@ -95,35 +97,39 @@ def describe_missing(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at:
         skip = "skip the batches that were already used"
         sampler = "save the state of the sampler, for example with StatefulDataLoader of torchdata"
         end = f"continue with the next batch: {skip}{'' if key else f', or {sampler}'}"
-    elif thing in whole.dict_averages:
-        end = f"{'' if key else f'save {thing}, and '}copy the saved tensors into {thing}"
+    elif object_name in full_run.dict_averages:
+        end = f"{'' if key else f'save {object_name}, and '}copy the saved tensors into {object_name}"
     elif key:
-        end = f"call {thing}.load_state_dict({loaded})" if loaded else f"load it with {thing}.load_state_dict()"
+        end = (
+            f"call {object_name}.load_state_dict({loaded})"
+            if loaded
+            else f"load it with {object_name}.load_state_dict()"
+        )
     else:
-        end = f"save {thing}.state_dict(), and load it"
-    lack = keys.describe_lack(_WORDS[row.state], saved_at)
-    return _format_help(saved_at, [key.text] if key else [], lack, end)
+        end = f"save {object_name}.state_dict(), and load it"
+    lack_clause = keys.describe_lack(_WORDS[row.state], saved_at)
+    return _format_help(saved_at, [key.text] if key else [], lack_clause, end)
 
 
-def _list_own_generators(whole: RunRecord) -> list[str]:
+def _list_own_generators(full_run: RunRecord) -> list[str]:
     """Return the variables of the script that are a torch.Generator."""
-    return list(dict.fromkeys(name for step in whole.steps for name in step.random if name not in _RANDOM_CALLS))
+    return list(dict.fromkeys(name for step in full_run.steps for name in step.random if name not in _RANDOM_CALLS))
 
 
-def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, saved_at: int) -> str:
+def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_at: int) -> str:
     """Name the call for each generator. A key such as `rng` may contain a generator in an unknown form."""
     generators = row.evidence.partition(": ")[2].split(", ")
-    own = _list_own_generators(whole)
-    taken = {key for name in own if (key := keys.find_generator(name))}
-    free_keys = {name: key for name, key in keys.generators.items() if key not in taken}
-    if "torch" not in free_keys and (rest := [key for key in keys.torch_states if key not in taken]):
-        free_keys["torch"] = rest[0]
+    own_generators = _list_own_generators(full_run)
+    used_keys = {key for name in own_generators if (key := keys.find_generator(name))}
+    free_keys = {name: key for name, key in keys.generators.items() if key not in used_keys}
+    if "torch" not in free_keys and (unused_states := [key for key in keys.torch_states if key not in used_keys]):
+        free_keys["torch"] = unused_states[0]
     vague = keys.find_vague_random()
     saved: list[str] = []
     set_calls: list[str] = []
     get_calls: list[str] = []
     for generator in generators:
-        if generator in own:
+        if generator in own_generators:
             key, calls = keys.find_generator(generator), (f"{generator}.get_state()", f"{generator}.set_state")
         else:
             key, calls = free_keys.get(generator, vague), _RANDOM_CALLS[generator]
@@ -131,18 +137,18 @@ def _describe_missing_random(row: StateRow, whole: RunRecord, keys: SavedKeys, s
             get_calls.append(calls[0])
         else:
             saved.append(key.text)
-            set_calls.append(f"{calls[1]}({key.expression if generator in (*free_keys, *own) else ''})")
+            set_calls.append(f"{calls[1]}({key.expression if generator in (*free_keys, *own_generators) else ''})")
     when = f"right before step {saved_at + 1}"
     ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
     ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []
-    lack = keys.describe_lack(_WORDS[State.RANDOM], saved_at)
-    return _format_help(saved_at, saved, lack, "; ".join(ends))
+    lack_clause = keys.describe_lack(_WORDS[State.RANDOM], saved_at)
+    return _format_help(saved_at, saved, lack_clause, "; ".join(ends))
 
 
-def _format_help(saved_at: int, saved: Sequence[str], lack: str, end: str) -> str:
+def _format_help(saved_at: int, saved: Sequence[str], lack_clause: str, end: str) -> str:
     """Return the line. A saved state may be lost after the load, or may have been saved too early."""
     if not saved:
-        return f"{lack}: {end}"
+        return f"{lack_clause}: {end}"
     texts = " and ".join(dict.fromkeys(saved))
     return (
         f"the checkpoint of step {saved_at} has {texts}; the script does not load this state, or changes this state "
@@ -162,11 +168,11 @@ _WORDS = {
 }
 
 
-def _name_object(row: StateRow, whole: RunRecord) -> str:
+def _name_object(row: StateRow, full_run: RunRecord) -> str:
     if row.state is State.MODEL:
-        return whole.model_name
+        return full_run.model_name
     if row.state is State.OPTIMIZER:
-        return whole.optimizer_name
+        return full_run.optimizer_name
     return row.evidence.partition(": ")[0].partition(",")[0]
 
 
@@ -227,15 +233,15 @@ def _compare_chance(
     # A generator that nothing draws from differs between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]
     differing = drawn or differing
-    lost = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")
+    random_row = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")
     if before.batches != after.batches:
         position = next((number for number, step in enumerate(steps, 1) if step.batches == after.batches), None)
         if position is None and differing:
-            return [StateRow(State.DATA, None), lost]
-        which = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"
-        evidence = f"the first batch is {which}"
+            return [StateRow(State.DATA, None), random_row]
+        batch_text = f"the batch of step {position}" if position else "not a batch of the uninterrupted run"
+        evidence = f"the first batch is {batch_text}"
         return [StateRow(State.DATA, resumed=False, evidence=evidence), StateRow(State.RANDOM, None)]
     data = StateRow(State.DATA, True if before.batches else None)
     if is_model_equal and _list_differing(before.gradients, after.gradients) and differing:
-        return [data, lost]
+        return [data, random_row]
     return [data, StateRow(State.RANDOM, resumed=None if differing else True)]

@@ -73,14 +73,14 @@ def record_run(target: str, steps: int, save_every: int, save_to: str, checkpoin
 
 def _load_function(target: str) -> Callable[..., Any]:
     """Import the script under the name of its file, so that checkpoints with its classes load again."""
-    place, _, name = target.replace("::", ":").rpartition(":")
-    if not place.endswith(".py"):
-        return _find_function(importlib.import_module(place), name)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
-    module_name = os.path.basename(place).removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(module_name, place)
+    module_path, _, name = target.replace("::", ":").rpartition(":")
+    if not module_path.endswith(".py"):
+        return _find_function(importlib.import_module(module_path), name)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(module_path)))
+    module_name = os.path.basename(module_path).removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(module_name, module_path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"cannot import {place}")
+        raise ImportError(f"cannot import {module_path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
@@ -95,8 +95,10 @@ def _find_function(module: ModuleType, name: str) -> Callable[..., Any]:
     """Return a function of the imported script; the script may also create its functions at runtime."""
     if callable(getattr(module, name, None)):
         return getattr(module, name)  # type: ignore[no-any-return]
-    defined = ((other, value) for other, value in vars(module).items() if isinstance(value, FunctionType))
-    functions = [other for other, value in defined if value.__module__ == module.__name__]
+    defined = (
+        (function_name, value) for function_name, value in vars(module).items() if isinstance(value, FunctionType)
+    )
+    functions = [function_name for function_name, value in defined if value.__module__ == module.__name__]
     raise _NoFunction(f"has no function {name}; its functions: {join_names(functions, MAX_FUNCTIONS) or 'none'}")
 
 
@@ -118,14 +120,14 @@ def _check_signature(function: Callable[..., Any], target: str, arguments: dict[
         ) from None
 
 
-def _describe_error(raised: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return the error and its deepest line of the user's code."""
-    text = str(raised).strip().split("\n")[0]
-    if isinstance(raised, _NoFunction):
+    text = str(error).strip().split("\n")[0]
+    if isinstance(error, _NoFunction):
         return text
-    frames = [frame for frame in traceback.extract_tb(raised.__traceback__) if _is_script(frame.filename)]
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(raised).__name__}: {text}{place}" if text else f"raised {type(raised).__name__}{place}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_script(frame.filename)]
+    location = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {text}{location}" if text else f"raised {type(error).__name__}{location}"
 
 
 def _is_script(filename: str) -> bool:
@@ -182,7 +184,7 @@ class Recorder:
             self.model_name = names.get(id(models[0]), self.model_name)
         parameters, buffers = _read_tensors(models, "named_parameters"), _read_tensors(models, "named_buffers")
         is_first = len(self.steps) == self._first_step
-        tracked = [thing for thing in gc.get_objects() if issubclass(type(thing), _TRACKED)] if is_first else []
+        tracked = [item for item in gc.get_objects() if issubclass(type(item), _TRACKED)] if is_first else []
         self.steps.append(
             StepRecord(
                 parameters,
@@ -204,11 +206,11 @@ class Recorder:
         parts = {id(part) for model in self._models for part in list(model.modules())[1:]}
         return [model for model in self._models if id(model) not in parts]
 
-    def _read_averages(self, things: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
+    def _read_averages(self, objects: list[Any], models: list[nn.Module], names: dict[int, str]) -> dict[str, Digests]:
         """Read averaged models, further instances of a called class, and dicts with the shapes of a model."""
-        used = {id(part) for model in models for part in model.modules()}
+        part_ids = {id(part) for model in models for part in model.modules()}
         kinds = {type(model) for model in models}
-        modules = [thing for thing in things if isinstance(thing, nn.Module) and id(thing) not in used]
+        modules = [item for item in objects if isinstance(item, nn.Module) and id(item) not in part_ids]
         averaged: list[nn.Module] = [
             module for module in modules if isinstance(module, torch.optim.swa_utils.AveragedModel)
         ]
@@ -362,16 +364,16 @@ def _read_groups(optimizer: torch.optim.Optimizer) -> Digests:
 
 def _read_states(objects: list[Any], kind: type, names: dict[int, str]) -> dict[str, str]:
     """Read the state of each object of a class. The name is a variable, else the class."""
-    things: list[Any] = [thing for thing in objects if isinstance(thing, kind)]
-    return {names.get(id(thing), type(thing).__name__): _encode(thing.state_dict()) for thing in things}
+    matching_objects: list[Any] = [item for item in objects if isinstance(item, kind)]
+    return {names.get(id(item), type(item).__name__): _encode(item.state_dict()) for item in matching_objects}
 
 
 def _read_random() -> Digests:
     numpy: Any = sys.modules.get("numpy")
     states = {"torch": _digest(torch.get_rng_state()), "random": _hash(repr(random.getstate()))}
     if numpy:
-        _, keys, *rest = numpy.random.get_state()
-        states["numpy"] = _hash(bytes(keys).hex(), repr(rest))
+        _, keys, *state_fields = numpy.random.get_state()
+        states["numpy"] = _hash(bytes(keys).hex(), repr(state_fields))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = _hash(*map(_digest, torch.cuda.get_rng_state_all()))
     for name, value in _iter_variables():

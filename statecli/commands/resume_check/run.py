@@ -89,11 +89,11 @@ class _Comparison:
         self._folder = folder
 
     def compare(self) -> ResumeCheck:
-        whole = self._run("whole")
-        if len(whole.steps) < self._steps:
-            taken = plural(len(whole.steps), "step")
+        full_run = self._run("whole")
+        if len(full_run.steps) < self._steps:
+            steps_text = plural(len(full_run.steps), "step")
             raise ModelError(
-                f"{self._target}: the function took {taken} of the optimizer, but must take {self._steps}, "
+                f"{self._target}: the function took {steps_text} of the optimizer, but must take {self._steps}, "
                 "the value of `steps`"
             )
         checkpoint = self._find_checkpoint("whole", self._saved_at)
@@ -101,15 +101,15 @@ class _Comparison:
         resumed = self._run("resumed", checkpoint)
         if not resumed.steps:
             raise ModelError(f"{self._target}: the resumed training took no step of the optimizer")
-        rows = tuple(compare_runs(whole, resumed, self._saved_at))
+        rows = tuple(compare_runs(full_run, resumed, self._saved_at))
         findings = [
-            self._build_finding(row, whole, checkpoint) for row in rows if row.resumed is False
+            self._build_finding(row, full_run, checkpoint) for row in rows if row.resumed is False
         ] or self._compare_ends(last)
         result = ResumeCheck(self._target, self._steps, self._saved_at, Answer.EQUAL, rows)
         if not findings:
-            unreadable = list_unreadable(whole.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
+            unreadable = list_unreadable(full_run.steps[self._saved_at]) or list_unreadable(resumed.steps[0])
             return _call_inconclusive(result, unreadable) if unreadable else result
-        difference = find_run_difference(whole, self._run("again"))
+        difference = find_run_difference(full_run, self._run("again"))
         if difference is not None:
             reason = (
                 f"two uninterrupted runs differ ({difference}), so statecli cannot check the resumed run; seed every "
@@ -125,8 +125,8 @@ class _Comparison:
         os.mkdir(folder)
         record = run_child([self._target, str(self._steps), str(self._saved_at), folder, checkpoint or "", path])
         if record.error is not None:
-            which = "the resumed training" if checkpoint else "the script"
-            raise ModelError(f"{self._target}: {which} {record.error}")
+            run_name = "the resumed training" if checkpoint else "the script"
+            raise ModelError(f"{self._target}: {run_name} {record.error}")
         return record
 
     def _find_checkpoint(self, name: str, step: int) -> str:
@@ -145,15 +145,15 @@ class _Comparison:
 
     # --- findings ------------------------------------------------------------------------------------------------
 
-    def _build_finding(self, row: StateRow, whole: RunRecord, checkpoint: str) -> Finding:
+    def _build_finding(self, row: StateRow, full_run: RunRecord, checkpoint: str) -> Finding:
         message = f"{row.state.value}: not resumed ({row.evidence})"
-        help = describe_missing(row, whole, read_keys(checkpoint), self._saved_at)
+        help = describe_missing(row, full_run, read_keys(checkpoint), self._saved_at)
         return rules.NOT_RESUMED.finding(message, target=self._target, fqn=row.state.value, help=help)
 
     def _compare_ends(self, last: str) -> list[Finding]:
         """Compare the last checkpoints, if each state at the first step was equal."""
-        other = self._find_checkpoint("resumed", self._steps)
-        diff = compare_targets(diff_request.Request(last, other, renames=False))
+        resumed_checkpoint = self._find_checkpoint("resumed", self._steps)
+        diff = compare_targets(diff_request.Request(last, resumed_checkpoint, renames=False))
         kinds = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
         compared = (change for change in diff.changes if change.not_compared is None and change.kind in kinds)
         name = next((change.fqn for change in compared if change.status is not Status.IDENTICAL), None)

@@ -81,8 +81,8 @@ class SavedKey(NamedTuple):
         """The key as named in messages."""
         if not self.name:
             return "a state_dict"
-        place = f" in {self.file}" if self.file and self.path else ""
-        return f"{self.name!r}{place}"
+        file_text = f" in {self.file}" if self.file and self.path else ""
+        return f"{self.name!r}{file_text}"
 
     @property
     def expression(self) -> str:
@@ -110,53 +110,57 @@ class SavedKeys:
     @property
     def others(self) -> tuple[SavedKey, ...]:
         """Keys of values that may be a state."""
-        taken = {SavedKey(key.path[:1], key.file) for key in self.generators.values() if _is_in_list(key.path)}
-        return tuple(key for key in self._others if key not in taken)
+        generator_lists = {
+            SavedKey(key.path[:1], key.file) for key in self.generators.values() if _is_in_list(key.path)
+        }
+        return tuple(key for key in self._others if key not in generator_lists)
 
     def find_generator(self, variable: str) -> SavedKey | None:
         """Return the key of a torch.Generator, which has the name of its variable."""
         name = variable.rpartition(".")[2]
         return next((key for key in self.torch_states if key.path and key.path[-1] == name), None)
 
-    def find(self, state: State, thing: str) -> SavedKey | None:
-        """Return the key of a state, the key with the name of the variable `thing` if several have the state."""
+    def find(self, state: State, variable_name: str) -> SavedKey | None:
+        """Return the key of a state, the key with the name of the variable if several have the state."""
         keys = self.states.get(state, ())
-        name = thing.rpartition(".")[2]
+        name = variable_name.rpartition(".")[2]
         return next((key for key in keys if key.name == name), keys[0] if keys else None)
 
     def find_vague_random(self) -> SavedKey | None:
         """Return a key named after random numbers whose value is not a known form of a generator's state."""
-        known = {*self.generators.values()}
-        known |= {SavedKey(key.path[:1], key.file) for key in known} | {SavedKey((), key.file) for key in known}
-        return next((key for key in self.states.get(State.RANDOM, ()) if key not in known), None)
+        recognized_keys = {*self.generators.values()}
+        recognized_keys |= {SavedKey(key.path[:1], key.file) for key in recognized_keys} | {
+            SavedKey((), key.file) for key in recognized_keys
+        }
+        return next((key for key in self.states.get(State.RANDOM, ()) if key not in recognized_keys), None)
 
     def find_data(self, *, is_order: bool) -> SavedKey | None:
         """Return the key of the order of the batches, or of the position in the data; else another key of the data."""
         keys = self.states.get(State.DATA, ())
-        wanted = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
-        return next(wanted, keys[0] if keys else None)
+        matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
+        return next(matching_keys, keys[0] if keys else None)
 
     def add(self, state: State, key: SavedKey) -> None:
         self.states.setdefault(state, []).append(key)
 
-    def add_generators(self, read: ModelState, file: str) -> None:
+    def add_generators(self, file_state: ModelState, file: str) -> None:
         """Add the states of random generators in a file."""
-        for generator, path in _iter_generators(read):
+        for generator, path in _iter_generators(file_state):
             self.generators.setdefault(generator, SavedKey(path, file))
             if generator == "torch":
                 self.torch_states.append(SavedKey(path, file))
 
-    def add_keys(self, read: ModelState, file: str = "") -> None:
+    def add_keys(self, file_state: ModelState, file: str = "") -> None:
         """Add the first keys of a file, and its states of a known structure."""
-        certain = dict(_iter_certain(read))
+        certain = dict(_iter_certain(file_state))
         for path, state in certain.items():
             self.add(state, SavedKey(path, file))
-        known = {path[0] for path in certain if path and _is_in_list(path)}
-        for name in _list_top_keys(read):
+        list_names = {path[0] for path in certain if path and _is_in_list(path)}
+        for name in _list_top_keys(file_state):
             key, named_state = SavedKey((name,), file), _classify(name)
-            if named_state is not None and name not in known:
+            if named_state is not None and name not in list_names:
                 self.add(named_state, key)
-            elif name not in known and _NO_STATE.isdisjoint(_split_words(name)):
+            elif name not in list_names and _NO_STATE.isdisjoint(_split_words(name)):
                 self._others[key] = None
 
     def describe_lack(self, word: str, step: int) -> str:
@@ -165,30 +169,30 @@ class SavedKeys:
         if not self.is_readable:
             return f"statecli cannot read {checkpoint}, and does not know whether the file has the {word}"
         others = join_names([key.text for key in self.others], _MAX_NAMES)
-        known = f" under a known key (other keys: {others})" if others else ""
-        return f"{checkpoint} has no {word}{known}"
+        other_keys_text = f" under a known key (other keys: {others})" if others else ""
+        return f"{checkpoint} has no {word}{other_keys_text}"
 
 
 def read_keys(checkpoint: str) -> SavedKeys:
     """Read the keys of a checkpoint; of a folder the names of its files, and the keys of files with other names."""
     keys = SavedKeys()
     if not os.path.isdir(checkpoint):
-        read = _read_file(checkpoint)
-        keys.is_readable = read is not None
-        if read is not None:
-            keys.add_keys(read)
-            keys.add_generators(read, "")
+        file_state = _read_file(checkpoint)
+        keys.is_readable = file_state is not None
+        if file_state is not None:
+            keys.add_keys(file_state)
+            keys.add_generators(file_state, "")
         return keys
     for name in sorted(os.listdir(checkpoint)):
         state = _classify(name)
         if state is not None:
             keys.add(state, SavedKey((), name))
         may_hold_more = state in (None, State.RANDOM) and name.endswith(_FILE_ENDS)
-        read = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
-        if read is not None:
-            keys.add_generators(read, name)
-        if read is not None and state is None:
-            keys.add_keys(read, name)
+        file_state = _read_file(os.path.join(checkpoint, name)) if may_hold_more else None
+        if file_state is not None:
+            keys.add_generators(file_state, name)
+        if file_state is not None and state is None:
+            keys.add_keys(file_state, name)
     return keys
 
 
@@ -249,8 +253,8 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
 def _list_whole_models(state: ModelState) -> set[str]:
     """Return the section of a state_dict that is the whole file; not of a dict with tensors among other values."""
     dotted = {tensor.section for tensor in state.tensors if "." in tensor.fqn}
-    whole = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
-    return {facts.section for facts in whole if facts.metadata is not None or facts.section in dotted}
+    whole_dicts = [facts for facts in state.state_dicts if facts.keys == () and not facts.is_module]
+    return {facts.section for facts in whole_dicts if facts.metadata is not None or facts.section in dotted}
 
 
 def _iter_generators(state: ModelState) -> Iterator[tuple[str, Path]]:
@@ -276,19 +280,19 @@ def _split_path(path: str, types: str | None = None) -> Path:
     """Return the keys of a dotted path; `types` is its entry in `Settings.types`."""
     if types is None:
         return tuple(int(key) if key.isascii() and key.isdigit() else key for key in path.split("."))
-    ends = [at for at, letter in enumerate(types) if letter == "."]
+    ends = [position for position, letter in enumerate(types) if letter == "."]
     pairs = zip([0, *(end + 1 for end in ends)], [*ends, len(path)], strict=True)
     return tuple(int(path[a:b]) if types[a] == "i" else path[a:b] for a, b in pairs)
 
 
 def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
     """Return the keys of a tensor outside of a model: `[0]` of `random`, `np['state']['key']` of `rng`."""
-    head, _, rest = tensor.fqn.partition("[")
-    steps = re.findall(r"\[(?:(\d+)|'([^']*)')\]", f"[{rest}" if rest else "")
-    own = tuple(int(number) if number else text for number, text in steps)
+    head, _, subscript_text = tensor.fqn.partition("[")
+    steps = re.findall(r"\[(?:(\d+)|'([^']*)')\]", f"[{subscript_text}" if subscript_text else "")
+    subscripts = tuple(int(number) if number else text for number, text in steps)
     spelled = {facts.section: facts.keys for facts in state.state_dicts if facts.keys is not None}
     section = spelled.get(tensor.section, _split_section(tensor.section, state))
-    return (*section, *((head,) if head else ()), *own)
+    return (*section, *((head,) if head else ()), *subscripts)
 
 
 def _split_section(section: str, state: ModelState) -> Path:

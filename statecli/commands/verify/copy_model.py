@@ -85,8 +85,8 @@ def _has_own_copying(kind: type) -> bool:
     if issubclass(kind, torch.jit.ScriptModule):
         return False  # its state lies in C++, and only its own code copies that
     methods = (getattr(kind, name, None) for name in _COPY_METHODS)
-    places = (getattr(method, "__module__", None) for method in methods if method is not None)
-    return any(place is not None and not place.startswith("torch.nn.") for place in places)
+    module_names = (getattr(method, "__module__", None) for method in methods if method is not None)
+    return any(module_name is not None and not module_name.startswith("torch.nn.") for module_name in module_names)
 
 
 def _copy_by_attributes(

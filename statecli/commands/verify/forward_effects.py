@@ -49,7 +49,7 @@ class CalledModel:
         oddities: Unmeasured effects.
     """
 
-    built: BuiltModel
+    built_model: BuiltModel
     before: ModelState
     change_by_name: dict[str, str]
     subject: ModelUnderTest
@@ -59,25 +59,27 @@ class CalledModel:
     def mark_state(self, state: ModelState) -> ModelState:
         """Return `state`, read from `built`, with a note on each tensor changed by forward."""
         rows = mark_rows(state.tensors, self.before.tensors)
-        noted = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
+        noted_rows = tuple(_add_note(row, self.change_by_name.get(row.fqn)) for row in rows)
         oddities = (*state.oddities, *_find_gone(self.before, state), *self.oddities)
-        return structs.replace(state, tensors=noted, oddities=oddities)
+        return structs.replace(state, tensors=noted_rows, oddities=oddities)
 
 
 def call_built_model(
-    built: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
+    built_model: BuiltModel, target: str, input: Sequence[str], inputs: str | None, python_inputs: Any = None
 ) -> CalledModel:
-    """Call an instance of the model, and so change the module of `built`. `python_inputs`: inputs from the Python API.
+    """Call an instance of the model, and so change the module of `built_model`.
+
+    `python_inputs` are inputs from the Python API.
 
     Raises UsageError if the inputs cannot be parsed, ModelError if forward or the inputs' function raises.
     """
     if python_inputs is None:
-        inputs_found, why_not = given.find_inputs(input, inputs, built)
+        inputs_found, why_not = given.find_inputs(input, inputs, built_model)
     else:
-        inputs_found, why_not = live_model.find_live_inputs(python_inputs, built)
+        inputs_found, why_not = live_model.find_live_inputs(python_inputs, built_model)
     if inputs_found is None:
         raise ModelError(f"{target}: {why_not}")
-    subject = model_under_test.prepare_built_model(built, target)
+    subject = model_under_test.prepare_built_model(built_model, target)
     subject = dataclasses.replace(subject, inputs=inputs_found.move(subject.find_home()))
     # First, because its instance is gone when the one that stays is built.
     in_training, oddities = _find_changed_in_training(subject)
@@ -89,13 +91,15 @@ def call_built_model(
         **dict.fromkeys(before.find_changed(module), CHANGED_BY_FORWARD),
     }
 
-    def make(values: bool, seed: int) -> nn.Module:
+    def build_instance(values: bool, seed: int) -> nn.Module:
         instance = subject.build_fresh(values=values, seed=seed)
         subject.call(instance)
         return instance
 
-    called_built = dataclasses.replace(built, module=module, original=None, origins=origins, make_instance=make)
-    return CalledModel(called_built, subject.state, changed, subject, inputs_found, oddities)
+    called_model = dataclasses.replace(
+        built_model, module=module, original=None, origins=origins, make_instance=build_instance
+    )
+    return CalledModel(called_model, subject.state, changed, subject, inputs_found, oddities)
 
 
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
@@ -151,20 +155,24 @@ class _Snapshot:
     """The tensors of a module by name, with their values, or without values with torch's count of writes."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._kept = {
+        self._tensors_before = {
             name: (tensor, _copy_values(tensor), _count_writes(tensor)) for name, tensor in _map_tensors(module).items()
         }
 
     def find_changed(self, module: nn.Module) -> list[str]:
         """Return the names of tensors in `module` with other bits now, without lazy tensors that got a shape."""
-        now = _map_tensors(module)
-        return [name for name in self._kept if name in now and self._is_changed(name, now[name])]
+        current_tensors = _map_tensors(module)
+        return [
+            name
+            for name in self._tensors_before
+            if name in current_tensors and self._is_changed(name, current_tensors[name])
+        ]
 
-    def _is_changed(self, name: str, now: torch.Tensor) -> bool:
-        tensor, values, writes = self._kept[name]
-        if values is None or (same := tensor_bits.is_same(values, now)) is None:
-            return writes is not None and tensor is now and _count_writes(now) != writes
-        return not same
+    def _is_changed(self, name: str, current_tensor: torch.Tensor) -> bool:
+        tensor, values, writes = self._tensors_before[name]
+        if values is None or (has_same_bits := tensor_bits.is_same(values, current_tensor)) is None:
+            return writes is not None and tensor is current_tensor and _count_writes(current_tensor) != writes
+        return not has_same_bits
 
 
 def _map_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

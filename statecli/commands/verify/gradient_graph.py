@@ -45,7 +45,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
 
     The behaviour of a model under a dispatch mode proves nothing about the model.
     """
-    missing = {name: seen.tensor for name, seen in run.seen.items() if seen.is_missing}
+    missing = {name: leaf.tensor for name, leaf in run.leaf_records.items() if leaf.is_missing}
     uses = _Uses({storage(tensor)[0] for tensor in missing.values()})
     try:
         with training_rounds.start_round(run):
@@ -56,7 +56,7 @@ def trace_gradients(run: Training) -> GradientPaths | None:
         return None
     leaves = {id(node.variable): node for node in graph.parents if type(node).__name__ == "AccumulateGrad"}
     return GradientPaths(
-        frozenset(name for name, tensor in missing.items() if storage(tensor)[0] in uses.read),
+        frozenset(name for name, tensor in missing.items() if storage(tensor)[0] in uses.read_storages),
         frozenset(name for name, tensor in missing.items() if storage(tensor)[0] in uses.reentrant),
         {
             name: graph.find_blocking_node(leaves[id(tensor)])
@@ -74,7 +74,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, storage_keys: Storages) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._storage_keys = storage_keys
-        self.read: Storages = set()
+        self.read_storages: Storages = set()
         self.reentrant: Storages = set()
         self.reads_values = False
 
@@ -82,7 +82,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read_keys = {
             storage(leaf)[0] for leaf in inputs_of.iter_leaves((args, kwargs or {})) if _is_tensor(leaf)
         } & self._storage_keys
-        self.read |= read_keys
+        self.read_storages |= read_keys
         if read_keys and _is_in_dead_checkpoint():
             self.reentrant |= read_keys
         self.reads_values = self.reads_values or func in _VALUE_READERS
@@ -119,14 +119,14 @@ class _Graph:
 
     def find_blocking_node(self, node: Any) -> str | None:
         """Return the nearest operation on the way to `node` whose backward gives no gradient, or None."""
-        pending, seen = [node], {node}
+        pending, visited_nodes = [node], {node}
         for current in pending:
             for parent, index in self.parents[current]:
                 if parent in self.gives_gradient:
                     if not self.gives_gradient[parent][index]:
                         return _get_node_name(parent)
-                elif parent not in seen:
-                    seen.add(parent)
+                elif parent not in visited_nodes:
+                    visited_nodes.add(parent)
                     pending.append(parent)
         return None
 

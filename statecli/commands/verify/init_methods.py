@@ -51,10 +51,10 @@ def _find_method(part: nn.Module, name: str, required: int) -> Callable[..., Any
     except (TypeError, ValueError):
         return None
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [
+    required_parameters = [
         parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in optional
     ]
-    return method if len(needed) == required else None
+    return method if len(required_parameters) == required else None
 
 
 def _is_loaded(path: str, part: nn.Module, state: Mapping[str, object]) -> bool:

@@ -53,7 +53,7 @@ class MissingInput:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of forward. `make(seed=0)` returns (args, kwargs): new tensors on the CPU, equal for equal seeds.
+    """Inputs of forward. `make_call(seed=0)` returns (args, kwargs): new tensors on the CPU, equal for equal seeds.
 
     `text` describes the inputs in a few words: "int64 2×16 below 30522". `chosen_by_user`: given by the command or by
     the model, so that forward is called as intended; otherwise guessed. `requested`: given by the command, so that an
@@ -61,7 +61,7 @@ class Inputs:
     """
 
     text: str
-    make: Callable[..., Call]
+    make_call: Callable[..., Call]
     chosen_by_user: bool = True
     requested: bool = True
 
@@ -70,11 +70,11 @@ class Inputs:
         if device == "cpu":
             return self
 
-        def make(seed: int = 0) -> Call:
-            call: Call = map_tensors(self.make(seed=seed), lambda tensor: tensor.to(device))
+        def make_call(seed: int = 0) -> Call:
+            call: Call = map_tensors(self.make_call(seed=seed), lambda tensor: tensor.to(device))
             return call
 
-        return dataclasses.replace(self, make=make)
+        return dataclasses.replace(self, make_call=make_call)
 
 
 #: The inputs, or None and the reason.
@@ -99,35 +99,35 @@ def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
 def _build_from_texts(texts: Sequence[str]) -> Inputs:
     specs_ = parse_inputs(texts)
 
-    def make(seed: int = 0) -> Call:
+    def make_call(seed: int = 0) -> Call:
         import torch
 
         generator = torch.Generator("cpu").manual_seed(seed)
         tensors = [(spec.name, draw_input(spec, generator)) for spec in specs_]
         return tuple(t for name, t in tensors if not name), {name: t for name, t in tensors if name}
 
-    return Inputs(", ".join(spec.text for spec in specs_), make)
+    return Inputs(", ".join(spec.text for spec in specs_), make_call)
 
 
 # --- finding them -------------------------------------------------------------------------------------------
 
 
-def find_inputs(input: Sequence[str], inputs: str | None, built: BuiltModel) -> FoundInputs:
+def find_inputs(input: Sequence[str], inputs: str | None, built_model: BuiltModel) -> FoundInputs:
     """Return the inputs of `--input` or `--input-from`, else the model's inputs; or None and the reason.
 
     Raises UsageError for invalid texts, ModelError if the function of `--input-from` raises or returns no inputs.
     """
     if input and inputs is not None:
-        both = f"{option('--input')} and {option('--input-from')}"
-        raise UsageError(f"{both} contradict each other: both set the inputs of forward; give one of them")
+        options = f"{option('--input')} and {option('--input-from')}"
+        raise UsageError(f"{options} contradict each other: both set the inputs of forward; give one of them")
     if input:
         return _build_from_texts(input), None
     if inputs is not None:
-        return _build_from_function(inputs, built), None
-    return _find_carried_inputs(built)
+        return _build_from_function(inputs, built_model), None
+    return _find_carried_inputs(built_model)
 
 
-def _build_from_function(text: str, built: BuiltModel) -> Inputs:
+def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
         raise UsageError(f"{option('--input-from', text)}: must name a function: file.py:make or package.module:make")
@@ -139,14 +139,14 @@ def _build_from_function(text: str, built: BuiltModel) -> Inputs:
             "returns inputs"
         )
     # The model's own guard with another name: what the function raises is reported as that of --input-from.
-    model = dataclasses.replace(built, spec=spec)
+    model = dataclasses.replace(built_model, spec=spec)
 
-    def make(seed: int = 0) -> Call:
+    def make_call(seed: int = 0) -> Call:
         with model.user_code("calling the function"), use_seed(seed):
             arguments = resolve_arguments(spec, loaded.module, function)
             return convert_to_call(text, function(*arguments.args, **arguments.kwargs))
 
-    return Inputs(describe_call(make()), make)
+    return Inputs(describe_call(make_call()), make_call)
 
 
 def _load_without_forgetting(spec: specs.ModelSpec) -> LoadedObject:
@@ -228,29 +228,29 @@ def _describe_value(value: Any) -> str:
 # --- what the model carries ---------------------------------------------------------------------------------
 
 
-def _find_carried_inputs(built: BuiltModel) -> FoundInputs:
+def _find_carried_inputs(built_model: BuiltModel) -> FoundInputs:
     """Return the first inputs accepted by forward, of `dummy_inputs`, `example_input_array` and the configuration."""
     try:
-        with built.user_code("reading the example inputs of the model"):
+        with built_model.user_code("reading the example inputs of the model"):
             for name in ("dummy_inputs", "example_input_array"):
-                call = _read_attribute(built, name)
-                if call is not None and _is_accepted(built, call):
-                    call = _add_decoder_ids(built, call)
+                call = _read_attribute(built_model, name)
+                if call is not None and _is_accepted(built_model, call):
+                    call = _add_decoder_ids(built_model, call)
                     # Every class of transformers inherits `dummy_inputs`.
-                    is_own = not _is_of_transformers(built)
-                    return _build_constant(f"{describe_call(call)} (its {name})", call, given=is_own), None
-            return _build_from_config(built)
+                    is_own = not _is_of_transformers(built_model)
+                    return _build_constant(f"{describe_call(call)} (its {name})", call, chosen_by_user=is_own), None
+            return _build_from_config(built_model)
     except ModelError as error:
-        return None, MissingInput(remark=f" ({str(error).removeprefix(f'{built.spec.text}: ')})")
+        return None, MissingInput(remark=f" ({str(error).removeprefix(f'{built_model.spec.text}: ')})")
 
 
-def _read_attribute(built: BuiltModel, name: str) -> Call | None:
+def _read_attribute(built_model: BuiltModel, name: str) -> Call | None:
     import torch
 
-    if not hasattr(type(built.module), name) and name not in vars(built.module):
+    if not hasattr(type(built_model.module), name) and name not in vars(built_model.module):
         return None
     with torch.no_grad():
-        attribute = getattr(built.module, name)
+        attribute = getattr(built_model.module, name)
         value = attribute() if callable(attribute) and not issubclass(type(attribute), torch.Tensor) else attribute
     if value is None:
         return None
@@ -258,43 +258,43 @@ def _read_attribute(built: BuiltModel, name: str) -> Call | None:
     return args, {key: value for key, value in kwargs.items() if value is not None}
 
 
-def _build_constant(text: str, call: Call, *, given: bool) -> Inputs:
+def _build_constant(text: str, call: Call, *, chosen_by_user: bool) -> Inputs:
     """The same values for each seed, in new tensors."""
 
-    def make(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
+    def make_call(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
         copied: Call = map_tensors(call, _copy_tensor)
         return copied
 
-    return Inputs(text, make, chosen_by_user=given, requested=False)
+    return Inputs(text, make_call, chosen_by_user=chosen_by_user, requested=False)
 
 
-def _is_of_transformers(built: BuiltModel) -> bool:
-    return hasattr(built.module, "config") and hasattr(type(built.module), "main_input_name")
+def _is_of_transformers(built_model: BuiltModel) -> bool:
+    return hasattr(built_model.module, "config") and hasattr(type(built_model.module), "main_input_name")
 
 
-def _add_decoder_ids(built: BuiltModel, call: Call) -> Call:
+def _add_decoder_ids(built_model: BuiltModel, call: Call) -> Call:
     """Some decoders start from the encoder's ids by themselves, some do not; giving them is right for both."""
     args, kwargs = call
-    signature = _get_signature(built)
+    signature = _get_signature(built_model)
     ids = kwargs.get("input_ids")
     takes_decoder_ids = signature is not None and "decoder_input_ids" in signature.parameters
-    if not takes_decoder_ids or ids is None or not getattr(built.module.config, "is_encoder_decoder", False):
+    if not takes_decoder_ids or ids is None or not getattr(built_model.module.config, "is_encoder_decoder", False):
         return call
     return args, {"decoder_input_ids": ids, **kwargs}
 
 
-def _is_accepted(built: BuiltModel, call: Call) -> bool:
+def _is_accepted(built_model: BuiltModel, call: Call) -> bool:
     """Return True if forward accepts the arguments and token ids in them fit the vocabulary.
 
     Every class of transformers has `dummy_inputs`, token ids up to 7, models for images and audio included.
     """
-    signature = _get_signature(built)
-    config = getattr(built.module, "config", None)
+    signature = _get_signature(built_model)
+    config = getattr(built_model.module, "config", None)
     vocabulary_size = getattr(config, "vocab_size", None)
     ids = call[1].get("input_ids")
     if isinstance(vocabulary_size, int) and ids is not None and int(ids.max()) >= vocabulary_size:
         return False
-    main_input = getattr(built.module, "main_input_name", None)
+    main_input = getattr(built_model.module, "main_input_name", None)
     if config is not None and isinstance(main_input, str) and main_input not in call[1]:
         return False
     if _needs_text_and_images(signature, config):
@@ -302,9 +302,9 @@ def _is_accepted(built: BuiltModel, call: Call) -> bool:
     return _fits_signature(signature, call)
 
 
-def _get_signature(built: BuiltModel) -> inspect.Signature | None:
+def _get_signature(built_model: BuiltModel) -> inspect.Signature | None:
     try:
-        return inspect.signature(built.module.forward)
+        return inspect.signature(built_model.module.forward)
     except (TypeError, ValueError):
         return None
 
@@ -328,18 +328,18 @@ def _needs_text_and_images(signature: inspect.Signature | None, config: Any) -> 
     )
 
 
-def _build_from_config(built: BuiltModel) -> FoundInputs:
+def _build_from_config(built_model: BuiltModel) -> FoundInputs:
     """Return images and token ids of the sizes in a transformers config; None for audio and unusual vision models."""
-    config, signature = getattr(built.module, "config", None), _get_signature(built)
-    if not _is_of_transformers(built) or signature is None:
-        return None, MissingInput(_suggest_shape(built.module, signature))
+    config, signature = getattr(built_model.module, "config", None), _get_signature(built_model)
+    if not _is_of_transformers(built_model) or signature is None:
+        return None, MissingInput(_suggest_shape(built_model.module, signature))
     texts = [_format_ids(config, signature), _format_pixels(config, signature)]
     input_texts = [text for text in texts if text]
     inputs = _build_from_texts(input_texts) if input_texts else None
-    main_input = str(built.module.main_input_name)
-    if inputs is None or not _fits_signature(signature, inputs.make()) or main_input not in inputs.make()[1]:
+    main_input = str(built_model.module.main_input_name)
+    if inputs is None or not _fits_signature(signature, inputs.make_call()) or main_input not in inputs.make_call()[1]:
         return None, MissingInput(remark=f"; forward needs the argument {main_input}")
-    return Inputs(f"{inputs.text} (from its config)", inputs.make, chosen_by_user=False, requested=False), None
+    return Inputs(f"{inputs.text} (from its config)", inputs.make_call, chosen_by_user=False, requested=False), None
 
 
 def _suggest_shape(module: nn.Module, signature: inspect.Signature | None) -> str | None:
@@ -428,14 +428,14 @@ def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
 
 def iter_leaves(value: Any) -> Iterator[Any]:
     """Yield the items of tuples, lists, dicts and dataclasses, at any depth."""
-    pending, seen = [value], set()
+    pending, visited_ids = [value], set()
     while pending:
         current = pending.pop()
         children = _list_children(current)
         if children is None:
             yield current
-        elif id(current) not in seen:
-            seen.add(id(current))
+        elif id(current) not in visited_ids:
+            visited_ids.add(id(current))
             pending += reversed(children)
 
 

@@ -122,9 +122,9 @@ def _iter_shared_slots(module: nn.Module) -> Iterator[tuple[Slot, object]]:
                 yield Slot("file", module_name, name), value
 
 
-def read_values(module: nn.Module, *, without: Iterable[str] = ()) -> dict[Slot, Parts]:
-    """Read all slots, except for registered tensors with names in `without`."""
-    reader, left_out = _Reader(_list_registered(module)), frozenset(without)
+def read_values(module: nn.Module, *, excluded_names: Iterable[str] = ()) -> dict[Slot, Parts]:
+    """Read all slots, except for registered tensors with names in `excluded_names`."""
+    reader, left_out = _Reader(_list_registered(module)), frozenset(excluded_names)
     values: dict[Slot, Parts] = {}
     for slot, value in iter_slots(module):
         if isinstance(value, torch.Tensor) and id(value) in reader.registered:
@@ -147,7 +147,7 @@ def _list_registered(module: nn.Module) -> dict[int, str]:
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     )
-    return {id(thing): name for name, thing in reversed(named)}
+    return {id(item): name for name, item in reversed(named)}
 
 
 @dataclass
@@ -157,10 +157,10 @@ class _Reader:
     registered: Mapping[int, str]
     tensors: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[str, object] = field(default_factory=dict)
-    _seen: set[int] = field(default_factory=set)
+    _visited_ids: set[int] = field(default_factory=set)
 
     def read(self, value: object) -> dict[str, object]:
-        self._parts, self._seen = {}, set()
+        self._parts, self._visited_ids = {}, set()
         self._add("", value, _MAX_DEPTH)
         return self._parts
 
@@ -177,10 +177,10 @@ class _Reader:
             self._parts[path] = self.encode_tensor(value)
         elif (encoded := _encode_leaf(value)) is not None:
             self._parts[path] = encoded
-        elif isinstance(value, _OPAQUE_TYPES) or depth == 0 or id(value) in self._seen:
+        elif isinstance(value, _OPAQUE_TYPES) or depth == 0 or id(value) in self._visited_ids:
             self._parts[path] = f"<{type(value).__name__}>"
         else:
-            self._seen.add(id(value))
+            self._visited_ids.add(id(value))
             self._add_children(path, value, depth - 1)
 
     def _add_children(self, path: str, value: Any, depth: int) -> None:
@@ -189,7 +189,7 @@ class _Reader:
         if isinstance(value, dict):
             children = [(f"[{key!r}]", value[key]) for key in tuple(value)]
         elif isinstance(value, (list, tuple, deque)):
-            children = [(f"[{at}]", entry) for at, entry in enumerate(tuple(value))]
+            children = [(f"[{index}]", entry) for index, entry in enumerate(tuple(value))]
         elif isinstance(value, (set, frozenset)):
             self._parts[path] = f"{{{', '.join(sorted(map(repr, value)))}}}"
             return
@@ -277,7 +277,7 @@ def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
     """Map the ids of registered modules and tensors of `source` to the ids in `target`."""
     names = {name: key for key, name in _list_registered(source).items()}
     targets = (*target.named_modules(), *target.named_parameters(), *target.named_buffers())
-    return {names[name]: thing for name, thing in targets if name in names}
+    return {names[name]: item for name, item in targets if name in names}
 
 
 def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:

@@ -35,7 +35,7 @@ def _suggest_inputs(args: tuple[Any, ...]) -> str:
     return f"pass a tensor, or its shape as a string, such as {'x'.join(map(str, sizes))!r}"
 
 
-def find_live_inputs(python_inputs: Any, built: BuiltModel) -> FoundInputs:
+def find_live_inputs(python_inputs: Any, built_model: BuiltModel) -> FoundInputs:
     """Return the inputs of forward, or None and the reason.
 
     `python_inputs` is a tensor, a tuple or list (positional), a dict (by keyword), (args, kwargs), a function that
@@ -47,8 +47,8 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> FoundInputs:
     """
     texts = _get_texts(python_inputs)
     if python_inputs is None or texts:
-        inputs_found, why_not = inputs.find_inputs(texts, None, built)
-        return (inputs_found and _move_beside_model(built.module, inputs_found)), why_not
+        inputs_found, why_not = inputs.find_inputs(texts, None, built_model)
+        return (inputs_found and _move_beside_model(built_model.module, inputs_found)), why_not
     args, kwargs = inputs.split_arguments(python_inputs)
     input_text = next(filter(is_input_text, (*args, *kwargs.values())), None)
     if input_text is not None:
@@ -56,15 +56,15 @@ def find_live_inputs(python_inputs: Any, built: BuiltModel) -> FoundInputs:
         raise UsageError(
             f"inputs: {input_text!r} is a shape, but another input is not; give only tensors or only shapes: {examples}"
         )
-    model = replace(built, spec=ModelSpec("inputs", "", False, "inputs"))
+    model = replace(built_model, spec=ModelSpec("inputs", "", False, "inputs"))
 
-    def make(seed: int = 0) -> Call:
+    def make_call(seed: int = 0) -> Call:
         if not callable(python_inputs) or isinstance(python_inputs, torch.Tensor):
             return inputs.convert_to_call("inputs", python_inputs, "the value is", _suggest_inputs(args))
         with model.user_code("calling the function"), inputs.use_seed(seed):
             return inputs.convert_to_call("inputs", python_inputs())
 
-    return Inputs(inputs.describe_call(make()), make), None
+    return Inputs(inputs.describe_call(make_call()), make_call), None
 
 
 def _get_texts(python_inputs: Any) -> tuple[str, ...]:
@@ -97,11 +97,11 @@ def build_copy(module: nn.Module) -> BuiltModel:
     """
     wrapped, contents = model_under_test.wrap_live_model(module), copy_model.list_contents(module)
 
-    def make(values: bool, _: int) -> nn.Module:
+    def copy_instance(values: bool, _: int) -> nn.Module:
         with wrapped.user_code("copying the model"):
             return copy_model.copy_live_model(module, values=values, contents=contents)
 
-    return replace(wrapped, module=make(False, 0), original=module, values=False, make_instance=make)
+    return replace(wrapped, module=copy_instance(False, 0), original=module, values=False, make_instance=copy_instance)
 
 
 # --- as it was --------------------------------------------------------------------------------------------------------

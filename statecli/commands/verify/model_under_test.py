@@ -101,7 +101,7 @@ class ModelUnderTest:
         import torch
 
         assert self.inputs is not None  # noqa: S101 - callers have looked
-        args, kwargs = self.inputs.make(seed=seed)
+        args, kwargs = self.inputs.make_call(seed=seed)
         # A frozen ScriptModule has no mode.
         modes = [(part, part.training) for part in module.modules() if hasattr(part, "training")]
         with self.user_code("calling the model"), use_seed(seed, module), torch.set_grad_enabled(grad):
@@ -112,16 +112,22 @@ class ModelUnderTest:
                     part.training = training
 
 
-def prepare_built_model(built: BuiltModel, target: str) -> ModelUnderTest:
+def prepare_built_model(built_model: BuiltModel, target: str) -> ModelUnderTest:
     """Prepare a model named by a spec: call its constructor for each instance, or copy the only instance."""
-    measure.check_no_freed_storage(built.module, target)
+    measure.check_no_freed_storage(built_model.module, target)
     try:
-        renames = _find_name_mismatch(built.module, built.build_again())
+        renames = _find_name_mismatch(built_model.module, built_model.build_again())
     except ModelError:
-        return _prepare_copies(built.module, target, built)
-    state = live.model_reader.read(built, target)
+        return _prepare_copies(built_model.module, target, built_model)
+    state = live.model_reader.read(built_model, target)
     return ModelUnderTest(
-        target, state, built.build_again, built.user_code, rebuilds=True, origins=built.origins, name_mismatch=renames
+        target,
+        state,
+        built_model.build_again,
+        built_model.user_code,
+        rebuilds=True,
+        origins=built_model.origins,
+        name_mismatch=renames,
     )
 
 
@@ -157,7 +163,7 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
 
     contents = copy_model.list_contents(module)
     try:
-        built = replace(
+        built_model = replace(
             wrapped,
             module=build_fresh(),
             original=module,
@@ -167,17 +173,17 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
     except ModelError as error:
         state = live.model_reader.read_without_move(wrapped, target, str(error).removeprefix(f"{target}: "))
     else:
-        state = live.model_reader.read(built, target)
+        state = live.model_reader.read(built_model, target)
     # What torch recomputes before each forward finds its parameters again.
     recomputed = state.recomputed
-    cut = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)
+    non_leaf_names = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)
     return ModelUnderTest(
         target,
         state,
         build_fresh,
         wrapped.user_code,
         rebuilds=False,
-        non_leaves=cut,
+        non_leaves=non_leaf_names,
         origins=wrapped.origins,
         original=module,
     )

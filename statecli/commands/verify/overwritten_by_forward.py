@@ -26,7 +26,7 @@ def find_overwritten(run: Training) -> OverwrittenParameters:
     A projected update (to a norm, to a range) survives in part, at least for one of two opposite updates. Updates are
     as large as the values, so that rounding does not swallow updates. The values are restored afterwards.
     """
-    parameters = {name: run.seen[name].tensor for name in sorted(run.written) if name in run.seen}
+    parameters = {name: run.leaf_records[name].tensor for name in sorted(run.written_names) if name in run.leaf_records}
     parameters = {name: values for name, values in parameters.items() if training_rounds.is_strided(values)}
     start = {name: training_rounds.copy_values(values) for name, values in parameters.items()}
     try:

@@ -40,7 +40,7 @@ def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[
 def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, training: bool) -> _CastRecorder:
     assert subject.inputs is not None  # noqa: S101 - `find_recast` has looked
     module = subject.build_used(values=True)
-    args, kwargs = recreated_by_forward.convert_inputs(subject.inputs.make(seed=0), dtype)
+    args, kwargs = recreated_by_forward.convert_inputs(subject.inputs.make_call(seed=0), dtype)
     with check_builder.keep_class_attributes(module), torch.no_grad():
         with subject.user_code("casting the model"):
             module = move_model(module, dtype)
@@ -65,11 +65,11 @@ class _CastRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        read = self._find_names((args, kwargs)) if func.namespace != "prim" else set()
-        if read and func.overloadpacket is torch.ops.aten._to_copy and result.dtype == self._dtype:
-            self.cast |= read
+        read_names = self._find_names((args, kwargs)) if func.namespace != "prim" else set()
+        if read_names and func.overloadpacket is torch.ops.aten._to_copy and result.dtype == self._dtype:
+            self.cast |= read_names
         else:
-            self.otherwise_read |= read - self._find_names(result)  # a view has the name of its tensor
+            self.otherwise_read |= read_names - self._find_names(result)  # a view has the name of its tensor
         return result
 
     def _find_names(self, tree: Any) -> set[str]:

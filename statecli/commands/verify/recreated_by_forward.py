@@ -79,7 +79,7 @@ class RecreatedTensors:
     """
 
     recreated: frozenset[str] = frozenset()
-    read: set[str] = field(default_factory=set)
+    read_names: set[str] = field(default_factory=set)
     reason: str | None = None
 
 
@@ -112,7 +112,7 @@ class Recreation:
         """Return why statecli does not know whether forward replaces a tensor; None if it is known."""
         if fqn not in self._subject.created_by_forward:
             return None
-        if self._after_change.reason is None or fqn in self._after_change.read:
+        if self._after_change.reason is None or fqn in self._after_change.read_names:
             return None
         return f"statecli does not know whether forward creates the tensor again: {self._after_change.reason}"
 
@@ -181,15 +181,15 @@ def _try_conversions(subject: ModelUnderTest, conversions: Iterable[_Conversion]
     for conversion in conversions:
         result = RecreatedTensors()
         try:
-            result.recreated = _find_recreated(subject, conversion, result.read)
+            result.recreated = _find_recreated(subject, conversion, result.read_names)
             break
         except ModelError as error:
             result.reason = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
-    result.recreated -= result.read
+    result.recreated -= result.read_names
     return result
 
 
-def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[str]) -> frozenset[str]:
+def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read_names: set[str]) -> frozenset[str]:
     module = subject.build_used(values=conversion.values)
     with check_builder.keep_class_attributes(module), conversion.context(), torch.no_grad():
         with subject.user_code("moving the model"):
@@ -200,8 +200,8 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read: set[
             for name in subject.created_by_forward
             if name in before and not conversion.has_arrived(before[name])
         }
-        with subject.user_code(f"calling the model {conversion.description}"), ReadRecorder(left_behind, read):
-            call = subject.inputs.make(seed=0)  # type: ignore[union-attr]
+        with subject.user_code(f"calling the model {conversion.description}"), ReadRecorder(left_behind, read_names):
+            call = subject.inputs.make_call(seed=0)  # type: ignore[union-attr]
             args, kwargs = convert_inputs(call, conversion.destination)
             module.eval()(*args, **kwargs)
         after = measure.map_tensors(module)
@@ -249,15 +249,15 @@ def _find_growing_containers(subject: ModelUnderTest) -> frozenset[str]:
 class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Add the names of tensors read by an operator, directly or by views, to `read`."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read_names: set[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {_get_key(tensor): name for name, tensor in tensors.items()}
-        self._read = read
+        self._read_names = read_names
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "prim":  # a question, no operator
             keys = (_get_key(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor))
-            self._read.update(self._names[key] for key in keys if key in self._names)
+            self._read_names.update(self._names[key] for key in keys if key in self._names)
         return func(*args, **(kwargs or {}))
 
 

@@ -88,12 +88,12 @@ class SavedTraining:
     lines: Origins
 
 
-def find_effect(first: Record, second: Record, *, without: Collection[Slot] = ()) -> str | None:
+def find_effect(first: Record, second: Record, *, excluded_slots: Collection[Slot] = ()) -> str | None:
     """Describe the first difference in outputs, registered tensors, the optimizer or random numbers; None if equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
         if _differ(*outputs):
             return f"the output of step {step} differs"
-    for slot in (slot for slot in first.values if slot in first.registered and slot not in without):
+    for slot in (slot for slot in first.values if slot in first.registered and slot not in excluded_slots):
         if list_differing_parts(first.values[slot], second.values.get(slot)):
             return f"{slot.fqn} differs after step {STEPS}"
     if list_differing_parts(first.optimizer, second.optimizer):
@@ -116,7 +116,7 @@ class Trainer:
         assert subject.inputs is not None  # noqa: S101 - prove has looked
         self._subject = subject
         self._made_by = made_by
-        self._calls = [subject.inputs.make(seed=step) for step in range(STEPS + 1)]
+        self._calls = [subject.inputs.make_call(seed=step) for step in range(STEPS + 1)]
         self._probe = subject.build_fresh()
 
     def train(self) -> SavedTraining:
@@ -126,7 +126,7 @@ class Trainer:
             with self._subject.user_code("setting the model to train mode"):
                 module.train()
             names = frozenset(check_builder.read_state_dict(self._subject, module))
-            initial = kept_values.read_values(module, without=names)
+            initial = kept_values.read_values(module, excluded_names=names)
             lines = self._subject.origins.continue_for_instance()
             with lines.record():
                 if any(map(is_lazy, module.parameters())):
@@ -183,9 +183,9 @@ class Trainer:
         """Run a step; return copies of the outputs."""
         args, kwargs = self._copy_call(step)
         with self._subject.user_code(f"calling the model in train mode in step {step + 1}"):
-            found = find_floating_outputs(session.module(*args, **kwargs))
-        outputs = [copied for output in found if (copied := check_builder.copy_values(output)) is not None]
-        loss = compute_loss(found)
+            output_tensors = find_floating_outputs(session.module(*args, **kwargs))
+        outputs = [copied for output in output_tensors if (copied := check_builder.copy_values(output)) is not None]
+        loss = compute_loss(output_tensors)
         if session.optimizer is None or session.scheduler is None:
             return outputs
         session.optimizer.zero_grad()
@@ -214,9 +214,9 @@ class Trainer:
         try:
             with torch.no_grad(), self._subject.user_code("calling the model in eval mode"):
                 args, kwargs = self._copy_call(STEPS)
-                found = find_floating_outputs(module.eval()(*args, **kwargs))
+                output_tensors = find_floating_outputs(module.eval()(*args, **kwargs))
             record.eval_outputs = [
-                copied for output in found if (copied := check_builder.copy_values(output)) is not None
+                copied for output in output_tensors if (copied := check_builder.copy_values(output)) is not None
             ]
         except ModelError:
             pass

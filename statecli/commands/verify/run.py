@@ -138,8 +138,8 @@ def explain_wrong_target(target: str) -> UsageError:
         if not near.choices:
             near = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
         end = ":" if near.choices else "" if near.advice else ", such as net.py:Net or package.module:Class"
-        what = "a folder" if is_folder else "a checkpoint"
-        return near.build_error(UsageError, target, f"is {what}; verify needs a model class{end}")
+        kind = "a folder" if is_folder else "a checkpoint"
+        return near.build_error(UsageError, target, f"is {kind}; verify needs a model class{end}")
     suggestion = target_suggestions.suggest_for_missing(target)
     if suggestion == Suggestion():
         suggestion = Suggestion("write file.py:Class or package.module:Class")
@@ -151,13 +151,13 @@ def build_model_under_test(request: Request, python_inputs: Any = None) -> Model
     spec = load.find_class_spec(request.target)
     if spec is None:
         raise explain_wrong_target(request.target)
-    built = live.build.build(spec, init_device=request.init_device)
+    built_model = live.build.build(spec, init_device=request.init_device)
     if python_inputs is None:
-        inputs_found, why_not = verify.inputs.find_inputs(request.input, request.inputs, built)
+        inputs_found, why_not = verify.inputs.find_inputs(request.input, request.inputs, built_model)
     else:
-        inputs_found, why_not = verify.live_model.find_live_inputs(python_inputs, built)
+        inputs_found, why_not = verify.live_model.find_live_inputs(python_inputs, built_model)
     return verify.first_forward.add_inputs(
-        verify.model_under_test.prepare_built_model(built, request.target), inputs_found, why_not
+        verify.model_under_test.prepare_built_model(built_model, request.target), inputs_found, why_not
     )
 
 
@@ -187,10 +187,10 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
     except Exception as error:
         # A tensor subclass runs code of its own in operators that a proof calls.
-        raised = describe_model_error(error)
-        if raised is None:
+        error_text = describe_model_error(error)
+        if error_text is None:
             raise
-        return Check(name, Verdict.INCONCLUSIVE, reason=raised)
+        return Check(name, Verdict.INCONCLUSIVE, reason=error_text)
 
 
 def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
@@ -205,7 +205,7 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
 
 def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
     """Make tensors of the proof inconclusive if a copy of the model holds them in another way than the model."""
-    messages = {odd.fqn: odd.message for odd in state.oddities if odd.kind is OddityKind.UNLIKE_COPY}
+    messages = {oddity.fqn: oddity.message for oddity in state.oddities if oddity.kind is OddityKind.UNLIKE_COPY}
     if not messages:
         return check
 

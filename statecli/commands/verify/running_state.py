@@ -81,5 +81,5 @@ def _depends(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tenso
     """Return True if an element changed by forward has another value after a change before forward."""
     if not before.shape == after.shape == other_after.shape:
         return False
-    same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)
-    return bool(((before != after) & ~same).any())
+    is_same = torch.isclose(after, other_after, rtol=0, atol=0, equal_nan=True)
+    return bool(((before != after) & ~is_same).any())

@@ -78,8 +78,8 @@ class LeafRecord:
     @property
     def first_bad_round(self) -> int | None:
         """The first round whose gradient had a NaN or an infinity."""
-        bad = (n for n, peak in enumerate(self.peaks, 1) if peak is not None and not peak < float("inf"))
-        return next(bad, None)
+        bad_rounds = (n for n, peak in enumerate(self.peaks, 1) if peak is not None and not peak < float("inf"))
+        return next(bad_rounds, None)
 
     @property
     def is_missing(self) -> bool:
@@ -120,29 +120,29 @@ class Training:
     module: nn.Module
     made_by: type[torch.optim.Optimizer]
     optimizer: torch.optim.Optimizer | None = None
-    seen: dict[str, LeafRecord] = field(default_factory=dict)
+    leaf_records: dict[str, LeafRecord] = field(default_factory=dict)
     frozen: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
     changed_by: dict[str, set[str]] = field(default_factory=dict)
-    written: set[str] = field(default_factory=set)
+    written_names: set[str] = field(default_factory=set)
     rounds: int = 0
     is_cut_off: bool = False
     finite: bool = True
     draws: bool = False
     in_eval: GradientsInMode | None = None
     in_running: GradientsInMode | None = None
-    _held: frozenset[int] = frozenset()
+    _trained_ids: frozenset[int] = frozenset()
 
     def is_up_to_chance(self, name: str) -> bool:
         """Return True if a leaf may get a gradient in another round: eval mode gives a gradient, or is inconclusive."""
         if self.in_eval is None or self.get_cancelled_gradient(name):
             return False
         in_eval = self.in_eval.peaks.get(name)
-        return in_eval != 0 if 0 in self.seen[name].peaks else bool(in_eval)
+        return in_eval != 0 if 0 in self.leaf_records[name].peaks else bool(in_eval)
 
     def get_cancelled_gradient(self, name: str) -> float | None:
         """Return the gradient without batch statistics, which cancel for instance the bias before a BatchNorm."""
-        return self.in_running.peaks.get(name) if self.in_running and 0 in self.seen[name].peaks else None
+        return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property
     def still_growing(self) -> bool:
@@ -197,8 +197,8 @@ def _keep_random_state(seed: int) -> Iterator[None]:
 def start_round(run: Training) -> Iterator[None]:
     """Prepare the next round: set its seed and clear the gradients of the last."""
     with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
-        for seen in run.seen.values():
-            seen.tensor.grad = None
+        for leaf in run.leaf_records.values():
+            leaf.tensor.grad = None
         yield
 
 
@@ -208,7 +208,7 @@ def start_round(run: Training) -> Iterator[None]:
 def _start_training(run: Training) -> None:
     with run.subject.user_code("reading the parameters of the model"):
         trained = [parameter for parameter in run.module.parameters() if parameter.requires_grad]
-    run._held = frozenset(map(id, trained))
+    run._trained_ids = frozenset(map(id, trained))
     _find_leaves(run)
     if trained:
         with run.subject.user_code(f"creating {run.made_by.__name__} for the model"):
@@ -229,11 +229,13 @@ def _is_settled(run: Training) -> bool:
     """True if another round could show nothing new."""
     if not run.rounds:
         return False
-    return not (run.rounds == 1 and _needs_second_round(run)) and all(seen.is_settled for seen in run.seen.values())
+    return not (run.rounds == 1 and _needs_second_round(run)) and all(
+        leaf.is_settled for leaf in run.leaf_records.values()
+    )
 
 
 def _has_new_gradients(run: Training) -> bool:
-    return any(seen.is_new for seen in run.seen.values())
+    return any(leaf.is_new for leaf in run.leaf_records.values())
 
 
 def _needs_second_round(run: Training) -> bool:
@@ -242,10 +244,12 @@ def _needs_second_round(run: Training) -> bool:
     The instance keeps its graph; or a tensor has the shape and initial values of a trained tensor, and may follow this
     tensor (an EMA, a target network).
     """
-    shapes = {seen.tensor.shape for seen in run.seen.values() if seen.trained and not seen.tensor.is_nested}
+    shapes = {leaf.tensor.shape for leaf in run.leaf_records.values() if leaf.trained and not leaf.tensor.is_nested}
     tensors = run.map_tensors()
-    still = [tensor for name, tensor in tensors.items() if name not in run.changed_by and not tensor.requires_grad]
-    follows = (_is_floating(tensor) and not tensor.is_nested and tensor.shape in shapes for tensor in still)
+    constant_tensors = [
+        tensor for name, tensor in tensors.items() if name not in run.changed_by and not tensor.requires_grad
+    ]
+    follows = (_is_floating(tensor) and not tensor.is_nested and tensor.shape in shapes for tensor in constant_tensors)
     return any(not tensor.is_leaf for tensor in tensors.values()) or any(follows)
 
 
@@ -255,8 +259,10 @@ def _run_round(run: Training) -> str | None:
 
 
 def _train_round(run: Training) -> str | None:
-    copies = {name: copy_values(tensor) for name, tensor in run.map_tensors().items() if id(tensor) not in run._held}
-    marks = {name: _ParameterMark(seen.tensor) for name, seen in run.seen.items() if seen.trained}
+    copies = {
+        name: copy_values(tensor) for name, tensor in run.map_tensors().items() if id(tensor) not in run._trained_ids
+    }
+    marks = {name: _ParameterMark(leaf.tensor) for name, leaf in run.leaf_records.items() if leaf.trained}
     with _record_calls() as gave:
         outputs = find_floating_outputs(call_forward(run))
     run.rounds += 1
@@ -264,7 +270,7 @@ def _train_round(run: Training) -> str | None:
     _note_writes(run, marks)
     _find_leaves(run)
     _note_idle(run, gave)
-    if not run.seen:
+    if not run.leaf_records:
         run.rounds = DEFAULT_ROUNDS
         return None
     if not outputs:
@@ -290,7 +296,7 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
     """Return the module's output for the inputs of the next round. Raises ModelError."""
     assert run.subject.inputs is not None  # noqa: S101 - prove has looked
     number = run.rounds + 1
-    args, kwargs = run.subject.inputs.make(seed=number)
+    args, kwargs = run.subject.inputs.make_call(seed=number)
     before = _read_generators()
     with run.subject.user_code(f"calling the model in {mode}{_format_round(number) if mode == 'train mode' else ''}"):
         output = run.module(*args, **kwargs)
@@ -301,8 +307,8 @@ def call_forward(run: Training, mode: str = "train mode") -> Any:
 def _read_generators() -> tuple[Any, ...]:
     """Return the states of the random generators available to forward."""
     numpy: Any = sys.modules.get("numpy")
-    _, state, *rest = numpy.random.get_state() if numpy else (None, b"")
-    return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), rest
+    _, state, *state_fields = numpy.random.get_state() if numpy else (None, b"")
+    return torch.default_generator.get_state().tolist(), random.getstate(), bytes(state), state_fields
 
 
 def find_floating_outputs(output: Any) -> list[torch.Tensor]:
@@ -342,15 +348,15 @@ def _widen(output: torch.Tensor) -> torch.Tensor:
 def _run_step(run: Training, loss: torch.Tensor) -> None:
     if run.optimizer is None:
         return
-    trained = {name: seen for name, seen in run.seen.items() if seen.trained and not seen.updated}
-    trained = {name: seen for name, seen in trained.items() if seen.peaks[-1] and seen.tensor.grad is not None}
-    before = {name: _ValuesBefore(seen.tensor, sample=run.rounds == 1) for name, seen in trained.items()}
+    trained = {name: leaf for name, leaf in run.leaf_records.items() if leaf.trained and not leaf.updated}
+    trained = {name: leaf for name, leaf in trained.items() if leaf.peaks[-1] and leaf.tensor.grad is not None}
+    before = {name: _ValuesBefore(leaf.tensor, sample=run.rounds == 1) for name, leaf in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
         # LBFGS asks for the loss again, and gets the same.
         run.optimizer.step(lambda: float(loss.detach()))
-    for name, seen in trained.items():
-        seen.updated = before[name].was_updated()
-        seen.lost_peak = _find_lost_peak(seen.tensor, run.optimizer) if seen.updated is False else None
+    for name, leaf in trained.items():
+        leaf.updated = before[name].was_updated()
+        leaf.lost_peak = _find_lost_peak(leaf.tensor, run.optimizer) if leaf.updated is False else None
 
 
 def is_strided(tensor: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
@@ -388,13 +394,13 @@ def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> f
 
 
 def _list_missing(run: Training) -> list[str]:
-    return [name for name, seen in run.seen.items() if seen.is_missing]
+    return [name for name, leaf in run.leaf_records.items() if leaf.is_missing]
 
 
 def _measure_other_modes(run: Training) -> None:
     """Measure leaves without gradient in modes without batch statistics and without random drops."""
     norms = [submodule for submodule in run.module.modules() if _is_batch_norm(submodule)]
-    if norms and any(0 in run.seen[name].peaks for name in _list_missing(run)):
+    if norms and any(0 in run.leaf_records[name].peaks for name in _list_missing(run)):
         run.in_running = _measure_in_mode(run, "train mode, with its batch norms in eval mode", norms)
     if run.draws and not all(map(run.get_cancelled_gradient, _list_missing(run))):
         run.in_eval = _measure_in_mode(run, "eval mode", None)
@@ -431,7 +437,7 @@ def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> di
     if loss.requires_grad:
         with run.subject.user_code(f"backward in {mode}"):
             loss.backward()  # type: ignore[no-untyped-call]
-    return {name: _scale_gradient(run.seen[name].tensor) for name in _list_missing(run)}
+    return {name: _scale_gradient(run.leaf_records[name].tensor) for name in _list_missing(run)}
 
 
 # --- what a round showed ------------------------------------------------------------------------------------
@@ -445,9 +451,9 @@ def _find_leaves(run: Training) -> None:
     for name, tensor in run.map_tensors().items():
         if not tensor.requires_grad or not tensor.is_leaf or not tensor.numel():
             continue
-        record = run.seen.get(name)
+        record = run.leaf_records.get(name)
         if record is None or record.tensor is not tensor:
-            run.seen[name] = LeafRecord(tensor, id(tensor) in run._held, record.peaks if record else [])
+            run.leaf_records[name] = LeafRecord(tensor, id(tensor) in run._trained_ids, record.peaks if record else [])
             run.replaced |= {name} if record else set()
 
 
@@ -479,19 +485,19 @@ def _note_idle(run: Training, gave: dict[int, bool]) -> None:
         return
     named_modules = run.module.named_modules(remove_duplicate=False)
     idle = tuple(f"{name}." for name, submodule in named_modules if name and not gave.get(id(submodule), True))
-    for name, seen in run.seen.items():
-        seen.idle += name.startswith(idle)
+    for name, leaf in run.leaf_records.items():
+        leaf.idle += name.startswith(idle)
 
 
 def _read_gradients(run: Training) -> None:
     """Record the size of each gradient and scale it to the size of the round; drop non-finite gradients."""
     peaks: dict[int, float | None] = {}
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        for seen in run.seen.values():
-            key = id(seen.tensor)
+        for leaf in run.leaf_records.values():
+            key = id(leaf.tensor)
             if key not in peaks:  # a tied tensor has two names and one gradient
-                peaks[key] = _scale_gradient(seen.tensor, STEP_GROWTH ** (run.rounds - 1))
-            seen.peaks.append(peaks[key])
+                peaks[key] = _scale_gradient(leaf.tensor, STEP_GROWTH ** (run.rounds - 1))
+            leaf.peaks.append(peaks[key])
 
 
 def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
@@ -557,8 +563,8 @@ class _ParameterMark:
 
 def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
     for name, mark in marks.items():
-        written, changed = mark.find_changes()
-        run.written |= {name} if written else set()
+        is_written, changed = mark.find_changes()
+        run.written_names |= {name} if is_written else set()
         if changed:
             run.changed_by.setdefault(name, set()).add("forward")
 

@@ -64,7 +64,7 @@ def watch_run(
     """Yield a row for each finished checkpoint, for ever or `request.count` times."""
     follower = Follower(Cache(enabled=request.cache), keeps_modules=False)
     candidates: dict[str, _Candidate] = {}
-    written = 0
+    row_count = 0
     # Empty folders at first: each checkpoint is new.
     is_first_look, is_history = True, True
     last: CheckpointRow | None = None
@@ -88,8 +88,8 @@ def watch_run(
                     continue  # a folder to which files next to the weights were added
                 last = row
             yield row
-            written += 1
-            if request.count is not None and written >= request.count:
+            row_count += 1
+            if request.count is not None and row_count >= request.count:
                 return
         sleep(request.interval)
 
@@ -97,10 +97,10 @@ def watch_run(
 def _skip_earlier(finished: Sequence[str], candidates: dict[str, _Candidate], targets: Sequence[str]) -> list[str]:
     """Return the last of the finished checkpoints with a step; the other checkpoints are done."""
     stepped = [path for path in finished if _find_number(path, targets) is not None]
-    kept = (stepped or finished)[-1]
+    last_path = (stepped or finished)[-1]
     for path in finished:
-        candidates[path].is_done = path != kept
-    return [kept]
+        candidates[path].is_done = path != last_path
+    return [last_path]
 
 
 def _look(targets: Sequence[str], candidates: dict[str, _Candidate], now: float) -> list[str]:

@@ -83,11 +83,11 @@ class _TensorCasts:
         """The first broken rule and an explanation, with the ways followed by the tensor."""
         if not self.wrong:
             return None
-        rule, what = next(iter(self.wrong.values()))
+        rule, explanation = next(iter(self.wrong.values()))
         followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
         if followed_casts and rule == rules.KEEPS_DTYPE:
-            what = f"{what}, although {followed_casts[0]} changes its dtype"
-        return rule, what
+            explanation = f"{explanation}, although {followed_casts[0]} changes its dtype"
+        return rule, explanation
 
 
 class _Proof(Proof):
@@ -105,8 +105,8 @@ class _Proof(Proof):
 
     def _run(self) -> None:
         module: nn.Module | None = None
-        for way in self._ways:
-            module = self._cast(module, way)
+        for cast in self._ways:
+            module = self._cast(module, cast)
         self._how = ", ".join(self._casts_done or [called for called, _, _ in self._ways])
         for row in self._subject.state.tensors:
             self._cells[row.fqn] = self._build_cell(row)
@@ -128,11 +128,11 @@ class _Proof(Proof):
         before = {name: tensor.dtype for name, tensor in self._tensors.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            returned, raised = check_builder.run_user_code(
+            returned, error_text = check_builder.run_user_code(
                 self._subject, f"{cast[0]} of the model", lambda: cast[2](start)
             )
-        if raised:
-            self._reasons.append(raised)
+        if error_text:
+            self._reasons.append(error_text)
             return None
         self._cast_model = get_moved_model(start, returned)
         self._tensors = measure.map_tensors(self._cast_model)
@@ -188,19 +188,19 @@ class _Proof(Proof):
         if fault is None:
             why = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
             return Cell(Verdict.PASSED, before, steps.after(), why)
-        rule, what = fault
+        rule, explanation = fault
         excused_cell = self._excuse(row, steps) if rule == rules.KEEPS_DTYPE else None
-        return excused_cell or self._fail(rule, row, what, steps)
+        return excused_cell or self._fail(rule, row, explanation, steps)
 
-    def _fail(self, rule: Rule, row: TensorInfo, what: str, steps: _TensorCasts) -> Cell:
+    def _fail(self, rule: Rule, row: TensorInfo, explanation: str, steps: _TensorCasts) -> Cell:
         severity = None
         if rule == rules.KEEPS_DTYPE:
             effect = measure_effect(row, is_harmless=lambda: row.fqn in self._recast)
             severity = decide_tensor_severity(row, effect)
-            what = f"{what}; {recast_by_forward.RECAST_REASON}" if effect else what
-        message, help = f"{row.fqn}: {what}", self._help(rule, row, steps)
+            explanation = f"{explanation}; {recast_by_forward.RECAST_REASON}" if effect else explanation
+        message, help = f"{row.fqn}: {explanation}", self._help(rule, row, steps)
         self.report(rule, message, row.fqn, severity=severity, help=help)
-        return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
+        return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
 
     @functools.cached_property
     def _recast(self) -> frozenset[str]:
@@ -273,13 +273,15 @@ class _Proof(Proof):
             if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
             stale_view = self._stale_views.get(name)
-            what = f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
+            explanation = (
+                f"{stale_view.message if stale_view else f'{name} is another name of {row.fqn}'}; {name} {fault[1]}"
+            )
             if stale_view:
-                self._findings.append(msgspec.structs.replace(stale_view, message=what))
+                self._findings.append(msgspec.structs.replace(stale_view, message=explanation))
             else:
                 severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
-                self.report(STALE_VIEW, what, name, severity=severity)
-            self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), what)
+                self.report(STALE_VIEW, explanation, name, severity=severity)
+            self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
 
 
 _AS_REAL = (
@@ -312,10 +314,10 @@ def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, c
     return None
 
 
-def _find_declining_modules(module: nn.Module, called: str, followed: list[str]) -> frozenset[str]:
+def _find_declining_modules(module: nn.Module, called: str, cast_names: list[str]) -> frozenset[str]:
     """Return the names of modules with a `half()` of their own without effect, as in torchmetrics.
 
-    `followed`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
+    `cast_names`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
     """
     method = called.strip(".()")
     torchs = getattr(nn.Module, method, None)
@@ -327,8 +329,8 @@ def _find_declining_modules(module: nn.Module, called: str, followed: list[str])
         if getattr(type(module_or_name), method, None) is not torchs
     ]
     parts = {
-        module_or_name[:end] for module_or_name in followed for end, sign in enumerate(module_or_name) if sign == "."
-    } | ({""} if followed else set())
+        module_or_name[:end] for module_or_name in cast_names for end, sign in enumerate(module_or_name) if sign == "."
+    } | ({""} if cast_names else set())
     return frozenset(name for name in names_with_own_method if name not in parts)
 
 

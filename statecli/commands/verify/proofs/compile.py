@@ -90,20 +90,20 @@ class _CompiledPair:
 
 class _Proof(Proof):
     def _run(self) -> None:
-        changed, found = find_changed_attributes(self._subject), list[ChangedAttribute]()
+        changed, reported_attributes = find_changed_attributes(self._subject), list[ChangedAttribute]()
         for training in (False, True):
             if training and not self._runs_in_train_mode():
                 return
             # The attributes found so far are put back before each call, because torch names only a single reason.
             while True:
                 with _use_compiler():
-                    guilty = self._capture(changed, found, training=training)
+                    guilty = self._capture(changed, reported_attributes, training=training)
                 if not guilty:
                     break
-                found += guilty
+                reported_attributes += guilty
 
     def _capture(
-        self, changed: list[ChangedAttribute], found: list[ChangedAttribute], *, training: bool
+        self, changed: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
         """Call the instances; return the attributes that make torch.compile capture the model at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
@@ -111,7 +111,7 @@ class _Proof(Proof):
         with check_builder.keep_class_attributes(pair.module):
             for number in range(CALLS):
                 start = len(pair.failures)
-                for attribute in found:
+                for attribute in reported_attributes:
                     attribute.put_back(pair.module)
                     attribute.put_back(pair.twin)
                 if training:  # the values may differ, because torch.compile draws numbers of numpy by itself
@@ -123,8 +123,10 @@ class _Proof(Proof):
             if not pair.graphs:
                 self._reasons.append("torch.compile captured no graph, so the model runs uncompiled")
                 return []
-            guilty = self._judge_captures([attribute for attribute in changed if attribute not in found], failures)
-            if not training and not found:
+            guilty = self._judge_captures(
+                [attribute for attribute in changed if attribute not in reported_attributes], failures
+            )
+            if not training and not reported_attributes:
                 self._judge_tensors(pair)
         return guilty
 
@@ -152,7 +154,7 @@ class _Proof(Proof):
     def _explain_difference(self) -> str:
         """Say why outputs of a compiled instance differ: equal instances may differ too."""
         others = [self._subject.build_used(values=True) for _ in range(2)]
-        first, second = (self._call(other, other, seed=0) for other in others)
+        first, second = (self._call(instance, instance, seed=0) for instance in others)
         if len(first) == len(second) and all(map(_is_close, first, second)):
             return "the compiled model returns other values than the uncompiled model"
         return (
@@ -164,23 +166,25 @@ class _Proof(Proof):
 
     def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> list[ChangedAttribute]:
         """Report and return attributes that are a reason of each capture after the first calls."""
-        late = failures[_FIRST_CALLS:]
-        if not all(late):
+        late_failures = failures[_FIRST_CALLS:]
+        if not all(late_failures):
             return []
-        guilty = [attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late)]
+        guilty = [
+            attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late_failures)
+        ]
         for attribute in guilty:
-            self._report_number(attribute, _find_reasons(attribute, late[-1])[0])
+            self._report_number(attribute, _find_reasons(attribute, late_failures[-1])[0])
         if not guilty:
-            condition = _shorten(late[-1][0])
+            condition = _shorten(late_failures[-1][0])
             self._reasons.append(
                 f"torch.compile compiles the model again at each call, because this condition changes: {condition}"
             )
         return guilty
 
     def _report_number(self, attribute: ChangedAttribute, reason: str) -> None:
-        where = format_reader(self._subject, find_place(reason))
+        place_text = format_reader(self._subject, find_place(reason))
         message = (
-            f"{attribute.fqn}: torch.compile compiles the model again for each new value{where}; "
+            f"{attribute.fqn}: torch.compile compiles the model again for each new value{place_text}; "
             f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
         )
         report_changed_attribute(self, attribute, message)
@@ -191,12 +195,12 @@ class _Proof(Proof):
         """Change all tensors in both instances and compare; if the outputs differ, change each tensor alone."""
         tensors, others = measure.map_tensors(pair.module), measure.map_tensors(pair.twin)
         names = [name for name, tensor in tensors.items() if name in others and _can_change(tensor)]
-        kept = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
+        stale_names = self._find_kept(pair, names) if self._differs_after_change(pair, names) else []
         for row in self._subject.state.tensors:
-            if row.fqn in kept:
-                what = "the compiled model keeps the old values after load_state_dict()"
-                self.report(rules.KEPT_BY_COMPILE, f"{row.fqn}: {what}", row.fqn, help=rules.KEPT_BY_COMPILE.fix)
-                self._cells[row.fqn] = Cell(Verdict.FAILED, reason=what)
+            if row.fqn in stale_names:
+                reason = "the compiled model keeps the old values after load_state_dict()"
+                self.report(rules.KEPT_BY_COMPILE, f"{row.fqn}: {reason}", row.fqn, help=rules.KEPT_BY_COMPILE.fix)
+                self._cells[row.fqn] = Cell(Verdict.FAILED, reason=reason)
             elif row.fqn in names:
                 self._cells[row.fqn] = Cell(Verdict.PASSED)
             else:
@@ -206,13 +210,13 @@ class _Proof(Proof):
                 )
 
     def _find_kept(self, pair: _CompiledPair, names: list[str]) -> list[str]:
-        kept = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
-        if not kept:
+        stale_names = [name for name in names[:MAX_TENSORS] if self._differs_after_change(pair, [name])]
+        if not stale_names:
             self._reasons.append(
                 "after statecli set new values in all tensors, the compiled model returns other values than the "
                 "uncompiled model"
             )
-        return kept
+        return stale_names
 
     def _differs_after_change(self, pair: _CompiledPair, names: Iterable[str]) -> bool:
         """Return True if the outputs differ after the tensors were changed in place; the change is undone."""

@@ -102,30 +102,30 @@ class _Proof:
             return None
         module = self._subject.build_fresh()
         before = _find_non_leaves(module)
-        _, raised = check_builder.run_user_code(
+        _, error_text = check_builder.run_user_code(
             self._subject, "calling the model", lambda: self._subject.call(module, grad=True)
         )
-        if raised:
+        if error_text:
             return None
         self._non_leaves_of_forward = _find_non_leaves(module) - before
         return module
 
     def _copy(self, module: nn.Module) -> None:
-        copied_model, raised = check_builder.run_user_code(
+        copied_model, error_text = check_builder.run_user_code(
             self._subject, "copying the model", lambda: copy.deepcopy(module)
         )
-        if raised is None:
+        if error_text is None:
             self._columns["copied"] = self._compare(copied_model, "a deep copy")
             return
         reasons = self._fail_uncopyable_tensors() or self._fail_obstacles(module)
         if not reasons:
             if any(map(is_lazy, self._tensors.values())):
-                self._reasons.append(raised)  # a buffer without a shape yet has no deep copy
+                self._reasons.append(error_text)  # a buffer without a shape yet has no deep copy
             else:
-                self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {raised}")
+                self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {error_text}")
         for row in self._rows:
             self._columns["copied"].setdefault(
-                row.fqn, check_builder.build_inconclusive_cell(next(iter(reasons), raised))
+                row.fqn, check_builder.build_inconclusive_cell(next(iter(reasons), error_text))
             )
 
     def _fail_uncopyable_tensors(self) -> list[str]:
@@ -140,20 +140,20 @@ class _Proof:
             operation = get_grad_fn_name(tensor)
             is_what = f"computed by autograd ({operation}), not a leaf tensor" if operation else _describe_form(tensor)
             when = "after a forward " if name in self._non_leaves_of_forward else ""
-            what = f"{is_what}, so {when}copy.deepcopy of the model raises an error"
+            explanation = f"{is_what}, so {when}copy.deepcopy of the model raises an error"
             if name in rows:
-                self._columns["copied"][name] = Cell(Verdict.FAILED, reason=what)
+                self._columns["copied"][name] = Cell(Verdict.FAILED, reason=explanation)
             help = _STORED_HELP if name in self._non_leaves_of_forward else _NON_LEAF_HELP
             help = _FLAT_WEIGHTS_HELP if name in self._flat_weights else help
             help = _RECOMPUTED_HELP if name in self._recomputed else help
             rule = rules.NON_LEAF_ATTRIBUTE if operation else rules.NOT_COPYABLE
             stale_view = self._stale_views.get(name)
             if operation and stale_view:  # one mistake: the attribute is a view of a parameter
-                message = f"{stale_view.message}; {name} is {what}"
+                message = f"{stale_view.message}; {name} is {explanation}"
                 self._fail(move_rules.STALE_VIEW, name, message, move_rules.STALE_VIEW_HELP)
             else:
-                self._fail(rule, name, f"{name}: {what}", help if operation else None)
-            reasons.append(f"{name}: {what}")
+                self._fail(rule, name, f"{name}: {explanation}", help if operation else None)
+            reasons.append(f"{name}: {explanation}")
         return reasons
 
     def _fail_obstacles(self, module: nn.Module) -> list[str]:
@@ -165,57 +165,59 @@ class _Proof:
         return reasons
 
     def _pickle(self, module: nn.Module) -> None:
-        pickled, raised = check_builder.run_user_code(
+        pickled, error_text = check_builder.run_user_code(
             self._subject, "pickling the model", lambda: save_roundtrip.copy_module(module)
         )
-        if raised is None:
+        if error_text is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
-        elif why := _describe_unpicklable(module, raised):
+        elif why := _describe_unpicklable(module, error_text):
             self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}"
             self._columns["pickled"] = {row.fqn: check_builder.skip_cell(why) for row in self._rows}
         else:
-            self._columns["pickled"] = {row.fqn: check_builder.build_inconclusive_cell(raised) for row in self._rows}
-            self._reasons.append(raised)
+            self._columns["pickled"] = {
+                row.fqn: check_builder.build_inconclusive_cell(error_text) for row in self._rows
+            }
+            self._reasons.append(error_text)
 
     # --- one copy ------------------------------------------------------------------------------------------------
 
-    def _compare(self, module: Any, what: str) -> dict[str, Cell]:
+    def _compare(self, module: Any, copy_kind: str) -> dict[str, Cell]:
         if not isinstance(module, nn.Module):
-            self._reasons.append(f"{what} of the model is a {type(module).__name__}, not a module")
+            self._reasons.append(f"{copy_kind} of the model is a {type(module).__name__}, not a module")
             return {}
         copied_tensors = measure.map_tensors(module)
-        cells = {row.fqn: self._build_cell(row, copied_tensors, what) for row in self._rows}
-        self._fail_broken_ties(copied_tensors, cells, what)
+        cells = {row.fqn: self._build_cell(row, copied_tensors, copy_kind) for row in self._rows}
+        self._fail_broken_ties(copied_tensors, cells, copy_kind)
         return cells
 
-    def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], what: str) -> Cell:
-        original, other = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
+    def _build_cell(self, row: TensorInfo, copied_tensors: dict[str, torch.Tensor], copy_kind: str) -> Cell:
+        original, copied_tensor = self._tensors.get(row.fqn), copied_tensors.get(row.fqn)
         if original is None:
             return check_builder.build_inconclusive_cell(check_builder.ABSENT_REASON)
         if row.fqn in self._class_attributes:
             return check_builder.skip_cell("class attribute, shared by all instances")
-        if other is None:
-            return self._judge_absent(row, what)
-        if _share_storage(original, other):
-            message = f"{what} shares memory with the original, so training the copy also changes the original"
+        if copied_tensor is None:
+            return self._judge_absent(row, copy_kind)
+        if _share_storage(original, copied_tensor):
+            message = f"{copy_kind} shares memory with the original, so training the copy also changes the original"
             return self._build_failed_cell(rules.SHARED_WITH_COPY, row, message)
         if is_lazy(original):
             return check_builder.skip_cell("uninitialized: no values before the first forward")
-        same = tensor_bits.is_same(original, other)
-        if same is None and original.device.type == "meta":
+        has_same_bits = tensor_bits.is_same(original, copied_tensor)
+        if has_same_bits is None and original.device.type == "meta":
             return Cell(Verdict.PASSED)
-        if same is None:
+        if has_same_bits is None:
             return check_builder.build_inconclusive_cell("the values cannot be compared")
         return (
             Cell(Verdict.PASSED)
-            if same
-            else self._build_failed_cell(rules.CHANGED_BY_COPY, row, f"{what} of the model has other values")
+            if has_same_bits
+            else self._build_failed_cell(rules.CHANGED_BY_COPY, row, f"{copy_kind} of the model has other values")
         )
 
-    def _judge_absent(self, row: TensorInfo, what: str) -> Cell:
+    def _judge_absent(self, row: TensorInfo, copy_kind: str) -> Cell:
         if row.persistent is not None or row.kind.value == "parameter":
-            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{what} of the model lacks this tensor")
-        return check_builder.skip_cell(f"the class leaves the tensor out of {what}")
+            return self._build_failed_cell(rules.LOST_BY_COPY, row, f"{copy_kind} of the model lacks this tensor")
+        return check_builder.skip_cell(f"the class leaves the tensor out of {copy_kind}")
 
     def _build_failed_cell(self, rule: Rule, row: TensorInfo, message: str) -> Cell:
         help = check_builder.suggest_in_own_method(
@@ -237,7 +239,9 @@ class _Proof:
         finding = check_builder.build_finding(self._subject, rule, message, fqn, help=help, severity=severity)
         self._findings.setdefault((rule.name, fqn), finding)
 
-    def _fail_broken_ties(self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], what: str) -> None:
+    def _fail_broken_ties(
+        self, copied_tensors: dict[str, torch.Tensor], cells: dict[str, Cell], copy_kind: str
+    ) -> None:
         """Fail the later name of each tie parted by the copy, and each further name that refers to the original."""
         for names in check_builder.iter_shared_groups(
             {n: t for n, t in self._tensors.items() if n in copied_tensors and n not in self._class_attributes}
@@ -255,10 +259,10 @@ class _Proof:
                     if points_back
                     else (f"no longer shares memory with {first} (tied weights)")
                 )
-                cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {what}")
+                cells[name] = Cell(Verdict.FAILED, reason=f"{message} in {copy_kind}")
                 tie = self._ties_broken_by_move.get(name)
                 severity = tie.severity if tie is not None and rule is rules.UNTIED_BY_COPY else None
-                self._fail(rule, name, f"{name}: {message} in {what}", severity=severity)
+                self._fail(rule, name, f"{name}: {message} in {copy_kind}", severity=severity)
 
 
 #: What a class decides by how it is copied and pickled.
@@ -283,13 +287,13 @@ def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str
     memo: dict[int, Any] = {
         id(module_): module_ for module_ in (*module.modules(), *measure.map_tensors(module).values())
     }
-    raised: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for prefix, module_ in module.named_modules():
         for name, value in vars(module_).items():
             why = None if name in OWN_ATTRIBUTES else _try_to_copy(subject, value, ChainMap({}, memo))
             if why:
-                raised[f"{prefix}.{name}" if prefix else name] = why
-    return raised
+                errors[f"{prefix}.{name}" if prefix else name] = why
+    return errors
 
 
 def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any]) -> str | None:
@@ -302,9 +306,9 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
     return None
 
 
-def _describe_unpicklable(module: nn.Module, raised: str) -> str | None:
+def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
     """Return a reason against pickling unrelated to the state of the model; None without such a reason."""
-    meaning_ = next((meaning for words, meaning in _BY_DESIGN.items() if words in raised), None)
+    meaning_ = next((meaning for words, meaning in _BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_
     if any("<locals>" in type(submodule).__qualname__ for submodule in module.modules()):

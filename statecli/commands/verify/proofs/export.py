@@ -105,10 +105,10 @@ class _Proof(Proof):
                 continue
             named = _find_attribute(module, target, constant)
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
-            where = self._format_place(self._find_reader(program, target))
+            reader_text = self._format_place(self._find_reader(program, target))
             message = (
-                f"{alias}: {registration_rules.EXPORTED}{where}: loading {owner.fqn} does not change the exported "
-                "program"
+                f"{alias}: {registration_rules.EXPORTED}{reader_text}: loading {owner.fqn} does not change the "
+                "exported program"
             )
             self.report(STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
 
@@ -120,15 +120,15 @@ class _Proof(Proof):
         if variable is None:
             return
         name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
-        where = self._format_place(self._find_reader(program, target))
+        reader_text = self._format_place(self._find_reader(program, target))
         consequence = "the exported program keeps the values at the time of the export"
-        message = f"{name} of {file}: {registration_rules.EXPORTED}{where}: {consequence}"
+        message = f"{name} of {file}: {registration_rules.EXPORTED}{reader_text}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
         self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
-        what = f"{registration_rules.EXPORTED}{self._format_place(place)}"
+        export_text = f"{registration_rules.EXPORTED}{self._format_place(place)}"
         if row.fqn in self._subject.created_by_forward:
             severity, why = rule.cases["kept"], "the first forward computes the tensor"
         else:
@@ -138,7 +138,7 @@ class _Proof(Proof):
                 is_harmless=lambda: bool(row.rebuilt),
             )
             severity, why = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
-        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {what}: {why}"
+        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {export_text}: {why}"
         self.report(rule, message, row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 
@@ -173,16 +173,18 @@ class _Proof(Proof):
             vars(module.get_submodule(attribute.path))[attribute.name] = copy.deepcopy(value)
             programs.append(export_model(self._subject, module))
         nodes, others = (_describe_nodes(program) for program in programs)
-        position = next((at for at, pair in enumerate(zip(nodes, others, strict=False)) if pair[0] != pair[1]), None)
+        position = next(
+            (number for number, pair in enumerate(zip(nodes, others, strict=False)) if pair[0] != pair[1]), None
+        )
         if position is None:
             return None if len(nodes) == len(others) else ()
         located = [_locate(list(program.graph.nodes)[position]) for program in programs]
         return next(filter(None, located), ())
 
     def _report_number(self, attribute: ChangedAttribute, place: Place | tuple[()]) -> None:
-        where = self._format_place(place or None)
+        place_text = self._format_place(place or None)
         message = (
-            f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{where}; "
+            f"{attribute.fqn}: forward changes the attribute, but the exported program has a fixed value{place_text}; "
             "state_dict() does not contain the attribute"
         )
         report_changed_attribute(self, attribute, message)
@@ -197,7 +199,7 @@ class _Proof(Proof):
 def export_model(subject: ModelUnderTest, module: nn.Module) -> ExportedProgram:
     """Export an instance in eval mode. Raises ModelError with the reason in one line."""
     assert subject.inputs is not None  # noqa: S101 - prove has looked
-    args, kwargs = subject.inputs.make(seed=0)
+    args, kwargs = subject.inputs.make_call(seed=0)
     with (
         check_builder.keep_class_attributes(module),
         silence(),

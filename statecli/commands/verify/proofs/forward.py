@@ -95,7 +95,7 @@ class _Run:
     trial: _Trial
     watch: DeviceWatch
     devices: dict[str, str] = field(default_factory=dict)
-    raised: str | None = None
+    error_text: str | None = None
     refused: Refused | None = None
     cuda_checks: list[Place] = field(default_factory=list)
     replaced: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ class _Run:
     @property
     def has_proved(self) -> bool:
         """True if the run proves the absence of mismatches for all tensors without a mismatch."""
-        return self.raised is None and not self.cuda_checks
+        return self.error_text is None and not self.cuda_checks
 
 
 def prove(subject: ModelUnderTest, device: str) -> Check:
@@ -170,10 +170,10 @@ def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
 def _prove_both_modes(subject: ModelUnderTest, trials: list[_Trial]) -> Check:
     """Run forward in eval mode, then in train mode. An error on the CPU too is a ModelError, and skips train mode."""
     runs = _run_trials(subject, trials)
-    if runs[0].raised is not None:
+    if runs[0].error_text is not None:
         subject.call(subject.build_used(values=True))
     train = _run_trials(subject, [replace(trial, training=True) for trial in trials], runs[0].watch)
-    if train[0].raised is not None:
+    if train[0].error_text is not None:
         try:
             subject.call(subject.build_used(values=True).train(), training=True)
         except ModelError:
@@ -193,38 +193,41 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
     return _run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
 
 
-def _run_trials(subject: ModelUnderTest, trials: list[_Trial], known: DeviceWatch | None = None) -> list[_Run]:
-    """Return a run for each trial up to the first complete run; the last run is first. `known` is of another mode."""
+def _run_trials(subject: ModelUnderTest, trials: list[_Trial], earlier_watch: DeviceWatch | None = None) -> list[_Run]:
+    """Return a run for each trial up to the first complete run; the last run is first.
+
+    `earlier_watch` is the watch of another mode.
+    """
     runs: list[_Run] = []
     for trial in trials:
-        runs.insert(0, _run_until_not_refused(subject, trial, known))
-        if runs[0].raised is None:
+        runs.insert(0, _run_until_not_refused(subject, trial, earlier_watch))
+        if runs[0].error_text is None:
             break
     return runs
 
 
-def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, known: DeviceWatch | None = None) -> _Run:
-    """Return the first complete run, with all earlier refused mismatches carried over, also those of `known`."""
-    carried_over: frozenset[Mismatch] = (known and known.carried_over) or frozenset()
-    uncaught_calls: frozenset[CallStack] = known.uncaught_calls if known else frozenset()
-    caught: frozenset[Mismatch] = frozenset()
+def _run_until_not_refused(subject: ModelUnderTest, trial: _Trial, earlier_watch: DeviceWatch | None = None) -> _Run:
+    """Return the first complete run, with all earlier refused mismatches carried over, also of `earlier_watch`."""
+    carried_over: frozenset[Mismatch] = (earlier_watch and earlier_watch.carried_over) or frozenset()
+    uncaught_calls: frozenset[CallStack] = earlier_watch.uncaught_calls if earlier_watch else frozenset()
+    caught_mismatches: frozenset[Mismatch] = frozenset()
     end = time.monotonic() + _CAREFUL_RUNS_S
     while time.monotonic() < end:
         watch = DeviceWatch(trial.device, carried_over=carried_over, uncaught_calls=uncaught_calls)
         run = _run_once(subject, trial, watch)
         if run.refused is None:
             return run
-        caught |= watch.raised - run.refused.mismatches
+        caught_mismatches |= watch.raised - run.refused.mismatches
         carried_over |= run.refused.mismatches
         uncaught_calls |= {run.refused.stack}
-    return _run_once(subject, trial, DeviceWatch(trial.device, caught=caught - carried_over))
+    return _run_once(subject, trial, DeviceWatch(trial.device, caught=caught_mismatches - carried_over))
 
 
 def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Run:
     assert subject.inputs is not None  # noqa: S101 - prove has looked
     run = _Run(trial, watch)
     module = subject.build_used(values=trial.values)
-    inputs = subject.inputs.make(seed=0)
+    inputs = subject.inputs.make_call(seed=0)
     try:
         with (
             check_builder.keep_class_attributes(module),
@@ -241,11 +244,11 @@ def _run_once(subject: ModelUnderTest, trial: _Trial, watch: DeviceWatch) -> _Ru
             if trial.backward:
                 run.mismatches_of_forward = tuple(watch.mismatches)
                 with subject.user_code(f"backward on {trial.device_name}"):
-                    run.raised = _call_backward(outputs)
+                    run.error_text = _call_backward(outputs)
             after = measure.map_tensors(module)
             run.replaced = frozenset(name for name, tensor in tensors.items() if after.get(name, tensor) is not tensor)
     except ModelError as error:
-        run.raised = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
+        run.error_text = fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__)
         run.refused = _find_refused(error.__cause__)
         _record_torch_error(run, error.__cause__)
     return run
@@ -305,7 +308,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
     reported_runs = [
         run_or_mismatch
         for mode in (runs, train)
-        for run_or_mismatch in (mode if mode and mode[0].raised is not None else mode[:1])
+        for run_or_mismatch in (mode if mode and mode[0].error_text is not None else mode[:1])
     ]
     mismatches = _remove_duplicates(
         [
@@ -326,7 +329,7 @@ def _build_answer(subject: ModelUnderTest, runs: list[_Run], train: list[_Run], 
     for fqn, finding in blamed.items():
         if fqn is not None and fqn not in cells:
             cells[fqn] = _build_failed_cell(last[0], fqn, finding)
-    reasons = list(dict.fromkeys(run.raised for run in reported_runs if run.raised is not None))
+    reasons = list(dict.fromkeys(run.error_text for run in reported_runs if run.error_text is not None))
     reasons += dict.fromkeys(
         _describe_cuda_check(_format_place(subject, place)) for run in reported_runs for place in run.cuda_checks
     )
@@ -362,7 +365,7 @@ def _find_worst(cells: list[Cell]) -> Cell:
 
 def _describe_runs(last: list[_Run], backward: _Run | None) -> str:
     """Describe the calls and their modes, with backward if backward ran to its end."""
-    how, has_backward = last[0].trial.how, backward is not None and backward.raised is None
+    how, has_backward = last[0].trial.how, backward is not None and backward.error_text is None
     if len(last) == 1:
         return f"{how}, in eval mode (train mode raises an error on the cpu too)"
     if how == last[1].trial.how:
@@ -393,7 +396,7 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
         return _build_failed_cell(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
     if not run.has_proved:
-        why = "the call did not finish" if run.raised is not None else _describe_cuda_check()
+        why = "the call did not finish" if run.error_text is not None else _describe_cuda_check()
         return check_builder.build_inconclusive_cell(why, after=device)
     if device is None or device == run.trial.device_name:
         return Cell(Verdict.PASSED, after=device)
@@ -430,41 +433,44 @@ def _build_mismatch_finding(subject: ModelUnderTest, mismatch: Mismatch, run: _R
     trial, is_in_backward = run.trial, run.trial.backward and mismatch not in run.mismatches_of_forward
     device = trial.device_name.removesuffix(" (fake)")
     mode = ", in backward" if is_in_backward else ", in train mode" if trial.training else ""
-    where = _format_place(subject, mismatch.place) + mode
+    place_text = _format_place(subject, mismatch.place) + mode
     if mismatch.fault is Fault.MIXED:
-        return _build_mixed_finding(subject, mismatch, device, where, is_in_backward=is_in_backward)
+        return _build_mixed_finding(subject, mismatch, device, place_text, is_in_backward=is_in_backward)
     if mismatch.fault is Fault.GENERATOR:
-        message = f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{where}"
+        message = (
+            f"a torch.Generator on {mismatch.device} draws values for {device}, in {mismatch.operator}{place_text}"
+        )
         help = "create the generator on the device of the values: torch.Generator(x.device)"
     elif mismatch.fault is Fault.NOT_ON_CPU:
-        message = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}{where}"
+        message = f"the argument {mismatch.other!r} must be on the cpu, but is on {device}{place_text}"
         help = "copy the argument with .cpu() first"
     elif mismatch.fault is Fault.NUMPY:
         message, help = (
-            f"a tensor on {device} is read as a numpy array{where}",
+            f"a tensor on {device} is read as a numpy array{place_text}",
             "copy the tensor to the cpu first: x.cpu().numpy()",
         )
     else:
         message, help = (
-            f"forward combines tensors on several devices{where}",
+            f"forward combines tensors on several devices{place_text}",
             "call .to(x.device) on the tensors that are on the cpu",
         )
     return check_builder.build_finding(subject, DEVICE_MISMATCH, message, mismatch.source.fqn, help=help)
 
 
 def _build_mixed_finding(
-    subject: ModelUnderTest, mismatch: Mismatch, device: str, where: str, *, is_in_backward: bool
+    subject: ModelUnderTest, mismatch: Mismatch, device: str, place_text: str, *, is_in_backward: bool
 ) -> Finding:
-    what, help = _describe_source(subject, mismatch.source, mismatch.device)
-    who = "forward"
+    source_text, help = _describe_source(subject, mismatch.source, mismatch.device)
+    actor = "forward"
     if is_in_backward:  # which may read a tensor that forward created
-        what, who = what.replace("created in forward at", "created at"), "the model"
-    other = mismatch.other or "the rest"
-    message = f"{what} while {other} is on {device}, in {mismatch.operator}{where}"
+        source_text, actor = source_text.replace("created in forward at", "created at"), "the model"
+    other_operand = mismatch.other or "the rest"
+    message = f"{source_text} while {other_operand} is on {device}, in {mismatch.operator}{place_text}"
     name = mismatch.source.fqn
     if name is not None and mismatch.source.derived:
-        what = f"{who} computes a tensor on {mismatch.device} from {name}"
-        message = f"{name}: {what}, and combines this tensor with {other} on {device}, in {mismatch.operator}{where}"
+        source_text = f"{actor} computes a tensor on {mismatch.device} from {name}"
+        combination = f"combines this tensor with {other_operand} on {device}, in {mismatch.operator}{place_text}"
+        message = f"{name}: {source_text}, and {combination}"
     row = subject.rows_by_fqn.get(mismatch.source.fqn or "")
     if row is not None and row.origin is not None:
         message += f"; assigned at {format_origin(row.origin)}"

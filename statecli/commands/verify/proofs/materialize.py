@@ -50,17 +50,17 @@ class _Pattern:
 
     def fill(self, tensor: torch.Tensor) -> None:
         """Fill all the memory of `tensor`, if the tensor has memory."""
-        flat = tensor_bits.get_flat_memory(tensor)
-        if flat is None:
+        memory = tensor_bits.get_flat_memory(tensor)
+        if memory is None:
             return
-        if flat.dtype is torch.bool:
-            flat.fill_(self.integer % 2)
-        elif not (flat.is_floating_point() or flat.is_complex()):
-            flat.fill_(self.integer)
-        elif flat.element_size() > 1:
-            flat.fill_(self.number)
+        if memory.dtype is torch.bool:
+            memory.fill_(self.integer % 2)
+        elif not (memory.is_floating_point() or memory.is_complex()):
+            memory.fill_(self.integer)
+        elif memory.element_size() > 1:
+            memory.fill_(self.number)
         else:
-            flat.view(torch.uint8).fill_(self.byte)
+            memory.view(torch.uint8).fill_(self.byte)
 
 
 _NAN = _Pattern(float("nan"), 110, 0x7F)
@@ -80,33 +80,33 @@ class _Materialized:
 
     module: nn.Module
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    raised: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 class _Proof(Proof):
     def __init__(self, subject: ModelUnderTest) -> None:
         super().__init__(subject, Name.MATERIALIZE, HOW, "materialized")
-        self._built: dict[str, torch.Tensor] = {}
+        self._built_tensors: dict[str, torch.Tensor] = {}
         self._rebuilds: dict[str, Rebuild] | None = None
         self._state: Mapping[str, object] = {}
-        self._again: dict[str, torch.Tensor] | None = None
+        self._repeated_tensors: dict[str, torch.Tensor] | None = None
 
     def _run(self) -> None:
-        built = self._subject.build_fresh(values=not self._subject.rebuilds)
-        self._built = measure.map_tensors(built)
-        if any(map(is_lazy, self._built.values())):
+        module = self._subject.build_fresh(values=not self._subject.rebuilds)
+        self._built_tensors = measure.map_tensors(module)
+        if any(map(is_lazy, self._built_tensors.values())):
             self._reasons.append(
                 "the model has lazy parameters without a shape, for which to_empty() cannot allocate memory"
             )
             return
-        self._state = check_builder.read_state_dict(self._subject, built)
+        self._state = check_builder.read_state_dict(self._subject, module)
         first, second = (self._materialize(pattern) for pattern in (_NAN, _ONES))
         if first is None or second is None:
             return
         faults = self._find_faults(first, second)
-        unread = self._find_unread(second, faults) if faults else frozenset()
+        unread_names = self._find_unread_names(second, faults) if faults else frozenset()
         for name, (rule, message) in faults.items():
-            self._fail(rule, name, message, first.module, is_read=name not in unread)
+            self._fail(rule, name, message, first.module, is_read=name not in unread_names)
 
     # --- the operation -------------------------------------------------------------------------------------------
 
@@ -143,9 +143,9 @@ class _Proof(Proof):
                 if storage(tensor)[0] not in before:
                     pattern.fill(tensor)
             for path, name, method in list_init_methods(module, self._state):
-                _, raised = check_builder.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
-                if raised is not None:
-                    result.raised.setdefault(path, raised)
+                _, error_text = check_builder.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
+                if error_text is not None:
+                    result.errors.setdefault(path, error_text)
             with self._subject.user_code("load_state_dict(strict=True) with the model's state_dict"):
                 module.load_state_dict(self._state, strict=True)
             result.tensors = measure.map_tensors(module)
@@ -163,7 +163,7 @@ class _Proof(Proof):
                 self._cells[name] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
             elif name in self._subject.created_by_forward:
                 self._cells[name] = check_builder.skip_cell("the first forward creates the tensor")
-            elif name not in first.tensors or name not in second.tensors or name not in self._built:
+            elif name not in first.tensors or name not in second.tensors or name not in self._built_tensors:
                 why = check_builder.ABSENT_REASON
                 self._cells[name] = check_builder.build_inconclusive_cell(why)
             else:
@@ -179,37 +179,41 @@ class _Proof(Proof):
         if any(tensor.is_meta for tensor in tensors):
             needs_init = "persistent=False" in (row.fix or "")
             return rules.LEFT_ON_META, _LEFT_ON_META + (_NEEDS_INIT if needs_init else "")
-        same = tensor_bits.is_same(*tensors)
-        if same is None:
+        has_same_bits = tensor_bits.is_same(*tensors)
+        if has_same_bits is None:
             self._cells[name] = check_builder.build_inconclusive_cell("the values cannot be compared")
-        elif same:
+        elif has_same_bits:
             if not self._is_built_otherwise(row, tensors[0]):
                 self._cells[name] = Cell(Verdict.PASSED)
                 return None
             return rules.CHANGED_BY_MATERIALIZING, "an init method writes other values than the constructor"
         else:
-            raised = next((why for path, why in first.raised.items() if is_inside(name, path)), None)
-            if raised is None and self._is_reproduced(name, tensors[0]):
+            error_text = next((why for path, why in first.errors.items() if is_inside(name, path)), None)
+            if error_text is None and self._is_reproduced(name, tensors[0]):
                 return rules.LOST_BY_MATERIALIZING, _describe_unwritten(row, tensors)
             why = (
                 "the init methods write different values each time"
-                if raised is None
-                else f"not initialized, because {raised}"
+                if error_text is None
+                else f"not initialized, because {error_text}"
             )
             self._cells[name] = check_builder.build_inconclusive_cell(why)
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
         """Return True if another instance with the pattern of the first has equal values."""
-        if self._again is None:
-            again = self._materialize(_NAN)
-            self._again = {} if again is None else again.tensors
-        return name in self._again and tensor_bits.is_same(tensor, self._again[name]) is True
+        if self._repeated_tensors is None:
+            repetition = self._materialize(_NAN)
+            self._repeated_tensors = {} if repetition is None else repetition.tensors
+        return name in self._repeated_tensors and tensor_bits.is_same(tensor, self._repeated_tensors[name]) is True
 
     def _is_built_otherwise(self, row: TensorInfo, tensor: torch.Tensor) -> bool:
         """Return True if the constructor always gives the tensor the same values, and `tensor` has other values."""
-        built = self._built[row.fqn]
-        if not self._subject.rebuilds or tensor_bits.is_same(built, tensor) is not False or _is_close(built, tensor):
+        built_tensor = self._built_tensors[row.fqn]
+        if (
+            not self._subject.rebuilds
+            or tensor_bits.is_same(built_tensor, tensor) is not False
+            or _is_close(built_tensor, tensor)
+        ):
             return False
         if self._rebuilds is None:
             rows = self._subject.state.tensors
@@ -219,17 +223,17 @@ class _Proof(Proof):
             )
         return self._rebuilds.get(row.fqn) is Rebuild.IDENTICAL
 
-    def _find_unread(self, instance: _Materialized, names: Mapping[str, object]) -> frozenset[str]:
+    def _find_unread_names(self, instance: _Materialized, names: Mapping[str, object]) -> frozenset[str]:
         """Return the names of tensors that forward does not read; empty without inputs or if forward raises."""
         if self._subject.inputs is None:
             return frozenset()
-        read: set[str] = set()
+        read_names: set[str] = set()
         try:
-            with ReadRecorder({name: instance.tensors[name] for name in names}, read):
+            with ReadRecorder({name: instance.tensors[name] for name in names}, read_names):
                 self._subject.call(instance.module)
         except ModelError:
             return frozenset()
-        return frozenset(names) - read
+        return frozenset(names) - read_names
 
     def _fail(self, rule: Rule, name: str, message: str, module: nn.Module, *, is_read: bool) -> None:
         row = self._subject.rows_by_fqn[name]
@@ -253,15 +257,15 @@ _NEEDS_INIT = "; a buffer also needs an init method such as reset_parameters() t
 def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
     """Say how many elements of a tensor depend on the pattern."""
     first, second = (tensor.detach().contiguous() for tensor in tensors)
-    what = "uninitialized after to_empty() and load_state_dict()"
+    message = "uninitialized after to_empty() and load_state_dict()"
     why = "; state_dict() lacks the tensor, and no init method computes the values"
     try:
         sides = (side.reshape(-1).view(torch.uint8).reshape(side.numel(), -1) for side in (first, second))
         differing = int(torch.ne(*sides).any(dim=1).sum())
     except (RuntimeError, TypeError):
-        return what
+        return message
     if differing == first.numel():
-        return what + (why if row.persistent is False else "")
+        return message + (why if row.persistent is False else "")
     return f"{differing:,} of {plural(first.numel(), 'element')} uninitialized after to_empty() and load_state_dict()"
 
 
@@ -272,14 +276,14 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
         owner = type(module.get_submodule(path))
     except AttributeError:
         return rule.fix
-    own = next((method for method in INIT_METHODS if method in vars(owner)), None)
-    own = own or next((method for method in INIT_METHODS if hasattr(owner, method)), None)
+    init_method = next((method for method in INIT_METHODS if method in vars(owner)), None)
+    init_method = init_method or next((method for method in INIT_METHODS if hasattr(owner, method)), None)
     if rule is rules.CHANGED_BY_MATERIALIZING:
         mend = f"compute {attribute} with the same function in __init__ and in the init methods"
-    elif own is None:
+    elif init_method is None:
         mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
     else:
-        mend = f"compute {attribute} also in {owner.__name__}.{own}()"
+        mend = f"compute {attribute} also in {owner.__name__}.{init_method}()"
     return check_builder.address_to_library(owner, mend)
 
 

@@ -125,8 +125,8 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
 def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) -> None:
     with subject.user_code("moving the model back"):
         module = move_model(module, "cpu")
-    back = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
-    moved.stuck = find_stuck(moved.after, back, fake_gpu.DISPLAY_NAME)
+    returned_devices = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
+    moved.stuck_devices = find_stuck(moved.after, returned_devices, fake_gpu.DISPLAY_NAME)
     moved.call += " and back"
 
 
@@ -148,7 +148,7 @@ class MoveResult:
     before: dict[str, str] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
     changed: dict[str, str] = field(default_factory=dict)
-    stuck: dict[str, str] = field(default_factory=dict)
+    stuck_devices: dict[str, str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     has_own_move: bool = False
     why_no_way_back: str | None = None
@@ -163,8 +163,8 @@ class MoveResult:
 
 
 def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
-    what = "None" if returned is None else f"a {type(returned).__name__}"
-    message = f"{owner.__name__}.to returns {what}, so model = model.to(...) loses the model"
+    type_text = "None" if returned is None else f"a {type(returned).__name__}"
+    message = f"{owner.__name__}.to returns {type_text}, so model = model.to(...) loses the model"
     return check_builder.build_finding(
         subject,
         rules.TO_RETURNS_NO_MODEL,
@@ -231,25 +231,27 @@ class _Proof:
         return self._judge_changed(row, before, f"{before}, new memory")
 
     def _judge_changed(self, row: TensorInfo, before: str, after: str) -> Cell:
-        what = self._moved.changed.get(row.fqn)
-        if what is None and row.fqn in self._moved.stuck:
-            there = self._moved.stuck[row.fqn]
-            return self._judge_left_behind(row, before, there, f"left on {there} when the model moves back to the cpu")
-        if what is None:
+        difference = self._moved.changed.get(row.fqn)
+        if difference is None and row.fqn in self._moved.stuck_devices:
+            device = self._moved.stuck_devices[row.fqn]
+            return self._judge_left_behind(
+                row, before, device, f"left on {device} when the model moves back to the cpu"
+            )
+        if difference is None:
             return Cell(Verdict.PASSED, before, after)
-        message = f"{what} when the model is moved and moved back"
+        message = f"{difference} when the model is moved and moved back"
         return self._fail(rules.CHANGED_BY_MOVE, row, message, before, after, "change only the device in {}")
 
-    def _judge_left_behind(self, row: TensorInfo, before: str, after: str, what: str) -> Cell:
+    def _judge_left_behind(self, row: TensorInfo, before: str, after: str, explanation: str) -> Cell:
         harmless = self._describe_harmless(row)
         if harmless:
             return check_builder.skip_cell(harmless, before=before, after=after)
         unknown = self._recreation.explain_unknown(row.fqn)
         if unknown:
             return check_builder.build_inconclusive_cell(unknown, before=before, after=after)
-        return self._fail(LEFT_BEHIND, row, what, before, after, "call super() in {} and move this tensor too")
+        return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
-    def _fail(self, rule: Rule, row: TensorInfo, what: str, before: str, after: str, mend: str) -> Cell:
+    def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, mend: str) -> Cell:
         """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
@@ -258,14 +260,14 @@ class _Proof:
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
             help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)
-        severity, message = None, f"{row.fqn}: {what}"
+        severity, message = None, f"{row.fqn}: {explanation}"
         if rule == LEFT_BEHIND:
             severity = decide_tensor_severity(row, effect)
             message += "; forward ran without an error after the move" if effect is Effect.HARMLESS else ""
         self._findings.append(
             check_builder.build_finding(self._subject, rule, message, row.fqn, severity=severity, help=help)
         )
-        return Cell(Verdict.FAILED, before, after, what)
+        return Cell(Verdict.FAILED, before, after, explanation)
 
     @functools.cached_property
     def _instance(self) -> nn.Module:
@@ -320,15 +322,15 @@ def _move_there(
     subject: ModelUnderTest, module: nn.Module, device: torch.device, moved: MoveResult
 ) -> nn.Module | None:
     """Return the moved model; None if the move raised."""
-    returned, raised = check_builder.run_user_code(
+    returned, error_text = check_builder.run_user_code(
         subject, f'moving the model to "{device}"', lambda: module.to(device)
     )
-    if raised:
-        moved.reasons.append(raised)
+    if error_text:
+        moved.reasons.append(error_text)
         return None
-    there = moved.record_returned(subject, module, returned)
-    moved.after = _list_devices(measure.map_tensors(there))
-    return there
+    moved_module = moved.record_returned(subject, module, returned)
+    moved.after = _list_devices(measure.map_tensors(moved_module))
+    return moved_module
 
 
 def _move_there_and_back(
@@ -341,16 +343,16 @@ def _move_there_and_back(
     # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
     tensor_bits.perturb(tensor for tensor in tensors.values() if type(tensor) is nn.Parameter)
     before = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
-    there = _move_there(subject, module, device, moved)
-    if there is None:
+    moved_module = _move_there(subject, module, device, moved)
+    if moved_module is None:
         return
     moved.call += " and back"
-    returned, raised = check_builder.run_user_code(subject, "moving the model back", lambda: there.to("cpu"))
-    if raised:
-        moved.reasons.append(raised)
+    returned, error_text = check_builder.run_user_code(subject, "moving the model back", lambda: moved_module.to("cpu"))
+    if error_text:
+        moved.reasons.append(error_text)
         return
-    after = measure.map_tensors(get_moved_model(there, returned))
-    moved.stuck = find_stuck(moved.after, _list_devices(after), str(device))
+    after = measure.map_tensors(get_moved_model(moved_module, returned))
+    moved.stuck_devices = find_stuck(moved.after, _list_devices(after), str(device))
     for name, tensor in before.items():
         if name in after and tensor is not None and tensor_bits.is_same(tensor, after[name]) is False:
             moved.changed[name] = _describe_difference(tensor, after[name])
@@ -377,9 +379,9 @@ def compare_on_cpu(subject: ModelUnderTest, moved: MoveResult) -> None:
 
 def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> None:
     """Record tensors not coming back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
-    there = move_to_fake_gpu(subject)
-    moved.stuck = there.stuck
-    why = next(iter(there.reasons), there.why_no_way_back)
+    fake_move = move_to_fake_gpu(subject)
+    moved.stuck_devices = fake_move.stuck_devices
+    why = next(iter(fake_move.reasons), fake_move.why_no_way_back)
     moved.call += f"; the move back was not checked: {why}" if why else ", to a fake CUDA device and back"
 
 

@@ -50,12 +50,12 @@ class _Proof(Proof):
         training = trainer.train()
         loaded, resumed = trainer.resume(training)
         # A slot that the training has removed, such as a hook of the first call, is not state.
-        lost = [slot for slot in _list_differing(training.values, loaded) if slot in training.values]
+        unrestored_slots = [slot for slot in _list_differing(training.values, loaded) if slot in training.values]
         recovered = find_effect(training.record, resumed) is None and not _list_differing(
-            training.record.values, resumed.values, lost
+            training.record.values, resumed.values, unrestored_slots
         )
         if not recovered:
-            self._find_causes(trainer, training, loaded, lost)
+            self._find_causes(trainer, training, loaded, unrestored_slots)
         for row in self._subject.state.tensors:
             if row.fqn in self._subject.state.recomputed:
                 self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
@@ -64,36 +64,40 @@ class _Proof(Proof):
 
     # --- causes --------------------------------------------------------------------------------------------------
 
-    def _find_causes(self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]) -> None:
-        _, complete = trainer.resume(training, lost)
+    def _find_causes(
+        self, trainer: Trainer, training: SavedTraining, loaded: Values, unrestored_slots: list[Slot]
+    ) -> None:
+        _, complete = trainer.resume(training, unrestored_slots)
         if (effect := find_effect(training.record, complete)) is not None:
             self._reasons.append(self._explain_unknown_cause(trainer, training, effect))
             return
         # Two trainings with equal values differ in the time of day, or in an object that cannot be read.
         unstable = frozenset(_list_differing(training.record.values, complete.values))
-        lost = self._leave_metrics_out(trainer, training, loaded, [slot for slot in lost if slot not in unstable])
-        for slot in lost[:MAX_SLOTS]:
-            _, without = trainer.resume(training, [other for other in lost if other is not slot])
-            self._judge(slot, training, loaded, without)
-        if len(lost) > MAX_SLOTS:
+        unrestored_slots = self._leave_metrics_out(
+            trainer, training, loaded, [slot for slot in unrestored_slots if slot not in unstable]
+        )
+        for slot in unrestored_slots[:MAX_SLOTS]:
+            _, record = trainer.resume(training, [other for other in unrestored_slots if other is not slot])
+            self._judge(slot, training, loaded, record)
+        if len(unrestored_slots) > MAX_SLOTS:
             self._reasons.append(
-                f"a load does not restore {plural(len(lost) - MAX_SLOTS, 'more value')}; statecli did not check "
-                "whether they change the training"
+                f"a load does not restore {plural(len(unrestored_slots) - MAX_SLOTS, 'more value')}; statecli did not "
+                "check whether they change the training"
             )
 
     def _leave_metrics_out(
-        self, trainer: Trainer, training: SavedTraining, loaded: Values, lost: list[Slot]
+        self, trainer: Trainer, training: SavedTraining, loaded: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
         """Return the slots without metrics, if the training does not differ by all metrics together."""
         self._metrics = MetricStates(training.module)
-        own = [slot for slot in lost if self._is_of_metric(slot)]
-        others = [slot for slot in lost if slot not in own]
-        if not own:
-            return lost
-        _, without = trainer.resume(training, others)
-        if find_effect(training.record, without, without=own) is not None:
-            return lost
-        for slot in own:
+        metric_slots = [slot for slot in unrestored_slots if self._is_of_metric(slot)]
+        others = [slot for slot in unrestored_slots if slot not in metric_slots]
+        if not metric_slots:
+            return unrestored_slots
+        _, record = trainer.resume(training, others)
+        if find_effect(training.record, record, excluded_slots=metric_slots) is not None:
+            return unrestored_slots
+        for slot in metric_slots:
             for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded.get(slot))):
                 self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST)
         return others
@@ -112,10 +116,10 @@ class _Proof(Proof):
             "look for an iterator, or an object of a library written in C"
         )
 
-    def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, without: Record) -> None:
+    def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, record: Record) -> None:
         """Report a value that alone was kept after the load, if the training differs."""
-        effect = find_effect(training.record, without, without=(slot,))
-        remains = bool(list_differing_parts(training.record.values.get(slot), without.values.get(slot)))
+        effect = find_effect(training.record, record, excluded_slots=(slot,))
+        remains = bool(list_differing_parts(training.record.values.get(slot), record.values.get(slot)))
         is_saved = slot not in training.initial
         is_changed = is_saved or bool(list_differing_parts(training.initial[slot], training.values.get(slot)))
         is_harmless = _is_of_torch(slot, training) or self._is_of_metric(slot)
@@ -156,16 +160,16 @@ class _Proof(Proof):
         rule, help = rules.LOST_BY_RESUMING, None
         if row.kind is Kind.UNREGISTERED:
             rule = registration_rules.choose_rule(row)
-            what = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED}"
+            description = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED}"
             help = fix
         elif is_saved:
-            what, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
+            description, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
             why = "training changes it" if is_changed else "the constructor sets other values each time"
-            what, help = f"a buffer with persistent=False; {why}", registration_rules.PERSISTENT
+            description, help = f"a buffer with persistent=False; {why}", registration_rules.PERSISTENT
         else:
-            what = "not in state_dict()"
-        message = f"{row.fqn}: {what}: {consequence}"
+            description = "not in state_dict()"
+        message = f"{row.fqn}: {description}: {consequence}"
         self.report(rule, message, row.fqn, help=help, severity=rule.cases[case])
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason="not restored by a load")
 
@@ -229,8 +233,8 @@ def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
     return slot.place == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith("torch.")
 
 
-def _list_differing(first: Values, second: Values, among: Collection[Slot] | None = None) -> list[Slot]:
-    slots = dict.fromkeys((*first, *second)) if among is None else among
+def _list_differing(first: Values, second: Values, candidates: Collection[Slot] | None = None) -> list[Slot]:
+    slots = dict.fromkeys((*first, *second)) if candidates is None else candidates
     return [slot for slot in slots if list_differing_parts(first.get(slot), second.get(slot))]
 
 

@@ -50,32 +50,36 @@ class _Proof(Proof):
         #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
-        self._overwritten: set[int | str] = set()
+        self._overwritten_storages: set[int | str] = set()
         self._unloadable: str | None = None
         self._target = nn.Module()
         self._loaded: Any = None
-        self._again: dict[str, torch.Tensor] | None = None
+        self._reloaded_tensors: dict[str, torch.Tensor] | None = None
 
     def _run(self) -> None:
         source, target = self._subject.build_used(), self._subject.build_fresh()
         self._target = target
         with _restore_shared(source, target) as put_back:
-            blank = measure.map_tensors(target)
-            loaded = self._write(source, blank)
+            target_tensors = measure.map_tensors(target)
+            loaded = self._write(source, target_tensors)
             put_back()
-            self._unproved = self._find_unproved(blank)
+            self._unproved = self._find_unproved(target_tensors)
             strictly = self._load(target, loaded)
             restored = measure.map_tensors(target)
-            lost = [row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded)]
+            unsaved_rows = [
+                row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded)
+            ]
             put_back()  # loading B wrote to what the next instances hold as well
-            self._judge_not_saved(lost)
+            self._judge_not_saved(unsaved_rows)
             _Safetensors(self, target, loaded).prove(strictly)
 
-    def _write(self, source: nn.Module, blank: Mapping[str, torch.Tensor]) -> Any:
-        """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `blank`: the tensors of B."""
+    def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
+        """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `target_tensors`: those of B."""
         tensors = measure.map_tensors(source)
-        shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(blank.values())
-        self._overwritten = tensor_bits.perturb(tensors.values())
+        shared = check_builder.list_storage_keys(tensors.values()) & check_builder.list_storage_keys(
+            target_tensors.values()
+        )
+        self._overwritten_storages = tensor_bits.perturb(tensors.values())
         self._expected = {name: _copy_if_shared(tensor, shared) for name, tensor in tensors.items()}
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
@@ -83,35 +87,35 @@ class _Proof(Proof):
             loaded, refused = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
         if refused is not None and "Uninitialized" not in refused:
-            what = f", which contains a {refused}" if refused else ""
-            message = f"torch.load(weights_only=True) refuses the model's own state_dict{what}"
+            refused_text = f", which contains a {refused}" if refused else ""
+            message = f"torch.load(weights_only=True) refuses the model's own state_dict{refused_text}"
             help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
             self.report(rules.NOT_PLAIN_DATA, message, None, help=help)
         return loaded
 
-    def _find_unproved(self, blank: Mapping[str, torch.Tensor]) -> set[str]:
+    def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
         """Return the names with equal values in A and B before the load; impossible for many changed elements."""
-        few = {
+        small_tensors = {
             name: tensor
             for name, tensor in self._expected.items()
-            if name in blank
+            if name in target_tensors
             and not is_lazy(tensor)
             and tensor.numel() > 0
-            and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten)
+            and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten_storages)
         }
-        return {name for name, tensor in few.items() if tensor_bits.is_same(tensor, blank[name])}
+        return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
     def _load(self, target: nn.Module, loaded: Any) -> bool:
         """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
         self._loaded = loaded
         doing = "load_state_dict(strict=True) with the model's state_dict"
-        _, raised = check_builder.run_user_code(
+        _, error_text = check_builder.run_user_code(
             self._subject, doing, lambda: target.load_state_dict(loaded, strict=True)
         )
-        if raised is None:
+        if error_text is None:
             return True
-        by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", raised)
-        why = by_torch[1] if by_torch else raised.removeprefix(f"{doing} raised ")
+        by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", error_text)
+        why = by_torch[1] if by_torch else error_text.removeprefix(f"{doing} raised ")
         new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
         places = (row.origin for row in new if row.origin)
         help = next((check_builder.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
@@ -132,8 +136,8 @@ class _Proof(Proof):
             self._saved[name] = check_builder.skip_cell("uninitialized: no values before the first forward")
             return True
         restored_tensor = restored.get(name)
-        same = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
-        if same and name not in self._unproved:
+        has_same_bits = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
+        if has_same_bits and name not in self._unproved:
             self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
             return True
         entry = loaded.get(name) if isinstance(loaded, Mapping) else None
@@ -143,49 +147,56 @@ class _Proof(Proof):
         return True
 
     def _judge_different(
-        self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, there: torch.Tensor | None
+        self, row: TensorInfo, expected: torch.Tensor, entry: torch.Tensor, restored_tensor: torch.Tensor | None
     ) -> None:
         """Return the cells of a tensor in the state_dict without proof of its restoration."""
         name = row.fqn
-        same = False if there is None else tensor_bits.is_same(expected, there)
+        has_same_bits = False if restored_tensor is None else tensor_bits.is_same(expected, restored_tensor)
         self._saved[name] = Cell(Verdict.PASSED)
         if self._unloadable:
             self._restored[name] = check_builder.build_inconclusive_cell(self._unloadable)
-        elif same is not False:
+        elif has_same_bits is not False:
             why = (
                 "the values cannot be compared"
-                if same is None
+                if has_same_bits is None
                 else "statecli cannot check this tensor, because it cannot write test values into the tensor"
             )
             self._restored[name] = check_builder.build_inconclusive_cell(why)
         elif tensor_bits.is_same(expected, entry) is False:
             cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
-            other = "other values under this name" if entry.dtype == expected.dtype else cast
-            message = f"{name}: state_dict() contains {other}"
+            entry_text = "other values under this name" if entry.dtype == expected.dtype else cast
+            message = f"{name}: state_dict() contains {entry_text}"
             help = self._suggest_in_own_method(name, _SAVE_METHODS, _KEEP_HELP)
             self._saved[name] = self._build_failed_cell(rules.CHANGED_BY_SAVING, row, message, help)
         else:
-            what = "sets other values" if self._is_set_by_load(name, there) else "does not restore the tensor"
-            message = f"{name}: saved, but load_state_dict() {what}"
+            load_effect = (
+                "sets other values" if self._is_set_by_load(name, restored_tensor) else "does not restore the tensor"
+            )
+            message = f"{name}: saved, but load_state_dict() {load_effect}"
             help = self._suggest_in_own_method(name, _LOAD_METHODS, "in {}, pass the saved entry on to super()")
             if name in self._subject.created_by_forward and not help:
                 help = _IN_CONSTRUCTOR
             self._restored[name] = self._build_failed_cell(rules.NOT_RESTORED, row, message, help)
 
-    def _is_set_by_load(self, name: str, there: torch.Tensor | None) -> bool:
+    def _is_set_by_load(self, name: str, restored_tensor: torch.Tensor | None) -> bool:
         """Return True if B has the value of load_state_dict(): so has another instance, with other values before."""
-        if self._again is None:
-            self._again = {}
-            other = self._subject.build_fresh()
+        if self._reloaded_tensors is None:
+            self._reloaded_tensors = {}
+            second_target = self._subject.build_fresh()
             ours = check_builder.list_storage_keys(measure.map_tensors(self._target).values())
             tensor_bits.perturb(
-                (tensor for tensor in measure.map_tensors(other).values() if storage(tensor)[0] not in ours), phase=100
+                (tensor for tensor in measure.map_tensors(second_target).values() if storage(tensor)[0] not in ours),
+                phase=100,
             )
             loads = check_builder.run_user_code(
-                self._subject, "", lambda: other.load_state_dict(self._loaded, strict=True)
+                self._subject, "", lambda: second_target.load_state_dict(self._loaded, strict=True)
             )
-            self._again = measure.map_tensors(other) if loads[1] is None else {}
-        return there is not None and name in self._again and tensor_bits.is_same(there, self._again[name]) is True
+            self._reloaded_tensors = measure.map_tensors(second_target) if loads[1] is None else {}
+        return (
+            restored_tensor is not None
+            and name in self._reloaded_tensors
+            and tensor_bits.is_same(restored_tensor, self._reloaded_tensors[name]) is True
+        )
 
     def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> Help:
         return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
@@ -304,10 +315,10 @@ class _Safetensors:
         except ImportError:
             columns.update((name, check_builder.skip_cell("safetensors is not installed")) for name in names)
             return
-        raised = self._load(lambda entries: load(save(entries)), strictly)
-        if raised:
-            self._proof._reasons.append(raised)
-            columns.update((name, check_builder.build_inconclusive_cell(raised)) for name in names)
+        error_text = self._load(lambda entries: load(save(entries)), strictly)
+        if error_text:
+            self._proof._reasons.append(error_text)
+            columns.update((name, check_builder.build_inconclusive_cell(error_text)) for name in names)
             return
         tensors = measure.map_tensors(self._target)
         for name in names:
@@ -319,10 +330,12 @@ class _Safetensors:
         if not self._altered:
             return self._build_same_cell()
         restored_tensor = tensors.get(name)
-        same = False if restored_tensor is None else tensor_bits.is_same(self._proof._expected[name], restored_tensor)
-        if same:
+        has_same_bits = (
+            False if restored_tensor is None else tensor_bits.is_same(self._proof._expected[name], restored_tensor)
+        )
+        if has_same_bits:
             return self._build_same_cell()
-        if same is None:
+        if has_same_bits is None:
             return check_builder.build_inconclusive_cell("the values cannot be compared")
         message = "has other values after it is saved as safetensors and loaded"
         self._proof.report(rules.CHANGED_BY_SAFETENSORS, f"{name}: {message}", name)
@@ -340,40 +353,42 @@ class _Safetensors:
         self._refuse_others()
         self._refuse_shared(through)
         self._refuse_odd(through)
-        taken = self._list_accepted()
+        accepted_entries = self._list_accepted()
         subject = self._proof._subject
         doing = "safetensors.torch.save of the state_dict"
-        back, raised = check_builder.run_user_code(subject, doing, lambda: _find_altered(through, taken))
-        if raised or not back:
-            return raised
-        self._altered = back
-        tensors = measure.map_tensors(self._target)
-        tensor_bits.perturb((tensors[name] for name in taken if name in tensors), phase=100)
-        whole = {**self._entries, **back}
-        doing = "load_state_dict() with the entries read from safetensors"
-        _, raised = check_builder.run_user_code(
-            subject, doing, lambda: self._target.load_state_dict(whole, strict=True)
+        altered_entries, error_text = check_builder.run_user_code(
+            subject, doing, lambda: _find_altered(through, accepted_entries)
         )
-        return raised if strictly else None  # it raises what it raised before
+        if error_text or not altered_entries:
+            return error_text
+        self._altered = altered_entries
+        tensors = measure.map_tensors(self._target)
+        tensor_bits.perturb((tensors[name] for name in accepted_entries if name in tensors), phase=100)
+        all_entries = {**self._entries, **altered_entries}
+        doing = "load_state_dict() with the entries read from safetensors"
+        _, error_text = check_builder.run_user_code(
+            subject, doing, lambda: self._target.load_state_dict(all_entries, strict=True)
+        )
+        return error_text if strictly else None  # it raises what it raised before
 
     def _list_accepted(self) -> dict[str, torch.Tensor]:
         entries = self._entries.items()
         return {name: value for name, value in entries if name not in self._refused and not is_lazy(value)}
 
-    def _refuse(self, rule: Rule, name: str, what: str, help: str) -> None:
-        self._refused[name] = what
-        self._proof.report(rule, f"{name}: {what}", name, help=help)
+    def _refuse(self, rule: Rule, name: str, problem: str, help: str) -> None:
+        self._refused[name] = problem
+        self._proof.report(rule, f"{name}: {problem}", name, help=help)
 
     def _refuse_others(self) -> None:
         """Fail entries other than tensors, unless empty: users save these entries elsewhere, or by torch.save."""
         for name, value in self._entries.items():
             if isinstance(value, torch.Tensor):
                 continue
-            what = f"type is {type(value).__name__}, but safetensors stores only tensors"
+            problem = f"type is {type(value).__name__}, but safetensors stores only tensors"
             if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
-                self._refused[name], self._why_incomplete = what, f"{name}: {what}"
+                self._refused[name], self._why_incomplete = problem, f"{name}: {problem}"
             else:
-                self._refuse(rules.NOT_IN_SAFETENSORS, name, what, "save the entry in a second file, or as a tensor")
+                self._refuse(rules.NOT_IN_SAFETENSORS, name, problem, "save the entry in a second file, or as a tensor")
 
     def _refuse_shared(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         tensors = self._list_accepted()
@@ -381,8 +396,10 @@ class _Safetensors:
             if _is_accepted(through, {name: tensors[name] for name in names}):
                 continue
             for name in names[1:]:
-                what = f"shares memory with {names[0]}; safetensors.torch.save_file refuses tensors that share memory"
-                self._refuse(rules.SHARED_IN_SAFETENSORS, name, what, SAVE_TIES_AS_SAFETENSORS)
+                problem = (
+                    f"shares memory with {names[0]}; safetensors.torch.save_file refuses tensors that share memory"
+                )
+                self._refuse(rules.SHARED_IN_SAFETENSORS, name, problem, SAVE_TIES_AS_SAFETENSORS)
 
     def _refuse_odd(self, through: Callable[[dict[str, torch.Tensor]], object]) -> None:
         for name, tensor in self._entries.items():
@@ -393,19 +410,19 @@ class _Safetensors:
                 or _is_accepted(through, {name: tensor})
             ):
                 continue
-            what = f"{_describe_unusual(tensor)}, which safetensors does not write"
+            problem = f"{_describe_unusual(tensor)}, which safetensors does not write"
             if tensor.layout is not torch.strided or tensor.is_contiguous():
                 self._refuse(
                     rules.NOT_IN_SAFETENSORS,
                     name,
-                    what,
+                    problem,
                     "save the entry as a dense tensor with a dtype that safetensors supports",
                 )
                 continue
-            self._refused[name] = what  # nothing to mend at the line of the tensor, which may be one of torch's own
+            self._refused[name] = problem  # nothing to mend at the line of the tensor, which may be one of torch's own
             target = self._proof._subject.target
             rule = rules.NOT_IN_SAFETENSORS
-            self._proof._findings.append(rule.finding(f"{name}: {what}", target=target, fqn=name, help=_CONTIGUOUS))
+            self._proof._findings.append(rule.finding(f"{name}: {problem}", target=target, fqn=name, help=_CONTIGUOUS))
 
 
 #: What is surely no tensor, and holds none.
@@ -417,12 +434,12 @@ def _find_altered(
     through: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]], entries: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the entries that come back `through` the format and are not surely the same."""
-    back: dict[str, torch.Tensor] = {}
+    altered_entries: dict[str, torch.Tensor] = {}
     for piece in _iter_pieces(entries):
         for name, tensor in through(piece).items():
             if type(piece[name]) is not torch.Tensor or not tensor_bits.is_same(piece[name], tensor):
-                back[name] = tensor
-    return back
+                altered_entries[name] = tensor
+    return altered_entries
 
 
 def _iter_pieces(entries: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:

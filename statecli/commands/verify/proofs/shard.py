@@ -65,9 +65,9 @@ class _Proof(Proof):
         with _use_fake_group(), silence():
             broadcast = self._find_broadcast()
             sharded = self._find_sharded()
-        loose = [row for row in self._subject.state.tensors if row.kind is not Kind.PARAMETER]
-        diverging = find_diverging(self._subject, [row.fqn for row in loose])
-        self._random = self._find_random(loose)
+        other_rows = [row for row in self._subject.state.tensors if row.kind is not Kind.PARAMETER]
+        diverging = find_diverging(self._subject, [row.fqn for row in other_rows])
+        self._random = self._find_random(other_rows)
         for row in self._subject.state.tensors:
             self._judge(row, broadcast, sharded, diverging)
 
@@ -85,8 +85,8 @@ class _Proof(Proof):
                     self._unseen.add(name)
             with self._subject.user_code("DistributedDataParallel()"), _MarkBroadcasts():
                 nn.parallel.DistributedDataParallel(module)
-            seen = ((name, tensor) for name, tensor in tensors.items() if name not in self._unseen)
-            return frozenset(name for name, tensor in seen if tensor.numel() and bool((tensor == 1).all()))
+            filled_tensors = ((name, tensor) for name, tensor in tensors.items() if name not in self._unseen)
+            return frozenset(name for name, tensor in filled_tensors if tensor.numel() and bool((tensor == 1).all()))
         except ModelError as error:
             if _NOTHING_TO_TRAIN not in str(error):
                 self._reasons.append(check_builder.get_reason(self._subject, error))

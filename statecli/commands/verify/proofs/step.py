@@ -81,16 +81,16 @@ class _StepVerdicts:
     def reached(self) -> dict[str, list[str]]:
         """Tensors with a gradient, by name without the numbers."""
         names: dict[str, list[str]] = {}
-        for name, seen in self.run.seen.items():
-            if seen.peak is not None:
+        for name, leaf in self.run.leaf_records.items():
+            if leaf.peak is not None:
                 names.setdefault(_DIGITS.sub("#", name), []).append(name)
         return names
 
     @functools.cached_property
     def reached_at_times(self) -> dict[str, list[str]]:
         """Names in `reached` without a gradient in some rounds."""
-        seen = self.run.seen
-        return {key: [name for name in names if None in seen[name].peaks] for key, names in self.reached.items()}
+        leaves = self.run.leaf_records
+        return {key: [name for name in names if None in leaves[name].peaks] for key, names in self.reached.items()}
 
     @functools.cached_property
     def _zero_states(self) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def skip_unreached(check: Check) -> Check:
 def _is_empty_batch(inputs: Inputs) -> bool:
     """Whether forward is called with tensors, and all of them are empty: a batch of none."""
     tensors = [
-        tensor for tensor in inputs_of.iter_leaves(inputs.make(seed=1)) if issubclass(type(tensor), torch.Tensor)
+        tensor for tensor in inputs_of.iter_leaves(inputs.make_call(seed=1)) if issubclass(type(tensor), torch.Tensor)
     ]
     return bool(tensors) and not any(tensor.numel() for tensor in tensors)
 
@@ -160,21 +160,21 @@ def _is_empty_batch(inputs: Inputs) -> bool:
 def _describe_training(run: Training) -> str:
     inputs = run.subject.inputs
     with_inputs = f"on {inputs.text}" if inputs else ""
-    if not run.seen:
+    if not run.leaf_records:
         return f"forward in train mode {with_inputs}"
     return f"{plural(run.rounds, 'round')} of training (forward, backward, {run.made_by.__name__}) {with_inputs}"
 
 
 def _judge_training(run: Training) -> Check:
     verdicts = _StepVerdicts(run)
-    if any(seen.is_missing for seen in run.seen.values()):
+    if any(leaf.is_missing for leaf in run.leaf_records.values()):
         verdicts.gradient_paths = gradient_graph.trace_gradients(run)
-    if run.written:
+    if run.written_names:
         verdicts.overwritten = overwritten_by_forward.find_overwritten(run)
-    for name, seen in run.seen.items():
-        verdicts.gradient[name] = _judge_gradient(verdicts, name, seen)
-        verdicts.updated[name] = _judge_updated(verdicts, name, seen)
-    for name in sorted(run.frozen - set(run.seen)):
+    for name, leaf in run.leaf_records.items():
+        verdicts.gradient[name] = _judge_gradient(verdicts, name, leaf)
+        verdicts.updated[name] = _judge_updated(verdicts, name, leaf)
+    for name in sorted(run.frozen - set(run.leaf_records)):
         verdicts.updated[name] = _judge_frozen(verdicts, name)
     all_columns = {
         "gradient": verdicts.gradient,
@@ -183,7 +183,7 @@ def _judge_training(run: Training) -> Check:
     }
     columns = {name: cells for name, cells in all_columns.items() if cells}
     check = check_builder.build_check(Name.STEP, _describe_training(run), columns, verdicts.findings, [])
-    if run.seen or check.verdict is Verdict.FAILED:
+    if run.leaf_records or check.verdict is Verdict.FAILED:
         return check
     return replace(check, verdict=Verdict.SKIPPED, reason="no tensor of the model requires grad")
 
@@ -191,15 +191,15 @@ def _judge_training(run: Training) -> Check:
 # --- gradient -----------------------------------------------------------------------------------------------
 
 
-def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
-    if seen.first_bad_round is not None:
-        return _judge_not_finite(verdicts, name, seen)
-    if seen.peak is not None:
-        return Cell(Verdict.PASSED, after=f"{seen.peak:.3g}")
-    if not seen.trained:
+def _judge_gradient(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
+    if leaf.first_bad_round is not None:
+        return _judge_not_finite(verdicts, name, leaf)
+    if leaf.peak is not None:
+        return Cell(Verdict.PASSED, after=f"{leaf.peak:.3g}")
+    if not leaf.trained:
         return check_builder.skip_cell("gets no gradient")
-    if any(peak is not None for peak in seen.peaks):
-        return _judge_zero(verdicts, name, seen)
+    if any(peak is not None for peak in leaf.peaks):
+        return _judge_zero(verdicts, name, leaf)
     if verdicts.run.is_up_to_chance(name):
         return _judge_by_chance(verdicts.run, name)
     sibling = _find_chosen_sibling(verdicts, name)
@@ -211,13 +211,14 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cel
     return _judge_no_gradient(verdicts, name)
 
 
-def _judge_not_finite(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
-    what = "NaN" if any(peak is not None and math.isnan(peak) for peak in seen.peaks) else "infinite"
+def _judge_not_finite(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
+    value_text = "NaN" if any(peak is not None and math.isnan(peak) for peak in leaf.peaks) else "infinite"
     if not verdicts.run.finite:
         return check_builder.build_inconclusive_cell(
-            f"the gradient is {what}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}",
+            f"the gradient is {value_text}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}",
         )
-    why = f"the gradient has {what} elements in training round {seen.first_bad_round}, although all outputs are finite"
+    elements = f"{value_text} elements in training round {leaf.first_bad_round}"
+    why = f"the gradient has {elements}, although all outputs are finite"
     help = (
         "look for sqrt, norm or division at zero, also inside torch.where; torch.autograd.set_detect_anomaly"
         " shows the line"
@@ -229,17 +230,17 @@ def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
     return f"forward does not use the parameter{when}{f', but uses {sibling}' if sibling else ''}: give more inputs"
 
 
-def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
+def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
     run = verdicts.run
     if cancelled := run.get_cancelled_gradient(name):
-        what = (
+        explanation = (
             f"because a batch norm cancels the effect of the parameter; {cancelled:.3g} with the batch norms in "
             "eval mode"
         )
-        return check_builder.skip_cell(f"the gradient is zero in each of {plural(run.rounds, 'round')}, {what}")
+        return check_builder.skip_cell(f"the gradient is zero in each of {plural(run.rounds, 'round')}, {explanation}")
     if run.is_up_to_chance(name):
         return _judge_by_chance(run, name)
-    if reason := _explain_zero(verdicts, name, seen):
+    if reason := _explain_zero(verdicts, name, leaf):
         return check_builder.build_inconclusive_cell(reason)
     if verdicts.has_zero_state(name):
         why = "the gradient is zero: the hidden state starts at zero, so one call gives this weight no gradient"
@@ -252,15 +253,15 @@ def _judge_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
     return verdicts.fail(rules.ZERO_GRADIENT, name, why, help)
 
 
-def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str | None:
+def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str | None:
     """Return why a gradient of zero in each round may not be a fault of the model, if so."""
     run = verdicts.run
     if not run.finite:
-        what = "NaN and infinite values of the output do not count in the loss"
-        return f"the gradient is zero, but {what}: {_OTHER_INPUTS_HELP}"
-    if seen.idle:
-        when = f" in {seen.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
-        return _describe_not_chosen(_find_sibling(verdicts, name), when if seen.idle < run.rounds else "")
+        explanation = "NaN and infinite values of the output do not count in the loss"
+        return f"the gradient is zero, but {explanation}: {_OTHER_INPUTS_HELP}"
+    if leaf.idle:
+        when = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
+        return _describe_not_chosen(_find_sibling(verdicts, name), when if leaf.idle < run.rounds else "")
     if run.still_growing:
         why = "another parameter got its first gradient in the last round"
         return (
@@ -276,7 +277,9 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> str |
 
 def _judge_by_chance(run: Training, name: str) -> Cell:
     """Judge a leaf without gradient in a forward with random numbers, unless eval mode shows a fault."""
-    gradients = f"{'zero' if 0 in run.seen[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
+    gradients = (
+        f"{'zero' if 0 in run.leaf_records[name].peaks else 'no'} gradient in each of {plural(run.rounds, 'round')}"
+    )
     if run.in_eval and run.in_eval.peaks.get(name):
         help = "lower the drop rate, or give a larger input"
         return check_builder.build_inconclusive_cell(
@@ -362,10 +365,10 @@ def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) ->
 # --- updated ------------------------------------------------------------------------------------------------
 
 
-def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
-    if not seen.trained:
-        return _judge_left_out(verdicts, name, seen)
-    if seen.peak is None:
+def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
+    if not leaf.trained:
+        return _judge_left_out(verdicts, name, leaf)
+    if leaf.peak is None:
         return check_builder.skip_cell("gets no gradient, so the optimizer does not update it")
     if name in verdicts.overwritten.names:
         why, help = (
@@ -373,19 +376,19 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
             "register the tensor as a buffer, or do not write to it in forward",
         )
         return verdicts.fail(rules.OVERWRITTEN_BY_FORWARD, name, why, help)
-    if name in verdicts.run.written and verdicts.overwritten.why_not:
+    if name in verdicts.run.written_names and verdicts.overwritten.why_not:
         why_not = verdicts.overwritten.why_not
         return check_builder.build_inconclusive_cell(
             f"forward writes to the parameter, and statecli does not know whether an update is kept: {why_not}",
         )
-    if seen.updated:
+    if leaf.updated:
         return Cell(Verdict.PASSED, after="changed")
-    if seen.updated is None:
+    if leaf.updated is None:
         return check_builder.build_inconclusive_cell("the values cannot be compared")
-    if seen.lost_peak is not None:
-        dtype = str(seen.tensor.dtype).removeprefix("torch.")
+    if leaf.lost_peak is not None:
+        dtype = str(leaf.tensor.dtype).removeprefix("torch.")
         update = training_rounds.MIN_LEARNING_RATE
-        reason = f"an update of {update} is rounded away: too small for values of {seen.lost_peak:.3g} in {dtype}"
+        reason = f"an update of {update} is rounded away: too small for values of {leaf.lost_peak:.3g} in {dtype}"
         return check_builder.build_inconclusive_cell(reason)
     why = f"has a gradient, but {verdicts.run.made_by.__name__} does not change the tensor"
     return verdicts.fail(
@@ -393,21 +396,21 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell
     )
 
 
-def _judge_left_out(verdicts: _StepVerdicts, name: str, seen: LeafRecord) -> Cell:
+def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
     """Judge a leaf that requires grad and is not in `model.parameters()`; harmless without a gradient."""
     if name in verdicts.run.replaced:
         why = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
             rules.NOT_IN_OPTIMIZER, name, why, "change the values in place, or give the new tensor another name"
         )
-    if seen.peak is None and verdicts.tensors.get(name) is not seen.tensor:
+    if leaf.peak is None and verdicts.tensors.get(name) is not leaf.tensor:
         return check_builder.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn[name]
     why = {
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
         Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
     }.get(row.kind, "the class's own parameters() leaves this tensor out, so no optimizer trains it")
-    severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if seen.peak is None else None
+    severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if leaf.peak is None else None
     return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _suggest_registration(row), severity)
 
 
@@ -439,7 +442,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
     """Noted, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
     changed = [name for name, causes in run.changed_by.items() if "forward" in causes]
-    frozen = run.frozen - set(run.seen)
+    frozen = run.frozen - set(run.leaf_records)
     return {
         name: Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD if name in frozen else None)
         for name in changed
