@@ -77,20 +77,20 @@ class TrainingCheck:
         if self._before is None:
             return
         self._steps += 1
-        changed = _list_changed(self._before, model)
+        changed_names = _list_changed(self._before, model)
         tensor_names = _list_tensors(model).keys()
         parameters = {name: parameter for name, parameter in model.named_parameters() if name in tensor_names}
         trainable = {name for name, parameter in parameters.items() if parameter.requires_grad}
         lines: list[str] = []
-        if self._waiting is None and (trainable & changed or not trainable):
-            reasons = {name: self._explain_no_update(parameters[name]) for name in trainable - changed}
+        if self._waiting is None and (trainable & changed_names or not trainable):
+            reasons = {name: self._explain_no_update(parameters[name]) for name in trainable - changed_names}
             for reason in sorted({*reasons.values()} - {""}):
                 names = {name for name, other in reasons.items() if other == reason}
                 lines.append(f"{_join_globs(names, parameters)} got no update: {reason}")
-            lines += _describe_frozen(model, changed)
+            lines += _describe_frozen(model, changed_names)
             self._waiting = {name for name, reason in reasons.items() if not reason}
         elif self._waiting is not None:
-            self._waiting -= changed
+            self._waiting -= changed_names
         if self._waiting == set():
             self._before = None
         self.report(lines)
@@ -176,16 +176,16 @@ def _list_changed(before: statecli.Snapshot, model: nn.Module) -> set[str]:
     return {change.fqn for change in diff.changes if Field.VALUES in change.fields}
 
 
-def _describe_frozen(model: nn.Module, changed: set[str]) -> list[str]:
+def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
     """Return lines about frozen parameters that moved, and about buffers of modules with only frozen parameters."""
     parameters = dict(model.named_parameters())
-    frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed
+    frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad} & changed_names
     buffers: set[str] = set()
     for prefix, module in model.named_modules():
         own_parameters = list(module.parameters(recurse=False))
         if own_parameters and not any(parameter.requires_grad for parameter in own_parameters):
             buffers |= {f"{prefix}.{name}" if prefix else name for name, _ in module.named_buffers(recurse=False)}
-    buffers &= changed
+    buffers &= changed_names
     lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
     if buffers:
         # A glob may stand for frozen parameters too: only what must stay in training mode ends a glob.

@@ -61,10 +61,10 @@ def _find_compared_sections(diff: Diff) -> frozenset[str]:
     if not any(change.before for change in models):
         return frozenset()
     pairs = ((change.before.section, change.after.section) for change in models if change.before and change.after)
-    common = {section for pair in pairs for section in pair}
+    paired_sections = {section for pair in pairs for section in pair}
     sides = ([change.before for change in models], [change.after for change in models])
     sections_by_side = (list(dict.fromkeys(row.section for row in side if row)) for side in sides)
-    return frozenset(common.union(*map(select_loaded_sections, sections_by_side)))
+    return frozenset(paired_sections.union(*map(select_loaded_sections, sections_by_side)))
 
 
 def _build_issue(subject: Subject, change: Change, text: str, help: str | None = None) -> Issue:
@@ -147,21 +147,26 @@ def _report_casts(subject: Subject) -> Iterator[Issue]:
     for loaded_row, model_row in _pair_loaded_tensors(subject):
         casts.setdefault((loaded_row.dtype, model_row.dtype), []).append(loaded_row)
     model = subject.load_diff.after.target if subject.load_diff else ""
-    for (saved, expected), rows in casts.items():
-        if saved == expected:
+    for (saved_dtype, expected_dtype), rows in casts.items():
+        if saved_dtype == expected_dtype:
             continue
-        count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected)
-        if len(rows) * 2 > count and is_floating(saved) and is_floating(expected):
+        count = sum(len(others) for (_, dtype), others in casts.items() if dtype == expected_dtype)
+        if len(rows) * 2 > count and is_floating(saved_dtype) and is_floating(expected_dtype):
             share = "all" if len(rows) == count else f"{len(rows):,} of"
             count_text = (
                 f"{share} {count:,} tensors are" if count > 1 else f"{subject.name_of(rows[0])}: the checkpoint has"
             )
-            message = f"{count_text} {saved}, but {model} expects {expected}; load_state_dict casts silently"
+            message = (
+                f"{count_text} {saved_dtype}, but {model} expects {expected_dtype}; load_state_dict casts silently"
+            )
             yield Issue(message, None, rows[0].section, severity=dtype_mismatch.cases["most tensors"])
             continue
         for row in rows:
-            text = f"the checkpoint has {saved}, but {model} expects {expected}; load_state_dict casts silently"
-            yield report_tensor(subject, row, text, f"cast the tensor to {expected} before saving")
+            text = (
+                f"the checkpoint has {saved_dtype}, but {model} expects {expected_dtype}; load_state_dict casts "
+                "silently"
+            )
+            yield report_tensor(subject, row, text, f"cast the tensor to {expected_dtype} before saving")
 
 
 @rule(

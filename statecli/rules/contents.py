@@ -64,8 +64,10 @@ def _has_model_tensors(state: ModelState) -> bool:
 
     Tensors next to an empty model are in a section called `model`, and the section then stands for the whole file.
     """
-    empty = set(_find_empty_models(state))
-    whole_file = {state_dict.section for state_dict in state.state_dicts if empty.intersection(state_dict.others)}
+    empty_sections = set(_find_empty_models(state))
+    whole_file = {
+        state_dict.section for state_dict in state.state_dicts if empty_sections.intersection(state_dict.others)
+    }
     return any(section in _MODEL_KEYS and section not in whole_file for section in state.sections)
 
 
@@ -101,14 +103,14 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
         rows = [tensor for tensor in subject.state.tensors if tensor.section == section]
         if has_elements:
             rows = [tensor for tensor in rows if tensor.kind is Kind.PARAMETER]
-        empty = [tensor for tensor in rows if tensor.shape is not None and not tensor.elements]
-        reported = [tensor for tensor in empty if not _is_placeholder(tensor, present)]
-        if len(empty) * 2 > len(rows):
-            reported = empty
+        empty_tensors = [tensor for tensor in rows if tensor.shape is not None and not tensor.elements]
+        reported = [tensor for tensor in empty_tensors if not _is_placeholder(tensor, present)]
+        if len(empty_tensors) * 2 > len(rows):
+            reported = empty_tensors
         if reported:
-            called = join_names(tuple(map(subject.name_of, reported)))
+            names_text = join_names(tuple(map(subject.name_of, reported)))
             noun = "parameters" if has_elements else "tensors"
-            message = f"{section}: {len(reported):,} of {len(rows):,} {noun} are empty (0 elements): {called}"
+            message = f"{section}: {len(reported):,} of {len(rows):,} {noun} are empty (0 elements): {names_text}"
             help = "audit the files that hold the weights" if is_elsewhere else "gather the weights before saving"
             severity = empty_tensor.cases["in partitions"] if is_elsewhere else None
             yield Issue(message, None, section, help, severity)

@@ -56,9 +56,9 @@ def compute_digest(file: NamedFile) -> CheckedFile:
     # git writes the size before the bytes that it hashes.
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     try:
-        with closing(files.open_file(file.path)) as opened:
-            for start in range(0, opened.size, _PIECE):
-                digest.update(opened.read(start, min(_PIECE, opened.size - start)))
+        with closing(files.open_file(file.path)) as opened_file:
+            for start in range(0, opened_file.size, _PIECE):
+                digest.update(opened_file.read(start, min(_PIECE, opened_file.size - start)))
     except (UnreadableError, OSError) as error:
         return CheckedFile(file, unread_because=f"digest not computed, because the file cannot be read ({error})")
     return CheckedFile(file, digest.hexdigest())

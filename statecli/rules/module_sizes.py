@@ -127,9 +127,9 @@ def _check_weight_norm(subject: Subject, rows: list[TensorInfo]) -> Iterator[Iss
         shape = row.shape or ()
         if not norm_name or norm is None or norm.shape is None or len(norm.shape) != len(shape) or len(shape) < 2:
             continue
-        short = [1] * len(shape) == list(norm.shape) and 1 not in shape
-        wrong = any(size not in (1, full) for size, full in zip(norm.shape, shape, strict=True))
-        if short or (wrong and last != "original1"):
+        has_only_ones = [1] * len(shape) == list(norm.shape) and 1 not in shape
+        has_wrong_size = any(size not in (1, full_size) for size, full_size in zip(norm.shape, shape, strict=True))
+        if has_only_ones or (has_wrong_size and last != "original1"):
             sizes = f"has shape {list(norm.shape)}, which does not fit its weight of shape {list(shape)}"
             yield report_tensor(subject, norm, sizes, _HELP)
 

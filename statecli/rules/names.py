@@ -76,16 +76,16 @@ def _needs_checkpoint(subject: Subject) -> str | None:
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
     findings = subject.load_diff.findings if subject.load_diff else ()
-    refused = [item for item in findings if item.rule == WRAPPER_PREFIX.name]
-    loaded = _list_loaded_sections(subject) if refused else ()
-    reported = {item.prefix for item in subject.load_diff.stripped} if subject.load_diff and refused else set()
+    prefix_findings = [item for item in findings if item.rule == WRAPPER_PREFIX.name]
+    loaded_sections = _list_loaded_sections(subject) if prefix_findings else ()
+    reported = {item.prefix for item in subject.load_diff.stripped} if subject.load_diff and prefix_findings else set()
     for section in subject.state.sections:
-        if section not in loaded and section not in subject.state.whole_modules:
+        if section not in loaded_sections and section not in subject.state.whole_modules:
             prefixed = _list_prefixed_names(subject, section)
             reported.update(item.extra for item in prefixed)
             if prefixed:
                 yield convert_finding(_report_own_prefix(subject, section, prefixed))
-    yield from map(convert_finding, refused)
+    yield from map(convert_finding, prefix_findings)
     yield from _report_stripped_prefixes(subject, reported)
 
 

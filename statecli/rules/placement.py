@@ -32,11 +32,11 @@ def _group_by_device(tensors: Iterator[TensorInfo]) -> dict[str, list[TensorInfo
 
 def _merge_default_device(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
     """Merge `cuda` into `cuda:0`, the current device of most programs, if both are recorded."""
-    merged: dict[str, list[TensorInfo]] = {}
+    merged_groups: dict[str, list[TensorInfo]] = {}
     for device, tensors in by_device.items():
         first = f"{device}:0"
-        merged.setdefault(first if first in by_device else device, []).extend(tensors)
-    return merged
+        merged_groups.setdefault(first if first in by_device else device, []).extend(tensors)
+    return merged_groups
 
 
 @rule(
@@ -56,17 +56,17 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
 
     Fix: save `{name: tensor.cpu() for …}`, or load with `map_location="cpu"`.
     """
-    allowed = subject.policy.device
+    allowed_devices = subject.policy.device
     for device, tensors in _merge_default_device(_group_by_device(iter(subject.state.tensors))).items():
         kind, _, index = device.partition(":")
         names = {device, kind, device if index else f"{device}:0"}
-        if names.intersection(allowed) or (not allowed and kind in ANYWHERE):
+        if names.intersection(allowed_devices) or (not allowed_devices and kind in ANYWHERE):
             continue
         names_shown = quoting.names([subject.name_of(tensor) for tensor in tensors])
         on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"
-        if allowed:
+        if allowed_devices:
             case: str | None = "outside of the policy"
-            why = f"policy.device allows only {' or '.join(allowed)}"
+            why = f"policy.device allows only {' or '.join(allowed_devices)}"
         else:
             case = "later GPU" if index not in ("", "0") else None
             why = "torch.load fails on a machine without this device, unless map_location is given"
@@ -98,11 +98,11 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
 
 def _merge_equal_devices(by_device: Mapping[str, list[TensorInfo]]) -> dict[str, list[TensorInfo]]:
     """Merge `cuda` and `cuda:0`, the same device to a process, and drop meta, a device without memory."""
-    merged: dict[str, list[TensorInfo]] = {}
+    merged_groups: dict[str, list[TensorInfo]] = {}
     for device, tensors in by_device.items():
         if device != "meta":
-            merged.setdefault(device if ":" in device or device == "cpu" else f"{device}:0", []).extend(tensors)
-    return merged
+            merged_groups.setdefault(device if ":" in device or device == "cpu" else f"{device}:0", []).extend(tensors)
+    return merged_groups
 
 
 _HELP = "register the tensors that did not move, or move the model to one device before saving"

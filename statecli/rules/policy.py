@@ -110,8 +110,8 @@ def unchanged_tensor(subject: Subject) -> Iterator[Issue]:
         if changes and not is_changed:
             named = changes[0].fqn if len(changes) == 1 else None
             unknown = next((f"; {change.fqn}: {change.not_compared}" for change in changes if change.not_compared), "")
-            unchanged = _describe_unchanged(len(changes), is_certain=not unknown)
-            message = f"policy.must-change {glob!r}: {unchanged}{unknown}"
+            description = _describe_unchanged(len(changes), is_certain=not unknown)
+            message = f"policy.must-change {glob!r}: {description}{unknown}"
             help = "run `statecli verify --check step` to see whether the tensors are trained"
             yield Issue(message, named, help=help)
 

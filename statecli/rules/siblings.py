@@ -158,15 +158,17 @@ def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
     if indexes[-1] - indexes[0] != len(indexes):  # none or several are missing
         return
     holes = sorted(set(range(indexes[0], indexes[-1])) - set(indexes))
-    common = frozenset.intersection(*map(frozenset, stack.layers.values()))
+    common_names = frozenset.intersection(*map(frozenset, stack.layers.values()))
     kinds = {
         tuple((name, subject.state.tensors[n].shape) for name, n in sorted(layer.items()))
         for layer in stack.layers.values()
     }
-    is_block = len(kinds) == 1 and any("." in name for name in common)
-    if len(common) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
+    is_block = len(kinds) == 1 and any("." in name for name in common_names)
+    if len(common_names) >= (MIN_TENSORS_OF_EQUAL_BLOCK if is_block else MIN_TENSORS_OF_BLOCK):
         name = f"{stack.prefix}{holes[0]}"
-        message = f"{name}: layer is missing; the other {len(indexes)} layers have {len(common)} tensors in common"
+        message = (
+            f"{name}: layer is missing; the other {len(indexes)} layers have {len(common_names)} tensors in common"
+        )
         yield Issue(message, None, stack.section, "save the missing layer too", about=name)
 
 
@@ -221,20 +223,20 @@ def _report_odd_names(
     if len(odd_layers) > 1 + (len(kinds) >= MIN_LAYERS_FOR_TWO_GAPS):
         return
     for index in odd_layers:
-        missing, added = usual - kinds[index], kinds[index] - usual
-        missing -= {name for name in missing if _is_of_plain_weight(stack, index, name, owners)}
-        if not (missing or added):
+        missing_names, added_names = usual - kinds[index], kinds[index] - usual
+        missing_names -= {name for name in missing_names if _is_of_plain_weight(stack, index, name, owners)}
+        if not (missing_names or added_names):
             continue
-        has_only_one_difference = not (missing and added) and kinds[index] not in ends
-        is_adapter = any("lora_" in name for name in added)
-        if not has_only_one_difference or (added and (len(odd_layers) > 1 or is_adapter)):
+        has_only_one_difference = not (missing_names and added_names) and kinds[index] not in ends
+        is_adapter = any("lora_" in name for name in added_names)
+        if not has_only_one_difference or (added_names and (len(odd_layers) > 1 or is_adapter)):
             continue
-        name, differing_names = f"{stack.prefix}{index}", missing or added
+        name, differing_names = f"{stack.prefix}{index}", missing_names or added_names
         count = sum(
-            (differing_names <= kind) if missing else differing_names.isdisjoint(kind) for kind in kinds.values()
+            (differing_names <= kind) if missing_names else differing_names.isdisjoint(kind) for kind in kinds.values()
         )
         verb, others, help = "lacks", "have", "save the missing tensors too"
-        if added:
+        if added_names:
             verb, others, help = "has", "lack", "save these tensors for all layers, or remove them"
         message = f"{name}: {verb} {join_names(sorted(differing_names))}, which {count} other layers {others}"
         yield Issue(message, None, stack.section, help, about=name)

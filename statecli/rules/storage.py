@@ -49,9 +49,9 @@ def _select_storages(subject: Subject) -> Iterator[Storage]:
     if subject.full_state.tensors is subject.state.tensors:
         yield from shared
         return
-    selected = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
+    selected_names = {(tensor.section, tensor.fqn) for tensor in subject.state.tensors}
     for storage in shared:
-        if any((tensor.section, tensor.fqn) in selected for tensor, _ in storage.users):
+        if any((tensor.section, tensor.fqn) in selected_names for tensor, _ in storage.users):
             yield storage
 
 
@@ -76,8 +76,8 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
         views = len(storage.views)
         users_text = f" by {views:,} tensors" if views > 1 else ""
         usage = f"only {storage.size - unused:,} are used{users_text}"
-        saved = f"all {storage.size:,} bytes of its storage are saved, but {usage}"
-        yield report_tensor(subject, tensor, saved, "save a copy with .clone()", place=storage.place)
+        text = f"all {storage.size:,} bytes of its storage are saved, but {usage}"
+        yield report_tensor(subject, tensor, text, "save a copy with .clone()", place=storage.place)
 
 
 @rule(Severity.NOTE)
@@ -99,18 +99,18 @@ def tied_tensors(subject: Subject) -> Iterator[Issue]:
     for storage in _select_storages(subject):
         for view, tensors in storage.named_views.items():
             model_tensors = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS]
-            called = list(dict.fromkeys(map(subject.name_of, model_tensors)))
-            if len(called) > 1 and view.byte_count and not any(tensor.fqn in broken_ties for tensor in model_tensors):
+            names = list(dict.fromkeys(map(subject.name_of, model_tensors)))
+            if len(names) > 1 and view.byte_count and not any(tensor.fqn in broken_ties for tensor in model_tensors):
                 first = model_tensors[0]
-                message = f"{called[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(called[1:])}"
+                message = f"{names[0]}: shares all of its {first.nbytes:,} bytes with {quoting.names(names[1:])}"
                 line, help = find_tie_line(model_tensors), _build_tie_help(subject, model_tensors)
                 yield Issue(message, first.fqn, first.section, help, origin=line, place=storage.place)
 
 
-def _build_tie_help(subject: Subject, tied: Sequence[TensorInfo]) -> str:
+def _build_tie_help(subject: Subject, tied_rows: Sequence[TensorInfo]) -> str:
     """Return the remedy for a tie, with the function of safetensors if `save_file` refuses the state_dict."""
     help = "intentional for tied weights; otherwise save a copy with .clone()"
-    in_state_dict = {(row.section, row.fqn) for row in tied if row.is_in_state_dict}
+    in_state_dict = {(row.section, row.fqn) for row in tied_rows if row.is_in_state_dict}
     names_by_section = Counter(section for section, _ in in_state_dict)
     if subject.state.traits.drops_tied_names or max(names_by_section.values(), default=0) < 2:
         return help
@@ -162,11 +162,11 @@ def _find_clashes(views: list[View], work: list[int]) -> Iterator[tuple[View | N
         while reaching and reaching[0][0] <= view.start:
             heappop(reaching)
         for _, before in reaching:
-            common = have_common_byte(views[before], view, work)
-            if common is None:
+            has_common_byte = have_common_byte(views[before], view, work)
+            if has_common_byte is None:
                 yield None, view
                 return
-            if common:
+            if has_common_byte:
                 yield views[before], view
                 break
         heappush(reaching, (view.end, n))
@@ -269,11 +269,11 @@ def unexpected_dtype(subject: Subject) -> Iterator[Issue]:
 
     Fix: cast the tensor before saving, or add its dtype to the policy.
     """
-    allowed = {name.removeprefix("torch.") for name in subject.policy.dtype}
+    allowed_dtypes = {name.removeprefix("torch.") for name in subject.policy.dtype}
     copies = _find_optimizer_copies(subject)
     for tensor in (row for row in subject.state.tensors if row.data not in copies):
-        if tensor.kind in MODEL_KINDS and is_floating(tensor.dtype) and tensor.dtype not in allowed:
-            allows = f"policy.dtype allows only {' or '.join(sorted(allowed))}"
+        if tensor.kind in MODEL_KINDS and is_floating(tensor.dtype) and tensor.dtype not in allowed_dtypes:
+            allows = f"policy.dtype allows only {' or '.join(sorted(allowed_dtypes))}"
             help = "cast the tensor before saving, or allow its dtype in the policy"
             place = tensor.data.storage.place if tensor.data else None
             yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, {allows}", help, place=place)
@@ -303,8 +303,8 @@ def too_large(subject: Subject) -> Iterator[Issue]:
         sizes = Counter[str]()
         for tensor in state.tensors:
             sizes[tensor.section] += tensor.nbytes
-        most = f", most of them in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
-        message = f"tensors take {total:,} bytes{most}; policy.max-bytes allows {limit:,}"
+        largest_section_text = f", most of them in {sizes.most_common(1)[0][0]}" if len(sizes) > 1 else ""
+        message = f"tensors take {total:,} bytes{largest_section_text}; policy.max-bytes allows {limit:,}"
         yield Issue(message, help="save fewer tensors, use a narrower dtype, or raise policy.max-bytes")
 
 

@@ -73,12 +73,12 @@ class Storage(msgspec.Struct):
     @property
     def unused_bytes(self) -> int:
         """Return the number of bytes that certainly belong to no tensor."""
-        reach = covered = 0
+        reach = covered_bytes = 0
         views = sorted(self.views, key=lambda view: view.start)
         for view in views:
-            covered += max(view.end - max(view.start, reach), 0)
+            covered_bytes += max(view.end - max(view.start, reach), 0)
             reach = max(reach, view.end)
-        return self.size - min(covered, sum(view.byte_count for view in views))
+        return self.size - min(covered_bytes, sum(view.byte_count for view in views))
 
 
 def group_by_storage(state: ModelState) -> list[Storage]:
@@ -219,20 +219,20 @@ def have_common_byte(view: View, other: View, work: list[int]) -> bool | None:
     if view.steps is None or other.steps is None or work[0] < 0:
         return None
     reach = sum((count - 1) * stride for count, stride in other.steps)
-    most: dict[int, int] = {}
+    max_counts: dict[int, int] = {}
     for count, stride in (*view.steps, *other.steps):
-        most[stride] = most.get(stride, 0) + count - 1
-    strides = sorted(most.items(), reverse=True)
+        max_counts[stride] = max_counts.get(stride, 0) + count - 1
+    strides = sorted(max_counts.items(), reverse=True)
     return _is_sum_of_strides(other.start + reach - view.start, strides, work)
 
 
 def _is_sum_of_strides(distance: int, strides: list[tuple[int, int]], work: list[int]) -> bool | None:
-    """Return whether `distance` is a sum of strides, each at most `most` times; None if `work` ran out."""
-    (stride, most), *smaller_strides = strides
+    """Return whether `distance` is a sum of strides, each at most `max_count` times; None if `work` ran out."""
+    (stride, max_count), *smaller_strides = strides
     if not smaller_strides:
-        return distance % stride == 0 and 0 <= distance // stride <= most
-    within = sum(step * count for step, count in smaller_strides)
-    first, last = max(-((within - distance) // stride), 0), min(distance // stride, most)
+        return distance % stride == 0 and 0 <= distance // stride <= max_count
+    max_reach = sum(step * count for step, count in smaller_strides)
+    first, last = max(-((max_reach - distance) // stride), 0), min(distance // stride, max_count)
     for times in range(first, last + 1):
         work[0] -= 1
         is_sum = None if work[0] < 0 else _is_sum_of_strides(distance - times * stride, smaller_strides, work)

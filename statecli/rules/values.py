@@ -207,8 +207,8 @@ def _report_by_section(
         if len(pairs) == 1:
             yield report_tensor(subject, *pairs[0], help, severity)
             continue
-        called = join_names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
-        yield Issue(f"{section}: {len(pairs):,} tensors are {description}: {called}", None, section, help, severity)
+        names_text = join_names(tuple(subject.name_of(tensor) for tensor, _ in pairs))
+        yield Issue(f"{section}: {len(pairs):,} tensors are {description}: {names_text}", None, section, help, severity)
 
 
 @rule(Severity.WARNING, needs_values, cases={"not multiplied": Severity.NOTE})
@@ -302,8 +302,8 @@ def _build_duplicates_issue(subject: Subject, section: str, groups: list[list[Te
     size = sum(group[0].nbytes * (len(group) - 1) for group in groups)
     copies_text, help = f"{format_size(size)} saved more than once", "tie the tensors, or keep one of them"
     if len(groups) == 1:
-        called = join_names(tuple(map(subject.name_of, others)))
-        text = f"has the same values as {called}: {copies_text}"
+        names_text = join_names(tuple(map(subject.name_of, others)))
+        text = f"has the same values as {names_text}: {copies_text}"
         return report_tensor(subject, first, text, help)
     pairs = tuple(f"{subject.name_of(group[1])} duplicates {subject.name_of(group[0])}" for group in groups)
     count = sum(map(len, groups)) - len(groups)

@@ -53,11 +53,11 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
     sign = _find_sign_of_training(subject.full_state)
     if not zero or (len(zero) < len(factors) and sign is None):
         return
-    called = join_names(tuple(map(subject.name_of, zero)))
+    names_text = join_names(tuple(map(subject.name_of, zero)))
     is_all = len(zero) == len(factors)
     count = f"all {plural(len(zero), 'factor')}" if is_all else f"{len(zero):,} of {len(factors):,} factors"
     after = f" after training ({sign})" if sign else ""
-    message = f"{count} that start at zero are still zero{after}: {called}"
+    message = f"{count} that start at zero are still zero{after}: {names_text}"
     help = "no action is needed if the adapter was not trained yet"
     if sign:
         help = "check that the optimizer has the adapter's parameters"

@@ -69,14 +69,14 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
     for start, count in comparison.equal:
         yield "equal", is_run and position <= start and 0 < count <= stop - start
         position = start + count
-    equal = sum(count for _, count in comparison.equal)
-    changeable = 0 if task.norm else task.count - equal
+    equal_count = sum(count for _, count in comparison.equal)
+    changeable = 0 if task.norm else task.count - equal_count
     tally = comparison.tally
-    yield from _check_counts(tally, changeable, (task.count - equal) * _values_per_element(task.before.dtype))
+    yield from _check_counts(tally, changeable, (task.count - equal_count) * _values_per_element(task.before.dtype))
     yield "first", (tally.first is None) is (tally.changed == 0)
     yield "first", tally.first is None or task.start <= tally.first < stop
     yield from _check_sums(tally)
-    yield "finite", tally.finite + tally.left_out in _possible_value_counts(task, task.count - equal)
+    yield "finite", tally.finite + tally.left_out in _possible_value_counts(task, task.count - equal_count)
 
 
 def _possible_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ class Shard:
         results = [work.absent] * len(keys)
         for n, result in zip(own_numbers, do([work.tasks[n] for n in own_numbers]), strict=True):
             # A task that was planned stays planned, also if a later pass derives it.
-            derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
-            self._record(keys[n], work.tasks[n], result, derived=derived)
+            is_derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
+            self._record(keys[n], work.tasks[n], result, derived=is_derived)
             results[n] = work.absent if isinstance(result, StateError) else result
         return results
 

@@ -203,14 +203,14 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
         except UnreadableError as error:
             yield TargetResult(text, Status.FAILED, str(error))
             return
-        passed = [path for path in paths if _is_passed_by_glob(path, files.get_name(text))]
-        yield from (skip_folder(path, "a hidden folder", "hidden") for path in passed)
-        for path in (path for path in paths if path not in passed):
+        passed_paths = [path for path in paths if _is_passed_by_glob(path, files.get_name(text))]
+        yield from (skip_folder(path, "a hidden folder", "hidden") for path in passed_paths)
+        for path in (path for path in paths if path not in passed_paths):
             model = model_folders.find_replacement(path)
             yield from (
                 _expand_folder(path) if files.is_folder(path) else _expand_file(path) if model is None else (model,)
             )
-        if len(paths) == len(passed):
+        if len(paths) == len(passed_paths):
             yield TargetResult(text, empty_status, f"{text}: no file matches this glob")
 
 

@@ -120,15 +120,15 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
         return None
     path = correct_package(match["path"])
     with search_path.use_installed_only():
-        split = (
+        split_name = (
             suggestions.split_module_name(path)
             or suggestions.split_loaded_class(path)
             or suggestions.split_inner_module(path, is_called=bool(match["call"]))
         )
     is_class = match["call"] or _CLASS_NAME.fullmatch(match["name"])
-    if split is None or not (is_class or _is_in_library(split)):
+    if split_name is None or not (is_class or _is_in_library(split_name)):
         return None
-    spec = _find_class_spec(f"{split.module}:{split.attribute}{match['call'] or ''}")
+    spec = _find_class_spec(f"{split_name.module}:{split_name.attribute}{match['call'] or ''}")
     return spec and replace(spec, is_library=True)
 
 
@@ -186,8 +186,8 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
         from difflib import get_close_matches
 
         close_matches = get_close_matches(section, state.sections, n=1)
-        listed = ", ".join("#" + name for name in state.sections)
-        inventory = f"the sections are {listed}" if state.sections[1:] else f"the only section is {listed}"
+        names_text = ", ".join("#" + name for name in state.sections)
+        inventory = f"the sections are {names_text}" if state.sections[1:] else f"the only section is {names_text}"
         inventory = inventory if state.sections else "the checkpoint contains no tensors"
         hint = f"did you mean #{close_matches[0]}?" if close_matches else inventory
         raise UnreadableError(f"{state.target}: has no section {section!r}; {hint}")

@@ -74,5 +74,5 @@ class TargetResult(msgspec.Struct, frozen=True):
 
 def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
     """Return the findings not accepted."""
-    dropped = {id(entry.finding) for entry in accepted}
-    return tuple(finding for finding in findings if id(finding) not in dropped)
+    dropped_ids = {id(entry.finding) for entry in accepted}
+    return tuple(finding for finding in findings if id(finding) not in dropped_ids)

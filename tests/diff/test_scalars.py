@@ -293,11 +293,11 @@ def test_sections_that_take_each_others_names(save):
     value = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
     state = formats.read(save({**W, **value}, "a.pt"))
     turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
-    assert compare_read_states(state, turned, paired={"a": "c", "c": "a", "a.b": "a.b"}) == []
-    assert compare_read_states(state, formats.read(save({**W, **value}, "b.pt")), paired={"a": "c"}) == []
+    assert compare_read_states(state, turned, section_pairs={"a": "c", "c": "a", "a.b": "a.b"}) == []
+    assert compare_read_states(state, formats.read(save({**W, **value}, "b.pt")), section_pairs={"a": "c"}) == []
     assert compare_read_states(state, formats.read(save({**W, "n": value["d"]}, "b.pt")), "d", "n") == []
     other = formats.read(save({**W, **{key: value[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
-    assert compare_read_states(state, other, paired={"a.b": "e.f"}) == []
+    assert compare_read_states(state, other, section_pairs={"a.b": "e.f"}) == []
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,9 @@ def read_baseline(path: str, plugin_rules: Collection[str] | None = ()) -> Basel
     for entry in baseline.findings:
         if plugin_rules is not None and entry.rule not in known_rules:
             suggestion = config.suggest_names(entry.rule, [*DICTIONARY, *plugin_rules])
-            accepted = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
+            entry_text = f"{entry.rule!r} of {entry.target}, but this rule does not exist"
             advice = suggestion or "; remove the entry, or use --plugin to load the plugin that defines the rule"
-            raise MalformedError(f"{path}: accepts {accepted}{advice}")
+            raise MalformedError(f"{path}: accepts {entry_text}{advice}")
         if not entry.reason.strip():
             raise MalformedError(
                 f"{path}: accepts {entry.rule} of {entry.target} without a reason; add a reason to this entry of the "
@@ -210,15 +210,15 @@ def _accept_in_target(
     target: TargetResult, reasons: dict[_Key, str], causes: dict[_Cause, str], unfiltered: bool
 ) -> TargetResult:
     name, modules = make_relative_name(target.target), _group_by_module(target)
-    accepted: list[Accepted] = []
+    accepted_findings: list[Accepted] = []
     remaining: list[Finding] = []
     for finding in target.findings:
         reason = _find_reason(_make_key(finding, name), _list_causes(finding, name, modules), reasons, causes)
         if reason is None:
             remaining.append(finding)
         else:
-            accepted.append(Accepted(finding, reason))
-    all_accepted = (*target.accepted, *accepted)
+            accepted_findings.append(Accepted(finding, reason))
+    all_accepted = (*target.accepted, *accepted_findings)
     current_keys = {_make_key(entry.finding, name) for entry in all_accepted}
     current = (*remaining, *(entry.finding for entry in all_accepted))
     current_causes = {cause for finding in current for cause in _list_causes(finding, name, modules)}
@@ -305,9 +305,9 @@ def build_baseline(
             if not causes and _is_accepted(key, (key,)):
                 new[key] = _build_entry(finding, name, reason)
             current |= new
-        for accepted in target.accepted:
-            key = _make_key(accepted.finding, name)
-            causes = _list_causes(accepted.finding, name, modules)
+        for accepted_finding in target.accepted:
+            key = _make_key(accepted_finding.finding, name)
+            causes = _list_causes(accepted_finding.finding, name, modules)
             known_entries = (old_causes[cause] for cause in causes if cause in old_causes)
             current |= {_make_entry_key(entry): entry for entry in known_entries}
             current |= {key: old_entries[key]} if _is_accepted(key, old_entries) else {}

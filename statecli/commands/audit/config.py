@@ -118,16 +118,18 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     is_judged: bool = False
 
 
-def list_settings(loaded: LoadedConfig) -> list[tuple[str, object, str]]:
+def list_settings(loaded_config: LoadedConfig) -> list[tuple[str, object, str]]:
     """Return each key of the configuration, with its value and its source: the file, or `default`."""
     rows: list[tuple[str, object, str]] = []
     for field, key in zip(Config.__struct_fields__, Config.__struct_encode_fields__, strict=True):
-        value = getattr(loaded.config, field)
+        value = getattr(loaded_config.config, field)
         if key != "policy":
-            rows.append((key, value, loaded.source(key)))
+            rows.append((key, value, loaded_config.source(key)))
             continue
         names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        rows += [(f"policy.{inner}", getattr(value, name), loaded.source("policy", inner)) for name, inner in names]
+        rows += [
+            (f"policy.{inner}", getattr(value, name), loaded_config.source("policy", inner)) for name, inner in names
+        ]
     return rows
 
 
@@ -183,17 +185,17 @@ def _is_judged(path: str, targets: Iterable[str]) -> bool:
     return not has_repository(folder) and any(is_judged_with(folder, text) for text in targets)
 
 
-def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
+def distrust_judged_config(loaded_config: LoadedConfig, targets: Iterable[str]) -> LoadedConfig:
     """Return the configuration; for a judged file, without settings that weaken rules of pickles or plugins."""
-    if loaded.path is None or not _is_judged(loaded.path, targets):
-        return loaded
-    config, protected = loaded.config, loaded.protected_rules
-    is_complete = not config.select or set(expand_rules(config.select, "select", loaded.rules)) >= protected
-    groups = {rule.group for rule in loaded.rules if rule.name in protected and rule.name != _TRAILING_BYTES}
+    if loaded_config.path is None or not _is_judged(loaded_config.path, targets):
+        return loaded_config
+    config, protected = loaded_config.config, loaded_config.protected_rules
+    is_complete = not config.select or set(expand_rules(config.select, "select", loaded_config.rules)) >= protected
+    groups = {rule.group for rule in loaded_config.rules if rule.name in protected and rule.name != _TRAILING_BYTES}
     trusted = replace(
         config,
         select=config.select if is_complete else (*config.select, *sorted(protected)),
-        ignore=_remove_protected_rules(config.ignore, loaded),
+        ignore=_remove_protected_rules(config.ignore, loaded_config),
         severity={
             name: level
             for name, level in config.severity.items()
@@ -202,15 +204,15 @@ def distrust_judged_config(loaded: LoadedConfig, targets: Iterable[str]) -> Load
         per_target_ignore={
             glob: replace(entry, rules=rules)
             for glob, entry in config.per_target_ignore.items()
-            if (rules := _remove_protected_rules(entry.rules, loaded))
+            if (rules := _remove_protected_rules(entry.rules, loaded_config))
         },
         fail_on=AUDIT_FAIL_ON if config.fail_on is Severity.ERROR else config.fail_on,
     )
-    return replace(loaded, config=trusted, is_judged=trusted != config or config.baseline is not None)
+    return replace(loaded_config, config=trusted, is_judged=trusted != config or config.baseline is not None)
 
 
-def _remove_protected_rules(names: tuple[str, ...], loaded: LoadedConfig) -> tuple[str, ...]:
-    rules, protected = expand_rules(names, "ignore", loaded.rules), loaded.protected_rules
+def _remove_protected_rules(names: tuple[str, ...], loaded_config: LoadedConfig) -> tuple[str, ...]:
+    rules, protected = expand_rules(names, "ignore", loaded_config.rules), loaded_config.protected_rules
     return tuple(rule for rule in rules if rule not in protected) if protected & set(rules) else names
 
 
@@ -304,8 +306,8 @@ def _parse_table(table: Mapping[str, Any], path: str, request: PluginRequest) ->
             raise UsageError(
                 f"{path}: per-target-ignore.{glob}: reason is empty; write why these findings are accepted"
             )
-    resolved = _resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else "")
-    return LoadedConfig(resolved, path, plugins, table)
+    resolved_config = _resolve_paths(config, os.path.dirname(path) if _is_in_repository(path) else "")
+    return LoadedConfig(resolved_config, path, plugins, table)
 
 
 #: Names of msgspec for the types of a TOML file -> names that users know.

@@ -141,8 +141,8 @@ def _build_plugin(name: str, module: ModuleType, origin: str) -> Plugin:
         raise UsageError(
             f"{origin}: rule names begin with {prefixes[0]}- and {prefixes[1]}-; use one prefix for all rules"
         )
-    changed = {"group": prefixes[0], "commands": ("audit",), "plugin": name}
-    return Plugin(name, tuple(replace(rule, find=_protect(rule.find), **changed) for rule in rules))
+    changed_fields = {"group": prefixes[0], "commands": ("audit",), "plugin": name}
+    return Plugin(name, tuple(replace(rule, find=_protect(rule.find), **changed_fields) for rule in rules))
 
 
 def _find_problem(rule: AuditRule) -> str | None:

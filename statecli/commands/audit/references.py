@@ -46,9 +46,9 @@ def read_side(text: str, init_device: str | None) -> Side:
     spec = load.find_class_spec(text)
     if spec is None:
         text = _find_only_model(text) if files.is_folder(text) else text
-        with files.record_opened_files() as opened:
+        with files.record_opened_files() as opened_files:
             state = load.read_checkpoint(text)
-        return Side(text, state, None, opened)
+        return Side(text, state, None, opened_files)
     built_model = live.build.build(spec, init_device=init_device)
     return Side(text, live.model_reader.read(built_model, text), built_model)
 
@@ -96,9 +96,10 @@ def _check_sections(before: ModelState, after: ModelState) -> list[Oddity]:
     ambiguous = [note.message for note in notes if note.kind is OddityKind.SECTIONS_APART]
     if ambiguous and left and right and not set(left).intersection(pairs):
         raise UsageError(ambiguous[0])
-    unpaired = [section for section in before.sections if section not in pairs]
-    message = f"statecli did not compare these sections, because only {before.target} has them: {', '.join(unpaired)}"
-    return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired else []
+    unpaired_sections = [section for section in before.sections if section not in pairs]
+    names = ", ".join(unpaired_sections)
+    message = f"statecli did not compare these sections, because only {before.target} has them: {names}"
+    return [Oddity(OddityKind.SECTIONS_LEFT_OUT.value, message)] if unpaired_sections else []
 
 
 def _compare(before: Side, after: Side, request: Request, *, target: Side) -> Diff:

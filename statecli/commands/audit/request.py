@@ -63,8 +63,8 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def rules(self) -> tuple[AuditRule, ...]:
         """The selected rules."""
-        chosen = (rule for rule in self.known_rules if not self.select or rule.name in self.select)
-        return tuple(rule for rule in chosen if rule.name not in self.ignore)
+        selected_rules = (rule for rule in self.known_rules if not self.select or rule.name in self.select)
+        return tuple(rule for rule in selected_rules if rule.name not in self.ignore)
 
     @property
     def lock_folder(self) -> str:

@@ -43,7 +43,7 @@ NEEDS_BY_OPTION: Mapping[str, tuple[Need, ...]] = {
 }
 
 
-def check_required_rules(request: Request, given_options: Collection[str], loaded: LoadedConfig) -> None:
+def check_required_rules(request: Request, given_options: Collection[str], loaded_config: LoadedConfig) -> None:
     """Raise UsageError if no rule is selected, or if no selected rule uses an option in `given_options`.
 
     Unused configuration is reported by `describe_unused`, except a lock whose rules the configuration itself disables.
@@ -61,12 +61,16 @@ def check_required_rules(request: Request, given_options: Collection[str], loade
             )
     configured = replace(
         request,
-        select=config.expand_rules(loaded.config.select, "", loaded.rules),
-        ignore=config.expand_rules(loaded.config.ignore, "", loaded.rules),
+        select=config.expand_rules(loaded_config.config.select, "", loaded_config.rules),
+        ignore=config.expand_rules(loaded_config.config.ignore, "", loaded_config.rules),
     )
-    if loaded.config.lock and "lock" not in given_options and not _is_any_selected(RULES_BY_OPTION["lock"], configured):
+    if (
+        loaded_config.config.lock
+        and "lock" not in given_options
+        and not _is_any_selected(RULES_BY_OPTION["lock"], configured)
+    ):
         raise UsageError(
-            f"{loaded.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select a rule "
+            f"{loaded_config.path}: the key lock: {_describe_unselected(RULES_BY_OPTION['lock'])}; select a rule "
             "that uses the key, or remove the key"
         )
 

@@ -81,8 +81,8 @@ def audit(request: Request, progress: Progress | None = None) -> Audit:
 def accept_all(result: Audit, path: str, reason: str, request: Request) -> tuple[Audit, Iterator[bytes]]:
     """Return the audit with all its findings accepted, and the pieces of the baseline to be written to `path`."""
     unfiltered = not request.selection
-    accepted = build_baseline(result, request.baseline, reason, unfiltered=unfiltered, targets=request.targets)
-    return accept_findings(result, accepted, unfiltered=unfiltered), encode_baseline(accepted, path)
+    baseline = build_baseline(result, request.baseline, reason, unfiltered=unfiltered, targets=request.targets)
+    return accept_findings(result, baseline, unfiltered=unfiltered), encode_baseline(baseline, path)
 
 
 class _Run:
@@ -314,9 +314,9 @@ class _Run:
             self.folders.add(files.make_absolute(text))
         if self.request.as_found:
             self.folders |= {files.make_absolute(model.path) for model in self.model_folders.iter_around(text)}
-        with files.record_opened_files() as opened:
+        with files.record_opened_files() as opened_files:
             self.read_state = full_state = load.read_whole_checkpoint(text)
-        side = Side(text, load.select_section(full_state, text), None, opened)
+        side = Side(text, load.select_section(full_state, text), None, opened_files)
         module_state = side.state if side.state.whole_modules else None
         reason = self._explain_not_compared(text, full_state)
         subject = Subject(text, self._filter(side.state, text), policy, module_state, reason, full_state)
@@ -417,13 +417,13 @@ def _accept_ignored(result: TargetResult, request: Request) -> TargetResult:
     settings = ((rule, entry.reason) for entry in entries for rule in entry.rules)
     reasons = map_to_rules(settings, "per-target-ignore", request.known_rules)
     contents = {content for entry in entries for content in entry.contents}
-    accepted = tuple(
+    ignored_findings = tuple(
         Accepted(finding, reasons[finding.rule])
         for finding in result.findings
         if finding.rule in reasons and (finding.content is UNSET or finding.content in contents)
     )
-    remaining = drop_accepted(result.findings, accepted)
-    return replace(result, findings=remaining, accepted=(*result.accepted, *accepted))
+    remaining = drop_accepted(result.findings, ignored_findings)
+    return replace(result, findings=remaining, accepted=(*result.accepted, *ignored_findings))
 
 
 def matches_target(name: str, glob: str, folder: str) -> bool:

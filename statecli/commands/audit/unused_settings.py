@@ -58,8 +58,8 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
     entries = baseline.find_missing_entries(accepted_findings, request.targets)
     missing = Counter(entry.target for entry in entries if entry.target not in audited)
     for target, count in missing.items():
-        accepted = f"the baseline accepts {plural(count, 'finding')} of this target"
-        remark = f"but {accepted}; to remove these entries, use --write-baseline"
+        clause = f"the baseline accepts {plural(count, 'finding')} of this target"
+        remark = f"but {clause}; to remove these entries, use --write-baseline"
         yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
 
 
@@ -80,11 +80,11 @@ def _report_unlisted_contents(audit: Audit, request: Request) -> Iterator[Findin
         for pattern, ignored in request.per_target_ignore.items():
             if not matches_target(name, pattern, request.config_folder):
                 continue
-            accepted = config.expand_rules(ignored.rules, "per-target-ignore", request.known_rules)
+            ignored_rules = config.expand_rules(ignored.rules, "per-target-ignore", request.known_rules)
             contents = {
                 finding.content: finding.rule
                 for finding in target.findings
-                if finding.rule in accepted and isinstance(finding.content, str) and finding.content
+                if finding.rule in ignored_rules and isinstance(finding.content, str) and finding.content
             }
             for content, rule in contents.items():
                 message = (

@@ -144,17 +144,19 @@ class _Prober:
 
     def _find_changed(self, first: Measured, current: Measured) -> tuple[bool, str]:
         pairs = compare_checkpoints(first, current, self._cache)
-        changed, unknown = [], []
+        changed_names, reasons = [], []
         for pair in pairs:
             old, new = pair.match.before, pair.match.after
             if old is None or new is None or old.dtype != new.dtype or pair.change.differs:
-                changed.append(pair.match.output_row.fqn)
+                changed_names.append(pair.match.output_row.fqn)
             elif pair.change.differs is None:
-                unknown.append(pair.change.reason or pair.match.output_row.fqn)
-        if not changed and unknown:
-            raise UnreadableError(f"{current.model.target}: {unknown[0]}")
-        count = f"{len(changed)} of {len(pairs)} tensors changed"
-        return bool(changed), f"{count}: {join_names(list(map(quoting.name, changed)), 3)}" if changed else count
+                reasons.append(pair.change.reason or pair.match.output_row.fqn)
+        if not changed_names and reasons:
+            raise UnreadableError(f"{current.model.target}: {reasons[0]}")
+        count = f"{len(changed_names)} of {len(pairs)} tensors changed"
+        return bool(
+            changed_names
+        ), f"{count}: {join_names(list(map(quoting.name, changed_names)), 3)}" if changed_names else count
 
     def _compute_cosine(self, first: Measured, current: Measured) -> tuple[bool, str]:
         distance = compute_distance(first, current, compare_checkpoints(first, current, self._cache))

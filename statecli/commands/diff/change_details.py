@@ -106,10 +106,10 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
         c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
     )
     # Parameters come first, because counters and moments change most; those that start near zero come last of them.
-    most = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)[:count]
-    pairs = [values.compare.Pair(c.before, c.after) for c in most if c.before and c.after]
-    spreads = values.histogram.compute_histograms(pairs, [c.values for c in most if c.values])
-    return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(most, spreads, strict=True) if bins)
+    largest_changes = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)[:count]
+    pairs = [values.compare.Pair(c.before, c.after) for c in largest_changes if c.before and c.after]
+    spreads = values.histogram.compute_histograms(pairs, [c.values for c in largest_changes if c.values])
+    return tuple(Histogram(c.fqn, c.section, *bins) for c, bins in zip(largest_changes, spreads, strict=True) if bins)
 
 
 def _order_change(near_zero: frozenset[int], change: Change) -> tuple[bool, bool, float, float]:

@@ -75,17 +75,17 @@ def _find_retied(matches: Sequence[Match]) -> set[int]:
     Each state groups the matches by storage. The two groups of a match are the same if and only if each has as many
     members as both have together.
     """
-    stored = [
+    storage_pairs = [
         (n, before.storage, after.storage)
         for n, match in enumerate(matches)
         if (before := match.before) and (after := match.after) and before.nbytes and after.nbytes
         if before.storage is not None and after.storage is not None
     ]
-    old_sizes, new_sizes = Counter(old for _, old, _ in stored), Counter(new for _, _, new in stored)
-    if len(old_sizes) == len(new_sizes) == len(stored):
+    old_sizes, new_sizes = Counter(old for _, old, _ in storage_pairs), Counter(new for _, _, new in storage_pairs)
+    if len(old_sizes) == len(new_sizes) == len(storage_pairs):
         return set()
-    common = Counter((old, new) for _, old, new in stored)
-    return {n for n, old, new in stored if not old_sizes[old] == new_sizes[new] == common[old, new]}
+    pair_counts = Counter((old, new) for _, old, new in storage_pairs)
+    return {n for n, old, new in storage_pairs if not old_sizes[old] == new_sizes[new] == pair_counts[old, new]}
 
 
 # --- in words --------------------------------------------------------------------------------------------------------

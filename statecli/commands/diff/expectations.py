@@ -267,14 +267,14 @@ def check_expectations(request: Request, entries: Sequence[Entry], targets: tupl
             findings.append(entry.finding(rules.INEXACT_CAST, entry.beyond_cast))
     inconclusive = list(_find_unlisted_settings(request.frozen, entries))
     for glob in request.changed:
-        matched = [entry for entry in entries if entry.matches((glob,))]
-        if any(entry.trained for entry in matched):
+        matching_entries = [entry for entry in entries if entry.matches((glob,))]
+        if any(entry.trained for entry in matching_entries):
             continue
-        not_compared = [entry for entry in matched if entry.trained is None]
+        not_compared = [entry for entry in matching_entries if entry.trained is None]
         if not_compared:
             inconclusive.append(_inconclusive_glob(glob, not_compared))
         else:
-            findings.append(_unchanged_finding(glob, matched, targets))
+            findings.append(_unchanged_finding(glob, matching_entries, targets))
     met = () if inconclusive else tuple(_list_met(request, entries))
     return ExpectationResults(findings, inconclusive, met)
 
@@ -287,14 +287,16 @@ def _list_met(request: Request, entries: Sequence[Entry]) -> Iterator[MetExpecta
             evidence = f"the other {_count(others)} did not change" if others else "all compared names match"
             yield MetExpectation(f"--may-change {_quote(request.only)}", evidence)
     for glob in request.frozen:
-        matched = [entry for entry in entries if entry.matches((glob,))]
-        if _are_unchanged(matched):
-            yield MetExpectation(f"--must-not-change {glob!r}", f"{_count(matched)} did not change")
+        matching_entries = [entry for entry in entries if entry.matches((glob,))]
+        if _are_unchanged(matching_entries):
+            yield MetExpectation(f"--must-not-change {glob!r}", f"{_count(matching_entries)} did not change")
     for glob in request.changed:
-        matched = [entry for entry in entries if entry.matches((glob,))]
-        changed = [entry for entry in matched if entry.trained]
-        if changed:
-            yield MetExpectation(f"--must-change {glob!r}", f"{len(changed):,} of {_count(matched)} changed")
+        matching_entries = [entry for entry in entries if entry.matches((glob,))]
+        changed_entries = [entry for entry in matching_entries if entry.trained]
+        if changed_entries:
+            yield MetExpectation(
+                f"--must-change {glob!r}", f"{len(changed_entries):,} of {_count(matching_entries)} changed"
+            )
 
 
 def _are_unchanged(entries: Sequence[Entry]) -> bool:
@@ -311,11 +313,11 @@ def _count(entries: Sequence[Entry]) -> str:
 
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
     """Yield the globs that may match differing settings beyond the listed settings."""
-    listed = [entry for entry in entries if entry.section is None]
-    more = next((entry for entry in listed if entry.name == MORE and entry.difference), None)
+    setting_rows = [entry for entry in entries if entry.section is None]
+    more = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
     for glob in frozen if more else ():
-        matched = [entry for entry in listed if entry.matches((glob,))]
-        if more and matched and glob not in {entry.name for entry in matched}:
+        matching_entries = [entry for entry in setting_rows if entry.matches((glob,))]
+        if more and matching_entries and glob not in {entry.name for entry in matching_entries}:
             why = (
                 "statecli does not list all settings that differ, because there are too many; write the full name of "
                 "each setting instead of a glob"
@@ -338,9 +340,13 @@ def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[
                 raise NothingMatched(f"{option(flag, glob, quoted=True)}: {problem}")
 
 
-def _unchanged_finding(glob: str, matched: Sequence[Entry], targets: tuple[str, str]) -> Finding:
-    message = f"--must-change {glob!r}: no matching tensor changed: {list_names([entry.name for entry in matched])}"
-    fqn, section = (matched[0].name, matched[0].section) if len(matched) == 1 else (None, None)
+def _unchanged_finding(glob: str, matching_entries: Sequence[Entry], targets: tuple[str, str]) -> Finding:
+    message = (
+        f"--must-change {glob!r}: no matching tensor changed: {list_names([entry.name for entry in matching_entries])}"
+    )
+    fqn, section = (
+        (matching_entries[0].name, matching_entries[0].section) if len(matching_entries) == 1 else (None, None)
+    )
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 

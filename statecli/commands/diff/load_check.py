@@ -35,12 +35,12 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
 
     Left out are non-persistent buffers and unregistered tensors.
     """
-    selected = tuple(tensor for tensor in state.tensors if tensor.is_in_state_dict)
-    left_out = len(state.tensors) - len(selected)
+    expected_tensors = tuple(tensor for tensor in state.tensors if tensor.is_in_state_dict)
+    left_out = len(state.tensors) - len(expected_tensors)
     if not left_out:
         return state, []
     message = f"statecli did not compare {count_tensors(left_out)} of {state.target} that are not in state_dict()"
-    return replace(state, tensors=selected), [Oddity("not-expected", message)]
+    return replace(state, tensors=expected_tensors), [Oddity("not-expected", message)]
 
 
 def select_model(state: ModelState, model: ModelState) -> tuple[ModelState, list[Oddity]]:
@@ -82,8 +82,8 @@ def pair_as_loaded(
     rows = {row.fqn: row for match in matches if (row := match.after if swapped else match.before)}
     registered = {row.fqn: row for match in matches if (row := match.before if swapped else match.after)}
     loads = live.hf_auto.map_loaded_names(built_model.module, rows)
-    single = _select_one_to_one(loads, rows).items()
-    pairs = [(rows[name], registered[partner]) for name, partner in single if partner in registered]
+    unique_names = _select_one_to_one(loads, rows).items()
+    pairs = [(rows[name], registered[partner]) for name, partner in unique_names if partner in registered]
     paired_ids = {id(row) for pair in pairs for row in pair}
     remaining_matches = [_remove_sides(match, paired_ids) for match in matches]
     pairs_as_loaded = [Match(partner, row) if swapped else Match(row, partner) for row, partner in pairs]
@@ -172,9 +172,9 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     return replace(state, tensors=tuple(tensors), sections=(others[0], *remaining_sections))
 
 
-def _joined_note(state: ModelState, joined: ModelState, other: ModelState) -> Oddity:
-    section_names = ", ".join(section for section in state.sections if section not in joined.sections)
-    section = f"section {joined.sections[0]!r} of {other.target}"
+def _joined_note(state: ModelState, joined_state: ModelState, other: ModelState) -> Oddity:
+    section_names = ", ".join(section for section in state.sections if section not in joined_state.sections)
+    section = f"section {joined_state.sections[0]!r} of {other.target}"
     message = f"{section} is compared with these sections of {state.target}: {section_names}"
     return Oddity(OddityKind.SECTIONS_PAIRED.value, message)
 
@@ -246,12 +246,12 @@ class _Load:
         return Entries(tensors, others, self._metadata(paths), self.state_dict.is_module)
 
     def _metadata(self, paths: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]] | None:
-        recorded = self.state_dict.metadata
-        if recorded is None or not paths:
-            return recorded
+        metadata = self.state_dict.metadata
+        if metadata is None or not paths:
+            return metadata
         # If the prefix `module.` is stripped, `module` has the metadata of the root, and "" that of the wrapper.
-        ordered = sorted(recorded.items(), key=lambda item: item[0] in paths)
-        return {paths.get(path, _map_name(path, paths)): local for path, local in ordered}
+        ordered_items = sorted(metadata.items(), key=lambda item: item[0] in paths)
+        return {paths.get(path, _map_name(path, paths)): local for path, local in ordered_items}
 
     def wrappers(self) -> Iterator[Finding]:
         """Yield the finding about stripped prefixes, because a load does not strip prefixes."""
@@ -381,8 +381,8 @@ class _Load:
         return [self._stored_names.get(name, name) for name in _exclude(names, reported)]
 
     def _list_adapted(self, answer: Answer) -> list[str]:
-        refused = [name for name, _ in answer.refused if name]
-        return _exclude(filter(self._is_of_another_shape, self.tensors), (*answer.mismatched, *refused))
+        refused_names = [name for name, _ in answer.refused if name]
+        return _exclude(filter(self._is_of_another_shape, self.tensors), (*answer.mismatched, *refused_names))
 
     def _is_of_another_shape(self, name: str) -> bool:
         registered, tensor = self.registered.get(name), self.tensors[name]

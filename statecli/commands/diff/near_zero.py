@@ -23,6 +23,6 @@ def find_near_zero(changes: Iterable[Change]) -> frozenset[int]:
         and delta.relative_l2
         and delta.elements
     }
-    ordered = sorted(sizes.values())
-    limit = MAX_SHARE * ordered[len(ordered) // 2] if ordered else 0.0
+    sorted_sizes = sorted(sizes.values())
+    limit = MAX_SHARE * sorted_sizes[len(sorted_sizes) // 2] if sorted_sizes else 0.0
     return frozenset(key for key, size in sizes.items() if size < limit)

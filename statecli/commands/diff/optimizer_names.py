@@ -98,18 +98,18 @@ def _list_places(facts: OptimizerFacts) -> dict[str, int]:
 
 def pair_optimizer_states(matches: Sequence[Match], pairs: Sequence[OptimizerPair]) -> tuple[list[Match], list[Oddity]]:
     """Return the matches with states of the same parameter paired, and a note for each optimizer."""
-    paired = list(matches)
+    paired_matches = list(matches)
     notes: list[Oddity] = []
     for pair in pairs:
-        old = {key: n for n, m in enumerate(paired) if m.after is None and (key := _locate(m.before, pair, 0))}
-        new = {key: n for n, m in enumerate(paired) if m.before is None and (key := _locate(m.after, pair, 1))}
-        common = {old[key]: new[key] for key in old if key in new}
-        for n, partner in common.items():
-            paired[partner] = Match(paired[n].before, paired[partner].after, MatchedBy.PREFIX)
-        paired = [match for n, match in enumerate(paired) if n not in common]
-        if common:
-            notes.append(Oddity("optimizer-keys", _describe_pair(pair, len(common))))
-    return paired, notes
+        old = {key: n for n, m in enumerate(paired_matches) if m.after is None and (key := _locate(m.before, pair, 0))}
+        new = {key: n for n, m in enumerate(paired_matches) if m.before is None and (key := _locate(m.after, pair, 1))}
+        partner_numbers = {old[key]: new[key] for key in old if key in new}
+        for n, partner in partner_numbers.items():
+            paired_matches[partner] = Match(paired_matches[n].before, paired_matches[partner].after, MatchedBy.PREFIX)
+        paired_matches = [match for n, match in enumerate(paired_matches) if n not in partner_numbers]
+        if partner_numbers:
+            notes.append(Oddity("optimizer-keys", _describe_pair(pair, len(partner_numbers))))
+    return paired_matches, notes
 
 
 def _locate(row: TensorInfo | None, pair: OptimizerPair, side: int) -> tuple[int, str] | None:
@@ -143,8 +143,8 @@ def unify_settings(before: ModelState, after: ModelState, pairs: Iterable[Optimi
     old, new = before.metadata, after.metadata
     for pair in pairs:
         # A flat optimizer does not say which parameters are one group.
-        grouped, side = (after, 1) if pair.keys[0] is Keys.FLAT else (before, 0)
-        facts = next(facts for facts in grouped.optimizers if facts.section == pair.sections[side])
+        grouped_state, side = (after, 1) if pair.keys[0] is Keys.FLAT else (before, 0)
+        facts = next(facts for facts in grouped_state.optimizers if facts.section == pair.sections[side])
         group_of = [number for number, group in enumerate(facts.groups) for _ in group.params]
         old = _unify(old, pair.sections[0], pair.places[0], group_of)
         new = _unify(new, pair.sections[1], pair.places[1], group_of)

@@ -137,13 +137,13 @@ def sort_matches(pairs: Iterable[Match], before: ModelState, after: ModelState) 
             last = position[id(match.after)]
         else:
             removed_after.setdefault(last, []).append(match)
-    ordered = removed_after.get(-1, [])
+    ordered_matches = removed_after.get(-1, [])
     for n, tensor in enumerate(after.tensors):
         match = of_after.get(id(tensor))
         if match is not None:
-            ordered.append(match)
-        ordered.extend(removed_after.get(n, ()))
-    return ordered if _has_own_order(after) else _sort_by_number(ordered)
+            ordered_matches.append(match)
+        ordered_matches.extend(removed_after.get(n, ()))
+    return ordered_matches if _has_own_order(after) else _sort_by_number(ordered_matches)
 
 
 def _has_own_order(state: ModelState) -> bool:
@@ -303,27 +303,29 @@ def _list_stripped_prefixes(pairs: list[Match], before: ModelState, after: Model
 
 def _restore_ties(pairs: list[Match], before: ModelState, after: ModelState) -> tuple[list[Match], list[Oddity]]:
     """Pair entries left out by a side, because of a tied entry under another name, with the tied entry."""
-    gone = [match for match in pairs if match.after is None and match.output_row.tied_to]
+    removed_ties = [match for match in pairs if match.after is None and match.output_row.tied_to]
     new = [match for match in pairs if match.before is None and match.output_row.tied_to]
-    if not gone and not new:
+    if not removed_ties and not new:
         return pairs, []
     replaced: dict[int, Match] = {}
     notes: list[Oddity] = []
-    for matches, state, present_side in ((gone, after, "before"), (new, before, "after")):
+    for matches, state, present_side in ((removed_ties, after, "before"), (new, before, "after")):
         match_of_row = (
             {(row.section, row.fqn): match for match in pairs if (row := getattr(match, present_side)) is not None}
             if matches
             else {}
         )
         for match in matches:
-            tied = _find_tied(match.output_row, match_of_row, present_side)
-            if tied is None:
+            tied_row = _find_tied(match.output_row, match_of_row, present_side)
+            if tied_row is None:
                 continue
             row = match.output_row
-            restored = replace(tied, fqn=row.fqn)
+            restored = replace(tied_row, fqn=row.fqn)
             sides = (row, restored) if present_side == "before" else (restored, row)
             replaced[id(match)] = Match(*sides, MatchedBy.TIE)
-            message = f"{state.target} does not have {row.fqn}; statecli compares the tied tensor {tied.fqn} instead"
+            message = (
+                f"{state.target} does not have {row.fqn}; statecli compares the tied tensor {tied_row.fqn} instead"
+            )
             effect = f"a strict load_state_dict reports {row.fqn} as missing"
             notes.append(Oddity("tied-entry-left-out", f"{message}; {effect}", row.fqn))
     return [replaced.get(id(match), match) for match in pairs], notes

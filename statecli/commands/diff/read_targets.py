@@ -37,8 +37,8 @@ def read_both(
     sides = (request.before, request.after), (request.after, request.before)
     texts = [text if os.path.lexists(text) else load.resolve_auto_class(text, other) for text, other in sides]
     paths = list_target_paths(request)
-    large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
-    if not large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
+    are_large = all(os.path.isfile(path) and os.path.getsize(path) >= MIN_BYTES_FOR_PROCESS for path in paths)
+    if not are_large or request.jobs == 1 or not pool.can_fork() or formats.read_traits(paths[1]).is_header_and_tensors:
         return _read_target(texts[0], request, built_models), _read_target(texts[1], request, built_models)
     with pool.run_in_background(pack_checkpoint, texts[1]) as after:
         before, raw = _read_target(texts[0], request, built_models), after()

@@ -39,30 +39,30 @@ def find_renames(
     zeros) are weak evidence: there, the last component of the names must be equal.
     """
     groups = [group for group in _group_candidates(matches, sections) if any(map(is_selected, (*group[0], *group[1])))]
-    failed: dict[int, StateError] = {}
+    errors: dict[int, StateError] = {}
     pairs = [
         pair
-        for old_rows, new_rows in _split_by_fingerprint(groups, jobs, failed)
+        for old_rows, new_rows in _split_by_fingerprint(groups, jobs, errors)
         for pair in pair_by_suffix(old_rows, new_rows)
     ]
     matches_by_bytes = [
-        Match(old_rows, new_rows, MatchedBy.BYTES) for old_rows, new_rows in _confirm_pairs(pairs, jobs, failed)
+        Match(old_rows, new_rows, MatchedBy.BYTES) for old_rows, new_rows in _confirm_pairs(pairs, jobs, errors)
     ]
-    return Renames(matches_by_bytes, _find_inconclusive(groups, matches_by_bytes, failed))
+    return Renames(matches_by_bytes, _find_inconclusive(groups, matches_by_bytes, errors))
 
 
 def _find_inconclusive(
-    groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], failed: dict[int, StateError]
+    groups: Sequence[tuple[Rows, Rows]], matches_by_bytes: Sequence[Match], errors: dict[int, StateError]
 ) -> dict[int, StateError]:
     """Return the failed rows, and rows without a partner whose partner may have failed, with the error."""
-    paired = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
+    paired_ids = {id(row) for match in matches_by_bytes for row in (match.before, match.after)}
     inconclusive = {}
-    for group in groups if failed else ():
+    for group in groups if errors else ():
         for rows, others in (group, group[::-1]):
-            partner_error = next((failed[id(row)] for row in others if id(row) in failed), None)
+            partner_error = next((errors[id(row)] for row in others if id(row) in errors), None)
             for row in rows:
-                error = failed.get(id(row), partner_error)
-                if error is not None and id(row) not in paired:
+                error = errors.get(id(row), partner_error)
+                if error is not None and id(row) not in paired_ids:
                     inconclusive[id(row)] = error
     return inconclusive
 
@@ -82,22 +82,22 @@ def _group_candidates(matches: Sequence[Match], sections: Mapping[str, str]) -> 
 
 
 def _split_by_fingerprint(
-    groups: Sequence[tuple[Rows, Rows]], jobs: int, failed: dict[int, StateError]
+    groups: Sequence[tuple[Rows, Rows]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the groups split by the fingerprints of their bytes; adds unreadable rows to `failed`."""
+    """Yield the groups split by the fingerprints of their bytes; adds unreadable rows to `errors`."""
     if not groups:
         return
     rows = [(n, side, row) for n, group in enumerate(groups) for side in (0, 1) for row in group[side]]
-    equal: dict[tuple[int, int], tuple[Rows, Rows]] = {}
+    groups_by_fingerprint: dict[tuple[int, int], tuple[Rows, Rows]] = {}
     fingerprints = values.compare.compute_fingerprints(
         [row for _, _, row in rows], jobs=jobs, group_keys=[n for n, _, _ in rows]
     )
     for (n, side, row), fingerprint in zip(rows, fingerprints, strict=True):
         if isinstance(fingerprint, StateError):
-            failed[id(row)] = fingerprint
+            errors[id(row)] = fingerprint
         elif fingerprint is not None:
-            equal.setdefault((n, fingerprint), ([], []))[side].append(row)
-    yield from (group for group in equal.values() if group[0] and group[1])
+            groups_by_fingerprint.setdefault((n, fingerprint), ([], []))[side].append(row)
+    yield from (group for group in groups_by_fingerprint.values() if group[0] and group[1])
 
 
 def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, TensorInfo]]:
@@ -110,23 +110,23 @@ def pair_by_suffix(before: Rows, after: Rows) -> Iterator[tuple[TensorInfo, Tens
         for row, path in reversed(old_paths):
             if len(path) >= depth:
                 free_rows.setdefault(tuple(path[len(path) - depth :]), []).append(row)
-        paired: set[int] = set()
+        paired_ids: set[int] = set()
         for row, path in new_paths:
             candidates = free_rows.get(tuple(path[len(path) - depth :])) if len(path) >= depth else None
             if candidates:
                 first = candidates.pop()
-                paired |= {id(first), id(row)}
+                paired_ids |= {id(first), id(row)}
                 yield first, row
-        old_paths = [entry for entry in old_paths if id(entry[0]) not in paired]
-        new_paths = [entry for entry in new_paths if id(entry[0]) not in paired]
+        old_paths = [entry for entry in old_paths if id(entry[0]) not in paired_ids]
+        new_paths = [entry for entry in new_paths if id(entry[0]) not in paired_ids]
 
 
 def _confirm_pairs(
-    pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, failed: dict[int, StateError]
+    pairs: list[tuple[TensorInfo, TensorInfo]], jobs: int, errors: dict[int, StateError]
 ) -> Iterator[tuple[TensorInfo, TensorInfo]]:
     """Yield pairs equal bit for bit (fingerprints only suggest equality), without constants of another name.
 
-    Adds unreadable rows to `failed`.
+    Adds unreadable rows to `errors`.
     """
     if not pairs:
         return
@@ -139,7 +139,7 @@ def _confirm_pairs(
             if _is_equal(outcome) and (has_one_last_name or not is_constant(pair[0])):
                 yield pair
         except StateError as error:
-            failed.update({id(row): error for row in pair})
+            errors.update({id(row): error for row in pair})
 
 
 def _is_equal(outcome: object) -> bool:

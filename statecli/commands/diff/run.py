@@ -70,10 +70,10 @@ def compare_targets(
     built_models: dict[str, BuiltModel] = {}
     # Files that another process reads are opened there, so their versions are recorded before.
     initial_versions = read_versions(list_target_paths(request))
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened_files:
         before, after = read_both(request, built_models, snapshots or {})
     digests = SnapshotDigests([*(snapshots or {}).values()])
-    return compare_states(request, before, after, built_models, {**initial_versions, **opened}, progress, digests)
+    return compare_states(request, before, after, built_models, {**initial_versions, **opened_files}, progress, digests)
 
 
 @with_denormals
@@ -221,11 +221,11 @@ class _Comparison:
         if not self.loads:
             return self._select_from_files()
         checkpoint, notes = load_check.select_model(self.checkpoint, self.model)
-        checkpoint, more = load_check.select_expected(checkpoint)
+        checkpoint, checkpoint_notes = load_check.select_expected(checkpoint)
         if not checkpoint.tensors:
             raise NothingMatched(f"{checkpoint.target}: contains no tensor that {self.model.target} would load")
-        model, most = load_check.select_expected(self.model)
-        self.notes += [*notes, *more, *most]
+        model, model_notes = load_check.select_expected(self.model)
+        self.notes += [*notes, *checkpoint_notes, *model_notes]
         return (model, checkpoint) if self.model is self.before else (checkpoint, model)
 
     def _select_from_files(self) -> tuple[ModelState, ModelState]:
@@ -241,12 +241,14 @@ class _Comparison:
         return before, after
 
     def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
-        paired = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
-        self.sections, self.stripped = paired.sections, paired.stripped
+        paired_tensors = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
+        self.sections, self.stripped = paired_tensors.sections, paired_tensors.stripped
         # A class has one section, whatever a checkpoint calls it.
-        self.notes += [note for note in paired.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)]
-        self.optimizers = pair_optimizers(before, after, paired.sections) if self.prefixes else []
-        matches, notes = pair_optimizer_states(paired.matches, self.optimizers)
+        self.notes += [
+            note for note in paired_tensors.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)
+        ]
+        self.optimizers = pair_optimizers(before, after, paired_tensors.sections) if self.prefixes else []
+        matches, notes = pair_optimizer_states(paired_tensors.matches, self.optimizers)
         self.notes += notes
         if notes:
             matches = pairing.sort_matches(matches, before, after)
@@ -258,14 +260,14 @@ class _Comparison:
         self.sectioned = len({match.output_row.section for match in matches}) > 1
         if self.values and self.request.renames and not self.digests:
             is_selected = partial(self.selection.selects, by_section=self.sectioned)
-            rename_search = renames.find_renames(matches, paired.sections, is_selected, jobs=self.request.jobs)
+            rename_search = renames.find_renames(matches, paired_tensors.sections, is_selected, jobs=self.request.jobs)
             # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
             if not pool.is_partial():
                 self.inconclusive = rename_search.inconclusive
                 if rename_search.matches:
                     matches = pairing.sort_matches(_merge_renames(matches, rename_search.matches), before, after)
         if any(match.before is None for match in matches) and any(match.after is None for match in matches):
-            arguments = matches, paired.sections, before, after, self.request.map
+            arguments = matches, paired_tensors.sections, before, after, self.request.map
             self.notes += suggest_map.suggest_prefix_rule(
                 *arguments, prefixes=self.prefixes
             ) or suggest_map.suggest_component_rules(*arguments, prefixes=self.prefixes)
@@ -384,8 +386,8 @@ class _Comparison:
             message = f"{len(left_out)} {differ} not selected"
             notes.append(Oddity("settings-left-out", f"{message}: {quoting.names(left_out)}"))
         self.notes += notes
-        selected = [change for change in changes if self._is_wanted_setting(change.key)]
-        return selected, [name for name in names if self._is_wanted_setting(name)]
+        selected_changes = [change for change in changes if self._is_wanted_setting(change.key)]
+        return selected_changes, [name for name in names if self._is_wanted_setting(name)]
 
     def _is_wanted_setting(self, name: str) -> bool:
         return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
@@ -411,12 +413,12 @@ class _Comparison:
         rows = {name for match in all_matches for name in match.names}
         compared_names = {name for change in changes for name in (change.fqn, change.renamed_from)}
         selects_name = self.selection.selects_name
-        selected = (
+        selected_findings = (
             item
             for item in result.findings
             if item.fqn is None or item.fqn in compared_names or (item.fqn not in rows and selects_name((item.fqn,)))
         )
-        return replace(result, findings=tuple(selected))
+        return replace(result, findings=tuple(selected_findings))
 
     def _explain_load(self) -> Explanation | None:
         """Return the cause of all findings about loading, if the options select all tensors."""
@@ -426,7 +428,7 @@ class _Comparison:
 
     def _findings(
         self,
-        loaded: Sequence[Finding],
+        load_findings: Sequence[Finding],
         changes: Sequence[Change],
         broken_pairs: Sequence[Broken],
         setting_changes: Sequence[ScalarChange],
@@ -441,7 +443,7 @@ class _Comparison:
         entries = chain(tensors, expectations.setting_entries(setting_changes, settings, self.targets))
         if not self.request.has_expectations:
             differing = (entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule)
-            return expectations.ExpectationResults([*loaded, *differing])
+            return expectations.ExpectationResults([*load_findings, *differing])
         verdict = expectations.check_expectations(self.request, list(entries), self.targets)
         reported = {item.fqn for item in broken_pairs}
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
@@ -472,8 +474,10 @@ def _add_values(fields: tuple[Field, ...]) -> tuple[Field, ...]:
 
 def _merge_renames(matches: Sequence[Match], renames: Sequence[Match]) -> list[Match]:
     """Return the matches, with matches by bytes in place of their two halves."""
-    renamed = {id(row) for match in renames for row in (match.before, match.after)}
-    kept_matches = (match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed)
+    renamed_ids = {id(row) for match in renames for row in (match.before, match.after)}
+    kept_matches = (
+        match for match in matches if (match.before and match.after) or id(match.output_row) not in renamed_ids
+    )
     return [*kept_matches, *renames]
 
 

@@ -27,7 +27,7 @@ def compare_settings(
     before: ModelState,
     after: ModelState,
     sections: tuple[str | None, str | None],
-    paired: Mapping[str, str] = {},
+    section_pairs: Mapping[str, str] = {},
 ) -> tuple[list[ScalarChange], list[str], list[Oddity]]:
     """Compare the metadata of two checkpoints by dotted path, in the order of before, then of after.
 
@@ -36,14 +36,14 @@ def compare_settings(
     For a target of a single section (`train.ckpt#optimizer`), the settings below the section are compared, by their
     paths from there. A setting that only one side's format can record is noted, not reported; also attributes of
     modules that the other side's format need not keep. safetensors has texts only: against another format, a number
-    equals its text. `paired` maps sections of before to sections of after. A number as a key differs from its text, and
-    another kind of container is a change. If settings are too many to list, settings listed by both sides are compared,
-    and the digest of all.
+    equals its text. `section_pairs` maps sections of before to sections of after. A number as a key differs from its
+    text, and another kind of container is a change. If settings are too many to list, settings listed by both sides
+    are compared, and the digest of all.
     """
     old, old_modules = _select_section(before, sections[0], after)
     new, new_modules = _select_section(after, sections[1], before)
     if not any(sections):
-        old, new = _rename_sections(old, new, paired)
+        old, new = _rename_sections(old, new, section_pairs)
     is_same: Callable[[Scalar, Scalar], bool] = _is_same
     if before.traits.settings_are_compiled != after.traits.settings_are_compiled:
         old, new = Settings(old.values), Settings(new.values)
@@ -115,9 +115,9 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
         if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
             continue
         types = side.types.get(key, "")
-        exact = format_path(key, types) if types else key
-        contended = exact in other.values or (key in other.values and other.types.get(key, "") != types)
-        spelled_values[exact if contended else key] = value
+        typed_key = format_path(key, types) if types else key
+        contended = typed_key in other.values or (key in other.values and other.types.get(key, "") != types)
+        spelled_values[typed_key if contended else key] = value
     return spelled_values
 
 
@@ -180,13 +180,13 @@ def _section_prefix(side: Settings, state: ModelState, section: str) -> str:
 
 
 def _rename_sections(
-    old_settings: Settings, new_settings: Settings, paired: Mapping[str, str]
+    old_settings: Settings, new_settings: Settings, section_pairs: Mapping[str, str]
 ) -> tuple[Settings, Settings]:
     """Return the settings with each section of before under the name of its partner.
 
     A section has the same name on both sides: keys that lead to a section are not settings.
     """
-    new_prefixes = {f"{old}.": f"{new}." for old, new in paired.items() if old and new}
+    new_prefixes = {f"{old}.": f"{new}." for old, new in section_pairs.items() if old and new}
     before, after = _build_renaming(new_prefixes), _build_renaming({new: new for new in new_prefixes.values()})
     names = [new + key[len(old) :] for key in old_settings.values for old, new in [before(key)]]
     if len(set(names)) < len(names):  # a name is taken: removed and added settings are reported, and nothing is lost
@@ -290,14 +290,14 @@ def _format_json(value: Scalar, longest: int) -> str:
 # --- versions of modules ----------------------------------------------------------------------------------------------
 
 
-def compare_versions(before: ModelState, after: ModelState, paired: Mapping[str, str]) -> Iterator[ScalarChange]:
-    """Yield the differing versions of modules in `_metadata`; `paired` maps sections of before to after.
+def compare_versions(before: ModelState, after: ModelState, section_pairs: Mapping[str, str]) -> Iterator[ScalarChange]:
+    """Yield the differing versions of modules in `_metadata`; `section_pairs` maps sections of before to after.
 
     An older version makes torch convert or rename tensors on load.
     """
     state_dicts_after = {state_dict.section: state_dict for state_dict in after.state_dicts}
     for state_dict in before.state_dicts:
-        counterpart = state_dicts_after.get(paired.get(state_dict.section, state_dict.section))
+        counterpart = state_dicts_after.get(section_pairs.get(state_dict.section, state_dict.section))
         if counterpart is not None and state_dict.metadata and counterpart.metadata:
             prefix = "_metadata" if len(after.sections) < 2 else f"{counterpart.section}._metadata"
             for path, local in state_dict.metadata.items():

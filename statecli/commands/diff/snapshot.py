@@ -60,8 +60,8 @@ class SnapshotDigests:
 
     def find_digests(self, tensors: Sequence[TensorInfo]) -> list[str | None]:
         """Return the digest of each tensor, computed for the tensors of no snapshot."""
-        computed = iter(compute_digests([tensor for tensor in tensors if id(tensor) not in self._digests]))
-        return [self._digests[id(tensor)] if id(tensor) in self._digests else next(computed) for tensor in tensors]
+        new_digests = iter(compute_digests([tensor for tensor in tensors if id(tensor) not in self._digests]))
+        return [self._digests[id(tensor)] if id(tensor) in self._digests else next(new_digests) for tensor in tensors]
 
 
 def refuse_value_options(options: Sequence[tuple[str, object]]) -> None:

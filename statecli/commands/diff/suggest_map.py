@@ -38,16 +38,16 @@ def suggest_prefix_rule(
     import shlex
 
     names = pairing.apply_map(before, rules)
-    gone, new = map(set, _list_unpaired(matches, sections, before, names))
-    ranked = [
+    removed_keys, new = map(set, _list_unpaired(matches, sections, before, names))
+    candidates = [
         (count, prefix, side)
-        for side, counts in enumerate((_count_prefixes(gone, new), _count_prefixes(new, gone)))
+        for side, counts in enumerate((_count_prefixes(removed_keys, new), _count_prefixes(new, removed_keys)))
         for prefix, count in counts.most_common(1)
     ]
-    count, prefix, side = max(ranked, default=(0, "", 0))
-    if count < 2 or 2 * count <= min(len(gone), len(new)):
+    count, prefix, side = max(candidates, default=(0, "", 0))
+    if count < 2 or 2 * count <= min(len(removed_keys), len(new)):
         return []
-    rule = _build_prefix_rule(prefix, gone, new, names) if side else f"^{re.escape(prefix)}="
+    rule = _build_prefix_rule(prefix, removed_keys, new, names) if side else f"^{re.escape(prefix)}="
     pairs = partial(_count_pairs, before, after, prefixes=prefixes)
     if pairs((*rules, rule)) < pairs(rules) + count:
         return []

@@ -61,9 +61,9 @@ def compare_logs(before: str, after: str) -> LogChange | None:
     if not old or not new:
         return None
     shorter = min(len(old), len(new))
-    equal = next((n for n in range(shorter) if old[n] != new[n]), shorter)
+    common_length = next((n for n in range(shorter) if old[n] != new[n]), shorter)
     losses = tuple(loss for log in (old, new) if (loss := _find_last_loss(log)) is not None)
-    return LogChange(len(new) - len(old), equal, shorter, losses if len(losses) == 2 else ())
+    return LogChange(len(new) - len(old), common_length, shorter, losses if len(losses) == 2 else ())
 
 
 def _read_log(folder: str) -> list[Any]:

@@ -68,13 +68,13 @@ class ValueComparison:
         """Return the result for each match. `progress` gets the compared bytes of before."""
         outcomes = [_EQUAL] * len(matches)
         to_compare: list[int] = []
-        unpaired: list[tuple[int, TensorInfo]] = []
+        unpaired_rows: list[tuple[int, TensorInfo]] = []
         for n, match in enumerate(matches):
             if match.before is None or match.after is None:
-                unpaired.append((n, match.output_row))
+                unpaired_rows.append((n, match.output_row))
             elif changed_fields.effective_shape(match.before) != changed_fields.effective_shape(match.after):
                 outcomes[n] = self._of_two_shapes(match.output_row)
-                unpaired += [(n, match.before), (n, match.after)]
+                unpaired_rows += [(n, match.before), (n, match.after)]
             elif match.matched_by is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
             elif _has_no_values(match.before) and _has_no_values(match.after):
@@ -86,8 +86,8 @@ class ValueComparison:
             return outcomes
         if to_compare:
             self._compare_values(to_compare, matches, outcomes, progress)
-        if unpaired:
-            self._check(unpaired, outcomes)
+        if unpaired_rows:
+            self._check(unpaired_rows, outcomes)
         return outcomes
 
     def _compare_values(
@@ -148,10 +148,10 @@ class ValueComparison:
             inconclusive = describe_unknown(self._targets, new, why) if is_unknown else None
             outcomes[n] = PairResult(not_compared=why, inconclusive=inconclusive)
 
-    def _check(self, unpaired: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
+    def _check(self, unpaired_rows: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
-        errors = values.compare.check_checksums([row for _, row in unpaired], jobs=self._request.jobs)
-        for (n, row), row_errors in zip(unpaired, errors, strict=True):
+        errors = values.compare.check_checksums([row for _, row in unpaired_rows], jobs=self._request.jobs)
+        for (n, row), row_errors in zip(unpaired_rows, errors, strict=True):
             if row_errors:
                 outcomes[n] = PairResult(not_compared="could not be read", error=str(row_errors[0]))
             elif id(row) in self._inconclusive:

@@ -152,10 +152,12 @@ class _Aligner:
         for side, nodes in enumerate((stored, registered)):
             for node in nodes:
                 groups.setdefault(_make_key(node), ([], []))[side].append(node)
-        chosen = [pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)]
-        paired_ids = {id(node) for first, second in chosen for node in (first, second)}
+        node_pairs = [
+            pair for left, right in groups.values() if left and right for pair in self._choose_among(left, right)
+        ]
+        paired_ids = {id(node) for first, second in node_pairs for node in (first, second)}
         unpaired_nodes = [[node for node in nodes if id(node) not in paired_ids] for nodes in (stored, registered)]
-        return chosen + _choose_similar(*unpaired_nodes)
+        return node_pairs + _choose_similar(*unpaired_nodes)
 
     def _choose_among(self, stored: list[_Node], registered: list[_Node]) -> Iterator[tuple[_Node, _Node]]:
         """Pair candidates that all have the same shapes: by the words of their names, then by likeness and order."""
@@ -252,10 +254,10 @@ def _find_mutual_best(
 ) -> tuple[_Node, _Node] | None:
     """Return a pair in which each node fits the other better than every other candidate; None without such a pair."""
     for first in stored:
-        ranked = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
-        second = ranked[0]
+        ranked_nodes = sorted(registered, key=lambda node: evidence[id(first), id(node)], reverse=True)
+        second = ranked_nodes[0]
         score = evidence[id(first), id(second)]
-        if len(ranked) > 1 and evidence[id(first), id(ranked[1])] == score:
+        if len(ranked_nodes) > 1 and evidence[id(first), id(ranked_nodes[1])] == score:
             continue
         if any(evidence[id(node), id(second)] >= score for node in stored if node is not first):
             continue
@@ -265,7 +267,7 @@ def _find_mutual_best(
 
 def _choose_similar(stored: list[_Node], registered: list[_Node]) -> list[tuple[_Node, _Node]]:
     """Pair modules that differ in some tensors but share at least half of their inner names and shapes."""
-    chosen: list[tuple[_Node, _Node]] = []
+    node_pairs: list[tuple[_Node, _Node]] = []
     scores = []
     for first, second in product(stored[:MAX_CANDIDATES], registered[:MAX_CANDIDATES]):
         if first.is_tensor or second.is_tensor:
@@ -275,9 +277,9 @@ def _choose_similar(stored: list[_Node], registered: list[_Node]) -> list[tuple[
             scores.append((shared + _count_inner_names(first, second), first, second))
     scores.sort(key=lambda score: -score[0])
     for _, first, second in scores:
-        if not any(first is pair[0] or second is pair[1] for pair in chosen):
-            chosen.append((first, second))
-    return chosen
+        if not any(first is pair[0] or second is pair[1] for pair in node_pairs):
+            node_pairs.append((first, second))
+    return node_pairs
 
 
 def _count_shapes(node: _Node) -> Counter[Shape | str]:
@@ -385,10 +387,10 @@ def _pair_numbers(
     if rows == columns:
         # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
         return [(stored[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
-    common = [number for number in numbers if number in registered]
-    by_name = all(_make_key(left[stored[n]]) == _make_key(right[registered[n]]) for n in common)
-    if by_name and len(common) == min(len(numbers), len(others)):
-        return [(stored[n], registered[n]) for n in common]
+    common_numbers = [number for number in numbers if number in registered]
+    by_name = all(_make_key(left[stored[n]]) == _make_key(right[registered[n]]) for n in common_numbers)
+    if by_name and len(common_numbers) == min(len(numbers), len(others)):
+        return [(stored[n], registered[n]) for n in common_numbers]
     if len(rows) * len(columns) > MAX_COMPARISONS:
         return []
     return [(stored[numbers[a]], registered[others[b]]) for a, b in _find_common_subsequence(rows, columns)]

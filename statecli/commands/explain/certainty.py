@@ -51,9 +51,9 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
     """Return the pairs that other pairs with the same shapes and the same evidence could replace."""
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
-        common = _find_common(name, registered)
-        if _HOLE in common:
-            groups.setdefault((common, names.shapes[registered]), []).append(name)
+        common_parts = _find_common(name, registered)
+        if _HOLE in common_parts:
+            groups.setdefault((common_parts, names.shapes[registered]), []).append(name)
     undecided = [pair for members in groups.values() for pair in _compare_members(members, names.pairs)]
     undecided += _compare_leftovers(names)
     return list({pair.name: pair for pair in reversed(undecided)}.values())[::-1]
@@ -115,14 +115,14 @@ def _find_common(name: str, registered: str) -> tuple[str, ...]:
     Different components with the same words are common too: `q_proj` and `query`.
     """
     stored_parts, registered_parts = name.split("."), registered.split(".")
-    common: list[str] = []
+    common_parts: list[str] = []
     for tag, start, stop, new_start, new_stop in SequenceMatcher(
         None, stored_parts, registered_parts, autojunk=False
     ).get_opcodes():
         if tag == "equal":
-            common += stored_parts[start:stop]
+            common_parts += stored_parts[start:stop]
             continue
         words = split_meaningful_words(".".join(registered_parts[new_start:new_stop]))
         has_same_words = words and words == split_meaningful_words(".".join(stored_parts[start:stop]))
-        common.append("+".join(sorted(words)) if has_same_words else _HOLE)
-    return tuple(common)
+        common_parts.append("+".join(sorted(words)) if has_same_words else _HOLE)
+    return tuple(common_parts)

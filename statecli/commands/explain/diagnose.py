@@ -56,8 +56,8 @@ def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelS
 def is_loaded_as_is(subject: Subject) -> bool:
     """Return True if `model.load_state_dict(torch.load(file, weights_only=True))` works, or that of safetensors."""
     source = subject.entries.source
-    plain = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
-    is_plain = plain and not subject.entries.refused and not _list_codes(subject)
+    has_plain_source = source is None or (source.loader is not Loader.MODULE and not source.keys and not source.allowed)
+    is_plain = has_plain_source and not subject.entries.refused and not _list_codes(subject)
     return is_plain and load_as_is(subject.entries, subject.built_model).is_accepted
 
 
@@ -95,11 +95,11 @@ def diagnose(subject: Subject) -> Diagnosis:
 def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis | None:
     """Return the diagnosis if one side has parts of weights that are whole on the other: no renaming helps."""
     pairs = matching.pairs | matching.mismatched
-    computed = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
+    computed_weights = find_computed_weights(pairs, set(subject.entries.names), subject.registered)
     target = subject.model.target
     for weights, holder, other_side in (
-        (computed.in_file, "the file", target),
-        (computed.in_class, target, "the file"),
+        (computed_weights.in_file, "the file", target),
+        (computed_weights.in_class, target, "the file"),
     ):
         if weights:
             names = [weight.name for weight in weights]
@@ -110,7 +110,7 @@ def _explain_computed_weights(subject: Subject, matching: Matching) -> Diagnosis
             )
             advice = (
                 f"apply {functions} to the modules of {target}, then load the file"
-                if weights is computed.in_file
+                if weights is computed_weights.in_file
                 else f"load the file first, then apply {functions} to the modules"
             )
             evidence = Evidence(Cause.WEIGHT_NORM, message, len(names), f"{weights[0].part}: {weights[0].name}")
@@ -128,8 +128,8 @@ def _match(subject: Subject) -> Matching:
         )
     rows = {row.fqn: row for row in subject.entries.rows}
     alignment = align_names(
-        {name: rows[full].shape for name, full in stored_names.items()},
-        {name: subject.registered[full].shape for name, full in registered_names.items()},
+        {name: rows[full_name].shape for name, full_name in stored_names.items()},
+        {name: subject.registered[full_name].shape for name, full_name in registered_names.items()},
         has_order=subject.checkpoint.traits.keeps_order,
     )
     partners = {stored_names[name]: registered_names[registered] for name, registered in alignment.names.items()}
@@ -146,9 +146,9 @@ def _match(subject: Subject) -> Matching:
     own_shapes |= {name: shapes[registered] for name, registered in transposed.items()}
     missing = [registered_names[name] for name in alignment.missing]
     ties = [
-        (name, tied)
+        (name, tied_name)
         for name in missing
-        if (tied := next((t for t in subject.registered[name].tied_to if t in filled), None)) is not None
+        if (tied_name := next((t for t in subject.registered[name].tied_to if t in filled), None)) is not None
     ]
     tied_names = {name for name, _ in ties}
     return Matching(
@@ -197,12 +197,12 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
         return Diagnosis((Evidence(Cause.OTHER_NAMES, message, len(names), example), *causes), proof=NO_CODE)
     initial = (*matching.mismatched.values(), *matching.missing)
     unused = (*matching.mismatched, *matching.unexpected)
-    dropped = [apply_steps(steps, name) for name in unused]
+    dropped_names = [apply_steps(steps, name) for name in unused]
     kept_names = [names[name] for name in matching.pairs]
     if 2 * len(initial) > len(subject.registered):
         why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
-    left_out, source = leave_out(dropped, kept_names) if dropped else LeftOut(), subject.entries.source
+    left_out, source = leave_out(dropped_names, kept_names) if dropped_names else LeftOut(), subject.entries.source
     if left_out is None or source is None:
         why = "too many modules differ" if source else "statecli cannot write code that reads this format"
         return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
@@ -251,20 +251,22 @@ def _judge(
     doubts = [*filter(None, [doubt_about_model]), *_list_doubts(subject, matching)]
     if doubts:
         return replace(diagnosis, proof=f"a load with this code succeeds on the meta device, but {'; '.join(doubts)}")
-    renamed = any(name != registered for name, registered in matching.pairs.items())
+    is_renamed = any(name != registered for name, registered in matching.pairs.items())
     strict = (
         "a strict load with this code succeeds on the meta device"
         if diagnosis.strict
         else "a load with this code succeeds on the meta device, and only the keys with initial values are missing"
     )
-    unique = "; by shape and by the words in the name, each tensor fits only one tensor of the class" if renamed else ""
+    unique = (
+        "; by shape and by the words in the name, each tensor fits only one tensor of the class" if is_renamed else ""
+    )
     return replace(diagnosis, proved=True, proof=strict + unique)
 
 
 def _list_doubts(subject: Subject, matching: Matching) -> Iterable[str]:
     """Yield why the lines may load wrong values although the shapes fit."""
-    tied = (name for name, _ in matching.ties)
-    undecided = list_undecided_pairs(replace(matching, missing=(*matching.missing, *tied)))
+    tied_names = (name for name, _ in matching.ties)
+    undecided = list_undecided_pairs(replace(matching, missing=(*matching.missing, *tied_names)))
     if undecided:
         pair = undecided[0]
         rivals = quoting.names(list(dict.fromkeys(pair.rivals)))
@@ -279,11 +281,11 @@ def _list_doubts(subject: Subject, matching: Matching) -> Iterable[str]:
             f"{quoting.name(subject.entries.section)}"
         )
     source = subject.entries.source
-    refused = [name for name in subject.entries.refused if name not in source.allowed] if source else []
+    refused_names = [name for name in subject.entries.refused if name not in source.allowed] if source else []
     if subject.entries.state_dict.is_module:
         yield "statecli does not run the code in the file"
-    elif refused:
-        names = quoting.names(refused)
+    elif refused_names:
+        names = quoting.names(refused_names)
         yield f"torch.load(weights_only=True) refuses {names} in the file; scan the file with statecli audit"
 
 

@@ -25,25 +25,29 @@ from statecli.storage import files
 from statecli.storage.checkpoint_folder import CONFIG, MODULES
 
 
-def build_model_code(spec: ModelSpec, loaded: LoadedObject | None = None) -> ModelCode:
+def build_model_code(spec: ModelSpec, loaded_object: LoadedObject | None = None) -> ModelCode:
     """Return the lines that import the class and its arguments, and the expression that builds the model.
 
-    `loaded`: the object of the spec, if it was imported before.
+    `loaded_object`: the object of the spec, if it was imported before.
     """
     if spec.config is not None:
         return _build_configured_code(spec)
-    loaded = loaded or load_with_module(spec)
-    is_instance = not spec.called and not isinstance(loaded.value, type) and hasattr(loaded.value, "load_state_dict")
-    if not spec.is_file and model_registries.find_builder(spec, loaded.module) is not None:
+    loaded_object = loaded_object or load_with_module(spec)
+    is_instance = (
+        not spec.called
+        and not isinstance(loaded_object.value, type)
+        and hasattr(loaded_object.value, "load_state_dict")
+    )
+    if not spec.is_file and model_registries.find_builder(spec, loaded_object.module) is not None:
         module, function = model_registries.format_builder(spec)
         return ModelCode((f"import {module}",), f"{function}({format_call((spec.attribute, *spec.args), spec.kwargs)})")
-    names = _Names(spec, loaded)
-    names.add(loaded.module, spec.attribute)
-    scope, lines = Scope.around(spec, loaded.module, loaded.value), list[str]()
+    names = _Names(spec, loaded_object)
+    names.add(loaded_object.module, spec.attribute)
+    scope, lines = Scope.around(spec, loaded_object.module, loaded_object.value), list[str]()
     args = tuple(names.add_objects(scope, value) for value in spec.args)
     kwargs = {name: names.add_objects(scope, value) for name, value in spec.kwargs.items()}
     if spec.options.config_json is not None:
-        argument, value = _add_configuration(spec, loaded, names, lines)
+        argument, value = _add_configuration(spec, loaded_object, names, lines)
         kwargs[argument] = value
     expression = spec.attribute if is_instance else f"{spec.attribute}({format_call(args, kwargs)})"
     return ModelCode(tuple(names.format_imports()), expression, tuple(lines), names.doubt)
@@ -52,8 +56,8 @@ def build_model_code(spec: ModelSpec, loaded: LoadedObject | None = None) -> Mod
 class _Names:
     """The names that the lines import, by module."""
 
-    def __init__(self, spec: ModelSpec, loaded: LoadedObject) -> None:
-        self._spec, self._own_module = spec, loaded.module
+    def __init__(self, spec: ModelSpec, loaded_object: LoadedObject) -> None:
+        self._spec, self._own_module = spec, loaded_object.module
         self._imported: dict[str, dict[str, None]] = {}
         self._packages: dict[str, None] = {}
         self.doubt = ""
@@ -80,10 +84,10 @@ class _Names:
         self._packages[package] = None
         return ObjectName(named.name if named.module is None else f"{named.module}.{named.name}")
 
-    def add_class(self, added: type) -> str:
+    def add_class(self, class_: type) -> str:
         """Import a class, from the spec's own module if possible; return its name."""
-        first = added.__qualname__.partition(".")[0]
-        owner = sys.modules.get(added.__module__, self._own_module)
+        first = class_.__qualname__.partition(".")[0]
+        owner = sys.modules.get(class_.__module__, self._own_module)
         module_attribute = getattr(self._own_module, first, None)
         module = (
             self._own_module
@@ -91,9 +95,9 @@ class _Names:
             else owner
         )
         self.add(module, first)
-        if "<locals>" in added.__qualname__:
-            self.doubt = f"{added.__qualname__} is defined in a function, so no other file can import this class"
-        return added.__qualname__
+        if "<locals>" in class_.__qualname__:
+            self.doubt = f"{class_.__qualname__} is defined in a function, so no other file can import this class"
+        return class_.__qualname__
 
     def format_imports(self) -> Iterator[str]:
         """Yield the lines; a line names the folder of a file that is not in the current folder."""
@@ -110,15 +114,15 @@ class _Names:
         imported: dict[str, set[str]] = {}
         for module, names in self._imported.items():
             imported.setdefault(own_module_name if module == self._own_module.__name__ else module, set()).update(names)
-        for module, joined in imported.items():
-            listed = ", ".join(sorted(joined))
+        for module, names_of_module in imported.items():
+            names_text = ", ".join(sorted(names_of_module))
             if file is None or file.is_importable or module != own_module_name:
-                yield f"from {module} import {listed}"
+                yield f"from {module} import {names_text}"
             else:
-                texts = ", ".join(map(format_text, sorted(joined)))
+                texts = ", ".join(map(format_text, sorted(names_of_module)))
                 yield f"names = runpy.run_path({format_text(self._spec.module)})"
-                yield f"{listed} = " + (
-                    f"(names[name] for name in ({texts}))" if len(joined) > 1 else f"names[{texts}]"
+                yield f"{names_text} = " + (
+                    f"(names[name] for name in ({texts}))" if len(names_of_module) > 1 else f"names[{texts}]"
                 )
 
 
@@ -136,18 +140,24 @@ class _ImportedFile(NamedTuple):
     def of(cls, path: str) -> _ImportedFile:
         """Return the module that a file is."""
         absolute = os.path.abspath(path)
-        top = find_import_folder(absolute) or os.path.dirname(absolute)
-        parts = os.path.relpath(absolute, top).removesuffix(".py").split(os.sep)
-        folder = "" if top == os.getcwd() else top if os.path.isabs(path) else os.path.relpath(top)
+        import_folder = find_import_folder(absolute) or os.path.dirname(absolute)
+        parts = os.path.relpath(absolute, import_folder).removesuffix(".py").split(os.sep)
+        folder = (
+            ""
+            if import_folder == os.getcwd()
+            else import_folder
+            if os.path.isabs(path)
+            else os.path.relpath(import_folder)
+        )
         is_importable = all(part.isidentifier() and not iskeyword(part) for part in parts)
         return cls(folder, ".".join(parts), is_importable and parts[0] not in sys.stdlib_module_names)
 
 
 def _add_configuration(
-    spec: ModelSpec, loaded: LoadedObject, names: _Names, lines: list[str]
+    spec: ModelSpec, loaded_object: LoadedObject, names: _Names, lines: list[str]
 ) -> tuple[str, ObjectName]:
     """Add the lines that read the file of `--config-json`; return the argument and the expression of its value."""
-    configuration = describe_configuration(spec, loaded.module, loaded.value)
+    configuration = describe_configuration(spec, loaded_object.module, loaded_object.value)
     path = spec.options.config_json or ""
     if files.is_remote(path):
         names.doubt = f"the code opens {path}, which is not a file on this disk"
@@ -194,10 +204,10 @@ def _build_configured_code(spec: ModelSpec) -> ModelCode:
     return ModelCode((imports,), f"{builder}({', '.join(filter(None, [configuration, arguments]))})", (), doubt)
 
 
-def change_argument(spec: ModelSpec, loaded: LoadedObject | None, name: str, value: int) -> ModelSpec:
+def change_argument(spec: ModelSpec, loaded_object: LoadedObject | None, name: str, value: int) -> ModelSpec:
     """Return the spec with another value of an argument."""
     kwargs, args = dict(spec.kwargs), list(spec.args)
-    names = _list_positional(_get_parameters(spec, loaded))
+    names = _list_positional(_get_parameters(spec, loaded_object))
     position = names.index(name) if name in names else len(args)
     if name not in kwargs and position < len(args):
         args[position] = value
@@ -216,9 +226,9 @@ def _list_positional(parameters: Iterable[inspect.Parameter]) -> list[str]:
     ]
 
 
-def list_integer_arguments(spec: ModelSpec, loaded: LoadedObject | None) -> Iterator[tuple[str, int]]:
+def list_integer_arguments(spec: ModelSpec, loaded_object: LoadedObject | None) -> Iterator[tuple[str, int]]:
     """Yield the integer arguments of the call with their values, given or default."""
-    parameters = _get_parameters(spec, loaded)
+    parameters = _get_parameters(spec, loaded_object)
     call_arguments = dict(zip(_list_positional(parameters), spec.args, strict=False)) | spec.kwargs
     for parameter in parameters:
         value = call_arguments.get(parameter.name, parameter.default)
@@ -226,11 +236,11 @@ def list_integer_arguments(spec: ModelSpec, loaded: LoadedObject | None) -> Iter
             yield parameter.name, value
 
 
-def _get_parameters(spec: ModelSpec, loaded: LoadedObject | None) -> list[inspect.Parameter]:
+def _get_parameters(spec: ModelSpec, loaded_object: LoadedObject | None) -> list[inspect.Parameter]:
     """Return the parameters of the object; [] if the object has no signature."""
-    if spec.config is not None or loaded is None:
+    if spec.config is not None or loaded_object is None:
         return []
     try:
-        return list(inspect.signature(loaded.value).parameters.values())
+        return list(inspect.signature(loaded_object.value).parameters.values())
     except (TypeError, ValueError):
         return []

@@ -121,10 +121,10 @@ class Recipe(msgspec.Struct, frozen=True):
     def rename_entries(self, names: Iterable[str]) -> dict[str, str]:
         """Return the loaded names, each with its name in the checkpoint: the effect of the printed lines."""
         if self.in_order:
-            renamed = dict(zip(self.in_order, names, strict=True))
+            renamed_names = dict(zip(self.in_order, names, strict=True))
         else:
-            renamed = {apply_steps(self.steps, name): name for name in names}
-        entries = {new: name for new, name in renamed.items() if not self.left_out.covers(new)}
+            renamed_names = {apply_steps(self.steps, name): name for name in names}
+        entries = {new: name for new, name in renamed_names.items() if not self.left_out.covers(new)}
         entries.update((name, entries[tied_name]) for name, tied_name in self.ties)
         return entries
 
@@ -263,17 +263,17 @@ def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None
         return LeftOut(names=tuple(names))
     kept_names = list(kept_names)
     heads = _index_heads(kept_names)
-    prefixes, single = dict[str, None](), dict[str, None]()
+    prefixes, single_names = dict[str, None](), dict[str, None]()
     for name in names:
         parts = name.split(".")
         starts = (".".join(parts[:n]) + "." for n in range(1, len(parts)))
         prefix = next((start for start in starts if start not in heads), None)
         if prefix is None:
-            single[name] = None
+            single_names[name] = None
         else:
             prefixes[prefix] = None
-    left_out = LeftOut(tuple(prefixes), tuple(single))
-    return left_out if len(prefixes) + len(single) <= 2 * MAX_LISTED_NAMES else None
+    left_out = LeftOut(tuple(prefixes), tuple(single_names))
+    return left_out if len(prefixes) + len(single_names) <= 2 * MAX_LISTED_NAMES else None
 
 
 def _index_heads(names: Iterable[str]) -> set[str]:

@@ -13,29 +13,33 @@ def describe_renames(names: Sequence[str], steps: Sequence[Step], model: str) ->
     """Yield the effects of steps on names of a checkpoint: prefixes, the form of weight_norm, and other names."""
     current = {name: name for name in names}
     texts: list[str] = []
-    renamed: dict[str, str] = {}
+    renamed_names: dict[str, str] = {}
     for step in steps:
         after = {name: step.apply(current_name) for name, current_name in current.items()}
-        changed = [name for name in after if after[name] != current[name]]
-        if _is_prefix(step) and changed:
-            yield _describe_prefix(step, changed, len(names), model, f"{changed[0]} → {after[changed[0]]}")
-        elif changed:
+        changed_names = [name for name in after if after[name] != current[name]]
+        if _is_prefix(step) and changed_names:
+            yield _describe_prefix(
+                step, changed_names, len(names), model, f"{changed_names[0]} → {after[changed_names[0]]}"
+            )
+        elif changed_names:
             texts.append(_describe_step(step))
-            renamed |= {name: after[name] for name in changed}
+            renamed_names |= {name: after[name] for name in changed_names}
         current = after
     if texts:
         normed = all("weight_g" in text or "original" in text or "weight_v" in text for text in texts)
-        first = next(iter(renamed))
+        first = next(iter(renamed_names))
         example = f"{first} → {current[first]}"
         if normed:
             message = (
                 f"the file stores weight_norm as a parametrization (original0, original1), but {model} uses the "
                 "older weight_norm"
             )
-            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed), example)
+            yield Evidence(Cause.WEIGHT_NORM, message, len(renamed_names), example)
         else:
-            message = f"{plural(len(renamed), 'name')} differ{'s' * (len(renamed) == 1)}: {', '.join(texts)}"
-            yield Evidence(Cause.RENAMED, message, len(renamed), example)
+            message = (
+                f"{plural(len(renamed_names), 'name')} differ{'s' * (len(renamed_names) == 1)}: {', '.join(texts)}"
+            )
+            yield Evidence(Cause.RENAMED, message, len(renamed_names), example)
 
 
 def _is_prefix(step: Step) -> bool:
@@ -46,9 +50,9 @@ def _is_prefix(step: Step) -> bool:
     return not step.new and step.old.startswith("_")
 
 
-def _describe_prefix(step: Step, changed: Sequence[str], total: int, model: str, example: str) -> Evidence:
+def _describe_prefix(step: Step, changed_names: Sequence[str], total: int, model: str, example: str) -> Evidence:
     assert isinstance(step, Substitution)  # noqa: S101 - checked by _is_prefix
-    count = "all" if len(changed) == total else f"{len(changed):,} of"
+    count = "all" if len(changed_names) == total else f"{len(changed_names):,} of"
     names = f"{count} {plural(total, 'name')}"
     if step.new:
         message = f"{names} lack the prefix {step.new!r}, which {model} has"
@@ -56,7 +60,7 @@ def _describe_prefix(step: Step, changed: Sequence[str], total: int, model: str,
         message = f"{names} have the prefix {step.old!r}, which {model} does not have"
     else:
         message = f"{names} contain {step.old!r} of a wrapper; the names of {model} do not"
-    return Evidence(Cause.PREFIX, message, len(changed), example)
+    return Evidence(Cause.PREFIX, message, len(changed_names), example)
 
 
 def _describe_step(step: Step) -> str:

@@ -82,8 +82,8 @@ class Shift(msgspec.Struct, frozen=True):
     def rules(self) -> tuple[str, ...]:
         """The texts of `--map` for the same renaming: a text for each number, in an order without clashes."""
         numbers = range(self.first, self.last + 1)
-        ordered = reversed(numbers) if self.delta > 0 else numbers
-        return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered)
+        ordered_numbers = reversed(numbers) if self.delta > 0 else numbers
+        return tuple(rf"^({self.module}){n}\b=\g<1>{n + self.delta}" for n in ordered_numbers)
 
 
 Step = Substitution | Shift
@@ -118,8 +118,12 @@ def find_steps(names: Mapping[str, str], others: Iterable[str] = ()) -> tuple[St
     unwrapped_names, wrappers = _remove_wrapper_parts(names)
     others = tuple(others)
     proposals = ((*wrappers, *steps) for context in (0, 1, 2) for steps in _propose_steps(unwrapped_names, context))
-    ranked = sorted(dict.fromkeys(proposals), key=lambda steps: (len(steps), sum(len(step.pattern) for step in steps)))
-    return next((steps for steps in ranked if len(steps) <= MAX_STEPS and _are_exact(steps, names, others)), None)
+    ranked_proposals = sorted(
+        dict.fromkeys(proposals), key=lambda steps: (len(steps), sum(len(step.pattern) for step in steps))
+    )
+    return next(
+        (steps for steps in ranked_proposals if len(steps) <= MAX_STEPS and _are_exact(steps, names, others)), None
+    )
 
 
 def _are_exact(steps: Sequence[Step], names: Mapping[str, str], others: Iterable[str]) -> bool:
@@ -185,10 +189,14 @@ def _propose_steps(names: Mapping[str, str], context: int) -> Iterable[tuple[Ste
 def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     """Return the steps that remove or add a prefix of every name, or of the names with this prefix."""
     steps: list[Step] = []
-    removed = {name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)}
-    added = {new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)}
-    steps += [_remove_prefix(prefix) for prefix in sorted(removed, key=len)[:3]]
-    steps += [_add_prefix(prefix) for prefix in sorted(added, key=len)[:3]]
+    removed_prefixes = {
+        name[: len(name) - len(new)] for name, new in names.items() if name != new and name.endswith("." + new)
+    }
+    added_prefixes = {
+        new[: len(new) - len(name)] for name, new in names.items() if name != new and new.endswith("." + name)
+    }
+    steps += [_remove_prefix(prefix) for prefix in sorted(removed_prefixes, key=len)[:3]]
+    steps += [_add_prefix(prefix) for prefix in sorted(added_prefixes, key=len)[:3]]
     # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
     for side, other_side in ((names.keys(), names.values()), (names.values(), names.keys())):
         head = {name.partition(".")[0] for name in side}
@@ -216,7 +224,7 @@ def _escape(text: str) -> str:
 
 def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, str]]:
     """Return the shifts of numbered modules, and the names after them."""
-    moved: dict[str, dict[int, int]] = {}
+    shifts_by_stem: dict[str, dict[int, int]] = {}
     for name, new in names.items():
         old_parts, new_parts = name.split("."), new.split(".")
         if len(old_parts) != len(new_parts):
@@ -224,9 +232,9 @@ def _find_shifts(names: Mapping[str, str]) -> tuple[tuple[Step, ...], dict[str, 
         for n, (first, second) in enumerate(zip(old_parts, new_parts, strict=True)):
             if first.isdigit() and second.isdigit():
                 stem = "".join(r"\d+\." if part.isdigit() else f"{re.escape(part)}\\." for part in old_parts[:n])
-                moved.setdefault(stem, {})[int(first)] = int(second)
+                shifts_by_stem.setdefault(stem, {})[int(first)] = int(second)
     steps = []
-    for stem, numbers in moved.items():
+    for stem, numbers in shifts_by_stem.items():
         moved_numbers = {number: after for number, after in numbers.items() if number != after}
         deltas = {after - number for number, after in moved_numbers.items()}
         if len(deltas) == 1:

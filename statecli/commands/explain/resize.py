@@ -29,12 +29,12 @@ def find_resized(subject: Subject, diagnosis: Diagnosis) -> Diagnosis | None:
         return None
     spec = subject.built_model.spec
     changes = list(_propose_changes(subject, spec))
-    for number, chosen in enumerate((*((change,) for change in changes), *combinations(changes, 2))):
+    for number, tried_changes in enumerate((*((change,) for change in changes), *combinations(changes, 2))):
         if number >= MAX_BUILDS:
             break
-        if len({name for name, _, _ in chosen}) < len(chosen):
+        if len({name for name, _, _ in tried_changes}) < len(tried_changes):
             continue
-        resized = _try(subject, spec, chosen)
+        resized = _try(subject, spec, tried_changes)
         if resized is not None:
             return resized
     return None

@@ -49,8 +49,8 @@ def explain_states(model: ModelState, built_model: BuiltModel, checkpoint: Model
         return msgspec.structs.replace(explanation, loads=True, untied=find_untied(model, checkpoint))
     diagnosis = diagnose(subject)
     resized = find_resized(subject, diagnosis)
-    chosen: tuple[Diagnosis, ...] = (diagnosis,) if resized is None else (resized, diagnosis)
-    return msgspec.structs.replace(explanation, diagnosis=chosen[0], alternatives=chosen[1:])
+    diagnoses: tuple[Diagnosis, ...] = (diagnosis,) if resized is None else (resized, diagnosis)
+    return msgspec.structs.replace(explanation, diagnosis=diagnoses[0], alternatives=diagnoses[1:])
 
 
 def find_untied(model: ModelState, checkpoint: ModelState) -> tuple[tuple[str, ...], ...]:

@@ -74,10 +74,12 @@ def read_entries(state: ModelState, registered: Sequence[str]) -> ModelEntries |
     if not rows and state_dict.keys == ():
         state_dict, rows = _find_inner_entries(state, tails)
         section = state_dict.section
-    refused = tuple(live.weights_only.list_refused_names(name for name, _ in state.globals)) if state.globals else ()
-    source = _find_source(state, rows, state_dict, refused)
+    refused_names = (
+        tuple(live.weights_only.list_refused_names(name for name, _ in state.globals)) if state.globals else ()
+    )
+    source = _find_source(state, rows, state_dict, refused_names)
     is_average = is_copy(section) or "ema" in section.lower().split("_")
-    return ModelEntries(rows, section, state_dict, source, refused, is_average, rivals)
+    return ModelEntries(rows, section, state_dict, source, refused_names, is_average, rivals)
 
 
 _BRACKETS = compile_on_use(r"\[(?:'(?:[^'\\]|\\.)*'|\d+)\]")
@@ -103,7 +105,7 @@ def get_last_parts(name: str) -> tuple[str, ...]:
 
 
 def _find_source(
-    state: ModelState, rows: Sequence[TensorInfo], state_dict: StateDict, refused: Sequence[str]
+    state: ModelState, rows: Sequence[TensorInfo], state_dict: StateDict, refused_names: Sequence[str]
 ) -> Source | None:
     path = split_section(state.target)[0]
     if not os.path.exists(path) or state.traits.has_own_loader or state.traits.is_program:
@@ -121,7 +123,7 @@ def _find_source(
         return _find_dcp_folder(path, state, rows, state_dict.keys)
     if state_dict.is_module:
         return _merge(paths, Loader.MODULE, state_dict.keys, ())
-    return _merge(paths, Loader.TORCH, state_dict.keys, tuple(name for name in refused if name in PLAIN_CLASSES))
+    return _merge(paths, Loader.TORCH, state_dict.keys, tuple(name for name in refused_names if name in PLAIN_CLASSES))
 
 
 def _find_dcp_folder(
@@ -141,14 +143,14 @@ def _join_keys(name: str) -> str:
 
 
 def _merge(
-    paths: tuple[str, ...], loader: Loader, keys: tuple[str | int, ...], allowed: tuple[str, ...]
+    paths: tuple[str, ...], loader: Loader, keys: tuple[str | int, ...], allowed_names: tuple[str, ...]
 ) -> Source | None:
     if len(paths) == 1:
-        return Source(paths, loader, keys, "", allowed)
+        return Source(paths, loader, keys, "", allowed_names)
     folder = os.path.dirname(paths[0])
     for pattern in _propose_patterns(folder, paths):
         if set(glob.glob(pattern)) == set(paths):
-            return Source(paths, loader, keys, pattern, allowed)
+            return Source(paths, loader, keys, pattern, allowed_names)
     return None
 
 

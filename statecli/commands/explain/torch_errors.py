@@ -93,8 +93,8 @@ def _recognize_names(model: str, missing: Sequence[str], unexpected: Sequence[st
     return None
 
 
-def _split_names(listed: str) -> list[str]:
-    return re.findall(r'"([^"\n]*)"', listed)
+def _split_names(names_text: str) -> list[str]:
+    return re.findall(r'"([^"\n]*)"', names_text)
 
 
 def _read_shape(text: str) -> tuple[int, ...]:
@@ -140,10 +140,10 @@ def _explain_names(
             message = f"{description}: {quoting.names(names)}"
             causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
-    dropped = [apply_steps(steps, name) for name in (*mismatched, *extra)]
+    dropped_names = [apply_steps(steps, name) for name in (*mismatched, *extra)]
     # The text does not list the names that fit, so no prefix is known to have only other names.
     rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
-    left_out = LeftOut(names=tuple(dropped), rest=rest if len(dropped) > MAX_DELETED_NAMES else None)
+    left_out = LeftOut(names=tuple(dropped_names), rest=rest if len(dropped_names) > MAX_DELETED_NAMES else None)
     initial = (*mismatched, *missing_names)
     return _build(tuple(causes), Recipe(_find_source(text), None, steps, (), left_out, (), initial))
 

@@ -63,9 +63,9 @@ def _find_possible_tie(matching: Matching) -> Iterable[str]:
         if "emb" in registered_name.lower() and (shape := matching.shapes.get(registered_name)) and len(shape) == 2
     }
     for name in matching.missing:
-        tied = embeddings.get(matching.shapes[name])
-        if tied is not None:
-            yield f"{name} keeps its initial values and may be tied to {tied}: both have the same shape"
+        embedding = embeddings.get(matching.shapes[name])
+        if embedding is not None:
+            yield f"{name} keeps its initial values and may be tied to {embedding}: both have the same shape"
             return
 
 

@@ -88,6 +88,6 @@ def store_real_parts(source: Source, name: str, line: int) -> Iterator[Changes]:
         changes = join_changes(changes, {node: [expression]})
     if is_saved:
         loading = source.parse_statements(source.indent(_LOADING.format(name=name)))[0]
-        added = loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
-        changes = join_changes(changes, {method: [method, added]})
+        loading_method = loading.with_changes(leading_lines=[cst.EmptyLine(indent=False)])
+        changes = join_changes(changes, {method: [method, loading_method]})
     yield changes

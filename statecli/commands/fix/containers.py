@@ -83,11 +83,11 @@ def _format_dict(source: Source, value: cst.BaseExpression, name: str, instance:
             isinstance(key, cst.SimpleString) and str(key.evaluated_value).isidentifier() for key in keys
         )
         part = "{key}" if are_identifiers else "{str(key).replace('.', '_')}"
-        listed = ", ".join(texts) + ("," if len(texts) == 1 else "")
-        return f'{{key: getattr({instance}, f"{name}_{part}") for key in ({listed})}}'
+        keys_text = ", ".join(texts) + ("," if len(texts) == 1 else "")
+        return f'{{key: getattr({instance}, f"{name}_{part}") for key in ({keys_text})}}'
     if isinstance(value, cst.Call) and all(arg.keyword is not None for arg in value.args):  # dict(a=..., b=...)
-        listed = ", ".join(f'"{arg.keyword.value}"' for arg in value.args if arg.keyword) + ","
-        return f'{{key: getattr({instance}, f"{name}_{{key}}") for key in ({listed})}}'
+        keys_text = ", ".join(f'"{arg.keyword.value}"' for arg in value.args if arg.keyword) + ","
+        return f'{{key: getattr({instance}, f"{name}_{{key}}") for key in ({keys_text})}}'
     return (
         f'{{key.removeprefix("{name}_"): buffer for key, buffer in {instance}.named_buffers(recurse=False) '
         f'if key.startswith("{name}_")}}'

@@ -42,12 +42,12 @@ def judge(
     """
     named = Names(name for defect in defects for name in defect.names)
     revealed = {name for defect in defects for name in _list_revealed(defect, after.verification)}
-    allowed = Names((*named.names, *repaired))
+    allowed_names = Names((*named.names, *repaired))
     reason = (
         _find_remaining(defects, after)
         or _find_worse_proof(before.verification, after.verification, named, revealed)
         or _find_lost_attribute(old, after)
-        or _describe_load(after, allowed)
+        or _describe_load(after, allowed_names)
         or _describe_output(old, after)
     )
     return Judgement(reason, after.load.missing)
@@ -88,10 +88,10 @@ def _list_revealed(defect: Defect, verification: Verification) -> set[str]:
         return set()
     named = Names(defect.names)
     rows = {row.fqn: row for row in verification.state.tensors}
-    failed = {finding.fqn for check in verification.checks for finding in check.findings if finding.fqn in named}
+    failed_names = {finding.fqn for check in verification.checks for finding in check.findings if finding.fqn in named}
     return {
         normalize(fqn)
-        for fqn in failed
+        for fqn in failed_names
         if fqn and fqn not in defect.names and (fqn not in rows or rows[fqn].kind is Kind.UNREGISTERED)
     }
 
@@ -180,10 +180,10 @@ def _find_lost_attribute(old: Measurement, after: Measurement) -> str:
     return ""
 
 
-def _describe_load(after: Measurement, allowed: Names) -> str:
+def _describe_load(after: Measurement, allowed_names: Names) -> str:
     if after.load.error:
         return after.load.error
-    unknown = [name for name in after.load.missing if name not in allowed]
+    unknown = [name for name in after.load.missing if name not in allowed_names]
     return f"older state_dicts lack {join_names(unknown, 3)}, which the fixed class expects" if unknown else ""
 
 

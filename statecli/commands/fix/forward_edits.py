@@ -36,8 +36,8 @@ def list_input_devices(source: Source, method: cst.FunctionDef) -> list[str]:
     parameters = parameters[is_method:]
     named = [(parameter.name.value, parameter) for parameter in parameters if parameter.default is None]
     annotated = [name for name, parameter in named if _is_tensor(parameter)]
-    plain = [name for name, parameter in named if parameter.annotation is None]
-    return [f"{name}.device" for name in (*annotated, *plain)]
+    unannotated_names = [name for name, parameter in named if parameter.annotation is None]
+    return [f"{name}.device" for name in (*annotated, *unannotated_names)]
 
 
 def _is_tensor(parameter: cst.Param) -> bool:
@@ -68,15 +68,15 @@ def add_device(source: Source, line: int) -> Iterator[Changes]:
 
 
 def _add_keyword(source: Source, call: cst.Call, code: str) -> cst.Call:
-    parsed = source.parse_expression(f"f({code})")
-    assert isinstance(parsed, cst.Call)  # noqa: S101 - from the code above
+    parsed_call = source.parse_expression(f"f({code})")
+    assert isinstance(parsed_call, cst.Call)  # noqa: S101 - from the code above
     if not call.args:
-        return call.with_changes(args=[parsed.args[0]])
+        return call.with_changes(args=[parsed_call.args[0]])
     last = call.args[-1]
     comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     trailing = last.comma if isinstance(last.comma, cst.Comma) else cst.MaybeSentinel.DEFAULT
     spread = isinstance(last.whitespace_after_arg, cst.ParenthesizedWhitespace)
-    new = parsed.args[0].with_changes(comma=trailing)
+    new = parsed_call.args[0].with_changes(comma=trailing)
     if isinstance(trailing, cst.Comma) and isinstance(trailing.whitespace_after, cst.ParenthesizedWhitespace):
         comma = _find_comma_between(call) or comma
     elif spread:
@@ -119,8 +119,8 @@ def recreate_on_device(source: Source, name: str, line: int) -> Iterator[Changes
         yield changes
         yield from _recreate_with_dtype(source, assigned, f"{instance}.{name}", device, test)
         if not devices:
-            moved = source.parse_expression(f"({source.format(assigned.value)}).to({device})")
-            yield join_changes(changes, {assigned.value: [moved]})
+            moved_value = source.parse_expression(f"({source.format(assigned.value)}).to({device})")
+            yield join_changes(changes, {assigned.value: [moved_value]})
 
 
 def _recreate_with_dtype(

@@ -47,8 +47,8 @@ class Assigned(msgspec.Struct, frozen=True):
 
 def find_assigned(source: Source, name: str, line: int) -> Assigned:
     """Return the assignment of the attribute on a line. Raises NoEdit for anything but a plain assignment."""
-    plain: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
-    for node in (*plain, *source.find(cst.AugAssign, line)):
+    assignments: list[cst.Assign | cst.AnnAssign] = [*source.find(cst.Assign, line), *source.find(cst.AnnAssign, line)]
+    for node in (*assignments, *source.find(cst.AugAssign, line)):
         targets = [node.target] if isinstance(node, cst.AugAssign) else list_targets(node)
         if node.value is None or not any(_names(target, name) for target in targets):
             continue
@@ -111,13 +111,13 @@ def _annotate(assigned: Assigned, new: Sequence[Statement]) -> list[Statement]:
         return list(new)
     statements = list(new)
     for index, line in enumerate(statements):
-        small = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
+        statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 else None
         if (
-            isinstance(small, cst.Assign)
-            and len(small.targets) == 1
-            and small.targets[0].target.deep_equals(node.target)
+            isinstance(statement, cst.Assign)
+            and len(statement.targets) == 1
+            and statement.targets[0].target.deep_equals(node.target)
         ):
-            annotated = cst.AnnAssign(node.target, node.annotation, small.value)
+            annotated = cst.AnnAssign(node.target, node.annotation, statement.value)
             statements[index] = line.with_changes(body=[annotated])
     return statements
 
@@ -213,7 +213,11 @@ def _is_read_from_class(source: Source, owner: cst.ClassDef, removed: Assigned) 
 
 def _calls_super(line: cst.BaseStatement) -> bool:
     smalls = line.body if isinstance(line, cst.SimpleStatementLine) else ()
-    calls = [small.value for small in smalls if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call)]
+    calls = [
+        statement.value
+        for statement in smalls
+        if isinstance(statement, cst.Expr) and isinstance(statement.value, cst.Call)
+    ]
     return any(isinstance(call.func, cst.Attribute) and call.func.attr.value == "__init__" for call in calls)
 
 
@@ -224,8 +228,8 @@ def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Seque
     method = source.parse_statements(code)[0]
     assert isinstance(method, cst.FunctionDef)  # noqa: S101 - from the code above
     assert isinstance(method.body, cst.IndentedBlock)  # noqa: S101 - as above
-    plain = [line.with_changes(leading_lines=()) for line in new]
-    method = method.with_changes(body=method.body.with_changes(body=[*method.body.body, *plain]))
+    body_lines = [line.with_changes(leading_lines=()) for line in new]
+    method = method.with_changes(body=method.body.with_changes(body=[*method.body.body, *body_lines]))
     statements = [line for line in owner.body.body if line is not removed.line]
     position = 1 if statements and _is_docstring(statements[0]) else 0
     if len(statements) > position and not starts_with_blank_line(statements[position]):
@@ -237,8 +241,8 @@ def _add_init(source: Source, owner: cst.ClassDef, removed: Assigned, new: Seque
 
 
 def _is_docstring(line: cst.BaseStatement) -> bool:
-    small = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-    return isinstance(small, cst.Expr) and isinstance(small.value, (cst.SimpleString, cst.ConcatenatedString))
+    statement = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+    return isinstance(statement, cst.Expr) and isinstance(statement.value, (cst.SimpleString, cst.ConcatenatedString))
 
 
 def add_import(source: Source, code: str) -> Changes:
@@ -318,12 +322,12 @@ def express_with_attributes(source: Source, assigned: Assigned) -> str:
     if method is None:
         raise NoEdit("the class body, not a method, computes the value")
     instance = get_instance_name(method)
-    bound = {parameter.name.value for parameter in source.find(cst.Param, within=value)}
+    bound_names = {parameter.name.value for parameter in source.find(cst.Param, within=value)}
     for loop in source.find(cst.CompFor, within=value):
-        bound |= {part.value for part in source.find(cst.Name, within=loop.target)}
+        bound_names |= {part.value for part in source.find(cst.Name, within=loop.target)}
     changes: dict[cst.CSTNode, cst.BaseExpression] = {}
     for node in source.find(cst.Name, within=value):
-        if node.value in bound or node.value == instance or not _is_read(source, node):
+        if node.value in bound_names or node.value == instance or not _is_read(source, node):
             continue
         if _is_local(source, method, node.value):
             attribute = _find_attribute_of(source, method, node.value, instance, assigned)
@@ -333,8 +337,8 @@ def express_with_attributes(source: Source, assigned: Assigned) -> str:
     if next(source.find(cst.NamedExpr, within=value), None) is not None:
         raise NoEdit("the value contains an assignment expression (:=)")
     by_id = {id(node): new for node, new in changes.items()}
-    changed = value.visit(_ValueReplacer(lambda node: by_id.get(id(node)))) if changes else value
-    text = source.module.code_for_node(changed)  # type: ignore[arg-type]
+    changed_value = value.visit(_ValueReplacer(lambda node: by_id.get(id(node)))) if changes else value
+    text = source.module.code_for_node(changed_value)  # type: ignore[arg-type]
     return f"({text})" if "\n" in text and not text.startswith(("(", "[", "{")) else text
 
 
@@ -361,8 +365,8 @@ def _is_local(source: Source, method: cst.FunctionDef, name: str) -> bool:
     targets += [node.target for node in source.find(cst.AnnAssign, within=method.body)]
     targets += [node.target for node in source.find(cst.For, within=method.body)]
     targets += [node.target for node in source.find(cst.NamedExpr, within=method.body)]
-    plain = (target for target in targets if not isinstance(target, cst.Attribute))
-    return any(part.value == name for target in plain for part in source.find(cst.Name, within=target))
+    plain_targets = (target for target in targets if not isinstance(target, cst.Attribute))
+    return any(part.value == name for target in plain_targets for part in source.find(cst.Name, within=target))
 
 
 def _is_global(source: Source, name: str) -> bool:

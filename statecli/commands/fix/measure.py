@@ -113,21 +113,25 @@ def _load(subject: ModelUnderTest, module: torch.nn.Module, entries: Mapping[str
     if result.unexpected_keys:
         name = result.unexpected_keys[0]
         return LoadResult(error=f"the fixed class does not accept the entry {name} of older state_dicts")
-    loaded = module.state_dict()
+    loaded_state = module.state_dict()
     for name, value in entries.items():
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not _is_restored(value, loaded[name]):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.device.type == "cpu"
+            and not _is_restored(value, loaded_state[name])
+        ):
             return LoadResult(error=f"the fixed class does not restore the entry {name} of older state_dicts")
     return LoadResult(tuple(result.missing_keys))
 
 
-def _is_restored(value: torch.Tensor, loaded: torch.Tensor) -> bool:
+def _is_restored(value: torch.Tensor, loaded_value: torch.Tensor) -> bool:
     import torch
 
-    if value.is_complex() and not loaded.is_complex():
+    if value.is_complex() and not loaded_value.is_complex():
         value = torch.view_as_real(value)
     if value.layout is not torch.strided or value.dtype.is_complex or value.is_quantized:
         return True
-    return value.shape == loaded.shape and torch.allclose(value, loaded.to(value.dtype), equal_nan=True)
+    return value.shape == loaded_value.shape and torch.allclose(value, loaded_value.to(value.dtype), equal_nan=True)
 
 
 def _list_tensors(output: Any) -> list[torch.Tensor]:
@@ -139,7 +143,7 @@ def _list_tensors(output: Any) -> list[torch.Tensor]:
     if isinstance(output, dict):
         return [tensor for value in output.values() for tensor in _list_tensors(value)]
     if is_dataclass(output):
-        output = [getattr(output, each.name, None) for each in fields(output)]
+        output = [getattr(output, output_field.name, None) for output_field in fields(output)]
     if isinstance(output, (tuple, list)):
         return [tensor for value in output for tensor in _list_tensors(value)]
     return []

@@ -39,13 +39,13 @@ def find_conflict(before: bytes, after: bytes) -> str:
 def list_related_classes(before: bytes, after: bytes) -> list[str]:
     """Return the classes of the file that inherit from an edited class or use an edited class."""
     old, new = _list_classes(ast.parse(before)), _list_classes(ast.parse(after))
-    changed = {name for name, owner in old.items() if name not in new or ast.dump(owner) != ast.dump(new[name])}
+    changed_names = {name for name, owner in old.items() if name not in new or ast.dump(owner) != ast.dump(new[name])}
     related = {
         name
         for name, owner in old.items()
-        if any(isinstance(node, ast.Name) and node.id in changed for node in ast.walk(owner))
+        if any(isinstance(node, ast.Name) and node.id in changed_names for node in ast.walk(owner))
     }
-    for name in changed:
+    for name in changed_names:
         related |= _list_descendants(old, name)
     return [name for name in old if name in related][:MAX_CLASSES]
 
@@ -97,9 +97,9 @@ def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dic
     """Return the attributes registered, or defined as a property, in only one of the versions; with the new kinds."""
     old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
     names = dict.fromkeys((*old_kinds, *new_kinds))
-    changed = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
+    changed_kinds = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
     # A method that only the edit defines, such as __init__, calls the one of the base class.
-    return {name: kinds for name, kinds in changed.items() if name in old_kinds or kinds != {"method"}}
+    return {name: kinds for name, kinds in changed_kinds.items() if name in old_kinds or kinds != {"method"}}
 
 
 def _list_kinds(owner: ast.ClassDef) -> dict[str, set[str]]:

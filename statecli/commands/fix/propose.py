@@ -129,8 +129,8 @@ def _check_single_target(assigned: Assigned, name: str) -> None:
 
 def _add_property(source: Source, assigned: Assigned, name: str, value: str) -> Changes:
     kind = "torch.Tensor" if re.search(r"(?m)^import torch$", source.module.code) else ""
-    added = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
-    return join_changes(init_edits.remove_statement(assigned), added)
+    property_changes = init_edits.add_property(source, assigned.owner, name, value, replaced=assigned, kind=kind)
+    return join_changes(init_edits.remove_statement(assigned), property_changes)
 
 
 def _compute_when_read(source: Source, name: str, line: int) -> Iterator[Changes]:
@@ -150,8 +150,8 @@ def _replace_view(source: Source, name: str, line: int) -> Iterator[Changes]:
         raise NoEdit(f"the class body, not a method, assigns {name}")
     _check_single_target(assigned, name)
     instance = get_instance_name(assigned.method)
-    parsed = source.parse_expression(value)
-    bases = {node.attr.value for node in source.find(cst.Attribute, within=parsed) if is_attribute(node, instance)}
+    expression = source.parse_expression(value)
+    bases = {node.attr.value for node in source.find(cst.Attribute, within=expression) if is_attribute(node, instance)}
     if not any(_changes_after_init(source, assigned, base) for base in bases):
         yield _add_property(source, assigned, name, value)
     code = f'{instance}.register_buffer("{name}", {value}.clone(), persistent=False)'
@@ -211,8 +211,8 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     properties: Changes = {}
     for other_name in others:
         if other_name in targets:
-            added = init_edits.add_property(source, assigned.owner, other_name, f"{instance}.{name}")
-            properties = join_changes(properties, added)
+            property_changes = init_edits.add_property(source, assigned.owner, other_name, f"{instance}.{name}")
+            properties = join_changes(properties, property_changes)
             continue
         second = _find_second_name(source, assigned, other_name)
         value = init_edits.express_with_attributes(source, second)

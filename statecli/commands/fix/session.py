@@ -221,8 +221,8 @@ def _read_file(project: Project, path: str) -> bytes:
 def _compare_lines(before: bytes, after: bytes) -> tuple[str, str]:
     """Return the changed lines of a file, from the first to the last change, before and after."""
     old, new = (data.decode("utf-8", "replace").splitlines() for data in (before, after))
-    changed = [block for block in list_blocks(old, new) if block.kind != "equal"]
-    if not changed:
+    changed_blocks = [block for block in list_blocks(old, new) if block.kind != "equal"]
+    if not changed_blocks:
         return "", ""
-    first, last = changed[0], changed[-1]
+    first, last = changed_blocks[0], changed_blocks[-1]
     return "\n".join(old[first.start : last.stop]), "\n".join(new[first.new_start : last.new_stop])

@@ -100,8 +100,8 @@ class Source:
 
     def parse_statements(self, code: str) -> list[Statement]:
         """Return the statements of code."""
-        parsed = cst.parse_module(code + "\n", config=self.module.config_for_parsing)
-        return list(parsed.body)
+        parsed_module = cst.parse_module(code + "\n", config=self.module.config_for_parsing)
+        return list(parsed_module.body)
 
     def parse_expression(self, code: str) -> cst.BaseExpression:
         """Return an expression."""
@@ -109,8 +109,10 @@ class Source:
 
     def replace(self, changes: Changes) -> bytes:
         """Return the file with nodes replaced: by other nodes, or by none."""
-        changed = self.module.visit(_Replacer({node: self._separate(node, new) for node, new in changes.items()}))
-        return changed.bytes
+        changed_module = self.module.visit(
+            _Replacer({node: self._separate(node, new) for node, new in changes.items()})
+        )
+        return changed_module.bytes
 
     def _separate(self, node: cst.CSTNode, new: Sequence[cst.CSTNode]) -> Sequence[cst.CSTNode]:
         """Return new nodes with an empty line after an added method, if a statement follows without an empty line."""
@@ -135,11 +137,11 @@ def add_blank_line(method: cst.FunctionDef) -> cst.FunctionDef:
 
 def join_changes(first: Changes, second: Changes) -> Changes:
     """Return both changes; if both change a node, the second is a change of the first's result."""
-    joined = dict(first)
+    joined_changes = dict(first)
     for node, new in second.items():
-        old = joined.get(node, (node,))
-        joined[node] = [part for entry in new for part in (old if entry is node else (entry,))]
-    return joined
+        old = joined_changes.get(node, (node,))
+        joined_changes[node] = [part for entry in new for part in (old if entry is node else (entry,))]
+    return joined_changes
 
 
 def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

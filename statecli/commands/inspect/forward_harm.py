@@ -28,12 +28,12 @@ _RULES = frozenset((rules.DEVICE_MISMATCH.name, rules.KEEPS_DTYPE.name, rules.LO
 RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
 
 
-def measure_harm(called: CalledModel, state: ModelState) -> Mapping[str, Harm]:
+def measure_harm(called_model: CalledModel, state: ModelState) -> Mapping[str, Harm]:
     """Return the harm of each unregistered tensor of `state` whose severity depends on forward."""
     rows = [row for row in state.tensors if _depends_on_forward(row)]
     if not rows:
         return {}
-    subject = verify.first_forward.add_inputs(called.subject, called.inputs, None)
+    subject = verify.first_forward.add_inputs(called_model.subject, called_model.inputs, None)
     verification = verify_model(subject, Request(state.target, checks=_PROOFS, device=FAKE_CUDA))
     return {row.fqn: _read_harm(row, verification) for row in rows}
 

@@ -190,8 +190,8 @@ def _inspect_checkpoint(request: Request, progress: Progress | None) -> Inspecti
     if request.model is not None:
         text = load.resolve_auto_class(request.model, request.target)
         names = [tensor.fqn for tensor in state.tensors if tensor.kind in MODEL_KINDS]
-        model, renamed = load.read_class_state(text, init_device=request.init_device, names=names)
-        state, findings = core.model_kinds.classify_by_model(state, model, renamed)
+        model, renamed_names = load.read_class_state(text, init_device=request.init_device, names=names)
+        state, findings = core.model_kinds.classify_by_model(state, model, renamed_names)
     else:
         state = add_unstored_ties(state)
     full_state = state
@@ -219,12 +219,18 @@ def _select_findings(
     findings: Iterable[Finding], full_state: ModelState, state: ModelState, request: Request
 ) -> Iterator[Finding]:
     """Yield the findings about no tensor, about a selected tensor, or about a selected name without a tensor."""
-    selected, existing = ({tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors))
+    selected_names, existing_names = (
+        {tensor.fqn for tensor in tensors} for tensors in (state.tensors, full_state.tensors)
+    )
     by_section = len(full_state.sections) > 1
     for finding in findings:
         fqn = finding.fqn
         names = glob_names(fqn, finding.section, by_section=by_section) if fqn is not None else ()
-        if fqn is None or fqn in selected or (fqn not in existing and request.selection.selects_name(names)):
+        if (
+            fqn is None
+            or fqn in selected_names
+            or (fqn not in existing_names and request.selection.selects_name(names))
+        ):
             yield finding
 
 
@@ -242,19 +248,19 @@ def _report_unregistered(
         is_meant = tensor.is_input or tensor.fqn in recomputed or is_part
         if tensor.kind is not Kind.UNREGISTERED or is_meant:
             continue
-        measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
-        if measured.severity in (None, Severity.NOTE):
+        tensor_harm = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
+        if tensor_harm.severity in (None, Severity.NOTE):
             continue
         description = registration_rules.describe_unregistered(tensor)
         yield registration_rules.choose_rule(tensor).finding(
-            f"{tensor.fqn}: {_add_remark(description, measured)}",
+            f"{tensor.fqn}: {_add_remark(description, tensor_harm)}",
             target=state.target,
             fqn=tensor.fqn,
             section=tensor.section,
             help=tensor.fix,
-            severity=measured.severity,
+            severity=tensor_harm.severity,
         )
-        yield from _add_section(measured.findings, tensor)
+        yield from _add_section(tensor_harm.findings, tensor)
 
 
 def _add_remark(description: str, harm: Harm) -> str:
@@ -269,10 +275,10 @@ def _report_left_behind(state: ModelState, to: str, harm: Mapping[str, Harm]) ->
     recomputed = state.recomputed
     for tensor in state.tensors:
         if tensor.after and tensor.after.followed is not True and not (tensor.fqn in recomputed or tensor.is_input):
-            measured = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
-            if measured.left_behind is not None:
-                yield _report_tensor(tensor, state, to, measured)
-            yield from _add_section(measured.findings, tensor)
+            tensor_harm = harm.get(tensor.fqn) or Harm(decide_tensor_severity(tensor))
+            if tensor_harm.left_behind is not None:
+                yield _report_tensor(tensor, state, to, tensor_harm)
+            yield from _add_section(tensor_harm.findings, tensor)
 
 
 def _report_random_buffers(state: ModelState) -> Iterator[Finding]:

@@ -279,7 +279,7 @@ def _compare_settings(
     changes, _, _ = compare_settings(before, current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.beside
     is_same_format = formats.is_in_container(state, locked.format)
-    counted = tuple(
+    counted_changes = tuple(
         change
         for change in changes
         if is_same_format or change.status is Status.CHANGED or change.key.partition(".")[0] in files_of_both
@@ -287,11 +287,11 @@ def _compare_settings(
     companion_prefixes = tuple(f"{name}." for name in frozenset(locked.beside) - files_of_both)
     uncompared_count = (
         len(changes)
-        - len(counted)
+        - len(counted_changes)
         + sum(bool(companion_prefixes) and key.startswith(companion_prefixes) for key in locked.values)
     )
     origin = "was made from another format or from a folder" if locked.format else "has no settings"
-    return counted, (
+    return counted_changes, (
         NotChecked("setting", uncompared_count, f"not compared, because the lock {origin}"),
     ) if uncompared_count else ()
 

@@ -103,8 +103,8 @@ def _describe_lock(text: str, request: Request) -> str:
     if request.lock.has_no_names:
         return "has only one target"
     names = [str(target.target) for target in request.lock.targets]
-    near = (get_close_matches(make_relative_name(text, request.folder), names, n=1) or names)[0]
-    return f"has {near} and {len(names) - 1} more" if len(names) > 1 else f"has only {near}"
+    closest_name = (get_close_matches(make_relative_name(text, request.folder), names, n=1) or names)[0]
+    return f"has {closest_name} and {len(names) - 1} more" if len(names) > 1 else f"has only {closest_name}"
 
 
 def _is_frozen(line: LockedTensor, globs: Sequence[str]) -> bool:
@@ -140,20 +140,20 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
     rows: dict[tuple[str, str], TensorInfo] = {}
     twins = [row for row in state.tensors if rows.setdefault((row.section, row.fqn), row) is not row]
     ties = _group_ties(target, sections)
-    matched = set()
+    matched_keys = set()
     for line in target.tensors:
         section = sections.get(line.section, line.section)
         tensor = rows.get((section, line.fqn))
         if tensor is not None:
-            matched.add((section, line.fqn))
+            matched_keys.add((section, line.fqn))
             yield LockMatch(line, tensor, tuple(_find_differing(line, tensor)))
         elif line.persistent and not any(_has_no_ties(rows.get(key)) for key in ties.get((section, line.tied), ())):
             yield LockMatch(line, None)
     if request.frozen_only:
         return
-    matched_views = {(key[0], view_key(rows[key])) for key in matched}
+    matched_views = {(key[0], view_key(rows[key])) for key in matched_keys}
     locked_sections = {sections.get(line.section, line.section) for line in target.tensors}
-    for tensor in (*(row for key, row in rows.items() if key not in matched), *twins):
+    for tensor in (*(row for key, row in rows.items() if key not in matched_keys), *twins):
         if not tensor.is_in_state_dict or is_bookkeeping(tensor):
             continue
         if tensor.kind not in MODEL_KINDS and tensor.section not in locked_sections:

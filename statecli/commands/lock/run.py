@@ -98,7 +98,7 @@ def _expand_targets(texts: Sequence[str]) -> Iterable[str]:
 
 def _read_checkpoint(text: str, request: Request) -> LockInput | None:
     """Return a target; None for a pickle without a checkpoint, to be locked as a file of its folder."""
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened_files:
         before = read_versions([split_section(text)[0]])
         try:
             target_input = _read_target(text, request)
@@ -106,7 +106,7 @@ def _read_checkpoint(text: str, request: Request) -> LockInput | None:
             if text in request.targets or expand.is_named_as_checkpoint(text):
                 raise
             return None
-    return msgspec.structs.replace(target_input, stamps={**before, **opened})
+    return msgspec.structs.replace(target_input, stamps={**before, **opened_files})
 
 
 def _read_target(text: str, request: Request) -> LockInput:
@@ -117,23 +117,25 @@ def _read_target(text: str, request: Request) -> LockInput:
         built_model = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
         state = live.model_reader.read(built_model, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
-    kept = len(state.tensors) - len(tensors)
-    state = msgspec.structs.replace(state, tensors=tensors) if kept else state
-    contents = "only the state of callbacks" if kept else "no tensor"
-    unlocked = None if tensors else f"{text}: contains {contents}, so there is nothing to lock"
+    left_out_count = len(state.tensors) - len(tensors)
+    state = msgspec.structs.replace(state, tensors=tensors) if left_out_count else state
+    contents = "only the state of callbacks" if left_out_count else "no tensor"
+    skip_reason = None if tensors else f"{text}: contains {contents}, so there is nothing to lock"
     try:
-        state = state if unlocked else select(state, request.selection, text)
+        state = state if skip_reason else select(state, request.selection, text)
     except FilteredOut as error:
         # A filter may leave nothing of a file in a folder, but not of a file that was named.
         if text in request.targets:
             raise
-        return LockInput(state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", kept)
+        return LockInput(
+            state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", left_out_count
+        )
     for tensor in state.tensors:
         if tensor.damage is not None:
             exclude = option("-x", tensor.fqn, quoted=True)
             raise UnreadableError(f"{tensor.damage}; exclude the tensor with {exclude}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return LockInput(state, make_relative_name(text, request.folder), {}, unlocked, kept)
+    return LockInput(state, make_relative_name(text, request.folder), {}, skip_reason, left_out_count)
 
 
 def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress | None = None) -> Lock:

@@ -60,12 +60,14 @@ def order_run(texts: Sequence[str]) -> Run:
 
     Raises UnreadableError without any checkpoint.
     """
-    listed = list_checkpoints(texts)
-    settings = [_read_steps(checkpoint) for checkpoint in listed]
-    chosen = choose_steps(shorten_paths([checkpoint.path for checkpoint in listed]), [steps for steps, _ in settings])
+    checkpoints = list_checkpoints(texts)
+    settings = [_read_steps(checkpoint) for checkpoint in checkpoints]
+    chosen_steps = choose_steps(
+        shorten_paths([checkpoint.path for checkpoint in checkpoints]), [steps for steps, _ in settings]
+    )
     entries = [
         Checkpoint(checkpoint.path, step, error)
-        for checkpoint, step, (_, error) in zip(listed, chosen, settings, strict=True)
+        for checkpoint, step, (_, error) in zip(checkpoints, chosen_steps, settings, strict=True)
     ]
     return _sort(entries, texts)
 
@@ -75,13 +77,13 @@ def order_run_by_names(texts: Sequence[str]) -> Run | None:
 
     None if most names have no number, or if two names have the same number: then only the settings can decide.
     """
-    listed = list_checkpoints(texts)
-    numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in listed])]
+    checkpoints = list_checkpoints(texts)
+    numbers = [find_step_in_name(name) for name in shorten_paths([checkpoint.path for checkpoint in checkpoints])]
     present = [number for number in numbers if number is not None]
     if len(set(present)) < len(present) or 2 * len(present) < len(numbers):
         return None
     steps = [None if number is None else Step(number, NAME_SOURCE) for number in numbers]
-    return _sort([replace(entry, step=step) for entry, step in zip(listed, steps, strict=True)], texts)
+    return _sort([replace(entry, step=step) for entry, step in zip(checkpoints, steps, strict=True)], texts)
 
 
 def shorten_paths(paths: Sequence[str]) -> list[str]:
@@ -117,12 +119,12 @@ def _sort(entries: Sequence[Checkpoint], texts: Sequence[str]) -> Run:
         if entry.step is None and entry.path not in named and entry.error is None
     ]
     kept_paths = {entry.path for entry in entries}.difference(left_out)
-    ordered = sorted((entry for entry in entries if entry.path in kept_paths), key=_sort_key)
-    notes = [Oddity("step-source", _describe_sources(ordered))]
+    ordered_entries = sorted((entry for entry in entries if entry.path in kept_paths), key=_sort_key)
+    notes = [Oddity("step-source", _describe_sources(ordered_entries))]
     if left_out:
         message = f"{plural(len(left_out), 'checkpoint')} left out, because no step is known: {quoting.names(left_out)}"
         notes.append(Oddity("no-step", f"{message}; to include a checkpoint, give its path"))
-    return Run(tuple(ordered), tuple(notes))
+    return Run(tuple(ordered_entries), tuple(notes))
 
 
 def _sort_key(entry: Checkpoint) -> tuple[bool, int, str]:

@@ -108,21 +108,21 @@ class Follower:
         return (f"{self._last.state.target}: was deleted before statecli could compare it with the next checkpoint",)
 
     def _build_row(self, checkpoint: Checkpoint, current: Measured, pairs: Sequence[ComparedPair]) -> CheckpointRow:
-        counted = list_counted(current)
-        squares = [figures.squares for _, figures in counted if figures.squares is not None]
+        counted_tensors = list_counted(current)
+        squares = [figures.squares for _, figures in counted_tensors if figures.squares is not None]
         row = CheckpointRow(
             checkpoint.path,
             checkpoint.step,
             current.state.format,
             len(current.model.tensors),
-            sum(tensor.elements for tensor, _ in counted),
+            sum(tensor.elements for tensor, _ in counted_tensors),
             math.sqrt(math.fsum(squares)) if squares else None,
             nan=sum(figures.nan for figures in current.figures),
             inf=sum(figures.inf for figures in current.figures),
             became_nan=self._find_new_nan(current, pairs),
             other_sections=tuple(name for name in current.state.sections if name not in current.model.sections),
             not_compared=tuple(
-                f"{tensor.fqn}: {figures.reason}" for tensor, figures in counted if figures.reason is not None
+                f"{tensor.fqn}: {figures.reason}" for tensor, figures in counted_tensors if figures.reason is not None
             ),
         )
         if self._last is None:
@@ -180,14 +180,14 @@ class Follower:
 
     def _rename_modules(self, sums: Mapping[str, _Sums]) -> None:
         """Give a renamed module, for example with a wrapper's prefix, the values of its old name."""
-        renamed = {}
+        renamed_modules = {}
         for name, entry in sums.items():
             old = entry.previous_name
             if old is None or old == name or old not in self._modules:
                 continue
             if old not in sums or sums[old].previous_name != old:
-                renamed[name] = self._modules.pop(old)
-        self._modules.update(renamed)
+                renamed_modules[name] = self._modules.pop(old)
+        self._modules.update(renamed_modules)
 
     def list_modules(self) -> tuple[ModuleRow, ...]:
         """Return the modules of the last readable checkpoint, in its order."""
@@ -226,8 +226,8 @@ def _compute_relative(sums: _Sums) -> float | None:
 
 def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[ComparedPair]) -> dict[str, _Sums]:
     sums: dict[str, _Sums] = {}
-    counted = list_counted(current)
-    for tensor, figures in counted:
+    counted_tensors = list_counted(current)
+    for tensor, figures in counted_tensors:
         entry = sums.setdefault(tensor.fqn.rpartition(".")[0], _Sums())
         entry.elements += tensor.elements
         entry.squares = _add(entry.squares, figures.squares)
@@ -235,7 +235,7 @@ def _sum_modules(last: Measured | None, current: Measured, pairs: Sequence[Compa
     if last is None:
         return sums
     old_figures = map_figures(last)
-    is_counted = {id(tensor) for tensor, _ in counted}
+    is_counted = {id(tensor) for tensor, _ in counted_tensors}
     for pair in pairs:
         old, new = pair.match.before, pair.match.after
         if old is None or new is None or id(new) not in is_counted:

@@ -75,11 +75,13 @@ def select_model(state: ModelState) -> ModelState:
 
     Raises UnreadableError without tensors of a model.
     """
-    loaded = select_loaded_sections(list_model_sections(state))
-    tensors = tuple(tensor for tensor in state.tensors if tensor.section in loaded and tensor.kind in MODEL_KINDS)
+    loaded_sections = select_loaded_sections(list_model_sections(state))
+    tensors = tuple(
+        tensor for tensor in state.tensors if tensor.section in loaded_sections and tensor.kind in MODEL_KINDS
+    )
     if not tensors:
         raise UnreadableError(f"{state.target}: contains no tensors of a model")
-    return replace(state, tensors=tensors, sections=tuple(loaded))
+    return replace(state, tensors=tensors, sections=tuple(loaded_sections))
 
 
 def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, reads_values: bool = True) -> Measured:
@@ -88,7 +90,7 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
     Without `reads_values` there are no figures. Raises StateError if a tensor of the model cannot be read, because the
     norm is then unknown.
     """
-    with files.record_opened_files() as opened:
+    with files.record_opened_files() as opened_files:
         state = read_state(path)
         model = select_model(state)
         if glob is not None:
@@ -97,7 +99,7 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
         if damage is not None:
             raise UnreadableError(damage)
         paths = {byte_range.path for tensor in model.tensors for byte_range in tensor.ranges if byte_range.path}
-        versions = {**read_versions(paths), **opened}
+        versions = {**read_versions(paths), **opened_files}
         key = cache.make_key([model], versions)
         figures = cache.load(key, Figures, len(model.tensors)) if reads_values else [Figures()] * len(model.tensors)
         if figures is None:
@@ -123,8 +125,8 @@ class ComparedPair(msgspec.Struct, frozen=True, gc=False):
 
 def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list[ComparedPair]:
     """Return each pair of tensors of the two models with its change, in the order of after."""
-    paired = pair_tensors(before.model, after.model, ())
-    common_matches = [match for match in paired.matches if match.before is not None and match.after is not None]
+    pairing = pair_tensors(before.model, after.model, ())
+    common_matches = [match for match in pairing.matches if match.before is not None and match.after is not None]
     key = cache.make_key([before.model, after.model], {**before.versions, **after.versions})
     changes = cache.load(key, TensorChange, len(common_matches))
     if changes is None:
@@ -136,7 +138,7 @@ def compare_checkpoints(before: Measured, after: Measured, cache: Cache) -> list
         ComparedPair(
             match, next(remaining_changes) if match.before is not None and match.after is not None else TensorChange()
         )
-        for match in paired.matches
+        for match in pairing.matches
     ]
 
 
@@ -172,14 +174,14 @@ def _to_change(outcome: object, match: Match) -> TensorChange:
 def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
     """Return the parameters of the model with their figures; of tensors at the same place, the first."""
     seen_places: set[object] = set()
-    counted: list[tuple[TensorInfo, Figures]] = []
+    counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
         place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
         is_codes = tensor.dtype in INTEGER_DTYPES  # of a quantized weight: the norm of codes says nothing
         if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen_places:
             seen_places.add(place)
-            counted.append((tensor, figures))
-    return counted
+            counted_tensors.append((tensor, figures))
+    return counted_tensors
 
 
 class Distance(msgspec.Struct, frozen=True):

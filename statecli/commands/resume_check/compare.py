@@ -32,18 +32,18 @@ _RANDOM_CALLS = {
 def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list[StateRow]:
     """Return a row for each kind of state at step `saved_at` + 1."""
     expected = len(full_run.steps) - saved_at
-    counted = len(resumed.steps) == expected
+    is_step_count_equal = len(resumed.steps) == expected
     before, after = full_run.steps[saved_at], resumed.steps[0]
     more = f"the resumed training takes {plural(len(resumed.steps), 'step')} instead of {expected}"
     rows = [
-        StateRow(State.STEP, counted, "" if counted else more),
+        StateRow(State.STEP, is_step_count_equal, "" if is_step_count_equal else more),
         _compare_model(before, after),
         _compare_optimizer(before, after),
         _compare_named(State.SCHEDULER, before.schedulers, after.schedulers),
         _compare_named(State.SCALER, before.scalers, after.scalers),
         _compare_averages(before, after),
     ]
-    if not counted:  # other batches and random numbers follow from the number of the step
+    if not is_step_count_equal:  # other batches and random numbers follow from the number of the step
         return [*rows, StateRow(State.DATA, None), StateRow(State.RANDOM, None)]
     return [*rows, *_compare_chance(full_run.steps, before, after, is_model_equal=rows[1].resumed is True)]
 
@@ -90,7 +90,7 @@ def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_
         key = keys.find_data(is_order=not row.evidence.endswith(tuple("0123456789")))
     else:
         key = keys.find(row.state, object_name)
-    loaded = key.expression if key else ""
+    load_argument = key.expression if key else ""
     if row.state is State.STEP:
         end = "start the loop at this step" if key else "save the step number, and start the resumed loop there"
     elif row.state is State.DATA:
@@ -101,8 +101,8 @@ def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_
         end = f"{'' if key else f'save {object_name}, and '}copy the saved tensors into {object_name}"
     elif key:
         end = (
-            f"call {object_name}.load_state_dict({loaded})"
-            if loaded
+            f"call {object_name}.load_state_dict({load_argument})"
+            if load_argument
             else f"load it with {object_name}.load_state_dict()"
         )
     else:
@@ -125,7 +125,7 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
     if "torch" not in free_keys and (unused_states := [key for key in keys.torch_states if key not in used_keys]):
         free_keys["torch"] = unused_states[0]
     vague = keys.find_vague_random()
-    saved: list[str] = []
+    saved_texts: list[str] = []
     set_calls: list[str] = []
     get_calls: list[str] = []
     for generator in generators:
@@ -136,20 +136,20 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
         if key is None:
             get_calls.append(calls[0])
         else:
-            saved.append(key.text)
+            saved_texts.append(key.text)
             set_calls.append(f"{calls[1]}({key.expression if generator in (*free_keys, *own_generators) else ''})")
-    when = f"right before step {saved_at + 1}"
-    ends = [f"call {' and '.join(set_calls)} {when}"] if set_calls else []
-    ends += [f"save {' and '.join(get_calls)}, and set the state again {when}"] if get_calls else []
+    moment = f"right before step {saved_at + 1}"
+    ends = [f"call {' and '.join(set_calls)} {moment}"] if set_calls else []
+    ends += [f"save {' and '.join(get_calls)}, and set the state again {moment}"] if get_calls else []
     lack_clause = keys.describe_lack(_WORDS[State.RANDOM], saved_at)
-    return _format_help(saved_at, saved, lack_clause, "; ".join(ends))
+    return _format_help(saved_at, saved_texts, lack_clause, "; ".join(ends))
 
 
-def _format_help(saved_at: int, saved: Sequence[str], lack_clause: str, end: str) -> str:
+def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, end: str) -> str:
     """Return the line. A saved state may be lost after the load, or may have been saved too early."""
-    if not saved:
+    if not saved_texts:
         return f"{lack_clause}: {end}"
-    texts = " and ".join(dict.fromkeys(saved))
+    texts = " and ".join(dict.fromkeys(saved_texts))
     return (
         f"the checkpoint of step {saved_at} has {texts}; the script does not load this state, or changes this state "
         f"before step {saved_at + 1}: {end}"

@@ -297,7 +297,7 @@ def _split_tensor_path(tensor: TensorInfo, state: ModelState) -> Path:
 
 def _split_section(section: str, state: ModelState) -> Path:
     """Return the keys of a section. A file of a single optimizer, or of generators, has no key for its section."""
-    top = {path.partition(".")[0] for path in state.metadata.values}
-    is_lone_optimizer = section == "optimizer" and "param_groups" in top
-    is_lone_generators = state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR.search, top))
+    top_keys = {path.partition(".")[0] for path in state.metadata.values}
+    is_lone_optimizer = section == "optimizer" and "param_groups" in top_keys
+    is_lone_generators = state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR.search, top_keys))
     return () if not section or is_lone_optimizer or is_lone_generators else _split_path(section)

@@ -72,7 +72,7 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
 
     A flag set for good by the first call does not differ. Raises ModelError if forward raises in eval mode.
     """
-    changed: dict[str, ChangedAttribute] = {}
+    changed_attributes: dict[str, ChangedAttribute] = {}
     for training in (False, True):
         module = subject.build_used()
         initial = _copy_attributes(module)
@@ -92,8 +92,8 @@ def find_changed_attributes(subject: ModelUnderTest) -> list[ChangedAttribute]:
                 owner = module.get_submodule(path)
                 value = vars(owner)[name]
                 attribute = ChangedAttribute(path, name, initial.get(key), values[key], value, type(owner))
-                changed.setdefault(attribute.fqn, attribute)
-    return sorted(changed.values(), key=lambda attribute: attribute.fqn)
+                changed_attributes.setdefault(attribute.fqn, attribute)
+    return sorted(changed_attributes.values(), key=lambda attribute: attribute.fqn)
 
 
 def iter_attributes(module: nn.Module) -> Iterator[tuple[tuple[str, str], object]]:

@@ -309,9 +309,9 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
     """Return a skipped check for a model without tensors, or without values to `use` ("save"); else None."""
-    empty = check_empty_model(subject, name)
-    if empty or not all(row.device == "meta" for row in subject.state.tensors):
-        return empty
+    empty_check = check_empty_model(subject, name)
+    if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
+        return empty_check
     why = f"the model was built on meta and has no values to {use}; build the model on the cpu: --init-device cpu"
     return Check(name, Verdict.SKIPPED, how, why)
 

@@ -123,14 +123,14 @@ def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
     memo |= {
         id(tensor_): _create_lazy_buffer(tensor_) for tensor_ in tensors if type(tensor_) is nn.UninitializedBuffer
     }
-    plain = list(filter(_is_plain, tensors))
-    for tensor in plain:
+    plain_tensors = list(filter(_is_plain, tensors))
+    for tensor in plain_tensors:
         view = _get_view_in_copy(tensor, storages, values=values)
         if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
             memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad)
         elif not (vars(tensor) or get_grad_fn_name(tensor)):  # that of a tensor makes plain what is conjugated
             memo[id(tensor)] = view.requires_grad_(tensor.requires_grad)
-    for tensor in plain:
+    for tensor in plain_tensors:
         if get_grad_fn_name(tensor):
             memo[id(tensor)] = _create_non_leaf(tensor, _get_view_in_copy(tensor, storages, values=values), memo)
     return memo
@@ -154,8 +154,8 @@ def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedSto
         is_copied = (
             (values or store.nbytes() <= COPIED_STORAGE_BYTES) and store.device.type != "meta" and has_memory(store)
         )
-        empty = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
-        storages[store._cdata] = empty.copy_(store) if is_copied else empty
+        copied_storage = torch.UntypedStorage(store.nbytes(), device=store.device)  # type: ignore[no-untyped-call]
+        storages[store._cdata] = copied_storage.copy_(store) if is_copied else copied_storage
     view = torch.empty(0, dtype=tensor.dtype, device=store.device)
     with torch.no_grad():
         view.set_(storages[store._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -192,10 +192,10 @@ def _copy_tensor_attributes(contents: ModelContents, memo: dict[Any, Any]) -> No
     original and copies `quant_state` a second time.
     """
     for _, tensor in contents.tensors:
-        copied = memo.get(id(tensor))
-        if copied is None or copied is tensor or not issubclass(type(copied), torch.Tensor):
+        copied_tensor = memo.get(id(tensor))
+        if copied_tensor is None or copied_tensor is tensor or not issubclass(type(copied_tensor), torch.Tensor):
             continue
-        attributes = own_dict(copied)
+        attributes = own_dict(copied_tensor)
         for name, value in own_dict(tensor).items():
             if id(value) in memo:
                 attributes[name] = memo[id(value)]

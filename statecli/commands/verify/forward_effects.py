@@ -86,7 +86,7 @@ def call_built_model(
     module = subject.build_fresh(values=True)
     before = _Snapshot(module)
     origins = call_and_record(subject, module)
-    changed = {
+    change_by_name = {
         **dict.fromkeys(in_training, CHANGED_BY_FORWARD_IN_TRAINING),
         **dict.fromkeys(before.find_changed(module), CHANGED_BY_FORWARD),
     }
@@ -99,7 +99,7 @@ def call_built_model(
     called_model = dataclasses.replace(
         built_model, module=module, original=None, origins=origins, make_instance=build_instance
     )
-    return CalledModel(called_model, subject.state, changed, subject, inputs_found, oddities)
+    return CalledModel(called_model, subject.state, change_by_name, subject, inputs_found, oddities)
 
 
 def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:

@@ -22,11 +22,11 @@ def find_zero_states(run: Training) -> tuple[str, ...]:
     modules = {
         name: module for name, module in run.module.named_modules() if isinstance(module, nn.RNNCellBase | nn.RNNBase)
     }
-    called: set[str] = set()
+    called_names: set[str] = set()
     others: set[str] = set()
 
     def record(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        called.add(name)
+        called_names.add(name)
         if not (_has_zero_state(args, kwargs) and _takes_one_step(module, args)):
             others.add(name)
 
@@ -42,7 +42,7 @@ def find_zero_states(run: Training) -> tuple[str, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    return tuple(sorted(called - others))
+    return tuple(sorted(called_names - others))
 
 
 def _has_zero_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

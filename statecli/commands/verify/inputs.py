@@ -131,8 +131,8 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
     spec = specs.parse_spec(text)
     if spec is None:
         raise UsageError(f"{option('--input-from', text)}: must name a function: file.py:make or package.module:make")
-    loaded = _load_without_forgetting(spec)
-    function = loaded.value
+    loaded_object = _load_without_forgetting(spec)
+    function = loaded_object.value
     if not callable(function):
         raise UsageError(
             f"{option('--input-from', text)}: names an object of type {type(function).__name__}, not a function that "
@@ -143,7 +143,7 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
 
     def make_call(seed: int = 0) -> Call:
         with model.user_code("calling the function"), use_seed(seed):
-            arguments = resolve_arguments(spec, loaded.module, function)
+            arguments = resolve_arguments(spec, loaded_object.module, function)
             return convert_to_call(text, function(*arguments.args, **arguments.kwargs))
 
     return Inputs(describe_call(make_call()), make_call)
@@ -262,8 +262,8 @@ def _build_constant(text: str, call: Call, *, chosen_by_user: bool) -> Inputs:
     """The same values for each seed, in new tensors."""
 
     def make_call(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
-        copied: Call = map_tensors(call, _copy_tensor)
-        return copied
+        copied_call: Call = map_tensors(call, _copy_tensor)
+        return copied_call
 
     return Inputs(text, make_call, chosen_by_user=chosen_by_user, requested=False)
 
@@ -410,8 +410,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         items = [map_tensors(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, Mapping):
-        changed = {key: map_tensors(item, function) for key, item in value.items()}
-        return changed if type(value) is dict else _rebuild_mapping(value, changed)
+        mapped_items = {key: map_tensors(item, function) for key, item in value.items()}
+        return mapped_items if type(value) is dict else _rebuild_mapping(value, mapped_items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field_.name: getattr(value, field_.name) for field_ in dataclasses.fields(value) if field_.init}
         return dataclasses.replace(value, **{name: map_tensors(item, function) for name, item in fields.items()})

@@ -257,7 +257,7 @@ def copy_slots(module: nn.Module) -> CopiedValues:
     reader = _Reader(registered)
     memo: dict[int, Any] = dict(_map_registered(module, module))
     copies: dict[Slot, object] = {}
-    refused: set[Slot] = set()
+    refused_slots: set[Slot] = set()
     for slot, value in iter_slots(module):
         if isinstance(value, torch.Tensor) and id(value) in registered:
             copies[slot] = value.detach().clone().requires_grad_(value.requires_grad)
@@ -269,8 +269,8 @@ def copy_slots(module: nn.Module) -> CopiedValues:
         try:
             copies[slot] = copy.deepcopy(value, memo)
         except Exception:  # noqa: BLE001 - an object of anybody's
-            refused.add(slot)
-    return CopiedValues(module, copies, frozenset(refused))
+            refused_slots.add(slot)
+    return CopiedValues(module, copies, frozenset(refused_slots))
 
 
 def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
@@ -342,16 +342,16 @@ def keep_shared_values(module: nn.Module) -> Iterator[None]:
         present = dict(_iter_shared_slots(module))
         for slot in present.keys() - before.keys():
             _remove(module, slot)
-        for slot, (value, copied, parts) in before.items():
-            changed = slot not in present or list_differing_parts(parts, read_object(present[slot]))
-            if changed and not (present.get(slot) is value and _refill(value, copied)):
-                _set(module, slot, copied)
+        for slot, (value, copied_value, parts) in before.items():
+            has_changed = slot not in present or list_differing_parts(parts, read_object(present[slot]))
+            if has_changed and not (present.get(slot) is value and _refill(value, copied_value)):
+                _set(module, slot, copied_value)
 
 
-def _refill(value: Any, copied: Any) -> bool:
+def _refill(value: Any, copied_value: Any) -> bool:
     """Give a list or dict its entries again, because other files may have imported it; else return False."""
     if type(value) not in (dict, list, set):
         return False
     value.clear()
-    value.extend(copied) if type(value) is list else value.update(copied)
+    value.extend(copied_value) if type(value) is list else value.update(copied_value)
     return True

@@ -205,5 +205,5 @@ _SAVED_TENSOR_BYTES = 1 << 20
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_inference()
-    return plain and not (tensor.is_meta or is_freed(tensor)) and tensor.nbytes <= _SAVED_TENSOR_BYTES
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_inference()
+    return is_plain and not (tensor.is_meta or is_freed(tensor)) and tensor.nbytes <= _SAVED_TENSOR_BYTES

@@ -32,9 +32,13 @@ def find_overwritten(run: Training) -> OverwrittenParameters:
     try:
         with training_rounds.start_round(run):
             updates = {name: _draw_update(values) for name, values in start.items()}
-        unchanged, up, down = (_read_values_after(run, parameters, start, updates, sign) for sign in (0, 1, -1))
+        values_unchanged, values_up, values_down = (
+            _read_values_after(run, parameters, start, updates, sign) for sign in (0, 1, -1)
+        )
         return OverwrittenParameters(
-            frozenset(name for name in parameters if _are_all_same(unchanged[name], up[name], down[name]))
+            frozenset(
+                name for name in parameters if _are_all_same(values_unchanged[name], values_up[name], values_down[name])
+            )
         )
     except ModelError as error:
         return OverwrittenParameters(why_not=check_builder.get_reason(run.subject, error))

@@ -25,16 +25,16 @@ def find_recast(subject: ModelUnderTest, names: Iterable[str], dtypes: Iterable[
 
     Tried with an instance and inputs of each dtype, in eval and train mode; nothing is proved if a call raises.
     """
-    candidates, proved = set(names), set()
+    candidates, recast_names = set(names), set()
     try:
         for dtype in dtypes if subject.inputs is not None else ():
             for training in (False, True):
                 recorder = _call_as(subject, dtype, candidates, training=training)
                 candidates -= recorder.otherwise_read
-                proved |= recorder.cast
+                recast_names |= recorder.cast
     except ModelError:
         return frozenset()
-    return frozenset(candidates & proved)
+    return frozenset(candidates & recast_names)
 
 
 def _call_as(subject: ModelUnderTest, dtype: torch.dtype, names: set[str], *, training: bool) -> _CastRecorder:

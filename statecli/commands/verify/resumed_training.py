@@ -174,8 +174,8 @@ class Trainer:
         if not parameters:
             return _Session(module)
         with self._subject.user_code(f"creating {self._made_by.__name__} for the model"):
-            accepted = inspect.signature(self._made_by).parameters
-            options: dict[str, Any] = {"lr": _LEARNING_RATE} if "lr" in accepted else {}
+            optimizer_parameters = inspect.signature(self._made_by).parameters
+            options: dict[str, Any] = {"lr": _LEARNING_RATE} if "lr" in optimizer_parameters else {}
             optimizer = self._made_by(parameters, **options)
         return _Session(module, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, _DECAY))
 
@@ -184,7 +184,9 @@ class Trainer:
         args, kwargs = self._copy_call(step)
         with self._subject.user_code(f"calling the model in train mode in step {step + 1}"):
             output_tensors = find_floating_outputs(session.module(*args, **kwargs))
-        outputs = [copied for output in output_tensors if (copied := check_builder.copy_values(output)) is not None]
+        outputs = [
+            output_copy for output in output_tensors if (output_copy := check_builder.copy_values(output)) is not None
+        ]
         loss = compute_loss(output_tensors)
         if session.optimizer is None or session.scheduler is None:
             return outputs
@@ -216,7 +218,9 @@ class Trainer:
                 args, kwargs = self._copy_call(STEPS)
                 output_tensors = find_floating_outputs(module.eval()(*args, **kwargs))
             record.eval_outputs = [
-                copied for output in output_tensors if (copied := check_builder.copy_values(output)) is not None
+                output_copy
+                for output in output_tensors
+                if (output_copy := check_builder.copy_values(output)) is not None
             ]
         except ModelError:
             pass

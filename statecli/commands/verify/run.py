@@ -134,12 +134,18 @@ def explain_wrong_target(target: str) -> UsageError:
         return target_suggestions.describe_python_file(target).build_error(UsageError, target)
     if files.is_remote(target) or os.path.exists(target):
         is_folder = os.path.isdir(target) and not _has_checkpoint(target)
-        near = target_suggestions.suggest_classes_in(target) if is_folder else Suggestion()
-        if not near.choices:
-            near = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
-        end = ":" if near.choices else "" if near.advice else ", such as net.py:Net or package.module:Class"
+        class_suggestion = target_suggestions.suggest_classes_in(target) if is_folder else Suggestion()
+        if not class_suggestion.choices:
+            class_suggestion = target_suggestions.suggest_classes_near("" if files.is_remote(target) else target)
+        end = (
+            ":"
+            if class_suggestion.choices
+            else ""
+            if class_suggestion.advice
+            else ", such as net.py:Net or package.module:Class"
+        )
         kind = "a folder" if is_folder else "a checkpoint"
-        return near.build_error(UsageError, target, f"is {kind}; verify needs a model class{end}")
+        return class_suggestion.build_error(UsageError, target, f"is {kind}; verify needs a model class{end}")
     suggestion = target_suggestions.suggest_for_missing(target)
     if suggestion == Suggestion():
         suggestion = Suggestion("write file.py:Class or package.module:Class")
@@ -198,8 +204,8 @@ def _add_carried_inputs(check: Check, inputs: Iterable[str]) -> Check:
     if not check.columns:
         return check
     first, *others = check.columns
-    failed = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
-    input_cells = {fqn: Cell(Verdict.SKIPPED, reason=SAMPLE_INPUT_NOTE) for fqn in inputs if fqn not in failed}
+    failed_names = {fqn for fqn, cell in first.cells.items() if cell.verdict is Verdict.FAILED}
+    input_cells = {fqn: Cell(Verdict.SKIPPED, reason=SAMPLE_INPUT_NOTE) for fqn in inputs if fqn not in failed_names}
     return replace(check, columns=(replace(first, cells={**first.cells, **input_cells}), *others))
 
 
@@ -210,8 +216,8 @@ def _doubt_unlike_copies(check: Check, state: ModelState) -> Check:
         return check
 
     def doubt(fqn: str, cell: Cell) -> Cell:
-        passed = cell.verdict is Verdict.PASSED and fqn in messages
-        return replace(cell, verdict=Verdict.INCONCLUSIVE, reason=messages[fqn]) if passed else cell
+        is_doubtful = cell.verdict is Verdict.PASSED and fqn in messages
+        return replace(cell, verdict=Verdict.INCONCLUSIVE, reason=messages[fqn]) if is_doubtful else cell
 
     columns = tuple(
         replace(column, cells={fqn: doubt(fqn, cell) for fqn, cell in column.cells.items()}) for column in check.columns

@@ -28,13 +28,13 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
         return frozenset()
     try:
         before, after = call_once(subject, names)
-        changed = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
-        others = [call_once(subject, changed, sign=sign)[1] for sign in (-1, 1)] if changed else []
+        changed_names = frozenset(name for name in after if tensor_bits.is_same(before[name], after[name]) is False)
+        others = [call_once(subject, changed_names, sign=sign)[1] for sign in (-1, 1)] if changed_names else []
     except ModelError:
         return frozenset()
     return frozenset(
         name
-        for name in changed
+        for name in changed_names
         if any(name in other and _depends(before[name], after[name], other[name]) for other in others)
     )
 

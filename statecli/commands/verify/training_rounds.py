@@ -557,15 +557,15 @@ class _ParameterMark:
         """Return whether the parameter was written to since, and whether the values differ."""
         place, sample = self._now()
         has_samples = self._sample is not None and sample is not None
-        changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
-        return changed or place != self._place, changed
+        has_changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
+        return has_changed or place != self._place, has_changed
 
 
 def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
     for name, mark in marks.items():
-        is_written, changed = mark.find_changes()
+        is_written, has_changed = mark.find_changes()
         run.written_names |= {name} if is_written else set()
-        if changed:
+        if has_changed:
             run.changed_by.setdefault(name, set()).add("forward")
 
 

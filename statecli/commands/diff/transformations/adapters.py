@@ -18,21 +18,23 @@ def find_adapters(
     changes: Sequence[Change], all_changes: Sequence[Change], settings: Mapping[str, Scalar], *, jobs: int
 ) -> dict[int, Transformation]:
     """Return the updates by the number of the change of their B. `settings` are the settings after."""
-    added = [(n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)]
-    updates = parse_adapter((row for _, row in added), settings).updates
+    added_rows = [
+        (n, row) for n, change in enumerate(changes) if change.status is Status.ADDED and (row := change.after)
+    ]
+    updates = parse_adapter((row for _, row in added_rows), settings).updates
     if not updates:
         return {}
-    number_of = {row.fqn: n for n, row in added}
+    number_of = {row.fqn: n for n, row in added_rows}
     weights = {row.fqn: row for change in all_changes if (row := change.before) is not None}
-    measured = [
+    measurable_updates = [
         (weight, update, task)
         for update in updates
         if (weight := weights.get(f"{update.module}.weight")) is not None
         if (task := _build_task(weight, update)) is not None
     ]
-    results = compute_derived([task for *_, task in measured], jobs)
+    results = compute_derived([task for *_, task in measurable_updates], jobs)
     adapters: dict[int, Transformation] = {}
-    for (weight, update, task), relative in zip(measured, results, strict=True):
+    for (weight, update, task), relative in zip(measurable_updates, results, strict=True):
         if not isinstance(relative, StateError):
             scale = 1.0 if update.scale is None else update.scale
             adapters[number_of[update.b.fqn]] = Transformation(

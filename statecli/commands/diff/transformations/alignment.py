@@ -80,9 +80,9 @@ def _select_ascending(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int
         previous.append(places[position - 1] if position else -1)
         ends[position : position + 1] = [offset]
         places[position : position + 1] = [n]
-    chosen: list[tuple[int, int]] = []
+    ascending_offsets: list[tuple[int, int]] = []
     n = places[-1] if places else -1
     while n >= 0:
-        chosen.append(offsets[n])
+        ascending_offsets.append(offsets[n])
         n = previous[n]
-    return chosen[::-1]
+    return ascending_offsets[::-1]

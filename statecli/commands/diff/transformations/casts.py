@@ -52,16 +52,16 @@ def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTa
 
 
 def _judge_group(results: Mapping[int, CheckResult], replaced: Container[int]) -> dict[int, Transformation]:
-    rounded = [result for result in results.values() if result.changed]
-    if not rounded:  # every value is one of the narrower type
+    rounded_results = [result for result in results.values() if result.changed]
+    if not rounded_results:  # every value is one of the narrower type
         return {n: _build_cast(result, None) for n, result in results.items()}
     voters = [r for n, r in results.items() if r.changed and not (n in replaced and r.not_neighbours)]
     for rounding in (Rounding.NEAREST, Rounding.TRUNCATED):
         fitting = [result for result in voters if not _count_exceptions(result, rounding)]
-        is_evidence = len(voters) == len(rounded) or sum(result.changed for result in fitting) >= _MIN_ROUNDED
+        is_evidence = len(voters) == len(rounded_results) or sum(result.changed for result in fitting) >= _MIN_ROUNDED
         if 2 * len(fitting) >= len(voters) > 0 and is_evidence:
             return {n: _build_cast(result, rounding) for n, result in results.items()}
-    if any(result.not_neighbours for result in rounded):
+    if any(result.not_neighbours for result in rounded_results):
         return {}
     return {n: _build_cast(result, Rounding.STOCHASTIC) for n, result in results.items()}
 

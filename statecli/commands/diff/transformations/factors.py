@@ -187,26 +187,26 @@ def _try_samples(trials: Sequence[tuple[int, CheckTask]], jobs: int) -> list[tup
     return [(n, task) for n, (_, task) in best.items()]
 
 
-def _fits(result: CheckResult, most: float) -> bool:
+def _fits(result: CheckResult, max_share: float) -> bool:
     """Return True if all elements but a few are as claimed."""
-    return bool(result.elements) and result.exceptions <= most * result.elements
+    return bool(result.elements) and result.exceptions <= max_share * result.elements
 
 
 def _list_factors(ratio: float | None) -> Iterator[float]:
     """Yield factors near a ratio of after to before, short factors first; a factor near 1 is a step of training."""
     if not ratio or abs(ratio - 1) < MIN_CHANGE:
         return
-    near = [*_list_short_factors(ratio), *_list_roots(ratio)]
-    near += [struct.unpack("f", struct.pack("f", ratio))[0]] if abs(ratio) < _MAX_LONG_FACTOR else []
-    for factor in dict.fromkeys(near):
+    candidates = [*_list_short_factors(ratio), *_list_roots(ratio)]
+    candidates += [struct.unpack("f", struct.pack("f", ratio))[0]] if abs(ratio) < _MAX_LONG_FACTOR else []
+    for factor in dict.fromkeys(candidates):
         if factor and abs(factor - ratio) <= 1e-3 * abs(ratio):
             yield factor
 
 
 def _list_short_factors(ratio: float) -> list[float]:
-    near = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
-    near += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
-    return [*near, math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
+    candidates = [_round_to_digits(ratio, digits) for digits in (1, 2, 3, 4)]
+    candidates += [1 / _round_to_digits(1 / ratio, digits) for digits in (1, 2, 3)]
+    return [*candidates, math.copysign(2.0 ** round(math.log2(abs(ratio))), ratio)]
 
 
 def _list_roots(ratio: float) -> list[float]:

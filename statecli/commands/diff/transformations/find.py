@@ -59,9 +59,11 @@ def find_transformations(
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)
     # A cast with exceptions may be another tensor of a layer that moved: its norms differ little between layers.
-    exact = {n: cast for n, cast in casts.items() if not cast.exceptions and cast.rounding is not Rounding.STOCHASTIC}
-    inexact = {id(changes[n]): cast for n, cast in casts.items() if n not in exact}
-    for n, transformation in {**exact, **resizes}.items():
+    exact_casts = {
+        n: cast for n, cast in casts.items() if not cast.exceptions and cast.rounding is not Rounding.STOCHASTIC
+    }
+    inexact_casts = {id(changes[n]): cast for n, cast in casts.items() if n not in exact_casts}
+    for n, transformation in {**exact_casts, **resizes}.items():
         if explained[n].transformation is None:
             explained[n] = replace(explained[n], transformation=transformation)
     for n, codes in quantized.items():
@@ -72,7 +74,7 @@ def find_transformations(
         previous = explained[resized[n]].transformation
         if previous is None or insertion.exceptions < previous.exceptions:
             explained[resized[n]] = replace(explained[resized[n]], transformation=insertion)
-    searches = _list_searches(changes, sections, settings, inexact, jobs)
+    searches = _list_searches(changes, sections, settings, inexact_casts, jobs)
     parts = {(changes[n].section, name) for n, codes in quantized.items() for name in codes.transformation.sources}
     open_numbers = [n for n, change in enumerate(explained) if _is_open(change) and not _is_part(change, parts)]
     for search in searches:

@@ -71,8 +71,10 @@ def _list_alignments(before: Sequence[int], after: Sequence[int]) -> Iterator[li
         segments = [Segment(0, 0, place), Segment(place, extra, len(short) - place)]
         yield [segment for segment in segments if segment.size]
     segments = align_rows(short, long)
-    equal = sum(short[start + n] == long[start + offset + n] for start, offset, size in segments for n in range(size))
-    if 1 < len(_list_gaps(segments, extra)) <= _MAX_PLACES and 2 * equal >= len(short):
+    equal_count = sum(
+        short[start + n] == long[start + offset + n] for start, offset, size in segments for n in range(size)
+    )
+    if 1 < len(_list_gaps(segments, extra)) <= _MAX_PLACES and 2 * equal_count >= len(short):
         yield segments
 
 

@@ -56,19 +56,19 @@ def _check_pattern(
     best: Interleaving | None = None
     for turn in range(len(blocks)):  # the pattern may have been found from its middle on
         order = blocks[turn:] + blocks[:turn]
-        wrong: dict[int, list[int]] = {owner: [] for owner, _ in order}
+        wrong_rows: dict[int, list[int]] = {owner: [] for owner, _ in order}
         offset = 0
         for repeat in range(repeats):
             for owner, rows in order:
                 expected = parts[owner][repeat * rows : (repeat + 1) * rows]
-                wrong[owner] += [repeat * rows + n for n in range(rows) if whole[offset + n] != expected[n]]
+                wrong_rows[owner] += [repeat * rows + n for n in range(rows) if whole[offset + n] != expected[n]]
                 offset += rows
-        if best is None or _count(wrong) < _count(best.wrong_rows):
-            best = Interleaving(order, wrong)
+        if best is None or _count(wrong_rows) < _count(best.wrong_rows):
+            best = Interleaving(order, wrong_rows)
     if best is None or all(best.wrong_rows.values()):
         return None
     return best if all(2 * len(rows) <= len(parts[owner]) for owner, rows in best.wrong_rows.items()) else None
 
 
-def _count(wrong: dict[int, list[int]]) -> int:
-    return sum(map(len, wrong.values()))
+def _count(wrong_rows: dict[int, list[int]]) -> int:
+    return sum(map(len, wrong_rows.values()))

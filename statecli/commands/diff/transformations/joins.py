@@ -63,12 +63,12 @@ def find_joins(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformat
     single side. The join may be transposed as a whole. The values of parts may have been rounded to another dtype. At
     least one part is exact, and in every part at least half of the rows are equal.
     """
-    added, removed = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
+    added_rows, removed_rows = _list_rows(changes, Status.ADDED), _list_rows(changes, Status.REMOVED)
     joins: dict[int, Transformation] = {}
     datas: dict[int, TensorData] = {}
     for wholes, parts, kinds in (
-        (added, removed, (TransformationKind.JOINED, TransformationKind.STACKED)),
-        (removed, added, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
+        (added_rows, removed_rows, (TransformationKind.JOINED, TransformationKind.STACKED)),
+        (removed_rows, added_rows, (TransformationKind.SPLIT, TransformationKind.UNSTACKED)),
     ):
         joins |= _find_concatenations_anywhere(wholes, parts, kinds[0], jobs)
         joins |= _find_stacks([row for row in wholes if row.number not in joins], parts, kinds[1], jobs)
@@ -137,10 +137,10 @@ def _find_concatenations(
         }
         whole_digests = set(of_rows.get(whole.number, ()))
         related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), whole_digests) >= _MIN_SHARE]
-        for chosen in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
-            ordered = _order_parts(whole, chosen, kind, jobs)
-            transformation = _check_parts(whole, ordered, kind, jobs) if ordered else None
-            transformation = transformation or _check_interleaving(whole, chosen, of_rows, kind, jobs)
+        for parts in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
+            ordered_parts = _order_parts(whole, parts, kind, jobs)
+            transformation = _check_parts(whole, ordered_parts, kind, jobs) if ordered_parts else None
+            transformation = transformation or _check_interleaving(whole, parts, of_rows, kind, jobs)
             if transformation is not None:
                 joins[whole.number] = transformation
                 break
@@ -220,9 +220,9 @@ def _may_be_part(row: _Row, whole: _Row) -> bool:
 def _list_combinations(whole: _Row, related: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
     """Yield the tensors that together have as many rows as the whole."""
     for count in range(2, _MAX_JOINED + 1) if len(related) <= _MAX_CANDIDATES else ():
-        for chosen in combinations(related, count):
-            if sum(row.data.shape[0] for row in chosen) == whole.data.shape[0]:
-                yield chosen
+        for combination in combinations(related, count):
+            if sum(row.data.shape[0] for row in combination) == whole.data.shape[0]:
+                yield combination
 
 
 def _list_with_wrong_part(whole: _Row, related: Sequence[_Row], fitting: Sequence[_Row]) -> Iterator[tuple[_Row, ...]]:
@@ -251,16 +251,16 @@ def _order_parts(whole: _Row, parts: Sequence[_Row], kind: TransformationKind, j
     unplaced_rows = [row for row in parts if row.number not in start_of]
     if len(unplaced_rows) > 1:
         return None
-    ordered = sorted((row for row in parts if row not in unplaced_rows), key=lambda row: start_of[row.number])
+    ordered_parts = sorted((row for row in parts if row not in unplaced_rows), key=lambda row: start_of[row.number])
     for row in unplaced_rows:
-        ends = accumulate((placed_row.data.shape[0] for placed_row in ordered), initial=0)
+        ends = accumulate((placed_row.data.shape[0] for placed_row in ordered_parts), initial=0)
         gaps = (
             n
-            for n, (placed_row, end) in enumerate(zip(ordered, ends, strict=False))
+            for n, (placed_row, end) in enumerate(zip(ordered_parts, ends, strict=False))
             if start_of[placed_row.number] != end
         )
-        ordered.insert(next(gaps, len(ordered)), row)
-    return ordered
+        ordered_parts.insert(next(gaps, len(ordered_parts)), row)
+    return ordered_parts
 
 
 def _build_rows_task(
@@ -300,15 +300,15 @@ def _check_interleaving(
         offset += rows
     results = check_elements(checks, jobs=jobs)
     checked = [result for result in results if isinstance(result, CheckResult)]
-    wrong = [owner for owner, _ in order.blocks if order.wrong_rows[owner]]
+    wrong_owners = [owner for owner, _ in order.blocks if order.wrong_rows[owner]]
     return Transformation(
         kind,
         sum(result.elements for result in checked),
         sum(result.exceptions for result in checked),
         sources=tuple(parts[owner].fqn for owner, _ in order.blocks),
-        differing=tuple(parts[owner].fqn for owner in wrong),
-        rows=sum(len(order.wrong_rows[owner]) for owner in wrong),
-        first_rows=tuple(order.wrong_rows[wrong[0]][:MAX_LISTED_ROWS]) if len(wrong) == 1 else (),
+        differing=tuple(parts[owner].fqn for owner in wrong_owners),
+        rows=sum(len(order.wrong_rows[owner]) for owner in wrong_owners),
+        first_rows=tuple(order.wrong_rows[wrong_owners[0]][:MAX_LISTED_ROWS]) if len(wrong_owners) == 1 else (),
         rounding=name_rounding(checks[0].before.dtype, checks[0].after.dtype),
         blocks=tuple(rows for _, rows in order.blocks),
     )
@@ -325,21 +325,21 @@ def _judge(
     if len(checked) < len(tasks) or all(result.exceptions for result in checked):
         return None
     sizes = [(task.after.shape or (1,))[0] for task in tasks]
-    different = sum(2 * result.rows > size for result, size in zip(checked, sizes, strict=True))
-    exact = sum(not result.exceptions for result in checked)
-    if different and (len(tasks) < _MIN_PARTS_WITH_WRONG or exact + different < len(tasks)):
+    different_count = sum(2 * result.rows > size for result, size in zip(checked, sizes, strict=True))
+    exact_count = sum(not result.exceptions for result in checked)
+    if different_count and (len(tasks) < _MIN_PARTS_WITH_WRONG or exact_count + different_count < len(tasks)):
         return None
-    if different > max(1, len(tasks) // 4):
+    if different_count > max(1, len(tasks) // 4):
         return None
-    wrong = [(name, result) for name, result in zip(names, checked, strict=True) if result.exceptions]
+    wrong_results = [(name, result) for name, result in zip(names, checked, strict=True) if result.exceptions]
     return Transformation(
         kind,
         sum(result.elements for result in checked),
         sum(result.exceptions for result in checked),
         sources=tuple(names),
-        differing=tuple(name for name, _ in wrong),
-        rows=sum(result.rows for _, result in wrong),
-        first_rows=wrong[0][1].first_rows if len(wrong) == 1 else (),
+        differing=tuple(name for name, _ in wrong_results),
+        rows=sum(result.rows for _, result in wrong_results),
+        first_rows=wrong_results[0][1].first_rows if len(wrong_results) == 1 else (),
         rounding=name_rounding(tasks[0].before.dtype, tasks[0].after.dtype),
     )
 
@@ -365,8 +365,8 @@ def _find_stacks(
         count = whole.data.shape[0] if whole.data.shape else 0
         items_of = [items for items in lists.get(_list_numbers(whole.fqn), ()) if len(items) == count]
         pairs = permutations(items_of, 2) if len(items_of) <= _MAX_CANDIDATES else ()
-        for chosen in (*((items,) for items in items_of), *pairs):
-            transformation = _check_stack(whole, list(zip(*chosen, strict=True)), kind, jobs)
+        for item_lists in (*((items,) for items in items_of), *pairs):
+            transformation = _check_stack(whole, list(zip(*item_lists, strict=True)), kind, jobs)
             if transformation is not None:
                 stacks[whole.number] = transformation
                 break
@@ -430,9 +430,9 @@ def _check_other_order(
     filled = [next(remaining_numbers) if number is None else number for number in numbers]
     if filled == sorted(filled):
         return None
-    ordered = [items[n] for n in filled]
-    checks = list(_build_stack_tasks(whole, ordered, order, kind))
-    names = [row.fqn for item in ordered for row in item]
+    ordered_items = [items[n] for n in filled]
+    checks = list(_build_stack_tasks(whole, ordered_items, order, kind))
+    names = [row.fqn for item in ordered_items for row in item]
     transformation = (
         _judge(check_elements(checks, jobs=jobs), checks, names, kind) if len(checks) == len(names) else None
     )

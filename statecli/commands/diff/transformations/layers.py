@@ -6,9 +6,9 @@ from __future__ import annotations
 def split_moved_layer(before: str, after: str) -> tuple[str, str] | None:
     """Return the names of both layers, up to the number; None if the names differ by more than a number."""
     old, new = before.split("."), after.split(".")
-    different = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
-    if len(old) != len(new) or len(different) != 1:
+    differing_positions = [n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
+    if len(old) != len(new) or len(differing_positions) != 1:
         return None
-    end = different[0] + 1
+    end = differing_positions[0] + 1
     are_numbers = all(name.isascii() and name.isdecimal() for name in (old[end - 1], new[end - 1]))
     return (".".join(old[:end]), ".".join(new[:end])) if are_numbers else None

@@ -34,12 +34,12 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
     Raises:
         StateError: The adapter has no update.
     """
-    parsed = parse_adapter(adapter.tensors, adapter.metadata.values)
-    if not parsed.updates and not parsed.unknown:
+    adapter_weights = parse_adapter(adapter.tensors, adapter.metadata.values)
+    if not adapter_weights.updates and not adapter_weights.unknown:
         raise StateError(f"{adapter.target}: contains no weights of a LoRA adapter (lora_A, lora_B)")
     numbers = {row.fqn: n for n, change in enumerate(changes) if (row := change.before) is not None}
     places = {row.fqn: n for n, row in enumerate(base.tensors)}
-    merged: dict[int, Transformation] = {}
+    merges: dict[int, Transformation] = {}
     broken_pairs: list[Broken] = []
 
     def report(number: int | None, row: TensorInfo, problem: str) -> None:
@@ -47,12 +47,12 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
         message = f"statecli cannot check whether this update was merged: {problem}"
         broken_pairs.append(Broken(fqn, section, f"{adapter.target}: {row.fqn}: {message}"))
 
-    for module, row in parsed.unknown.items():
+    for module, row in adapter_weights.unknown.items():
         number = _find_number(numbers, f"{module}.weight")
         report(number, row, "statecli checks only plain LoRA, not DoRA or other variants")
 
     tasks: list[tuple[int, LoraUpdate, MergeTask]] = []
-    for update in parsed.updates:
+    for update in adapter_weights.updates:
         number = _find_number(numbers, f"{update.module}.weight")
         if number is None and _find_number(places, f"{update.module}.weight") is not None:
             continue
@@ -66,28 +66,30 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
     for (number, update, _), result in zip(tasks, compute_derived([task for *_, task in tasks], jobs), strict=True):
         if isinstance(result, MergeResult):
             transformation = _build_transformation(update, result)
-            if number not in merged or transformation.exceptions < merged[number].exceptions:
-                merged[number] = transformation
+            if number not in merges or transformation.exceptions < merges[number].exceptions:
+                merges[number] = transformation
         else:
             report(number, update.b, str(result or "a value is NaN or infinite"))
 
     copies = [
         (number, CheckTask(name, operation, *sides))
-        for name, row in parsed.replaced.items()
+        for name, row in adapter_weights.replaced.items()
         if (number := _find_number(numbers, name)) is not None and (sides := _pair(row, changes[number].after))
         for operation in (Operation.CAST if can_cast(sides[0].dtype, sides[1].dtype) else Operation.COPY,)
     ]
-    for (number, copy), copied in zip(copies, check_elements([task for _, task in copies], jobs=jobs), strict=True):
-        if isinstance(copied, CheckResult):
-            source = parsed.replaced[copy.name].fqn
-            merged[number] = Transformation(
-                TransformationKind.MERGED, copied.elements, copied.exceptions, sources=(source,)
+    for (number, copy), result_of_copy in zip(
+        copies, check_elements([task for _, task in copies], jobs=jobs), strict=True
+    ):
+        if isinstance(result_of_copy, CheckResult):
+            source = adapter_weights.replaced[copy.name].fqn
+            merges[number] = Transformation(
+                TransformationKind.MERGED, result_of_copy.elements, result_of_copy.exceptions, sources=(source,)
             )
         else:
-            broken_pairs.append(Broken(copy.name, "", str(copied)))
+            broken_pairs.append(Broken(copy.name, "", str(result_of_copy)))
     reported_merges = {
         n: transformation
-        for n, transformation in merged.items()
+        for n, transformation in merges.items()
         if transformation.exceptions or changes[n].status is not Status.IDENTICAL
     }
     return MergeCheck(reported_merges, list(dict.fromkeys(broken_pairs)))  # a square weight is checked both ways

@@ -83,9 +83,9 @@ def _find_candidates(
         sources.setdefault(fingerprint, []).append(entry)
     candidates: dict[int, TensorInfo] = {}
     for (n, _), fingerprint in zip(after, fingerprints[len(before) :], strict=True):
-        equal = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
-        if equal and all(number != n for number, _ in equal):
-            candidates[n] = equal[0][1]
+        equal_rows = sources.get(fingerprint, []) if isinstance(fingerprint, int | tuple) else []
+        if equal_rows and all(number != n for number, _ in equal_rows):
+            candidates[n] = equal_rows[0][1]
     return candidates
 
 
@@ -169,8 +169,8 @@ def group_rows(
 
 
 def _may_move(row: TensorInfo) -> bool:
-    least = 2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS
-    return get_data(row) is not None and row.elements >= least and is_cheap_to_sample(row)
+    min_elements = 2 if "float" in row.dtype else _MIN_WHOLE_NUMBERS
+    return get_data(row) is not None and row.elements >= min_elements and is_cheap_to_sample(row)
 
 
 def _confirm(

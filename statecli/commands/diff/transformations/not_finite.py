@@ -44,7 +44,7 @@ def count_new_not_finite(changes: Sequence[Change], *, jobs: int) -> dict[int, D
 def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], list[TensorInfo]]]:
     """Return the tensors before and after of each transformation that may have new elements, by number."""
     old = {(row.section, row.fqn): row for change in changes if (row := change.before) is not None}
-    added = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
+    added_rows = {(change.section, change.fqn): change.after for change in changes if change.status is Status.ADDED}
     sides = {}
     for n, change in enumerate(changes):
         transformation = change.transformation
@@ -54,6 +54,6 @@ def _list_sides(changes: Sequence[Change]) -> dict[int, tuple[list[TensorInfo], 
             section = change.before.section if change.before is not None else change.section
             section = section if transformation.source_section is None else transformation.source_section
             before = [change.before, *(old.get((section, name)) for name in transformation.sources)]
-            after = [change.after, *(added.get((change.section, name)) for name in transformation.sources)]
+            after = [change.after, *(added_rows.get((change.section, name)) for name in transformation.sources)]
             sides[n] = [row for row in before if row is not None], [row for row in after if row is not None]
     return sides

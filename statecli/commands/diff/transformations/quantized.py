@@ -85,9 +85,9 @@ def _find_in_one_direction(
     compared: dict[int, ComparedCodes] = {}
     are_codes = {pair.number for pair in pairs}
     for pair in pairs:
-        measured = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
-        if measured:
-            error = min(measured, key=lambda error: error.relative)
+        pair_errors = [error for _ in pair.tasks if isinstance(error := next(errors), QuantizedError)]
+        if pair_errors:
+            error = min(pair_errors, key=lambda error: error.relative)
             transformation = _build_transformation(pair, error, kind)
             values = Delta(
                 transformation.elements,

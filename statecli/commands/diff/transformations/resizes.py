@@ -98,8 +98,8 @@ def _build_task(change: Change) -> CheckTask | None:
     before, after = get_data(change.before), get_data(change.after)
     if before is None or after is None or not can_copy(before.dtype, after.dtype):
         return None
-    common = prod(map(min, before.shape, after.shape))
-    if 2 * common < min(prod(before.shape), prod(after.shape)):
+    common_elements = prod(map(min, before.shape, after.shape))
+    if 2 * common_elements < min(prod(before.shape), prod(after.shape)):
         return None
     before, after = locate(before, change.fqn), locate(after, change.fqn)
     for n, size in enumerate(map(min, before.shape, after.shape)):

@@ -82,8 +82,8 @@ def _select_with_ends(
         for row in (0, pair[0].shape[0] - 1)
     ]
     results = check_elements(tasks, jobs=jobs)
-    equal = [isinstance(result, CheckResult) and not result.exceptions for result in results]
-    ends = zip(cheap.items(), equal[::2], equal[1::2], strict=True)
+    are_equal = [isinstance(result, CheckResult) and not result.exceptions for result in results]
+    ends = zip(cheap.items(), are_equal[::2], are_equal[1::2], strict=True)
     return {n: pair for (n, pair), first, last in ends if first or last}
 
 
@@ -94,12 +94,17 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
     for size in range(_MIN_HEAD, min(_MAX_HEAD, len(old)) + 1, 2):
         if len(old) % size:
             continue
-        half = size // 2
-        places = [head + part * half + n for head in range(0, len(old), size) for n in range(half) for part in (0, 1)]
+        half_size = size // 2
+        places = [
+            head + part * half_size + n
+            for head in range(0, len(old), size)
+            for n in range(half_size)
+            for part in (0, 1)
+        ]
         for order, source, target in ((RowOrder.INTERLEAVED, old, new), (RowOrder.HALVES, new, old)):
-            equal = sum(source[place] == row for place, row in zip(places, target, strict=True))
-            if equal > best:
-                best, best_order = equal, (len(old) // size, order)
+            equal_count = sum(source[place] == row for place, row in zip(places, target, strict=True))
+            if equal_count > best:
+                best, best_order = equal_count, (len(old) // size, order)
     if best_order is not None and best >= _MIN_SHARE * len(old):
         yield best_order
 
@@ -110,7 +115,7 @@ def _build_task(name: str, pair: tuple[TensorData, TensorData], heads: int, orde
     views = []
     for data, is_interleaved in zip(pair, (order is RowOrder.HALVES, order is RowOrder.INTERLEAVED), strict=True):
         view = split_rows(data, 2 if is_interleaved else size // 2)
-        split = split_rows(view, view.shape[0] // heads)
+        split_view = split_rows(view, view.shape[0] // heads)
         remaining_axes = range(3, 3 + len(data.shape) - 1)
-        views.append(split if is_interleaved else permute(split, (0, 2, 1, *remaining_axes)))
+        views.append(split_view if is_interleaved else permute(split_view, (0, 2, 1, *remaining_axes)))
     return CheckTask(name, Operation.COPY, views[0], views[1])

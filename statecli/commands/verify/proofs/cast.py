@@ -84,7 +84,9 @@ class _TensorCasts:
         if not self.wrong:
             return None
         rule, explanation = next(iter(self.wrong.values()))
-        followed_casts = [called for called in self.dtypes if called not in self.wrong and called != self.declined]
+        followed_casts = [
+            call_text for call_text in self.dtypes if call_text not in self.wrong and call_text != self.declined
+        ]
         if followed_casts and rule == rules.KEEPS_DTYPE:
             explanation = f"{explanation}, although {followed_casts[0]} changes its dtype"
         return rule, explanation
@@ -107,7 +109,7 @@ class _Proof(Proof):
         module: nn.Module | None = None
         for cast in self._ways:
             module = self._cast(module, cast)
-        self._how = ", ".join(self._casts_done or [called for called, _, _ in self._ways])
+        self._how = ", ".join(self._casts_done or [call_text for call_text, _, _ in self._ways])
         for row in self._subject.state.tensors:
             self._cells[row.fqn] = self._build_cell(row)
         for row in self._subject.state.tensors:
@@ -128,13 +130,13 @@ class _Proof(Proof):
         before = {name: tensor.dtype for name, tensor in self._tensors.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the cells say
-            returned, error_text = check_builder.run_user_code(
+            returned_object, error_text = check_builder.run_user_code(
                 self._subject, f"{cast[0]} of the model", lambda: cast[2](start)
             )
         if error_text:
             self._reasons.append(error_text)
             return None
-        self._cast_model = get_moved_model(start, returned)
+        self._cast_model = get_moved_model(start, returned_object)
         self._tensors = measure.map_tensors(self._cast_model)
         faults = self._find_faults(cast, before)
         if faults and module is not None:
@@ -151,25 +153,25 @@ class _Proof(Proof):
 
     def _find_faults(self, cast: _Cast, before: dict[str, torch.dtype]) -> dict[str, tuple[Rule, str]]:
         """Find the rule broken by each tensor, with a line about it."""
-        called, dtype, _ = cast
+        call_text, dtype, _ = cast
         tensors = {name: tensor for name, tensor in self._tensors.items() if name in self._steps}
         cast_names = [name for name, tensor in tensors.items() if tensor.dtype != before.get(name)]
-        declining = _find_declining_modules(self._cast_model, called, cast_names)
+        declining = _find_declining_modules(self._cast_model, call_text, cast_names)
         faults: dict[str, tuple[Rule, str]] = {}
         for name, tensor in tensors.items():
             if name.rpartition(".")[0] in declining:
-                self._steps[name].declined = called
-            elif fault := _find_fault(self._steps[name], tensor, dtype, called):
+                self._steps[name].declined = call_text
+            elif fault := _find_fault(self._steps[name], tensor, dtype, call_text):
                 faults[name] = fault
         return faults
 
-    def _record(self, called: str, faults: dict[str, tuple[Rule, str]]) -> None:
-        self._casts_done.append(called)
+    def _record(self, call_text: str, faults: dict[str, tuple[Rule, str]]) -> None:
+        self._casts_done.append(call_text)
         for name, tensor in self._tensors.items():
             if name in self._steps:
-                self._steps[name].dtypes[called] = tensor.dtype
+                self._steps[name].dtypes[call_text] = tensor.dtype
         for name, fault in faults.items():
-            self._steps[name].wrong[called] = fault
+            self._steps[name].wrong[call_text] = fault
 
     # --- one tensor ------------------------------------------------------------------------------------------------
 
@@ -218,19 +220,19 @@ class _Proof(Proof):
             return recreated_by_forward.HELP.format("dtype")
         if row.kind is Kind.UNREGISTERED:
             return None if row.fix else _IN_APPLY
-        methods = [called.lstrip(".").partition("(")[0] for called in steps.wrong]
+        methods = [call_text.lstrip(".").partition("(")[0] for call_text in steps.wrong]
         return check_builder.suggest_in_own_method(
             self._subject, self._cast_model, row.fqn, (*methods, "_apply"), _OWN_METHOD_HELP[rule.name]
         )
 
     def _excuse(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
         """Return the cell of a tensor that keeps its dtype without harm, or perhaps without harm."""
-        measured = {"before": _format_dtype(steps.before), "after": steps.after()}
+        dtypes = {"before": _format_dtype(steps.before), "after": steps.after()}
         harmless = self._describe_harmless(row)
         if harmless:
-            return check_builder.skip_cell(harmless, **measured)
+            return check_builder.skip_cell(harmless, **dtypes)
         unknown = self._recreation.explain_unknown(row.fqn)
-        return check_builder.build_inconclusive_cell(unknown, **measured) if unknown else None
+        return check_builder.build_inconclusive_cell(unknown, **dtypes) if unknown else None
 
     def _describe_harmless(self, row: TensorInfo) -> str | None:
         if row.fqn in self._recomputed:
@@ -297,29 +299,31 @@ _OWN_METHOD_HELP = {
 }
 
 
-def _find_fault(steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, called: str) -> tuple[Rule, str] | None:
+def _find_fault(
+    steps: _TensorCasts, tensor: torch.Tensor, dtype: torch.dtype, call_text: str
+) -> tuple[Rule, str] | None:
     before = steps.before
     if before.is_floating_point:
         if tensor.dtype == dtype:
             return None
-        return rules.KEEPS_DTYPE, f"is {_format_dtype(tensor.dtype)} after {called}"
+        return rules.KEEPS_DTYPE, f"is {_format_dtype(tensor.dtype)} after {call_text}"
     if before.is_complex:
         if tensor.dtype.is_complex:
             return None
-        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {called}: the imaginary part is lost"
+        return rules.IMAGINARY_LOST, f"is {_format_dtype(tensor.dtype)} after {call_text}: the imaginary part is lost"
     if tensor.dtype != before:
-        return rules.INTEGER_CAST, f"{_format_dtype(before)} becomes {_format_dtype(tensor.dtype)} after {called}"
+        return rules.INTEGER_CAST, f"{_format_dtype(before)} becomes {_format_dtype(tensor.dtype)} after {call_text}"
     if steps.values is not None and tensor_bits.is_same(steps.values, tensor) is False:
-        return rules.INTEGER_CHANGED, f"{called} changes its {_format_dtype(before)} values"
+        return rules.INTEGER_CHANGED, f"{call_text} changes its {_format_dtype(before)} values"
     return None
 
 
-def _find_declining_modules(module: nn.Module, called: str, cast_names: list[str]) -> frozenset[str]:
+def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[str]) -> frozenset[str]:
     """Return the names of modules with a `half()` of their own without effect, as in torchmetrics.
 
     `cast_names`: the names of cast tensors; a module that casts some of its tensors has forgotten the rest.
     """
-    method = called.strip(".()")
+    method = call_text.strip(".()")
     torchs = getattr(nn.Module, method, None)
     if torchs is None:  # the way is .to(dtype)
         return frozenset()

@@ -90,20 +90,20 @@ class _CompiledPair:
 
 class _Proof(Proof):
     def _run(self) -> None:
-        changed, reported_attributes = find_changed_attributes(self._subject), list[ChangedAttribute]()
+        changed_attributes, reported_attributes = find_changed_attributes(self._subject), list[ChangedAttribute]()
         for training in (False, True):
             if training and not self._runs_in_train_mode():
                 return
             # The attributes found so far are put back before each call, because torch names only a single reason.
             while True:
                 with _use_compiler():
-                    guilty = self._capture(changed, reported_attributes, training=training)
+                    guilty = self._capture(changed_attributes, reported_attributes, training=training)
                 if not guilty:
                     break
                 reported_attributes += guilty
 
     def _capture(
-        self, changed: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
+        self, changed_attributes: list[ChangedAttribute], reported_attributes: list[ChangedAttribute], *, training: bool
     ) -> list[ChangedAttribute]:
         """Call the instances; return the attributes that make torch.compile capture the model at each call."""
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
@@ -124,7 +124,7 @@ class _Proof(Proof):
                 self._reasons.append("torch.compile captured no graph, so the model runs uncompiled")
                 return []
             guilty = self._judge_captures(
-                [attribute for attribute in changed if attribute not in reported_attributes], failures
+                [attribute for attribute in changed_attributes if attribute not in reported_attributes], failures
             )
             if not training and not reported_attributes:
                 self._judge_tensors(pair)
@@ -164,13 +164,17 @@ class _Proof(Proof):
 
     # --- numbers -------------------------------------------------------------------------------------------------
 
-    def _judge_captures(self, changed: list[ChangedAttribute], failures: list[list[str]]) -> list[ChangedAttribute]:
+    def _judge_captures(
+        self, changed_attributes: list[ChangedAttribute], failures: list[list[str]]
+    ) -> list[ChangedAttribute]:
         """Report and return attributes that are a reason of each capture after the first calls."""
         late_failures = failures[_FIRST_CALLS:]
         if not all(late_failures):
             return []
         guilty = [
-            attribute for attribute in changed if all(_find_reasons(attribute, reasons) for reasons in late_failures)
+            attribute
+            for attribute in changed_attributes
+            if all(_find_reasons(attribute, reasons) for reasons in late_failures)
         ]
         for attribute in guilty:
             self._report_number(attribute, _find_reasons(attribute, late_failures[-1])[0])
@@ -221,10 +225,10 @@ class _Proof(Proof):
     def _differs_after_change(self, pair: _CompiledPair, names: Iterable[str]) -> bool:
         """Return True if the outputs differ after the tensors were changed in place; the change is undone."""
         tensors = [measure.map_tensors(module) for module in (pair.module, pair.twin)]
-        changed = [instance[name] for name in names for instance in tensors if name in instance]
-        put_back = tensor_bits.build_restore(changed)
+        changed_tensors = [instance[name] for name in names for instance in tensors if name in instance]
+        put_back = tensor_bits.build_restore(changed_tensors)
         try:
-            for tensor in {id(tensor): tensor for tensor in changed}.values():
+            for tensor in {id(tensor): tensor for tensor in changed_tensors}.values():
                 _change(tensor)
             return not self._is_same(pair)
         finally:

@@ -139,8 +139,8 @@ class _Proof:
         for name, tensor in uncopyable.items():
             operation = get_grad_fn_name(tensor)
             is_what = f"computed by autograd ({operation}), not a leaf tensor" if operation else _describe_form(tensor)
-            when = "after a forward " if name in self._non_leaves_of_forward else ""
-            explanation = f"{is_what}, so {when}copy.deepcopy of the model raises an error"
+            moment = "after a forward " if name in self._non_leaves_of_forward else ""
+            explanation = f"{is_what}, so {moment}copy.deepcopy of the model raises an error"
             if name in rows:
                 self._columns["copied"][name] = Cell(Verdict.FAILED, reason=explanation)
             help = _STORED_HELP if name in self._non_leaves_of_forward else _NON_LEAF_HELP

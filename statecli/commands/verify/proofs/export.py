@@ -64,12 +64,12 @@ def prove(subject: ModelUnderTest) -> Check:
 class _Proof(Proof):
     def _run(self) -> None:
         # An attribute that forward changes is looked at first, because torch.export may leave it changed.
-        changed = find_changed_attributes(self._subject)
+        changed_attributes = find_changed_attributes(self._subject)
         module = self._subject.build_used()
         tensors = measure.map_tensors(module)
         program = export_model(self._subject, module)
         self._judge_tensors(module, tensors, program)
-        self._judge_numbers(changed)
+        self._judge_numbers(changed_attributes)
 
     # --- tensors -------------------------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class _Proof(Proof):
 
     # --- numbers -------------------------------------------------------------------------------------------------
 
-    def _judge_numbers(self, changed: list[ChangedAttribute]) -> None:
-        for attribute in changed[:MAX_ATTRIBUTES]:
+    def _judge_numbers(self, changed_attributes: list[ChangedAttribute]) -> None:
+        for attribute in changed_attributes[:MAX_ATTRIBUTES]:
             try:
                 place = self._find_difference(attribute)
             except ModelError as error:
@@ -159,10 +159,10 @@ class _Proof(Proof):
                 continue
             if place is not None:
                 self._report_number(attribute, place)
-        if len(changed) > MAX_ATTRIBUTES:
+        if len(changed_attributes) > MAX_ATTRIBUTES:
             self._reasons.append(
-                f"forward changes {plural(len(changed) - MAX_ATTRIBUTES, 'more attribute')}; statecli did not check "
-                "whether they change the output"
+                f"forward changes {plural(len(changed_attributes) - MAX_ATTRIBUTES, 'more attribute')}; statecli did "
+                "not check whether they change the output"
             )
 
     def _find_difference(self, attribute: ChangedAttribute) -> Place | tuple[()] | None:

@@ -52,15 +52,15 @@ _MOVE_METHODS = ("to", "cuda", "_apply")
 def prove(subject: ModelUnderTest, device: str) -> Check:
     """Move an instance to `device` and, if it has values, back. Raises UsageError for a missing device."""
     if device == FAKE_CUDA:
-        moved, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
+        move, device_name, kind = move_to_fake_gpu(subject), fake_gpu.DISPLAY_NAME, FAKE_CUDA
     else:
         destination = parse_device(device)
-        moved, device_name, kind = _move_model(subject, destination), str(destination), destination.type
-    if moved.has_own_move and kind in (FAKE_CUDA, "meta"):
-        compare_on_cpu(subject, moved)
-    if moved.has_own_move and kind in ("cpu", "meta"):
-        _try_way_back_on_fake_gpu(subject, moved)
-    return check_builder.check_empty_model(subject, Name.MOVE) or _Proof(subject, device_name, moved).check()
+        move, device_name, kind = _move_model(subject, destination), str(destination), destination.type
+    if move.has_own_move and kind in (FAKE_CUDA, "meta"):
+        compare_on_cpu(subject, move)
+    if move.has_own_move and kind in ("cpu", "meta"):
+        _try_way_back_on_fake_gpu(subject, move)
+    return check_builder.check_empty_model(subject, Name.MOVE) or _Proof(subject, device_name, move).check()
 
 
 def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
@@ -68,14 +68,14 @@ def move_to_fake_gpu(subject: ModelUnderTest) -> MoveResult:
 
     A plain model needs no fake GPU, whose import takes as long as importing torch: `nn.Module._apply` decides alone.
     """
-    moved = _move_plain_model(subject)
-    if moved is not None:
-        return moved
-    moved = _move_once_to_fake_gpu(subject, fake_gpu.use_fake_gpu, values=False)
-    if not moved.reasons or any(row.device == "meta" for row in subject.state.tensors):
-        return moved
+    move = _move_plain_model(subject)
+    if move is not None:
+        return move
+    move = _move_once_to_fake_gpu(subject, fake_gpu.use_fake_gpu, values=False)
+    if not move.reasons or any(row.device == "meta" for row in subject.state.tensors):
+        return move
     moved_with_values = _move_once_to_fake_gpu(subject, fake_gpu_values.use_fake_gpu_with_values, values=True)
-    return moved_with_values if not moved_with_values.reasons else moved
+    return moved_with_values if not moved_with_values.reasons else move
 
 
 def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
@@ -101,33 +101,33 @@ def _is_plain_on_cpu(tensor: torch.Tensor) -> bool:
 
 
 def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuContext, *, values: bool) -> MoveResult:
-    moved = MoveResult(call=_FAKE_MOVE)
+    move = MoveResult(call=_FAKE_MOVE)
     try:
         module = subject.build_used(values=values)
-        moved.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
-        moved.has_own_move = measure.has_own_move(module, module.modules())
+        move.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
+        move.has_own_move = measure.has_own_move(module, module.modules())
         with context(DeviceWatch(fake_gpu.DEVICE)) as record:
             with subject.user_code(f"moving the model to {fake_gpu.DISPLAY_NAME}"):
-                moved_module = moved.record_returned(subject, module, module.to(fake_gpu.DEVICE))
-            moved.after = {
+                moved_module = move.record_returned(subject, module, module.to(fake_gpu.DEVICE))
+            move.after = {
                 name: fake_gpu.describe_device_after_move(tensor, record)
                 for name, tensor in measure.map_tensors(moved_module).items()
             }
             if moved_module is not module:
-                moved.why_no_way_back = "the class's own .to returns another model"  # which may be the user's own
-            elif moved.has_own_move:
-                _move_back(subject, module, moved)
+                move.why_no_way_back = "the class's own .to returns another model"  # which may be the user's own
+            elif move.has_own_move:
+                _move_back(subject, module, move)
     except ModelError as error:
-        moved.reasons.append(fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__))
-    return moved
+        move.reasons.append(fake_gpu.describe_failure(check_builder.get_reason(subject, error), error.__cause__))
+    return move
 
 
-def _move_back(subject: ModelUnderTest, module: nn.Module, moved: MoveResult) -> None:
+def _move_back(subject: ModelUnderTest, module: nn.Module, move: MoveResult) -> None:
     with subject.user_code("moving the model back"):
         module = move_model(module, "cpu")
     returned_devices = {name: fake_gpu.describe_device(tensor) for name, tensor in measure.map_tensors(module).items()}
-    moved.stuck_devices = find_stuck(moved.after, returned_devices, fake_gpu.DISPLAY_NAME)
-    moved.call += " and back"
+    move.stuck_devices = find_stuck(move.after, returned_devices, fake_gpu.DISPLAY_NAME)
+    move.call += " and back"
 
 
 def parse_device(text: str) -> torch.device:
@@ -155,15 +155,15 @@ class MoveResult:
     call: str = ""
     lost_model: Finding | None = None
 
-    def record_returned(self, subject: ModelUnderTest, module: nn.Module, returned: object) -> nn.Module:
+    def record_returned(self, subject: ModelUnderTest, module: nn.Module, returned_object: object) -> nn.Module:
         """Return the model from `.to`, or the moved model, with a finding, if `.to` returned something else."""
-        if not isinstance(returned, nn.Module):
-            self.lost_model = _build_lost_finding(subject, type(module), returned)
-        return get_moved_model(module, returned)
+        if not isinstance(returned_object, nn.Module):
+            self.lost_model = _build_lost_finding(subject, type(module), returned_object)
+        return get_moved_model(module, returned_object)
 
 
-def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned: object) -> Finding:
-    type_text = "None" if returned is None else f"a {type(returned).__name__}"
+def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returned_object: object) -> Finding:
+    type_text = "None" if returned_object is None else f"a {type(returned_object).__name__}"
     message = f"{owner.__name__}.to returns {type_text}, so model = model.to(...) loses the model"
     return check_builder.build_finding(
         subject,
@@ -177,17 +177,17 @@ def _build_lost_finding(subject: ModelUnderTest, owner: type[nn.Module], returne
 class _Proof:
     """Judge each tensor by its devices; `device_name` is the requested device."""
 
-    def __init__(self, subject: ModelUnderTest, device_name: str, moved: MoveResult) -> None:
+    def __init__(self, subject: ModelUnderTest, device_name: str, move: MoveResult) -> None:
         self._subject, self._device_name = subject, device_name
         self._stand_in: ModelState = check_builder.measure_stand_in_move(subject)
         self._follows_device = {row.fqn: row.moves for row in self._stand_in.tensors}
         self._recomputed = self._stand_in.recomputed
         self._memos = check_builder.find_memos(subject)
-        self._moved = moved
+        self._moved = move
         self._recreation = recreated_by_forward.Recreation(
             subject, "device", lambda: recreated_by_forward.find_recreated_on_device(subject, device_name)
         )
-        self._findings: list[Finding] = [moved.lost_model] if moved.lost_model else []
+        self._findings: list[Finding] = [move.lost_model] if move.lost_model else []
 
     def check(self) -> Check:
         cells = {row.fqn: self._build_cell(row) for row in self._subject.state.tensors}
@@ -296,40 +296,38 @@ class _Proof:
 
 
 def _move_model(subject: ModelUnderTest, device: torch.device) -> MoveResult:
-    moved = MoveResult(call=f'.to("{device}")')
+    move = MoveResult(call=f'.to("{device}")')
     try:
         module = subject.build_used()
     except ModelError as error:
-        moved.reasons.append(check_builder.get_reason(subject, error))
-        return moved
+        move.reasons.append(check_builder.get_reason(subject, error))
+        return move
     tensors = measure.map_tensors(module)
-    moved.before = _list_devices(tensors)
-    if set(moved.before.values()) == {"meta"} and device.type != "meta":
-        moved.reasons.append(
+    move.before = _list_devices(tensors)
+    if set(move.before.values()) == {"meta"} and device.type != "meta":
+        move.reasons.append(
             f"the model was built on meta and has no values to move to {device}; build the model on the cpu: "
             "--init-device cpu"
         )
-        return moved
-    moved.has_own_move = measure.has_own_move(module, module.modules())
+        return move
+    move.has_own_move = measure.has_own_move(module, module.modules())
     if device.type == "meta":
-        _move_there(subject, module, device, moved)
+        _move_there(subject, module, device, move)
     else:
-        _move_there_and_back(subject, module, device, tensors, moved)
-    return moved
+        _move_there_and_back(subject, module, device, tensors, move)
+    return move
 
 
-def _move_there(
-    subject: ModelUnderTest, module: nn.Module, device: torch.device, moved: MoveResult
-) -> nn.Module | None:
+def _move_there(subject: ModelUnderTest, module: nn.Module, device: torch.device, move: MoveResult) -> nn.Module | None:
     """Return the moved model; None if the move raised."""
-    returned, error_text = check_builder.run_user_code(
+    returned_object, error_text = check_builder.run_user_code(
         subject, f'moving the model to "{device}"', lambda: module.to(device)
     )
     if error_text:
-        moved.reasons.append(error_text)
+        move.reasons.append(error_text)
         return None
-    moved_module = moved.record_returned(subject, module, returned)
-    moved.after = _list_devices(measure.map_tensors(moved_module))
+    moved_module = move.record_returned(subject, module, returned_object)
+    move.after = _list_devices(measure.map_tensors(moved_module))
     return moved_module
 
 
@@ -338,24 +336,26 @@ def _move_there_and_back(
     module: nn.Module,
     device: torch.device,
     tensors: dict[str, torch.Tensor],
-    moved: MoveResult,
+    move: MoveResult,
 ) -> None:
     # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
     tensor_bits.perturb(tensor for tensor in tensors.values() if type(tensor) is nn.Parameter)
     before = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
-    moved_module = _move_there(subject, module, device, moved)
+    moved_module = _move_there(subject, module, device, move)
     if moved_module is None:
         return
-    moved.call += " and back"
-    returned, error_text = check_builder.run_user_code(subject, "moving the model back", lambda: moved_module.to("cpu"))
+    move.call += " and back"
+    returned_object, error_text = check_builder.run_user_code(
+        subject, "moving the model back", lambda: moved_module.to("cpu")
+    )
     if error_text:
-        moved.reasons.append(error_text)
+        move.reasons.append(error_text)
         return
-    after = measure.map_tensors(get_moved_model(moved_module, returned))
-    moved.stuck_devices = find_stuck(moved.after, _list_devices(after), str(device))
+    after = measure.map_tensors(get_moved_model(moved_module, returned_object))
+    move.stuck_devices = find_stuck(move.after, _list_devices(after), str(device))
     for name, tensor in before.items():
         if name in after and tensor is not None and tensor_bits.is_same(tensor, after[name]) is False:
-            moved.changed[name] = _describe_difference(tensor, after[name])
+            move.changed[name] = _describe_difference(tensor, after[name])
 
 
 def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], device_name: str) -> dict[str, str]:
@@ -367,22 +367,22 @@ def find_stuck(devices_there: dict[str, str], devices_back: dict[str, str], devi
     }
 
 
-def compare_on_cpu(subject: ModelUnderTest, moved: MoveResult) -> None:
+def compare_on_cpu(subject: ModelUnderTest, move: MoveResult) -> None:
     """Record changes of values by the model's own code, there and back on the CPU; a model on meta has no values."""
     if any(row.device == "meta" for row in subject.state.tensors):
         return
     moved_on_cpu = _move_model(subject, torch.device("cpu"))
-    moved.changed = moved_on_cpu.changed
-    moved.reasons += moved_on_cpu.reasons
-    moved.call += ", values compared on the cpu"
+    move.changed = moved_on_cpu.changed
+    move.reasons += moved_on_cpu.reasons
+    move.call += ", values compared on the cpu"
 
 
-def _try_way_back_on_fake_gpu(subject: ModelUnderTest, moved: MoveResult) -> None:
+def _try_way_back_on_fake_gpu(subject: ModelUnderTest, move: MoveResult) -> None:
     """Record tensors not coming back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
     fake_move = move_to_fake_gpu(subject)
-    moved.stuck_devices = fake_move.stuck_devices
+    move.stuck_devices = fake_move.stuck_devices
     why = next(iter(fake_move.reasons), fake_move.why_no_way_back)
-    moved.call += f"; the move back was not checked: {why}" if why else ", to a fake CUDA device and back"
+    move.call += f"; the move back was not checked: {why}" if why else ", to a fake CUDA device and back"
 
 
 def _describe_difference(before: torch.Tensor, after: torch.Tensor) -> str:

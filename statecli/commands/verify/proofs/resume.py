@@ -48,14 +48,14 @@ class _Proof(Proof):
     def _run(self) -> None:
         trainer = Trainer(self._subject, self._made_by)
         training = trainer.train()
-        loaded, resumed = trainer.resume(training)
+        loaded_values, resumed = trainer.resume(training)
         # A slot that the training has removed, such as a hook of the first call, is not state.
-        unrestored_slots = [slot for slot in _list_differing(training.values, loaded) if slot in training.values]
+        unrestored_slots = [slot for slot in _list_differing(training.values, loaded_values) if slot in training.values]
         recovered = find_effect(training.record, resumed) is None and not _list_differing(
             training.record.values, resumed.values, unrestored_slots
         )
         if not recovered:
-            self._find_causes(trainer, training, loaded, unrestored_slots)
+            self._find_causes(trainer, training, loaded_values, unrestored_slots)
         for row in self._subject.state.tensors:
             if row.fqn in self._subject.state.recomputed:
                 self._cells[row.fqn] = check_builder.skip_cell(check_builder.RECOMPUTED_REASON)
@@ -65,7 +65,7 @@ class _Proof(Proof):
     # --- causes --------------------------------------------------------------------------------------------------
 
     def _find_causes(
-        self, trainer: Trainer, training: SavedTraining, loaded: Values, unrestored_slots: list[Slot]
+        self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> None:
         _, complete = trainer.resume(training, unrestored_slots)
         if (effect := find_effect(training.record, complete)) is not None:
@@ -74,11 +74,11 @@ class _Proof(Proof):
         # Two trainings with equal values differ in the time of day, or in an object that cannot be read.
         unstable = frozenset(_list_differing(training.record.values, complete.values))
         unrestored_slots = self._leave_metrics_out(
-            trainer, training, loaded, [slot for slot in unrestored_slots if slot not in unstable]
+            trainer, training, loaded_values, [slot for slot in unrestored_slots if slot not in unstable]
         )
         for slot in unrestored_slots[:MAX_SLOTS]:
             _, record = trainer.resume(training, [other for other in unrestored_slots if other is not slot])
-            self._judge(slot, training, loaded, record)
+            self._judge(slot, training, loaded_values, record)
         if len(unrestored_slots) > MAX_SLOTS:
             self._reasons.append(
                 f"a load does not restore {plural(len(unrestored_slots) - MAX_SLOTS, 'more value')}; statecli did not "
@@ -86,7 +86,7 @@ class _Proof(Proof):
             )
 
     def _leave_metrics_out(
-        self, trainer: Trainer, training: SavedTraining, loaded: Values, unrestored_slots: list[Slot]
+        self, trainer: Trainer, training: SavedTraining, loaded_values: Values, unrestored_slots: list[Slot]
     ) -> list[Slot]:
         """Return the slots without metrics, if the training does not differ by all metrics together."""
         self._metrics = MetricStates(training.module)
@@ -98,7 +98,7 @@ class _Proof(Proof):
         if find_effect(training.record, record, excluded_slots=metric_slots) is not None:
             return unrestored_slots
         for slot in metric_slots:
-            for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded.get(slot))):
+            for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded_values.get(slot))):
                 self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST)
         return others
 
@@ -116,7 +116,7 @@ class _Proof(Proof):
             "look for an iterator, or an object of a library written in C"
         )
 
-    def _judge(self, slot: Slot, training: SavedTraining, loaded: Values, record: Record) -> None:
+    def _judge(self, slot: Slot, training: SavedTraining, loaded_values: Values, record: Record) -> None:
         """Report a value that alone was kept after the load, if the training differs."""
         effect = find_effect(training.record, record, excluded_slots=(slot,))
         remains = bool(list_differing_parts(training.record.values.get(slot), record.values.get(slot)))
@@ -125,18 +125,18 @@ class _Proof(Proof):
         is_harmless = _is_of_torch(slot, training) or self._is_of_metric(slot)
         if effect is None and (not (remains and is_changed) or is_harmless):
             return
-        differing = list_differing_parts(training.values.get(slot), loaded.get(slot))
+        differing = list_differing_parts(training.values.get(slot), loaded_values.get(slot))
         consequence = effect or "in the steps that statecli ran, no output depends on the value"
         rows = self._list_rows(slot, differing)
         if rows:
-            running = all(part in loaded.get(slot, {}) for part in differing)
+            running = all(part in loaded_values.get(slot, {}) for part in differing)
             case = "lost" if effect or running else "no effect"
             for row in rows:
                 help = MAKE_PERSISTENT if self._is_of_metric(slot) else self._build_tensor_fix(row)
                 self._report_tensor(row, consequence, case, help, is_changed=is_changed, is_saved=is_saved)
             return
         case = "lost" if effect else "no effect"
-        self._report_value(slot, training, loaded, differing, consequence, case)
+        self._report_value(slot, training, loaded_values, differing, consequence, case)
 
     def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
         """Return the rows of the differing tensors in a slot."""
@@ -183,7 +183,7 @@ class _Proof(Proof):
         self,
         slot: Slot,
         training: SavedTraining,
-        loaded: Values,
+        loaded_values: Values,
         differing: list[str],
         consequence: str,
         case: str,
@@ -194,7 +194,7 @@ class _Proof(Proof):
         if is_generator:
             loss = "the random generator starts again in a new instance"
         else:
-            loss = _describe_loss(slot, part, training.values, loaded)
+            loss = _describe_loss(slot, part, training.values, loaded_values)
         message = f"{name}: {loss}, because state_dict() does not contain the value: {consequence}"
         fix = self._build_fix(slot, part, training)
         if slot.place == "module":
@@ -242,9 +242,9 @@ def _list_differing(first: Values, second: Values, candidates: Collection[Slot] 
 _MAX_SHOWN = 40
 
 
-def _describe_loss(slot: Slot, part: str, saved: Values, loaded: Values) -> str:
+def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: Values) -> str:
     """Describe the saved value and the value in the resumed training, if both are short."""
-    before, after = (_describe_value(values.get(slot, {}), part) for values in (saved, loaded))
+    before, after = (_describe_value(values.get(slot, {}), part) for values in (saved_values, loaded_values))
     if slot.place == "module" and before is not None and after is not None and before != after:
         return f"{before} when saved, {after} in a new instance after the load"
     return "other values in a new instance after the load"

@@ -61,17 +61,17 @@ class _Proof(Proof):
         self._target = target
         with _restore_shared(source, target) as put_back:
             target_tensors = measure.map_tensors(target)
-            loaded = self._write(source, target_tensors)
+            loaded_state = self._write(source, target_tensors)
             put_back()
             self._unproved = self._find_unproved(target_tensors)
-            strictly = self._load(target, loaded)
+            strictly = self._load(target, loaded_state)
             restored = measure.map_tensors(target)
             unsaved_rows = [
-                row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded)
+                row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded_state)
             ]
             put_back()  # loading B wrote to what the next instances hold as well
             self._judge_not_saved(unsaved_rows)
-            _Safetensors(self, target, loaded).prove(strictly)
+            _Safetensors(self, target, loaded_state).prove(strictly)
 
     def _write(self, source: nn.Module, target_tensors: Mapping[str, torch.Tensor]) -> Any:
         """Overwrite A, and return its state_dict after `torch.save` and `torch.load`. `target_tensors`: those of B."""
@@ -84,14 +84,14 @@ class _Proof(Proof):
         with self._subject.user_code("state_dict()"):
             state = source.state_dict()
         with self._subject.user_code("torch.save and torch.load of the state_dict"):
-            loaded, refused = save_roundtrip.copy_state_dict(state)
+            loaded_state, refused_type = save_roundtrip.copy_state_dict(state)
         # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
-        if refused is not None and "Uninitialized" not in refused:
-            refused_text = f", which contains a {refused}" if refused else ""
+        if refused_type is not None and "Uninitialized" not in refused_type:
+            refused_text = f", which contains a {refused_type}" if refused_type else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{refused_text}"
             help = "return only plain data from get_extra_state: tensors, numbers, text, and lists and dicts of these"
             self.report(rules.NOT_PLAIN_DATA, message, None, help=help)
-        return loaded
+        return loaded_state
 
     def _find_unproved(self, target_tensors: Mapping[str, torch.Tensor]) -> set[str]:
         """Return the names with equal values in A and B before the load; impossible for many changed elements."""
@@ -105,12 +105,12 @@ class _Proof(Proof):
         }
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
-    def _load(self, target: nn.Module, loaded: Any) -> bool:
+    def _load(self, target: nn.Module, loaded_state: Any) -> bool:
         """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
-        self._loaded = loaded
+        self._loaded = loaded_state
         doing = "load_state_dict(strict=True) with the model's state_dict"
         _, error_text = check_builder.run_user_code(
-            self._subject, doing, lambda: target.load_state_dict(loaded, strict=True)
+            self._subject, doing, lambda: target.load_state_dict(loaded_state, strict=True)
         )
         if error_text is None:
             return True
@@ -126,7 +126,7 @@ class _Proof(Proof):
 
     # --- what came back ------------------------------------------------------------------------------------------
 
-    def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded: Any) -> bool:
+    def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: Any) -> bool:
         """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
         name, expected = row.fqn, self._expected.get(row.fqn)
         if expected is None:
@@ -140,7 +140,7 @@ class _Proof(Proof):
         if has_same_bits and name not in self._unproved:
             self._saved[name] = self._restored[name] = Cell(Verdict.PASSED)
             return True
-        entry = loaded.get(name) if isinstance(loaded, Mapping) else None
+        entry = loaded_state.get(name) if isinstance(loaded_state, Mapping) else None
         if not isinstance(entry, torch.Tensor):
             return False
         self._judge_different(row, expected, entry, restored_tensor)
@@ -299,9 +299,9 @@ _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
 class _Safetensors:
     """The state_dict through `safetensors.torch.save`, loaded into B after an overwrite."""
 
-    def __init__(self, proof: _Proof, target: nn.Module, loaded: Any) -> None:
+    def __init__(self, proof: _Proof, target: nn.Module, loaded_state: Any) -> None:
         self._proof, self._target = proof, target
-        self._entries: dict[str, Any] = dict(loaded) if isinstance(loaded, Mapping) else {}
+        self._entries: dict[str, Any] = dict(loaded_state) if isinstance(loaded_state, Mapping) else {}
         self._refused: dict[str, str] = {}
         self._why_incomplete: str | None = None
         self._altered: dict[str, torch.Tensor] = {}

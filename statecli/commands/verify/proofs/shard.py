@@ -104,9 +104,9 @@ class _Proof(Proof):
             raise ModelError("fully_shard() needs torch 2.6 or later") from None
         module = self._subject.build_fresh()
         aliases = _list_aliases(module)
-        refused = {name: why for name, tensor in module.named_parameters() if (why := _explain_refusal(tensor))}
-        ignored = {tensor for name, tensor in module.named_parameters() if name in refused}
-        for name, why in refused.items():
+        refusals = {name: why for name, tensor in module.named_parameters() if (why := _explain_refusal(tensor))}
+        ignored = {tensor for name, tensor in module.named_parameters() if name in refusals}
+        for name, why in refusals.items():
             message = f"{name}: fully_shard() refuses {why.what}"
             self.report(rules.NOT_SHARDABLE, message, name, help=why.advice)
             self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {why.what}")
@@ -119,14 +119,14 @@ class _Proof(Proof):
                 severity = STALE_VIEW.cases["trained"]
                 self.report(STALE_VIEW, f"{message}: {effect}", entry.fqn, help=STALE_VIEW_HELP, severity=severity)
         sharded = (name for name, tensor in measure.map_tensors(module).items() if isinstance(tensor, DTensor))
-        return frozenset(sharded) | frozenset(refused)
+        return frozenset(sharded) | frozenset(refusals)
 
     def _find_random(self, rows: Iterable[TensorInfo]) -> frozenset[str]:
         """Return the names of tensors to which the constructor gives other values each time."""
         random = {row.fqn for row in rows if row.rebuilt is False}
-        saved = {row.fqn: row.elements for row in rows if row.kind is Kind.BUFFER and row.rebuilt is None}
-        if saved and self._subject.rebuilds:
-            rebuilds = compare_builds(lambda seed: self._subject.build_fresh(values=True, seed=seed), saved)
+        saved_elements = {row.fqn: row.elements for row in rows if row.kind is Kind.BUFFER and row.rebuilt is None}
+        if saved_elements and self._subject.rebuilds:
+            rebuilds = compare_builds(lambda seed: self._subject.build_fresh(values=True, seed=seed), saved_elements)
             random |= {name for name, rebuild in rebuilds.items() if rebuild is Rebuild.DIFFERENT}
         return frozenset(random)
 
@@ -175,8 +175,8 @@ class _Proof(Proof):
                 f"{registration_rules.LEFT_OUT} {wrappers}: {effect}"
             )
             rule = registration_rules.choose_rule(row)
-            measured = measure_effect(row, is_lost=lambda: is_diverging, is_harmless=lambda: bool(row.rebuilt))
-            self.report(rule, message, row.fqn, severity=decide_tensor_severity(row, measured))
+            measured_effect = measure_effect(row, is_lost=lambda: is_diverging, is_harmless=lambda: bool(row.rebuilt))
+            self.report(rule, message, row.fqn, severity=decide_tensor_severity(row, measured_effect))
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
             message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"

@@ -54,8 +54,8 @@ def find_optimizer_class(name: str | type) -> type[torch.optim.Optimizer]:
     }
     if name.lower() in classes:
         return classes[name.lower()]
-    near = difflib.get_close_matches(name.lower(), classes, 1)
-    hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(classes))}"
+    similar_names = difflib.get_close_matches(name.lower(), classes, 1)
+    hint = f"did you mean {similar_names[0]}?" if similar_names else f"choose one of {', '.join(sorted(classes))}"
     raise UsageError(f"{option('--optimizer', name)}: torch.optim does not have this class; {hint}")
 
 
@@ -143,8 +143,8 @@ def skip_unreached(check: Check) -> Check:
     Applies if the user requested neither the proof nor these inputs.
     """
     cells = [cell for column in check.columns for cell in column.cells.values()]
-    unsure = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
-    if check.verdict is Verdict.INCONCLUSIVE and unsure == {_NOT_REACHED}:
+    inconclusive_reasons = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
+    if check.verdict is Verdict.INCONCLUSIVE and inconclusive_reasons == {_NOT_REACHED}:
         return replace(check, verdict=Verdict.SKIPPED)
     return check
 
@@ -226,8 +226,10 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> C
     return verdicts.fail(rules.NON_FINITE_GRADIENT, name, why, help)
 
 
-def _describe_not_chosen(sibling: str | None, when: str = "") -> str:
-    return f"forward does not use the parameter{when}{f', but uses {sibling}' if sibling else ''}: give more inputs"
+def _describe_not_chosen(sibling: str | None, rounds_text: str = "") -> str:
+    return (
+        f"forward does not use the parameter{rounds_text}{f', but uses {sibling}' if sibling else ''}: give more inputs"
+    )
 
 
 def _judge_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
@@ -260,8 +262,8 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
         explanation = "NaN and infinite values of the output do not count in the loss"
         return f"the gradient is zero, but {explanation}: {_OTHER_INPUTS_HELP}"
     if leaf.idle:
-        when = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
-        return _describe_not_chosen(_find_sibling(verdicts, name), when if leaf.idle < run.rounds else "")
+        rounds_text = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
+        return _describe_not_chosen(_find_sibling(verdicts, name), rounds_text if leaf.idle < run.rounds else "")
     if run.still_growing:
         why = "another parameter got its first gradient in the last round"
         return (
@@ -358,8 +360,8 @@ def _find_chosen_sibling(verdicts: _StepVerdicts, name: str) -> str | None:
 
 def _find_sibling(verdicts: _StepVerdicts, name: str, *, always: bool = True) -> str | None:
     """Return another tensor with a gradient and the same name but for numbers; `always`: in each round."""
-    chosen = verdicts.reached if always else verdicts.reached_at_times
-    return next((other for other in chosen.get(_DIGITS.sub("#", name), ()) if other != name), None)
+    names_by_pattern = verdicts.reached if always else verdicts.reached_at_times
+    return next((other for other in names_by_pattern.get(_DIGITS.sub("#", name), ()) if other != name), None)
 
 
 # --- updated ------------------------------------------------------------------------------------------------
@@ -430,8 +432,8 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
         return check_builder.skip_cell(f"frozen, and unchanged in {plural(verdicts.run.rounds, 'round')}")
     if "step" not in causes:
         return check_builder.skip_cell(_CHANGED_BY_FORWARD)
-    tied = verdicts.run.subject.rows_by_fqn[name].tied_to
-    shares = f", because it shares memory with {tied[0]}" if tied else ""
+    tied_names = verdicts.run.subject.rows_by_fqn[name].tied_to
+    shares = f", because it shares memory with {tied_names[0]}" if tied_names else ""
     why = f"frozen, but the step of the optimizer changes the tensor{shares}"
     return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone the frozen tensor, or freeze both tensors")
 
@@ -441,9 +443,9 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 
 def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
     """Noted, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
-    changed = [name for name, causes in run.changed_by.items() if "forward" in causes]
+    changed_names = [name for name, causes in run.changed_by.items() if "forward" in causes]
     frozen = run.frozen - set(run.leaf_records)
     return {
         name: Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD if name in frozen else None)
-        for name in changed
+        for name in changed_names
     }
