@@ -201,10 +201,10 @@ def test_what_differs_is_shown_and_nothing_else(save, data, place):
 
 
 def compare_read_states(
-    first: ModelState, second: ModelState, *cut: str | None, paired: dict[str, str] | None = None
+    first: ModelState, second: ModelState, *cut: str | None, section_pairs: dict[str, str] | None = None
 ) -> list:
     """Return the scalars that differ between two loaded states, and the notes."""
-    changes, _, notes = scalars.compare_settings(first, second, cut or (None, None), paired or {})
+    changes, _, notes = scalars.compare_settings(first, second, cut or (None, None), section_pairs or {})
     return [*changes, *notes]
 
 
