@@ -16,7 +16,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.rule import Rule
 from statecli.core.units import format_shape
-from statecli.rules.audit_rule import Issue, convert_finding, judges, report_tensor, rule
+from statecli.rules.audit_rule import Issue, convert_finding, report_tensor, rule, rule_for
 from statecli.rules.audit_subject import Subject, needs_class_or_reference
 
 
@@ -73,17 +73,17 @@ def _build_issue(subject: Subject, change: Change, text: str, help: str | None =
     return Issue(f"{section}{change.fqn}: {text}", change.fqn, change.section, help)
 
 
-def _reference_name(subject: Subject) -> str:
+def _name_reference(subject: Subject) -> str:
     return subject.reference_diff.before.target if subject.reference_diff else ""
 
 
 def _describe_reference(subject: Subject, change: Change) -> str:
     """Return the name of the reference, with the section of the change if the reference has several."""
     has_sections = subject.reference_diff is not None and len(subject.reference_diff.before.sections) > 1
-    return _reference_name(subject) + (f"#{change.section}" if has_sections else "")
+    return _name_reference(subject) + (f"#{change.section}" if has_sections else "")
 
 
-@judges(MISSING_ENTRY, needs_class_or_reference)
+@rule_for(MISSING_ENTRY, needs_class_or_reference)
 def missing_entry(subject: Subject) -> Iterator[Issue]:
     """Yield the keys missing in a strict load, and the entries of the reference alone."""
     yield from _report_load_findings(subject, MISSING_ENTRY)
@@ -92,27 +92,27 @@ def missing_entry(subject: Subject) -> Iterator[Issue]:
         yield _build_issue(subject, change, f"missing; {_describe_reference(subject, change)} has this tensor")
 
 
-@judges(UNEXPECTED_ENTRY, needs_class_or_reference)
+@rule_for(UNEXPECTED_ENTRY, needs_class_or_reference)
 def unexpected_entry(subject: Subject) -> Iterator[Issue]:
     """Yield the keys unexpected in a strict load, and the entries missing in the reference."""
     yield from _report_load_findings(subject, UNEXPECTED_ENTRY)
     yield from _report_load_notes(subject, UNEXPECTED_ENTRY, OddityKind.NOT_READ_BY_CLASS)
     for change in _select_changes(subject, status=Status.ADDED):
-        yield _build_issue(subject, change, f"unexpected; {_reference_name(subject)} does not have this tensor")
+        yield _build_issue(subject, change, f"unexpected; {_name_reference(subject)} does not have this tensor")
 
 
 def _format_shape(row: TensorInfo | None) -> str:
     return format_shape(row.shape) if row else "?"
 
 
-@judges(SHAPE_MISMATCH, needs_class_or_reference)
+@rule_for(SHAPE_MISMATCH, needs_class_or_reference)
 def shape_mismatch(subject: Subject) -> Iterator[Issue]:
     """Yield tensors whose shape is refused by a load, and tensors of another shape in the reference."""
     yield from _report_load_findings(subject, SHAPE_MISMATCH)
     for change in _select_changes(subject, Field.SHAPE):
         shape, reference_shape = _format_shape(change.after), _format_shape(change.before)
         yield _build_issue(
-            subject, change, f"shape {shape} differs from {reference_shape} in {_reference_name(subject)}"
+            subject, change, f"shape {shape} differs from {reference_shape} in {_name_reference(subject)}"
         )
 
 
@@ -131,7 +131,7 @@ def dtype_mismatch(subject: Subject) -> Iterator[Issue]:
     yield from _report_casts(subject)
     for change in _select_changes(subject, Field.DTYPE):
         if change.before and change.after:
-            text = f"dtype {change.after.dtype} differs from {change.before.dtype} in {_reference_name(subject)}"
+            text = f"dtype {change.after.dtype} differs from {change.before.dtype} in {_name_reference(subject)}"
             yield _build_issue(subject, change, text, f"cast the tensor to {change.before.dtype} before saving")
 
 
@@ -190,7 +190,7 @@ def broken_tie(subject: Subject) -> Iterator[Issue]:
     for change in _select_changes(subject, Field.TYING):
         if change.before and change.after:
             tie, reference_tie = _describe_tie(change.after), _describe_tie(change.before)
-            yield _build_issue(subject, change, f"{tie}, but in {_reference_name(subject)} the tensor {reference_tie}")
+            yield _build_issue(subject, change, f"{tie}, but in {_name_reference(subject)} the tensor {reference_tie}")
 
 
 def _describe_tie(row: TensorInfo) -> str:

@@ -130,7 +130,7 @@ def _dedent(docstring: str) -> str:
     return "\n".join([first, *(line[margin:] for line in lines)])
 
 
-def judges(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
+def rule_for(entry: Rule, *needs: Need) -> Callable[[Find], AuditRule]:
     """Decorate the generator function by which `audit` reports the findings of other commands under the same entry."""
 
     def build(find: Find) -> AuditRule:

@@ -36,7 +36,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
     unread_because: str | None = None
 
 
-def named_files(text: str) -> Iterator[NamedFile]:
+def list_named_files(text: str) -> Iterator[NamedFile]:
     """Yield the files named by their digest of a target on disk: a file, or the files directly in a folder."""
     path = split_section(text)[0]
     if files.is_remote(path) or not files.exists(path):

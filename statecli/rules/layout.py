@@ -107,19 +107,19 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
         for data in tensor.pieces:
             storage = data.storage
             # What is packed is taken out of its archive, never mapped.
-            if storage.path and storage.length and not storage.packing and storage.offset % _alignment(data.dtype):
+            if storage.path and storage.length and not storage.packing and storage.offset % _get_alignment(data.dtype):
                 first.setdefault(storage.path, (tensor, data))
                 counts[storage.path] = counts.get(storage.path, 0) + 1
     for path, (tensor, data) in first.items():
         others = counts[path] - 1
         more = f"; {plural(others, 'more tensor')} {'are' if others > 1 else 'is'} also misaligned" if others else ""
-        storage, size = data.storage, _alignment(data.dtype)
+        storage, size = data.storage, _get_alignment(data.dtype)
         text = f"{data.dtype} data begins at byte {storage.offset:,}, which is not a multiple of {size}{more}"
         yield report_tensor(subject, tensor, text, "load the file and save it again", place=storage.place)
 
 
 @lru_cache
-def _alignment(dtype: str) -> int:
+def _get_alignment(dtype: str) -> int:
     """Return the alignment of a dtype in bytes; a complex number is aligned as its two parts are."""
     size = max(ELEMENT_BITS.get(dtype, 8) // 8, 1)
     return size // 2 if dtype.startswith("complex") else size

@@ -14,7 +14,7 @@ from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
 from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn, join_names
-from statecli.rules.audit_rule import Issue, judges, rule
+from statecli.rules.audit_rule import Issue, rule, rule_for
 from statecli.rules.audit_subject import Subject, needs_lock, needs_locked_companions
 
 _RESTORE_FILE = "restore the file, or run `statecli lock` again if the change is intended"
@@ -57,13 +57,13 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     changes = subject.companions or CompanionChanges()
     for setting in changes.settings:
         message = f"setting differs from the lock: {describe_setting_change(setting)}"
-        yield Issue(message, help=_RESTORE_FILE, content=_sha256(repr(setting)))
+        yield Issue(message, help=_RESTORE_FILE, content=_hash(repr(setting)))
     for file in changes.files:
         message = f"{format_fqn(file.name)}: {_describe_file(file)}"
-        yield Issue(message, help=_RESTORE_FILE, content=_sha256(repr(file)))
+        yield Issue(message, help=_RESTORE_FILE, content=_hash(repr(file)))
 
 
-@judges(VALUES_NOT_LOCKED, needs_lock)
+@rule_for(VALUES_NOT_LOCKED, needs_lock)
 def values_not_locked(subject: Subject) -> Iterator[Issue]:
     """Yield a result if the lock has no digest of tensors that have values."""
     pairs = [(pair.locked, pair.tensor) for pair in subject.lock or () if pair.locked and pair.tensor]
@@ -93,11 +93,11 @@ def _compute_content(pair: LockMatch) -> str | None:
     line = pair.locked
     if pair.digest:
         sides = [(field, getattr(line, field, None), getattr(pair.tensor, field, None)) for field in pair.differ]
-        return _sha256(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
+        return _hash(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
 
 
-def _sha256(text: str) -> str:
+def _hash(text: str) -> str:
     import hashlib
 
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

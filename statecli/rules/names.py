@@ -11,7 +11,7 @@ from statecli.core.load_rules import WRAPPER_PREFIX
 from statecli.core.model_state import Kind
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
-from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
 from statecli.rules.audit_subject import Subject
 
 #: Kinds of tensors that a model loads.
@@ -72,7 +72,7 @@ def _needs_checkpoint(subject: Subject) -> str | None:
     return "a class defines its own names" if subject.state.traits.is_class else None
 
 
-@judges(WRAPPER_PREFIX, _needs_checkpoint)
+@rule_for(WRAPPER_PREFIX, _needs_checkpoint)
 def wrapper_prefix(subject: Subject) -> Iterator[Issue]:
     """Yield a result for each section whose names have a part that a wrapper added."""
     findings = subject.load_diff.findings if subject.load_diff else ()

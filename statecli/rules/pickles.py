@@ -37,7 +37,7 @@ def _find_foreign_names(pickle: ScannedPickle, of_script: bool = False) -> list[
     """Return the names that are not clean, each with its known harm or None. Code records no clean names."""
     if pickle.doer:
         return [(mention, mention.misuse) for mention in pickle.names]
-    names = [name if of_script else _treat_as_python(name) for name in pickle.names]
+    names = [name if of_script else _mark_foreign_script_class(name) for name in pickle.names]
     return [(mention, known_names.find_harm(mention)) for mention in names if not _is_clean(mention)]
 
 
@@ -51,7 +51,7 @@ def _find_all_foreign_names(subject: Subject) -> Iterator[tuple[ScannedPickle, M
             yield pickle, mention, harm
 
 
-def _treat_as_python(mention: Mention) -> Mention:
+def _mark_foreign_script_class(mention: Mention) -> Mention:
     """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import the class."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention

@@ -10,7 +10,7 @@ from statecli.core.model_state import Evidence, Kind, NoteKind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, UNTIED_BY_MOVE, report_broken_ties
 from statecli.core.rule import Rule
 from statecli.core.severity import decide_tensor_severity, is_trainable
-from statecli.rules.audit_rule import Issue, convert_finding, judges, rule
+from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
 from statecli.rules.audit_subject import Subject, needs_module
 
 
@@ -41,7 +41,7 @@ def _describe_consequences(row: TensorInfo) -> str:
     return ", ".join(parts)
 
 
-@judges(registration_rules.UNREGISTERED_TENSOR, needs_module)
+@rule_for(registration_rules.UNREGISTERED_TENSOR, needs_module)
 def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that neither require grad nor belong to an unregistered module."""
     stored = _is_archive(subject)
@@ -61,7 +61,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(row, f"not registered: {text}", severity, help)
 
 
-@judges(registration_rules.UNREGISTERED_PARAMETER, needs_module)
+@rule_for(registration_rules.UNREGISTERED_PARAMETER, needs_module)
 def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered tensors that require grad."""
     severity, help = (unregistered_parameter.cases["kept"], _STORED) if _is_archive(subject) else (None, None)
@@ -71,7 +71,7 @@ def unregistered_parameter(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(row, f"requires grad but is not a parameter: {consequences}", severity, help)
 
 
-@judges(registration_rules.UNREGISTERED_MODULE, needs_module)
+@rule_for(registration_rules.UNREGISTERED_MODULE, needs_module)
 def unregistered_module(subject: Subject) -> Iterator[Issue]:
     """Yield the unregistered modules that hold tensors."""
     rows_by_module: dict[str, list[TensorInfo]] = {}
@@ -129,13 +129,13 @@ def buffer_requires_grad(subject: Subject) -> Iterator[Issue]:
             yield _build_issue(row, text, help="use nn.Parameter to train the tensor, or detach() it")
 
 
-@judges(STALE_VIEW, needs_module)
+@rule_for(STALE_VIEW, needs_module)
 def stale_view(subject: Subject) -> Iterator[Issue]:
     """Yield the further names that a move leaves at the old memory."""
     return _report_broken_ties(subject, STALE_VIEW)
 
 
-@judges(UNTIED_BY_MOVE, needs_module)
+@rule_for(UNTIED_BY_MOVE, needs_module)
 def untied_by_move(subject: Subject) -> Iterator[Issue]:
     """Yield the tied names that a move parts."""
     return _report_broken_ties(subject, UNTIED_BY_MOVE)

@@ -258,7 +258,7 @@ def _report_odd_dtypes(subject: Subject, stack: Stack) -> Iterator[Issue]:
         dtypes = [subject.state.tensors[n].dtype for n in positions.values()]
         if (odd_layer := _find_odd_layer(stack, positions, dtypes)) is not None:
             tensor = subject.state.tensors[positions[odd_layer]]
-            others = f"{_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({inner_name})"
+            others = f"{_get_most_common_value(dtypes)} in the other {len(dtypes) - 1} layers ({inner_name})"
             help = "convert the tensor to the dtype that it has in the other layers"
             yield report_tensor(subject, tensor, f"dtype is {tensor.dtype}, but {others}", help)
 
@@ -271,7 +271,7 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
     for inner_name, positions in _list_common(stack):
         shapes = [subject.state.tensors[n].shape for n in positions.values()] if "." in inner_name else [None]
         if None not in shapes and (odd_layer := _find_odd_layer(stack, positions, shapes)) is not None:
-            tensor, usual = subject.state.tensors[positions[odd_layer]], format_shape(_most_common_value(shapes))
+            tensor, usual = subject.state.tensors[positions[odd_layer]], format_shape(_get_most_common_value(shapes))
             if (tensor.section, tensor.fqn) in reported:
                 continue
             others = f"{usual} in the other {len(shapes) - 1} layers"
@@ -279,7 +279,7 @@ def _report_odd_shapes(subject: Subject, stack: Stack, reported: Set[tuple[str, 
             yield report_tensor(subject, tensor, f"shape is {format_shape(tensor.shape)}, but {others}", help)
 
 
-def _most_common_value(values: Iterable[_T]) -> _T:
+def _get_most_common_value(values: Iterable[_T]) -> _T:
     return Counter(values).most_common(1)[0][0]
 
 
@@ -299,7 +299,7 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
     from statistics import median
 
     for _, positions in _list_common(stack):
-        sizes = {index: _typical_size(values[n]) for index, n in positions.items()}
+        sizes = {index: _get_typical_size(values[n]) for index, n in positions.items()}
         nonzero = {index: size for index, size in sizes.items() if size}
         if len(nonzero) < MIN_LAYERS or len(nonzero) < len(positions):
             continue
@@ -314,7 +314,7 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
             yield report_tensor(subject, tensor, text, help)
 
 
-def _typical_size(facts: Facts) -> float | None:
+def _get_typical_size(facts: Facts) -> float | None:
     if facts.elements == 1 and facts.reason is None and isinstance(facts.high, float):
         return abs(facts.high)
     return facts.typical if facts.reason is None and facts.elements >= MIN_ELEMENTS else None

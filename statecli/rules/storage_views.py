@@ -93,7 +93,7 @@ def group_by_storage(state: ModelState) -> list[Storage]:
             continue
         data = tensor.data
         is_single = data is not None and not tensor.parts and data.quantizer is None
-        for piece in (data,) if data is not None and is_single else _pieces(tensor):
+        for piece in (data,) if data is not None and is_single else _list_pieces(tensor):
             byte_range = piece.storage
             if byte_range.length and piece.inline is None:
                 storage = by_place.get(byte_range)
@@ -111,7 +111,7 @@ def _is_attribute(tensor: TensorInfo, piece: TensorData | None) -> bool:
     return quantizer is None or not (piece is quantizer.scales or piece is quantizer.zero_points)
 
 
-def _pieces(tensor: TensorInfo) -> Iterator[TensorData]:
+def _list_pieces(tensor: TensorInfo) -> Iterator[TensorData]:
     for piece in (tensor.data, *(piece for _, piece in tensor.parts)):
         if piece is not None:
             yield piece
@@ -194,10 +194,10 @@ def _split_by_period(views: list[View]) -> list[list[View]]:
     if not period:
         return [views]
     base = min(view.start for view in views)
-    return _split_by_span([(*_span_in_period(view, view.start - base, period), view) for view in views])
+    return _split_by_span([(*_compute_span_in_period(view, view.start - base, period), view) for view in views])
 
 
-def _span_in_period(view: View, start: int, period: int) -> tuple[int, int]:
+def _compute_span_in_period(view: View, start: int, period: int) -> tuple[int, int]:
     """Return first byte and end of the view within a period; (0, period) if the view continues into the next period."""
     inner = sum((count - 1) * stride for count, stride in view.steps or () if stride % period)
     first, end = start % period, start % period + inner + 1

@@ -38,7 +38,7 @@ def _check_result(task: Any, result: Any) -> Checks:
     elif isinstance(result, Facts):
         yield from _check_facts(task.data.dtype, math.prod(task.data.shape), result)
     elif isinstance(result, Stats):
-        yield from _check_stats(task.tensor.elements * _values_per_element(task.tensor.dtype), result)
+        yield from _check_stats(task.tensor.elements * _get_values_per_element(task.tensor.dtype), result)
     elif isinstance(result, ChecksumMismatch) and result.place is not None:
         place = result.place
         yield "place", place.path in set(task.paths) and min(place.offset, place.length) >= 0
@@ -57,7 +57,7 @@ def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult
     yield "first_rows", all(0 <= row < (shape[0] if shape else 1) for row in result.first_rows)
 
 
-def _values_per_element(dtype: str) -> int:
+def _get_values_per_element(dtype: str) -> int:
     """Return how many values an element has."""
     element = find_element(dtype)
     return element.values if element else 1
@@ -72,18 +72,18 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
     equal_count = sum(count for _, count in comparison.equal)
     changeable = 0 if task.norm else task.count - equal_count
     tally = comparison.tally
-    yield from _check_counts(tally, changeable, (task.count - equal_count) * _values_per_element(task.before.dtype))
+    yield from _check_counts(tally, changeable, (task.count - equal_count) * _get_values_per_element(task.before.dtype))
     yield "first", (tally.first is None) is (tally.changed == 0)
     yield "first", tally.first is None or task.start <= tally.first < stop
     yield from _check_sums(tally)
-    yield "finite", tally.finite + tally.left_out in _possible_value_counts(task, task.count - equal_count)
+    yield "finite", tally.finite + tally.left_out in _list_value_counts(task, task.count - equal_count)
 
 
-def _possible_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
+def _list_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
     """Return the possible numbers of compared values, of so many elements whose bytes were not found equal."""
     # Views that overlap too much to be read have no values, only equal bytes.
     no_values = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
-    return (elements, elements * _values_per_element(task.before.dtype), *no_values)
+    return (elements, elements * _get_values_per_element(task.before.dtype), *no_values)
 
 
 def _check_counts(tally: Tally, elements: int, values: int) -> Checks:
@@ -121,7 +121,7 @@ def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
 
 
 def _check_facts(dtype: str, elements: int, facts: Facts) -> Checks:
-    yield "elements", facts.elements in (elements, elements * _values_per_element(dtype))
+    yield "elements", facts.elements in (elements, elements * _get_values_per_element(dtype))
     for name in ("nan", "inf", "zeros", "denormal"):
         yield name, 0 <= getattr(facts, name) <= facts.elements
     yield "minus_inf", 0 <= facts.minus_inf <= facts.inf

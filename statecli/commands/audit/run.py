@@ -37,7 +37,7 @@ from statecli.rules import audit_run
 from statecli.rules.audit_rule import AuditRule, Issue
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.rules.contents import needs_unchecked_indices
-from statecli.rules.digest_names import CheckedFile, compute_digest, named_files
+from statecli.rules.digest_names import CheckedFile, compute_digest, list_named_files
 from statecli.storage import files
 from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
@@ -168,7 +168,7 @@ class _Run:
         """Yield the files of a target whose names are digests, hashed as far as the budget goes."""
         if not any(needs_digest_as_name in rule.needs for rule in self.rules) or load.find_class_spec(text) is not None:
             return
-        for file in named_files(text):
+        for file in list_named_files(text):
             reason = self.budget.explain_unhashed(file.size)
             yield CheckedFile(file, unread_because=reason) if reason else compute_digest(file)
 

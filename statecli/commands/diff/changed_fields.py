@@ -13,7 +13,7 @@ from statecli.core.model_state import Evidence, TensorInfo
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
-def effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
+def get_effective_shape(tensor: TensorInfo) -> tuple[object, ...] | None:
     """Return the shape of a tensor, or the parts of a nested tensor with their shapes; None if unknown."""
     if tensor.shape is None and tensor.parts:
         return tuple((name, part.shape) for name, part in tensor.parts)
@@ -24,7 +24,7 @@ def _iter_differing(before: TensorInfo, after: TensorInfo) -> Iterator[Field]:
     """Yield the differing fields in the order of `Field`; tying and values need more than the two tensors."""
     if before.dtype != after.dtype:
         yield Field.DTYPE
-    if _differ_if_known(effective_shape(before), effective_shape(after)):
+    if _differ_if_known(get_effective_shape(before), get_effective_shape(after)):
         yield Field.SHAPE
     if before.kind is not after.kind and before.evidence not in _GUESSES and after.evidence not in _GUESSES:
         yield Field.KIND

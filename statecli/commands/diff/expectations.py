@@ -93,7 +93,7 @@ class Entry(msgspec.Struct, frozen=True):
         return rule.finding(message, target=self.target, fqn=self.name, section=self.section)
 
 
-def tensor_entries(
+def iter_tensor_entries(
     changes: Iterable[Change],
     broken_pairs: Iterable[Broken],
     targets: tuple[str, str],
@@ -231,7 +231,7 @@ def _was_trained(change: Change, values: bool) -> bool | None:
     return False if values and change.not_compared is None else None
 
 
-def setting_entries(
+def iter_setting_entries(
     changes: Iterable[ScalarChange], compared: Iterable[str], targets: tuple[str, str]
 ) -> Iterator[Entry]:
     """Yield an entry for each setting that differs, then for each other setting in `compared`."""
@@ -272,9 +272,9 @@ def check_expectations(request: Request, entries: Sequence[Entry], targets: tupl
             continue
         not_compared = [entry for entry in matching_entries if entry.trained is None]
         if not_compared:
-            inconclusive.append(_inconclusive_glob(glob, not_compared))
+            inconclusive.append(_build_inconclusive_glob(glob, not_compared))
         else:
-            findings.append(_unchanged_finding(glob, matching_entries, targets))
+            findings.append(_build_unchanged_finding(glob, matching_entries, targets))
     met = () if inconclusive else tuple(_list_met(request, entries))
     return ExpectationResults(findings, inconclusive, met)
 
@@ -340,7 +340,7 @@ def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[
                 raise NothingMatched(f"{option(flag, glob, quoted=True)}: {problem}")
 
 
-def _unchanged_finding(glob: str, matching_entries: Sequence[Entry], targets: tuple[str, str]) -> Finding:
+def _build_unchanged_finding(glob: str, matching_entries: Sequence[Entry], targets: tuple[str, str]) -> Finding:
     message = (
         f"--must-change {glob!r}: no matching tensor changed: {list_names([entry.name for entry in matching_entries])}"
     )
@@ -350,7 +350,7 @@ def _unchanged_finding(glob: str, matching_entries: Sequence[Entry], targets: tu
     return rules.UNCHANGED.finding(message, target=targets[1], fqn=fqn, section=section)
 
 
-def _inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
+def _build_inconclusive_glob(glob: str, not_compared: Sequence[Entry]) -> Broken:
     first = not_compared[0]
     names = list_names([entry.name for entry in not_compared])
     reason = f"the values of {names} were not compared, and no other matching tensor changed"

@@ -117,7 +117,7 @@ def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelSta
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
-        _joined_note(*sides)
+        _describe_joined_sections(*sides)
         for sides in zip(selected_states, joined_states, reversed(selected_states), strict=True)
         if sides[0] is not sides[1]
     ]
@@ -172,7 +172,7 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     return replace(state, tensors=tuple(tensors), sections=(others[0], *remaining_sections))
 
 
-def _joined_note(state: ModelState, joined_state: ModelState, other: ModelState) -> Oddity:
+def _describe_joined_sections(state: ModelState, joined_state: ModelState, other: ModelState) -> Oddity:
     section_names = ", ".join(section for section in state.sections if section not in joined_state.sections)
     section = f"section {joined_state.sections[0]!r} of {other.target}"
     message = f"{section} is compared with these sections of {state.target}: {section_names}"
@@ -202,11 +202,11 @@ def check_load(
     """
     load = _Load(matches, before, after, model)
     try:
-        answer = live.load_state_dict.load(built_model, load.entries())
+        answer = live.load_state_dict.load(built_model, load.build_entries())
     except ModelError as error:
         message = f"{load.checkpoint.target}: cannot call load_state_dict: {error}"
-        return LoadCheck(tuple(load.wrappers()), (), (Broken("(load_state_dict)", load.section, message),))
-    return LoadCheck(tuple(load.findings(answer, ignore)), tuple(load.notes(answer)))
+        return LoadCheck(tuple(load.list_wrapper_findings()), (), (Broken("(load_state_dict)", load.section, message),))
+    return LoadCheck(tuple(load.iter_findings(answer, ignore)), tuple(load.iter_notes(answer)))
 
 
 class _Load:
@@ -227,7 +227,7 @@ class _Load:
         self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
         self._stored_names: dict[str, str] = {}
 
-    def entries(self) -> Entries:
+    def build_entries(self) -> Entries:
         """Return the checkpoint as the class's state_dict: prefixes stripped, names mapped, dropped ties restored."""
         paths = _map_module_paths([(row.fqn, registered.fqn) for row, registered in self.pairs if row and registered])
         others = tuple(_map_name(name, paths) for name in self.state_dict.others)
@@ -243,9 +243,9 @@ class _Load:
         self._stored_names.update(zip(others, self.state_dict.others, strict=True))
         self.entry_names = dict.fromkeys((*tensors, *others))
         self.tensors = tensors
-        return Entries(tensors, others, self._metadata(paths), self.state_dict.is_module)
+        return Entries(tensors, others, self._rename_metadata(paths), self.state_dict.is_module)
 
-    def _metadata(self, paths: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]] | None:
+    def _rename_metadata(self, paths: Mapping[str, str]) -> Mapping[str, Mapping[str, Any]] | None:
         metadata = self.state_dict.metadata
         if metadata is None or not paths:
             return metadata
@@ -253,7 +253,7 @@ class _Load:
         ordered_items = sorted(metadata.items(), key=lambda item: item[0] in paths)
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered_items}
 
-    def wrappers(self) -> Iterator[Finding]:
+    def list_wrapper_findings(self) -> Iterator[Finding]:
         """Yield the finding about stripped prefixes, because a load does not strip prefixes."""
         if not self.prefixed:
             return
@@ -269,7 +269,7 @@ class _Load:
 
     # --- what the class objects to ----------------------------------------------------------------------------------
 
-    def findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
+    def iter_findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
         """Yield the objections of the class, in the order and the words of `classify_by_model` if present there."""
         # An entry that replaces a dropped tie would be reported twice.
         mismatched = () if Field.SHAPE in ignore else _exclude(answer.mismatched, self.ties)
@@ -279,20 +279,20 @@ class _Load:
             *map(self._report_mismatch, mismatched),
         )
         objections = {(item.rule, item.fqn or ""): item for item in reported}
-        yield from self.wrappers()
-        for item in self._by_names() if objections else ():
+        yield from self.list_wrapper_findings()
+        for item in self._classify_by_names() if objections else ():
             if objections.pop((item.rule, item.fqn or ""), None) is not None:
                 yield item
         yield from objections.values()
-        yield from (self._finding(LOAD_REFUSED, name, message) for name, message in answer.refused)
+        yield from (self._build_finding(LOAD_REFUSED, name, message) for name, message in answer.refused)
 
-    def _by_names(self) -> list[Finding]:
+    def _classify_by_names(self) -> list[Finding]:
         """Return the findings of names and shapes, in the order of the checkpoint, without calling the class."""
         rows = [replace(row, fqn=registered.fqn) if registered else row for row, registered in self.pairs if row]
         state = replace(self.checkpoint, tensors=tuple(rows), sections=(self.section,))
         return model_kinds.classify_by_model(state, self.model)[1]
 
-    def _finding(self, rule: Rule, name: str | None, message: str) -> Finding:
+    def _build_finding(self, rule: Rule, name: str | None, message: str) -> Finding:
         about = f"{name}: " if name else ""
         registered = self.registered.get(name or "")
         origin = (registered.origin if registered else None) or UNSET
@@ -304,10 +304,10 @@ class _Load:
         message = (
             f"missing: {self.model.target} requires this key, but {self.checkpoint.target} does not contain this key"
         )
-        return self._finding(MISSING_ENTRY, name, message)
+        return self._build_finding(MISSING_ENTRY, name, message)
 
     def _report_unexpected(self, name: str) -> Finding:
-        return self._finding(
+        return self._build_finding(
             UNEXPECTED_ENTRY,
             self._stored_names.get(name, name),
             f"unexpected: {self.model.target} does not have this key",
@@ -317,11 +317,11 @@ class _Load:
         row = self.tensors.get(name)
         shape = "" if row is None or row.shape is None else f" {list(row.shape)}"
         message = f"{self.checkpoint.target} has the shape{shape}, but {self.model.target} expects another shape"
-        return self._finding(SHAPE_MISMATCH, name, message)
+        return self._build_finding(SHAPE_MISMATCH, name, message)
 
     # --- what it makes good -----------------------------------------------------------------------------------------
 
-    def notes(self, answer: Answer) -> Iterator[Oddity]:
+    def iter_notes(self, answer: Answer) -> Iterator[Oddity]:
         """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""
         target, model = self.checkpoint.target, self.model.target
         if filled := self._list_filled(answer):
@@ -339,13 +339,13 @@ class _Load:
         if adapted := self._list_adapted(answer):
             message = f"{model} loads {list_names(adapted)} although the shapes differ: {_CODE} adapts the shapes"
             yield Oddity("shape-adapted", message)
-        yield from self._of_transformers(answer)
+        yield from self._describe_transformers(answer)
         if answer.extra:
             yield Oddity(
                 "extra-state", f"statecli did not test whether set_extra_state accepts {list_names(answer.extra)}"
             )
 
-    def _of_transformers(self, answer: Answer) -> Iterator[Oddity]:
+    def _describe_transformers(self, answer: Answer) -> Iterator[Oddity]:
         target, model = self.checkpoint.target, self.model.target
         if answer.unsaved:
             message = f"{target} lacks {list_names(answer.unsaved)}, which {model} does not save or does not require"

@@ -89,7 +89,7 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
     """
     names = apply_map(before, rules)
     sections, notes = pair_sections(before, after)
-    old_rows, new_rows = _rows_by_section(before), _rows_by_section(after)
+    old_rows, new_rows = _group_by_section(before), _group_by_section(after)
     pairs: list[Match] = []
     for section, partner in sections.items():
         section_rows, partner_rows = old_rows.pop(section, []), new_rows.pop(partner, [])
@@ -108,7 +108,7 @@ def pair_tensors(before: ModelState, after: ModelState, rules: Sequence[str], *,
     return Pairing(sort_matches(pairs, before, after), sections, tuple(notes), stripped)
 
 
-def _rows_by_section(state: ModelState) -> dict[str, list[int]]:
+def _group_by_section(state: ModelState) -> dict[str, list[int]]:
     rows: dict[str, list[int]] = {}
     for n, tensor in enumerate(state.tensors):
         rows.setdefault(tensor.section, []).append(n)
@@ -180,9 +180,9 @@ def pair_sections(before: ModelState, after: ModelState) -> tuple[dict[str, str]
     else:
         kinds = (MODEL_KINDS, (Kind.OPTIMIZER,))
     for kind in kinds:
-        left = [s for s in _sections_with(before, kind) if s not in pairs]
-        right = [s for s in _sections_with(after, kind) if s not in pairs.values()]
-        if kind is MODEL_KINDS and not set(_sections_with(before, kind)).intersection(pairs):
+        left = [s for s in _list_sections_with(before, kind) if s not in pairs]
+        right = [s for s in _list_sections_with(after, kind) if s not in pairs.values()]
+        if kind is MODEL_KINDS and not set(_list_sections_with(before, kind)).intersection(pairs):
             left, right = select_loaded_sections(left), select_loaded_sections(right)
         if len(left) == len(right) == 1:
             pairs[left[0]] = right[0]
@@ -203,7 +203,7 @@ def _describe_unpaired(before: ModelState, left: list[str], after: ModelState, r
     )
 
 
-def _sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
+def _list_sections_with(state: ModelState, kinds: Sequence[Kind]) -> list[str]:
     """Return the sections with a tensor of any of the kinds."""
     return list(dict.fromkeys(tensor.section for tensor in state.tensors if tensor.kind in kinds))
 
@@ -345,7 +345,7 @@ def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], pres
         )
         if (
             is_same_view
-            and _strides(same_side) == _strides(row)
+            and _get_strides(same_side) == _get_strides(row)
             and other_side.storage is None
             and other_side.device is None
         ):
@@ -353,5 +353,5 @@ def _find_tied(row: TensorInfo, match_of_row: dict[tuple[str, str], Match], pres
     return None
 
 
-def _strides(row: TensorInfo) -> tuple[int, ...] | None:
+def _get_strides(row: TensorInfo) -> tuple[int, ...] | None:
     return row.data.strides if row.data else None

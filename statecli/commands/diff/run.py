@@ -140,9 +140,9 @@ class _Comparison:
     def diff(self, progress: Progress | None) -> Diff:
         self._note_values()
         states = self._select_states()
-        all_matches = self._matches(*states)
+        all_matches = self._pair_tensors(*states)
         matches = [match for match in all_matches if self._is_wanted(match)]
-        setting_changes, settings = self._settings()
+        setting_changes, settings = self._compare_settings()
         has_settings_alone = bool(self.before.optimizers and self.after.optimizers)
         if not matches and not (settings and (all_matches or has_settings_alone)):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
@@ -151,7 +151,7 @@ class _Comparison:
             self._note("settings-alone", f"{why}; statecli compared only {plural(len(settings), 'setting')}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._compare_values(matches, progress)
-        changes, broken_pairs = self._changes(matches, differing, outcomes)
+        changes, broken_pairs = self._build_changes(matches, differing, outcomes)
         changes, unmerged = change_details.check_merge(changes, self.before, self.adapter, self.request.jobs)
         if self.values and not self.digests:
             changes = change_details.explain_changes(changes, self.request, self.sections, self.after.metadata.values)
@@ -164,7 +164,7 @@ class _Comparison:
         if loading is not None and loading.covers_names:
             self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
         del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
-        verdict = self._findings(load_result.findings, changes, broken_pairs, setting_changes, settings)
+        verdict = self._build_findings(load_result.findings, changes, broken_pairs, setting_changes, settings)
         histograms = change_details.compute_difference_histograms(changes, self.request.histograms)
         return Diff(
             before=self.before,
@@ -181,9 +181,9 @@ class _Comparison:
                 *broken_pairs,
                 *load_result.broken,
                 *verdict.inconclusive,
-                *_inconclusive_settings(self.before),
-                *_inconclusive_settings(self.after),
-                *self._moving(),
+                *_list_unread_settings(self.before),
+                *_list_unread_settings(self.after),
+                *self._list_changed_files(),
             ),
             changed_files=tuple(sorted(self.changed_files)),
             histograms=histograms,
@@ -240,7 +240,7 @@ class _Comparison:
         self.notes += [*notes, *more]
         return before, after
 
-    def _matches(self, before: ModelState, after: ModelState) -> list[Match]:
+    def _pair_tensors(self, before: ModelState, after: ModelState) -> list[Match]:
         paired_tensors = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
         self.sections, self.stripped = paired_tensors.sections, paired_tensors.stripped
         # A class has one section, whatever a checkpoint calls it.
@@ -279,12 +279,12 @@ class _Comparison:
         rows = [row for row in (match.before, match.after) if row]
         names = (name for row in rows for name in glob_names(row.fqn, row.section, by_section=self.sectioned))
         return (
-            self.selection.selects_kind(self._kind(match))
+            self.selection.selects_kind(self._get_kind(match))
             and any(map(self.selection.selects_layout, rows))
             and self.selection.selects_name(tuple(names))
         )
 
-    def _kind(self, match: Match) -> Kind:
+    def _get_kind(self, match: Match) -> Kind:
         """Return the kind after, or before for a removed tensor.
 
         The kind of a class is known, the kind of a checkpoint guessed.
@@ -308,7 +308,7 @@ class _Comparison:
         comparison = ValueComparison(self.request, self.targets, self.initial_versions, self.digests, self.inconclusive)
         return comparison.compare(matches, progress)
 
-    def _changes(
+    def _build_changes(
         self, matches: Sequence[Match], differing: Sequence[tuple[Field, ...]], outcomes: Sequence[PairResult]
     ) -> tuple[list[Change], list[Broken]]:
         changes: list[Change] = []
@@ -325,10 +325,10 @@ class _Comparison:
                 broken_pairs.append(Inconclusive(row.fqn, row.section, outcome.inconclusive))
             if damage or (not fields and (outcome.error or outcome.inconclusive)):
                 continue
-            changes.append(self._change(match, fields, outcome))
+            changes.append(self._build_change(match, fields, outcome))
         return changes, broken_pairs
 
-    def _change(self, match: Match, fields: tuple[Field, ...], outcome: PairResult) -> Change:
+    def _build_change(self, match: Match, fields: tuple[Field, ...], outcome: PairResult) -> Change:
         row, before, after = match.output_row, match.before, match.after
         if outcome.delta is not None or outcome.has_codes or outcome.differs:
             fields = _add_values(fields)
@@ -338,7 +338,7 @@ class _Comparison:
             row.fqn,
             row.section,
             _find_status(match, fields),
-            self._kind(match),
+            self._get_kind(match),
             fields,
             before.fqn if before and after and before.fqn != after.fqn else None,
             before,
@@ -369,7 +369,7 @@ class _Comparison:
             self._note(note, f"statecli does not list {plural(len(settings) - len(kept_changes), noun)} {qualifier}")
         return kept_changes
 
-    def _settings(self) -> tuple[list[ScalarChange], list[str]]:
+    def _compare_settings(self) -> tuple[list[ScalarChange], list[str]]:
         """Return the selected different settings, and the names of all compared settings; note settings left out."""
         if self.any_class:
             return [], []
@@ -392,7 +392,7 @@ class _Comparison:
     def _is_wanted_setting(self, name: str) -> bool:
         return not self.selection.selects_by_tensor and self.selection.selects_name((name,))
 
-    def _moving(self) -> list[Broken]:
+    def _list_changed_files(self) -> list[Broken]:
         """Return errors for files changed during their reading, unless reported by a pair."""
         paths = [path for path in find_changed(self.initial_versions) if path not in self.changed_files]
         self.changed_files.update(paths)
@@ -426,7 +426,7 @@ class _Comparison:
             return None
         return explain.run.explain_states(self.model, self.built_models[self.model.target], self.checkpoint)
 
-    def _findings(
+    def _build_findings(
         self,
         load_findings: Sequence[Finding],
         changes: Sequence[Change],
@@ -436,11 +436,11 @@ class _Comparison:
     ) -> expectations.ExpectationResults:
         """Check the expectations; without any, each difference is a finding."""
         if not self.request.has_expectations:
-            changes, settings = self._differing(changes), ()
-        tensors = expectations.tensor_entries(
+            changes, settings = self._select_differing(changes), ()
+        tensors = expectations.iter_tensor_entries(
             changes, broken_pairs, self.targets, sectioned=self.sectioned, values=self.values
         )
-        entries = chain(tensors, expectations.setting_entries(setting_changes, settings, self.targets))
+        entries = chain(tensors, expectations.iter_setting_entries(setting_changes, settings, self.targets))
         if not self.request.has_expectations:
             differing = (entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule)
             return expectations.ExpectationResults([*load_findings, *differing])
@@ -449,7 +449,7 @@ class _Comparison:
         inconclusive = [item for item in verdict.inconclusive if item.fqn not in reported]
         return replace(verdict, inconclusive=inconclusive)
 
-    def _differing(self, changes: Sequence[Change]) -> list[Change]:
+    def _select_differing(self, changes: Sequence[Change]) -> list[Change]:
         differing = [change for change in changes if change.status is not Status.IDENTICAL]
         if not self.loads:
             return differing
@@ -503,7 +503,7 @@ _NOT_READ = (
 _REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
-def _inconclusive_settings(state: ModelState) -> list[Broken]:
+def _list_unread_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings too many to read, because the rest may differ."""
     why = "statecli does not know whether the remaining settings differ"
     return [

@@ -56,7 +56,7 @@ def compare_settings(
     kinds = [ScalarChange(path, Status.CHANGED, old.kinds[path], new.kinds[path]) for path in differing]
     if MORE in old_values or MORE in new_values:
         if old_values.get(MORE) == new_values.get(MORE) and sections[0] == sections[1]:
-            return [], [*old_values], _modules_note((*old_modules, *new_modules))
+            return [], [*old_values], _describe_left_out_attributes((*old_modules, *new_modules))
         old_values, new_values = _select_common(old_values, new_values), _select_common(new_values, old_values)
     changes: list[ScalarChange] = []
     format_only: list[str] = []
@@ -75,7 +75,11 @@ def compare_settings(
             is_log = key == LOG_KEY and key in old_values and key in new_values
             log = compare_logs(before.target, after.target) if is_log else None
             changes.append(_build_change(key, old_values, new_values, None if log is None else log.describe()))
-    return kinds + changes, keys, [*_format_note(format_only), *_modules_note((*old_modules, *new_modules))]
+    return (
+        kinds + changes,
+        keys,
+        [*_format_note(format_only), *_describe_left_out_attributes((*old_modules, *new_modules))],
+    )
 
 
 def _format_note(keys: Sequence[str]) -> list[Oddity]:
@@ -85,7 +89,7 @@ def _format_note(keys: Sequence[str]) -> list[Oddity]:
     return [Oddity("format-metadata", message)] if keys else []
 
 
-def _modules_note(keys: Sequence[str]) -> list[Oddity]:
+def _describe_left_out_attributes(keys: Sequence[str]) -> list[Oddity]:
     attribute_names = quoting.names(list(dict.fromkeys(key.rpartition(".")[2] for key in keys)))
     message = (
         f"statecli did not compare these attributes of modules, because only one side records them: {attribute_names}"
@@ -124,8 +128,8 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
 def _select_section(state: ModelState, section: str | None, other: ModelState) -> tuple[Settings, list[str]]:
     """Return the settings below a section, and the keys left out: attributes of modules that the other may lack."""
     side = state.metadata
-    start = "" if section is None else _section_prefix(side, state, section)
-    modules = _modules_with_more(state, other)
+    start = "" if section is None else _find_section_prefix(side, state, section)
+    modules = _list_modules_with_more(state, other)
     if not start and not modules:
         return side, []
     kept_keys = _format_keys(state, other) | _find_shared_attributes(state, other)
@@ -146,10 +150,10 @@ def _attribute_prefixes(state: ModelState) -> tuple[str, ...]:
     side = state.metadata
     if state.traits.settings_describe_program:
         return ()
-    return tuple(_section_prefix(side, state, section) for section in state.whole_modules)
+    return tuple(_find_section_prefix(side, state, section) for section in state.whole_modules)
 
 
-def _modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
+def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
     """Return prefixes of modules whose attributes the other does not record, or only as far as its code uses them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
     return () if alike and _attribute_prefixes(other) else _attribute_prefixes(state)
@@ -171,7 +175,7 @@ def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[s
     )
 
 
-def _section_prefix(side: Settings, state: ModelState, section: str) -> str:
+def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str:
     """Return the prefix of the settings of a section; "" if the file has nothing else."""
     prefix = f"{section}."
     is_named = section in side.kinds or any(key.startswith(prefix) for key in side.values)
@@ -210,7 +214,7 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
     traits = state.traits
     keys = traits.own_settings - other.traits.own_settings
     if traits.drops_tied_names and not other.traits.drops_tied_names:
-        keys |= _dropped_names(state)
+        keys |= _list_dropped_names(state)
     if traits.settings_vocabulary and traits.settings_vocabulary != other.traits.settings_vocabulary:
         keys |= state.metadata.values.keys()
     if traits.key_setting and traits.key_setting != other.traits.key_setting:
@@ -226,10 +230,10 @@ def list_format_keys(state: ModelState) -> frozenset[str]:
     traits = state.traits
     if traits.settings_describe_program:
         return frozenset(state.metadata.values)
-    return traits.own_settings | _dropped_names(state) if traits.drops_tied_names else traits.own_settings
+    return traits.own_settings | _list_dropped_names(state) if traits.drops_tied_names else traits.own_settings
 
 
-def _dropped_names(state: ModelState) -> frozenset[str]:
+def _list_dropped_names(state: ModelState) -> frozenset[str]:
     """Return the settings whose key is a tied name and whose value is the stored name."""
     names = {tensor.fqn for tensor in state.tensors}
     return frozenset(key for key, value in state.metadata.values.items() if key in names and value in names)

@@ -72,8 +72,8 @@ class ValueComparison:
         for n, match in enumerate(matches):
             if match.before is None or match.after is None:
                 unpaired_rows.append((n, match.output_row))
-            elif changed_fields.effective_shape(match.before) != changed_fields.effective_shape(match.after):
-                outcomes[n] = self._of_two_shapes(match.output_row)
+            elif changed_fields.get_effective_shape(match.before) != changed_fields.get_effective_shape(match.after):
+                outcomes[n] = self._build_shape_result(match.output_row)
                 unpaired_rows += [(n, match.before), (n, match.after)]
             elif match.matched_by is MatchedBy.BYTES:
                 continue  # equal bit for bit: that is how they were found
@@ -116,7 +116,7 @@ class ValueComparison:
                 pairs, request.how, jobs=request.jobs, progress=advance, header_versions=initial_versions
             )
             for n, pair, result in zip(numbers, pairs, results, strict=True):
-                outcomes[n] = self._outcome(result, pair.before, pair.after)
+                outcomes[n] = self._build_result(result, pair.before, pair.after)
 
     def _compare_without_numpy(self, matches: Sequence[Match]) -> list[Delta] | None:
         """Return how the values of small pairs differ; None if numpy must compare them."""
@@ -157,7 +157,7 @@ class ValueComparison:
             elif id(row) in self._inconclusive:
                 outcomes[n] = PairResult(error=str(self._inconclusive[id(row)]))
 
-    def _of_two_shapes(
+    def _build_shape_result(
         self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False
     ) -> PairResult:
         if Field.SHAPE not in self._request.ignore:
@@ -165,7 +165,7 @@ class ValueComparison:
         # If shapes are ignored, it is undefined which values correspond.
         return PairResult(not_compared=why, inconclusive=describe_unknown(self._targets, after, why))
 
-    def _outcome(self, result: object, before: TensorInfo, after: TensorInfo) -> PairResult:
+    def _build_result(self, result: object, before: TensorInfo, after: TensorInfo) -> PairResult:
         """Return the outcome of a pair.
 
         An inconclusive pair, neither equal nor different, is an error unless both are the same bytes of a file.
@@ -177,7 +177,7 @@ class ValueComparison:
             return PairResult(not_compared="could not be read", error=str(result), changed_file=changed_file)
         reason = str(getattr(result, "reason", result))
         if getattr(result, "reshaped", False):
-            return self._of_two_shapes(after, reason, reshaped=True)
+            return self._build_shape_result(after, reason, reshaped=True)
         if before.data == after.data and before.parts == after.parts and (before.data or before.parts):
             return _EQUAL
         split_codes = core.quantized_weights.split_codes

@@ -183,9 +183,11 @@ class _Aligner:
             product(stored, registered),
             key=lambda pair: (
                 *(-number for number in evidence[id(pair[0]), id(pair[1])]),
-                -round(measure_similarity(_tail(pair[0]), _tail(pair[1])), 1) if not keeps_count else 0,
+                -round(measure_similarity(_get_last_part(pair[0]), _get_last_part(pair[1])), 1)
+                if not keeps_count
+                else 0,
                 abs(rank[id(pair[0])] - rank[id(pair[1])]) if self.has_order else 0,
-                -measure_similarity(_tail(pair[0]), _tail(pair[1])),
+                -measure_similarity(_get_last_part(pair[0]), _get_last_part(pair[1])),
                 rank[id(pair[0])],
                 rank[id(pair[1])],
             ),
@@ -210,7 +212,7 @@ class _Aligner:
                 yield from self._choose_among(left, right)
 
 
-def _tail(node: _Node) -> str:
+def _get_last_part(node: _Node) -> str:
     return node.name.rpartition(".")[2]
 
 
@@ -227,8 +229,8 @@ def _measure_evidence(first: _Node, second: _Node) -> tuple[int, int]:
     An equal last component of two tensors counts as two words.
     """
     if first.is_tensor and second.is_tensor:
-        return count_shared_words(first.name, second.name) + 2 * (_tail(first) == _tail(second)), 0
-    return count_shared_words(_tail(first), _tail(second)), _count_inner_names(first, second)
+        return count_shared_words(first.name, second.name) + 2 * (_get_last_part(first) == _get_last_part(second)), 0
+    return count_shared_words(_get_last_part(first), _get_last_part(second)), _count_inner_names(first, second)
 
 
 def _count_inner_names(first: _Node, second: _Node) -> int:

@@ -88,7 +88,7 @@ def diagnose(subject: Subject) -> Diagnosis:
     matching = _match(subject)
     matched_count = len(matching.pairs) + len(matching.mismatched) + len(matching.ties)
     if matched_count < MIN_SHARE * len(subject.registered) or not matched_count:
-        return _other_model(subject, matched_count)
+        return _diagnose_other_model(subject, matched_count)
     return _explain_computed_weights(subject, matching) or _build_diagnosis(subject, matching)
 
 
@@ -358,7 +358,7 @@ def _list_modules(names: Sequence[str]) -> str:
     return f"{', '.join(modules[:MAX_EXAMPLES])}{more}"
 
 
-def _other_model(subject: Subject, matched_count: int) -> Diagnosis:
+def _diagnose_other_model(subject: Subject, matched_count: int) -> Diagnosis:
     total = len(subject.registered)
     message = (
         f"only {matched_count} of the {plural(total, 'tensor')} of {subject.model.target} match a tensor of "

@@ -83,9 +83,9 @@ class LeftOut(msgspec.Struct, frozen=True):
     def _format_line(self) -> str:
         if not self.prefixes:
             return f"del {', '.join(f'state[{format_text(name)}]' for name in self.names)}"
-        tests = [f"not name.startswith({_tuple(self.prefixes)})"]
+        tests = [f"not name.startswith({_format_tuple(self.prefixes)})"]
         if self.names:
-            tests.append(f"name not in {_tuple(self.names, always=True)}")
+            tests.append(f"name not in {_format_tuple(self.names, always=True)}")
         return f"state = {{name: tensor for name, tensor in state.items() if {' and '.join(tests)}}}"
 
 
@@ -153,7 +153,7 @@ class Recipe(msgspec.Struct, frozen=True):
             yield "    if name in state and state[name].shape == tensor.shape[::-1] != tensor.shape:"
             yield "        state[name] = state[name].T"
         elif self.transposed:
-            yield f"for name in {_tuple(self.transposed, always=True)}:"
+            yield f"for name in {_format_tuple(self.transposed, always=True)}:"
             yield "    state[name] = state[name].T"
 
     def _format_imports(self) -> Iterable[str]:
@@ -209,7 +209,7 @@ def _rename(expression: str) -> str:
     return f"state = {{{expression}: tensor for name, tensor in state.items()}}"
 
 
-def _tuple(texts: Sequence[str], *, always: bool = False) -> str:
+def _format_tuple(texts: Sequence[str], *, always: bool = False) -> str:
     if len(texts) == 1 and not always:
         return format_text(texts[0])
     return f"({', '.join(map(format_text, texts))}{',' if len(texts) == 1 else ''})"

@@ -22,9 +22,9 @@ def list_doubts_about_rest(matching: Matching) -> Iterable[str]:
 
 def _find_possible_pair(matching: Matching) -> Iterable[str]:
     """Yield that a name keeps its initial value although the file has an unused tensor of the same kind."""
-    unused_names = {(_leaf(name), matching.own_shapes[name]): name for name in reversed(matching.unexpected)}
+    unused_names = {(_get_last_part(name), matching.own_shapes[name]): name for name in reversed(matching.unexpected)}
     for name in matching.missing:
-        unused_name = unused_names.get((_leaf(name), matching.shapes[name]))
+        unused_name = unused_names.get((_get_last_part(name), matching.shapes[name]))
         if unused_name is not None:
             yield f"the unused tensor {unused_name} may be the missing {name}: both have the same shape"
             return
@@ -39,7 +39,7 @@ def _find_possible_join(matching: Matching) -> Iterable[str]:
         for name in names:
             shape = shapes[name]
             if shape:
-                key = ".".join(name.split(".")[:-2]), _leaf(name), shape[1:]
+                key = ".".join(name.split(".")[:-2]), _get_last_part(name), shape[1:]
                 rows.setdefault(key, ([], []))[side].append(name)
     for unused, unfilled in rows.values():
         counts = [
@@ -73,7 +73,8 @@ def _find_transposed_kernels(matching: Matching) -> Iterable[str]:
     kernels = [
         name
         for name, registered_name in matching.pairs.items()
-        if _leaf(name) == "kernel" != _leaf(registered_name) and len(matching.shapes.get(registered_name) or ()) > 1
+        if _get_last_part(name) == "kernel" != _get_last_part(registered_name)
+        and len(matching.shapes.get(registered_name) or ()) > 1
     ]
     if kernels:
         yield (
@@ -106,5 +107,5 @@ def _find_permuted_tensors(matching: Matching) -> Iterable[str]:
             return
 
 
-def _leaf(name: str) -> str:
+def _get_last_part(name: str) -> str:
     return name.rpartition(".")[2]

@@ -26,15 +26,17 @@ def fold_tensors(
     rows = list(tensors)
     if not weights:
         return rows
-    weight_by_codes = {_key(weight.codes): weight for weight in select_weights(rows, weights)}
-    hidden_parts = {_key(part) for weight in weight_by_codes.values() for part in weight.parts} - weight_by_codes.keys()
+    weight_by_codes = {_make_key(weight.codes): weight for weight in select_weights(rows, weights)}
+    hidden_parts = {
+        _make_key(part) for weight in weight_by_codes.values() for part in weight.parts
+    } - weight_by_codes.keys()
     folded = []
     for row in rows:
-        if (weight := weight_by_codes.get(_key(row))) is not None:
+        if (weight := weight_by_codes.get(_make_key(row))) is not None:
             folded.append(build_row(weight))
             if parts and len(weight.parts) > 1:
                 folded.extend(replace(part, note=f"part of {weight.fqn}") for part in weight.parts)
-        elif _key(row) not in hidden_parts:
+        elif _make_key(row) not in hidden_parts:
             folded.append(row)
     return folded
 
@@ -43,8 +45,8 @@ def select_weights(tensors: Iterable[TensorInfo], weights: Sequence[LogicalWeigh
     """Return the weights whose codes are among the tensors."""
     if not weights:
         return []
-    present = {_key(row) for row in tensors}
-    return [weight for weight in weights if _key(weight.codes) in present]
+    present = {_make_key(row) for row in tensors}
+    return [weight for weight in weights if _make_key(weight.codes) in present]
 
 
 def build_row(weight: LogicalWeight) -> TensorInfo:
@@ -72,7 +74,7 @@ def list_rows_by_part(weights: Iterable[LogicalWeight]) -> dict[tuple[str, str],
     rows = {}
     for weight in weights:
         row = build_row(weight)
-        rows.update({_key(part): row for part in weight.parts})
+        rows.update({_make_key(part): row for part in weight.parts})
     return rows
 
 
@@ -88,5 +90,5 @@ def describe_defect(weight: LogicalWeight) -> str:
     return weight.defect or ("shape not stored" if weight.shape is None else "")
 
 
-def _key(row: TensorInfo) -> tuple[str, str]:
+def _make_key(row: TensorInfo) -> tuple[str, str]:
     return row.section, row.fqn

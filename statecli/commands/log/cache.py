@@ -80,7 +80,7 @@ class Cache:
         if not paths.issubset(versions) or None in versions.values():
             return None
         real_paths = {os.path.realpath(path): version for path, version in versions.items() if version is not None}
-        if any(_age(path) < MIN_AGE_S for path in real_paths):
+        if any(_get_age(path) < MIN_AGE_S for path in real_paths):
             return None
         tensors = [tensor for state in states for tensor in state.tensors]
         layout = [[tensor.section, tensor.fqn, tensor.kind, tensor.data, tensor.parts] for tensor in tensors]
@@ -97,7 +97,7 @@ class Cache:
         if key is None:
             return None
         try:
-            raw = _read_own_file(self._path(key))
+            raw = _read_own_file(self._get_path(key))
             entry = msgspec.json.decode(raw, type=_Entry)
             items: list[Any] = msgspec.json.decode(entry.items, type=list[item_type])  # type: ignore[valid-type]
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
@@ -117,13 +117,13 @@ class Cache:
             self._writes += 1
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
             if _is_own(os.stat(self._folder)):
-                _replace_file(self._path(key), data)
+                _replace_file(self._get_path(key), data)
 
-    def _path(self, key: str) -> str:
+    def _get_path(self, key: str) -> str:
         return os.path.join(self._folder, f"{key}.json")
 
 
-def _age(path: str) -> float:
+def _get_age(path: str) -> float:
     """Return the seconds since the last change of the file; 0 if the clock disagrees."""
     try:
         status = os.stat(path)

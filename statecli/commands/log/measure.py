@@ -103,13 +103,13 @@ def measure_checkpoint(path: str, cache: Cache, *, glob: str | None = None, read
         key = cache.make_key([model], versions)
         figures = cache.load(key, Figures, len(model.tensors)) if reads_values else [Figures()] * len(model.tensors)
         if figures is None:
-            figures = [_to_figures(tensor) for tensor in values.stats.fill_stats(model).tensors]
+            figures = [_convert_to_figures(tensor) for tensor in values.stats.fill_stats(model).tensors]
             refuse_changed({path: version for path, version in versions.items() if version is not None})
             cache.store(key, figures)
     return Measured(state, model, versions, tuple(figures))
 
 
-def _to_figures(tensor: TensorInfo) -> Figures:
+def _convert_to_figures(tensor: TensorInfo) -> Figures:
     stats = tensor.stats or Stats()
     squares = sum_squares(stats, tensor.elements)
     counts = stats.nan or 0, stats.inf or 0
@@ -152,10 +152,10 @@ def _read_changes(matches: Sequence[Match], versions: Mapping[str, FileVersion |
         list(pairs.values()), CompareOptions(bitwise=True), header_versions=versions
     )
     outcomes = dict(zip(pairs, compared, strict=True))
-    return [_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
+    return [_convert_to_change(outcomes.get(n), match) for n, match in enumerate(matches)]
 
 
-def _to_change(outcome: object, match: Match) -> TensorChange:
+def _convert_to_change(outcome: object, match: Match) -> TensorChange:
     if outcome is None:
         return TensorChange(True, None, "its shape changed")
     if isinstance(outcome, Delta):

@@ -33,11 +33,11 @@ _LABELLED = tuple(
 def find_steps(state: ModelState) -> dict[str, int]:
     """Return the settings of the checkpoint that count steps or epochs."""
     values = state.metadata.values
-    numbers = ((key, _to_integer(values[key])) for key in (*STEP_KEYS, *EPOCH_KEYS) if key in values)
+    numbers = ((key, _parse_integer(values[key])) for key in (*STEP_KEYS, *EPOCH_KEYS) if key in values)
     return {key: number for key, number in numbers if number is not None}
 
 
-def _to_integer(value: Scalar) -> int | None:
+def _parse_integer(value: Scalar) -> int | None:
     """Return a whole number, also as a text of safetensors."""
     if isinstance(value, bool) or value is None:
         return None
@@ -82,13 +82,13 @@ def choose_steps(names: Sequence[str], settings: Sequence[dict[str, int] | None]
         is_common = bool(readable) and len(numbers) == len(readable)
         if is_common and (key in STEP_KEYS or len(set(numbers)) == len(numbers)):
             return [
-                _by_name(number) if steps is None else Step(steps[key], key)
+                _build_name_step(number) if steps is None else Step(steps[key], key)
                 for steps, number in zip(settings, by_name, strict=True)
             ]
     if are_named:
-        return [_by_name(number) for number in by_name]
+        return [_build_name_step(number) for number in by_name]
     return [
-        Step(*next((count, key) for key, count in steps.items())) if steps else _by_name(number)
+        Step(*next((count, key) for key, count in steps.items())) if steps else _build_name_step(number)
         for steps, number in zip(settings, by_name, strict=True)
     ]
 
@@ -98,8 +98,8 @@ def find_step(settings: Mapping[str, int], in_name: int | None) -> Step | None:
     key = next((key for key in STEP_KEYS if key in settings), None)
     if key is None and in_name is None:
         key = next(iter(settings), None)
-    return _by_name(in_name) if key is None else Step(settings[key], key)
+    return _build_name_step(in_name) if key is None else Step(settings[key], key)
 
 
-def _by_name(number: int | None) -> Step | None:
+def _build_name_step(number: int | None) -> Step | None:
     return None if number is None else Step(number, NAME_SOURCE)

@@ -52,7 +52,7 @@ def call_once(
     try:
         with check_builder.keep_class_attributes(module):
             for tensor in tensors.values() if sign else ():
-                _change(tensor, sign)
+                _change_values(tensor, sign)
             before = _copy_all(tensors)
             subject.call(module, seed, training=True, grad=True)
             after = _copy_all({name: tensor for name, tensor in measure.map_tensors(module).items() if name in before})
@@ -66,7 +66,7 @@ def _copy_all(tensors: Values) -> dict[str, torch.Tensor]:
     return {name: values for name, values in copies.items() if values is not None}
 
 
-def _change(tensor: torch.Tensor, sign: int) -> None:
+def _change_values(tensor: torch.Tensor, sign: int) -> None:
     """Change each element: much, so that a maximum changes, but integers by 1, so that an index stays close."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         if tensor.dtype is torch.bool:

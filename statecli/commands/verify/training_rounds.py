@@ -373,14 +373,14 @@ class _ValuesBefore:
             stride = tensor.numel() // SAMPLED_VALUES or 1
             if bool(grad.reshape(-1)[::stride].any()):
                 self._stride = stride
-        self._values = copy_values(self._now())
+        self._values = copy_values(self._read_values())
 
-    def _now(self) -> torch.Tensor:
+    def _read_values(self) -> torch.Tensor:
         return self._tensor if self._stride == 1 else self._tensor.detach().reshape(-1)[:: self._stride]
 
     def was_updated(self) -> bool | None:
         """Return True if the values changed; None if inconclusive, until the next round compares all values."""
-        is_unchanged = tensor_bits.is_same(self._values, self._now())
+        is_unchanged = tensor_bits.is_same(self._values, self._read_values())
         return None if is_unchanged is None or (is_unchanged and self._stride > 1) else not is_unchanged
 
 
@@ -543,9 +543,9 @@ class _ParameterMark:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._place, self._sample = self._now()
+        self._place, self._sample = self._read_mark()
 
-    def _now(self) -> tuple[Any, torch.Tensor | None]:
+    def _read_mark(self) -> tuple[Any, torch.Tensor | None]:
         tensor = self._tensor
         place = storage(tensor)[0], None if tensor.is_inference() else tensor._version
         if type(tensor) is not nn.Parameter or not is_strided(tensor):
@@ -555,7 +555,7 @@ class _ParameterMark:
 
     def find_changes(self) -> tuple[bool, bool]:
         """Return whether the parameter was written to since, and whether the values differ."""
-        place, sample = self._now()
+        place, sample = self._read_mark()
         has_samples = self._sample is not None and sample is not None
         has_changed = has_samples and tensor_bits.is_same(self._sample, sample) is False  # type: ignore[arg-type]
         return has_changed or place != self._place, has_changed

@@ -191,7 +191,7 @@ class _Proof(Proof):
             why = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
             return Cell(Verdict.PASSED, before, steps.after(), why)
         rule, explanation = fault
-        excused_cell = self._excuse(row, steps) if rule == rules.KEEPS_DTYPE else None
+        excused_cell = self._build_excused_cell(row, steps) if rule == rules.KEEPS_DTYPE else None
         return excused_cell or self._fail(rule, row, explanation, steps)
 
     def _fail(self, rule: Rule, row: TensorInfo, explanation: str, steps: _TensorCasts) -> Cell:
@@ -200,7 +200,7 @@ class _Proof(Proof):
             effect = measure_effect(row, is_harmless=lambda: row.fqn in self._recast)
             severity = decide_tensor_severity(row, effect)
             explanation = f"{explanation}; {recast_by_forward.RECAST_REASON}" if effect else explanation
-        message, help = f"{row.fqn}: {explanation}", self._help(rule, row, steps)
+        message, help = f"{row.fqn}: {explanation}", self._choose_help(rule, row, steps)
         self.report(rule, message, row.fqn, severity=severity, help=help)
         return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
 
@@ -212,7 +212,7 @@ class _Proof(Proof):
         some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
-    def _help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
+    def _choose_help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
         """Return the fix for a row without a fix."""
         if rule == rules.IMAGINARY_LOST:
             return _AS_REAL
@@ -225,7 +225,7 @@ class _Proof(Proof):
             self._subject, self._cast_model, row.fqn, (*methods, "_apply"), _OWN_METHOD_HELP[rule.name]
         )
 
-    def _excuse(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
+    def _build_excused_cell(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
         """Return the cell of a tensor that keeps its dtype without harm, or perhaps without harm."""
         dtypes = {"before": _format_dtype(steps.before), "after": steps.after()}
         harmless = self._describe_harmless(row)

@@ -229,7 +229,7 @@ class _Proof(Proof):
         put_back = tensor_bits.build_restore(changed_tensors)
         try:
             for tensor in {id(tensor): tensor for tensor in changed_tensors}.values():
-                _change(tensor)
+                _change_values(tensor)
             return not self._is_same(pair)
         finally:
             put_back()
@@ -297,13 +297,13 @@ def _can_change(tensor: torch.Tensor) -> bool:
     ):
         return False
     try:
-        _change(tensor.detach().clone())
+        _change_values(tensor.detach().clone())
     except (RuntimeError, NotImplementedError):  # no arithmetic for the dtype
         return False
     return True
 
 
-def _change(tensor: torch.Tensor) -> None:
+def _change_values(tensor: torch.Tensor) -> None:
     with torch.no_grad():
         tensor.mul_(0.5).add_(0.25)
 
