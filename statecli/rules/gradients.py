@@ -28,8 +28,8 @@ def needs_optimizer_with_names(subject: Subject) -> str | None:
         return "the target has no optimizer state"
     is_named = any(_list_parameter_names(optimizer) for optimizer in subject.full_state.optimizers)
     is_named = is_named or any(row.evidence is Evidence.OPTIMIZER for row in _select_model_tensors(subject))
-    why = "the optimizer state does not contain the names of the parameters that the optimizer trains"
-    return None if is_named else why
+    reason = "the optimizer state does not contain the names of the parameters that the optimizer trains"
+    return None if is_named else reason
 
 
 def _select_model_tensors(subject: Subject) -> list[TensorInfo]:
@@ -225,12 +225,12 @@ def _check_states(subject: Subject, section: str) -> Iterator[Issue]:
             continue
         first_row = first.setdefault(match["owner"], row)
         if first_row.shape != row.shape:
-            why = f"has shape {list(row.shape)}, but {subject.name_of(first_row)} has {list(first_row.shape or ())}"
+            reason = f"has shape {list(row.shape)}, but {subject.name_of(first_row)} has {list(first_row.shape or ())}"
         elif not _fills_its_bytes(row):
-            why = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
+            reason = f"has strides {list(row.data.strides or ()) if row.data else []} for shape {list(row.shape)}"
         else:
             continue
-        text = f"{why}; with fused=True, step() writes outside the memory of the state"
+        text = f"{reason}; with fused=True, step() writes outside the memory of the state"
         yield report_tensor(subject, row, text, "do not resume from the checkpoint")
 
 

@@ -86,8 +86,8 @@ def misplaced_storage(subject: Subject) -> Iterator[Issue]:
 
 def _needs_mapped_format(subject: Subject) -> str | None:
     traits = subject.state.traits
-    why = "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
-    return traits.never_mapped or (why if traits.is_legacy else None)
+    reason = "torch never memory-maps a file in the format from before torch 1.6: see the rule legacy-format"
+    return traits.never_mapped or (reason if traits.is_legacy else None)
 
 
 @rule(Severity.WARNING, _needs_file, _needs_mapped_format)

@@ -55,8 +55,8 @@ def _mark_foreign_script_class(mention: Mention) -> Mention:
     """Return a class of TorchScript as harmful if no TorchScript is in the archive: Python would import the class."""
     if mention.misuse or mention.module.partition(".")[0] != "__torch__":
         return mention
-    why = "is a TorchScript class, but the file has no TorchScript, so Python would import a module of this name"
-    return structs.replace(mention, misuse=why)
+    reason = "is a TorchScript class, but the file has no TorchScript, so Python would import a module of this name"
+    return structs.replace(mention, misuse=reason)
 
 
 def _is_clean(mention: Mention) -> bool:
@@ -83,11 +83,11 @@ def _describe_byte(subject: Subject, pickle: ScannedPickle, position: int) -> st
     return f"{_describe_place(subject, pickle, says_record=True)}, byte {position}"
 
 
-def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, why: str, help: str) -> Issue:
+def _build_name_issue(subject: Subject, pickle: ScannedPickle, mention: Mention, reason: str, help: str) -> Issue:
     name = quoting.name(mention.qualified.replace("__builtin__.", "builtins.", 1))
     byte_text = _describe_byte(subject, pickle, mention.position)
     doer = pickle.doer or _describe_load(pickle)
-    message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {why} ({byte_text})"
+    message = f"{doer} {'calls' if mention.called else 'imports'} {name}, which {reason} ({byte_text})"
     place = _locate_byte(pickle, mention.position)
     return Issue(message, help=help, place=place, about=mention.qualified, content=pickle.digest)
 
@@ -96,10 +96,10 @@ def _explain_unknown_name(pickle: ScannedPickle, mention: Mention) -> tuple[str,
     if not pickle.doer:
         return "is not on the allow-list of torch and plain-data types", "save plain data instead"
     if program_operators.is_shipped(_name_operator(mention)):
-        why = "is not on the list of operators that torch writes into programs"
-        return why, "export the program again without this operator"
-    why = "belongs to a library outside torch, torchvision and torchaudio"
-    return why, "review this library before you call the model"
+        reason = "is not on the list of operators that torch writes into programs"
+        return reason, "export the program again without this operator"
+    reason = "belongs to a library outside torch, torchvision and torchaudio"
+    return reason, "review this library before you call the model"
 
 
 def _name_operator(mention: Mention) -> str:
@@ -382,22 +382,22 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
         ]
         if pickle.protocol >= _REFUSED_PROTOCOL:
             names = []
-            why = f"is a pickle of protocol {pickle.protocol}"
+            reason = f"is a pickle of protocol {pickle.protocol}"
             help = "save the file without the argument pickle_protocol"
         elif pickle.refused_opcode is not None:
             names = []
-            why, help = f"has the {_describe_opcode(pickle.refused_opcode)}", _SAVE_AGAIN
+            reason, help = f"has the {_describe_opcode(pickle.refused_opcode)}", _SAVE_AGAIN
         elif names:
-            why, help = f"imports {', '.join(map(quoting.name, names))}", _suggest_replacements(names, pickle)
+            reason, help = f"imports {', '.join(map(quoting.name, names))}", _suggest_replacements(names, pickle)
         elif storages:
-            why, help = f"calls {quoting.name(storages[0])}", "save a tensor instead of a storage"
+            reason, help = f"calls {quoting.name(storages[0])}", "save a tensor instead of a storage"
         else:
             continue
         # A legacy file is five pickles, all of one protocol.
-        if (pickle.place.path, why) in reported:
+        if (pickle.place.path, reason) in reported:
             continue
-        reported.add((pickle.place.path, why))
-        message = f"torch.load refuses the file by default: {_describe_place(subject, pickle)} {why}"
+        reported.add((pickle.place.path, reason))
+        message = f"torch.load refuses the file by default: {_describe_place(subject, pickle)} {reason}"
         has_own_loader = is_companion or subject.state.traits.has_own_loader
         severity = needs_weights_only_false.cases["own loader"] if has_own_loader else None
         yield Issue(message, help=help, severity=severity, place=pickle.place, about=", ".join(names))

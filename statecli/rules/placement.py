@@ -66,13 +66,13 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
         on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"
         if allowed_devices:
             case: str | None = "outside of the policy"
-            why = f"policy.device allows only {' or '.join(allowed_devices)}"
+            reason = f"policy.device allows only {' or '.join(allowed_devices)}"
         else:
             case = "later GPU" if index not in ("", "0") else None
-            why = "torch.load fails on a machine without this device, unless map_location is given"
+            reason = "torch.load fails on a machine without this device, unless map_location is given"
         severity = accelerator_device.cases[case] if case else None
         help = 'save the tensors on cpu, or load the file with map_location="cpu"'
-        yield Issue(f"{on_device}: {why}", None, help=help, severity=severity)
+        yield Issue(f"{on_device}: {reason}", None, help=help, severity=severity)
 
 
 @rule(Severity.WARNING, _needs_recorded_devices)

@@ -523,13 +523,13 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
 
 def touch_after_comparison(monkeypatch, path):
     """Write to `path` after the comparison and before its report."""
-    original = run._Comparison._findings
+    original = run._Comparison._build_findings
 
     def touching(self, *args):
         os.utime(path, ns=(1, 1))
         return original(self, *args)
 
-    monkeypatch.setattr(run._Comparison, "_findings", touching)
+    monkeypatch.setattr(run._Comparison, "_build_findings", touching)
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])

@@ -231,7 +231,7 @@ def test_each_severity_stands_in_the_definition_of_its_rule():
 
 #: A severity that `inspect` compares, and the default of --fail-on.
 MEASURED = {
-    ("commands/inspect/run.py", "if measured.severity in (None, Severity.NOTE):"),
+    ("commands/inspect/run.py", "if tensor_harm.severity in (None, Severity.NOTE):"),
     ("core/option_defaults.py", "AUDIT_FAIL_ON = Severity.WARNING"),
 }
 

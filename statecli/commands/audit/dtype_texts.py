@@ -23,8 +23,8 @@ _INTEGERS = ("int", "uint", "bool")
 def check_dtype_texts(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each tensor of dtype texts whose text is not a dtype of torch. Raises UnreadableError."""
     for tensor in state.tensors:
-        if texts_as_code.is_dtype_key(tensor.fqn) and (why := _explain_unsafe(tensor)):
-            text = f"{quoting.name(tensor.fqn)} {why}; HQQ runs this string as Python code when HQQ loads the file"
+        if texts_as_code.is_dtype_key(tensor.fqn) and (reason := _explain_unsafe(tensor)):
+            text = f"{quoting.name(tensor.fqn)} {reason}; HQQ runs this string as Python code when HQQ loads the file"
             hazard = Hazard(text, help="do not load the file with HQQ; quantize the original layer again")
             place = locate_storage(tensor, state) if tensor.data is not None else Place(state.target, 0, 0)
             yield ScannedPickle(f"the tensor {quoting.name(tensor.fqn)}", place, hazards=(hazard,))

@@ -69,18 +69,20 @@ def check_configured(name: str, request: PluginRequest) -> None:
             f"if you trust the plugin, {advice} or {option('--config', request.config_path)}"
         )
     if not _is_declared(name):
-        why = f"no package in site-packages declares this module as an entry point of the group {ENTRY_POINT_GROUP}"
-        raise UsageError(f"{origin}: is not imported, because {why}; install the package, or {advice}")
+        reason = f"no package in site-packages declares this module as an entry point of the group {ENTRY_POINT_GROUP}"
+        raise UsageError(f"{origin}: is not imported, because {reason}; install the package, or {advice}")
     with search_path.use_installed_only():
         files = _find_files(name, origin)
     for file in files:
         if _find_site_folder(file) is None and _is_in_checkout(file):
-            why = f"{_shorten(file)} is in the current folder or its Git repository"
-            raise UsageError(f"{origin}: is not imported, because {why}; install the package as a wheel, or {advice}")
+            reason = f"{_shorten(file)} is in the current folder or its Git repository"
+            raise UsageError(
+                f"{origin}: is not imported, because {reason}; install the package as a wheel, or {advice}"
+            )
         target = _find_judged_target(file, request.targets)
         if target is not None:
-            why = f"{_shorten(file)} may come from the author of {target}"
-            raise UsageError(f"{origin}: is not imported, because {why}; install the package in another folder")
+            reason = f"{_shorten(file)} may come from the author of {target}"
+            raise UsageError(f"{origin}: is not imported, because {reason}; install the package in another folder")
 
 
 def _check_name(name: str, origin: str, advice: str) -> None:

@@ -491,8 +491,8 @@ def _count_unread_values(subject: Subject) -> tuple[NotChecked, ...]:
     if subject.unread_because and count:
         return (NotChecked("tensor", count, subject.unread_because),)
     uncheckable = sum(facts.reason is not None and not facts.damaged for facts in subject.values or ())
-    why = "no rule can check the values (see the rule unread-values)"
-    return (NotChecked("tensor", uncheckable, why),) if uncheckable else ()
+    reason = "no rule can check the values (see the rule unread-values)"
+    return (NotChecked("tensor", uncheckable, reason),) if uncheckable else ()
 
 
 def _run_rule(rule: AuditRule, subject: Subject, severity: Severity | None) -> Iterator[Finding]:

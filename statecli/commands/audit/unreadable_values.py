@@ -70,5 +70,5 @@ def summarize_reasons(notes: Sequence[Oddity]) -> str | None:
     """Return a line with the first cause and the number of tensors with other causes; None without notes."""
     causes = group_by_cause([(note.fqn or "", note.message) for note in notes])
     other_count = sum(count for _, count in causes[1:])
-    more = f"; and {plural(other_count, 'more tensor')} could not be read" if other_count else ""
-    return causes[0][0] + more if causes else None
+    remainder_text = f"; and {plural(other_count, 'more tensor')} could not be read" if other_count else ""
+    return causes[0][0] + remainder_text if causes else None

@@ -58,8 +58,8 @@ def _report_missing_targets(accepted_findings: Baseline, audit: Audit, request: 
     entries = baseline.find_missing_entries(accepted_findings, request.targets)
     missing = Counter(entry.target for entry in entries if entry.target not in audited)
     for target, count in missing.items():
-        clause = f"the baseline accepts {plural(count, 'finding')} of this target"
-        remark = f"but {clause}; to remove these entries, use --write-baseline"
+        entries_text = f"the baseline accepts {plural(count, 'finding')} of this target"
+        remark = f"but {entries_text}; to remove these entries, use --write-baseline"
         yield rules.BASELINE_FIXED.finding(f"{target}: no longer exists, {remark}", target=target)
 
 

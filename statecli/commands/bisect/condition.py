@@ -47,10 +47,10 @@ class Condition(msgspec.Struct, frozen=True):
 
 def parse_condition(text: str) -> Condition:
     """Return the condition. Raises UsageError for anything else."""
-    words = text.strip()
+    condition_text = text.strip()
     option_text = option("--condition", text, quoted=True)
-    if match := _COSINE.match(words):
-        limit, glob = float(match[1]), words[match.end() :]
+    if match := _COSINE.match(condition_text):
+        limit, glob = float(match[1]), condition_text[match.end() :]
         if glob and not glob[0].isspace():
             raise UsageError(
                 f"{option_text}: unexpected {glob!r} after the number; write 'cosine<0.9' or 'cosine<0.9 GLOB'"
@@ -61,7 +61,7 @@ def parse_condition(text: str) -> Condition:
                 "write another number"
             )
         return Condition(text, Measure.COSINE, glob.strip() or None, limit)
-    name, _, glob = words.partition(" ")
+    name, _, glob = condition_text.partition(" ")
     measure = next((measure for measure in Measure if measure.value == name.lower()), None)
     if measure is Measure.COSINE or (measure is None and name.lower().startswith("cosine")):
         raise UsageError(f"{option_text}: write a number from -1 to 1 after <, such as 'cosine<0.9'")

@@ -314,15 +314,15 @@ def _count(entries: Sequence[Entry]) -> str:
 def _find_unlisted_settings(frozen: Sequence[str], entries: Sequence[Entry]) -> Iterator[Broken]:
     """Yield the globs that may match differing settings beyond the listed settings."""
     setting_rows = [entry for entry in entries if entry.section is None]
-    more = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
-    for glob in frozen if more else ():
+    remainder = next((entry for entry in setting_rows if entry.name == MORE and entry.difference), None)
+    for glob in frozen if remainder else ():
         matching_entries = [entry for entry in setting_rows if entry.matches((glob,))]
-        if more and matching_entries and glob not in {entry.name for entry in matching_entries}:
-            why = (
+        if remainder and matching_entries and glob not in {entry.name for entry in matching_entries}:
+            reason = (
                 "statecli does not list all settings that differ, because there are too many; write the full name of "
                 "each setting instead of a glob"
             )
-            yield Broken(MORE, "", f"{more.target}: cannot check --must-not-change {glob!r}: {why}")
+            yield Broken(MORE, "", f"{remainder.target}: cannot check --must-not-change {glob!r}: {reason}")
 
 
 def _require_matches(request: Request, entries: Sequence[Entry], targets: tuple[str, str]) -> None:

@@ -261,8 +261,8 @@ def count_tensors(count: int) -> str:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first names, and the number of the rest."""
-    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-    return ", ".join(names[:MAX_LISTED_NAMES]) + more
+    remainder_text = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
+    return ", ".join(names[:MAX_LISTED_NAMES]) + remainder_text
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -147,8 +147,8 @@ class _Comparison:
         if not matches and not (settings and (all_matches or has_settings_alone)):
             raise NothingMatched(self._describe_nothing_compared(len(all_matches)))
         if not matches:
-            why = "the filters exclude all tensors" if all_matches else "neither side contains a tensor"
-            self._note("settings-alone", f"{why}; statecli compared only {plural(len(settings), 'setting')}")
+            reason = "the filters exclude all tensors" if all_matches else "neither side contains a tensor"
+            self._note("settings-alone", f"{reason}; statecli compared only {plural(len(settings), 'setting')}")
         differing = changed_fields.find_changed_fields(matches, self.request.ignore, devices=not self.any_class)
         outcomes = self._compare_values(matches, progress)
         changes, broken_pairs = self._build_changes(matches, differing, outcomes)
@@ -203,8 +203,8 @@ class _Comparison:
 
     def _note_values(self) -> None:
         if self.any_class:
-            why = f"{self.model.target} is a class, and a new model has only initial values"
-            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"statecli did not compare values and devices: {why}")
+            reason = f"{self.model.target} is a class, and a new model has only initial values"
+            self._note(OddityKind.VALUES_NOT_COMPARED.value, f"statecli did not compare values and devices: {reason}")
         elif not self.values:
             option = "--ignore values" if self.request.values else "--metadata-only"
             self._note(OddityKind.VALUES_NOT_COMPARED.value, f"values are not compared: {option}")
@@ -234,10 +234,10 @@ class _Comparison:
         self.notes += left_out_notes
         if self.any_class or all(state.whole_modules for state in states):
             return states
-        (before, notes), (after, more) = (
+        (before, notes), (after, notes_after) = (
             load_check.select_expected(state) if state.whole_modules else (state, []) for state in states
         )
-        self.notes += [*notes, *more]
+        self.notes += [*notes, *notes_after]
         return before, after
 
     def _pair_tensors(self, before: ModelState, after: ModelState) -> list[Match]:
@@ -505,9 +505,9 @@ _REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 def _list_unread_settings(state: ModelState) -> list[Broken]:
     """Return errors for settings too many to read, because the rest may differ."""
-    why = "statecli does not know whether the remaining settings differ"
+    reason = "statecli does not know whether the remaining settings differ"
     return [
-        Inconclusive("(settings)", "", f"{state.target}: {oddity.message}: {why}")
+        Inconclusive("(settings)", "", f"{state.target}: {oddity.message}: {reason}")
         for oddity in state.oddities
         if oddity.kind is OddityKind.METADATA_CUT
     ]

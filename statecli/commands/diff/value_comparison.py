@@ -138,15 +138,15 @@ class ValueComparison:
         for n, (old, new), old_digest, new_digest in zip(to_compare, pairs, before, after, strict=True):
             if old_digest is None or new_digest is None:
                 is_unknown = old_digest != new_digest
-                why = "one side has no values" if is_unknown else "neither side has values"
+                reason = "one side has no values" if is_unknown else "neither side has values"
             elif old.dtype != new.dtype:
                 is_unknown = Field.DTYPE in self._request.ignore
-                why = "the dtypes differ, and a snapshot has only digests"
+                reason = "the dtypes differ, and a snapshot has only digests"
             else:
                 outcomes[n] = PairResult(differs=old_digest != new_digest)
                 continue
-            inconclusive = describe_unknown(self._targets, new, why) if is_unknown else None
-            outcomes[n] = PairResult(not_compared=why, inconclusive=inconclusive)
+            inconclusive = describe_unknown(self._targets, new, reason) if is_unknown else None
+            outcomes[n] = PairResult(not_compared=reason, inconclusive=inconclusive)
 
     def _check(self, unpaired_rows: Sequence[tuple[int, TensorInfo]], outcomes: list[PairResult]) -> None:
         """Check unpaired tensors for damage, because a damaged tensor is not an added tensor."""
@@ -158,12 +158,12 @@ class ValueComparison:
                 outcomes[n] = PairResult(error=str(self._inconclusive[id(row)]))
 
     def _build_shape_result(
-        self, after: TensorInfo, why: str = "the shapes differ", *, reshaped: bool = False
+        self, after: TensorInfo, reason: str = "the shapes differ", *, reshaped: bool = False
     ) -> PairResult:
         if Field.SHAPE not in self._request.ignore:
-            return PairResult(not_compared=why, reshaped=reshaped)
+            return PairResult(not_compared=reason, reshaped=reshaped)
         # If shapes are ignored, it is undefined which values correspond.
-        return PairResult(not_compared=why, inconclusive=describe_unknown(self._targets, after, why))
+        return PairResult(not_compared=reason, inconclusive=describe_unknown(self._targets, after, reason))
 
     def _build_result(self, result: object, before: TensorInfo, after: TensorInfo) -> PairResult:
         """Return the outcome of a pair.
@@ -186,10 +186,10 @@ class ValueComparison:
         return PairResult(not_compared=reason, inconclusive=describe_unknown(self._targets, after, reason))
 
 
-def describe_unknown(targets: tuple[str, str], row: TensorInfo, why: str) -> str:
+def describe_unknown(targets: tuple[str, str], row: TensorInfo, reason: str) -> str:
     """Return the error for a pair of which it is unknown whether the values differ."""
     message = (
-        f"{' and '.join(dict.fromkeys(targets))}: {row.fqn}: statecli does not know whether the values differ: {why}"
+        f"{' and '.join(dict.fromkeys(targets))}: {row.fqn}: statecli does not know whether the values differ: {reason}"
     )
     return f"{message}; exclude the tensor with -x, or give --ignore values"
 

@@ -200,12 +200,12 @@ def _build_diagnosis(subject: Subject, matching: Matching) -> Diagnosis:
     dropped_names = [apply_steps(steps, name) for name in unused]
     kept_names = [names[name] for name in matching.pairs]
     if 2 * len(initial) > len(subject.registered):
-        why = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
-        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
+        reason = f"{len(initial)} of {len(subject.registered)} tensors would keep their initial values"
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
     left_out, source = leave_out(dropped_names, kept_names) if dropped_names else LeftOut(), subject.entries.source
     if left_out is None or source is None:
-        why = "too many modules differ" if source else "statecli cannot write code that reads this format"
-        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {why}")
+        reason = "too many modules differ" if source else "statecli cannot write code that reads this format"
+        return Diagnosis(causes, maps=_list_maps(steps), proof=f"{NO_CODE}: {reason}")
     model_code = build_model_code(subject.built_model.spec, subject.built_model.loaded)
     recipe = Recipe(
         source,
@@ -354,8 +354,8 @@ def _list_modules(names: Sequence[str]) -> str:
     if len(names) <= MAX_EXAMPLES:
         return ", ".join(names)
     modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    more = f" and {len(modules) - MAX_EXAMPLES} more modules" if len(modules) > MAX_EXAMPLES else ""
-    return f"{', '.join(modules[:MAX_EXAMPLES])}{more}"
+    remainder_text = f" and {len(modules) - MAX_EXAMPLES} more modules" if len(modules) > MAX_EXAMPLES else ""
+    return f"{', '.join(modules[:MAX_EXAMPLES])}{remainder_text}"
 
 
 def _diagnose_other_model(subject: Subject, matched_count: int) -> Diagnosis:

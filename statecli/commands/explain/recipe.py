@@ -229,8 +229,8 @@ def _format_source(source: Source) -> list[str]:
     if source.pattern:
         merge = f"state |= {load.format('path')}{keys}"
         return [*lines, "state = {}", f"for path in glob.glob({format_text(source.pattern)}):", f"    {merge}"]
-    end = ".state_dict()  # runs code of the file" if source.loader is Loader.MODULE else ""
-    return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{end}"]
+    suffix = ".state_dict()  # runs code of the file" if source.loader is Loader.MODULE else ""
+    return [*lines, f"state = {load.format(format_text(source.files[0]))}{keys}{suffix}"]
 
 
 def _format_dcp_folder(source: Source) -> list[str]:
@@ -253,8 +253,8 @@ def _list_modules(names: Sequence[str]) -> str:
     if len(names) <= MAX_LISTED_NAMES:
         return ", ".join(names)
     modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-    more = f" and {len(modules) - MAX_LISTED_NAMES} more" if len(modules) > MAX_LISTED_NAMES else ""
-    return f"{len(names)} tensors of {', '.join(modules[:MAX_LISTED_NAMES])}{more}"
+    remainder_text = f" and {len(modules) - MAX_LISTED_NAMES} more" if len(modules) > MAX_LISTED_NAMES else ""
+    return f"{len(names)} tensors of {', '.join(modules[:MAX_LISTED_NAMES])}{remainder_text}"
 
 
 def leave_out(names: Sequence[str], kept_names: Iterable[str]) -> LeftOut | None:

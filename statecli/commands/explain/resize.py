@@ -72,9 +72,9 @@ def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
 def _list_other_sizes(subject: Subject) -> Iterator[tuple[int, int]]:
     """Yield the differing sizes between tensors on a single side, of the same last component."""
     names = set(subject.entries.names)
-    missing = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
-    extra = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
-    for (name, shape), (extra_name, other_shape) in islice(product(missing, extra), 10_000):
+    missing_tensors = [(name, row.shape) for name, row in subject.registered.items() if name not in names]
+    extra_tensors = [(row.fqn, row.shape) for row in subject.entries.rows if row.fqn not in subject.registered]
+    for (name, shape), (extra_name, other_shape) in islice(product(missing_tensors, extra_tensors), 10_000):
         if (
             shape
             and other_shape

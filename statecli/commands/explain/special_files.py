@@ -86,12 +86,12 @@ def _diagnose_adapter(
     evidence = Evidence(Cause.ADAPTER, message, len(adapter), adapter[0])
     folder = _find_folder(state, "adapter_config.json")
     if folder is None or not is_only_adapter:
-        why = (
+        reason = (
             ": the folder has no adapter_config.json"
             if is_only_adapter
             else "; merge the adapter with PEFT (merge_and_unload) and save the model again"
         )
-        return Diagnosis((evidence,), proof=f"{NO_CODE}{why}")
+        return Diagnosis((evidence,), proof=f"{NO_CODE}{reason}")
     model = build_model_code(built_model.spec, built_model.loaded)
     code = (
         "from peft import PeftModel",

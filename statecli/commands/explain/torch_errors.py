@@ -127,20 +127,20 @@ def _explain_names(
         )
     missing_names = missing if steps is None else alignment.missing
     # torch does not list the counters of batch norm as missing, because the layer fills them in.
-    extra = (
+    extra_names = (
         unexpected
         if steps is None
         else [name for name in alignment.unexpected if not name.endswith(_FILLED) or apply_steps(steps, name) == name]
     )
     for names, description in (
         (missing_names, f"the checkpoint lacks {plural(len(missing_names), 'tensor')} of {model}"),
-        (extra, f"the checkpoint has {plural(len(extra), 'tensor')} that {model} does not have"),
+        (extra_names, f"the checkpoint has {plural(len(extra_names), 'tensor')} that {model} does not have"),
     ):
         if names:
             message = f"{description}: {quoting.names(names)}"
             causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
-    dropped_names = [apply_steps(steps, name) for name in (*mismatched, *extra)]
+    dropped_names = [apply_steps(steps, name) for name in (*mismatched, *extra_names)]
     # The text does not list the names that fit, so no prefix is known to have only other names.
     rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
     left_out = LeftOut(names=tuple(dropped_names), rest=rest if len(dropped_names) > MAX_DELETED_NAMES else None)

@@ -97,8 +97,8 @@ def _build_defect(group: list[tuple[Name, Finding]], rows: dict[str, TensorInfo]
     rule = _choose_registration_rule([rows[name] for name in names]) if is_registration else first.rule
     message = first.message
     if len(names) > 1:
-        more = plural(len(names) - 1, "more tensor")
-        message = f"{names[0]} and {more}: {first.message.removeprefix(f'{first.fqn}: ')}"
+        other_tensors = plural(len(names) - 1, "more tensor")
+        message = f"{names[0]} and {other_tensors}: {first.message.removeprefix(f'{first.fqn}: ')}"
     return Defect(
         cause,
         rule,

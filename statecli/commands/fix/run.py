@@ -73,5 +73,5 @@ def find_editable_file(spec: ModelSpec) -> str:
     return path
 
 
-def _refuse_installed(text: str, why: str) -> UsageError:
-    return UsageError(f"{text}: {why}; statecli fix changes only your own files; name a class such as net.py:Net")
+def _refuse_installed(text: str, reason: str) -> UsageError:
+    return UsageError(f"{text}: {reason}; statecli fix changes only your own files; name a class such as net.py:Net")

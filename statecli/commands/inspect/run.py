@@ -138,9 +138,9 @@ def inspect_live_model(module: nn.Module, request: Request, python_inputs: Any) 
     except ModelError as error:
         if request.to is not None or _has_inputs(request, python_inputs):
             raise
-        why = str(error).removeprefix(f"{request.target}: ")
+        reason = str(error).removeprefix(f"{request.target}: ")
         state = live.model_reader.read_without_move(
-            verify.model_under_test.wrap_live_model(module), request.target, why, stats_of=_choose_measure(request)
+            verify.model_under_test.wrap_live_model(module), request.target, reason, stats_of=_choose_measure(request)
         )
         weights = inspect_package.quantized.list_live_weights(module, state)
         return Inspection(select(state, request.selection, request.target), weights=weights)
@@ -306,8 +306,8 @@ def _report_broken_ties(state: ModelState) -> Iterator[Finding]:
 def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -> Finding:
     has_followed = tensor.after.followed if tensor.after else None
     if has_followed is None:
-        why = tensor.note or "not found after the move"
-        message = f"{tensor.fqn}: statecli does not know whether the tensor moves to {to}: {why}"
+        reason = tensor.note or "not found after the move"
+        message = f"{tensor.fqn}: statecli does not know whether the tensor moves to {to}: {reason}"
         return rules.MOVE_UNKNOWN.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     if not state.traits.is_class:
         message = f"{tensor.fqn}: the bytes on {to} differ from the bytes of the file"

@@ -258,8 +258,8 @@ def compare_companions(
     if state.traits.is_class:
         return CompanionChanges()
     if target.settings is None:
-        why = "the lock has only tensors; run `statecli lock` again to lock settings and files"
-        return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {why}"),))
+        reason = "the lock has only tensors; run `statecli lock` again to lock settings and files"
+        return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {reason}"),))
     settings, uncompared = _compare_settings(state, target.settings)
     folder = compare_files(state.target, target.files, algorithm, lock_file)
     # A changed key says more than a changed digest of its file.

@@ -214,12 +214,12 @@ def _check_tensor(tensor: LockedTensor, path: str) -> None:
         )
 
 
-def refuse_twins(names: Sequence[str], clause: str) -> None:
+def refuse_twins(names: Sequence[str], message_start: str) -> None:
     """Raise `UsageError` for the first repeated name."""
     if len(set(names)) == len(names):
         return
     seen_names: set[str] = set()
     for name in names:
         if name in seen_names:
-            raise UsageError(f"{clause} {name} twice; rename one of the two")
+            raise UsageError(f"{message_start} {name} twice; rename one of the two")
         seen_names.add(name)

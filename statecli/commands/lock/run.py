@@ -212,9 +212,11 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
     for item, lines in zip(locked, lock.targets[: len(locked)], strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:
-            why = "a class has only initial values" if item.state.traits.is_class else "the values are not in the file"
+            reason = (
+                "a class has only initial values" if item.state.traits.is_class else "the values are not in the file"
+            )
             message = (
-                f"{item.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {why}"
+                f"{item.state.target}: the values of {count} of {len(lines.tensors)} tensors are not locked: {reason}"
             )
             severity = rules.VALUES_NOT_LOCKED.cases["on writing"]
             yield rules.VALUES_NOT_LOCKED.finding(message, target=item.state.target, severity=severity)

@@ -34,9 +34,9 @@ def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list
     expected = len(full_run.steps) - saved_at
     is_step_count_equal = len(resumed.steps) == expected
     before, after = full_run.steps[saved_at], resumed.steps[0]
-    more = f"the resumed training takes {plural(len(resumed.steps), 'step')} instead of {expected}"
+    evidence = f"the resumed training takes {plural(len(resumed.steps), 'step')} instead of {expected}"
     rows = [
-        StateRow(State.STEP, is_step_count_equal, "" if is_step_count_equal else more),
+        StateRow(State.STEP, is_step_count_equal, "" if is_step_count_equal else evidence),
         _compare_model(before, after),
         _compare_optimizer(before, after),
         _compare_named(State.SCHEDULER, before.schedulers, after.schedulers),
@@ -92,23 +92,23 @@ def describe_missing(row: StateRow, full_run: RunRecord, keys: SavedKeys, saved_
         key = keys.find(row.state, object_name)
     load_argument = key.expression if key else ""
     if row.state is State.STEP:
-        end = "start the loop at this step" if key else "save the step number, and start the resumed loop there"
+        instruction = "start the loop at this step" if key else "save the step number, and start the resumed loop there"
     elif row.state is State.DATA:
         skip = "skip the batches that were already used"
         sampler = "save the state of the sampler, for example with StatefulDataLoader of torchdata"
-        end = f"continue with the next batch: {skip}{'' if key else f', or {sampler}'}"
+        instruction = f"continue with the next batch: {skip}{'' if key else f', or {sampler}'}"
     elif object_name in full_run.dict_averages:
-        end = f"{'' if key else f'save {object_name}, and '}copy the saved tensors into {object_name}"
+        instruction = f"{'' if key else f'save {object_name}, and '}copy the saved tensors into {object_name}"
     elif key:
-        end = (
+        instruction = (
             f"call {object_name}.load_state_dict({load_argument})"
             if load_argument
             else f"load it with {object_name}.load_state_dict()"
         )
     else:
-        end = f"save {object_name}.state_dict(), and load it"
+        instruction = f"save {object_name}.state_dict(), and load it"
     lack_clause = keys.describe_lack(_WORDS[row.state], saved_at)
-    return _format_help(saved_at, [key.text] if key else [], lack_clause, end)
+    return _format_help(saved_at, [key.text] if key else [], lack_clause, instruction)
 
 
 def _list_own_generators(full_run: RunRecord) -> list[str]:
@@ -139,20 +139,20 @@ def _describe_missing_random(row: StateRow, full_run: RunRecord, keys: SavedKeys
             saved_texts.append(key.text)
             set_calls.append(f"{calls[1]}({key.expression if generator in (*free_keys, *own_generators) else ''})")
     moment = f"right before step {saved_at + 1}"
-    ends = [f"call {' and '.join(set_calls)} {moment}"] if set_calls else []
-    ends += [f"save {' and '.join(get_calls)}, and set the state again {moment}"] if get_calls else []
+    instructions = [f"call {' and '.join(set_calls)} {moment}"] if set_calls else []
+    instructions += [f"save {' and '.join(get_calls)}, and set the state again {moment}"] if get_calls else []
     lack_clause = keys.describe_lack(_WORDS[State.RANDOM], saved_at)
-    return _format_help(saved_at, saved_texts, lack_clause, "; ".join(ends))
+    return _format_help(saved_at, saved_texts, lack_clause, "; ".join(instructions))
 
 
-def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, end: str) -> str:
+def _format_help(saved_at: int, saved_texts: Sequence[str], lack_clause: str, instruction: str) -> str:
     """Return the line. A saved state may be lost after the load, or may have been saved too early."""
     if not saved_texts:
-        return f"{lack_clause}: {end}"
+        return f"{lack_clause}: {instruction}"
     texts = " and ".join(dict.fromkeys(saved_texts))
     return (
         f"the checkpoint of step {saved_at} has {texts}; the script does not load this state, or changes this state "
-        f"before step {saved_at + 1}: {end}"
+        f"before step {saved_at + 1}: {instruction}"
     )
 
 

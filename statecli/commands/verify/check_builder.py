@@ -78,10 +78,10 @@ def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
     return {storage(tensor)[0] for tensor in tensors}
 
 
-def run_user_code(subject: ModelUnderTest, doing: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
+def run_user_code(subject: ModelUnderTest, activity: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
     """Return the result of `action`, code of the model, and None; or None and the error in one line."""
     try:
-        with subject.user_code(doing):
+        with subject.user_code(activity):
             return action(), None
     except ModelError as error:
         return None, get_reason(subject, error)
@@ -116,8 +116,8 @@ class _CalledModel(BuiltModel):
     def build_again(self, *, values: bool | None = None, seed: int = 0) -> nn.Module:
         return self.subject.build_used(values=bool(values), seed=seed)
 
-    def user_code(self, doing: str) -> AbstractContextManager[None]:  # type: ignore[override]
-        return self.subject.user_code(doing)
+    def user_code(self, activity: str) -> AbstractContextManager[None]:  # type: ignore[override]
+        return self.subject.user_code(activity)
 
 
 def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
@@ -175,9 +175,9 @@ Help = str | PlacedHelp | None
 
 
 def suggest_in_own_method(
-    subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], mend: str
+    subject: ModelUnderTest, module: nn.Module, fqn: str, names: Iterable[str], remedy: str
 ) -> PlacedHelp | None:
-    """Return `net.py:12: let Net._apply call super()`: `mend` for the first method outside of torch.
+    """Return `net.py:12: let Net._apply call super()`: `remedy` for the first method outside of torch.
 
     The methods belong to the modules on the way to `fqn`.
     """
@@ -187,33 +187,33 @@ def suggest_in_own_method(
         ((kind, name, method) for kind, name, method in methods if method and not measure.is_torch_code(method)), None
     )
     return own_method and place_at_method(
-        subject, own_method[2], mend.format(f"{own_method[0].__name__}.{own_method[1]}")
+        subject, own_method[2], remedy.format(f"{own_method[0].__name__}.{own_method[1]}")
     )
 
 
-def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], mend: str) -> PlacedHelp:
+def place_at_method(subject: ModelUnderTest, method: Callable[..., Any], remedy: str) -> PlacedHelp:
     """Return `net.py:12: ` and the fix in a method; without a line for a method not written in Python.
 
     A method of an installed library is to be reported, because users do not edit its file.
     """
     code = getattr(inspect.unwrap(method), "__code__", None)
     if code is None:
-        return PlacedHelp(mend, None)
+        return PlacedHelp(remedy, None)
     origin = Origin(tensor_sources.format_file(code.co_filename, subject.target), code.co_firstlineno)
     if is_installed_file(code.co_filename):
-        return PlacedHelp(f"report this to the library ({format_origin(origin)}): {mend}", None)
-    return place_at_line(origin, mend)
+        return PlacedHelp(f"report this to the library ({format_origin(origin)}): {remedy}", None)
+    return place_at_line(origin, remedy)
 
 
-def place_at_line(origin: Origin | None, mend: str) -> PlacedHelp:
+def place_at_line(origin: Origin | None, remedy: str) -> PlacedHelp:
     """Return `net.py:12: ` and the fix in this line."""
-    return PlacedHelp(f"{format_origin(origin)}: {mend}" if origin else mend, origin)
+    return PlacedHelp(f"{format_origin(origin)}: {remedy}" if origin else remedy, origin)
 
 
-def address_to_library(owner: type, mend: str) -> str:
+def address_to_library(owner: type, remedy: str) -> str:
     """Return the fix of a class; for a class of an installed library the advice to report the fix."""
     file = getattr(inspect.getmodule(owner), "__file__", None)
-    return f"report this to the library: {mend}" if file and is_installed_file(file) else mend
+    return f"report this to the library: {remedy}" if file and is_installed_file(file) else remedy
 
 
 def _iter_parents(module: nn.Module, fqn: str) -> Iterator[nn.Module]:
@@ -303,8 +303,8 @@ def check_empty_model(subject: ModelUnderTest, name: Name) -> Check | None:
     if subject.state.tensors:
         return None
     packed = any(oddity.kind is OddityKind.PACKED_PARAMS for oddity in subject.state.oddities)
-    why = " that statecli can see, because its weights are packed in C++" if packed else ""
-    return Check(name, Verdict.SKIPPED, reason=f"the model has no tensors{why}")
+    reason = " that statecli can see, because its weights are packed in C++" if packed else ""
+    return Check(name, Verdict.SKIPPED, reason=f"the model has no tensors{reason}")
 
 
 def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str) -> Check | None:
@@ -312,8 +312,8 @@ def check_without_values(subject: ModelUnderTest, name: Name, how: str, use: str
     empty_check = check_empty_model(subject, name)
     if empty_check or not all(row.device == "meta" for row in subject.state.tensors):
         return empty_check
-    why = f"the model was built on meta and has no values to {use}; build the model on the cpu: --init-device cpu"
-    return Check(name, Verdict.SKIPPED, how, why)
+    reason = f"the model was built on meta and has no values to {use}; build the model on the cpu: --init-device cpu"
+    return Check(name, Verdict.SKIPPED, how, reason)
 
 
 def list_unreachable_tensors(subject: ModelUnderTest) -> list[str]:

@@ -296,8 +296,10 @@ def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module
     for name, tensor in measure.iter_tensors(walk(copy_of_model)):
         original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
-            why = f"{name} of the copy shares memory with {original} of the model"
-            raise ModelError(f"the checks would change the model, because a copy shares memory with the model: {why}")
+            reason = f"{name} of the copy shares memory with {original} of the model"
+            raise ModelError(
+                f"the checks would change the model, because a copy shares memory with the model: {reason}"
+            )
 
 
 def _is_written(tensor: torch.Tensor) -> bool:

@@ -202,8 +202,8 @@ def _find_changed_in_training(subject: ModelUnderTest) -> tuple[list[str], tuple
     try:
         subject.call(module, training=True)
     except ModelError as error:
-        why = str(error).removeprefix(f"{subject.target}: ")
+        reason = str(error).removeprefix(f"{subject.target}: ")
         return [], (
-            Oddity("not-tried-in-training", f"cannot list the tensors that forward changes in training mode: {why}"),
+            Oddity("not-tried-in-training", f"cannot list the tensors that forward changes in training mode: {reason}"),
         )
     return before.find_changed(module), ()

@@ -71,28 +71,33 @@ def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelSta
         else:
             report(number, update.b, str(result or "a value is NaN or infinite"))
 
-    copies = [
-        (number, CheckTask(name, operation, *sides))
-        for name, row in adapter_weights.replaced.items()
-        if (number := _find_number(numbers, name)) is not None and (sides := _pair(row, changes[number].after))
-        for operation in (Operation.CAST if can_cast(sides[0].dtype, sides[1].dtype) else Operation.COPY,)
-    ]
-    for (number, copy), result_of_copy in zip(
-        copies, check_elements([task for _, task in copies], jobs=jobs), strict=True
-    ):
-        if isinstance(result_of_copy, CheckResult):
+    copies = _list_copies(adapter_weights.replaced, numbers, changes)
+    for (number, copy), outcome in zip(copies, check_elements([task for _, task in copies], jobs=jobs), strict=True):
+        if isinstance(outcome, CheckResult):
             source = adapter_weights.replaced[copy.name].fqn
             merges[number] = Transformation(
-                TransformationKind.MERGED, result_of_copy.elements, result_of_copy.exceptions, sources=(source,)
+                TransformationKind.MERGED, outcome.elements, outcome.exceptions, sources=(source,)
             )
         else:
-            broken_pairs.append(Broken(copy.name, "", str(result_of_copy)))
+            broken_pairs.append(Broken(copy.name, "", str(outcome)))
     reported_merges = {
         n: transformation
         for n, transformation in merges.items()
         if transformation.exceptions or changes[n].status is not Status.IDENTICAL
     }
     return MergeCheck(reported_merges, list(dict.fromkeys(broken_pairs)))  # a square weight is checked both ways
+
+
+def _list_copies(
+    replaced: Mapping[str, TensorInfo], numbers: Mapping[str, int], changes: Sequence[Change]
+) -> list[tuple[int, CheckTask]]:
+    """Return a check of each tensor that the adapter replaces, with the number of its change."""
+    return [
+        (number, CheckTask(name, operation, *sides))
+        for name, row in replaced.items()
+        if (number := _find_number(numbers, name)) is not None and (sides := _pair(row, changes[number].after))
+        for operation in (Operation.CAST if can_cast(sides[0].dtype, sides[1].dtype) else Operation.COPY,)
+    ]
 
 
 def _find_number(numbers: Mapping[str, int], name: str) -> int | None:

@@ -188,8 +188,8 @@ class _Proof(Proof):
             )
         fault = steps.fault()
         if fault is None:
-            why = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
-            return Cell(Verdict.PASSED, before, steps.after(), why)
+            reason = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
+            return Cell(Verdict.PASSED, before, steps.after(), reason)
         rule, explanation = fault
         excused_cell = self._build_excused_cell(row, steps) if rule == rules.KEEPS_DTYPE else None
         return excused_cell or self._fail(rule, row, explanation, steps)

@@ -170,9 +170,9 @@ class _Proof:
         )
         if error_text is None:
             self._columns["pickled"] = self._compare(pickled, "a pickled copy")
-        elif why := _describe_unpicklable(module, error_text):
-            self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}"
-            self._columns["pickled"] = {row.fqn: check_builder.skip_cell(why) for row in self._rows}
+        elif reason := _describe_unpicklable(module, error_text):
+            self._how = f"copy.deepcopy of the module; the copy with pickle was not checked, because {reason}"
+            self._columns["pickled"] = {row.fqn: check_builder.skip_cell(reason) for row in self._rows}
         else:
             self._columns["pickled"] = {
                 row.fqn: check_builder.build_inconclusive_cell(error_text) for row in self._rows
@@ -290,9 +290,9 @@ def _find_obstacles(subject: ModelUnderTest, module: nn.Module) -> dict[str, str
     errors: dict[str, str] = {}
     for prefix, module_ in module.named_modules():
         for name, value in vars(module_).items():
-            why = None if name in OWN_ATTRIBUTES else _try_to_copy(subject, value, ChainMap({}, memo))
-            if why:
-                errors[f"{prefix}.{name}" if prefix else name] = why
+            reason = None if name in OWN_ATTRIBUTES else _try_to_copy(subject, value, ChainMap({}, memo))
+            if reason:
+                errors[f"{prefix}.{name}" if prefix else name] = reason
     return errors
 
 

@@ -130,15 +130,15 @@ class _Proof(Proof):
         rule = registration_rules.choose_rule(row)
         export_text = f"{registration_rules.EXPORTED}{self._format_place(place)}"
         if row.fqn in self._subject.created_by_forward:
-            severity, why = rule.cases["kept"], "the first forward computes the tensor"
+            severity, reason = rule.cases["kept"], "the first forward computes the tensor"
         else:
             effect = measure_effect(
                 row,
                 is_lost=lambda: bool(find_running_state(self._subject, (row.fqn,))),
                 is_harmless=lambda: bool(row.rebuilt),
             )
-            severity, why = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
-        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {export_text}: {why}"
+            severity, reason = decide_tensor_severity(row, effect), _CONSEQUENCES[effect]
+        message = f"{row.fqn}: {registration_rules.describe_unregistered(row)}; {export_text}: {reason}"
         self.report(rule, message, row.fqn, severity=severity)
         self._cells[row.fqn] = Cell(Verdict.FAILED, reason=f"a constant{self._format_place(place)}")
 

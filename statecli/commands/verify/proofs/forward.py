@@ -118,11 +118,11 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
         return _prove_on_fake_gpu(subject)
     requested_device = move.parse_device(device)
     if requested_device.type == "meta":
-        why = (
+        reason = (
             "forward on meta finds no device errors, because torch combines meta tensors with tensors on any device; "
             "use --device fake-cuda"
         )
-        return Check(Name.FORWARD, Verdict.SKIPPED, reason=why)
+        return Check(Name.FORWARD, Verdict.SKIPPED, reason=reason)
     if requested_device.type == "cpu":
         return _prove_on_cpu(subject)
     if subject.forward_error and _INDEX_ERROR.match(subject.forward_error):
@@ -139,12 +139,12 @@ def prove(subject: ModelUnderTest, device: str) -> Check:
 
 def _prove_on_cpu(subject: ModelUnderTest) -> Check:
     subject.call(subject.build_used(values=True))
-    why = (
+    reason = (
         "the model was not moved, so device errors cannot appear; use --device fake-cuda to find them"
         if not subject.created_by_forward
         else None
     )
-    return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", why)
+    return Check(Name.FORWARD, Verdict.PASSED, "called on the cpu in eval mode", reason)
 
 
 def _prove_on_fake_gpu(subject: ModelUnderTest) -> Check:
@@ -396,8 +396,8 @@ def _build_cell(subject: ModelUnderTest, row: TensorInfo, run: _Run, blamed: dic
         return _build_failed_cell(run, row.fqn, blamed[row.fqn])
     device = run.devices.get(row.fqn)
     if not run.has_proved:
-        why = "the call did not finish" if run.error_text is not None else _describe_cuda_check()
-        return check_builder.build_inconclusive_cell(why, after=device)
+        reason = "the call did not finish" if run.error_text is not None else _describe_cuda_check()
+        return check_builder.build_inconclusive_cell(reason, after=device)
     if device is None or device == run.trial.device_name:
         return Cell(Verdict.PASSED, after=device)
     if row.fqn in run.watch.copied_by_forward:

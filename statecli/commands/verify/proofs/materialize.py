@@ -122,8 +122,8 @@ class _Proof(Proof):
             with torch.device("meta"):
                 return self._subject.build_fresh()
         except ModelError as error:
-            rule, why = rules.NOT_BUILT_ON_META, check_builder.get_reason(self._subject, error)
-            message = f"the constructor fails on meta: {why.removeprefix('building the model raised ')}"
+            rule, reason = rules.NOT_BUILT_ON_META, check_builder.get_reason(self._subject, error)
+            message = f"the constructor fails on meta: {reason.removeprefix('building the model raised ')}"
             self.report(rule, message, None, help=rule.fix)
             return None
 
@@ -164,8 +164,8 @@ class _Proof(Proof):
             elif name in self._subject.created_by_forward:
                 self._cells[name] = check_builder.skip_cell("the first forward creates the tensor")
             elif name not in first.tensors or name not in second.tensors or name not in self._built_tensors:
-                why = check_builder.ABSENT_REASON
-                self._cells[name] = check_builder.build_inconclusive_cell(why)
+                reason = check_builder.ABSENT_REASON
+                self._cells[name] = check_builder.build_inconclusive_cell(reason)
             else:
                 fault = self._judge(row, first, second)
                 if fault is not None:
@@ -188,15 +188,15 @@ class _Proof(Proof):
                 return None
             return rules.CHANGED_BY_MATERIALIZING, "an init method writes other values than the constructor"
         else:
-            error_text = next((why for path, why in first.errors.items() if is_inside(name, path)), None)
+            error_text = next((reason for path, reason in first.errors.items() if is_inside(name, path)), None)
             if error_text is None and self._is_reproduced(name, tensors[0]):
                 return rules.LOST_BY_MATERIALIZING, _describe_unwritten(row, tensors)
-            why = (
+            reason = (
                 "the init methods write different values each time"
                 if error_text is None
                 else f"not initialized, because {error_text}"
             )
-            self._cells[name] = check_builder.build_inconclusive_cell(why)
+            self._cells[name] = check_builder.build_inconclusive_cell(reason)
         return None
 
     def _is_reproduced(self, name: str, tensor: torch.Tensor) -> bool:
@@ -258,14 +258,14 @@ def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tens
     """Say how many elements of a tensor depend on the pattern."""
     first, second = (tensor.detach().contiguous() for tensor in tensors)
     message = "uninitialized after to_empty() and load_state_dict()"
-    why = "; state_dict() lacks the tensor, and no init method computes the values"
+    reason = "; state_dict() lacks the tensor, and no init method computes the values"
     try:
         sides = (side.reshape(-1).view(torch.uint8).reshape(side.numel(), -1) for side in (first, second))
         differing = int(torch.ne(*sides).any(dim=1).sum())
     except (RuntimeError, TypeError):
         return message
     if differing == first.numel():
-        return message + (why if row.persistent is False else "")
+        return message + (reason if row.persistent is False else "")
     return f"{differing:,} of {plural(first.numel(), 'element')} uninitialized after to_empty() and load_state_dict()"
 
 
@@ -279,12 +279,14 @@ def _describe_fix(module: nn.Module, name: str, rule: Rule) -> str:
     init_method = next((method for method in INIT_METHODS if method in vars(owner)), None)
     init_method = init_method or next((method for method in INIT_METHODS if hasattr(owner, method)), None)
     if rule is rules.CHANGED_BY_MATERIALIZING:
-        mend = f"compute {attribute} with the same function in __init__ and in the init methods"
+        remedy = f"compute {attribute} with the same function in __init__ and in the init methods"
     elif init_method is None:
-        mend = f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
+        remedy = (
+            f"add a method reset_parameters() to {owner.__name__} that computes {attribute}, and call it in __init__"
+        )
     else:
-        mend = f"compute {attribute} also in {owner.__name__}.{init_method}()"
-    return check_builder.address_to_library(owner, mend)
+        remedy = f"compute {attribute} also in {owner.__name__}.{init_method}()"
+    return check_builder.address_to_library(owner, remedy)
 
 
 def _is_close(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -251,15 +251,15 @@ class _Proof:
             return check_builder.build_inconclusive_cell(unknown, before=before, after=after)
         return self._fail(LEFT_BEHIND, row, explanation, before, after, "call super() in {} and move this tensor too")
 
-    def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, mend: str) -> Cell:
-        """Fail a tensor. `mend`: the fix in the class's own `_apply` or `to`, if there is no better help."""
+    def _fail(self, rule: Rule, row: TensorInfo, explanation: str, before: str, after: str, remedy: str) -> Cell:
+        """Fail a tensor. `remedy`: the fix in the class's own `_apply` or `to`, if there is no better help."""
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
             effect = Effect.LOSS  # the next forward on the device reads what the first one left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
-            help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, mend)
+            help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, remedy)
         severity, message = None, f"{row.fqn}: {explanation}"
         if rule == LEFT_BEHIND:
             severity = decide_tensor_severity(row, effect)
@@ -381,8 +381,8 @@ def _try_way_back_on_fake_gpu(subject: ModelUnderTest, move: MoveResult) -> None
     """Record tensors not coming back from a fake GPU: on the CPU nothing moves, and from meta nothing returns."""
     fake_move = move_to_fake_gpu(subject)
     move.stuck_devices = fake_move.stuck_devices
-    why = next(iter(fake_move.reasons), fake_move.why_no_way_back)
-    move.call += f"; the move back was not checked: {why}" if why else ", to a fake CUDA device and back"
+    reason = next(iter(fake_move.reasons), fake_move.why_no_way_back)
+    move.call += f"; the move back was not checked: {reason}" if reason else ", to a fake CUDA device and back"
 
 
 def _describe_difference(before: torch.Tensor, after: torch.Tensor) -> str:

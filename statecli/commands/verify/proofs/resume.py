@@ -165,8 +165,8 @@ class _Proof(Proof):
         elif is_saved:
             description, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
-            why = "training changes it" if is_changed else "the constructor sets other values each time"
-            description, help = f"a buffer with persistent=False; {why}", registration_rules.PERSISTENT
+            reason = "training changes it" if is_changed else "the constructor sets other values each time"
+            description, help = f"a buffer with persistent=False; {reason}", registration_rules.PERSISTENT
         else:
             description = "not in state_dict()"
         message = f"{row.fqn}: {description}: {consequence}"

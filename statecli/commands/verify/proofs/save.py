@@ -108,20 +108,20 @@ class _Proof(Proof):
     def _load(self, target: nn.Module, loaded_state: Any) -> bool:
         """Return True if a strict load succeeds. torch's own load fills B before an error; other loads may not."""
         self._loaded = loaded_state
-        doing = "load_state_dict(strict=True) with the model's state_dict"
+        activity = "load_state_dict(strict=True) with the model's state_dict"
         _, error_text = check_builder.run_user_code(
-            self._subject, doing, lambda: target.load_state_dict(loaded_state, strict=True)
+            self._subject, activity, lambda: target.load_state_dict(loaded_state, strict=True)
         )
         if error_text is None:
             return True
         by_torch = re.search(r"Error\(s\) in loading state_dict for \w+: (.*)", error_text)
-        why = by_torch[1] if by_torch else error_text.removeprefix(f"{doing} raised ")
-        new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in why)
+        reason = by_torch[1] if by_torch else error_text.removeprefix(f"{activity} raised ")
+        new = (row for row in self._subject.state.tensors if row.appeared and f'"{row.fqn}"' in reason)
         places = (row.origin for row in new if row.origin)
         help = next((check_builder.place_at_line(place, _IN_CONSTRUCTOR) for place in places), None)
-        message = f"load_state_dict(strict=True) refuses the model's own state_dict: {why}"
+        message = f"load_state_dict(strict=True) refuses the model's own state_dict: {reason}"
         self.report(rules.NOT_LOADABLE, message, None, help=help)
-        self._unloadable = None if by_torch else f"load_state_dict raised {why}"
+        self._unloadable = None if by_torch else f"load_state_dict raised {reason}"
         return False
 
     # --- what came back ------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ class _Proof(Proof):
         if self._unloadable:
             self._restored[name] = check_builder.build_inconclusive_cell(self._unloadable)
         elif has_same_bits is not False:
-            why = (
+            reason = (
                 "the values cannot be compared"
                 if has_same_bits is None
                 else "statecli cannot check this tensor, because it cannot write test values into the tensor"
             )
-            self._restored[name] = check_builder.build_inconclusive_cell(why)
+            self._restored[name] = check_builder.build_inconclusive_cell(reason)
         elif tensor_bits.is_same(expected, entry) is False:
             cast = f"the tensor cast to {entry.dtype}, with other values".replace("torch.", "")
             entry_text = "other values under this name" if entry.dtype == expected.dtype else cast
@@ -198,8 +198,8 @@ class _Proof(Proof):
             and tensor_bits.is_same(restored_tensor, self._reloaded_tensors[name]) is True
         )
 
-    def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], mend: str) -> Help:
-        return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, mend)
+    def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], remedy: str) -> Help:
+        return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, remedy)
 
     # --- what was not saved --------------------------------------------------------------------------------------
 
@@ -227,9 +227,9 @@ class _Proof(Proof):
     def _fail_running_state(self, row: TensorInfo) -> Cell:
         """Fail a tensor updated by forward in training: a warning if the class has decided not to save the tensor."""
         is_declined = row.persistent is False
-        why = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
+        reason = "the buffer has persistent=False" if is_declined else "the tensor is not registered"
         message = (
-            f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {why}"
+            f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {reason}"
         )
         help = PERSISTENT if is_declined else None
         severity = rules.LOST_BY_SAVING.cases["not persistent"] if is_declined else None
@@ -261,18 +261,18 @@ class _Proof(Proof):
             return None
         if row.persistent is False:
             return check_builder.skip_cell(_describe_unsaved(row))
-        why = (
+        reason = (
             "statecli built only one instance, and cannot check whether the constructor creates an equal tensor in a "
             "new instance"
         )
-        return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
+        return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {reason}")
 
     def _judge_by_rebuilding(self, row: TensorInfo, rebuild: Rebuild) -> Cell:
         if rebuild in (Rebuild.IDENTICAL, Rebuild.SHARED):
             return check_builder.skip_cell(f"{_describe_unsaved(row)}; the constructor creates an equal tensor")
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
-            why = "the tensors of two instances cannot be compared"
-            return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {why}")
+            reason = "the tensors of two instances cannot be compared"
+            return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {reason}")
         message = f"{row.fqn}: {RANDOM_VALUE}"
         help = PERSISTENT if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
@@ -355,9 +355,9 @@ class _Safetensors:
         self._refuse_odd(through)
         accepted_entries = self._list_accepted()
         subject = self._proof._subject
-        doing = "safetensors.torch.save of the state_dict"
+        activity = "safetensors.torch.save of the state_dict"
         altered_entries, error_text = check_builder.run_user_code(
-            subject, doing, lambda: _find_altered(through, accepted_entries)
+            subject, activity, lambda: _find_altered(through, accepted_entries)
         )
         if error_text or not altered_entries:
             return error_text
@@ -365,9 +365,9 @@ class _Safetensors:
         tensors = measure.map_tensors(self._target)
         tensor_bits.perturb((tensors[name] for name in accepted_entries if name in tensors), phase=100)
         all_entries = {**self._entries, **altered_entries}
-        doing = "load_state_dict() with the entries read from safetensors"
+        activity = "load_state_dict() with the entries read from safetensors"
         _, error_text = check_builder.run_user_code(
-            subject, doing, lambda: self._target.load_state_dict(all_entries, strict=True)
+            subject, activity, lambda: self._target.load_state_dict(all_entries, strict=True)
         )
         return error_text if strictly else None  # it raises what it raised before
 

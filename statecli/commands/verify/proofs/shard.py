@@ -104,12 +104,12 @@ class _Proof(Proof):
             raise ModelError("fully_shard() needs torch 2.6 or later") from None
         module = self._subject.build_fresh()
         aliases = _list_aliases(module)
-        refusals = {name: why for name, tensor in module.named_parameters() if (why := _explain_refusal(tensor))}
+        refusals = {name: reason for name, tensor in module.named_parameters() if (reason := _explain_refusal(tensor))}
         ignored = {tensor for name, tensor in module.named_parameters() if name in refusals}
-        for name, why in refusals.items():
-            message = f"{name}: fully_shard() refuses {why.what}"
-            self.report(rules.NOT_SHARDABLE, message, name, help=why.advice)
-            self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {why.what}")
+        for name, reason in refusals.items():
+            message = f"{name}: fully_shard() refuses {reason.what}"
+            self.report(rules.NOT_SHARDABLE, message, name, help=reason.advice)
+            self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {reason.what}")
         with self._subject.user_code("fully_shard()"):
             fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
         for entry in walk(module).unregistered:
@@ -135,9 +135,9 @@ class _Proof(Proof):
     def _judge(
         self, row: TensorInfo, broadcast: frozenset[str] | None, sharded: frozenset[str], diverging: frozenset[str]
     ) -> None:
-        why = self._find_exemption(row)
-        if why is not None:
-            self._fsdp[row.fqn] = self._ddp[row.fqn] = check_builder.skip_cell(why)
+        reason = self._find_exemption(row)
+        if reason is not None:
+            self._fsdp[row.fqn] = self._ddp[row.fqn] = check_builder.skip_cell(reason)
             return
         left_out = {
             wrapper: cells

@@ -102,13 +102,13 @@ class _StepVerdicts:
             return False
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
-    def fail(self, rule: Rule, fqn: str, why: str, help: str, severity: Severity | None = None) -> Cell:
+    def fail(self, rule: Rule, fqn: str, reason: str, help: str, severity: Severity | None = None) -> Cell:
         """A failed cell and its finding."""
-        message = f"{fqn}: {why}"
+        message = f"{fqn}: {reason}"
         self.findings.append(
             check_builder.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity)
         )
-        return Cell(Verdict.FAILED, reason=why.removeprefix(_NO_GRADIENT))
+        return Cell(Verdict.FAILED, reason=reason.removeprefix(_NO_GRADIENT))
 
 
 def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Check:
@@ -122,11 +122,11 @@ def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Ch
     if subject.inputs is None:
         return subject.skip_without_inputs(Name.STEP)
     if any(row.device == "meta" for row in subject.state.tensors):
-        why = "the model was built on meta and has no values to train; build the model on the cpu: --init-device cpu"
-        return Check(Name.STEP, Verdict.SKIPPED, reason=why)
+        reason = "the model was built on meta and has no values to train; build the model on the cpu: --init-device cpu"
+        return Check(Name.STEP, Verdict.SKIPPED, reason=reason)
     if _is_empty_batch(subject.inputs):
-        why = f"the inputs have no elements ({subject.inputs.text}), so no gradient is computed"
-        return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=why)
+        reason = f"the inputs have no elements ({subject.inputs.text}), so no gradient is computed"
+        return Check(Name.STEP, Verdict.INCONCLUSIVE, reason=reason)
     run, why_not = training_rounds.train_fresh_instance(subject, optimizer_type)
     if why_not:
         return check_builder.build_check(Name.STEP, _describe_training(run), {}, [], [why_not])
@@ -218,12 +218,12 @@ def _judge_not_finite(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> C
             f"the gradient is {value_text}, and the output of forward is not finite either: {_OTHER_INPUTS_HELP}",
         )
     elements = f"{value_text} elements in training round {leaf.first_bad_round}"
-    why = f"the gradient has {elements}, although all outputs are finite"
+    reason = f"the gradient has {elements}, although all outputs are finite"
     help = (
         "look for sqrt, norm or division at zero, also inside torch.where; torch.autograd.set_detect_anomaly"
         " shows the line"
     )
-    return verdicts.fail(rules.NON_FINITE_GRADIENT, name, why, help)
+    return verdicts.fail(rules.NON_FINITE_GRADIENT, name, reason, help)
 
 
 def _describe_not_chosen(sibling: str | None, rounds_text: str = "") -> str:
@@ -265,10 +265,8 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
         rounds_text = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), rounds_text if leaf.idle < run.rounds else "")
     if run.still_growing:
-        why = "another parameter got its first gradient in the last round"
-        return (
-            f"the gradient is zero in each of {plural(run.rounds, 'round')}; more rounds may be needed, because {why}"
-        )
+        reason = "more rounds may be needed, because another parameter got its first gradient in the last round"
+        return f"the gradient is zero in each of {plural(run.rounds, 'round')}; {reason}"
     if run.in_running and run.in_running.why_not:
         return (
             "the gradient is zero, perhaps because a batch norm cancels it; statecli could not check this: "
@@ -288,9 +286,9 @@ def _judge_by_chance(run: Training, name: str) -> Cell:
             f"{gradients}, but the parameter has a gradient in eval mode: in train mode, dropout may have left the "
             f"parameter out in each round; {help}",
         )
-    why = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
+    reason = (run.in_eval and run.in_eval.why_not) or "no gradient in eval mode either"
     return check_builder.build_inconclusive_cell(
-        f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {why}",
+        f"{gradients}; forward draws random numbers, and eval mode does not show whether they are the cause: {reason}",
     )
 
 
@@ -401,19 +399,19 @@ def _judge_updated(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell
 def _judge_left_out(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cell:
     """Judge a leaf that requires grad and is not in `model.parameters()`; harmless without a gradient."""
     if name in verdicts.run.replaced:
-        why = "forward replaces the tensor, but the optimizer trains the old one"
+        reason = "forward replaces the tensor, but the optimizer trains the old one"
         return verdicts.fail(
-            rules.NOT_IN_OPTIMIZER, name, why, "change the values in place, or give the new tensor another name"
+            rules.NOT_IN_OPTIMIZER, name, reason, "change the values in place, or give the new tensor another name"
         )
     if leaf.peak is None and verdicts.tensors.get(name) is not leaf.tensor:
         return check_builder.skip_cell("forward replaces the tensor without reading it")
     row = verdicts.run.subject.rows_by_fqn[name]
-    why = {
+    reason = {
         Kind.BUFFER: "buffer with requires_grad=True, which no optimizer trains",
         Kind.UNREGISTERED: "requires grad but is not registered, so no optimizer trains it",
     }.get(row.kind, "the class's own parameters() leaves this tensor out, so no optimizer trains it")
     severity = rules.NOT_IN_OPTIMIZER.cases["no gradient"] if leaf.peak is None else None
-    return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, why, row.fix or _suggest_registration(row), severity)
+    return verdicts.fail(rules.NOT_IN_OPTIMIZER, name, reason, row.fix or _suggest_registration(row), severity)
 
 
 def _suggest_registration(row: TensorInfo) -> str:
@@ -434,8 +432,8 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
         return check_builder.skip_cell(_CHANGED_BY_FORWARD)
     tied_names = verdicts.run.subject.rows_by_fqn[name].tied_to
     shares = f", because it shares memory with {tied_names[0]}" if tied_names else ""
-    why = f"frozen, but the step of the optimizer changes the tensor{shares}"
-    return verdicts.fail(rules.FROZEN_UPDATED, name, why, "clone the frozen tensor, or freeze both tensors")
+    reason = f"frozen, but the step of the optimizer changes the tensor{shares}"
+    return verdicts.fail(rules.FROZEN_UPDATED, name, reason, "clone the frozen tensor, or freeze both tensors")
 
 
 # --- changed by forward -------------------------------------------------------------------------------------
