@@ -33,7 +33,7 @@ def check_merge(
     merge = transformations.merges.check_adapter(changes, before, adapter, jobs=jobs)
     for n, transformation in merge.transformations.items():
         changes[n] = replace(changes[n], transformation=transformation)
-    return changes, merge.broken
+    return changes, merge.broken_pairs
 
 
 def explain_changes(

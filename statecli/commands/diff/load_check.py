@@ -184,7 +184,7 @@ class LoadCheck(msgspec.Struct, frozen=True):
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken_pairs: tuple[Broken, ...] = ()
 
 
 def check_load(

@@ -179,7 +179,7 @@ class _Comparison:
             ),
             broken=(
                 *broken_pairs,
-                *load_result.broken,
+                *load_result.broken_pairs,
                 *verdict.inconclusive,
                 *_list_unread_settings(self.before),
                 *_list_unread_settings(self.after),

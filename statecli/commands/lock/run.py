@@ -59,14 +59,14 @@ class LockInput(msgspec.Struct, frozen=True):
         name: Name in the lock.
         stamps: Versions of the files before their reading.
         unlocked: Reason why nothing of the target is locked, not a failure if there are other targets.
-        kept: Number of tensors kept by callbacks and left out.
+        bookkeeping_count: Number of left out tensors that callbacks keep.
     """
 
     state: ModelState
     name: str | None
     stamps: dict[str, FileVersion | None]
     unlocked: str | None = None
-    kept: int = 0
+    bookkeeping_count: int = 0
 
 
 def read_targets(request: Request) -> list[LockInput]:
@@ -117,9 +117,9 @@ def _read_target(text: str, request: Request) -> LockInput:
         built_model = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
         state = live.model_reader.read(built_model, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
-    left_out_count = len(state.tensors) - len(tensors)
-    state = msgspec.structs.replace(state, tensors=tensors) if left_out_count else state
-    contents = "only the state of callbacks" if left_out_count else "no tensor"
+    bookkeeping_count = len(state.tensors) - len(tensors)
+    state = msgspec.structs.replace(state, tensors=tensors) if bookkeeping_count else state
+    contents = "only the state of callbacks" if bookkeeping_count else "no tensor"
     skip_reason = None if tensors else f"{text}: contains {contents}, so there is nothing to lock"
     try:
         state = state if skip_reason else select(state, request.selection, text)
@@ -128,14 +128,14 @@ def _read_target(text: str, request: Request) -> LockInput:
         if text in request.targets:
             raise
         return LockInput(
-            state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", left_out_count
+            state, make_relative_name(text, request.folder), {}, f"{error}: nothing to lock", bookkeeping_count
         )
     for tensor in state.tensors:
         if tensor.damage is not None:
             exclude = option("-x", tensor.fqn, quoted=True)
             raise UnreadableError(f"{tensor.damage}; exclude the tensor with {exclude}, or copy the file again")
     refuse_twins([f"{tensor.section}.{tensor.fqn}" for tensor in state.tensors], f"{text}: has")
-    return LockInput(state, make_relative_name(text, request.folder), {}, skip_reason, left_out_count)
+    return LockInput(state, make_relative_name(text, request.folder), {}, skip_reason, bookkeeping_count)
 
 
 def build_lock(inputs: Sequence[LockInput], request: Request, progress: Progress | None = None) -> Lock:
@@ -201,8 +201,8 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
     for item in inputs:
         if item.unlocked is not None:
             yield rules.NOTHING_TO_LOCK.finding(item.unlocked, target=item.state.target)
-        elif item.kept:
-            tensors = count_tensors(item.kept)
+        elif item.bookkeeping_count:
+            tensors = count_tensors(item.bookkeeping_count)
             message = (
                 f"{item.state.target}: {tensors} of callbacks are not locked, because these tensors are not weights"
             )

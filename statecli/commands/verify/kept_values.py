@@ -40,21 +40,21 @@ class Slot(NamedTuple):
     """A name in a model.
 
     Attributes:
-        place: "module", "class" or "file": where the name is looked up.
+        owner_kind: "module", "class" or "file": where the name is looked up.
         path: Path of the module, or name of the class or of the file's module.
         name: Name there.
     """
 
-    place: str
+    owner_kind: str
     path: str
     name: str
 
     @property
     def fqn(self) -> str:
         """Name of the slot from the model; `Net.name` in a class, `net.py:name` in a file."""
-        if self.place == "class":
+        if self.owner_kind == "class":
             return f"{self.path.rpartition(':')[2]}.{self.name}"
-        if self.place == "file":
+        if self.owner_kind == "file":
             return f"{os.path.basename(sys.modules[self.path].__file__ or '')}:{self.name}"
         return f"{self.path}.{self.name}".lstrip(".")
 
@@ -282,9 +282,9 @@ def _map_registered(source: nn.Module, target: nn.Module) -> dict[int, Any]:
 
 def _find_holder(module: nn.Module, slot: Slot) -> dict[str, Any] | type | None:
     """Return where the name of a slot is looked up; None without this module."""
-    if slot.place == "file":
+    if slot.owner_kind == "file":
         return vars(sys.modules[slot.path])
-    if slot.place == "class":
+    if slot.owner_kind == "class":
         kinds = (kind for part in module.modules() for kind in type(part).__mro__)
         return next((kind for kind in kinds if f"{kind.__module__}:{kind.__qualname__}" == slot.path), None)
     try:

@@ -210,7 +210,9 @@ class Trainer:
         record.values = kept_values.read_values(module)
         named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         names = {name for name, _ in named}
-        record.registered = frozenset(slot for slot in record.values if slot.place == "module" and slot.fqn in names)
+        record.registered = frozenset(
+            slot for slot in record.values if slot.owner_kind == "module" and slot.fqn in names
+        )
         record.optimizer = kept_values.read_object(session.optimizer.state_dict() if session.optimizer else None)
         record.random = kept_values.read_object(inputs_of.get_random_state())
         try:

@@ -23,7 +23,7 @@ class MergeCheck(NamedTuple):
     """
 
     transformations: dict[int, Transformation]
-    broken: list[Broken]
+    broken_pairs: list[Broken]
 
 
 def check_adapter(changes: Sequence[Change], base: ModelState, adapter: ModelState, *, jobs: int) -> MergeCheck:

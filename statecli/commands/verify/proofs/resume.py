@@ -103,7 +103,7 @@ class _Proof(Proof):
         return others
 
     def _is_of_metric(self, slot: Slot) -> bool:
-        return slot.place == "module" and self._metrics is not None and self._metrics.has(slot.fqn)
+        return slot.owner_kind == "module" and self._metrics is not None and self._metrics.has(slot.fqn)
 
     def _explain_unknown_cause(self, trainer: Trainer, training: SavedTraining, effect: str) -> str:
         if find_effect(training.record, trainer.train().record) is not None:
@@ -140,7 +140,7 @@ class _Proof(Proof):
 
     def _list_rows(self, slot: Slot, differing: list[str]) -> list[TensorInfo]:
         """Return the rows of the differing tensors in a slot."""
-        if slot.place != "module":
+        if slot.owner_kind != "module":
             return []
         rows = self._subject.rows_by_fqn
         return [rows[f"{slot.fqn}{part}"] for part in differing if f"{slot.fqn}{part}" in rows]
@@ -197,7 +197,7 @@ class _Proof(Proof):
             loss = _describe_loss(slot, part, training.values, loaded_values)
         message = f"{name}: {loss}, because state_dict() does not contain the value: {consequence}"
         fix = self._build_fix(slot, part, training)
-        if slot.place == "module":
+        if slot.owner_kind == "module":
             fix = check_builder.address_to_library(type(training.module.get_submodule(slot.path)), fix)
         origin = self._find_line(slot, training)
         help = check_builder.PlacedHelp(f"{fix}; assigned at {format_origin(origin)}" if origin else fix, origin)
@@ -209,7 +209,7 @@ class _Proof(Proof):
         value = training.copies.values.get(slot)
         if isinstance(value, torch.Generator):
             return _EXTRA_STATE.format(f"self.{slot.name}.get_state()")
-        if slot.place != "module":
+        if slot.owner_kind != "module":
             return "keep the value in a buffer of the model, and do not change the buffer in other code"
         initial = training.initial.get(slot, {}).get("")
         if type(value) in (bool, int, float):
@@ -218,7 +218,7 @@ class _Proof(Proof):
         return _EXTRA_STATE.format(f"self.{slot.name}{part}")
 
     def _find_line(self, slot: Slot, training: SavedTraining) -> Origin | None:
-        if slot.place != "module":
+        if slot.owner_kind != "module":
             return None
         module: Any = training.module.get_submodule(slot.path)
         return training.lines.describe(training.lines.locate(module, slot.name))
@@ -230,7 +230,9 @@ _LOAD_HELP = "check load_state_dict, _load_from_state_dict and the load hooks of
 
 def _is_of_torch(slot: Slot, training: SavedTraining) -> bool:
     """Return True for a module of torch: `in_channels` of a lazy convolution is 0 after a load, and is not read."""
-    return slot.place == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith("torch.")
+    return slot.owner_kind == "module" and type(training.module.get_submodule(slot.path)).__module__.startswith(
+        "torch."
+    )
 
 
 def _list_differing(first: Values, second: Values, candidates: Collection[Slot] | None = None) -> list[Slot]:
@@ -245,7 +247,7 @@ _MAX_SHOWN = 40
 def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: Values) -> str:
     """Describe the saved value and the value in the resumed training, if both are short."""
     before, after = (_describe_value(values.get(slot, {}), part) for values in (saved_values, loaded_values))
-    if slot.place == "module" and before is not None and after is not None and before != after:
+    if slot.owner_kind == "module" and before is not None and after is not None and before != after:
         return f"{before} when saved, {after} in a new instance after the load"
     return "other values in a new instance after the load"
 

@@ -107,9 +107,9 @@ class _Proof(Proof):
         refusals = {name: reason for name, tensor in module.named_parameters() if (reason := _explain_refusal(tensor))}
         ignored = {tensor for name, tensor in module.named_parameters() if name in refusals}
         for name, reason in refusals.items():
-            message = f"{name}: fully_shard() refuses {reason.what}"
+            message = f"{name}: fully_shard() refuses {reason.description}"
             self.report(rules.NOT_SHARDABLE, message, name, help=reason.advice)
-            self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {reason.what}")
+            self._fsdp[name] = Cell(Verdict.FAILED, reason=f"fully_shard() refuses {reason.description}")
         with self._subject.user_code("fully_shard()"):
             fully_shard(module, mesh=init_device_mesh("cpu", (RANKS,)), ignored_params=ignored)
         for entry in walk(module).unregistered:
@@ -255,7 +255,7 @@ def _is_torch_module(module: nn.Module) -> bool:
 class _Refusal:
     """Reason of fully_shard against a parameter, and the advice."""
 
-    what: str
+    description: str
     advice: str
 
 
