@@ -57,10 +57,10 @@ def settings_mismatch(subject: Subject) -> Iterator[Issue]:
     changes = subject.companions or CompanionChanges()
     for setting in changes.settings:
         message = f"setting differs from the lock: {describe_setting_change(setting)}"
-        yield Issue(message, help=_RESTORE_FILE, content=_hash(repr(setting)))
+        yield Issue(message, help=_RESTORE_FILE, content=_digest_values(setting))
     for file in changes.files:
         message = f"{format_fqn(file.name)}: {_describe_file(file)}"
-        yield Issue(message, help=_RESTORE_FILE, content=_hash(repr(file)))
+        yield Issue(message, help=_RESTORE_FILE, content=_digest_values(file))
 
 
 @rule_for(VALUES_NOT_LOCKED, needs_lock)
@@ -79,9 +79,9 @@ def values_not_locked(subject: Subject) -> Iterator[Issue]:
 def _describe_file(change: FileChange) -> str:
     if change.locked is None:
         return "not in the lock"
-    if change.found is None:
+    if change.actual is None:
         return "in the lock but missing"
-    return f"content differs from the lock: digest {change.found[:12]}…, locked {change.locked[:12]}…"
+    return f"content differs from the lock: digest {change.actual[:12]}…, locked {change.locked[:12]}…"
 
 
 def _compute_content(pair: LockMatch) -> str | None:
@@ -95,6 +95,11 @@ def _compute_content(pair: LockMatch) -> str | None:
         sides = [(field, getattr(line, field, None), getattr(pair.tensor, field, None)) for field in pair.differ]
         return _hash(repr(msgspec.to_builtins((sides, line and line.digest, pair.digest))))
     return "" if pair.tensor is not None and (pair.tensor.data or pair.tensor.parts) else None
+
+
+def _digest_values(change: msgspec.Struct) -> str:
+    """Return a digest of the values without the names of the fields, because baselines keep the digest."""
+    return _hash(repr(msgspec.structs.astuple(change)))
 
 
 def _hash(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
@@ -10,7 +11,9 @@ from torch import nn
 
 from statecli.commands.audit.run import Request, audit
 from statecli.commands.lock import lock_file, run
+from statecli.commands.lock.companion_files import FileChange
 from statecli.core.selection import Selection
+from statecli.rules import lock as lock_rules
 from statecli.rules.policy_config import Policy
 from statecli.targets.target_result import Status
 
@@ -75,6 +78,12 @@ def test_the_content_of_a_mismatch_is_that_of_its_values(audit_changed, state):
     for change in ({"new": torch.ones(1)}, {"a.bias": state["a.bias"].double()}):
         (finding,) = audit_changed(change)
         assert finding.content == ""
+
+
+def test_content_does_not_depend_on_the_names_of_fields():
+    """A baseline keeps the digest, so another name of an internal field must not change the digest."""
+    renamed = msgspec.defstruct("Renamed", ["path", "before", "after"])
+    assert lock_rules._digest_values(FileChange("a", "1", "2")) == lock_rules._digest_values(renamed("a", "1", "2"))
 
 
 def test_lock_mismatch_finds_a_tensor_that_nobody_locked(audit_changed):

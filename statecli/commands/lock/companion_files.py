@@ -63,7 +63,7 @@ class FileChange(msgspec.Struct, frozen=True):
 
     name: str
     locked: str | None
-    found: str | None
+    actual: str | None
 
 
 class CompanionChanges(msgspec.Struct, frozen=True):
@@ -264,7 +264,7 @@ def compare_companions(
     folder = compare_files(state.target, target.files, algorithm, lock_file)
     # A changed key says more than a changed digest of its file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
-    changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.found))
+    changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.actual))
     return CompanionChanges(settings, tuple(changes), folder.compared, (*uncompared, *folder.not_checked))
 
 
@@ -312,7 +312,7 @@ def compare_files(
     digests = digests or {}
     compared = () if is_file else tuple(files.join(folder, name) for name in digests if name in locked)
     changes = (FileChange(name, locked.get(name), digests.get(name)) for name in sorted({*digests, *locked}))
-    return CompanionChanges(files=tuple(item for item in changes if item.locked != item.found), compared=compared)
+    return CompanionChanges(files=tuple(item for item in changes if item.locked != item.actual), compared=compared)
 
 
 def lock_settings(state: ModelState) -> LockedSettings:
