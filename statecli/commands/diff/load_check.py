@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from statecli import live
-from statecli.commands.diff.pairing import Match, MatchedBy, count_tensors, list_names
+from statecli.commands.diff.pairing import Match, MatchedBy, list_names
 from statecli.commands.diff.result import Broken, Field
 from statecli.commands.diff.rules import LOAD_REFUSED
 from statecli.core import model_kinds
@@ -23,6 +23,7 @@ from statecli.core.model_state import Kind, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, select_loaded_sections
 from statecli.core.rule import Rule
+from statecli.core.units import plural
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.live.load_state_dict_api import Answer, Entries
 
@@ -39,7 +40,7 @@ def select_expected(state: ModelState) -> tuple[ModelState, list[Oddity]]:
     left_out = len(state.tensors) - len(expected_tensors)
     if not left_out:
         return state, []
-    message = f"statecli did not compare {count_tensors(left_out)} of {state.target} that are not in state_dict()"
+    message = f"statecli did not compare {plural(left_out, 'tensor')} of {state.target} that are not in state_dict()"
     return replace(state, tensors=expected_tensors), [Oddity("not-expected", message)]
 
 
@@ -342,7 +343,8 @@ class _Load:
         yield from self._describe_transformers(answer)
         if answer.extra:
             yield Oddity(
-                "extra-state", f"statecli did not test whether set_extra_state accepts {list_names(answer.extra)}"
+                "extra-state",
+                f"statecli did not test whether set_extra_state accepts {list_names(answer.extra)}",
             )
 
     def _describe_transformers(self, answer: Answer) -> Iterator[Oddity]:

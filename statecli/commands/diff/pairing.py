@@ -17,6 +17,7 @@ from statecli.core.name_pairs import match_equal_names, match_names
 from statecli.core.natural_order import make_natural_key
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
+from statecli.core.units import join_names, plural
 
 #: Names that a finding or a note lists.
 MAX_LISTED_NAMES = 3
@@ -62,7 +63,7 @@ class StrippedPrefix(msgspec.Struct, frozen=True, gc=False):
 
     def describe(self) -> str:
         """Return the line about the prefix."""
-        return f"stripped the prefix {self.prefix!r} from the names of {count_tensors(self.count)} of {self.target}"
+        return f"stripped the prefix {self.prefix!r} from the names of {plural(self.count, 'tensor')} of {self.target}"
 
 
 class Pairing(msgspec.Struct, frozen=True):
@@ -251,18 +252,12 @@ def _refuse_clash(state: ModelState, names: list[str]) -> None:
 
 def _map_note(state: ModelState, names: list[str]) -> list[Oddity]:
     count = sum(name != tensor.fqn for tensor, name in zip(state.tensors, names, strict=True))
-    return [Oddity("mapped", f"--map renames {count_tensors(count)} of {state.target}")] if count else []
-
-
-def count_tensors(count: int) -> str:
-    """Format a count: `1 tensor`, `2 tensors`."""
-    return f"{count} tensor" if count == 1 else f"{count} tensors"
+    return [Oddity("mapped", f"--map renames {plural(count, 'tensor')} of {state.target}")] if count else []
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the rest."""
-    remainder_text = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
-    return ", ".join(names[:MAX_LISTED_NAMES]) + remainder_text
+    """Return the first MAX_LISTED_NAMES names, and the number of the rest."""
+    return join_names(names, MAX_LISTED_NAMES)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from functools import partial
 from itertools import combinations, islice, product
 
 from statecli.commands.diff import pairing
-from statecli.commands.diff.pairing import Match, count_tensors
+from statecli.commands.diff.pairing import Match
 from statecli.core.errors import UsageError
 from statecli.core.model_state import ModelState, Oddity
 from statecli.core.name_pairs import MAX_PREFIX_PARTS
 from statecli.core.oddity_kind import OddityKind
+from statecli.core.units import plural
 
 #: Kinds of the notes, which a known cause replaces.
 NOTES = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
@@ -53,7 +54,7 @@ def suggest_prefix_rule(
         return []
     long, short = (after, before) if side else (before, after)
     message = (
-        f"{count_tensors(count)} of {long.target} have the same names as in {short.target}, except for the "
+        f"{plural(count, 'tensor')} of {long.target} have the same names as in {short.target}, except for the "
         f"prefix {prefix!r}"
     )
     advice = f"to compare these tensors, add --map {shlex.quote(rule)}"
@@ -157,7 +158,7 @@ def suggest_component_rules(
     if pairs((*rules, *suggested)) < pairs(rules) + expected:
         return []
     lines = " ".join(f"--map {shlex.quote(rule)}" for rule in suggested)
-    message = f"{count_tensors(expected)} may have new names: both sides have unpaired tensors of equal shapes"
+    message = f"{plural(expected, 'tensor')} may have new names: both sides have unpaired tensors of equal shapes"
     return [Oddity(OddityKind.COMPONENTS_APART.value, f"{message}; to compare these tensors, add {lines}")]
 
 

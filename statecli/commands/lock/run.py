@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from statecli import live, values
-from statecli.commands.diff.pairing import count_tensors
 from statecli.commands.lock import rules
 from statecli.commands.lock.companion_files import compute_companion_digests, find_pipeline_folders, lock_settings
 from statecli.commands.lock.lock_file import SCHEMA, Lock, LockedTarget, LockedTensor, refuse_twins
@@ -19,6 +18,7 @@ from statecli.core.errors import BarePickle, FilteredOut, NothingMatched, Unread
 from statecli.core.finding import Finding
 from statecli.core.model_state import Evidence, Kind, ModelState, TensorInfo
 from statecli.core.selection import Selection, select
+from statecli.core.units import plural
 from statecli.storage import files
 from statecli.storage.file_version import FileVersion, read_versions, refuse_changed
 from statecli.targets import expand, load
@@ -202,7 +202,7 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
         if item.unlocked is not None:
             yield rules.NOTHING_TO_LOCK.finding(item.unlocked, target=item.state.target)
         elif item.bookkeeping_count:
-            tensors = count_tensors(item.bookkeeping_count)
+            tensors = plural(item.bookkeeping_count, "tensor")
             message = (
                 f"{item.state.target}: {tensors} of callbacks are not locked, because these tensors are not weights"
             )
