@@ -73,7 +73,7 @@ LEGAL = {
     "pow of a 0-dim": lambda c, g: c(1)[0] ** g(3),
 }
 #: Legal too, but the calls need data.
-READS = {
+VALUE_READS = {
     "split": lambda c, g: torch.tensor_split(g(4), _index(1, 2)),
     "item": lambda c, g: g(3) * int(g(3).sum().item()) + len(range(int(g(1)))),
     "tolist": lambda c, g: [1 / number for number in g(3).tolist()],
@@ -86,7 +86,7 @@ READS = {
     ),
 }
 #: Illegal, because the calls need an argument on the CPU; the calls need data.
-WANT_CPU = {
+NEEDS_CPU_ARGUMENT = {
     "packed sequence, lengths": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long()),
     "unsorted": lambda c, g: nn.utils.rnn.pack_padded_sequence(g(3, 2, 4), 3 * g(2).long(), enforce_sorted=False),
     "split": lambda c, g: torch.tensor_split(g(4), g(2).long()),
@@ -150,7 +150,7 @@ def _autocast(x: torch.Tensor) -> torch.Tensor:
         return x @ x
 
 
-class Once(nn.Module):
+class SingleCall(nn.Module):
     """A module whose forward makes a single call of `LEGAL` or `ILLEGAL`."""
 
     def __init__(self, call: Callable) -> None:
@@ -172,18 +172,22 @@ def build_inputs(*shapes: object) -> Inputs:
     return Inputs("ones", make)
 
 
-def live(make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net") -> subjects.ModelUnderTest:
+def build_live_subject(
+    make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net"
+) -> subjects.ModelUnderTest:
     """The model under test that the factory `make` builds."""
     spec = ModelSpec(target, "live", False, "Net")
     built = BuiltModel(spec, make(), Origins(), "cpu", True, lambda _, __: make())
-    return _with(subjects.prepare_built_model(built, target), shapes)
+    return _add_inputs(subjects.prepare_built_model(built, target), shapes)
 
 
-def sample(name: str, *shapes: object, folder: Path = SAMPLES, init_device: str = "cpu") -> subjects.ModelUnderTest:
+def build_sample_subject(
+    name: str, *shapes: object, folder: Path = SAMPLES, init_device: str = "cpu"
+) -> subjects.ModelUnderTest:
     """The model under test of `file:Class` in `folder`."""
     target = f"{folder}/{name.replace(':', '.py:')}"
-    return _with(subjects.prepare_built_model(build(parse_spec(target), init_device=init_device), target), shapes)
+    return _add_inputs(subjects.prepare_built_model(build(parse_spec(target), init_device=init_device), target), shapes)
 
 
-def _with(subject: subjects.ModelUnderTest, shapes: tuple) -> subjects.ModelUnderTest:
+def _add_inputs(subject: subjects.ModelUnderTest, shapes: tuple) -> subjects.ModelUnderTest:
     return first_forward.add_inputs(subject, build_inputs(*shapes), None) if shapes else subject

@@ -28,12 +28,12 @@ def run_proof(name: Name, spec: str, *input: str, device: str = "meta", **option
     return run(Request(spec, checks=(name,), input=input, device=device, **options)).checks[0]
 
 
-def sample(name: Name, spec: str, *input: str, **options) -> Check:
+def prove_sample(name: Name, spec: str, *input: str, **options) -> Check:
     """Run the proof `name` for a sample model, e.g. `net:Net`."""
     return run_proof(name, f"{SAMPLES}/{spec.replace(':', '.py:')}", *input, **options)
 
 
-def of_source(name: Name, body: str, *input: str, **options) -> Check:
+def prove_source(name: Name, body: str, *input: str, **options) -> Check:
     """Run the proof `name` for the class Net of `write_class`."""
     write_class(body)
     return run_proof(name, "net.py:Net", *input, **options)
@@ -52,11 +52,11 @@ def write_class(body: str) -> None:
     Path("net.py").write_text(f"{SOURCE}{start}{part}\n{text}" if start else SOURCE + text, "utf-8")
 
 
-def step(init: str = "pass", forward: str = "return self.used(x)", *input: str, methods: str = "") -> Check:
+def prove_step(init: str = "pass", forward: str = "return self.used(x)", *input: str, methods: str = "") -> Check:
     """Run the proof `step` for a class with a layer `used`, and the code of `init`, `forward` and `methods`."""
     lines = forward.replace("\n", "\n    ")
     body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}\n{methods}"
-    return of_source(Name.STEP, body, *(input or ("4x8",)))
+    return prove_source(Name.STEP, body, *(input or ("4x8",)))
 
 
 def build_net() -> nn.Module:
@@ -71,12 +71,12 @@ def build_subject(target: str, input: str) -> model_under_test.ModelUnderTest:
     return first_forward.add_inputs(subject, *inputs.find_inputs([input], None, built))
 
 
-def of_live(prove: Callable, make: Callable, *args) -> Check:
+def prove_live(prove: Callable, make: Callable, *args) -> Check:
     """Run `prove` for a model that the factory `make` builds; each further instance is another call of `make`."""
-    return prove(mixes.live(make), *args)
+    return prove(mixes.build_live_subject(make), *args)
 
 
-def rules(check: Check) -> dict[str | None, str]:
+def map_rules(check: Check) -> dict[str | None, str]:
     """Return the rule that each tensor breaks; two findings for the same tensor fail the test."""
     rules_by_fqn = {finding.fqn: finding.rule for finding in check.findings}
     assert len(rules_by_fqn) == len(check.findings), check.findings
@@ -105,15 +105,15 @@ def expect_pass(name: Name, *classes: str) -> None:
 def expect_findings(prove: Callable[[str], Check], bad: str, expected: dict[str | None, str], good: str) -> None:
     """Assert that the class `bad` has exactly the expected findings, and that the class `good` passes."""
     check, twin = prove(bad), prove(good)
-    assert (rules(check), check.verdict, check.reason) == (expected, Verdict.FAILED, None)
+    assert (map_rules(check), check.verdict, check.reason) == (expected, Verdict.FAILED, None)
     assert (twin.verdict, twin.reason, twin.findings) == (Verdict.PASSED, None, ()), twin
 
 
-def cell(check: Check, column: str, fqn: str) -> Cell:
+def find_cell(check: Check, column: str, fqn: str) -> Cell:
     return next(column_.cells[fqn] for column_ in check.columns if column_.name == column)
 
 
-def verdicts(check: Check, column: str) -> dict[str, str]:
+def map_verdicts(check: Check, column: str) -> dict[str, str]:
     """Return the verdicts of a column by tensor name."""
     (cells,) = [column_.cells for column_ in check.columns if column_.name == column]
     return {fqn: cell.verdict.value for fqn, cell in cells.items()}

@@ -11,8 +11,8 @@ from statecli.commands.verify.proofs import forward
 from statecli.commands.verify.proofs.move import FAKE_CUDA
 from statecli.commands.verify.result import Name, Verdict
 
-from .mixes import TABLE, live
-from .proving import of_source
+from .mixes import TABLE, build_live_subject
+from .proving import prove_source
 
 
 class Net(nn.Module):
@@ -28,7 +28,7 @@ class Net(nn.Module):
         return self.use(self, self.fc(x))
 
 
-def function(change):
+def build_function(change):
     """A torch.autograd.Function whose backward is `change(model, gradient)`."""
 
     class Changed(torch.autograd.Function):
@@ -44,7 +44,7 @@ def function(change):
     return lambda model, y: Changed.apply(y, model)
 
 
-def hook(change):
+def build_hook(change):
     """A hook on the output of the layer, which calls `change(model, gradient)`."""
 
     def use(model, y):
@@ -63,54 +63,81 @@ class Hooked(Net):
         register(self)
 
 
-WEIGHT = lambda change: lambda m: m.fc.weight.register_hook(lambda gradient: change(m, gradient))  # noqa: E731
-MODULE = lambda change: (  # noqa: E731
+WEIGHT_HOOK = lambda change: lambda m: m.fc.weight.register_hook(lambda gradient: change(m, gradient))  # noqa: E731
+MODULE_HOOK = lambda change: (  # noqa: E731
     lambda m: m.fc.register_full_backward_hook(lambda _, inputs, outputs: change(m, outputs[0]) is None or None)
 )
-BEFORE = lambda change: lambda m: m.fc.register_full_backward_pre_hook(lambda _, outputs: (change(m, outputs[0]),))  # noqa: E731
-AFTER = lambda change: (  # noqa: E731
+MODULE_PRE_HOOK = lambda change: (  # noqa: E731
+    lambda m: m.fc.register_full_backward_pre_hook(lambda _, outputs: (change(m, outputs[0]),))
+)
+POST_ACCUMULATE_HOOK = lambda change: (  # noqa: E731
     lambda m: m.fc.bias.register_post_accumulate_grad_hook(lambda p: p.grad.copy_(change(m, p.grad)) is None or None)
 )
 
 #: How backward calls a function, the function, the names that are reported (None: created at a line), a legal function.
 ZOO = {
-    "a tensor made in backward": (function, lambda m, g: g * torch.ones(3), [None], lambda m, g: g * g.new_ones(3)),
-    "a plain attribute": (function, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "a tensor made in backward": (
+        build_function,
+        lambda m, g: g * torch.ones(3),
+        [None],
+        lambda m, g: g * g.new_ones(3),
+    ),
+    "a plain attribute": (build_function, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
     "two that are combined": (
-        function,
+        build_function,
         lambda m, g: g * (m.a + m.b),
         ["a", "b"],
         lambda m, g: g * m.a.to(g) * m.b.sum(),
     ),
-    "a matrix": (function, lambda m, g: g @ torch.outer(m.a, m.b), ["a", "b"], lambda m, g: g @ torch.eye(3).to(g)),
-    "a choice": (function, lambda m, g: torch.where(m.a > 0, g, 0 * g), ["a"], lambda m, g: torch.where(g > 0, g, 0)),
+    "a matrix": (
+        build_function,
+        lambda m, g: g @ torch.outer(m.a, m.b),
+        ["a", "b"],
+        lambda m, g: g @ torch.eye(3).to(g),
+    ),
+    "a choice": (
+        build_function,
+        lambda m, g: torch.where(m.a > 0, g, 0 * g),
+        ["a"],
+        lambda m, g: torch.where(g > 0, g, 0),
+    ),
     "an index": (
-        function,
+        build_function,
         lambda m, g: g.gather(1, torch.zeros(2, 3).long()),
         [None],
         lambda m, g: g[:, torch.zeros(3).long()],
     ),
-    "a sum in place": (hook, lambda m, g: g.clone().add_(m.a), ["a"], lambda m, g: g.clone().add_(m.a[0])),
-    "of a hook of the output": (hook, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
-    "of a variable of the file": (hook, lambda m, g: g * TABLE, [None], lambda m, g: g * TABLE.to(g.device)),
-    "of a hook of the weight": (WEIGHT, lambda m, g: g * m.a, ["a"], lambda m, g: g * 2),
-    "of a hook of the module": (MODULE, lambda m, g: g * m.b, ["b"], lambda m, g: g * m.b.mean()),
-    "of a hook before the module": (BEFORE, lambda m, g: g * m.b, ["b"], lambda m, g: g / 2),
-    "of a hook after the sum": (AFTER, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
-    "an array": (hook, lambda m, g: g * float(g.detach().numpy().sum()), [None], lambda m, g: g * g.numel()),
+    "a sum in place": (build_hook, lambda m, g: g.clone().add_(m.a), ["a"], lambda m, g: g.clone().add_(m.a[0])),
+    "of a hook of the output": (build_hook, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "of a variable of the file": (
+        build_hook,
+        lambda m, g: g * TABLE,
+        [None],
+        lambda m, g: g * TABLE.to(g.device),
+    ),
+    "of a hook of the weight": (WEIGHT_HOOK, lambda m, g: g * m.a, ["a"], lambda m, g: g * 2),
+    "of a hook of the module": (MODULE_HOOK, lambda m, g: g * m.b, ["b"], lambda m, g: g * m.b.mean()),
+    "of a hook before the module": (MODULE_PRE_HOOK, lambda m, g: g * m.b, ["b"], lambda m, g: g / 2),
+    "of a hook after the sum": (POST_ACCUMULATE_HOOK, lambda m, g: g * m.a, ["a"], lambda m, g: g * m.buffer),
+    "an array": (
+        build_hook,
+        lambda m, g: g * float(g.detach().numpy().sum()),
+        [None],
+        lambda m, g: g * g.numel(),
+    ),
 }
 
 
 def prove(name, change):
     """Run the proof for a model that calls `change` in backward."""
     how = ZOO[name][0]
-    make = (lambda: Net(how(change))) if how in (function, hook) else (lambda: Hooked(how(change)))
-    return forward.prove(live(make, (2, 3)), FAKE_CUDA)
+    make = (lambda: Net(how(change))) if how in (build_function, build_hook) else (lambda: Hooked(how(change)))
+    return forward.prove(build_live_subject(make, (2, 3)), FAKE_CUDA)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
-def test_what_backward_mixes_is_reported(name):
+def test_device_mix_in_backward_is_reported(name):
     """Each tensor is named, and the message names backward and not forward as the place."""
     _, change, names, _ = ZOO[name]
     check = prove(name, change)
@@ -125,7 +152,7 @@ def test_what_backward_mixes_is_reported(name):
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
-def test_its_twin_passes(name):
+def test_backward_without_a_device_mix_passes(name):
     """A tensor on the device of the gradient, or a number, is legal; backward runs to its end."""
     check = prove(name, ZOO[name][3])
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
@@ -134,49 +161,51 @@ def test_its_twin_passes(name):
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ZOO)
-def test_the_model_runs_backward_on_the_cpu(name):
+def test_every_sample_runs_backward_on_the_cpu(name):
     """The oracle for the samples: torch refuses no sample if all tensors are on the same device."""
     for change in ZOO[name][1::2]:
         how = ZOO[name][0]
-        module = Net(how(change)) if how in (function, hook) else Hooked(how(change))
+        module = Net(how(change)) if how in (build_function, build_hook) else Hooked(how(change))
         module(torch.ones(2, 3)).sum().backward()
         assert module.fc.weight.grad is not None
 
 
-def test_an_error_of_backward_proves_nothing():
+def test_error_of_backward_does_not_change_the_verdict():
     """A backward that raises another error does not change the verdict of forward, and `how` does not list backward."""
 
     def fail(model, gradient):
         raise ValueError("no")
 
-    check = forward.prove(live(lambda: Net(hook(fail)), (2, 3)), FAKE_CUDA)
+    check = forward.prove(build_live_subject(lambda: Net(build_hook(fail)), (2, 3)), FAKE_CUDA)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
     assert check.how.endswith("in eval and train mode")
 
 
-def test_a_model_without_a_graph_is_called_only():
+def test_model_without_a_graph_runs_no_backward():
     """A frozen model, or a model that detaches its output, has no backward to run."""
-    check = forward.prove(live(lambda: Net(lambda m, y: y.detach()), (2, 3)), FAKE_CUDA)
+    check = forward.prove(build_live_subject(lambda: Net(lambda m, y: y.detach()), (2, 3)), FAKE_CUDA)
     assert check.verdict is Verdict.PASSED
     assert check.how.endswith("in eval and train mode")
 
 
-def test_a_mismatch_that_only_a_graph_shows_is_one_of_train_mode():
+def test_mismatch_in_grad_mode_is_attributed_to_train_mode():
     """Forward may read whether grad mode is on; a mismatch in this branch is not attributed to backward."""
-    check = forward.prove(live(lambda: Net(lambda m, y: y + m.a if torch.is_grad_enabled() else y), (2, 3)), FAKE_CUDA)
+    check = forward.prove(
+        build_live_subject(lambda: Net(lambda m, y: y + m.a if torch.is_grad_enabled() else y), (2, 3)), FAKE_CUDA
+    )
     (finding,) = check.findings
     assert finding.fqn == "a"
     assert finding.message.split(";")[0].endswith("in train mode")
 
 
-def test_outputs_on_several_devices_are_no_mismatch():
+def test_outputs_on_several_devices_pass():
     """A model may return a tensor on the cpu and a tensor on the device: statecli has no loss that combines them."""
-    check = forward.prove(live(lambda: Net(lambda m, y: (y, y.cpu() * m.a)), (2, 3)), FAKE_CUDA)
+    check = forward.prove(build_live_subject(lambda: Net(lambda m, y: (y, y.cpu() * m.a)), (2, 3)), FAKE_CUDA)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("eval mode, train mode, backward on")
 
 
-def test_backward_in_forward_sees_the_device():
+def test_gradient_computed_in_forward_sees_the_fake_device():
     """A gradient penalty calls torch.autograd.grad in forward; its code reads the device as cuda."""
 
     def penalty(model, y):
@@ -185,14 +214,17 @@ def test_backward_in_forward_sees_the_device():
         (gradient,) = torch.autograd.grad((y**2).sum(), model.fc.weight, create_graph=True)
         return y + gradient.to(y.device.type).norm() + y.new(3).zero_()
 
-    check = forward.prove(live(lambda: Net(penalty), (2, 3)), FAKE_CUDA)
+    check = forward.prove(build_live_subject(lambda: Net(penalty), (2, 3)), FAKE_CUDA)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.startswith("eval mode, train mode, backward on")
 
 
-def test_a_live_model_with_hooks_of_parameters_is_not_said_to_have_run_backward():
+def test_live_model_with_parameter_hooks_does_not_list_backward():
     """A copy of a live model lacks the hooks of its parameters, so backward of the copy would prove nothing."""
-    for register, words in [(WEIGHT(lambda m, g: g * m.a), "called on"), (lambda m: None, "eval mode, train mode, ")]:
+    for register, words in [
+        (WEIGHT_HOOK(lambda m, g: g * m.a), "called on"),
+        (lambda m: None, "eval mode, train mode, "),
+    ]:
         (check,) = statecli.verify(Hooked(register), checks=["forward"], inputs="2x3", device=FAKE_CUDA).checks
         assert check.how.startswith(words)
 
@@ -207,24 +239,24 @@ def test_a_live_model_with_hooks_of_parameters_is_not_said_to_have_run_backward(
     ],
     ids=["saved-input", "saved-result", "two-inputs", "two-operators"],
 )
-def test_the_graph_of_a_constructor_is_no_second_defect(value, use, in_tmp_path):
+def test_graph_of_the_constructor_gives_no_second_finding(value, use, in_tmp_path):
     """A tensor computed from a parameter is the only finding; backward of its graph has no line of the user."""
     body = (
         f"self.fc = nn.Linear(3, 3)\nself.t = {value}\n---\ndef forward(self, x):\n    y = self.fc(x)\n    return {use}"
     )
-    check = of_source(Name.FORWARD, body, "2x3", device=FAKE_CUDA)
+    check = prove_source(Name.FORWARD, body, "2x3", device=FAKE_CUDA)
     (finding,) = check.findings
     assert finding.fqn == "t"
     assert " at net.py:10" in finding.message
     assert check.how.startswith("eval mode, train mode, backward on")
 
 
-def test_the_caller_of_statecli_is_not_a_line_of_the_model():
+def test_message_has_no_line_of_the_caller():
     """A model of torch's own modules has no line of the user, so neither this file nor a console script is named."""
     net = nn.Sequential(nn.Linear(3, 3))
     del net[0].bias
     net[0].bias = torch.ones(3)
-    check = forward.prove(live(lambda: net, (2, 3)), FAKE_CUDA)
+    check = forward.prove(build_live_subject(lambda: net, (2, 3)), FAKE_CUDA)
     (finding,) = check.findings
     assert finding.fqn == "0.bias"
     assert ".py:" not in finding.message

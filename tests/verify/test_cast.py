@@ -12,7 +12,7 @@ from statecli.core.errors import UsageError
 from statecli.core.finding import Severity
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import cell, of_live, of_source, rules, sample, verdicts
+from .proving import find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -26,50 +26,50 @@ FAILING = {
 
 
 def run_cast(body: str, *input: str, **options):
-    return of_source(Name.CAST, body, *input, **options)
+    return prove_source(Name.CAST, body, *input, **options)
 
 
 @pytest.mark.parametrize("spec", FAILING)
-def test_a_sample_fails_where_it_was_written_to(spec):
+def test_sample_has_exactly_the_expected_findings(spec):
     """Exactly the expected tensors of the sample fail, with the expected rules."""
-    assert rules(sample(Name.CAST, spec)) == FAILING[spec]
+    assert map_rules(prove_sample(Name.CAST, spec)) == FAILING[spec]
 
 
-def test_dtypes_are_told_in_turn():
+def test_cell_lists_the_dtype_after_each_cast():
     """Each tensor of the state_dict has a cell. The parameter's cell lists the dtypes after each of the three casts,
     the counter keeps its dtype, and `how` lists the calls.
     """
-    check = sample(Name.CAST, "batchnorm:Block")
+    check = prove_sample(Name.CAST, "batchnorm:Block")
     assert check.how == ".to(torch.float64), .half(), .bfloat16()"
-    weight, count = cell(check, "casts", "norm.weight"), cell(check, "casts", "norm.num_batches_tracked")
+    weight, count = find_cell(check, "casts", "norm.weight"), find_cell(check, "casts", "norm.num_batches_tracked")
     assert (weight.before, weight.after) == ("float32", "float64 → float16 → bfloat16")
     assert (count.before, count.after) == ("int64", "int64")
     module = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
-    assert len(verdicts(check, "casts")) == len(module.state_dict())
+    assert len(map_verdicts(check, "casts")) == len(module.state_dict())
 
 
-def test_one_dtype_may_be_asked_for():
+def test_dtype_option_runs_a_single_cast():
     """With `dtype`, the proof runs only the cast to `dtype`."""
-    check = sample(Name.CAST, "batchnorm:Block", dtype="bfloat16")
+    check = prove_sample(Name.CAST, "batchnorm:Block", dtype="bfloat16")
     assert check.how == ".to(torch.bfloat16)"
-    assert cell(check, "casts", "norm.weight").after == "bfloat16"
+    assert find_cell(check, "casts", "norm.weight").after == "bfloat16"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_scripted_module_is_cast_by_what_it_has():
+def test_scripted_module_is_cast_with_to():
     """A scripted module does not support bfloat16(); `.to(torch.bfloat16)` does the same."""
     with pytest.raises(RuntimeError, match="not supported"):
         torch.jit.script(nn.Linear(2, 2)).bfloat16()
-    check = of_live(cast.prove, lambda: torch.jit.script(nn.Linear(2, 2)), None)
+    check = prove_live(cast.prove, lambda: torch.jit.script(nn.Linear(2, 2)), None)
     assert (check.verdict, check.reason) == (Verdict.PASSED, None)
     assert check.how == ".to(torch.float64), .half(), .to(torch.bfloat16)"
-    assert cell(check, "casts", "weight").after == "float64 → float16 → bfloat16"
+    assert find_cell(check, "casts", "weight").after == "float64 → float16 → bfloat16"
 
 
-def test_half_leaves_complex_numbers_alone():
+def test_half_does_not_cast_complex_tensors():
     """As in torch, `.half()` casts only floating-point tensors and `.to(torch.float16)` also casts complex tensors."""
     body = 'self.register_buffer("f", torch.ones(2, dtype=torch.complex64))'
-    assert rules(run_cast(body, dtype="float16")) == {"f": "imaginary-lost"}
+    assert map_rules(run_cast(body, dtype="float16")) == {"f": "imaginary-lost"}
     assert torch.ones(2, dtype=torch.complex64).to(torch.float16).dtype is torch.float16
     assert "after .to(torch.float64)" in run_cast(body).findings[0].message
 
@@ -77,24 +77,24 @@ def test_half_leaves_complex_numbers_alone():
 @pytest.mark.parametrize(
     ("text", "why"), [("flaot16", "does not have this dtype"), ("int8", "cannot be cast to integers")]
 )
-def test_what_torch_casts_no_module_to_is_refused(text, why):
+def test_invalid_dtype_is_refused(text, why):
     """The error is a single line and names dtypes that can be used."""
     with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; use float64"):
-        sample(Name.CAST, "net:Net", dtype=text)
+        prove_sample(Name.CAST, "net:Net", dtype=text)
 
 
-def test_an_integer_that_a_class_casts_fails():
+def test_integer_cast_by_the_class_fails():
     """An `_apply` that casts a buffer of indices or changes its values is reported; the help has its first line."""
     body = 'self.register_buffer("i", torch.arange(3))\n---\n'
     body += "def _apply(self, fn, recurse=True):\n    self.i = {}\n    return super()._apply(fn)"
     check = run_cast(body.format("self.i.float()"))
-    assert rules(check) == {"i": "integer-cast"}
+    assert map_rules(check) == {"i": "integer-cast"}
     assert check.findings[0].help == "net.py:7: leave integer tensors unchanged in Net._apply"
-    assert rules(run_cast(body.format("self.i + 1"))) == {"i": "integer-changed"}
-    assert rules(run_cast(body.format("self.i.clone()"))) == {}
+    assert map_rules(run_cast(body.format("self.i + 1"))) == {"i": "integer-changed"}
+    assert map_rules(run_cast(body.format("self.i.clone()"))) == {}
 
 
-def test_a_parameter_that_a_class_keeps_fails():
+def test_parameter_skipped_by_half_of_the_class_fails():
     """The `.half()` of the class forgets a parameter."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def half(self):\n    self.w.data = self.w.data.half()\n    return self"
@@ -105,37 +105,37 @@ def test_a_parameter_that_a_class_keeps_fails():
     )
 
 
-def test_what_a_class_moves_itself_and_casts_never_is_its_decision():
+def test_metric_state_may_keep_its_dtype():
     """The states of a torchmetrics metric follow a move through `_apply` and keep their dtype on purpose."""
     metrics = pytest.importorskip("torchmetrics")
-    check = of_live(cast.prove, metrics.MeanMetric, None)
+    check = prove_live(cast.prove, metrics.MeanMetric, None)
     assert check.findings == ()
-    assert "keeps its dtype" in cell(check, "casts", "mean_value").reason
+    assert "keeps its dtype" in find_cell(check, "casts", "mean_value").reason
 
 
-def test_a_tensor_without_dimensions_is_a_note():
+def test_tensor_without_dimensions_is_a_note():
     """A 0-dim tensor does not affect the dtype of an operator's result."""
     (finding,) = run_cast("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("keeps-dtype", Severity.NOTE)
 
 
-def test_a_cast_that_raises_is_told_and_the_others_done():
+def test_other_casts_run_after_a_cast_raises():
     """The reason has the model's own error; the other casts are checked on another instance."""
     body = 'self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    raise RuntimeError("not today")'
     check = run_cast(body)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "not today (net.py:8)" in check.reason
-    assert cell(check, "casts", "w").after == "float64 → bfloat16"
+    assert find_cell(check, "casts", "w").after == "float64 → bfloat16"
 
 
 def test_a_wrapper_without_a_length_is_cast():
     """`torch.compile` returns a module whose `len` raises: statecli never evaluates the module's truth value."""
-    assert of_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
+    assert prove_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
 
 
-def test_uninitialized_parameters_are_no_failure():
+def test_uninitialized_parameters_are_inconclusive():
     """torch itself refuses to cast uninitialized parameters, so the verdict is inconclusive."""
-    check = of_live(cast.prove, lambda: nn.LazyLinear(3), None)
+    check = prove_live(cast.prove, lambda: nn.LazyLinear(3), None)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
 
@@ -149,11 +149,11 @@ def test_quantized_tensors_keep_their_values():
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers_are_cast(name):
     """Every floating-point tensor of real classes follows the casts."""
-    check = of_live(cast.prove, lambda: make(name), None)
+    check = prove_live(cast.prove, lambda: make(name), None)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_an_own_to_does_not_excuse_what_half_leaves_behind():
+def test_own_to_does_not_excuse_a_tensor_skipped_by_half():
     """nn.Module.half() calls `_apply` and not `.to`, so only the class's own `_apply` may decide to keep a dtype."""
     follows = "def to(self, *args):\n    super().to(*args)\n    self.t = self.t.to(*args)\n    return self\n"
     keeps = "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.t = fn(self.t).to(self.t.dtype)\n"
@@ -164,14 +164,14 @@ def test_an_own_to_does_not_excuse_what_half_leaves_behind():
     assert finding.message == "t: is float32 after .half(), although .to(torch.float64) changes its dtype"
     assert finding.help.startswith("register the tensor, or cast it in the class's own _apply")
     assert finding.help.endswith("assigned at net.py:6")
-    excused = cell(run_cast(body + keeps + "    return self\n"), "casts", "t")
+    excused = find_cell(run_cast(body + keeps + "    return self\n"), "casts", "t")
     assert (excused.verdict, excused.reason) == (
         Verdict.SKIPPED,
         "the class's own _apply moves the tensor and keeps its dtype",
     )
 
 
-GIVES_A_COPY = """
+TO_RETURNS_A_COPY = """
 self.l = nn.Linear(3, 3)
 ---
 def to(self, *args):
@@ -182,9 +182,9 @@ def forward(self, x):
 """
 
 
-def test_the_model_that_a_cast_gives_is_the_one_that_counts():
+def test_model_returned_by_the_cast_is_checked():
     """As in `model = model.to(...)`, a `.to` that returns another model is a valid cast."""
-    assert run_cast(GIVES_A_COPY).verdict is Verdict.PASSED
+    assert run_cast(TO_RETURNS_A_COPY).verdict is Verdict.PASSED
 
 
 VIEW = """
@@ -197,10 +197,10 @@ def forward(self, x):
 
 
 @pytest.mark.parametrize("view", ["self.a.weight.detach()[:2]", "self.a.weight[:2]", "self.a.weight.data"])
-def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
+def test_view_of_the_old_memory_fails(view):
     """The view has no row, but the finding has its line. The oracle is the view's dtype after .half()."""
     check = run_cast(VIEW.format(view=view))
-    assert rules(check) == {"w": "stale-view"}
+    assert map_rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
     assert finding.message == (
         "w is another name of a.weight, but still points to the old memory after a move; "
@@ -208,13 +208,16 @@ def test_a_view_that_a_cast_leaves_in_the_old_memory_fails(view):
     )
     assert (finding.origin.file, finding.origin.line) == ("net.py", 8)
     assert finding.help.startswith("replace the attribute with a property")
-    assert (cell(check, "casts", "w").after, cell(check, "casts", "a.weight").verdict) == ("float32", Verdict.PASSED)
+    assert (find_cell(check, "casts", "w").after, find_cell(check, "casts", "a.weight").verdict) == (
+        "float32",
+        Verdict.PASSED,
+    )
     model = nn.Linear(3, 3)
     kept = eval(view.replace("self.a", "model"), {"model": model})  # noqa: S307 - one of the texts above
     assert (model.half().weight.dtype, kept.dtype) == (torch.float16, torch.float32)
 
 
-def test_a_further_name_that_a_cast_takes_along_passes():
+def test_second_name_of_a_parameter_passes():
     """A cast keeps the identity of a Parameter, so all names of the Parameter follow."""
     check = run_cast(VIEW.format(view="self.a.weight"))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
@@ -222,7 +225,7 @@ def test_a_further_name_that_a_cast_takes_along_passes():
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_the_class_that_keeps_a_parameter_back_is_named():
+def test_help_names_the_apply_that_skips_a_parameter():
     """The help gives the line of the class's `_apply`, which causes the failure."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\ndef half(self):\n    return self.to(torch.float16)\n"
     assert run_cast(body).findings == ()
@@ -249,13 +252,13 @@ def forward(self, x):
         "y + (self.table.to(y) if self.training else self.table.view(4).to(y))",
     ],
 )
-def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
+def test_tensor_cast_by_forward_at_each_call_is_a_note(result):
     """The table keeps its dtype, but no other operator reads the table before the cast."""
     check = run_cast(RECAST.format(result), "2x4")
     (finding,) = check.findings
     assert (finding.severity, check.verdict) == (Severity.NOTE, Verdict.PASSED)
     assert finding.message == "table: is float32 after .to(torch.float64); forward casts the tensor at each call"
-    assert cell(check, "casts", "table").verdict is Verdict.SKIPPED
+    assert find_cell(check, "casts", "table").verdict is Verdict.SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -272,7 +275,7 @@ def test_a_tensor_that_forward_casts_at_each_call_is_a_note(result):
         "y + self.table.to(y) + (1 / 0 if y.dtype is torch.float64 else 0)",
     ],
 )
-def test_a_tensor_of_which_forward_does_not_prove_that_stays_a_warning(result):
+def test_tensor_not_always_cast_by_forward_stays_a_warning(result):
     """Another operator reads the table, forward always casts the table to a fixed dtype, or forward did not run."""
     check = run_cast(RECAST.format(result), "2x4")
     assert (check.findings[0].severity, check.verdict) == (Severity.WARNING, Verdict.FAILED)
@@ -284,6 +287,6 @@ def test_a_random_tensor_that_forward_casts_stays_an_error():
     assert run_cast(body, "2x4").findings[0].severity is Severity.ERROR
 
 
-def test_without_an_input_nothing_is_proved():
+def test_finding_without_an_input_stays_a_warning():
     """Without an input, forward does not run and the finding stays a warning."""
     assert run_cast(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING

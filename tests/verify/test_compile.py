@@ -12,7 +12,7 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import Name, Verdict
 
-from .proving import expect_findings, expect_pass, of_source, verdicts, write_class
+from .proving import expect_findings, expect_pass, map_verdicts, prove_source, write_class
 from .test_export import net, prove
 
 NUMBER, KEPT = "changing-attribute", "kept-by-compile"
@@ -80,19 +80,19 @@ ZOO = {
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_state_that_the_compiler_keeps_is_named(name, in_tmp_path):
+def test_state_kept_by_the_compiled_model_is_reported(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
     expect_findings(partial(prove, Name.COMPILE), *ZOO[name])
 
 
-def test_the_limit_is_that_of_torch():
+def test_graph_limit_equals_the_limit_of_torch():
     """The number in the message is the number of graphs after which torch.compile stops compiling the function."""
     from statecli.commands.verify.proofs.compile import _LIMIT, GRAPHS_OF_A_FUNCTION
 
     assert getattr(torch._dynamo.config, _LIMIT) == GRAPHS_OF_A_FUNCTION
 
 
-def test_torch_gives_up_at_the_limit():
+def test_torch_stops_compiling_at_the_limit():
     """torch stops compiling a failing model after 8 graphs; with a tensor in place of the number, 1 graph is enough."""
 
     class Net(nn.Module):
@@ -122,9 +122,9 @@ def test_torch_gives_up_at_the_limit():
 def test_plain_tensors_are_inputs_of_a_compiled_model(in_tmp_path):
     """Unlike torch.export, torch.compile reads a plain attribute at each call."""
     body = net("self.t = torch.randn(3)", "return self.fc(x) + self.t")
-    check = of_source(Name.COMPILE, body, "2x3")
+    check = prove_source(Name.COMPILE, body, "2x3")
     assert check.verdict is Verdict.PASSED
-    assert verdicts(check, "compiled") == {"fc.weight": "passed", "fc.bias": "passed", "t": "passed"}
+    assert map_verdicts(check, "compiled") == {"fc.weight": "passed", "fc.bias": "passed", "t": "passed"}
 
 
 def test_tensors_that_cannot_be_changed_are_skipped(in_tmp_path):
@@ -136,21 +136,21 @@ def test_tensors_that_cannot_be_changed_are_skipped(in_tmp_path):
         'self.register_buffer("c", torch.ones(3, dtype=torch.complex64))',
         "return self.fc(x)",
     )
-    check = of_source(Name.COMPILE, body, "2x3")
+    check = prove_source(Name.COMPILE, body, "2x3")
     assert check.verdict is Verdict.PASSED
-    assert {name for name, verdict in verdicts(check, "compiled").items() if verdict == "skipped"} == set("efsc")
+    assert {name for name, verdict in map_verdicts(check, "compiled").items() if verdict == "skipped"} == set("efsc")
 
 
 def test_random_numbers_in_forward_pass(in_tmp_path):
     """Dropout draws the same values in the compiled model and in its twin."""
     body = net("self.drop = nn.Dropout()", "return self.drop(self.fc(x)) + torch.rand_like(x)")
-    assert of_source(Name.COMPILE, body, "2x3").verdict is Verdict.PASSED
+    assert prove_source(Name.COMPILE, body, "2x3").verdict is Verdict.PASSED
 
 
-def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
+def test_nondeterministic_model_is_inconclusive(in_tmp_path):
     """Two instances have different outputs, so the outputs cannot be compared."""
     body = net("", "return self.fc(x) + __import__('uuid').uuid4().int % 1000")
-    check = of_source(Name.COMPILE, body, "2x3")
+    check = prove_source(Name.COMPILE, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "two equal instances" in check.reason
 
@@ -165,7 +165,7 @@ def test_a_model_that_torch_does_not_compile_is_inconclusive():
 def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
     """The reason is a single line, and torch prints nothing."""
     body = net("", "if torch.compiler.is_compiling():\n    raise ValueError('no')\nreturn self.fc(x)")
-    check = of_source(Name.COMPILE, body, "2x3")
+    check = prove_source(Name.COMPILE, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "\n" not in check.reason
     assert capfd.readouterr() == ("", "")

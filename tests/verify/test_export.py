@@ -14,7 +14,16 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import Name, Verdict
 
-from .proving import cell, expect_findings, of_source, prove_real, rules, run_proof, verdicts, write_class
+from .proving import (
+    expect_findings,
+    find_cell,
+    map_rules,
+    map_verdicts,
+    prove_real,
+    prove_source,
+    run_proof,
+    write_class,
+)
 
 TENSOR, PARAMETER, MODULE, STALE, NUMBER = (
     "unregistered-tensor",
@@ -121,16 +130,16 @@ ZOO = {
 
 def prove(name: Name, body: str):
     """Run the proof for Net with an input for `fc`."""
-    return of_source(name, body, "2x3")
+    return prove_source(name, body, "2x3")
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_constant_of_the_class_is_named(name, in_tmp_path):
+def test_constant_of_the_class_is_reported(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
     expect_findings(partial(prove, Name.EXPORT), *ZOO[name])
 
 
-def test_a_number_keeps_the_value_of_today(in_tmp_path):
+def test_exported_program_keeps_the_number(in_tmp_path):
     """The oracle: a program of torch.export keeps the exported number and ignores the model's later number."""
     write_class(ZOO["a counter"][0])
     from statecli.live.build import build
@@ -149,7 +158,7 @@ def test_a_number_keeps_the_value_of_today(in_tmp_path):
 
 def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
     """The finding is only a note, because loading a checkpoint does not change the table in the model either."""
-    check = of_source(Name.EXPORT, net("self.t = torch.arange(3.0)", "return self.fc(x) + self.t"), "2x3")
+    check = prove_source(Name.EXPORT, net("self.t = torch.arange(3.0)", "return self.fc(x) + self.t"), "2x3")
     assert check.verdict is Verdict.PASSED
     (finding,) = check.findings
     assert (finding.rule, finding.severity.value) == (TENSOR, "note")
@@ -158,44 +167,44 @@ def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
 
 def test_a_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
     """The exported program does not contain the tensor."""
-    check = of_source(Name.EXPORT, net("self.t = torch.randn(3)", "return self.fc(x)"), "2x3")
+    check = prove_source(Name.EXPORT, net("self.t = torch.randn(3)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
-    assert cell(check, "exported", "t").reason == "forward does not read the tensor"
+    assert find_cell(check, "exported", "t").reason == "forward does not read the tensor"
 
 
-def test_constants_written_in_forward_are_no_state(in_tmp_path):
+def test_tensor_literal_in_forward_passes(in_tmp_path):
     """A tensor literal in forward belongs to the code."""
-    check = of_source(Name.EXPORT, net("", "return self.fc(x) + torch.tensor([1.0, 2.0, 3.0])"), "2x3")
+    check = prove_source(Name.EXPORT, net("", "return self.fc(x) + torch.tensor([1.0, 2.0, 3.0])"), "2x3")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 def test_a_buffer_that_is_not_saved_passes(in_tmp_path):
     """The buffer is registered, and the exported program's module also has a buffer."""
     body = net('self.register_buffer("t", torch.randn(3), persistent=False)', "return self.fc(x) + self.t")
-    assert of_source(Name.EXPORT, body, "2x3").verdict is Verdict.PASSED
+    assert prove_source(Name.EXPORT, body, "2x3").verdict is Verdict.PASSED
 
 
 def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
     """The reason is a single line, torch prints nothing, and the class has no finding."""
     body = net("", "return self.fc(x) if x.sum() > 0 else x")
-    check = of_source(Name.EXPORT, body, "2x3")
+    check = prove_source(Name.EXPORT, body, "2x3")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason.startswith("torch.export.export() raised")
     assert "\n" not in check.reason
     assert capfd.readouterr() == ("", "")
 
 
-def test_outputs_that_export_does_not_know_are_left_out(in_tmp_path):
+def test_output_class_without_a_pytree_does_not_prevent_the_proof(in_tmp_path):
     """An output class without a pytree does not prevent the proof."""
     body = net("self.t = torch.randn(3)", "y = self.fc(x) + self.t\nreturn __import__('types').SimpleNamespace(y=y), y")
-    check = of_source(Name.EXPORT, body, "2x3")
-    assert rules(check) == {"t": TENSOR}
+    check = prove_source(Name.EXPORT, body, "2x3")
+    assert map_rules(check) == {"t": TENSOR}
 
 
 @pytest.mark.parametrize("name", [Name.EXPORT, Name.COMPILE, Name.RESUME])
 def test_without_inputs_the_proof_is_skipped(name, in_tmp_path):
     """The reason has the option for an input."""
-    check = of_source(name, net("", "return self.fc(x)"))
+    check = prove_source(name, net("", "return self.fc(x)"))
     assert check.verdict is Verdict.SKIPPED
     assert "--input" in check.reason
 
@@ -214,12 +223,12 @@ def test_a_live_model_is_unchanged():
     model.n = 5
     model.t = [torch.ones(2)]
     (check,) = statecli.verify(model, inputs="2x2", checks=["export"]).checks
-    assert rules(check) == {"n": NUMBER}
+    assert map_rules(check) == {"n": NUMBER}
     assert model.n == 5
     assert "forward" not in vars(model)
 
 
-def test_the_command_line_shows_what_was_exported(statecli, in_tmp_path):
+def test_command_line_shows_the_exported_constant(statecli, in_tmp_path):
     """The message has the line of the assignment and the line of the operator that reads the tensor."""
     write_class(ZOO["drawn at random"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "export")
@@ -249,7 +258,7 @@ def test_real_classes_have_no_constants():
     real = prove_real(Name.EXPORT, *REAL)
     assert {name: check.verdict.value for name, check in real.items()} == REAL
     assert [check.findings for check in real.values()] == [()] * len(REAL)
-    assert set(verdicts(real["LSTM"], "exported").values()) == {"passed"}
+    assert set(map_verdicts(real["LSTM"], "exported").values()) == {"passed"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from statecli.core.units import format_origin  # noqa: E402
 from statecli.live.tensor_sources import How  # noqa: E402
 
 from . import mixes  # noqa: E402
-from .mixes import ILLEGAL, LEGAL, READS, WANT_CPU, Once, live, sample  # noqa: E402
+from .mixes import ILLEGAL, LEGAL, NEEDS_CPU_ARGUMENT, VALUE_READS, SingleCall, build_live_subject, build_sample_subject  # noqa: E402
 
 FAKE = "fake-cuda"
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -47,20 +47,20 @@ MIXED = {
 
 @ANY_GPU
 @pytest.mark.parametrize("name", MIXED)
-def test_each_sample_that_mixes_devices(name, device):
+def test_sample_reports_each_tensor_that_mixes_devices(name, device):
     """Every tensor that forward reads on the wrong device is reported, and no other tensor; `tests/test_samples.py` has
     the samples without a mix.
     """
     shapes, names = MIXED[name]
-    check = forward.prove(sample(name, *shapes), device)
+    check = forward.prove(build_sample_subject(name, *shapes), device)
     assert sorted(finding_names(check)) == sorted(names)
     assert check.verdict is Verdict.FAILED
     assert {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED} == set(names)
 
 
-def test_the_message_has_the_lines():
+def test_message_has_the_lines_of_use_and_assignment():
     """The message has the tensor, its device, the operator and both lines; the help registers the tensor."""
-    (finding,) = forward.prove(sample("net:Net", (2, 3)), FAKE).findings
+    (finding,) = forward.prove(build_sample_subject("net:Net", (2, 3)), FAKE).findings
     assert finding.message.startswith("table: on cpu while ")
     assert finding.message.partition(" is on cuda:0, in mm at ")[2].count("net.py:22; assigned at ") == 1
     assert finding.message.endswith("net.py:19")
@@ -69,33 +69,33 @@ def test_the_message_has_the_lines():
 
 def test_the_message_names_the_other_tensor():
     """The message has a parameter's own name, or the name of a local variable."""
-    (finding,) = forward.prove(sample("relative_bias:Attention", (1, 4, 4)), FAKE).findings
+    (finding,) = forward.prove(build_sample_subject("relative_bias:Attention", (1, 4, 4)), FAKE).findings
     assert "while bias.weight is on cuda:0, in embedding" in finding.message
-    (finding, *_) = forward.prove(sample("plain_lists:Lists", (2, 4)), FAKE).findings
+    (finding, *_) = forward.prove(build_sample_subject("plain_lists:Lists", (2, 4)), FAKE).findings
     assert "while x is on cuda:0, in addmm" in finding.message
 
 
-def test_a_cache_is_told_to_be_one():
+def test_help_recommends_to_recreate_a_cache():
     """The cached tensor was assigned in forward, so the help does not suggest a change of the constructor."""
-    (finding,) = forward.prove(sample("cached_mask:Causal", (2, 4, 8)), FAKE).findings
+    (finding,) = forward.prove(build_sample_subject("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
     assert advice == recreated_by_forward.HELP.format("device")
     assert line.endswith("cached_mask.py:23")
 
 
-@pytest.mark.parametrize("name", LEGAL | READS)
+@pytest.mark.parametrize("name", LEGAL | VALUE_READS)
 def test_a_legal_forward_passes(name):
     """The call runs without data, or with data if forward reads values."""
-    check = forward.prove(live(lambda: Once((LEGAL | READS)[name]), (1,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: SingleCall((LEGAL | VALUE_READS)[name]), (1,)), FAKE)
     assert (check.findings, check.reason) == ((), None), check
     if name in LEGAL:
         assert "shapes only" in check.how
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_a_tensor_made_in_forward_is_told_by_its_line(name):
+def test_message_has_the_line_of_a_tensor_created_in_forward(name):
     """The tensor has no name, so the message has its line, which is the place of the problem too."""
-    check = forward.prove(live(lambda: Once(ILLEGAL[name]), (1,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: SingleCall(ILLEGAL[name]), (1,)), FAKE)
     assert check.verdict is Verdict.FAILED
     assert "shapes only" in check.how
     lines = [format_origin(finding.origin) for finding in check.findings]
@@ -106,7 +106,7 @@ def test_a_tensor_made_in_forward_is_told_by_its_line(name):
     )
 
 
-class InList(nn.Module):
+class PlainList(nn.Module):
     """Layers in a plain list. A single line calls both, so the argument of the second layer has no name."""
 
     def __init__(self):
@@ -117,19 +117,19 @@ class InList(nn.Module):
         return self.layers[1](self.layers[0](x).relu())
 
 
-def test_the_mismatches_of_one_line_have_one_text():
+def test_mismatches_of_a_line_share_a_message():
     """The mismatches have the same cause and the same text, so a report can show them in a single line."""
-    findings = forward.prove(live(InList, (2, 4)), FAKE).findings
+    findings = forward.prove(build_live_subject(PlainList, (2, 4)), FAKE).findings
     assert len(findings) == 4
     (message,) = {finding.message.partition(": ")[2].partition(";")[0] for finding in findings}
     assert "on cpu while the rest is on cuda:0, in addmm" in message
 
 
 @ANY_GPU
-@pytest.mark.parametrize("name", WANT_CPU)
-def test_an_argument_that_has_to_be_on_the_cpu(name, device):
+@pytest.mark.parametrize("name", NEEDS_CPU_ARGUMENT)
+def test_gpu_argument_that_must_be_on_the_cpu_is_reported(name, device):
     """torch reads lengths and split positions on the CPU, and does not copy these arguments to the CPU."""
-    (finding,) = forward.prove(live(lambda: Once(WANT_CPU[name]), (1,)), device).findings
+    (finding,) = forward.prove(build_live_subject(lambda: SingleCall(NEEDS_CPU_ARGUMENT[name]), (1,)), device).findings
     assert "' must be on the cpu, but is on cuda:0 at " in finding.message
     assert finding.help == "copy the argument with .cpu() first"
 
@@ -152,7 +152,7 @@ USES = {
     "derived": (lambda table, x, weight: x + (table * 2 + 1).exp(), ["table"]),
     "a view": (lambda table, x, weight: x + table[None, :], ["table"]),
     "with values": (lambda table, x, weight: x * x.sum().item() + table, ["table"]),
-    "behind a branch": (lambda table, x, weight: x + table if x.sum() > 0 else x, ["table"]),
+    "in a branch": (lambda table, x, weight: x + table if x.sum() > 0 else x, ["table"]),
     "the branch not taken": (lambda table, x, weight: x + table if x.sum() < 0 else x, []),
     "copied": (lambda table, x, weight: x + table.to(x.device) + weight, []),
     "not read": (lambda table, x, weight: x + weight, []),
@@ -162,10 +162,10 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
+def test_result_is_traced_to_its_source_tensor(name):
     """Views and results of the tensor are mismatches; a tensor that forward copies or does not read is not."""
     use, names = USES[name]
-    check = forward.prove(live(lambda: Plain(use), (3,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE)
     assert finding_names(check) == names
     assert check.verdict is (Verdict.FAILED if names else Verdict.PASSED)
 
@@ -177,9 +177,9 @@ def test_what_is_computed_from_a_tensor_is_traced_to_it(name):
         ("derived", "table: forward computes a tensor on cpu from table, and combines this tensor with "),
     ],
 )
-def test_a_view_is_the_tensor_and_a_result_is_not(name, words):
+def test_message_distinguishes_a_view_from_a_result(name, words):
     """The message distinguishes a view of the tensor from a result computed with the tensor."""
-    (finding,) = forward.prove(live(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
+    (finding,) = forward.prove(build_live_subject(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
     assert finding.message.startswith(words)
 
 
@@ -197,16 +197,16 @@ class Unswappable(nn.Module):
         return x * self.same[0] + self.graph.detach()
 
 
-def test_a_parameter_that_cannot_be_swapped_is_not_blamed():
+def test_parameter_that_cannot_be_swapped_is_not_reported():
     """On CUDA, all names of the parameter would follow; only the tensor computed from the parameter would stay."""
-    assert finding_names(forward.prove(live(Unswappable, (3,)), FAKE)) == ["graph"]
+    assert finding_names(forward.prove(build_live_subject(Unswappable, (3,)), FAKE)) == ["graph"]
 
 
-def test_a_tensor_that_stayed_is_not_cleared_by_a_forward_that_passes():
+def test_copied_tensor_has_a_reason_and_unread_tensor_is_skipped():
     """The reason says that forward copies the tensor, with the line, or does not read the tensor."""
-    copied = forward.prove(live(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
+    copied = forward.prove(build_live_subject(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
     assert "forward copies the tensor at each call at" in copied.reason
-    unread = forward.prove(live(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
+    unread = forward.prove(build_live_subject(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
     assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
 
 
@@ -237,28 +237,28 @@ def add_with_fallback(table, x, weight):
     ],
     ids=["a number", "indices", "caught", "by itself"],
 )
-def test_why_a_tensor_that_stayed_does_no_harm(use, words):
+def test_cell_explains_why_a_tensor_on_cpu_is_harmless(use, words):
     """An operator accepts a CPU tensor, forward catches the error, or no other device is involved."""
-    cell = forward.prove(live(lambda: Plain(use), (3,)), FAKE).columns[0].cells["table"]
+    cell = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE).columns[0].cells["table"]
     assert (cell.verdict, words in cell.reason) == (Verdict.PASSED, True), cell.reason
 
 
-BESIDE = torch.ones(3)
-LISTED = {"others": 3, "table": torch.ones(3)}
+FILE_TABLE = torch.ones(3)
+FILE_TABLES = {"others": 3, "table": torch.ones(3)}
 
 
 @pytest.mark.parametrize(
     ("use", "name"),
     [
-        (lambda table, x, weight: x + BESIDE, "BESIDE"),
-        (lambda table, x, weight: x + BESIDE[None], "BESIDE"),
-        (lambda table, x, weight: x + LISTED["table"], "LISTED['table']"),
+        (lambda table, x, weight: x + FILE_TABLE, "FILE_TABLE"),
+        (lambda table, x, weight: x + FILE_TABLE[None], "FILE_TABLE"),
+        (lambda table, x, weight: x + FILE_TABLES["table"], "FILE_TABLES['table']"),
     ],
     ids=["a variable", "a view", "in a dict"],
 )
 def test_a_variable_of_the_file_is_named(use, name):
     """The tensor is neither an attribute of the model nor created in forward."""
-    (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
+    (finding,) = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
     assert "test_forward.py: on cpu while " in finding.message
     assert finding.help == f"register the tensor as a buffer, or use {name}.to(x.device) in forward"
@@ -266,7 +266,9 @@ def test_a_variable_of_the_file_is_named(use, name):
 
 def test_a_variable_of_an_imported_file_is_named():
     """The message names the file that defines the variable, not the file that reads the variable."""
-    (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE).findings
+    (finding,) = forward.prove(
+        build_live_subject(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE
+    ).findings
     assert finding.message.partition(": ")[0].endswith("mixes.py")
     assert finding.message.startswith("TABLE of ")
 
@@ -298,28 +300,34 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("name", ADVICE)
-def test_the_advice_is_for_what_forward_did(name):
+def test_help_depends_on_the_origin_of_the_tensor(name):
     """The advice suggests device= only for created tensors, and does not guess an unknown cause."""
     use, words, how = ADVICE[name]
-    (finding,) = forward.prove(live(lambda: Plain(use), (3,)), FAKE).findings
+    (finding,) = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.startswith(words)
     assert finding.help == forward._ADVICE[how]
 
 
-def test_a_numpy_array_of_a_tensor_on_the_gpu():
+def test_numpy_array_of_a_gpu_tensor_is_reported():
     """`.numpy()` works only on the CPU; the message has the line."""
-    (finding,) = forward.prove(live(lambda: Plain(lambda table, x, weight: x.numpy()), (3,)), FAKE).findings
+    (finding,) = forward.prove(
+        build_live_subject(lambda: Plain(lambda table, x, weight: x.numpy()), (3,)), FAKE
+    ).findings
     assert "is read as a numpy array at" in finding.message
     assert finding.fqn is None
 
 
-def test_a_generator_of_the_cpu():
+def test_cpu_generator_for_a_cuda_tensor_is_reported():
     """CUDA draws only from its own generators; a tensor drawn on the CPU and then copied is correct."""
     generator = torch.Generator()
-    drawn = live(lambda: Plain(lambda table, x, weight: torch.rand(3, generator=generator, device=x.device)), (3,))
+    drawn = build_live_subject(
+        lambda: Plain(lambda table, x, weight: torch.rand(3, generator=generator, device=x.device)), (3,)
+    )
     (finding,) = forward.prove(drawn, FAKE).findings
     assert finding.message.startswith("a torch.Generator on cpu draws values for cuda:0, in rand at ")
-    copied = live(lambda: Plain(lambda table, x, weight: x + torch.rand(3, generator=generator).to(x.device)), (3,))
+    copied = build_live_subject(
+        lambda: Plain(lambda table, x, weight: x + torch.rand(3, generator=generator).to(x.device)), (3,)
+    )
     assert forward.prove(copied, FAKE).findings == ()
 
 
@@ -337,9 +345,9 @@ class Hidden(nn.Module):
 
 
 @ANY_GPU
-def test_what_torch_checks_itself(device):
+def test_device_check_of_an_rnn_is_reported(device):
     """An RNN compares devices before any operator runs: the message has the line, and the call stops there."""
-    check = forward.prove(live(Hidden, (2, 1, 2)), device)
+    check = forward.prove(build_live_subject(Hidden, (2, 1, 2)), device)
     assert check.verdict is Verdict.FAILED
     assert any(" at " in finding.message for finding in check.findings)
     assert "lazy" not in (check.reason or "")
@@ -347,7 +355,7 @@ def test_what_torch_checks_itself(device):
 
 def test_a_model_without_tensors_is_skipped():
     """A model without tensors cannot have a tensor on the wrong device."""
-    check = forward.prove(live(nn.ReLU, (3,)), FAKE)
+    check = forward.prove(build_live_subject(nn.ReLU, (3,)), FAKE)
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model has no tensors")
 
 
@@ -363,21 +371,21 @@ RAISING = {
 
 
 @pytest.mark.parametrize("name", RAISING)
-def test_what_raises_on_every_device_is_no_pass(name):
+def test_error_on_every_device_is_raised(name):
     """A fake CUDA device ignores dtypes and indices, so the model is also called on the CPU."""
     make, given, words = RAISING[name]
     with pytest.raises(ModelError, match=words):
-        forward.prove(live(make, given), FAKE)
+        forward.prove(build_live_subject(make, given), FAKE)
 
 
-BESIDES_CUDA = {
+CPU_ONLY_ERRORS = {
     "asks for CUDA": lambda table, x, weight: x + torch.zeros(3).cuda() + weight,
-    "lacks a kernel": lambda table, x, weight: _lacking(x) + weight,
+    "lacks a kernel": lambda table, x, weight: _lack_kernel(x) + weight,
     "meets its own input": lambda table, x, weight: _refuse_cpu(x) + weight,
 }
 
 
-def _lacking(x):
+def _lack_kernel(x):
     if x.device.type == "cpu":
         raise RuntimeError("\"erfinv\" not implemented for 'Half'")
     return x
@@ -389,50 +397,50 @@ def _refuse_cpu(x):
     return x
 
 
-@pytest.mark.parametrize("name", BESIDES_CUDA)
-def test_what_the_cpu_alone_raises_says_nothing_of_the_gpu(name):
+@pytest.mark.parametrize("name", CPU_ONLY_ERRORS)
+def test_error_only_on_the_cpu_is_ignored(name):
     """Errors of the CPU alone are ignored: no CUDA device, no kernel on the CPU, or code that expects CUDA tensors."""
-    check = forward.prove(live(lambda: Plain(BESIDES_CUDA[name]), (3,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: Plain(CPU_ONLY_ERRORS[name]), (3,)), FAKE)
     assert check.verdict is Verdict.PASSED
 
 
-def test_what_cannot_be_pretended_is_inconclusive():
+def test_forward_that_no_fake_gpu_supports_is_inconclusive():
     """Forward runs on the CPU, but not on either kind of fake CUDA device: the reason names both refusals."""
 
-    def odd(table, x, weight):
+    def branch_on_fake_type(table, x, weight):
         return (
             x.reshape(1, 3).t_() if x.device.type != "cpu" and type(x).__name__ == "FakeGpuTensor" else float(x.sum())
         )
 
-    check = forward.prove(live(lambda: Plain(odd), (3,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: Plain(branch_on_fake_type), (3,)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "which a fake CUDA device does not have" in check.reason
     assert "in place, which a fake CUDA device cannot do" in check.reason
 
 
-def test_without_inputs_it_is_skipped():
+def test_check_without_inputs_is_skipped():
     """The reason says why the model has no inputs."""
-    subject = sample("net:Net")
+    subject = build_sample_subject("net:Net")
     check = forward.prove(subject, FAKE)
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, str(subject.why_no_inputs))
 
 
-def test_meta_proves_nothing():
+def test_meta_device_is_skipped():
     """Any forward would pass on meta, so the proof is skipped and names fake-cuda."""
-    check = forward.prove(sample("net:Net", (2, 3)), "meta")
+    check = forward.prove(build_sample_subject("net:Net", (2, 3)), "meta")
     assert check.verdict is Verdict.SKIPPED
     assert "fake-cuda" in check.reason
 
 
-def test_the_cpu_runs():
+def test_cpu_device_passes_with_a_reason():
     """The tensors do not move on the CPU, and the reason says so."""
-    check = forward.prove(sample("net:Net", (2, 3)), "cpu")
+    check = forward.prove(build_sample_subject("net:Net", (2, 3)), "cpu")
     assert (check.verdict, "device errors cannot appear" in check.reason) == (Verdict.PASSED, True)
 
 
-def test_a_model_on_meta_is_called_too():
+def test_mismatch_is_found_in_a_model_on_meta():
     """A mismatch is also found in a model built on meta."""
-    check = forward.prove(sample("net:Net", (2, 3), init_device="meta"), FAKE)
+    check = forward.prove(build_sample_subject("net:Net", (2, 3), init_device="meta"), FAKE)
     assert finding_names(check) == ["table"]
     assert "on cpu while" in check.findings[0].message
 
@@ -453,25 +461,25 @@ MODULES = {
 @pytest.mark.parametrize("device", [CUDA])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.filterwarnings("ignore")
-def test_modules_of_torch_mix_nothing(name, device):
+def test_modules_of_torch_have_no_mismatch(name, device):
     """Modules of torch have no false mismatch on a real GPU; `test_zoo.py` has the fake GPU."""
     make, shapes = MODULES[name]
-    check = forward.prove(live(make, *shapes), device)
+    check = forward.prove(build_live_subject(make, *shapes), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
 
 
-TEXT = ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "MambaModel", "GPTNeoXModel"]
-SEEN = ["ViTModel", "CLIPVisionModel"]
+TEXT_MODELS = ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM", "MambaModel", "GPTNeoXModel"]
+VISION_MODELS = ["ViTModel", "CLIPVisionModel"]
 
 
 @pytest.mark.parametrize("device", [CUDA])
-@pytest.mark.parametrize("name", TEXT + SEEN)
-def test_models_of_transformers_mix_nothing(name, device):
+@pytest.mark.parametrize("name", TEXT_MODELS + VISION_MODELS)
+def test_models_of_transformers_have_no_mismatch(name, device):
     """Small models of transformers have no false mismatch on a real GPU; `test_zoo.py` has the fake GPU."""
     from .. import zoo
 
-    shape = (1, 3, 16, 16) if name in SEEN else torch.arange(10).view(2, 5)
-    check = forward.prove(live(lambda: zoo.make(name), shape), device)
+    shape = (1, 3, 16, 16) if name in VISION_MODELS else torch.arange(10).view(2, 5)
+    check = forward.prove(build_live_subject(lambda: zoo.make(name), shape), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
 
 
@@ -483,7 +491,7 @@ class Branches(Plain):
         return self.use(self, x) + self.weight
 
 
-def caught(module, x):
+def catch_mismatch(module, x):
     """Try the addition, and copy the table to the device after an error."""
     try:
         return x + module.table
@@ -491,12 +499,12 @@ def caught(module, x):
         return x + module.table.to(x.device)
 
 
-def caught_then_not(module, x):
+def catch_first_mismatch(module, x):
     """Catch the error of the table, but not the error of the other tensor."""
-    return caught(module, x) + module.other
+    return catch_mismatch(module, x) + module.other
 
 
-def in_its_own_words(module, x):
+def raise_other_error(module, x):
     """Catch the error of the table, and raise another error."""
     try:
         return x + module.table
@@ -504,7 +512,7 @@ def in_its_own_words(module, x):
         raise ValueError("bad table") from error
 
 
-class Others(Branches):
+class TwoPlainTensors(Branches):
     """A model with a second plain tensor."""
 
     def __init__(self, use):
@@ -512,32 +520,36 @@ class Others(Branches):
         self.other = torch.ones(3)
 
 
-@pytest.mark.parametrize(("use", "names"), [(caught, []), (caught_then_not, ["other"]), (in_its_own_words, ["table"])])
-def test_a_mismatch_that_the_model_catches_is_its_own(use, names):
+@pytest.mark.parametrize(
+    ("use", "names"), [(catch_mismatch, []), (catch_first_mismatch, ["other"]), (raise_other_error, ["table"])]
+)
+def test_mismatch_caught_by_the_model_is_not_reported(use, names):
     """A mismatch raises a RuntimeError as on CUDA; only an error that leaves forward is reported."""
-    check = forward.prove(live(lambda: Others(use), (3,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: TwoPlainTensors(use), (3,)), FAKE)
     assert finding_names(check) == names
     if not names:
         assert check.verdict is Verdict.PASSED
 
 
-def test_many_mismatches_with_a_caught_one():
+def test_every_uncaught_mismatch_is_reported():
     """Each uncaught mismatch is carried over in the next run; a mismatch that forward catches is never reported."""
 
     def use(module, x):
         for _ in range(9):
             x = x + module.many.pop()
-        return caught(module, x)
+        return catch_mismatch(module, x)
 
     def make():
         module = Branches(use)
         module.many = [torch.ones(3) for _ in range(9)]
         return module
 
-    assert sorted(finding_names(forward.prove(live(make, (3,)), FAKE))) == [f"many[{at}]" for at in range(9)]
+    assert sorted(finding_names(forward.prove(build_live_subject(make, (3,)), FAKE))) == [
+        f"many[{at}]" for at in range(9)
+    ]
 
 
-def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
+def test_mismatches_of_a_line_need_a_single_run(monkeypatch):
     """After an uncaught mismatch of a line, later mismatches of the same line need no further run."""
     runs = []
     run_once = forward._run_once
@@ -560,34 +572,36 @@ def test_mismatches_of_one_call_are_found_in_one_run(monkeypatch):
         module.more = [torch.ones(3) for _ in range(3)]
         return module
 
-    check = forward.prove(live(make, (3,)), FAKE)
+    check = forward.prove(build_live_subject(make, (3,)), FAKE)
     assert sorted(finding_names(check)) == sorted(f"many[{at}]" for at in range(40))
     assert (
         len(runs) == 4
     )  # a stopped and a complete run in eval mode, then a complete run in train mode and of backward
 
 
-def test_train_mode_is_called_too():
+def test_message_names_train_mode():
     """The message names train mode for a mismatch of train mode, and no mode for a mismatch of eval mode."""
-    train = forward.prove(live(lambda: Branches(lambda m, x: x + m.table if m.training else x), (3,)), FAKE)
+    train = forward.prove(
+        build_live_subject(lambda: Branches(lambda m, x: x + m.table if m.training else x), (3,)), FAKE
+    )
     (finding,) = train.findings
     assert ", in train mode" in finding.message
     assert train.columns[0].cells["table"].verdict is Verdict.FAILED
     assert train.how.startswith("eval mode, train mode, backward on a fake CUDA device, shapes only")
     (finding,) = forward.prove(
-        live(lambda: Branches(lambda m, x: x if m.training else x + m.table), (3,)), FAKE
+        build_live_subject(lambda: Branches(lambda m, x: x if m.training else x + m.table), (3,)), FAKE
     ).findings
     assert "train mode" not in finding.message
 
 
-def test_a_train_mode_that_cannot_be_called():
+def test_only_eval_mode_runs_if_train_mode_raises():
     """BatchNorm needs more than 1 value in train mode: only eval mode is checked, and `how` says so."""
-    check = forward.prove(live(lambda: nn.BatchNorm1d(3), (1, 3)), FAKE)
+    check = forward.prove(build_live_subject(lambda: nn.BatchNorm1d(3), (1, 3)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert check.how.endswith(", in eval mode (train mode raises an error on the cpu too)")
 
 
-class Strays(nn.Module):
+class PlainTensors(nn.Module):
     """Plain tensors `a`, `b`, a number and an index, which a function reads."""
 
     def __init__(self, use):
@@ -604,15 +618,15 @@ def write_in_place(m, x):
     return x + m.a.clone().add_(m.b)
 
 
-def written_in_part(m, x):
+def write_row(m, x):
     """Write into a row of a copy of `a`."""
     copy = m.a.clone()
     copy[0] += m.b
     return x + copy
 
 
-TOGETHER = {
-    "written in part": (written_in_part, ["a", "b"]),
+COMBINATIONS = {
+    "written in part": (write_row, ["a", "b"]),
     "added": (lambda m, x: x + (m.a + m.b), ["a", "b"]),
     "added to what was": (lambda m, x: x + (m.a * 2 + 1 + m.b.exp() + m.a), ["a", "b"]),
     "chosen": (lambda m, x: x + torch.where(m.a > 0, m.a, m.b), ["a", "b"]),
@@ -627,45 +641,47 @@ TOGETHER = {
 
 
 @ANY_GPU
-@pytest.mark.parametrize("name", TOGETHER)
-def test_tensors_that_are_combined_before_they_meet_the_device(name, device):
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_combined_cpu_tensors_are_each_reported(name, device):
     """Each tensor that has to move is reported; a number or an index that CUDA accepts from the CPU is not."""
-    use, names = TOGETHER[name]
-    check = forward.prove(live(lambda: Strays(use), (3,)), device)
+    use, names = COMBINATIONS[name]
+    check = forward.prove(build_live_subject(lambda: PlainTensors(use), (3,)), device)
     assert sorted(finding_names(check), key=str) == sorted(names, key=str)
     failed = {fqn for fqn, cell in check.columns[0].cells.items() if cell.verdict is Verdict.FAILED}
     assert failed == set(filter(None, names))
 
 
-def test_what_is_written_in_part_is_told_with_data_too():
+def test_partial_write_is_reported_with_data():
     """If forward branches on values, the tensors have data on the CPU and report a CUDA device."""
-    check = forward.prove(live(lambda: Strays(lambda m, x: written_in_part(m, x * float(x.sum() > 9))), (3,)), FAKE)
+    check = forward.prove(
+        build_live_subject(lambda: PlainTensors(lambda m, x: write_row(m, x * float(x.sum() > 9))), (3,)), FAKE
+    )
     assert "with data on the cpu" in check.how
     assert sorted(finding_names(check)) == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", [name for name, (_, names) in TOGETHER.items() if None not in names])
-def test_what_is_told_of_combined_tensors_is_enough_and_needed(name):
+@pytest.mark.parametrize("name", [name for name, (_, names) in COMBINATIONS.items() if None not in names])
+def test_registering_all_reported_tensors_leaves_no_finding(name):
     """If all reported tensors are registered, there is no finding; if one is not, only this tensor is reported."""
-    use, names = TOGETHER[name]
+    use, names = COMBINATIONS[name]
     for left in [None, *names]:
-        module = Strays(use)
+        module = PlainTensors(use)
         for fqn in set(names) - {left}:
             tensor = getattr(module, fqn)
             delattr(module, fqn)
             module.register_buffer(fqn, tensor)
-        assert finding_names(forward.prove(live(lambda module=module: module, (3,)), FAKE)) == [left] * (
+        assert finding_names(forward.prove(build_live_subject(lambda module=module: module, (3,)), FAKE)) == [left] * (
             left is not None
         )
 
 
-def by_name(module, x):
+def call_cuda(module, x):
     """Call `.cuda()`, as code that was written for a single GPU does."""
     return x + (module.table.cuda() if x.is_cuda else module.table)
 
 
-TOLD = {
-    "is_cuda, copied": (by_name, []),
+DEVICE_READS = {
+    "is_cuda, copied": (call_cuda, []),
     "is_cuda, not copied": (lambda module, x: x + module.table if x.is_cuda else x, ["table"]),
     "type": (lambda module, x: x + module.table if x.device.type == "cuda" else x, ["table"]),
     "another type": (lambda module, x: x + module.table if x.device.type not in ("cpu", "cuda") else x, []),
@@ -673,36 +689,38 @@ TOLD = {
     "of a parameter": (lambda module, x: x + module.table if module.weight.is_cuda else x, ["table"]),
     "with data": (lambda module, x: x * x.sum().item() + module.table if x.is_cuda else x, ["table"]),
     "a factory": (lambda module, x: x + torch.ones(3, device=str(x.device)) + torch.ones(3).to(x.device), []),
-    "under torch.device": (lambda module, x: x + under(x.device), []),
+    "under torch.device": (lambda module, x: x + create_under_device(x.device), []),
     "autocast": (lambda module, x: torch.autocast(x.device.type)(lambda: x * 2)(), []),
     "the table is not": (lambda module, x: x + module.table if module.table.is_cuda else x, []),
 }
 
 
-def under(device):
+def create_under_device(device):
     """Create a tensor in a torch.device context."""
     with torch.device(device):
         return torch.zeros(3)
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_the_model_is_told_cuda(name):
+@pytest.mark.parametrize("name", DEVICE_READS)
+def test_model_reads_a_cuda_device(name):
     """The model's code reads the `.is_cuda` and `.device` of a GPU, with and without data."""
-    use, names = TOLD[name]
-    check = forward.prove(live(lambda: Branches(use), (3,)), FAKE)
+    use, names = DEVICE_READS[name]
+    check = forward.prove(build_live_subject(lambda: Branches(use), (3,)), FAKE)
     assert (finding_names(check), check.reason) == (names, None)
 
 
-def test_what_cannot_be_told_of_a_gpu_is_inconclusive():
+def test_code_for_a_real_gpu_is_inconclusive():
     """A call of torch.cuda.is_available() and types that only a CUDA build of torch has make the check inconclusive."""
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    asks = forward.prove(live(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE)
+    asks = forward.prove(
+        build_live_subject(lambda: Branches(lambda m, x: x + 1 if torch.cuda.is_available() else x), (3,)), FAKE
+    )
     assert (asks.verdict, asks.findings) == (Verdict.INCONCLUSIVE, ())
     assert "calls torch.cuda.is_available() at " in asks.reason
     assert "False on this machine, so code for CUDA did not run" in asks.reason
     assert {cell.verdict for cell in asks.columns[0].cells.values()} == {Verdict.INCONCLUSIVE}
     old = Branches(lambda m, x: x + torch.cuda.FloatTensor(3).zero_() if x.is_cuda else x)
-    check = forward.prove(live(lambda: old, (3,)), FAKE)
+    check = forward.prove(build_live_subject(lambda: old, (3,)), FAKE)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "torch.cuda.FloatTensor not available" in check.reason

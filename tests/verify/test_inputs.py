@@ -26,13 +26,13 @@ INTEGERS = ["int64", "int32", "int16", "int8", "uint8"]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
 
-def live(module: nn.Module) -> BuiltModel:
+def wrap_module(module: nn.Module) -> BuiltModel:
     """A built model for an existing module."""
     return BuiltModel(ModelSpec("net", "", False, "net"), module, Origins({}), "cpu", True, lambda *_: module)
 
 
-def given_by(*texts: str) -> Inputs:
-    actual, why_not = find_inputs(texts, None, live(nn.Identity()))
+def find_text_inputs(*texts: str) -> Inputs:
+    actual, why_not = find_inputs(texts, None, wrap_module(nn.Identity()))
     assert actual is not None, why_not
     return actual
 
@@ -56,7 +56,7 @@ def given_by(*texts: str) -> Inputs:
     ("complex64:2", InputSpec(None, "complex64", (2,), None)),
     ("uint8:3<256", InputSpec(None, "uint8", (3,), 256)),
 ])  # fmt: skip
-def test_what_can_be_written(text, read):
+def test_input_text_is_parsed(text, read):
     """Examples of the grammar of `--input`."""
     assert parse_input(text) == read
 
@@ -81,7 +81,7 @@ def test_what_can_be_written(text, read):
     ("a b=2", "'a b' is not an argument name"),
     ("99999x99999", "the input would have 9,999,800,001 elements"),
 ])  # fmt: skip
-def test_what_cannot(text, message):
+def test_invalid_input_text_is_refused(text, message):
     """The error is a single line with the text, the problem and a valid example."""
     with pytest.raises(UsageError) as error:
         parse_input(text)
@@ -92,10 +92,10 @@ def test_what_cannot(text, message):
 
 @given(st.sampled_from([*INTEGERS, *FLOATS, "bool", "complex128"]), st.lists(st.integers(0, 4), max_size=3),
        st.integers(1, 127), st.integers(0, 99))  # fmt: skip
-def test_tensors_are_as_written(dtype, shape, bound, seed):
+def test_tensors_match_the_input_text(dtype, shape, bound, seed):
     """The tensors have the given dtype, shape and bound, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
-    inputs_ = given_by(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
+    inputs_ = find_text_inputs(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
     ((tensor,), kwargs), ((again,), _) = inputs_.make_call(seed=seed), inputs_.make_call(seed=seed)
     assert (tensor.dtype, list(tensor.shape), kwargs) == (getattr(torch, dtype), shape, {})
     assert tensor is not again
@@ -105,39 +105,39 @@ def test_tensors_are_as_written(dtype, shape, bound, seed):
 
 def test_numbers_are_standard_normal_and_ids_reach_the_bound():
     """The mean and the spread of 10,000 numbers, and every id of a small table."""
-    ((numbers,), _), ((ids,), _) = given_by("10000").make_call(), given_by("int64:1000<7").make_call()
+    ((numbers,), _), ((ids,), _) = find_text_inputs("10000").make_call(), find_text_inputs("int64:1000<7").make_call()
     assert abs(float(numbers.mean())) < 0.05
     assert abs(float(numbers.std()) - 1) < 0.05
     assert set(ids.tolist()) == set(range(7))
 
 
-def test_seeds_differ_and_inputs_of_one_call_do_too():
+def test_inputs_differ_by_seed_and_position():
     """Two positional inputs of the same shape have different values, and so have two seeds."""
-    inputs_ = given_by("4", "4")
+    inputs_ = find_text_inputs("4", "4")
     (first, second), _ = inputs_.make_call(seed=0)
     assert not torch.equal(first, second)
     assert not torch.equal(first, inputs_.make_call(seed=1)[0][0])
 
 
-def test_names_are_keywords_and_the_rest_is_in_order():
+def test_named_inputs_are_keywords_and_others_keep_their_order():
     """Positional inputs keep their order, wherever named inputs stand among them."""
-    inputs_ = given_by("2", "y=int64:3<5", "4")
+    inputs_ = find_text_inputs("2", "y=int64:3<5", "4")
     args, kwargs = inputs_.make_call()
     assert [list(arg.shape) for arg in args] == [[2], [4]]
     assert list(kwargs) == ["y"]
     assert inputs_.text == "float32 2, y int64 3 below 5, float32 4"
 
 
-def test_a_name_given_twice():
+def test_duplicate_name_is_refused():
     """Python would silently use the last value."""
     with pytest.raises(UsageError, match="the argument x is given twice"):
-        given_by("x=2", "x=3")
+        find_text_inputs("x=2", "x=3")
 
 
-def test_making_inputs_draws_nothing_from_the_process():
+def test_making_inputs_keeps_the_global_generator():
     """The state of the global generator is unchanged."""
     before = torch.get_rng_state()
-    given_by("2x3", "int64:2<5").make_call(seed=3)
+    find_text_inputs("2x3", "int64:2<5").make_call(seed=3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -145,16 +145,16 @@ def test_making_inputs_draws_nothing_from_the_process():
 
 
 @pytest.fixture
-def of_function(tmp_path, in_tmp_path):
+def find_function_inputs(tmp_path, in_tmp_path):
     """Return a function that finds the inputs of a function `make` with the given body."""
 
-    def find_one(body: str, spec: str = "mine.py:make") -> Inputs:
+    def find(body: str, spec: str = "mine.py:make") -> Inputs:
         (tmp_path / "mine.py").write_text(f"import torch\nkept = torch.ones(2)\ndef make():\n    {body}\n")
-        actual, _ = find_inputs((), spec, live(nn.Identity()))
+        actual, _ = find_inputs((), spec, wrap_module(nn.Identity()))
         assert actual is not None
         return actual
 
-    return find_one
+    return find
 
 
 @pytest.mark.parametrize(("gives", "shapes", "names", "text"), [
@@ -165,9 +165,9 @@ def of_function(tmp_path, in_tmp_path):
     ("((torch.ones(2),), {'y': torch.ones(3)})", [[2]], {"y": [3]}, "float32 2, y float32 3"),
     ("([torch.ones(2)], {})", [[2]], {}, "float32 2"),
 ])  # fmt: skip
-def test_what_a_function_may_give(of_function, gives, shapes, names, text):
+def test_function_may_return_a_tensor_or_a_container(find_function_inputs, gives, shapes, names, text):
     """A tensor, a tuple or list of positional inputs, a dict of named inputs, or both."""
-    actual = of_function(f"return {gives}")
+    actual = find_function_inputs(f"return {gives}")
     args, kwargs = actual.make_call()
     assert [list(arg.shape) for arg in args] == shapes
     assert {name: list(tensor.shape) for name, tensor in kwargs.items()} == names
@@ -175,19 +175,19 @@ def test_what_a_function_may_give(of_function, gives, shapes, names, text):
     assert actual.chosen_by_user
 
 
-def test_a_dict_beside_a_tensor_is_an_argument_unless_it_has_names(of_function):
+def test_dict_after_a_tensor_is_positional(find_function_inputs):
     """In (tensor, dict), the first item is not a tuple, so both items are positional."""
-    args, kwargs = of_function("return torch.ones(2), {'mask': torch.ones(2)}").make_call()
+    args, kwargs = find_function_inputs("return torch.ones(2), {'mask': torch.ones(2)}").make_call()
     assert len(args) == 2
     assert kwargs == {}
 
 
-def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
+def test_a_function_gets_the_seed_and_gives_new_tensors(find_function_inputs):
     """The same seed gives the same values; a write to the inputs does not change a tensor that the function keeps."""
-    drawn = of_function("return torch.randn(4)")
+    drawn = find_function_inputs("return torch.randn(4)")
     assert torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=1)[0][0])
     assert not torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=2)[0][0])
-    kept = of_function("return kept")
+    kept = find_function_inputs("return kept")
     kept.make_call()[0][0].zero_()
     assert kept.make_call()[0][0].tolist() == [1, 1]
 
@@ -195,7 +195,7 @@ def test_a_function_gets_the_seed_and_gives_new_tensors(of_function):
 def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     """The arguments are literals, as for the model class."""
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
-    actual, _ = find_inputs((), "mine.py:make(3)", live(nn.Identity()))
+    actual, _ = find_inputs((), "mine.py:make(3)", wrap_module(nn.Identity()))
     assert list(actual.make_call()[0][0].shape) == [3]
 
 
@@ -206,10 +206,10 @@ def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
     ("return {1: torch.ones(2)}", "mine.py:make: 1 is not a keyword argument"),
     ("raise ValueError('no data')", "mine.py:make: calling the function raised ValueError: no data (mine.py:4)"),
 ])  # fmt: skip
-def test_a_function_that_gives_none(of_function, body, message):
+def test_function_without_inputs_is_refused(find_function_inputs, body, message):
     """The error has the function's own message and line."""
     with pytest.raises(ModelError) as error:
-        of_function(body)
+        find_function_inputs(body)
     assert message in str(error.value)
 
 
@@ -219,20 +219,20 @@ def test_a_function_that_gives_none(of_function, body, message):
     ("other.py:make", ModelError, "other.py: no such file"),
     ("mine.py:kept", UsageError, "names an object of type Tensor, not a function that returns inputs"),
 ])  # fmt: skip
-def test_a_function_that_is_not_there(of_function, spec, kind, message):
+def test_invalid_function_name_is_refused(find_function_inputs, spec, kind, message):
     """The error names the problem and a similar name."""
     with pytest.raises(kind) as error:
-        of_function("return kept", spec)
+        find_function_inputs("return kept", spec)
     assert message in str(error.value)
 
 
-def test_both_ways_at_once():
+def test_input_and_input_from_contradict_each_other():
     """The two options contradict each other."""
     with pytest.raises(UsageError, match="--input and --input-from contradict each other: both set"):
-        find_inputs(["2x3"], "mine.py:make", live(nn.Identity()))
+        find_inputs(["2x3"], "mine.py:make", wrap_module(nn.Identity()))
 
 
-def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
+def test_inputs_of_another_folder_keep_the_modules_of_the_model(tmp_path):
     """The inputs are in another folder, and the model's sibling modules stay importable for pickle."""
     for folder in ("model", "data"):
         (tmp_path / folder).mkdir()
@@ -251,17 +251,17 @@ def test_inputs_of_another_folder_leave_the_models_own_modules(tmp_path):
 
 # --- inputs of the model itself -----------------------------------------------------------------------------
 
-HEARS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
+AUDIO_INPUTS = {"WhisperModel": "input_features", "Wav2Vec2Model": "input_values"}
 
 
 @pytest.mark.parametrize("name", [*NOT_IN_ZOO_OF_VERIFY, "Wav2Vec2Model"])
-def test_real_classes_run_on_what_they_carry(name):
+def test_real_classes_accept_the_inputs_found_for_them(name):
     """Forward accepts the inputs that statecli finds; for audio models statecli does not invent inputs."""
-    built = live(make(name).eval())
+    built = wrap_module(make(name).eval())
     actual, why_not = find_inputs((), None, built)
-    if name in HEARS:
+    if name in AUDIO_INPUTS:
         assert actual is None
-        assert str(why_not).endswith(f"forward needs the argument {HEARS[name]}")
+        assert str(why_not).endswith(f"forward needs the argument {AUDIO_INPUTS[name]}")
         return
     args, kwargs = actual.make_call()
     built.module(*args, **kwargs)
@@ -273,7 +273,7 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
     import transformers
 
     config = transformers.BertConfig(**{**SMALL["BertModel"][1], "vocab_size": 5})
-    actual, _ = find_inputs((), None, live(transformers.BertModel(config)))
+    actual, _ = find_inputs((), None, wrap_module(transformers.BertModel(config)))
     assert actual.text == "input_ids int64 2×8 below 5 (from its config)"
 
 
@@ -284,12 +284,12 @@ def test_a_model_of_text_and_images_gets_both():
     vision = {**SMALL["CLIPVisionModel"][1]}
     text = {**SMALL["BertModel"][1], "eos_token_id": 63, "bos_token_id": 1, "pad_token_id": 0}
     model = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-    actual, _ = find_inputs((), None, live(model.eval()))
+    actual, _ = find_inputs((), None, wrap_module(model.eval()))
     assert sorted(actual.make_call()[1]) == ["input_ids", "pixel_values"]
     model(**actual.make_call()[1])
 
 
-class Carries(nn.Linear):
+class HasExampleInput(nn.Linear):
     """A model with an example input as in Lightning."""
 
     def __init__(self, example):
@@ -300,9 +300,9 @@ class Carries(nn.Linear):
 @pytest.mark.parametrize(("example", "args", "kwargs"), [
     (torch.ones(3, 2), 1, 0), ((torch.ones(3, 2),), 1, 0), ({"input": torch.ones(3, 2)}, 0, 1),
 ])  # fmt: skip
-def test_example_input_array(example, args, kwargs):
+def test_example_input_array_is_used(example, args, kwargs):
     """The example is a tensor, a tuple or a dict; it counts as chosen by the user, because an author set it."""
-    inputs_, _ = find_inputs((), None, live(Carries(example)))
+    inputs_, _ = find_inputs((), None, wrap_module(HasExampleInput(example)))
     values = inputs_.make_call()
     assert (len(values[0]), len(values[1])) == (args, kwargs)
     assert inputs_.chosen_by_user
@@ -312,7 +312,7 @@ def test_example_input_array(example, args, kwargs):
 def test_an_example_that_forward_refuses_is_skipped():
     """Proofs that need the example and were not requested are skipped; the reason names the example."""
 
-    class Wrong(Carries):
+    class Wrong(HasExampleInput):
         def __init__(self):
             super().__init__(torch.ones(3, 9))
 
@@ -326,9 +326,9 @@ def test_an_example_that_forward_refuses_is_skipped():
 
 
 @pytest.mark.parametrize("example", [None, (torch.ones(2), torch.ones(2), torch.ones(2))])
-def test_an_example_that_is_none_or_does_not_fit(example):
+def test_example_that_does_not_fit_is_ignored(example):
     """Lightning's default is None; three examples do not fit a forward with a single argument."""
-    actual, why_not = find_inputs((), None, live(Carries(example)))
+    actual, why_not = find_inputs((), None, wrap_module(HasExampleInput(example)))
     assert (actual, str(why_not)) == (None, "no input given: --input 2x2 or --input-from FILE.PY:MAKE")
 
 
@@ -340,7 +340,7 @@ class Stack(nn.Sequential):
         self.mask = nn.Parameter(torch.ones(1))
 
 
-class Two(nn.Linear):
+class TwoInputs(nn.Linear):
     def forward(self, first, second):
         return super().forward(first + second)
 
@@ -358,20 +358,20 @@ class Two(nn.Linear):
         (Stack(nn.BatchNorm1d(6), nn.Linear(6, 2)), "SHAPE"),
         (nn.Linear(3, 2, dtype=torch.float64), "float64:2x3"),
         (nn.LazyLinear(2), "SHAPE"),
-        (Two(3, 2), "SHAPE"),
+        (TwoInputs(3, 2), "SHAPE"),
         (Stack(), "SHAPE"),
     ],
 )
-def test_without_input_the_shape_that_the_first_layer_takes_is_named(model, shape):
+def test_message_suggests_the_input_shape_of_the_first_layer(model, shape):
     """A valid shape, with letters for sizes that the layer leaves open; SHAPE if the first layer is unknown."""
-    actual, why_not = find_inputs((), None, live(model))
+    actual, why_not = find_inputs((), None, wrap_module(model))
     assert (actual, str(why_not)) == (None, f"no input given: --input {shape} or --input-from FILE.PY:MAKE")
     if shape != "SHAPE" and shape[-1] not in "LW":
         with torch.no_grad():
             model(*_build_from_texts([shape.strip("'")]).make_call()[0])
 
 
-def test_an_example_that_raises(tmp_path):
+def test_error_of_the_example_is_reported(tmp_path):
     """The reason has the error of the property, and its line."""
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
     source += "    @property\n    def dummy_inputs(self):\n        raise OSError('no such data')\n"
@@ -420,14 +420,14 @@ def test_a_batch_of_transformers_is_mapped():
         assert [leaf.device.type for leaf in iter_leaves(tensors) if leaf is not None] == ["meta"]
 
 
-def test_a_container_within_itself_ends():
+def test_recursive_container_is_traversed_once():
     """An output may contain itself, because outputs are arbitrary."""
     circle: list = [torch.ones(1)]
     circle.append(circle)
     assert len(list(iter_leaves(circle))) == 1
 
 
-def test_seeded_is_the_same_and_leaves_no_trace():
+def test_use_seed_repeats_numbers_and_restores_generators():
     """The generators of torch and Python give the same numbers in the block, and are restored even after an error."""
     before = torch.get_rng_state(), random.getstate()
     drawn = []

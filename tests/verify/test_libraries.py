@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from statecli.commands.verify.result import Name  # noqa: E402
 
-from .proving import of_source, run_proof  # noqa: E402
+from .proving import prove_source, run_proof  # noqa: E402
 
 LIBRARY = """import torch
 from torch import nn
@@ -41,16 +41,16 @@ def library(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_method_of_a_library_is_to_be_reported():
+def test_help_suggests_to_report_a_method_to_its_library():
     """The user cannot edit the library's file; the help also has the user's line that created the module."""
-    (finding,) = of_source(Name.MOVE, "import own_library\nself.own = own_library.Own()").findings
+    (finding,) = prove_source(Name.MOVE, "import own_library\nself.own = own_library.Own()").findings
     assert finding.help == (
         "report this to the library (own_library.py:7): call super() in Own._apply and move this tensor too; "
         "assigned at net.py:7"
     )
 
 
-def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
+def test_help_suggests_to_report_a_forward_to_its_library(tmp_path):
     """For the user's own forward, the help still suggests a change of the code."""
     (tmp_path / "net.py").write_text("from own_library import Positions as Net\n")
     (theirs,) = run_proof(Name.FORWARD, "net.py:Net", "2x4", device="fake-cuda").findings
@@ -60,7 +60,7 @@ def test_a_tensor_that_a_library_makes_in_forward_is_to_be_reported(tmp_path):
     assert ours.help.startswith("create the tensor with device=x.device")
 
 
-def test_a_line_of_a_library_is_no_advice(tmp_path):
+def test_help_has_no_line_of_a_library(tmp_path):
     """The help has no line of an installed library, because the user cannot edit the library, but lines of the user."""
     (tmp_path / "net.py").write_text(f"{LIBRARY}from own_library import Tied as Theirs\n")
     (ours,), (theirs,) = (run_proof(Name.SAVE, f"net.py:{name}").findings for name in ("Tied", "Theirs"))

@@ -15,7 +15,16 @@ from statecli.live.build import build
 from statecli.live.spec import parse_spec
 
 from . import mixes
-from .proving import expect_findings, of_live, of_source, prove_real, rules, run_proof, verdicts, write_class
+from .proving import (
+    expect_findings,
+    map_rules,
+    map_verdicts,
+    prove_live,
+    prove_real,
+    prove_source,
+    run_proof,
+    write_class,
+)
 
 LOST, CHANGED, META, UNBUILT = (
     "lost-by-materializing",
@@ -137,18 +146,18 @@ ZOO = {
 }
 
 
-prove = partial(of_source, Name.MATERIALIZE)
+prove = partial(prove_source, Name.MATERIALIZE)
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_tensor_that_is_lost_on_meta_is_named(name, in_tmp_path):
+def test_uninitialized_tensor_is_reported(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
     expect_findings(prove, *ZOO[name])
 
 
 @pytest.mark.parametrize("name", [name for name, (_, expected, _) in ZOO.items() if set(expected.values()) == {LOST}])
 @pytest.mark.parametrize("is_mended", [False, True])
-def test_torch_agrees(name, is_mended, in_tmp_path):
+def test_differing_memory_confirms_the_findings(name, is_mended, in_tmp_path):
     """The oracle: two models whose memory was filled with 3 and with 0 differ exactly in the reported tensors."""
     body = ZOO[name][2 if is_mended else 0]
     prove(body)
@@ -174,9 +183,9 @@ def test_torch_agrees(name, is_mended, in_tmp_path):
     assert differing == (set() if is_mended else set(ZOO[name][1]))
 
 
-def test_a_lost_buffer_is_an_error_and_a_plain_attribute_a_warning(in_tmp_path):
+def test_uninitialized_buffer_is_an_error_and_attribute_a_warning(in_tmp_path):
     """Without an input, the program may copy a plain attribute, but nothing writes the buffer."""
-    check = of_source(Name.MATERIALIZE, f"{buffer(STEPS)}\nself.u = torch.ones(3)")
+    check = prove_source(Name.MATERIALIZE, f"{buffer(STEPS)}\nself.u = torch.ones(3)")
     assert {finding.fqn: finding.severity.value for finding in check.findings} == {"t": "error", "u": "warning"}
     lost = next(finding for finding in check.findings if finding.fqn == "t")
     assert "add a method reset_parameters() to Net" in lost.help
@@ -197,16 +206,16 @@ FORWARD = "\n---\ndef forward(self, x):\n    return {}"
 def test_forward_decides_the_severity(result, severities, in_tmp_path):
     """A tensor that forward does not read is a note; a plain attribute that forward reads is an error."""
     body = f"{buffer('torch.ones(3)')}\nself.u = torch.ones(3)" + FORWARD.format(result)
-    check = of_source(Name.MATERIALIZE, body, "2x3")
+    check = prove_source(Name.MATERIALIZE, body, "2x3")
     values_by_fqn = {finding.fqn: finding.severity.value for finding in check.findings}
     assert severities.items() <= values_by_fqn.items()
     failed = {name for name, severity in values_by_fqn.items() if severity == "error"}
-    assert {name for name, verdict in verdicts(check, "materialized").items() if verdict == "failed"} == failed
+    assert {name for name, verdict in map_verdicts(check, "materialized").items() if verdict == "failed"} == failed
 
 
-def test_a_part_of_a_tensor_is_counted(in_tmp_path):
+def test_message_counts_the_uninitialized_elements(in_tmp_path):
     """The message has the number of elements that no method writes."""
-    check = of_source(Name.MATERIALIZE, ZOO["half of the elements"][0])
+    check = prove_source(Name.MATERIALIZE, ZOO["half of the elements"][0])
     (finding,) = check.findings
     assert finding.message.startswith("t: 2 of 4 elements uninitialized")
     assert "compute t also in Net.reset_parameters()" in finding.help
@@ -215,18 +224,18 @@ def test_a_part_of_a_tensor_is_counted(in_tmp_path):
 def test_a_failing_init_method_is_inconclusive(in_tmp_path):
     """The reason has the error; saved tensors, which the checkpoint restores, still pass."""
     body = f"{buffer(STEPS)}\nself.fc = nn.Linear(2, 2)\n---\ndef reset_parameters(self):\n    raise ValueError('no')"
-    check = of_source(Name.MATERIALIZE, body)
+    check = prove_source(Name.MATERIALIZE, body)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "reset_parameters() of the model raised ValueError: no" in check.reason
-    assert verdicts(check, "materialized") == {"t": "inconclusive", "fc.weight": "passed", "fc.bias": "passed"}
+    assert map_verdicts(check, "materialized") == {"t": "inconclusive", "fc.weight": "passed", "fc.bias": "passed"}
 
 
-def test_values_that_differ_each_time_are_no_proof(in_tmp_path):
+def test_init_method_that_ignores_the_seed_is_inconclusive(in_tmp_path):
     """The init method ignores the seed, so two instances differ without a pattern."""
     body = (
         f"{buffer('torch.ones(1)')}\n---\ndef reset_parameters(self):\n    import time\n    self.t[0] = time.time() % 9"
     )
-    check = of_source(Name.MATERIALIZE, body.replace("torch.ones(1)", "torch.ones(1, dtype=torch.float64)"))
+    check = prove_source(Name.MATERIALIZE, body.replace("torch.ones(1)", "torch.ones(1, dtype=torch.float64)"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "different values each time" in check.reason
 
@@ -235,13 +244,13 @@ def test_random_values_of_init_methods_pass(in_tmp_path):
     """A value drawn at random in the constructor and in the init method is initialized."""
     method = "def reset_parameters(self):\n    nn.init.normal_(self.t)\n    self.t[0] = __import__('random').random()"
     body = f"{buffer('torch.randn(4)')}\n---\n{method}"
-    assert of_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
+    assert prove_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
 
 
-def test_a_dict_of_the_class_is_left_as_it_was(in_tmp_path):
+def test_init_method_may_append_to_a_list_of_the_class(in_tmp_path):
     """Init methods run on statecli's instances; objects that they add to a container of the class are removed."""
     body = "self.fc = nn.Linear(1, 1)\n---\nseen = []\ndef reset_parameters(self):\n    self.seen.append(1)"
-    assert of_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
+    assert prove_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
 
 
 def test_a_live_model_is_copied_to_meta(in_tmp_path):
@@ -249,7 +258,7 @@ def test_a_live_model_is_copied_to_meta(in_tmp_path):
     model = nn.Linear(2, 2)
     model.register_buffer("t", torch.ones(3), persistent=False)
     (check,) = statecli.verify(model, checks=["materialize"]).checks
-    assert rules(check) == {"t": LOST}
+    assert map_rules(check) == {"t": LOST}
     assert model.t.tolist() == [1, 1, 1]
     assert model.weight.device.type == "cpu"
 
@@ -262,7 +271,7 @@ def test_other_proofs_run_only_on_request(in_tmp_path):
     assert [check.check for check in statecli.verify(model).checks] == list(DEFAULT_PROOFS)
 
 
-def test_a_model_on_meta_has_nothing_to_load():
+def test_model_on_meta_is_skipped():
     """A model without values has no checkpoint; the reason has the option to use."""
     check = run_proof(Name.MATERIALIZE, f"{mixes.SAMPLES}/net.py:Net", init_device="meta")
     assert check.verdict is Verdict.SKIPPED
@@ -273,7 +282,7 @@ def test_a_lazy_model_is_inconclusive():
     """to_empty raises for a parameter without a shape."""
     from statecli.commands.verify.proofs import materialize
 
-    check = of_live(materialize.prove, lambda: nn.LazyLinear(2))
+    check = prove_live(materialize.prove, lambda: nn.LazyLinear(2))
     assert check.verdict is Verdict.INCONCLUSIVE
     with pytest.raises(ValueError, match="uninitialized"):
         nn.LazyLinear(2).to_empty(device="cpu")
@@ -292,7 +301,7 @@ def test_the_command_line_names_the_line(statecli, in_tmp_path):
 UNPROVED = {"OneFormerModel": "failed", "lazy": "inconclusive", "orthogonal": "inconclusive"}
 
 
-def test_real_classes_pass():
+def test_real_classes_have_the_expected_verdicts():
     """Classes of transformers and torch write all their tensors; OneFormer leaves a plain list of modules on meta."""
     pytest.importorskip("transformers")
     from . import real
@@ -314,9 +323,9 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
         "    return Net(Net.config_class(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,\n"
         "               intermediate_size=32))\n"
     )
-    llama = rules(run_proof(Name.MATERIALIZE, "nets.py:llama"))
+    llama = map_rules(run_proof(Name.MATERIALIZE, "nets.py:llama"))
     assert llama == dict.fromkeys(("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"), LOST)
-    bert = rules(run_proof(Name.MATERIALIZE, "nets.py:bert"))
+    bert = map_rules(run_proof(Name.MATERIALIZE, "nets.py:bert"))
     assert bert == dict.fromkeys(("embeddings.position_ids", "embeddings.token_type_ids"), LOST)
 
 
@@ -333,6 +342,6 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
 def test_a_state_dict_that_is_not_a_dict_is_inconclusive(name, init, method, kind, in_tmp_path):
     """The reason has the type of the object, and there is no internal error."""
     body = f"self.fc = nn.Linear(3, 3)\n{init}\n---\ndef forward(self, x):\n    return self.fc(x)\n{method}"
-    check = of_source(name, body, "2x3")
+    check = prove_source(name, body, "2x3")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.reason.startswith(f"state_dict() returned an object of type {kind}, not a dict; ")

@@ -7,7 +7,7 @@ import pytest
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import cell, of_source, run_proof
+from .proving import find_cell, prove_source, run_proof
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -30,22 +30,22 @@ def in_tmp(in_tmp_path):
 
 
 def prove(name, text="self.fc(x)", arguments=""):
-    return of_source(name, BODY.format(arguments, text), "4x4", device="cpu")
+    return prove_source(name, BODY.format(arguments, text), "4x4", device="cpu")
 
 
 @pytest.mark.parametrize(("name", "columns"), [(Name.SHARD, ["sharded", "replicated"]), (Name.RESUME, ["resumed"])])
-def test_states_of_a_metric_are_no_findings(name, columns):
+def test_states_of_a_metric_are_skipped(name, columns):
     """No output depends on the metric, so its states are skipped with the reason."""
     check = prove(name)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     for column in columns:
         for tensor in ("m.mean_value", "m.weight"):
-            skipped = cell(check, column, tensor)
+            skipped = find_cell(check, column, tensor)
             assert skipped.verdict is Verdict.SKIPPED
             assert skipped.reason.startswith("a metric of torchmetrics ")
 
 
-def test_a_metric_that_the_loss_depends_on_is_to_be_persistent():
+def test_help_makes_a_metric_in_the_loss_persistent():
     """The remedy is an option of the metric, not an edit of torchmetrics; with this option the proof passes."""
     check = prove(Name.RESUME, "self.fc(x) * self.m.compute()")
     assert [finding.fqn for finding in check.findings] == ["m.mean_value", "m.weight"]
@@ -55,7 +55,7 @@ def test_a_metric_that_the_loss_depends_on_is_to_be_persistent():
         "assigned at net.py:7"
     }
     body = BODY.format("", "self.fc(x) * self.m.compute()").replace("---", "self.m.persistent(True)\n---")
-    assert of_source(Name.RESUME, body, "4x4", device="cpu").findings == ()
+    assert prove_source(Name.RESUME, body, "4x4", device="cpu").findings == ()
 
 
 def test_many_metrics_are_compared_together():
@@ -71,7 +71,7 @@ def forward(self, x):
     self.ms.update(y.detach(), torch.zeros(len(x)).long())
     return y
 """
-    check = of_source(Name.RESUME, body, "4x4", device="cpu")
+    check = prove_source(Name.RESUME, body, "4x4", device="cpu")
     assert (check.verdict, check.reason, check.findings) == (Verdict.PASSED, None, ())
 
 
@@ -89,7 +89,7 @@ def test_a_metric_that_does_not_synchronize_is_named(is_synchronized):
     assert (check.verdict is Verdict.FAILED) is not is_synchronized
 
 
-def test_other_tensors_of_an_own_metric_are_judged():
+def test_tensor_outside_of_the_metric_states_is_reported():
     """A metric synchronizes and saves only the states from add_state."""
     body = """import torchmetrics
 class Mine(torchmetrics.Metric):
@@ -110,7 +110,7 @@ def forward(self, x):
     return self.fc(x)
 """
     for name in (Name.SHARD, Name.RESUME):
-        assert [finding.fqn for finding in of_source(name, body, "4x4", device="cpu").findings] == ["m.extra"]
+        assert [finding.fqn for finding in prove_source(name, body, "4x4", device="cpu").findings] == ["m.extra"]
 
 
 def test_the_count_of_a_metric_is_a_note_for_compile():
@@ -121,7 +121,7 @@ def test_the_count_of_a_metric_is_a_note_for_compile():
     assert finding.help == "call the metric outside of the compiled or exported model"
 
 
-def test_a_group_of_plain_tensors_has_one_line_about_ranks(statecli, tmp_path):
+def test_plain_tensors_share_a_line_about_ranks(statecli, tmp_path):
     """A sum and a count share a line: the count is equal on each rank only because the batches are equal."""
     (tmp_path / "own.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Own(nn.Module):\n    def __init__(self):\n"

@@ -18,7 +18,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import SAMPLE_INPUT_NOTE
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import cell, of_live, of_source, rules, sample, verdicts
+from .proving import find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -33,44 +33,44 @@ PASSING += ["tied:Tied", "positions:Positions", "batchnorm:Block", "frozen:Froze
 
 
 def run_move(body: str, *input: str, **options):
-    return of_source(Name.MOVE, body, *input, **options)
+    return prove_source(Name.MOVE, body, *input, **options)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("spec", FAILING)
-def test_a_sample_fails_where_it_was_written_to(spec, device):
+def test_sample_has_exactly_the_expected_findings(spec, device):
     """Exactly the expected tensors fail, with the expected rules, on meta and on their own device."""
-    check = sample(Name.MOVE, spec, device=device)
+    check = prove_sample(Name.MOVE, spec, device=device)
     assert check.verdict is Verdict.FAILED
-    assert rules(check) == FAILING[spec]
+    assert map_rules(check) == FAILING[spec]
 
 
 @pytest.mark.parametrize("spec", PASSING)
 def test_a_sound_sample_passes(spec):
     """Every tensor follows, including tied weights; `tests/test_samples.py` has the other devices."""
-    check = sample(Name.MOVE, spec, device="cpu")
+    check = prove_sample(Name.MOVE, spec, device="cpu")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert set(verdicts(check, "moves").values()) == {"passed"}
+    assert set(map_verdicts(check, "moves").values()) == {"passed"}
 
 
-def test_the_devices_are_told():
+def test_cell_and_message_have_the_devices():
     """The cell has torch's devices before and after; the finding has the tensor, device, line and fix."""
-    check = sample(Name.MOVE, "net:Net")
-    assert (cell(check, "moves", "param").before, cell(check, "moves", "param").after) == ("cpu", "meta")
-    assert (cell(check, "moves", "table").before, cell(check, "moves", "table").after) == ("cpu", "cpu")
+    check = prove_sample(Name.MOVE, "net:Net")
+    assert (find_cell(check, "moves", "param").before, find_cell(check, "moves", "param").after) == ("cpu", "meta")
+    assert (find_cell(check, "moves", "table").before, find_cell(check, "moves", "table").after) == ("cpu", "cpu")
     (finding,) = check.findings
     assert finding.message == "table: left on cpu when the model moves to meta"
     assert 'net.py:19: self.register_buffer("table", torch.randn(size, size))' in finding.help
 
 
-def test_a_tie_of_buffers_breaks():
+def test_tied_buffers_are_reported():
     """After a move, each of the two names has its own storage, on any device."""
     check = run_move('self.register_buffer("a", torch.ones(3)); self.register_buffer("b", self.a)')
-    assert rules(check) == {"b": "untied-by-move"}
-    assert cell(check, "moves", "b").verdict is Verdict.FAILED
+    assert map_rules(check) == {"b": "untied-by-move"}
+    assert find_cell(check, "moves", "b").verdict is Verdict.FAILED
 
 
-def test_a_tie_of_parameters_holds_though_meta_parts_it():
+def test_tied_parameters_pass():
     """A move to meta creates a Parameter for each name; a move to CUDA does not, and only the move to CUDA counts."""
     check = run_move("self.a = nn.Linear(3, 3); self.b = nn.Linear(3, 3); self.b.weight = self.a.weight")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
@@ -81,7 +81,7 @@ def test_a_plain_list_of_registered_parameters_follows():
     assert run_move("self.a = nn.Linear(3, 3); self.all = [self.a.weight, self.a.bias]").findings == ()
 
 
-def test_a_tensor_without_dimensions_is_a_note():
+def test_tensor_without_dimensions_is_a_note():
     """The 0-dim tensor stays on the CPU, but operators on CUDA accept a 0-dim tensor from the CPU."""
     (finding,) = run_move("self.scale = torch.tensor(2.0)").findings
     assert (finding.rule, finding.severity) == ("left-behind", Severity.NOTE)
@@ -89,22 +89,22 @@ def test_a_tensor_without_dimensions_is_a_note():
 
 def test_a_class_attribute_fails():
     """Forward can read the class attribute through the instance, and a move leaves the attribute on its device."""
-    assert rules(run_move("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
+    assert map_rules(run_move("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
 
 
-def test_a_registered_tensor_that_the_class_holds_back_fails():
+def test_parameter_skipped_by_apply_fails():
     """A module whose own `_apply` does nothing keeps its parameter on the old device."""
     check = run_move("self.w = nn.Parameter(torch.ones(3))\n---\ndef _apply(self, fn, recurse=True):\n    return self")
-    assert rules(check) == {"w": "left-behind"}
+    assert map_rules(check) == {"w": "left-behind"}
 
 
 @pytest.mark.parametrize("old", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_what_torch_recomputes_is_not_judged(old):
+def test_weight_recomputed_by_torch_is_skipped(old):
     """The weight attribute of old weight_norm and spectral_norm is left behind, but no forward reads its value."""
-    check = of_live(move.prove, lambda: old(nn.Linear(3, 3)), "meta")
+    check = prove_live(move.prove, lambda: old(nn.Linear(3, 3)), "meta")
     assert check.verdict is Verdict.PASSED
     assert check.findings == ()
-    assert verdicts(check, "moves").get("weight", "skipped") == "skipped"
+    assert map_verdicts(check, "moves").get("weight", "skipped") == "skipped"
 
 
 class Shifted(nn.Module):
@@ -120,25 +120,25 @@ class Shifted(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("prove", [partial(move.prove, device="meta"), partial(cast.prove, dtype=None), save.prove])
-def test_tensors_in_compiled_code_are_out_of_reach(prove):
+def test_constants_of_a_trace_are_inconclusive(prove):
     """The proofs cannot check constants of a trace, so the verdict is inconclusive; a trace of a Linear passes."""
-    check = of_live(prove, lambda: torch.jit.trace(Shifted(), torch.ones(1, 2)))
+    check = prove_live(prove, lambda: torch.jit.trace(Shifted(), torch.ones(1, 2)))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "the model contains 1 constant tensor" in check.reason
-    check = of_live(prove, lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
+    check = prove_live(prove, lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)))
     assert check.verdict is Verdict.PASSED
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tensor_of_a_scripted_module_stays_behind():
+def test_plain_tensor_of_a_scripted_module_is_reported():
     """The table is left behind by a move, and a loaded model has another table."""
     make = lambda: torch.jit.script(Shifted())  # noqa: E731
-    assert rules(of_live(move.prove, make, "meta")) == {"table": "left-behind"}
-    assert rules(of_live(save.prove, make)) == {"table": "lost-by-saving"}
+    assert map_rules(prove_live(move.prove, make, "meta")) == {"table": "left-behind"}
+    assert map_rules(prove_live(save.prove, make)) == {"table": "lost-by-saving"}
 
 
 @pytest.fixture
-def _one_process():
+def _single_process_group():
     """A process group with only this process, because DDP needs a process group."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
@@ -152,10 +152,10 @@ def build_distributed(*also):
     return model
 
 
-@pytest.mark.usefixtures("_one_process")
-def test_what_ddp_sets_anew_is_not_judged():
+@pytest.mark.usefixtures("_single_process_group")
+def test_buffer_lists_of_ddp_are_not_reported():
     """DDP's lists of buffers are stale until its next synchronization. The oracle: DDP's own `_sync_buffers`."""
-    check = of_live(move.prove, build_distributed, "meta")
+    check = prove_live(move.prove, build_distributed, "meta")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     model = build_distributed()
     model.module.double()
@@ -164,38 +164,38 @@ def test_what_ddp_sets_anew_is_not_judged():
     assert model.modules_buffers[0].dtype is torch.float64
 
 
-@pytest.mark.usefixtures("_one_process")
+@pytest.mark.usefixtures("_single_process_group")
 def test_another_list_of_buffers_on_ddp_is_stale():
     """DDP replaces only its own two attributes, so another list of buffers is reported."""
-    actual = rules(of_live(move.prove, lambda: build_distributed("own"), "meta"))
+    actual = map_rules(prove_live(move.prove, lambda: build_distributed("own"), "meta"))
     assert actual == {f"own[{i}]": "stale-view" for i in range(3)}
 
 
-def test_a_move_that_raises_is_told_and_the_next_way_tried():
+def test_stand_in_move_runs_after_a_move_raises():
     """The reason has the model's error and line; a stand-in move still finds the plain tensor."""
     body = "self.w = nn.Parameter(torch.ones(3)); {}\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    super()._apply(fn)\n    self.w.sum().item()\n    return self"
     check = run_move(body.format("self.t = torch.ones(3)"))
-    assert rules(check) == {"t": "left-behind"}
+    assert map_rules(check) == {"t": "left-behind"}
     assert "(net.py:9)" in check.reason
-    assert cell(check, "moves", "w").after == "cpu, new memory"
+    assert find_cell(check, "moves", "w").after == "cpu, new memory"
     assert run_move(body.format("pass")).verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_to_of_the_class_that_raises_leaves_it_open():
+def test_plain_tensor_is_inconclusive_if_to_raises():
     """The `.to` of the class might have moved the plain tensor, so its cell is inconclusive."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.t = torch.ones(3)\n---\n"
     body += 'def to(self, *args, **kwargs):\n    raise RuntimeError("not today")'
     check = run_move(body)
     assert "RuntimeError: not today (net.py:8)" in check.reason
-    assert verdicts(check, "moves") == {"w": "passed", "t": "inconclusive"}
+    assert map_verdicts(check, "moves") == {"w": "passed", "t": "inconclusive"}
 
 
-def test_a_tensor_that_the_class_clears_has_no_verdict():
+def test_tensor_deleted_by_the_class_is_skipped():
     """The class deletes its cache during the move, so the cache is skipped."""
     body = "self.cache = torch.ones(3); self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += "def _apply(self, fn, recurse=True):\n    self.cache = None\n    return super()._apply(fn)"
-    assert verdicts(run_move(body), "moves") == {"w": "passed", "cache": "skipped"}
+    assert map_verdicts(run_move(body), "moves") == {"w": "passed", "cache": "skipped"}
 
 
 def test_values_that_a_move_changes_fail():
@@ -203,11 +203,11 @@ def test_values_that_a_move_changes_fail():
     body = 'self.register_buffer("b", torch.full((3,), 0.1))\n---\n'
     body += "def to(self, *args, **kwargs):\n    self.b = self.b.half().float()\n    return super().to(*args, **kwargs)"
     check = run_move(body, device="cpu")
-    assert rules(check) == {"b": "changed-by-move"}
+    assert map_rules(check) == {"b": "changed-by-move"}
     assert run_move(body.replace(".half().float()", ".clone()"), device="cpu").findings == ()
 
 
-def test_a_nan_is_the_same_nan():
+def test_nan_equals_itself_after_a_move():
     """A NaN equals itself after the move and the move back."""
     assert run_move('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
 
@@ -215,11 +215,11 @@ def test_a_nan_is_the_same_nan():
 # --- tensors of a first forward --------------------------------------------------------------------------------------
 
 
-def test_a_tensor_that_forward_adds_to_is_left_behind():
-    """Forward replaces the tensor, but reads the old value; `test_remade.py` has other caches."""
+def test_running_sum_of_forward_fails():
+    """Forward replaces the tensor, but reads the old value; `test_recreated_by_forward.py` has other caches."""
     forward = "self.sum = x if self.sum is None else self.sum + x; return x"
     body = f"self.w = nn.Parameter(torch.ones(3))\nself.sum = None\n---\ndef forward(self, x):\n    {forward}"
-    assert verdicts(run_move(body, "3"), "moves")["sum"] == "failed"
+    assert map_verdicts(run_move(body, "3"), "moves")["sum"] == "failed"
 
 
 # --- messages of a failure -------------------------------------------------------------------------------------------
@@ -229,15 +229,15 @@ def test_a_tensor_that_forward_adds_to_is_left_behind():
 def test_a_stale_view_has_its_line(device):
     """A second name has no row, so the finding has its line."""
     check = run_move("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
-    assert rules(check) == {"w": "stale-view"}
+    assert map_rules(check) == {"w": "stale-view"}
     (finding,) = check.findings
     assert finding.message.startswith("w is another name of a.weight, but still points")
     assert (finding.origin.file, finding.origin.line) == ("net.py", 7)
 
 
-def test_on_its_own_device_it_is_told_what_was_measured():
+def test_message_for_the_same_device_describes_memory():
     """A move from the cpu to the cpu does not move the tensor, so the message describes memory."""
-    (finding,) = sample(Name.MOVE, "net:Net", device="cpu").findings
+    (finding,) = prove_sample(Name.MOVE, "net:Net", device="cpu").findings
     what = "keeps its memory when the model moves, so a move to another device does not move the tensor"
     assert finding.message == f"table: {what}"
 
@@ -257,7 +257,7 @@ APPLY = "self.a = nn.Linear(3, 3)\n---\ndef _apply(self, fn, recurse=True):\n   
         ("super()._apply(fn)", None, ""),
     ],
 )
-def test_the_method_that_is_to_blame_is_named(does, rule, mend):
+def test_help_names_the_method_of_the_class(does, rule, mend):
     """The help has the first line of the class's own method."""
     check = run_move(APPLY.format(does), device="cpu")
     assert {finding.rule for finding in check.findings} == ({rule} if rule else set())
@@ -266,22 +266,22 @@ def test_the_method_that_is_to_blame_is_named(does, rule, mend):
 
 # --- sample inputs of a model ----------------------------------------------------------------------------------------
 
-CARRIED = "self.a = nn.Linear(3, 3); {}\n---\n{}\ndef forward(self, x):\n    return self.a(x){}\n"
-HOLDING = {
+MODEL_WITH_SAMPLE_INPUT = "self.a = nn.Linear(3, 3); {}\n---\n{}\ndef forward(self, x):\n    return self.a(x){}\n"
+SAMPLE_INPUTS = {
     "an attribute": ("self.example_input_array = torch.randn(2, 3, requires_grad=True)", ""),
     "a class attribute": ("", "example_input_array = torch.randn(2, 3)"),
     "by name": ("self.dummy_inputs = {'x': torch.randn(2, 3)}", ""),
-    "behind a property, as Lightning has it": ("self._example_input_array = torch.randn(2, 3)", ""),
+    "in a property, as in Lightning": ("self._example_input_array = torch.randn(2, 3)", ""),
 }
 
 
 @pytest.mark.parametrize(
     ("way", "name"),
-    [*((way, Name.MOVE) for way in HOLDING), *(("an attribute", name) for name in Name if name is not Name.MOVE)],
+    [*((way, Name.MOVE) for way in SAMPLE_INPUTS), *(("an attribute", name) for name in Name if name is not Name.MOVE)],
 )
-def test_a_sample_input_is_no_state(way, name):
+def test_sample_input_is_skipped(way, name):
     """No proof checks the sample inputs that a model contains."""
-    check = of_source(name, CARRIED.format(*HOLDING[way], ""), "2x3", device="fake-cuda")
+    check = prove_source(name, MODEL_WITH_SAMPLE_INPUT.format(*SAMPLE_INPUTS[way], ""), "2x3", device="fake-cuda")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     cells = check.columns[0].cells
     (carried,) = [cells[fqn] for fqn in cells if "input" in fqn]
@@ -297,17 +297,17 @@ def test_a_sample_input_is_no_state(way, name):
     ],
     ids=["another name", "of a part", "with another name that forward may read"],
 )
-def test_only_the_models_own_sample_input_is_left_out(init, fails):
+def test_only_the_sample_input_of_the_model_is_skipped(init, fails):
     """All other tensors are still checked."""
-    check = of_source(Name.MOVE, CARRIED.format(init, "", ""), "2x3")
-    assert rules(check) == {fails: "left-behind"}
+    check = prove_source(Name.MOVE, MODEL_WITH_SAMPLE_INPUT.format(init, "", ""), "2x3")
+    assert map_rules(check) == {fails: "left-behind"}
 
 
-def test_a_sample_input_that_forward_reads_is_found():
+def test_sample_input_read_by_forward_is_reported():
     """Forward reads the sample input as state, and the sample input is on the cpu."""
-    body = CARRIED.format(HOLDING["an attribute"][0], "", " + self.example_input_array")
-    check = of_source(Name.FORWARD, body, "2x3", device="fake-cuda")
-    assert rules(check) == {"example_input_array": "device-mismatch"}
+    body = MODEL_WITH_SAMPLE_INPUT.format(SAMPLE_INPUTS["an attribute"][0], "", " + self.example_input_array")
+    check = prove_source(Name.FORWARD, body, "2x3", device="fake-cuda")
+    assert map_rules(check) == {"example_input_array": "device-mismatch"}
     assert check.findings[0].message.endswith("; assigned at net.py:6")
 
 
@@ -315,14 +315,14 @@ def test_a_sample_input_that_forward_reads_is_found():
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "nowhere", "xpu"])
-def test_a_device_that_is_not_here_is_refused(device):
+def test_unavailable_device_is_refused(device):
     """The error is a single line with the option and a valid value."""
     advice = "numbered from 0" if device == "cuda:99" and torch.cuda.is_available() else "fake-cuda"
     with pytest.raises(UsageError, match=f"--device {device}: .*{advice}"):
         move.parse_device(device)
 
 
-def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
+def test_move_from_meta_to_the_cpu_is_inconclusive():
     """The model has no values, so the check is inconclusive; a stand-in move shows which tensors would follow."""
     check = run_move("self.w = nn.Parameter(torch.ones(3))", device="cpu", init_device="meta")
     assert check.verdict is Verdict.INCONCLUSIVE
@@ -332,9 +332,9 @@ def test_a_model_built_on_meta_has_nothing_to_move_to_the_cpu():
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("spec", [*FAILING, *PASSING])
-def test_cuda_says_what_meta_says(spec):
+def test_cuda_and_meta_find_the_same_rules(spec):
     """The oracle: a real GPU gives the verdicts of meta."""
-    assert rules(sample(Name.MOVE, spec, device="cuda")) == rules(sample(Name.MOVE, spec))
+    assert map_rules(prove_sample(Name.MOVE, spec, device="cuda")) == map_rules(prove_sample(Name.MOVE, spec))
 
 
 def test_a_model_without_tensors_is_skipped():
@@ -345,46 +345,46 @@ def test_a_model_without_tensors_is_skipped():
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers_follow(name):
     """All tensors of real classes follow, and tied weights stay tied; `test_zoo.py` moves others to a fake GPU."""
-    check = of_live(move.prove, lambda: make(name), "meta")
+    check = prove_live(move.prove, lambda: make(name), "meta")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
 @pytest.mark.parametrize(
-    "make_one",
+    "build_module",
     [lambda: nn.LSTM(3, 4, 2), lambda: nn.MultiheadAttention(4, 2), lambda: nn.LazyLinear(3)],
     ids=["LSTM", "MultiheadAttention", "LazyLinear"],
 )
-def test_modules_of_torch_follow(make_one):
+def test_modules_of_torch_follow(build_module):
     """`_flat_weights` and uninitialized parameters are not reported."""
-    assert of_live(move.prove, make_one, "meta").verdict is Verdict.PASSED
+    assert prove_live(move.prove, build_module, "meta").verdict is Verdict.PASSED
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu", "fake-cuda"])
 @pytest.mark.parametrize("name", [Name.MOVE, Name.FORWARD])
-def test_the_model_that_a_move_gives_is_the_one_that_counts(name, device):
+def test_model_returned_by_the_move_is_checked(name, device):
     """As in `model = model.to(...)`, a `.to` that returns another model is a valid move."""
     own = "def to(self, *args):\n    import copy\n    return nn.Module.to(copy.deepcopy(self), *args)\n"
     forward = "def forward(self, x):\n    return self.l(x)\n"
-    check = of_source(name, "self.l = nn.Linear(3, 3)\n---\n" + own + forward, "2x3", device=device)
+    check = prove_source(name, "self.l = nn.Linear(3, 3)\n---\n" + own + forward, "2x3", device=device)
     assert check.findings == ()
     assert check.verdict is (Verdict.SKIPPED if (name, device) == (Name.FORWARD, "meta") else Verdict.PASSED)
 
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("returns", [True, False])
-def test_a_move_that_gives_no_model(returns, device):
+def test_to_without_a_return_value_is_reported(returns, device):
     """The class's `.to` moves all tensors but does not return the model: the help has the line of the method."""
     body = "self.fc = nn.Linear(2, 2)\n---\ndef to(self, *args, **kwargs):\n    super().to(*args, **kwargs)\n"
-    check = of_source(Name.MOVE, body + "    return self\n" * returns, device=device)
-    assert set(verdicts(check, "moves").values()) == {"passed"}
-    assert rules(check) == ({} if returns else {None: "to-returns-no-model"})
+    check = prove_source(Name.MOVE, body + "    return self\n" * returns, device=device)
+    assert set(map_verdicts(check, "moves").values()) == {"passed"}
+    assert map_rules(check) == ({} if returns else {None: "to-returns-no-model"})
     helps = [finding.help for finding in check.findings]
     assert helps == ([] if returns else ["net.py:7: end the method with: return self"])
 
 
-def test_a_pretended_move_is_a_call_that_exists():
+def test_fake_move_is_shown_as_a_real_call():
     """`how` shows a real call, because `cuda:0 (fake)` is not a device that a user can request."""
-    assert sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
+    assert prove_sample(Name.MOVE, "net:Net", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
 
 
 #: Classes whose own methods move: the code, and a part of the reason for the buffer t (None: the class is correct).
@@ -413,7 +413,7 @@ MOVERS = {
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
 @pytest.mark.parametrize("name", MOVERS)
-def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
+def test_class_with_its_own_move_is_moved_back(name, device):
     """Changed values and a failed move back are reported alike on each device."""
     body, said = MOVERS[name]
     init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
@@ -421,17 +421,17 @@ def test_a_class_that_moves_itself_is_moved_there_and_back(name, device):
     assert check.verdict is (Verdict.FAILED if said else Verdict.PASSED), check
     assert "and back" in check.how
     if said:
-        assert said in cell(check, "moves", "t").reason
+        assert said in find_cell(check, "moves", "t").reason
         assert re.search(r"^net\.py:\d: .* in Net\.(to|_apply)\b", check.findings[0].help)
 
 
-def test_what_torch_moves_is_not_moved_twice():
+def test_class_without_its_own_move_is_not_moved_back():
     """An ordinary class is not moved back, nor is a class of torch with its own `_apply`."""
     assert run_move("self.r = nn.LSTM(2, 2)", device="fake-cuda").how == '.to("cuda") on a fake CUDA device'
     assert run_move("self.r = nn.LSTM(2, 2)").how == '.to("meta")'
 
 
-def test_a_way_back_that_cannot_be_pretended_is_said():
+def test_unchecked_move_back_is_reported():
     """On meta, `how` reports that the move back was not checked."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef _apply(self, fn, recurse=True):\n    super()._apply(fn)\n"
     body += "    if self.w.device.type not in ('cpu', 'meta'):\n        raise ValueError('no way')\n    return self"
@@ -439,7 +439,7 @@ def test_a_way_back_that_cannot_be_pretended_is_said():
     assert "the move back was not checked: moving the model to cuda:0 (fake) raised ValueError: no way" in check.how
 
 
-def test_another_model_is_not_moved_back():
+def test_returned_model_is_not_moved_back():
     """The returned model may be the live model, and a model from a fake GPU has no values."""
     body = "self.w = nn.Parameter(torch.rand(3))\n---\ndef to(self, *a):\n    import copy\n"
     body += "    return nn.Module.to(copy.deepcopy(self), *a)"

@@ -13,7 +13,7 @@ import statecli
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import expect_findings, expect_pass, of_source, rules, write_class
+from .proving import expect_findings, expect_pass, map_rules, prove_source, write_class
 from .test_export import net
 
 TENSOR, MODULE, LOST = "unregistered-tensor", "unregistered-module", "lost-by-resuming"
@@ -149,17 +149,17 @@ ZOO = {
 
 
 def prove(body: str):
-    return of_source(Name.RESUME, body, "2x3")
+    return prove_source(Name.RESUME, body, "2x3")
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_state_that_a_resumed_training_lacks_is_named(name, in_tmp_path):
+def test_state_missing_after_resuming_is_reported(name, in_tmp_path):
     """Each failing class has the findings of the table, and its twin passes."""
     expect_findings(prove, *ZOO[name])
 
 
 #: A class that passes: nothing that a later step reads is lost.
-SOUND = {
+PASSING = {
     "a cache": net("self.last = None", "self.last = self.fc(x)\nreturn self.last"),
     "a cache of the first call": net(
         "self.mask = None", "if self.mask is None:\n    self.mask = torch.ones(3)\nreturn self.fc(x) * self.mask"
@@ -177,14 +177,14 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_values_that_no_step_needs_pass(name, in_tmp_path):
+@pytest.mark.parametrize("name", PASSING)
+def test_values_without_an_effect_pass(name, in_tmp_path):
     """A load does not restore the values, but the resumed training computes the same results."""
-    check = prove(SOUND[name])
+    check = prove(PASSING[name])
     assert (check.verdict, check.reason, check.findings) == (Verdict.PASSED, None, ())
 
 
-def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
+def test_counter_without_an_effect_is_a_warning(in_tmp_path):
     """No output depends on the counter, so the resumed training computes the same results."""
     (finding,) = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x)")).findings
     assert finding.severity is Severity.WARNING
@@ -194,7 +194,7 @@ def test_a_counter_for_the_log_is_a_warning(in_tmp_path):
     )
 
 
-def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
+def test_value_used_only_in_eval_mode_is_an_error(in_tmp_path):
     """The resumed training computes the same results, but the model computes other results in eval mode."""
     body = net("self.n = 0", "if self.training:\n    self.n += 1\n    return self.fc(x)\nreturn self.fc(x) * self.n")
     (finding,) = prove(body).findings
@@ -202,14 +202,14 @@ def test_a_value_for_eval_mode_alone_is_an_error(in_tmp_path):
     assert finding.message.endswith("the output in eval mode differs after step 4")
 
 
-def test_a_model_that_never_repeats_is_inconclusive(in_tmp_path):
+def test_nondeterministic_model_is_inconclusive(in_tmp_path):
     """Two training runs with the same seed differ, so nothing is proved."""
     check = prove(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n + __import__('uuid').uuid4().int % 1000"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "two training runs with the same seed differ" in check.reason
 
 
-def test_a_cause_out_of_sight_is_inconclusive(in_tmp_path):
+def test_state_in_a_python_generator_is_inconclusive(in_tmp_path):
     """statecli cannot read the position of a Python generator."""
     check = prove(net("self.it = (n for n in range(100))", "return self.fc(x) * next(self.it)"))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -224,11 +224,11 @@ def test_a_refused_load_is_inconclusive(in_tmp_path):
     assert "load_state_dict" in check.reason
 
 
-def test_variables_of_the_file_are_as_before(in_tmp_path):
+def test_variables_of_the_file_and_the_class_are_reported(in_tmp_path):
     """The proof trains several instances, and restores variables and attributes of the class."""
     body = net("global STEPS\nSTEPS = 5", "global STEPS\nself.seen.append(1)\nSTEPS += 1\nreturn self.fc(x) * STEPS")
     check = prove(f"{body}\nseen = []")
-    assert set(rules(check)) == {"net.py:STEPS", "Net.seen"}
+    assert set(map_rules(check)) == {"net.py:STEPS", "Net.seen"}
 
 
 def test_a_live_model_is_unchanged():

@@ -13,7 +13,7 @@ from statecli.core.model_state import Origin
 from statecli.live import tensor_bits
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import SOURCE, cell, of_live, of_source, rules, run_proof, sample, verdicts
+from .proving import SOURCE, find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source, run_proof
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -30,22 +30,22 @@ FAILING = {
 
 
 def run_save(body: str, *input: str, **options):
-    return of_source(Name.SAVE, body, *input, **options)
+    return prove_source(Name.SAVE, body, *input, **options)
 
 
 @pytest.mark.parametrize("spec", FAILING)
-def test_a_sample_fails_where_it_was_written_to(spec):
+def test_sample_has_exactly_the_expected_findings(spec):
     """Exactly the expected tensors of the sample fail, with the expected rules."""
-    assert rules(sample(Name.SAVE, spec)) == FAILING[spec]
+    assert map_rules(prove_sample(Name.SAVE, spec)) == FAILING[spec]
 
 
-def test_three_columns():
+def test_check_has_three_columns():
     """Saved, restored and restored from safetensors: each column has a cell for each tensor concerned."""
-    check = sample(Name.SAVE, "positions:Positions")
-    assert verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
-    assert verdicts(check, "restored") == verdicts(check, "safetensors") == {"embed.weight": "passed"}
+    check = prove_sample(Name.SAVE, "positions:Positions")
+    assert map_verdicts(check, "saved") == {"embed.weight": "passed", "positions": "skipped"}
+    assert map_verdicts(check, "restored") == map_verdicts(check, "safetensors") == {"embed.weight": "passed"}
     reason = "not in state_dict() (persistent=False); the constructor creates an equal tensor"
-    assert cell(check, "saved", "positions").reason == reason
+    assert find_cell(check, "saved", "positions").reason == reason
 
 
 # --- tensors of the constructor --------------------------------------------------------------------------------------
@@ -67,31 +67,31 @@ def test_three_columns():
         ("torch.full((3,), torch.nan)", None),
     ],
 )
-def test_a_rebuilt_table_is_told_from_a_random_one(value, rule):
+def test_random_buffer_fails_and_computed_buffer_passes(value, rule):
     """Two instances are built with different seeds and compared; their large parameters are initialized too."""
     body = f'import numpy; self.w = nn.Linear(300, 300)\nself.register_buffer("t", {value}, persistent=False)'
-    assert rules(run_save(body)) == ({"t": rule} if rule else {})
+    assert map_rules(run_save(body)) == ({"t": rule} if rule else {})
 
 
-def test_the_fix_of_a_lost_buffer():
+def test_help_makes_the_buffer_persistent():
     """The tensor is already registered, so the help changes only the flag."""
     (finding,) = run_save('self.register_buffer("t", torch.rand(3), persistent=False)').findings
     assert finding.help == "register the buffer with persistent=True; assigned at net.py:6"
 
 
-def test_what_requires_grad_is_lost_even_if_it_is_rebuilt():
+def test_tensor_that_requires_grad_fails_even_if_rebuilt():
     """The constructor sets ones and does not restore the trained values."""
-    assert rules(run_save("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
+    assert map_rules(run_save("self.t = torch.ones(3, requires_grad=True)")) == {"t": "lost-by-saving"}
 
 
-def test_of_one_instance_it_cannot_be_told():
+def test_unregistered_tensor_of_a_live_model_is_inconclusive():
     """In a live model, an unregistered tensor is inconclusive, and a non-persistent buffer is accepted."""
     body = "self.t = torch.ones(3); self.register_buffer('u', torch.ones(3), persistent=False)\n---\n"
     run_save(body)
     with open("net.py", "a") as file:
         file.write("\nnet = Net()\n")
     check = run_proof(Name.SAVE, "net.py:net")
-    assert verdicts(check, "saved") == {"t": "inconclusive", "u": "skipped"}
+    assert map_verdicts(check, "saved") == {"t": "inconclusive", "u": "skipped"}
 
 
 STATE = """
@@ -119,12 +119,12 @@ PLAIN = "self.t = torch.zeros(4)"
         "torch.maximum(self.t, x.detach().abs().amax(0), out=self.t)",
     ],
 )
-def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
+def test_unsaved_running_state_is_reported(declared, severity, update):
     """An average, a counter, a maximum: a loaded model starts from the constructor's value again."""
     check = run_save(STATE.format(declared, update), "4x4")
     (finding,) = check.findings
     assert (finding.rule, finding.severity, finding.fqn) == ("lost-by-saving", severity, "t")
-    assert cell(check, "saved", "t").verdict is Verdict.FAILED
+    assert find_cell(check, "saved", "t").verdict is Verdict.FAILED
     if severity is Severity.WARNING:
         assert finding.help == "register the buffer with persistent=True; assigned at net.py:8"
     else:
@@ -146,20 +146,20 @@ def test_a_running_state_that_is_not_saved_is_lost(declared, severity, update):
         "raise ValueError",
     ],
 )
-def test_a_cache_that_is_not_saved_is_not_lost(declared, update):
+def test_unsaved_cache_is_skipped(declared, update):
     """Forward writes the same values again, whatever the old values were; or forward does not run."""
     check = run_save(STATE.format(declared, update), "4x4")
-    assert (check.findings, cell(check, "saved", "t").verdict) == ((), Verdict.SKIPPED)
+    assert (check.findings, find_cell(check, "saved", "t").verdict) == ((), Verdict.SKIPPED)
 
 
-def test_a_state_of_random_values_stays_an_error():
+def test_random_running_state_is_an_error():
     """The finding is an error with an input, just as without an input."""
     body = STATE.format(NOT_PERSISTENT.replace("zeros", "rand"), "self.t += 1")
     (finding,) = run_save(body, "4x4").findings
     assert (finding.severity, "drawn at random" in finding.message) == (Severity.ERROR, True)
 
 
-def test_the_state_of_a_metric_is_not_to_be_saved():
+def test_state_of_a_metric_is_not_reported():
     """torchmetrics resets its sums in each epoch, and has an option to save the sums."""
     pytest.importorskip("torchmetrics")
     body = "import torchmetrics; self.m = torchmetrics.MeanMetric(); self.lin = nn.Linear(4, 4)\n---\n"
@@ -170,35 +170,35 @@ def test_the_state_of_a_metric_is_not_to_be_saved():
 # --- saved tensors ---------------------------------------------------------------------------------------------------
 
 
-def test_every_dtype_comes_back():
+def test_every_dtype_is_restored():
     """Small floats, complex numbers, integers of each width, bools, quantized, 0-dim, empty and expanded tensors."""
     dtypes = ["float16", "bfloat16", "float64", "float8_e4m3fn", "complex64", "int8", "uint8", "int16", "int64", "bool"]
     lines = [f'self.register_buffer("{name}_", torch.zeros(3).to(torch.{name}))' for name in dtypes]
     lines += ['self.register_buffer("scalar", torch.tensor(3))', 'self.register_buffer("empty", torch.empty(0))']
     check = run_save("\n".join(lines))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert set(verdicts(check, "restored")) == {*(f"{name}_" for name in dtypes), "scalar", "empty"}
+    assert set(map_verdicts(check, "restored")) == {*(f"{name}_" for name in dtypes), "scalar", "empty"}
 
 
-def test_a_state_dict_that_leaves_a_parameter_out():
+def test_state_dict_without_a_parameter_is_reported():
     """Loading refuses the state_dict, and a finding names the missing tensor."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = nn.Parameter(torch.ones(3))\n---\n"
     body += "def state_dict(self, *args, **kwargs):\n    state = super().state_dict(*args, **kwargs)\n"
     body += '    del state["v"]\n    return state'
     check = run_save(body)
-    assert rules(check) == {None: "not-loadable", "v": "lost-by-saving"}
+    assert map_rules(check) == {None: "not-loadable", "v": "lost-by-saving"}
     assert 'Missing key(s) in state_dict: "v"' in check.findings[0].message
-    assert verdicts(check, "restored") == {"w": "passed"}
+    assert map_verdicts(check, "restored") == {"w": "passed"}
 
 
-def test_a_load_that_raises_leaves_the_rest_open():
+def test_tensors_are_inconclusive_if_the_load_raises():
     """The class's load raises, and statecli does not know the tensors that were loaded before."""
     body = "self.w = nn.Parameter(torch.ones(3))\n---\n"
     body += 'def load_state_dict(self, *args, **kwargs):\n    raise ValueError("not today")'
     check = run_save(body)
-    assert rules(check) == {None: "not-loadable"}
+    assert map_rules(check) == {None: "not-loadable"}
     assert "not today (net.py:8)" in check.findings[0].message
-    assert cell(check, "restored", "w").verdict is Verdict.INCONCLUSIVE
+    assert find_cell(check, "restored", "w").verdict is Verdict.INCONCLUSIVE
 
 
 def test_a_state_dict_that_raises_is_inconclusive():
@@ -211,36 +211,36 @@ def test_a_state_dict_that_raises_is_inconclusive():
     assert "not today" in check.reason
 
 
-EXTRA = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
-EXTRA += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
+EXTRA_STATE = "self.w = nn.Parameter(torch.ones(3)); self.seen = 3\n---\n"
+EXTRA_STATE += "def get_extra_state(self):\n    return {}\ndef set_extra_state(self, state):\n    assert state"
 
 
-def test_extra_state_runs_as_it_is():
+def test_extra_state_of_plain_data_passes():
     """torch.save accepts plain data. safetensors refuses the data, but loses no tensor, so the cell is skipped."""
-    check = run_save(EXTRA.format('{"seen": [self.seen, "often", None]}'))
+    check = run_save(EXTRA_STATE.format('{"seen": [self.seen, "often", None]}'))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert cell(check, "restored", "w").verdict is Verdict.PASSED
-    plain = cell(check, "safetensors", "w")
+    assert find_cell(check, "restored", "w").verdict is Verdict.PASSED
+    plain = find_cell(check, "safetensors", "w")
     why = "_extra_state: type is dict, but safetensors stores only tensors"
     assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, why)
 
 
-def test_what_extra_state_may_lose_fails():
+def test_extra_state_with_tensors_or_objects_fails():
     """safetensors cannot store a tensor in the extra state; an object is also refused by torch.load."""
-    (finding,) = run_save(EXTRA.format('{"seen": [torch.ones(self.seen)]}')).findings
+    (finding,) = run_save(EXTRA_STATE.format('{"seen": [torch.ones(self.seen)]}')).findings
     assert (finding.rule, finding.fqn, finding.severity) == ("not-in-safetensors", "_extra_state", Severity.WARNING)
-    actual = rules(run_save(EXTRA.format("__import__('fractions').Fraction(1, 3)")))
+    actual = map_rules(run_save(EXTRA_STATE.format("__import__('fractions').Fraction(1, 3)")))
     assert actual == {None: "not-plain-data", "_extra_state": "not-in-safetensors"}
 
 
-def test_what_else_safetensors_refuses_is_told_beside_extra_state():
+def test_shared_memory_is_found_despite_extra_state():
     """Tensors that share memory are found, although safetensors cannot write the state_dict as a whole."""
-    check = run_save(EXTRA.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
-    assert rules(check) == {"v": "shared-in-safetensors"}
+    check = run_save(EXTRA_STATE.replace("---", "self.v = self.w\n---").format('{"seen": 3}'))
+    assert map_rules(check) == {"v": "shared-in-safetensors"}
 
 
 @pytest.mark.parametrize("piece", [1, 1 << 30])
-def test_what_safetensors_alters_is_told(piece, monkeypatch):
+def test_tensor_changed_by_safetensors_is_reported(piece, monkeypatch):
     """If safetensors changes a tensor, only this tensor is reported, whatever the size of the pieces."""
     from safetensors import torch as format
 
@@ -252,20 +252,20 @@ def test_what_safetensors_alters_is_told(piece, monkeypatch):
     monkeypatch.setattr(format, "load", load)
     monkeypatch.setattr(save, "_PIECE_BYTES", piece)
     check = run_save("self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 2)")
-    assert rules(check) == {"b.bias": "changed-by-safetensors"}
+    assert map_rules(check) == {"b.bias": "changed-by-safetensors"}
     names = ("a.weight", "a.bias", "b.weight", "b.bias")
-    assert verdicts(check, "safetensors") == {name: "failed" if name == "b.bias" else "passed" for name in names}
+    assert map_verdicts(check, "safetensors") == {name: "failed" if name == "b.bias" else "passed" for name in names}
 
 
 @pytest.mark.parametrize("spec", ["tied:Tied", "net:Net", "batchnorm:Block"])
-def test_pieces_tell_what_the_whole_tells(spec, monkeypatch):
+def test_small_pieces_give_the_same_result(spec, monkeypatch):
     """Shared memory is found before the state_dict is split into pieces."""
-    whole = sample(Name.SAVE, spec)
+    whole = prove_sample(Name.SAVE, spec)
     monkeypatch.setattr(save, "_PIECE_BYTES", 1)
-    assert sample(Name.SAVE, spec) == whole
+    assert prove_sample(Name.SAVE, spec) == whole
 
 
-def test_saving_a_large_model_takes_no_heap_of_copies():
+def test_safetensors_gets_small_pieces():
     """safetensors gets small pieces in turn, so memory holds only a few pieces and not a copy of the model."""
     entries = {str(n): torch.zeros(1 << 20) for n in range(12)}
     sizes = [sum(tensor.nbytes for tensor in piece.values()) for piece in save._iter_pieces(entries)]
@@ -276,19 +276,19 @@ def test_saving_a_large_model_takes_no_heap_of_copies():
 @pytest.mark.parametrize(
     ("make_it", "words"), [("torch.eye(3).to_sparse()", "sparse_coo"), ("torch.rand(3, 4).t()", "not contiguous")]
 )
-def test_what_safetensors_does_not_write(make_it, words):
+def test_tensor_that_safetensors_refuses_is_reported(make_it, words):
     """The oracle: safetensors' own save refuses the buffer; torch.save restores the buffer."""
     from safetensors.torch import save as save_file
 
     check = run_save(f'self.register_buffer("b", {make_it})')
-    assert rules(check) == {"b": "not-in-safetensors"}
+    assert map_rules(check) == {"b": "not-in-safetensors"}
     assert words in check.findings[0].message
-    assert verdicts(check, "restored") == {"b": "passed"}
+    assert map_verdicts(check, "restored") == {"b": "passed"}
     with pytest.raises(ValueError, match=r"sparse|contiguous"):
         save_file({"b": eval(make_it, {"torch": torch})})  # noqa: S307 - the text above
 
 
-def test_what_is_not_contiguous_is_mended_where_it_is_saved():
+def test_help_suggests_contiguous_copies_for_save_file():
     """The oracle: safetensors refuses the module of torch, and accepts the copies that the help suggests."""
     from safetensors.torch import save as save_file
 
@@ -304,7 +304,7 @@ def test_what_is_not_contiguous_is_mended_where_it_is_saved():
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
-LOADS = {
+LOAD_METHODS = {
     "_load_from_state_dict(self, state, prefix, *args)": (
         "state['t'] = state['t'].half().float(); super()._load_from_state_dict(state, prefix, *args)",
         "sets other values",
@@ -316,19 +316,19 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize("method", LOADS)
-def test_what_loading_makes_of_it_is_told_with_the_method(method):
+@pytest.mark.parametrize("method", LOAD_METHODS)
+def test_help_names_the_loading_method(method):
     """A method that rounds sets other values; a method that loads the model's own value restores nothing."""
-    does, what = LOADS[method]
+    does, what = LOAD_METHODS[method]
     check = run_save(f'self.register_buffer("t", torch.rand(3))\n---\ndef {method}:\n    {does}')
-    assert rules(check) == {"t": "not-restored"}
-    assert (verdicts(check, "saved")["t"], verdicts(check, "restored")["t"]) == ("passed", "failed")
+    assert map_rules(check) == {"t": "not-restored"}
+    assert (map_verdicts(check, "saved")["t"], map_verdicts(check, "restored")["t"]) == ("passed", "failed")
     assert check.findings[0].message == f"t: saved, but load_state_dict() {what}"
     name = method.partition("(")[0]
     assert check.findings[0].help == f"net.py:7: in Net.{name}, pass the saved entry on to super()"
 
 
-def test_a_method_that_saves_something_else_is_named():
+def test_help_names_the_saving_method():
     """The method omits the tensor, or saves rounded values."""
     body = 'self.register_buffer("t", torch.rand(3))\n---\ndef state_dict(self, *args, **kwargs):\n    return {}'
     for state, rule in (("{}", "lost-by-saving"), ("{'t': self.t.half()}", "changed-by-saving")):
@@ -337,7 +337,7 @@ def test_a_method_that_saves_something_else_is_named():
         assert finding.origin == Origin("net.py", 7)
 
 
-def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
+def test_help_registers_a_buffer_that_forward_fills():
     """A new model has None as the buffer and refuses the saved tensor; the help has the line of forward."""
     body = 'self.a = nn.Linear(3, 3); self.register_buffer("q", {})\n---\ndef forward(self, x):\n'
     body += "    if self.q is None: self.q = torch.ones(3)\n    return self.a(x) * self.q"
@@ -352,7 +352,7 @@ def test_a_buffer_that_forward_fills_is_to_be_registered_with_its_shape():
 # --- state of the process and of the file ----------------------------------------------------------------------------
 
 
-def test_what_all_instances_share_has_its_values_again():
+def test_tensor_shared_by_all_instances_is_restored():
     """All instances register the same global tensor: the proof writes to the global tensor and restores its values."""
     body = SOURCE + "MEAN = torch.rand(3)\nclass Net(nn.Module):\n    table = torch.ones(2)\n    def __init__(self):\n"
     body += '        super().__init__()\n        self.register_buffer("mean", MEAN)\n'
@@ -360,12 +360,12 @@ def test_what_all_instances_share_has_its_values_again():
     with open("net.py", "w") as file:
         file.write(body)
     check = run_proof(Name.SAVE, "net.py:Net")
-    assert verdicts(check, "saved") == {"mean": "passed", "table": "skipped"}
-    assert verdicts(check, "restored") == {"mean": "passed"}
+    assert map_verdicts(check, "saved") == {"mean": "passed", "table": "skipped"}
+    assert map_verdicts(check, "restored") == {"mean": "passed"}
     assert check.verdict is Verdict.PASSED
 
 
-def test_modes_of_torch_are_as_they_were():
+def test_deterministic_mode_is_restored():
     """The deterministic mode, which fills uninitialized memory, is reset after the proof."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     run_save("self.t = torch.rand(3)")
@@ -379,36 +379,36 @@ def test_modes_of_torch_are_as_they_were():
 
 
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
-def test_models_of_transformers(name):
+def test_models_of_transformers_are_restored(name):
     """All tensors are restored; the only findings are tied weights that safetensors refuses."""
-    check = of_live(save.prove, lambda: make(name))
+    check = prove_live(save.prove, lambda: make(name))
     module = make(name)
     ties = len(module.state_dict()) - len({t.untyped_storage()._cdata for t in module.state_dict().values()})
     assert [finding.rule for finding in check.findings] == ["shared-in-safetensors"] * ties
-    assert set(verdicts(check, "restored").values()) == {"passed"}
-    assert set(verdicts(check, "restored")) == set(module.state_dict())
+    assert set(map_verdicts(check, "restored").values()) == {"passed"}
+    assert set(map_verdicts(check, "restored")) == set(module.state_dict())
 
 
 @pytest.mark.parametrize(
-    "make_one",
+    "build_module",
     [
         lambda: torch.jit.script(nn.BatchNorm1d(3)),
         lambda: torch.compile(nn.Linear(2, 2)),
     ],
     ids=["script", "compile"],
 )
-def test_modules_of_torch(make_one):
+def test_modules_of_torch_have_no_findings(build_module):
     """Scripted and compiled modules have no finding; `test_zoo.py` has other modules of torch."""
-    assert of_live(save.prove, make_one).findings == ()
+    assert prove_live(save.prove, build_module).findings == ()
 
 
 def test_a_lazy_module_with_an_input_is_saved_from_its_first_forward():
     """The first forward gives the saved instance its shapes; loading gives the new instance its shapes."""
     check = run_save("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
-    assert verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}
+    assert map_verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}
 
 
-def test_a_model_on_meta_has_nothing_to_save():
+def test_model_on_meta_is_skipped():
     """A model without values is skipped."""
     assert run_save("self.w = nn.Parameter(torch.ones(3))", init_device="meta").verdict is Verdict.SKIPPED
 
@@ -429,7 +429,7 @@ def test_a_model_on_meta_has_nothing_to_save():
     ],
     ids=lambda tensor: f"{tensor.dtype}-{tuple(tensor.stride())}",
 )
-def test_every_element_is_changed(tensor):
+def test_perturb_changes_every_element(tensor):
     """`perturb` changes every element, for each dtype and stride; before the change, `is_same` is True for a clone."""
     before = tensor.clone()
     assert tensor_bits.is_same(before, tensor) is True
@@ -438,7 +438,7 @@ def test_every_element_is_changed(tensor):
     assert bool((before.to(torch.complex128) != tensor.to(torch.complex128)).all())
 
 
-def test_bits_tell_what_numbers_do_not():
+def test_is_same_compares_bits():
     """-0.0 differs from 0.0, a NaN equals a NaN with the same bits, and other dtypes or shapes always differ."""
     assert tensor_bits.is_same(torch.tensor(0.0), torch.tensor(-0.0)) is False
     assert tensor_bits.is_same(torch.tensor(torch.nan), torch.tensor(torch.nan)) is True
@@ -449,7 +449,7 @@ def test_bits_tell_what_numbers_do_not():
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize("start", range(5))
-def test_bits_are_those_that_bytes_show(dtype, start):
+def test_is_same_finds_a_change_of_the_last_element(dtype, start):
     """Slices of every length, on word boundaries or not, with the last element changed or none."""
     for length in range(1, 40):
         tensor = (torch.arange(100) % 2).to(dtype)[start : start + length]

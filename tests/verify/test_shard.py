@@ -12,7 +12,16 @@ from torch import nn
 import statecli
 from statecli.commands.verify.result import Name, Verdict
 
-from .proving import cell, expect_findings, expect_pass, of_source, prove_real, rules, verdicts, write_class
+from .proving import (
+    expect_findings,
+    expect_pass,
+    find_cell,
+    map_rules,
+    map_verdicts,
+    prove_real,
+    prove_source,
+    write_class,
+)
 from .test_export import net
 
 TENSOR, PARAMETER, MODULE, STALE = (
@@ -109,10 +118,10 @@ def in_tmp(in_tmp_path):
 @pytest.mark.parametrize("name", ZOO)
 def test_a_tensor_that_differs_between_ranks_is_named(name):
     """Each failing class has the findings of the table, and its twin passes."""
-    expect_findings(lambda body: of_source(Name.SHARD, body, "2x3"), *ZOO[name])
+    expect_findings(lambda body: prove_source(Name.SHARD, body, "2x3"), *ZOO[name])
 
 
-def test_fully_shard_itself_refuses_what_the_proof_refuses():
+def test_fully_shard_refuses_the_same_parameters():
     """torch raises for each kind of parameter of the rule, and for no other of the zoo."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -137,20 +146,20 @@ def test_fully_shard_itself_refuses_what_the_proof_refuses():
     assert set(answers) == {True, False}
 
 
-def test_the_parts_of_ddp_and_fully_shard_are_columns():
+def test_ddp_and_fully_shard_have_separate_columns():
     """DDP broadcasts a buffer; fully_shard leaves each rank's own buffer."""
-    check = of_source(Name.SHARD, ZOO["a running mean in a buffer"][0], "2x3")
-    assert cell(check, "sharded", "t").verdict is Verdict.FAILED
-    assert cell(check, "replicated", "t").verdict is Verdict.PASSED
-    assert set(verdicts(check, "replicated").values()) == {"passed"}
+    check = prove_source(Name.SHARD, ZOO["a running mean in a buffer"][0], "2x3")
+    assert find_cell(check, "sharded", "t").verdict is Verdict.FAILED
+    assert find_cell(check, "replicated", "t").verdict is Verdict.PASSED
+    assert set(map_verdicts(check, "replicated").values()) == {"passed"}
 
 
-def test_statistics_of_torch_are_a_note():
+def test_statistics_of_batch_norm_are_a_note():
     """BatchNorm documents its statistics of each rank; the help has SyncBatchNorm. A counter of calls is equal."""
     body = net("self.bn = nn.BatchNorm1d(3)", "return self.bn(self.fc(x))")
-    check = of_source(Name.SHARD, body, "4x3")
+    check = prove_source(Name.SHARD, body, "4x3")
     assert check.verdict is Verdict.PASSED
-    assert rules(check) == dict.fromkeys(("bn.running_mean", "bn.running_var"), UNSYNCHRONIZED)
+    assert map_rules(check) == dict.fromkeys(("bn.running_mean", "bn.running_var"), UNSYNCHRONIZED)
     assert {finding.severity.value for finding in check.findings} == {"note"}
     assert all("SyncBatchNorm" in finding.help for finding in check.findings)
 
@@ -158,22 +167,22 @@ def test_statistics_of_torch_are_a_note():
 def test_a_random_buffer_in_the_checkpoint_is_a_note():
     """Its values differ between ranks until a checkpoint is loaded; a mask of pruning is an example."""
     body = net('self.register_buffer("t", torch.randn(3))', "return self.fc(x) + self.t")
-    check = of_source(Name.SHARD, body, "2x3")
+    check = prove_source(Name.SHARD, body, "2x3")
     assert check.verdict is Verdict.PASSED
     assert [(finding.rule, finding.severity.value) for finding in check.findings] == [(UNSYNCHRONIZED, "note")]
 
 
-def test_an_attention_map_is_no_state():
+def test_attention_map_passes():
     """Forward writes the tensor again for each input, so the ranks need not share the tensor."""
     body = net(
         'self.register_buffer("t", torch.zeros(2, 3))', "self.t = self.fc(x).detach()\nreturn self.t + self.fc(x)"
     )
-    assert of_source(Name.SHARD, body, "2x3").verdict is Verdict.PASSED
+    assert prove_source(Name.SHARD, body, "2x3").verdict is Verdict.PASSED
 
 
 def test_a_model_that_ddp_refuses_is_inconclusive():
     """DDP raises for a sparse buffer, which proves nothing about the class; only fully_shard is checked."""
-    check = of_source(
+    check = prove_source(
         Name.SHARD, net('self.register_buffer("e", torch.eye(3).to_sparse())', "return self.fc(x)"), "2x3"
     )
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
@@ -183,18 +192,18 @@ def test_a_model_that_ddp_refuses_is_inconclusive():
 
 def test_a_frozen_model_is_not_wrapped_by_ddp():
     """DDP refuses a model without a trainable parameter, but the class is correct; fully_shard shards the model."""
-    check = of_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")
+    check = prove_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
     assert [column.name for column in check.columns] == ["sharded"]
 
 
 def test_the_proof_needs_no_input():
     """Without an input, only the updates of forward are unknown."""
-    check = of_source(Name.SHARD, ZOO["drawn at random"][0])
-    assert rules(check) == {"t": TENSOR}
+    check = prove_source(Name.SHARD, ZOO["drawn at random"][0])
+    assert map_rules(check) == {"t": TENSOR}
 
 
-def test_a_process_group_of_the_user_is_left_alone():
+def test_process_group_of_the_user_is_kept():
     """A process has a single default group, and the proof does not replace the user's group."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -220,12 +229,12 @@ def test_a_live_model_is_unchanged():
     model.t = torch.randn(2)
     before = [tensor.detach().clone() for tensor in (model.weight, model.t)]
     (check,) = statecli.verify(model, checks=["shard"]).checks
-    assert rules(check) == {"t": TENSOR}
+    assert map_rules(check) == {"t": TENSOR}
     assert all(map(torch.equal, before, (model.weight, model.t)))
     assert type(model.weight) is nn.Parameter
 
 
-def test_the_command_line_shows_what_is_left_out(statecli):
+def test_command_line_shows_the_tensor_left_out(statecli):
     """The consequence is shown below the attribute that is not registered."""
     write_class(ZOO["drawn at random"][0])
     result = statecli("verify", "net.py:Net", "--check", "shard")
@@ -244,4 +253,4 @@ def test_real_classes_pass():
         *("BertForMaskedLM", "LlamaForCausalLM", "GPT2LMHeadModel", "SwinModel", "Dinov2Model", "MambaForCausalLM"),
         *("LSTM", "weight_norm", "old weight_norm", "MultiheadAttention", "sparse Embedding", "parametrized LSTM"),
     )
-    assert rules(prove_real(Name.SHARD, "CLIPModel")["CLIPModel"]) == {"logit_scale": REFUSED}
+    assert map_rules(prove_real(Name.SHARD, "CLIPModel")["CLIPModel"]) == {"logit_scale": REFUSED}

@@ -18,13 +18,13 @@ from statecli.core.finding import Severity
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, SMALL
 from .mixes import SAMPLES
-from .proving import build_net, build_subject, cell, rules, run_proof, step as train
+from .proving import build_net, build_subject, find_cell, map_rules, prove_step as train, run_proof
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
-step = partial(run_proof, Name.STEP)
+run_step = partial(run_proof, Name.STEP)
 
 
-def cells(check: Check, column: str) -> dict[str, str]:
+def map_verdicts(check: Check, column: str) -> dict[str, str]:
     """Return the verdicts of a column by tensor name."""
     cells_by_name = {column.name: column.cells for column in check.columns}
     return {fqn: cell.verdict.value for fqn, cell in cells_by_name.get(column, {}).items()}
@@ -38,28 +38,28 @@ SAMPLE_INPUTS = {
     "unused.py:Net": "4x8",
     "detached.py:Net": "4x8",
 }
-LEFT_OUT = [*(f"scales[{n}]" for n in (0, 1)), *(f"blocks[{n}].{w}" for n in (0, 1) for w in ("weight", "bias"))]
-LEFT_OUT += [f"heads['{key}'].{w}" for key in "ab" for w in ("weight", "bias")]
-BROKEN = {
+UNREGISTERED = [*(f"scales[{n}]" for n in (0, 1)), *(f"blocks[{n}].{w}" for n in (0, 1) for w in ("weight", "bias"))]
+UNREGISTERED += [f"heads['{key}'].{w}" for key in "ab" for w in ("weight", "bias")]
+EXPECTED_RULES = {
     "grad_buffer.py:Scaled": {"scale": "not-in-optimizer"},
-    "plain_lists.py:Lists": dict.fromkeys(LEFT_OUT, "not-in-optimizer"),
+    "plain_lists.py:Lists": dict.fromkeys(UNREGISTERED, "not-in-optimizer"),
     "unused.py:Net": {"skip.weight": "no-gradient", "skip.bias": "no-gradient"},
     "detached.py:Net": {"encoder.weight": "no-gradient", "encoder.bias": "no-gradient"},
 }
 
 
 @pytest.mark.parametrize("sample", SAMPLE_INPUTS)
-def test_each_sample_fails_what_it_was_written_to_fail(sample):
+def test_sample_has_exactly_the_expected_findings(sample):
     """The sample breaks exactly the expected rules; `tests/test_samples.py` has the samples that pass."""
-    check = step(str(SAMPLES / sample), SAMPLE_INPUTS[sample])
-    assert rules(check) == BROKEN[sample]
+    check = run_step(str(SAMPLES / sample), SAMPLE_INPUTS[sample])
+    assert map_rules(check) == EXPECTED_RULES[sample]
     assert check.verdict is Verdict.FAILED, check
 
 
-def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
+def test_message_distinguishes_detached_from_unused_layers():
     """Both layers get no gradient, and the message has the reason."""
-    unused = step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
-    detached = step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
+    unused = run_step(str(SAMPLES / "unused.py:Net"), "4x8").findings[0]
+    detached = run_step(str(SAMPLES / "detached.py:Net"), "4x8").findings[0]
     assert unused.message == "skip.weight: gets no gradient: not used in forward"
     thrown_away = "used in forward, but no differentiable path leads to the output"
     assert detached.message == f"encoder.weight: gets no gradient: {thrown_away}"
@@ -67,18 +67,18 @@ def test_a_layer_that_is_cut_off_is_told_from_one_that_is_not_used():
     assert "detached.py:18" in detached.help
 
 
-def test_what_forward_updates_is_told_and_no_failure():
+def test_buffers_updated_by_forward_pass():
     """Forward changes BatchNorm's three buffers."""
-    check = step(str(SAMPLES / "batchnorm.py:Block"), "2x3x8x8")
+    check = run_step(str(SAMPLES / "batchnorm.py:Block"), "2x3x8x8")
     names = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
-    assert cells(check, "forward updates") == dict.fromkeys(names, "passed")
+    assert map_verdicts(check, "forward updates") == dict.fromkeys(names, "passed")
     assert check.findings == ()
 
 
-def test_a_parameter_in_a_plain_list_without_a_gradient_is_a_warning():
+def test_unused_parameter_in_a_plain_list_is_a_warning():
     """Forward does not use heads['b']; a parameter that forward uses but no optimizer trains is an error."""
     severities_by_fqn = {
-        finding.fqn: finding.severity for finding in step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings
+        finding.fqn: finding.severity for finding in run_step(str(SAMPLES / "plain_lists.py:Lists"), "2x4").findings
     }
     assert severities_by_fqn["heads['b'].weight"] is Severity.WARNING
     assert severities_by_fqn["heads['a'].weight"] is Severity.ERROR
@@ -88,20 +88,20 @@ def test_a_parameter_in_a_plain_list_without_a_gradient_is_a_warning():
 
 
 @pytest.mark.parametrize("name", sorted({*NOT_IN_ZOO_OF_VERIFY} - {"WhisperModel"}))
-def test_real_classes_train_on_the_inputs_that_they_carry(name, tmp_path):
+def test_real_classes_train_without_an_input_of_the_user(name, tmp_path):
     """Every parameter gets a gradient and an update, without an input from the user; `test_zoo.py` has others."""
     file = tmp_path / "small.py"
     file.write_text(
         f"import transformers\ndef make():\n    config = transformers.{SMALL[name][0]}(**{SMALL[name][1]!r})\n"
         f"    return transformers.{name}(config)\n"
     )
-    check = step(f"{file}:make")
+    check = run_step(f"{file}:make")
     assert check.verdict is Verdict.PASSED, check
-    assert set(cells(check, "gradient").values()) == {"passed"}
-    assert set(cells(check, "updated").values()) == {"passed"}
+    assert set(map_verdicts(check, "gradient").values()) == {"passed"}
+    assert set(map_verdicts(check, "updated").values()) == {"passed"}
 
 
-def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_path):
+def test_parameter_unused_with_the_chosen_inputs_is_inconclusive(tmp_path):
     """XLNet has parameters for segments and masks that its token ids alone do not use, so the requested check is
     inconclusive; `test_zoo.py` has the check that was not requested.
     """
@@ -110,17 +110,17 @@ def test_an_embedding_that_these_inputs_do_not_reach_is_not_called_unused(tmp_pa
         "from transformers import XLNetConfig, XLNetModel\n"
         f"def make():\n    return XLNetModel(XLNetConfig(**{options!r}))\n"
     )
-    check = step(f"{tmp_path}/x.py:make")
+    check = run_step(f"{tmp_path}/x.py:make")
     reason = "mask_emb: forward does not use the parameter with the inputs that statecli chose"
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
     assert check.reason.startswith(reason)
 
 
-def test_a_metric_has_nothing_to_train():
+def test_metric_without_parameters_is_skipped():
     """A metric has states that forward updates, but no parameter."""
     pytest.importorskip("torchmetrics")
-    check = step("torchmetrics:MeanMetric", "4")
+    check = run_step("torchmetrics:MeanMetric", "4")
     assert (check.verdict, check.reason) == (
         Verdict.SKIPPED,
         "no tensor of the model requires grad",
@@ -130,18 +130,18 @@ def test_a_metric_has_nothing_to_train():
 @pytest.mark.parametrize("name", ["sgd", "Adam", "adamw", "rmsprop", "adagrad", "adadelta", "rprop", "radam", "lbfgs"])
 def test_optimizers_of_torch_update(name):
     """Each optimizer changes each parameter of a small net, in as many rounds as the optimizer needs."""
-    assert step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer=name).verdict is Verdict.PASSED
+    assert run_step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer=name).verdict is Verdict.PASSED
 
 
-def test_an_optimizer_that_there_is_not():
+def test_unknown_optimizer_is_refused():
     """The message names the most similar optimizer."""
     with pytest.raises(UsageError, match=r"--optimizer adamm: torch.optim does not have this class; did you mean adam"):
-        step(str(SAMPLES / "net.py:Net"), "2x3", optimizer="adamm")
+        run_step(str(SAMPLES / "net.py:Net"), "2x3", optimizer="adamm")
 
 
-def test_an_optimizer_that_refuses_the_model_is_no_verdict_on_it():
+def test_optimizer_that_refuses_the_model_is_inconclusive():
     """SparseAdam refuses dense gradients: the check is inconclusive, with the optimizer's own error."""
-    check = step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer="sparseadam")
+    check = run_step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer="sparseadam")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "SparseAdam" in check.reason
 
@@ -159,52 +159,52 @@ def test_lora_gets_its_gradient_in_the_second_round():
     assert check.how.startswith("2 rounds")
 
 
-def test_an_expert_that_no_input_chose_cannot_be_told():
+def test_expert_not_chosen_by_any_input_is_inconclusive():
     """Each of the other experts is used only in some rounds, so other inputs may choose this expert."""
     check = train(
         "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])\nself.turn = 0",
         "self.turn += 1\nreturn self.used(x) + self.experts[self.turn % 2](x)",
     )
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert cells(check, "gradient")["experts.2.weight"] == "inconclusive"
-    assert cells(check, "gradient")["experts.1.weight"] == "passed"
+    assert map_verdicts(check, "gradient")["experts.2.weight"] == "inconclusive"
+    assert map_verdicts(check, "gradient")["experts.1.weight"] == "passed"
 
 
-def test_a_norm_behind_which_a_sum_is_constant():
+def test_output_with_a_constant_sum_passes():
     """softmax and LayerNorm have outputs whose sum does not depend on anything; the loss does."""
     for last in ("torch.softmax(self.used(x), -1)", "nn.functional.layer_norm(self.used(x), (8,))"):
         check = train(forward=f"return {last}")
         assert check.verdict is Verdict.PASSED, (last, check)
 
 
-def test_a_gradient_that_is_zero_everywhere():
+def test_zero_gradient_is_reported():
     """The output is multiplied by zero: the gradient exists, but never changes the parameter."""
     check = train("self.off = nn.Linear(8, 8)", "return self.used(x) + 0 * self.off(x)")
-    assert rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
+    assert map_rules(check) == {"off.weight": "zero-gradient", "off.bias": "zero-gradient"}
     assert check.findings[0].help.startswith("look for a factor of zero, ")  # no cause was measured
-    assert cell(check, "updated", "off.weight").reason == "gets no gradient, so the optimizer does not update it"
+    assert find_cell(check, "updated", "off.weight").reason == "gets no gradient, so the optimizer does not update it"
 
 
-def test_a_gradient_with_nan_behind_finite_outputs():
+def test_nan_gradient_of_finite_outputs_is_reported():
     """The derivative of sqrt at zero is infinite, and infinity times zero is NaN."""
     check = train(forward="y = self.used(x)\nreturn y + torch.sqrt(torch.zeros_like(y) * y) * 0")
-    assert set(rules(check).values()) == {"non-finite-gradient"}
-    assert set(rules(check)) == {"used.weight", "used.bias"}
+    assert set(map_rules(check).values()) == {"non-finite-gradient"}
+    assert set(map_rules(check)) == {"used.weight", "used.bias"}
 
 
-def test_outputs_that_are_not_finite_are_no_verdict():
+def test_non_finite_output_is_inconclusive():
     """The output itself is NaN, and the reason may be the random inputs."""
     check = train(forward="return self.used(x).sqrt()")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.findings == ()
 
 
-def test_a_gradient_that_is_zero_because_the_output_is_not_finite():
+def test_zero_gradient_of_a_non_finite_output_is_inconclusive():
     """The zero gradient comes from statecli's loss, which ignores NaN. The oracle: a plain sum."""
     init = "self.b = nn.Parameter(torch.zeros(8))"
     check = train(init, "return torch.log(-self.used(x).abs()) + self.b")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    assert cell(check, "gradient", "b").reason.startswith(
+    assert find_cell(check, "gradient", "b").reason.startswith(
         "the gradient is zero, but NaN and infinite values of the output"
     )
     b = torch.zeros(8, requires_grad=True)
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_zero_because_the_output_is_not_finite():
     assert train(init, "return torch.log(self.used(x).abs()) + self.b").verdict is Verdict.PASSED
 
 
-def test_a_mask_of_minus_infinity_in_the_output():
+def test_output_masked_with_minus_infinity_passes():
     """A finite gradient counts, even if the output also has infinite values."""
     check = train(forward="return self.used(x).masked_fill(x > 0, float('-inf'))")
     assert check.verdict is Verdict.PASSED
@@ -235,21 +235,21 @@ def test_outputs_of_any_form_give_a_loss(output):
     assert check.verdict is Verdict.PASSED
 
 
-def test_no_floating_output():
+def test_output_without_floats_is_inconclusive():
     """A model that returns only class indices has no loss."""
     check = train(forward="return self.used(x).argmax(-1)")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "no floating-point tensor" in check.reason
 
 
-def test_nothing_in_the_output_requires_grad():
+def test_output_that_does_not_require_grad_is_reported():
     """Forward under no_grad trains no parameter, and each parameter is reported."""
     check = train(forward="with torch.no_grad():\n    return self.used(x)")
     assert check.findings[0].message == "used.weight: gets no gradient: the output of forward does not require grad"
-    assert set(rules(check)) == {"used.weight", "used.bias"}
+    assert set(map_rules(check)) == {"used.weight", "used.bias"}
 
 
-def test_an_output_that_refuses_arithmetic():
+def test_output_that_refuses_arithmetic_is_inconclusive():
     """A subclass of Tensor runs the user's code for each operator of the loss."""
     odd = """
 class Odd(torch.Tensor):
@@ -264,14 +264,14 @@ class Odd(torch.Tensor):
     assert check.reason.startswith("computing a loss from the output raised ValueError: not a number (net.py:")
 
 
-def test_a_forward_that_raises():
+def test_error_of_forward_is_inconclusive():
     """The reason has the model's own error and line."""
     check = train(forward="raise ValueError('needs labels in training')")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.reason == "calling the model in train mode raised ValueError: needs labels in training (net.py:9)"
 
 
-def test_a_graph_that_is_kept_from_one_step_to_the_next():
+def test_graph_kept_between_steps_is_inconclusive():
     """The hidden state is not detached, so the second backward fails; a single round would not show the error."""
     check = train(
         "self.hidden = None",
@@ -288,7 +288,7 @@ def test_other_precisions_train(dtype):
     assert check.verdict is Verdict.PASSED, check
 
 
-def test_an_update_that_the_precision_swallows():
+def test_update_below_the_precision_is_inconclusive():
     """In bfloat16, adding a hundredth to a million changes nothing, so the check is inconclusive."""
     check = train(
         "self.big = nn.Parameter(torch.full((8,), 1e6, dtype=torch.bfloat16))",
@@ -298,83 +298,83 @@ def test_an_update_that_the_precision_swallows():
     assert "rounded away: too small for values of" in check.reason
 
 
-def test_a_frozen_parameter_that_forward_changes():
+def test_frozen_parameter_changed_by_forward_passes():
     """A momentum encoder in a parameter is changed on purpose: the change is shown, but is not a finding."""
     check = train(
         "self.slow = nn.Parameter(torch.zeros(8), requires_grad=False)",
         "self.slow.data.add_(1)\nreturn self.used(x) + self.slow",
     )
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
-    assert cells(check, "forward updates") == {"slow": "passed"}
-    assert cell(check, "forward updates", "slow").reason == "frozen, but forward changes the tensor"
+    assert map_verdicts(check, "forward updates") == {"slow": "passed"}
+    assert find_cell(check, "forward updates", "slow").reason == "frozen, but forward changes the tensor"
 
 
-def test_a_frozen_parameter_that_forward_and_the_optimizer_change():
+def test_frozen_parameter_changed_by_the_optimizer_too_fails():
     """The change by forward does not excuse the change by the optimizer."""
     check = train(
         "self.old = nn.Parameter(self.used.weight.data, requires_grad=False)",
         "self.old.data.mul_(0.5)\nreturn self.used(x)",
     )
-    assert rules(check) == {"old": "frozen-updated"}
-    assert cells(check, "forward updates") == dict.fromkeys(("old", "used.weight"), "passed")
+    assert map_rules(check) == {"old": "frozen-updated"}
+    assert map_verdicts(check, "forward updates") == dict.fromkeys(("old", "used.weight"), "passed")
 
 
-def test_a_frozen_parameter_that_shares_memory_with_a_trained_one():
+def test_frozen_parameter_with_trained_memory_fails():
     """The optimizer changes shared memory, even if one of its names is frozen."""
     check = train("self.old = nn.Parameter(self.used.weight.data, requires_grad=False)")
-    assert rules(check) == {"old": "frozen-updated"}
+    assert map_rules(check) == {"old": "frozen-updated"}
     assert check.findings[0].message == (
         "old: frozen, but the step of the optimizer changes the tensor, because it shares memory with used.weight"
     )
 
 
-def test_a_parameter_that_forward_replaces():
+def test_parameter_replaced_by_forward_fails():
     """The optimizer continues to train the old parameter, not the new parameter."""
     check = train(
         "self.scale = nn.Parameter(torch.ones(8))",
         "self.scale = nn.Parameter(self.scale.detach().clone())\nreturn self.used(x) * self.scale",
     )
-    assert rules(check) == {"scale": "not-in-optimizer"}
+    assert map_rules(check) == {"scale": "not-in-optimizer"}
     assert "forward replaces the tensor" in check.findings[0].message
 
 
-def test_a_parameter_that_forward_makes():
+def test_parameter_created_by_forward_fails():
     """An optimizer created before the first call does not contain a parameter that this call registers."""
     check = train(
         forward="if not hasattr(self, 'late'):\n    self.late = nn.Parameter(torch.ones(8))\n"
         "return self.used(x) * self.late"
     )
-    assert rules(check) == {"late": "not-in-optimizer"}
+    assert map_rules(check) == {"late": "not-in-optimizer"}
 
 
-def test_parameters_that_the_model_leaves_out():
+def test_parameters_omitted_by_the_model_fail():
     """A class may override parameters(): the optimizer does not train a parameter that this method omits."""
     own = "def parameters(self, recurse=True):\n    return self.head.parameters()\n"
     check = train("self.head = nn.Linear(8, 2)", "return self.head(self.used(x))", methods=own)
-    assert rules(check) == {"used.weight": "not-in-optimizer", "used.bias": "not-in-optimizer"}
+    assert map_rules(check) == {"used.weight": "not-in-optimizer", "used.bias": "not-in-optimizer"}
 
 
-def test_tied_weights_get_one_verdict():
-    """Both names of the tied weight are trained."""
-    check = step(str(SAMPLES / "tied.py:Tied"), "int64:2x4<100")
-    assert cells(check, "updated") == {"embed.weight": "passed", "head.weight": "passed"}
+def test_both_names_of_a_tied_weight_are_trained():
+    """The optimizer updates the shared tensor once; each name has its own cell with the verdict."""
+    check = run_step(str(SAMPLES / "tied.py:Tied"), "int64:2x4<100")
+    assert map_verdicts(check, "updated") == {"embed.weight": "passed", "head.weight": "passed"}
 
 
-def test_no_input():
+def test_check_without_inputs_is_skipped():
     """The check is skipped, and the reason has the options for an input."""
-    check = step(str(SAMPLES / "net.py:Net"))
+    check = run_step(str(SAMPLES / "net.py:Net"))
     assert check.verdict is Verdict.SKIPPED
     assert check.reason.startswith("no input given: --input SHAPE or --input-from FILE.PY:MAKE")
 
 
-def test_built_on_meta():
+def test_model_on_meta_is_skipped():
     """A model on meta has no values to train."""
-    check = step(str(SAMPLES / "net.py:Net"), "2x3", init_device="meta")
+    check = run_step(str(SAMPLES / "net.py:Net"), "2x3", init_device="meta")
     assert check.verdict is Verdict.SKIPPED
     assert "meta" in check.reason
 
 
-def test_the_process_is_left_as_it_was():
+def test_process_settings_are_restored():
     """Random generators, default dtype and grad mode are unchanged, whatever forward does."""
     disturb = """if self.training:
     import random, numpy
@@ -407,13 +407,13 @@ def test_verdicts_agree_with_a_loop_of_torch():
     net(torch.randn(4, 8)).square().sum().backward()
     optimizer.step()
     learned = {name for name, tensor in net.named_parameters() if not torch.equal(tensor, before[name])}
-    assert {name for name, verdict in cells(check, "updated").items() if verdict == "passed"} == learned
-    assert {name for name, tensor in net.named_parameters() if tensor.requires_grad} - learned == set(rules(check))
+    assert {name for name, verdict in map_verdicts(check, "updated").items() if verdict == "passed"} == learned
+    assert {name for name, tensor in net.named_parameters() if tensor.requires_grad} - learned == set(map_rules(check))
 
 
-def test_inputs_without_elements_prove_nothing():
+def test_inputs_without_elements_are_inconclusive():
     """An empty batch gives zero gradients for any model."""
-    check = step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
+    check = run_step(str(SAMPLES / "batchnorm.py:Block"), "0x8")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert check.reason == "the inputs have no elements (float32 0×8), so no gradient is computed"
 
@@ -421,7 +421,7 @@ def test_inputs_without_elements_prove_nothing():
 # --- updates --------------------------------------------------------------------------------------------------------
 
 
-class Only(torch.optim.Optimizer):
+class SliceOptimizer(torch.optim.Optimizer):
     """An optimizer that adds 1 to some elements of each parameter, selected by a slice."""
 
     chosen = slice(None)
@@ -440,12 +440,12 @@ class Only(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("chosen", "rounds", "updated"),
     [(slice(0, 1), 1, True), (slice(1, 2), 2, True), (slice(-1, None), 2, True), (slice(0, 0), 3, False)],
-    ids=["in the sample", "beside it", "the last", "none"],
+    ids=["in the sample", "next to the sample", "the last", "none"],
 )
 def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
     """About a third of 16,382 values is sampled; an update outside the sample is found by comparing all values."""
     module = nn.Linear(4 * training_rounds.SAMPLED_VALUES - 2, 1, bias=False)
     given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))
     of = first_forward.add_inputs(model_under_test.prepare_live_model(module), given, None)
-    run, why_not = training_rounds.train_fresh_instance(of, type("One", (Only,), {"chosen": chosen}))
+    run, why_not = training_rounds.train_fresh_instance(of, type("One", (SliceOptimizer,), {"chosen": chosen}))
     assert (run.rounds, run.leaf_records["weight"].updated, why_not) == (rounds, updated, None)

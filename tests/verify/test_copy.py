@@ -14,7 +14,7 @@ from statecli.commands.verify.proofs import copy as copying
 from statecli.commands.verify.result import Name, Verdict
 
 from ..zoo import NOT_IN_ZOO_OF_VERIFY, make
-from .proving import build_net, cell, of_live, of_source, rules, sample, verdicts
+from .proving import build_net, find_cell, map_rules, map_verdicts, prove_live, prove_sample, prove_source
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -22,14 +22,14 @@ FAILING = {"precomputed:Normed": {"direction": "non-leaf-attribute"}}
 
 
 def run_copy(body: str, *input: str, **options):
-    return of_source(Name.COPY, body, *input, **options)
+    return prove_source(Name.COPY, body, *input, **options)
 
 
 @pytest.mark.parametrize("spec", FAILING)
-def test_a_sample_fails_where_it_was_written_to(spec):
+def test_sample_has_exactly_the_expected_findings(spec):
     """Exactly the expected tensor of the sample fails."""
-    check = sample(Name.COPY, spec)
-    assert rules(check) == FAILING[spec]
+    check = prove_sample(Name.COPY, spec)
+    assert map_rules(check) == FAILING[spec]
     assert "DivBackward0" in check.findings[0].message
 
 
@@ -38,7 +38,7 @@ def test_a_tensor_that_torch_cannot_copy_is_named():
     with pytest.raises(NotImplementedError):
         copy.deepcopy(torch.eye(3).to_sparse_csr())
     body = 'self.w = nn.Linear(2, 2); self.register_buffer("adjacency", torch.eye(3).to_sparse_csr())'
-    assert rules(run_copy(body)) == {"adjacency": "not-copyable"}
+    assert map_rules(run_copy(body)) == {"adjacency": "not-copyable"}
 
 
 OWN_COPY = """
@@ -60,47 +60,47 @@ def __deepcopy__(self, memo):
         ("other.w.data.copy_(self.w.data)", {}),
     ],
 )
-def test_a_deepcopy_of_the_class(what, rule):
+def test_deepcopy_of_the_class_is_checked(what, rule):
     """A parameter that `__deepcopy__` shares, changes or forgets is reported; the other parameter is copied well."""
     check = run_copy(OWN_COPY.format(f"other.v.data.copy_(self.v.data); {what}"))
-    assert rules(check) == rule
+    assert map_rules(check) == rule
     assert all(
         "copy the tensor in " in finding.help and finding.help.endswith("__deepcopy__") for finding in check.findings
     )
 
 
-def test_a_tie_that_a_copy_parts():
+def test_tie_broken_by_deepcopy_is_reported():
     """Two names of the same tensor become two tensors in the copy."""
     body = "self.w = nn.Parameter(torch.ones(3)); self.v = self.w\n---\ndef __deepcopy__(self, memo):\n"
     body += "    other = type(self)(); other.w.data.copy_(self.w.data); other.v = nn.Parameter(self.v.data.clone())\n"
     body += "    return other"
     check = run_copy(body)
-    assert rules(check) == {"v": "untied-by-copy"}
-    assert cell(check, "copied", "v").verdict is Verdict.FAILED
-    assert cell(check, "pickled", "v").verdict is Verdict.PASSED
+    assert map_rules(check) == {"v": "untied-by-copy"}
+    assert find_cell(check, "copied", "v").verdict is Verdict.FAILED
+    assert find_cell(check, "pickled", "v").verdict is Verdict.PASSED
 
 
-def test_a_closure_is_not_copied():
+def test_closure_shared_with_the_copy_is_reported():
     """copy.deepcopy copies no function, so the copy's hook uses the original's tensor; pickle refuses the hook."""
     body = "keep = torch.rand(3)\nself.l = nn.Linear(3, 3)\n"
     body += "self.register_forward_hook(lambda module, args, output: output + keep)"
     check = run_copy(body)
-    assert list(rules(check).values()) == ["shared-with-copy"]
+    assert list(map_rules(check).values()) == ["shared-with-copy"]
     assert "Can't" in check.reason
 
 
-def test_a_class_attribute_is_one_for_all():
+def test_class_attribute_is_skipped():
     """A class attribute is shared by all instances, so its cell is skipped."""
     check = run_copy("self.w = nn.Linear(2, 2)\n---\ntable = torch.ones(3)")
-    assert verdicts(check, "copied")["table"] == "skipped"
+    assert map_verdicts(check, "copied")["table"] == "skipped"
     assert check.verdict is Verdict.PASSED
 
 
-def test_what_a_class_leaves_out_of_its_copies_is_not_judged():
+def test_cache_dropped_by_getstate_is_skipped():
     """The class drops a cache in `__getstate__`."""
     body = "self.w = nn.Linear(2, 2); self.cache = torch.ones(3)\n---\n"
     body += 'def __getstate__(self):\n    return {**self.__dict__, "cache": None}'
-    assert verdicts(run_copy(body), "pickled")["cache"] == "skipped"
+    assert map_verdicts(run_copy(body), "pickled")["cache"] == "skipped"
 
 
 REFUSED = {
@@ -113,7 +113,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("part", "why"), REFUSED.values(), ids=REFUSED)
-def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
+def test_pickled_copy_is_skipped_if_torch_save_refuses(part, why):
     """The oracle: torch.save raises. Only the deep copy is checked, and each cell of the pickled copy is skipped."""
     check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
@@ -121,16 +121,16 @@ def test_a_copy_that_torch_refuses_is_not_told_as_proved(part, why):
     assert check.how == (
         f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}, only a state_dict()"
     )
-    assert set(verdicts(check, "pickled").values()) == {"skipped"}
-    assert set(verdicts(check, "copied").values()) == {"passed"}
+    assert set(map_verdicts(check, "pickled").values()) == {"skipped"}
+    assert set(map_verdicts(check, "copied").values()) == {"passed"}
 
 
-def test_a_reason_that_is_no_tensor_is_inconclusive():
+def test_lambda_attribute_is_inconclusive():
     """A lambda cannot be pickled: the check is inconclusive and has no finding about a tensor."""
     check = run_copy("self.l = nn.Linear(2, 2); self.act = lambda x: x")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "lambda" in check.reason
-    assert set(verdicts(check, "copied").values()) == {"passed"}
+    assert set(map_verdicts(check, "copied").values()) == {"passed"}
 
 
 def test_a_class_local_to_a_test_is_not_expected_to_pickle():
@@ -143,15 +143,15 @@ def test_a_class_local_to_a_test_is_not_expected_to_pickle():
 
     check = statecli.verify(Local(), checks=["copy"]).checks[0]
     assert check.verdict is Verdict.PASSED
-    assert set(verdicts(check, "pickled").values()) == {"skipped"}
-    assert set(verdicts(check, "copied").values()) == {"passed"}
+    assert set(map_verdicts(check, "pickled").values()) == {"skipped"}
+    assert set(map_verdicts(check, "copied").values()) == {"passed"}
 
 
 def test_a_class_that_refuses_to_be_copied_fails():
     """A copy was attempted and raised an error; the finding has the model's own message and line."""
     body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
     check = run_copy(body)
-    assert rules(check) == {None: "not-copyable"}
+    assert map_rules(check) == {None: "not-copyable"}
     assert "raised ValueError: not today (net.py:8)" in check.findings[0].message
 
 
@@ -162,7 +162,7 @@ def forward(self, x):
     {forward}
     return self.kept
 """
-KEPT = {
+NON_LEAF_STATES = {
     "appears": ("pass", "self.kept = self.l(x).softmax(-1)", "SoftmaxBackward0"),
     "a hidden state": ("self.kept = 0", "self.kept = self.l(x) + self.kept", "AddBackward0"),
     "in a tensor's place": ("self.kept = torch.zeros(3)", "self.kept = self.l(x) * 2", "MulBackward0"),
@@ -174,15 +174,15 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize(("init", "forward", "operation"), KEPT.values(), ids=KEPT)
-def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward, operation):
+@pytest.mark.parametrize(("init", "forward", "operation"), NON_LEAF_STATES.values(), ids=NON_LEAF_STATES)
+def test_non_leaf_kept_by_forward_breaks_deepcopy(init, forward, operation):
     """The oracle: copy.deepcopy of the same class raises after a call. With a detached tensor, the check passes."""
     check = run_copy(HOLDER.format(init=init, forward=forward), "2x3")
     model = build_net().eval()
     model(torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="Only Tensors created explicitly by the user"):
         copy.deepcopy(model)
-    assert rules(check) == {"kept": "non-leaf-attribute"}
+    assert map_rules(check) == {"kept": "non-leaf-attribute"}
     assert check.findings[0].help.startswith("store the tensor with .detach()")
     what = f"kept: computed by autograd ({operation}), not a leaf tensor"
     assert check.findings[0].message == f"{what}, so after a forward copy.deepcopy of the model raises an error"
@@ -190,14 +190,14 @@ def test_what_forward_leaves_behind_with_its_graph_breaks_deepcopy(init, forward
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_a_forward_that_works_without_gradients_only():
+def test_tensor_of_a_forward_without_gradients_is_copied():
     """Forward writes to a parameter, so forward runs without gradients: `kept` has no graph and is copied."""
     check = run_copy(HOLDER.format(init="pass", forward="self.l.weight.mul_(1); self.kept = self.l(x)"), "2x3")
-    assert verdicts(check, "copied")["kept"] == "passed"
+    assert map_verdicts(check, "copied")["kept"] == "passed"
 
 
 @pytest.mark.parametrize(
-    "make_one",
+    "build_module",
     [
         lambda: nn.utils.spectral_norm(nn.Linear(3, 3)),
         lambda: torch.jit.script(nn.BatchNorm1d(3)),
@@ -205,9 +205,9 @@ def test_a_forward_that_works_without_gradients_only():
     ],
     ids=["spectral_norm", "script", "compile"],
 )
-def test_modules_of_torch(make_one):
+def test_modules_of_torch_pass(build_module):
     """Modules of torch pass; the tensors that torch omits from pickles on purpose are skipped there."""
-    check = of_live(copying.prove, make_one)
+    check = prove_live(copying.prove, build_module)
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
@@ -216,36 +216,38 @@ def test_old_weight_norm_breaks_deepcopy():
     module = nn.utils.weight_norm(nn.Linear(3, 3))
     with pytest.raises(RuntimeError, match="graph leaves"):
         copy.deepcopy(module)
-    check = of_live(copying.prove, lambda: nn.utils.weight_norm(nn.Linear(3, 3)))
-    assert rules(check) == {"weight": "non-leaf-attribute"}
+    check = prove_live(copying.prove, lambda: nn.utils.weight_norm(nn.Linear(3, 3)))
+    assert map_rules(check) == {"weight": "non-leaf-attribute"}
     assert "parametrizations" in check.findings[0].help
 
 
-def test_uninitialized_parameters_are_no_failure():
+def test_uninitialized_parameters_are_inconclusive():
     """torch itself cannot copy a lazy module before its first forward."""
-    check = of_live(copying.prove, lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
+    check = prove_live(copying.prove, lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()))
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
 
 
 @pytest.mark.parametrize("name", NOT_IN_ZOO_OF_VERIFY)
 def test_models_of_transformers_are_copied(name):
     """Real classes can be copied with deepcopy and with pickle."""
-    check = of_live(copying.prove, lambda: make(name))
+    check = prove_live(copying.prove, lambda: make(name))
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
+def test_uncopyable_live_model_has_the_result_of_its_class():
     """A live model has the same verdict, rules, cells and reason as its class, and stays unchanged. The cells of the
     other tensors are inconclusive and not passed.
     """
     check = run_copy("import threading\nself.l = nn.Linear(2, 2); self.lock = threading.Lock()")
-    assert set(verdicts(check, "copied").values()) == set(verdicts(check, "pickled").values()) == {"inconclusive"}
-    assert cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
-    assert cell(check, "pickled", "l.weight").reason.startswith("pickling the model raised TypeError")
+    assert (
+        set(map_verdicts(check, "copied").values()) == set(map_verdicts(check, "pickled").values()) == {"inconclusive"}
+    )
+    assert find_cell(check, "copied", "l.weight").reason.startswith("lock: cannot pickle '_thread.lock' object")
+    assert find_cell(check, "pickled", "l.weight").reason.startswith("pickling the model raised TypeError")
     model = build_net()
     before = model.l.weight.detach().clone()
     (live,) = statecli.verify(model, checks=["copy"]).checks
-    assert rules(live) == rules(check) == {"lock": "not-copyable"}
+    assert map_rules(live) == map_rules(check) == {"lock": "not-copyable"}
     assert (live.verdict, live.reason, live.columns) == (check.verdict, check.reason, check.columns)
     assert torch.equal(model.l.weight, before)
 
@@ -253,22 +255,22 @@ def test_a_live_model_that_cannot_be_copied_is_told_like_its_class():
 def test_an_attribute_that_cannot_be_copied_is_named():
     """copy.deepcopy of the model raises because of a nested lock, and the finding names the lock's attribute."""
     body = "import threading\nself.l = nn.Linear(2, 2)\nself.l.guards = {'a': threading.Lock()}\nself.l.owner = [self]"
-    check = of_source(Name.COPY, body)
-    assert rules(check) == {"l.guards": "not-copyable"}
+    check = prove_source(Name.COPY, body)
+    assert map_rules(check) == {"l.guards": "not-copyable"}
     assert check.findings[0].message == (
         "l.guards: cannot pickle '_thread.lock' object, so copy.deepcopy of the model raises an error"
     )
 
 
-def test_a_further_name_that_a_copy_parts_has_a_cell():
+def test_view_untied_by_deepcopy_has_a_cell():
     """The second name has no row; its cell is in the column of the copy that no longer shares the memory."""
     check = run_copy("self.lin = nn.Linear(4, 4)\nself.view = self.lin.weight.detach().t()")
-    assert rules(check) == {"view": "untied-by-copy"}
-    assert cell(check, "copied", "view").verdict is Verdict.FAILED
+    assert map_rules(check) == {"view": "untied-by-copy"}
+    assert find_cell(check, "copied", "view").verdict is Verdict.FAILED
 
 
-def test_a_view_of_a_parameter_is_one_mistake():
+def test_row_of_a_parameter_has_a_single_finding():
     """The first row of a weight is reported as a stale view, even though deepcopy also refuses the attribute."""
     check = run_copy("self.l = nn.Linear(2, 2); self.row = self.l.weight[0]")
-    assert rules(check) == {"row": "stale-view"}
-    assert cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")
+    assert map_rules(check) == {"row": "stale-view"}
+    assert find_cell(check, "copied", "l.weight").reason.startswith("row: computed by autograd (SelectBackward0)")

@@ -11,15 +11,15 @@ from torch import nn  # noqa: E402
 from statecli.live import fake_gpu, fake_gpu_values  # noqa: E402
 from statecli.live.device_rules import DeviceWatch  # noqa: E402
 
-from .mixes import ILLEGAL, LEGAL, READS  # noqa: E402
+from .mixes import ILLEGAL, LEGAL, VALUE_READS  # noqa: E402
 
 
-def ones(*shape):
+def build_ones(*shape):
     """A tensor on the CPU."""
     return torch.ones(shape)
 
 
-def fake_ones(*shape):
+def build_fake_ones(*shape):
     """A tensor on the fake CUDA device."""
     return torch.ones(shape).to(fake_gpu.DEVICE)
 
@@ -28,17 +28,17 @@ def watch_call(call):
     """Return the mismatches that the watch reports for a call, and the result of the call."""
     watch = DeviceWatch(fake_gpu.DEVICE)
     with fake_gpu_values.use_fake_gpu_with_values(watch):
-        return watch.mismatches, call(ones, fake_ones)
+        return watch.mismatches, call(build_ones, build_fake_ones)
 
 
-@pytest.mark.parametrize("name", READS)
-def test_values_can_be_read(name):
+@pytest.mark.parametrize("name", VALUE_READS)
+def test_reading_values_is_not_a_mismatch(name):
     """Calls that read values run without a mismatch."""
-    assert watch_call(READS[name])[0] == []
+    assert watch_call(VALUE_READS[name])[0] == []
 
 
 @pytest.mark.parametrize("name", ILLEGAL)
-def test_what_cuda_refuses_is_noted(name):
+def test_illegal_device_mix_is_recorded(name):
     """An illegal mix is recorded with the line of `mixes.py`, and the call continues."""
     mismatches, _ = watch_call(ILLEGAL[name])
     assert mismatches
@@ -46,7 +46,7 @@ def test_what_cuda_refuses_is_noted(name):
 
 
 @pytest.mark.parametrize("name", LEGAL)
-def test_what_cuda_allows_gives_the_values_of_the_cpu(name):
+def test_legal_device_mix_gives_the_values_of_the_cpu(name):
     """A legal mix of devices is not a mismatch. The oracle of the values: the same call on the CPU alone. (Dropout is
     random, and autocast is off on a fake CUDA device.)
     """
@@ -54,11 +54,11 @@ def test_what_cuda_allows_gives_the_values_of_the_cpu(name):
     assert mismatches == []
     if name not in ("autocast", "dropout", "rand", "assign a slice"):
         torch.testing.assert_close(
-            out.cpu_data if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](ones, ones)
+            out.cpu_data if isinstance(out, fake_gpu_values.FakeGpuTensor) else out, LEGAL[name](build_ones, build_ones)
         )
 
 
-def test_a_moved_model_gives_what_it_gives():
+def test_moved_model_gives_the_values_of_the_cpu():
     """A moved Transformer returns the values of the CPU, and its parameters report the fake device."""
     torch.manual_seed(0)
     module = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
@@ -71,7 +71,7 @@ def test_a_moved_model_gives_what_it_gives():
     torch.testing.assert_close(out.cpu_data, expected)
 
 
-def test_an_operator_without_tensors_that_the_cpu_lacks_is_torchs_error():
+def test_operator_missing_on_the_cpu_raises_the_error_of_torch():
     """There is no dtype of an argument to compute in another dtype."""
     with (
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
@@ -80,14 +80,14 @@ def test_an_operator_without_tensors_that_the_cpu_lacks_is_torchs_error():
         torch.randperm(4, dtype=torch.complex64)
 
 
-def test_in_place_gives_the_same_object():
+def test_in_place_operator_returns_the_same_object():
     """`x.add_(1)` returns x, a view shares memory with its base, and `out=` returns the given tensor."""
     with fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)):
-        x = fake_ones(3)
+        x = build_fake_ones(3)
         view = x[:2]
         assert x.add_(1) is x
         assert view.cpu_data.tolist() == [2, 2]
-        out = fake_ones(3)
+        out = build_fake_ones(3)
         assert torch.add(x, 1, out=out) is out
         assert out.cpu_data.tolist() == [3, 3, 3]
 
@@ -98,4 +98,4 @@ def test_a_shape_that_changes_in_place_is_refused():
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),
         pytest.raises(NotImplementedError, match="a fake CUDA device cannot do"),
     ):
-        fake_ones(2, 3).t_()
+        build_fake_ones(2, 3).t_()

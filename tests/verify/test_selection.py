@@ -55,7 +55,7 @@ def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
         ((F, None, {"a": (P, None)}, None), "a", F, None),
     ],
 )
-def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
+def test_verdict_counts_only_the_selected_tensors(proof, kept, verdict, reason):
     """Without its inconclusive cells, a proof is not inconclusive any more; a reason of the whole proof stays."""
     base, said, cells, *failed_fqns = proof
     check = filter_check(base, said, cells, kept, failed_fqns=failed_fqns)
@@ -64,7 +64,7 @@ def test_the_verdict_is_that_of_what_is_left(proof, kept, verdict, reason):
 
 
 @pytest.mark.parametrize(("other", "verdict", "failed"), [(F, F, ("b",)), (U, U, ())])
-def test_a_note_is_not_a_failure_of_another_tensor(other, verdict, failed):
+def test_note_does_not_fail_with_an_excluded_tensor(other, verdict, failed):
     """A harmless tensor has a skipped cell; the verdict of the tensors outside of the filters does not count."""
     cells = {"a": (S, "harmless"), "b": (other, None), "c": (S, "harmless")}
     noted = {"failed_fqns": failed, "noted_fqns": ("a", "c")}

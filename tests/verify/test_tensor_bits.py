@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from statecli.commands.verify.result import Name  # noqa: E402
 from statecli.live import tensor_bits  # noqa: E402
 
-from .proving import of_source, rules  # noqa: E402
+from .proving import map_rules, prove_source  # noqa: E402
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 LOSSY = [
@@ -38,7 +38,7 @@ def test_rounding_changes_every_value(dtype, narrow):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_last_bit_counts(dtype):
+def test_last_bit_of_the_values_is_set(dtype):
     """The last bit of every value is set; in bfloat16, whose bits are all in use, of over a third of the values."""
     tensor = perturb_zeros(dtype)
     whole = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
@@ -92,17 +92,17 @@ ROUNDING = {
 
 @pytest.mark.parametrize("way", ROUNDING)
 @pytest.mark.parametrize("lossy", [True, False])
-def test_rounding_on_the_way_is_found(way, lossy, in_tmp_path):
+def test_rounding_is_reported(way, lossy, in_tmp_path):
     """A cast of float32 to float16 or bfloat16 and back loses values; a cast to float64 and back does not."""
     name, rule, method = ROUNDING[way]
     if not lossy:
         method = method.replace(".half()", ".double()").replace(".bfloat16()", ".double()")
-    check = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}", device="cpu")
-    assert rules(check) == ({"fc.weight": rule} if lossy else {})
+    check = prove_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}", device="cpu")
+    assert map_rules(check) == ({"fc.weight": rule} if lossy else {})
 
 
-def test_the_type_that_it_is_saved_as_is_named(in_tmp_path):
+def test_message_names_the_dtype_of_the_saved_tensor(in_tmp_path):
     """If state_dict() contains the tensor in another type, the message names the type."""
     name, _, method = ROUNDING["saving"]
-    (finding,) = of_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
+    (finding,) = prove_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}").findings
     assert finding.message == "fc.weight: state_dict() contains the tensor cast to bfloat16, with other values"

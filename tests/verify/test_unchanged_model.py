@@ -14,13 +14,13 @@ import statecli  # noqa: E402
 from statecli.commands.verify import live_model  # noqa: E402
 
 
-def model():
+def build_model():
     sequential = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     sequential[0].weight.grad = torch.ones(4, 4)
     return sequential
 
 
-def facts(module):
+def describe_tensors(module):
     named = [*module.named_parameters(), *module.named_buffers()]
     return [
         (
@@ -36,7 +36,7 @@ def facts(module):
     ]
 
 
-DAMAGE = {
+CHANGES = {
     "moved": lambda net: net.to("meta"),
     "cast": lambda net: net.double(),
     "halved twice": lambda net: net.half().bfloat16(),
@@ -50,21 +50,21 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_to_the_model_is_undone(damage):
+@pytest.mark.parametrize("change", CHANGES)
+def test_change_of_the_model_is_undone(change):
     """The model has the same objects with the same values, devices, dtypes, gradients and modes."""
-    module = model()
-    before = facts(module), [part.training for part in module.modules()]
+    module = build_model()
+    before = describe_tensors(module), [part.training for part in module.modules()]
     with live_model.keep_unchanged(module):
-        DAMAGE[damage](module)
-        assert (facts(module), [part.training for part in module.modules()]) != before
-    assert (facts(module), [part.training for part in module.modules()]) == before
+        CHANGES[change](module)
+        assert (describe_tensors(module), [part.training for part in module.modules()]) != before
+    assert (describe_tensors(module), [part.training for part in module.modules()]) == before
 
 
-def test_it_is_undone_when_something_is_raised():
+def test_change_is_undone_after_an_interrupt():
     """Changes are also undone after Ctrl-C."""
-    module = model()
-    before = facts(module)
+    module = build_model()
+    before = describe_tensors(module)
 
     def interrupt_change():
         with live_model.keep_unchanged(module):
@@ -73,7 +73,7 @@ def test_it_is_undone_when_something_is_raised():
 
     with pytest.raises(KeyboardInterrupt):
         interrupt_change()
-    assert facts(module) == before
+    assert describe_tensors(module) == before
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_it_is_undone_when_something_is_raised():
         (lambda: torch.set_num_threads(torch.get_num_threads() + 1), torch.get_num_threads),
     ],
 )
-def test_what_belongs_to_the_process_is_put_back(change, read):
+def test_process_settings_are_restored(change, read):
     """Random generators, torch's defaults and the grad mode are restored."""
     before = read()
     with live_model.keep_unchanged():
@@ -98,9 +98,9 @@ def test_what_belongs_to_the_process_is_put_back(change, read):
     assert read() == before
 
 
-def test_a_model_that_nothing_was_done_to_is_not_written_to():
+def test_unchanged_model_is_not_written_to():
     """torch's count of writes to each tensor is unchanged."""
-    module = model()
+    module = build_model()
     counts = [tensor._version for tensor in (*module.parameters(), *module.buffers())]
     with live_model.keep_unchanged(module):
         pass

@@ -23,7 +23,7 @@ class Tied(nn.Module):
         self.view = self.table[2:]
 
 
-def test_a_copy_has_the_values_only_where_they_are_asked_for():
+def test_copy_has_requested_values_and_keeps_ties_and_views():
     """With `values=True`, a copy has all values; otherwise only shapes, dtypes, strides, tied weights and views."""
     module = Tied()
     subject = subjects.prepare_live_model(module)
@@ -36,7 +36,7 @@ def test_a_copy_has_the_values_only_where_they_are_asked_for():
         assert (copy.view.shape, copy.view.storage_offset()) == ((4,), 2)
 
 
-def test_a_hollow_copy_takes_no_memory():
+def test_copy_without_values_takes_no_memory():
     """Three copies of 256 MB without values allocate no memory pages."""
     module = nn.utils.skip_init(nn.Linear, 8192, 8192, bias=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -46,7 +46,7 @@ def test_a_hollow_copy_takes_no_memory():
     assert all(copy.weight.shape == (8192, 8192) for copy in copies)
 
 
-def test_a_live_model_is_left_as_it_was():
+def test_live_model_is_unchanged():
     """Changes to the copies, and the listing of tensors, do not change the live model."""
     module = Tied()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -74,7 +74,7 @@ class Net(nn.Module):
 """
 
 
-def test_instances_with_other_names_cannot_be_compared(tmp_path, in_tmp_path):
+def test_instances_with_different_names_are_inconclusive(tmp_path, in_tmp_path):
     """Each proof that compares instances gives this reason; the rows are of the first instance."""
     (tmp_path / "net.py").write_text(COUNTER)
     result = run(Request("net.py:Net", input=("2x3",)))

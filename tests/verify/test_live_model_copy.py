@@ -16,7 +16,7 @@ from statecli.live import measure  # noqa: E402
 from statecli.live.tensors import find_leaves, is_lazy  # noqa: E402
 
 
-def holding(**attributes):
+def build_linear_with(**attributes):
     """A Linear with the given further attributes."""
     module = nn.Linear(4, 4)
     for name, value in attributes.items():
@@ -51,38 +51,38 @@ CASES = {
     "pruned": build_pruned,
     "transposed": build_transposed,
     "a view of a parameter": build_viewed,
-    "sparse": lambda: holding(table=torch.eye(4).to_sparse()),
-    "conjugated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj()),
-    "negated": lambda: holding(table=torch.ones(4, dtype=torch.cfloat).conj().imag),
-    "expanded": lambda: holding(table=torch.ones(4).expand(3, 4)),
-    "empty": lambda: holding(table=torch.empty(0)),
+    "sparse": lambda: build_linear_with(table=torch.eye(4).to_sparse()),
+    "conjugated": lambda: build_linear_with(table=torch.ones(4, dtype=torch.cfloat).conj()),
+    "negated": lambda: build_linear_with(table=torch.ones(4, dtype=torch.cfloat).conj().imag),
+    "expanded": lambda: build_linear_with(table=torch.ones(4).expand(3, 4)),
+    "empty": lambda: build_linear_with(table=torch.empty(0)),
     "on meta": lambda: nn.Linear(4, 4, device="meta"),
     "double": lambda: nn.Linear(4, 4).double(),
 }
 
 
-def facts(tensor):
+def describe_tensor(tensor):
     kind = nn.UninitializedBuffer if isinstance(tensor, nn.UninitializedBuffer) else isinstance(tensor, nn.Parameter)
     return kind, tensor.dtype, tensor.requires_grad, tensor.is_leaf
 
 
-def form(tensor):
+def describe_layout(tensor):
     strides = tensor.stride() if tensor.layout is torch.strided else None
     return tensor.shape, tensor.layout, strides, tensor.is_conj(), tensor.is_neg()
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("values", [True, False])
-def test_a_copy_is_the_same_and_apart(name, values):
+def test_copy_has_equal_tensors_in_its_own_memory(name, values):
     """A copy has the same names, shapes, dtypes, strides, leaves, ties and small values, but its own memory."""
     module = CASES[name]()
     copied = copy_model.copy_live_model(module, values=values)
     before, after = measure.map_tensors(module), measure.map_tensors(copied)
     assert list(before) == list(after)
     for first, second in ((before[key], after[key]) for key in before):
-        assert facts(first) == facts(second)
+        assert describe_tensor(first) == describe_tensor(second)
         if not is_lazy(first):
-            assert form(first) == form(second)
+            assert describe_layout(first) == describe_layout(second)
             if not first.is_meta:
                 assert torch.equal(first.detach().to_dense(), second.detach().to_dense())  # they are small
     stored = [tensor for tensor in before.values() if not is_lazy(tensor)]
@@ -92,7 +92,7 @@ def test_a_copy_is_the_same_and_apart(name, values):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_models_parameters_can_be_trained():
+def test_copied_parameters_of_a_script_are_leaves():
     """copy.deepcopy of a scripted module has parameters that are not leaves; statecli's copies have leaves."""
     module = torch.jit.script(nn.Linear(4, 4))
     assert not copy.deepcopy(module).weight.is_leaf
@@ -100,16 +100,16 @@ def test_a_scripted_models_parameters_can_be_trained():
     assert [(parameter.is_leaf, parameter.requires_grad) for parameter in copied.parameters()] == [(True, True)] * 2
 
 
-def test_large_storages_are_copied_with_values_alone():
+def test_small_storages_are_always_copied():
     """Storages up to 64 KB are always copied with values, because forward may use the values as indices."""
-    module = holding(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
+    module = build_linear_with(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
     empty = copy_model.copy_live_model(module, values=False)
     assert torch.equal(empty.small, module.small)
     full = copy_model.copy_live_model(module, values=True)
     assert torch.equal(full.large, module.large)
 
 
-def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
+def test_copied_non_leaf_has_the_same_operation_and_leaves():
     """A copied non-leaf tensor has the same operation and leaves, so proofs of the copy are valid for the model.
     copy.deepcopy refuses to copy a non-leaf tensor.
     """
@@ -123,7 +123,7 @@ def test_a_non_leaf_is_one_again_of_the_same_operation_and_leaves():
         copy.deepcopy(copied)
 
 
-def test_hooks_and_activations_know_the_copy():
+def test_copied_functions_refer_to_the_copy():
     """A copied function (an attribute, in a list, a hook) refers to the copied module and keeps its own attributes."""
     module = nn.Linear(4, 4)
     seen = []
@@ -143,7 +143,7 @@ def test_hooks_and_activations_know_the_copy():
     assert [id(module) for module in seen] == [id(copied)]
 
 
-def test_what_cannot_be_apart_is_refused():
+def test_copy_that_shares_memory_is_refused():
     """A nested closure refers to the module, so training the copy would also train the original."""
     module = nn.Linear(4, 4)
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_apart_is_refused():
         copy_model.copy_live_model(module, values=True)
 
 
-class Itself(nn.Linear):
+class CopiesToItself(nn.Linear):
     def __deepcopy__(self, memo):
         return self
 
@@ -163,4 +163,4 @@ class Itself(nn.Linear):
 def test_a_module_that_copies_to_itself_is_refused():
     """The `__deepcopy__` of the class returns the module itself."""
     with pytest.raises(ModelError, match="does not return a new module"):
-        copy_model.copy_live_model(Itself(2, 2), values=True)
+        copy_model.copy_live_model(CopiesToItself(2, 2), values=True)

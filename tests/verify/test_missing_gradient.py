@@ -7,12 +7,12 @@ import torch
 
 from statecli.commands.verify.result import Verdict
 
-from .proving import build_net, cell, rules, step
+from .proving import build_net, find_cell, map_rules, prove_step
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def output() -> torch.Tensor:
+def run_net() -> torch.Tensor:
     """Return the output of the class that `step` wrote."""
     return build_net()(torch.randn(4, 8))
 
@@ -29,25 +29,25 @@ class Times(torch.autograd.Function):
 """
 
 
-@pytest.mark.parametrize("between", ["", " * 2"], ids=["at once", "behind another"])
-def test_a_function_whose_backward_gives_none_is_named(between):
+@pytest.mark.parametrize("between", ["", " * 2"], ids=["direct", "after an operator"])
+def test_backward_without_a_gradient_is_named(between):
     """torch's graph shows that the output depends on the parameter; with a corrected backward the class passes."""
     parts = "self.w = nn.Parameter(torch.ones(8))", f"return self.used(x) + self.Times.apply(x, self.w{between})"
-    check = step(*parts, methods=TIMES.format("None"))
+    check = prove_step(*parts, methods=TIMES.format("None"))
     assert [finding.message for finding in check.findings] == [
         "w: gets no gradient: the output uses the parameter, but Times.backward does not return a gradient"
     ]
     assert check.findings[0].help.startswith("return a gradient from Times.backward, or freeze the parameter")
-    (_, (times, _)) = output().grad_fn.next_functions
+    (_, (times, _)) = run_net().grad_fn.next_functions
     assert times.name() == "TimesBackward"
     assert times.next_functions[1][0] is not None
-    assert step(*parts, methods=TIMES.format("gradient.sum(0)")).verdict is Verdict.PASSED
+    assert prove_step(*parts, methods=TIMES.format("gradient.sum(0)")).verdict is Verdict.PASSED
 
 
-def test_a_hook_that_takes_the_gradient_away():
+def test_hook_that_removes_the_gradient_is_reported():
     """The oracle: torch.autograd.grad returns a gradient for the parameter."""
     hook = "self.used.bias.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, 'grad', None))"
-    check = step(hook, "return self.used(x)")
+    check = prove_step(hook, "return self.used(x)")
     assert [finding.message for finding in check.findings] == [
         "used.bias: gets no gradient: the output uses the parameter, but grad is None after backward"
     ]
@@ -59,49 +59,49 @@ def test_a_hook_that_takes_the_gradient_away():
 
 @pytest.mark.parametrize("rest", ["", " + self.head(x)"], ids=["all of it", "a part"])
 @pytest.mark.filterwarnings("ignore:None of the inputs")
-def test_a_reentrant_checkpoint_whose_inputs_need_no_gradient(rest):
+def test_reentrant_checkpoint_without_input_grad_is_reported(rest):
     """torch warns and computes no gradient, unless use_reentrant=False or an input requires grad."""
     forward = f"{CHECKPOINT}return checkpoint(self.used, x, use_reentrant=True){rest}"
-    check = step("self.head = nn.Linear(8, 8)", forward)
+    check = prove_step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
-        output()
+        run_net()
     why = "used in a reentrant torch.utils.checkpoint without an input that requires grad"
     actual = {finding.fqn: finding for finding in check.findings if "used" in finding.fqn}
     assert set(actual) == {"used.weight", "used.bias"}
     assert [finding.message for finding in actual.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in actual]
     assert actual["used.weight"].help.startswith("use checkpoint(..., use_reentrant=False), or pass an input that")
     for mended in (forward.replace("=True", "=False"), forward.replace(" x, use", " x.requires_grad_(), use")):
-        assert "used.weight" not in rules(step("self.head = nn.Linear(8, 8)", mended))
+        assert "used.weight" not in map_rules(prove_step("self.head = nn.Linear(8, 8)", mended))
 
 
-def test_what_a_reentrant_checkpoint_gives_and_nobody_uses():
+def test_unused_result_of_a_checkpoint_is_reported():
     """The input of the checkpoint requires grad, so the checkpoint is not the reason."""
     forward = f"{CHECKPOINT}y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
-    check = step("self.lost = nn.Linear(8, 8)", forward)
+    check = prove_step("self.lost = nn.Linear(8, 8)", forward)
     why = "used in forward, but no differentiable path leads to the output"
     assert [finding.message for finding in check.findings] == [
         f"lost.{what}: gets no gradient: {why}" for what in ("weight", "bias")
     ]
 
 
-def test_an_expert_that_is_chosen_by_a_value():
+def test_expert_chosen_by_a_value_is_inconclusive():
     """Each round uses the same expert, but forward chooses by a value, so other inputs may choose another expert."""
     init = "self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])"
-    check = step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
+    check = prove_step(init, "return self.used(x) + self.experts[int(x.mean() > 9)](x)")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     text = "forward does not use the parameter, but uses experts.0.bias: give more inputs"
-    assert cell(check, "gradient", "experts.2.bias").reason == text
-    fixed = step(init, "return self.used(x) + self.experts[0](x)")
-    assert set(rules(fixed).values()) == {"no-gradient"}
+    assert find_cell(check, "gradient", "experts.2.bias").reason == text
+    fixed = prove_step(init, "return self.used(x) + self.experts[0](x)")
+    assert set(map_rules(fixed).values()) == {"no-gradient"}
 
 
-def test_what_a_further_round_uses_is_not_called_unused():
+def test_parameter_used_in_a_later_round_is_inconclusive():
     """Only the fourth call uses the parameter, and forward draws no random number."""
     forward = "self.calls += 1\nreturn (self.late if self.calls == 4 else self.used)(x)"
-    check = step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
+    check = prove_step("self.late, self.calls = nn.Linear(8, 8), 0", forward)
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     text = (
         "no gradient in 3 rounds, but the parameter has a gradient in a later round: forward does not always use the "
         "parameter"
     )
-    assert cell(check, "gradient", "late.bias").reason == text
+    assert find_cell(check, "gradient", "late.bias").reason == text

@@ -7,19 +7,19 @@ import torch
 
 from statecli.commands.verify.result import Check, Name, Verdict
 
-from .proving import build_net, cell, of_source, rules, verdicts
+from .proving import build_net, find_cell, map_rules, map_verdicts, prove_source
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
-def step(write: str, start: str = "torch.ones(8)") -> Check:
+def prove_write(write: str, start: str = "torch.ones(8)") -> Check:
     """Run the proof for a class whose forward runs `write`, then multiplies by the parameter w."""
     body = f"self.used, self.calls = nn.Linear(8, 8), 0\nself.w = nn.Parameter({start})\n---\n"
     forward = f"with torch.no_grad():\n        {write}\n    return self.used(x) * self.w"
-    return of_source(Name.STEP, f"{body}def forward(self, x):\n    self.calls += 1\n    {forward}", "4x8")
+    return prove_source(Name.STEP, f"{body}def forward(self, x):\n    self.calls += 1\n    {forward}", "4x8")
 
 
-def survives() -> bool:
+def update_survives() -> bool:
     """Return whether two different values of the parameter still differ after a forward of the checked class."""
     net, x, after = build_net(), torch.ones(4, 8), []
     for value in (2.0, -0.5):
@@ -30,7 +30,7 @@ def survives() -> bool:
     return not torch.equal(*after)
 
 
-LOST = {
+OVERWRITES = {
     "with what it has": ("self.w.fill_(1.0)", "torch.ones(8)"),
     "with other values": ("self.w.fill_(2.0)", "torch.ones(8)"),
     "by way of data": ("self.w.data.fill_(2.0)", "torch.ones(8)"),
@@ -40,17 +40,17 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("write", "start"), LOST.values(), ids=LOST)
-def test_what_forward_overwrites_keeps_no_update(write, start):
+@pytest.mark.parametrize(("write", "start"), OVERWRITES.values(), ids=OVERWRITES)
+def test_parameter_overwritten_by_forward_is_reported(write, start):
     """The next forward overwrites each update; without the write, the parameter trains and the check passes."""
-    check = step(write, start)
-    assert not survives()
-    assert rules(check) == {"w": "overwritten-by-forward"}
+    check = prove_write(write, start)
+    assert not update_survives()
+    assert map_rules(check) == {"w": "overwritten-by-forward"}
     assert check.findings[0].message == "w: overwritten by forward, so each update is lost"
-    assert step("pass", start).verdict is Verdict.PASSED
+    assert prove_write("pass", start).verdict is Verdict.PASSED
 
 
-KEPT = {
+PROJECTIONS = {
     "a projection to a norm": "self.w.div_(self.w.norm())",
     "a range": "self.w.clamp_(0.0, 1.0)",
     "a range by way of data": "self.w.data.clamp_(-0.5, 0.5)",
@@ -60,33 +60,33 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("write", KEPT.values(), ids=KEPT)
-def test_what_forward_puts_in_range_keeps_a_part_of_each_update(write):
+@pytest.mark.parametrize("write", PROJECTIONS.values(), ids=PROJECTIONS)
+def test_parameter_projected_by_forward_passes(write):
     """A part of each update survives, so the write of forward is not reported as a failure."""
-    check = step(write)
-    assert survives()
+    check = prove_write(write)
+    assert update_survives()
     assert (check.verdict, check.findings) == (Verdict.PASSED, ()), check
-    assert verdicts(check, "updated")["w"] == "passed"
+    assert map_verdicts(check, "updated")["w"] == "passed"
 
 
-def test_what_forward_changes_of_what_is_trained_is_told():
+def test_trained_parameter_changed_by_forward_has_a_cell():
     """The parameter has a cell in the column "forward updates"."""
-    assert verdicts(step("self.w.mul_(0.9)"), "forward updates") == {"w": "passed"}
+    assert map_verdicts(prove_write("self.w.mul_(0.9)"), "forward updates") == {"w": "passed"}
 
 
-def test_an_embedding_that_torch_keeps_below_a_norm_is_trained():
+def test_embedding_with_max_norm_passes():
     """With max_norm, torch writes to the rows of the lookup."""
     body = "self.table = nn.Embedding(4, 8, max_norm=0.5)\n---\ndef forward(self, x): return self.table(x)"
-    check = of_source(Name.STEP, body, "int64:64<4")
+    check = prove_source(Name.STEP, body, "int64:64<4")
     assert check.verdict is Verdict.PASSED, check
-    assert verdicts(check, "forward updates") == {"table.weight": "passed"}
+    assert map_verdicts(check, "forward updates") == {"table.weight": "passed"}
 
 
-def test_a_forward_that_cannot_be_called_again_does_not_tell():
+def test_error_of_the_second_forward_is_inconclusive():
     """The reason has the error of the second forward."""
-    check = step("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
+    check = prove_write("self.w.fill_(1.0)\n        if self.calls > 1: raise ValueError('one call only')")
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
-    reason = cell(check, "updated", "w").reason
+    reason = find_cell(check, "updated", "w").reason
     assert reason.startswith(
         "forward writes to the parameter, and statecli does not know whether an update is kept: calling the model in "
         "train"

@@ -16,7 +16,7 @@ from statecli.live import tensor_bits  # noqa: E402
 from statecli.live.tensors import has_memory, is_freed  # noqa: E402
 from statecli.values.live_tensor import build_view  # noqa: E402
 
-from .mixes import live  # noqa: E402
+from .mixes import build_live_subject  # noqa: E402
 
 
 class Int8(torch.Tensor):
@@ -53,7 +53,7 @@ class Refusing(torch.Tensor):
         raise NotImplementedError(func.overloadpacket.__name__)
 
 
-def int8(*shape):
+def build_int8(*shape):
     return Int8(torch.ones(*shape, dtype=torch.int8), torch.tensor(0.5))
 
 
@@ -62,7 +62,7 @@ def free_memory(tensor, to=0):
     return tensor
 
 
-def holding(**tensors):
+def build_linear_with(**tensors):
     """A Linear with the given parameters, buffers or plain attributes."""
     module = nn.Linear(4, 4)
     for name, tensor in tensors.items():
@@ -76,7 +76,9 @@ def holding(**tensors):
 @pytest.mark.parametrize("inputs", [None, "2x4"])
 def test_a_wrapper_subclass_is_verified(inputs):
     """The wrapper is a weight, a buffer and a plain attribute; the proofs that write values skip the wrapper."""
-    model = holding(weight=nn.Parameter(int8(4, 4), requires_grad=False), buffer=int8(40, 40), plain=int8(3, 4))
+    model = build_linear_with(
+        weight=nn.Parameter(build_int8(4, 4), requires_grad=False), buffer=build_int8(40, 40), plain=build_int8(3, 4)
+    )
     verification = statecli.verify(model, inputs=inputs)
     assert {row.fqn for row in verification.state.tensors} == {"weight", "bias", "buffer", "plain"}
 
@@ -84,14 +86,14 @@ def test_a_wrapper_subclass_is_verified(inputs):
 @pytest.mark.parametrize("name", ["buffer", "plain"])
 def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """An error of the wrapper's code makes a proof inconclusive, and the other proofs are run."""
-    checks = verify_model(live(lambda: holding(**{name: Refusing()})), Request("net")).checks
+    checks = verify_model(build_live_subject(lambda: build_linear_with(**{name: Refusing()})), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
     assert len(checks) == len(DEFAULT_PROOFS)
 
 
-def test_a_proof_writes_nothing_through_an_address_of_zero():
+def test_tensor_without_memory_is_not_accessed():
     """A wrapper has no memory, however many bytes its storage claims."""
-    wrapper = int8(40, 40)
+    wrapper = build_int8(40, 40)
     assert wrapper.untyped_storage().nbytes() == 6400
     assert not has_memory(wrapper.untyped_storage())
     assert tensor_bits.get_flat_memory(wrapper) is None
@@ -105,20 +107,20 @@ def test_a_proof_writes_nothing_through_an_address_of_zero():
 def test_a_freed_storage_is_refused_by_name(make, bytes_left):
     """FSDP leaves parameters in this state; torch would read past the end of the storage and crash."""
     tensor = free_memory(make(100), bytes_left)
-    model = holding(p=tensor)
+    model = build_linear_with(p=tensor)
     with pytest.raises(
         ModelError, match=rf"p: its storage was freed: shape \[100\] needs 400 bytes, but the storage has {bytes_left};"
     ):
         statecli.verify(model)
 
 
-def test_the_copy_of_a_freed_storage_is_freed_too():
+def test_copy_of_a_freed_storage_has_no_statistics():
     """A copy with its own memory would show values that were never written."""
-    state = statecli.inspect(holding(p=free_memory(torch.ones(30))), stats=True)
+    state = statecli.inspect(build_linear_with(p=free_memory(torch.ones(30))), stats=True)
     assert next(row.stats for row in state.state.tensors if row.fqn == "p").max is None
 
 
-def test_the_statistics_of_a_freed_storage_are_not_made_up():
+def test_freed_storage_cannot_be_read():
     """The statistics would be computed from memory of another object."""
     with pytest.raises(UnreadableError, match="its storage was freed"):
         build_view(free_memory(torch.ones(30)))
@@ -138,7 +140,7 @@ def test_the_statistics_of_a_freed_storage_are_not_made_up():
         lambda: torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8),
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         nn.UninitializedParameter,
-        lambda: int8(2, 2),
+        lambda: build_int8(2, 2),
     ],
     ids=["plain", "empty", "view", "expanded", "meta", "coo", "csr", "quantized", "nested", "lazy", "wrapper"],
 )

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 import statecli  # noqa: E402
 from statecli.commands.verify.result import Name, Verdict  # noqa: E402
 
-from .proving import of_source  # noqa: E402
+from .proving import prove_source  # noqa: E402
 
 pytestmark = [
     pytest.mark.cuda,
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("inputs", ["6x4", torch.ones(6, 4)], ids=["a shape", "a tensor of the CPU"])
-def test_a_live_model_on_the_gpu_is_proved_there(inputs):
+def test_model_on_the_gpu_is_checked_on_the_gpu(inputs):
     """Inputs are moved to the model's device, and the model keeps its values and its device."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
     values, numbers = {name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.cuda.get_rng_state()
@@ -49,10 +49,10 @@ def test_tensors_that_forward_creates_on_the_gpu_are_listed():
     assert {tensor.fqn: tensor.device for tensor in state.state.tensors} == {"w": "cuda:0", "cache": "cuda:0"}
 
 
-def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
+def test_tensor_created_on_the_gpu_is_reported(in_tmp_path):
     """The constructor created the tensor on this GPU: a move to another GPU would leave the tensor behind."""
     body = 'self.w = nn.Parameter(torch.ones(2)); self.t = torch.ones(2, device="cuda")'
-    check = of_source(Name.MOVE, body, device="cuda")
+    check = prove_source(Name.MOVE, body, device="cuda")
     assert [finding.fqn for finding in check.findings] == ["t"]
     state = statecli.inspect("net.py:Net", to="cuda")
     assert [(finding.fqn, finding.message) for finding in state.findings] == [
@@ -63,13 +63,13 @@ def test_a_tensor_made_on_the_gpu_has_not_followed_a_move_to_it(in_tmp_path):
 def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
     """The CPU raises first: an assertion in the CUDA kernel would make the GPU unusable for this process."""
     body = "self.e = nn.Embedding(4, 4)\n---\ndef forward(self, x):\n    return self.e(x)"
-    check = of_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")
+    check = prove_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "the embedding takes integers from 0 to 3" in check.reason
     assert torch.ones(2, device="cuda").sum().item() == 2
 
 
-def test_what_a_kernel_refuses_after_the_call_is_no_pass(tmp_path):
+def test_late_error_of_a_kernel_does_not_pass(tmp_path):
     """The error makes the GPU unusable for the process, so the test starts a process."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n"

@@ -17,14 +17,14 @@ from statecli.commands.verify.result import Verdict  # noqa: E402
 from statecli.live import fake_gpu  # noqa: E402
 from statecli.live.device_rules import CPU_SCALAR_ARGUMENTS, ONE_CPU_SCALAR_OPERATORS, DeviceWatch, DeviceWatchMode  # noqa: E402
 
-from .mixes import ILLEGAL, LEGAL, live, sample  # noqa: E402
-from .proving import verdicts  # noqa: E402
+from .mixes import ILLEGAL, LEGAL, build_live_subject, build_sample_subject  # noqa: E402
+from .proving import map_verdicts  # noqa: E402
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("name", "legal"), [(name, True) for name in LEGAL] + [(name, False) for name in ILLEGAL])
-def test_the_rules_are_those_of_cuda(name, legal):
+def test_mismatches_agree_with_cuda(name, legal):
     """The oracle: on a GPU, a call raises exactly when the watch reports a mismatch."""
     call = (LEGAL if legal else ILLEGAL)[name]
     cpu, gpu = (lambda *shape: torch.ones(shape)), (lambda *shape: torch.ones(shape, device="cuda:0"))
@@ -36,7 +36,7 @@ def test_the_rules_are_those_of_cuda(name, legal):
     assert bool(watch.mismatches) is not legal
 
 
-def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
+def test_operators_with_cpu_scalars_are_unchecked_by_torch():
     """The oracle is torch's own list: an operator without `device_check: NoCheck` refuses any tensor of the CPU."""
     torchgen = pytest.importorskip("torchgen")
     listed = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native" / "native_functions.yaml"
@@ -55,7 +55,7 @@ def test_the_operators_that_take_numbers_are_those_that_torch_does_not_check():
 # --- the move --------------------------------------------------------------------------------------------------------
 
 
-class Names(nn.Module):
+class SecondNames(nn.Module):
     """A model with second names of a parameter and of a buffer."""
 
     def __init__(self):
@@ -68,9 +68,9 @@ class Names(nn.Module):
         self.old = self.buffer
 
 
-def test_a_parameter_stays_the_object_that_it_is():
+def test_parameter_keeps_its_identity_after_a_move():
     """As on CUDA, all other names of a Parameter follow a move; a second name of a buffer keeps the old tensor."""
-    module = Names()
+    module = SecondNames()
     weight = module.fc.weight
     with fake_gpu.use_fake_gpu(DeviceWatch(fake_gpu.DEVICE)):
         module.to(fake_gpu.DEVICE)
@@ -80,7 +80,7 @@ def test_a_parameter_stays_the_object_that_it_is():
     assert weight.requires_grad
 
 
-def test_what_is_replaced_is_put_back():
+def test_patched_methods_of_torch_are_restored():
     """After the block, even if it raises, the patched methods of torch are the original methods again."""
 
     def list_patched():
@@ -94,29 +94,29 @@ def test_what_is_replaced_is_put_back():
     assert type(nn.Linear(2, 2).double().weight) is nn.Parameter
 
 
-def test_the_move_finds_what_stays():
+def test_move_reports_the_tensor_left_on_cpu():
     """The plain tensor fails with its line and its fix; the others follow to a device shown as `cuda:0 (fake)`."""
-    check = move.prove(sample("net:Net"), move.FAKE_CUDA)
-    assert verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+    check = move.prove(build_sample_subject("net:Net"), move.FAKE_CUDA)
+    assert map_verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
     (finding,) = check.findings
     assert (finding.rule, finding.fqn) == ("left-behind", "table")
     assert "register_buffer" in finding.help
     assert check.columns[0].cells["param"].after == "cuda:0 (fake)"
 
 
-def test_the_move_finds_the_stale_view():
+def test_move_reports_the_stale_view():
     """A second name of a buffer is reported; a second name of a parameter is not."""
-    check = move.prove(live(Names), move.FAKE_CUDA)
+    check = move.prove(build_live_subject(SecondNames), move.FAKE_CUDA)
     assert [(finding.rule, finding.fqn) for finding in check.findings] == [("stale-view", "old")]
 
 
-def test_a_model_on_meta_is_moved_too():
+def test_model_on_meta_has_the_same_verdicts():
     """The move needs no data: a model built on meta has the same verdicts."""
-    check = move.prove(sample("net:Net", init_device="meta"), move.FAKE_CUDA)
-    assert verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
+    check = move.prove(build_sample_subject("net:Net", init_device="meta"), move.FAKE_CUDA)
+    assert map_verdicts(check, "moves") == {"param": "passed", "mybuffer1": "passed", "table": "failed"}
 
 
-class Own(nn.Module):
+class OwnApply(nn.Module):
     """A class whose `_apply` moves its plain tensor."""
 
     def __init__(self):
@@ -143,15 +143,15 @@ class OwnTo(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [Own, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"]
+    "make", [OwnApply, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"]
 )
 def test_overridden_moves_run(make):
     """The class's own `_apply` or `.to` moves the plain tensor; an RNN's flat weights and a lazy parameter follow."""
-    check = move.prove(live(make), move.FAKE_CUDA)
-    assert set(verdicts(check, "moves").values()) == {"passed"}, check
+    check = move.prove(build_live_subject(make), move.FAKE_CUDA)
+    assert set(map_verdicts(check, "moves").values()) == {"passed"}, check
 
 
-def test_a_parameter_that_an_autograd_graph_holds():
+def test_parameter_in_an_autograd_graph_passes():
     """torch cannot swap this parameter, but its other names follow as on CUDA."""
 
     class Held(nn.Module):
@@ -161,7 +161,10 @@ def test_a_parameter_that_an_autograd_graph_holds():
             self.same = [self.weight]
             self.graph = self.weight * 2
 
-    assert verdicts(move.prove(live(Held), move.FAKE_CUDA), "moves") == {"weight": "passed", "graph": "failed"}
+    assert map_verdicts(move.prove(build_live_subject(Held), move.FAKE_CUDA), "moves") == {
+        "weight": "passed",
+        "graph": "failed",
+    }
 
 
 class Sparse(nn.Module):
@@ -173,9 +176,12 @@ class Sparse(nn.Module):
         self.lost = torch.eye(3).to_sparse()
 
 
-def test_what_cannot_be_moved_without_data_is_moved_with_it():
+def test_sparse_model_is_moved_with_data():
     """FakeTensorMode does not support sparse tensors on the fake device, so the model is moved with data."""
-    assert verdicts(move.prove(live(Sparse), move.FAKE_CUDA), "moves") == {"kept": "passed", "lost": "failed"}
+    assert map_verdicts(move.prove(build_live_subject(Sparse), move.FAKE_CUDA), "moves") == {
+        "kept": "passed",
+        "lost": "failed",
+    }
 
 
 def test_a_move_that_raises_is_inconclusive():
@@ -187,7 +193,7 @@ def test_a_move_that_raises_is_inconclusive():
                 raise ValueError("not to be moved")
             return super()._apply(fn, recurse)
 
-    check = move.prove(live(lambda: Broken(2, 2)), move.FAKE_CUDA)
+    check = move.prove(build_live_subject(lambda: Broken(2, 2)), move.FAKE_CUDA)
     assert check.findings == ()
     assert "not to be moved" in check.reason
     assert check.verdict is Verdict.INCONCLUSIVE

@@ -29,23 +29,23 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def after(tmp_path, in_tmp_path):
+def inspect_after_forward(tmp_path, in_tmp_path):
     """Return a function that inspects a class Net, made of the given source lines, after a forward with a 2×3 input."""
 
-    def inspect_one(forward: str, init: str = "pass", call: str = "Net", **options) -> inspection.Inspection:
+    def inspect_net(forward: str, init: str = "pass", call: str = "Net", **options) -> inspection.Inspection:
         lines = [textwrap.indent(textwrap.dedent(text), " " * 8).strip() for text in (init, forward)]
         more = options.pop("more", "")
         (tmp_path / "net.py").write_text(HEADER + CLASS.format(init=lines[0], forward=lines[1]) + more, "utf-8")
         return inspection.inspect(inspection.Request(f"net.py:{call}", input=("2x3",), **options))
 
-    return inspect_one
+    return inspect_net
 
 
-def rows(result):
+def map_rows(result):
     return {row.fqn: row for row in result.state.tensors}
 
 
-def line_of(text: str) -> int:
+def find_line(text: str) -> int:
     """Return the number of the only line of net.py that contains `text`."""
     (number,) = [n for n, line in enumerate(Path("net.py").read_text().splitlines(), 1) if text in line]
     return number
@@ -58,50 +58,56 @@ def list_notes(result) -> dict[str, str]:
 # --- tensors that appear ------------------------------------------------------------------------------------
 
 
-def test_what_forward_assigns_appears_with_its_line(after):
+def test_attribute_created_by_forward_has_its_line(inspect_after_forward):
     """The attribute is unregistered, neither saved nor moved, and has the line of its assignment in forward. The
     constructor has no line to replace, so the row has no fix.
     """
-    row = rows(after("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
+    row = map_rows(inspect_after_forward("self.mask = torch.ones(3)", init="self.mask = None"))["mask"]
     assert (row.appeared, row.kind.value, row.saved, row.moves) == (True, "unregistered", False, False)
     assert (row.note, row.fix) == ("created by the first forward", None)
-    assert row.origin.line == line_of("self.mask = torch.ones(3)")
+    assert row.origin.line == find_line("self.mask = torch.ones(3)")
 
 
-def test_what_is_put_into_a_dict_has_the_line_of_the_dict(after):
+def test_dict_item_has_the_line_of_the_dict(inspect_after_forward):
     """torch does not see an item assigned to a dict, so the item has the dict's line; an attribute has its own line."""
-    actual_rows = rows(after("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}"))
-    assert actual_rows["cache['cpu']"].origin.line == line_of("self.cache = {}")
-    assert actual_rows["seen"].origin.line == line_of("self.seen = x")
+    actual_rows = map_rows(
+        inspect_after_forward("self.seen = x\nself.cache[str(x.device)] = torch.ones(3)", init="self.cache = {}")
+    )
+    assert actual_rows["cache['cpu']"].origin.line == find_line("self.cache = {}")
+    assert actual_rows["seen"].origin.line == find_line("self.seen = x")
 
 
-def test_a_module_made_in_forward_is_registered(after):
+def test_module_created_in_forward_is_registered(inspect_after_forward):
     """The new module's parameters are listed in torch's order, and they are saved and moved."""
-    actual = after("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
+    actual = inspect_after_forward("if not hasattr(self, 'late'):\n    self.late = nn.Linear(3, 3)")
     assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias", "late.weight", "late.bias"]
     late = [row for row in actual.state.tensors if row.appeared]
     assert [(row.fqn, row.saved, row.moves) for row in late] == [("late.weight", True, True), ("late.bias", True, True)]
 
 
-def test_what_was_there_has_not_appeared(after):
+def test_tensors_of_the_constructor_are_not_marked_as_appeared(inspect_after_forward):
     """The rows of the constructor equal the rows without an input."""
-    actual = after("self.mask = x", init="self.table = torch.ones(3)")
+    actual = inspect_after_forward("self.mask = x", init="self.table = torch.ones(3)")
     before = inspection.inspect(inspection.Request("net.py:Net")).state.tensors
     assert [row for row in actual.state.tensors if not row.appeared] == list(before)
 
 
-def test_what_forward_assigns_anew_keeps_the_constructors_line(after):
+def test_reassigned_attribute_keeps_the_line_of_the_constructor(inspect_after_forward):
     """The fix replaces the line of the constructor."""
-    row = rows(after("self.table = self.table.to(x.dtype) * 1", init="self.table = torch.ones(3)"))["table"]
+    row = map_rows(inspect_after_forward("self.table = self.table.to(x.dtype) * 1", init="self.table = torch.ones(3)"))[
+        "table"
+    ]
     assert not row.appeared
-    assert row.origin.line == line_of("self.table = torch.ones(3)")
+    assert row.origin.line == find_line("self.table = torch.ones(3)")
     assert "register_buffer" in row.fix
 
 
-def test_a_tie_that_forward_breaks_is_no_appearance(after):
+def test_alias_of_a_rebound_buffer_is_not_marked_as_appeared(inspect_after_forward):
     """A further name of a buffer becomes a tensor of its own when forward rebinds the buffer."""
-    actual_rows = rows(
-        after("self.t = self.t + 1", init="self.register_buffer('t', torch.ones(3)); self.other = self.t")
+    actual_rows = map_rows(
+        inspect_after_forward(
+            "self.t = self.t + 1", init="self.register_buffer('t', torch.ones(3)); self.other = self.t"
+        )
     )
     assert (actual_rows["other"].appeared, actual_rows["other"].fix) == (False, None)
     assert actual_rows["t"].aliases == ()
@@ -143,33 +149,35 @@ def test_lazy_parameters_get_their_shapes():
 CHANGES = {
     "in place": "self.kept += 1",
     "by .data": "self.kept.data.mul_(3)",
-    "anew": "self.kept = self.kept * 2",
+    "assigned again": "self.kept = self.kept * 2",
     "in shape": "self.kept = torch.cat([self.kept, x])",
     "in dtype": "self.kept = self.kept.double()",
     "in its sign of zero": "self.kept[0, 0] = -0.0",
 }
 
 
-HOLDS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.kept = torch.full((3, 3), {})"]
+DECLARATIONS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.kept = torch.full((3, 3), {})"]
 
 
-@pytest.mark.parametrize("holds", HOLDS)
+@pytest.mark.parametrize("declaration", DECLARATIONS)
 @pytest.mark.parametrize("how", CHANGES)
-def test_what_forward_changes_is_noted(after, how, holds):
+def test_tensor_changed_by_forward_has_a_note(inspect_after_forward, how, declaration):
     """A change is detected bit by bit, however the code writes it, and no other tensor has a note."""
     value = "0.0" if "zero" in how else "1.0"
-    assert list_notes(after(CHANGES[how], init=holds.format(value))) == {"kept": "changed by forward"}
+    assert list_notes(inspect_after_forward(CHANGES[how], init=declaration.format(value))) == {
+        "kept": "changed by forward"
+    }
 
 
-def test_a_parameter_that_forward_changes_is_noted(after):
+def test_parameter_changed_by_forward_has_a_note(inspect_after_forward):
     """An embedding with max_norm changes its rows in forward."""
-    assert list_notes(after("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
+    assert list_notes(inspect_after_forward("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
 
 
 @pytest.mark.parametrize("forward", ["self.kept = self.kept * 1", "self.kept.mul_(1)", "self.kept = self.kept.clone()"])
-def test_what_has_the_same_bits_is_not_changed(after, forward):
+def test_rewrite_with_the_same_bits_has_no_note(inspect_after_forward, forward):
     """A NaN with the same bits counts as unchanged."""
-    assert not list_notes(after(forward, init="self.kept = torch.full((3,), torch.nan)"))
+    assert not list_notes(inspect_after_forward(forward, init="self.kept = torch.full((3,), torch.nan)"))
 
 
 def test_running_statistics_change_in_training_mode():
@@ -179,44 +187,44 @@ def test_running_statistics_change_in_training_mode():
     assert list_notes(state) == dict.fromkeys(buffers, "changed by forward in training mode")
 
 
-def test_a_model_built_in_eval_mode_is_not_trained(after):
+def test_model_built_in_eval_mode_is_not_run_in_training_mode(inspect_after_forward):
     """The constructor sets evaluation mode, so forward is not called in training mode."""
-    result = after("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
+    result = inspect_after_forward("self.norm(x)", init="self.norm = nn.BatchNorm1d(3); self.eval()")
     assert not list_notes(result)
 
 
-def test_the_values_are_those_after_forward(after):
+def test_statistics_are_computed_after_forward(inspect_after_forward):
     """Forward ran once, in evaluation mode: the statistics describe the instance that ran it."""
-    actual = after("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
-    assert rows(actual)["count"].stats.max == 1
+    actual = inspect_after_forward("self.count += 1", init="self.register_buffer('count', torch.zeros(()))", stats=True)
+    assert map_rows(actual)["count"].stats.max == 1
 
 
-def test_on_meta_writes_are_counted(after):
+def test_writes_on_meta_are_reported_as_changes(inspect_after_forward):
     """Tensors on meta have no values to compare; inputs are on meta like the model."""
     init = "self.register_buffer('count', torch.zeros(())); self.register_buffer('still', torch.zeros(()))"
-    actual = after("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
+    actual = inspect_after_forward("self.count += 1; self.seen = x + self.still", init=init, init_device="meta")
     assert list_notes(actual) == {"count": "changed by forward", "seen": "created by the first forward"}
-    assert rows(actual)["seen"].device == "meta"
+    assert map_rows(actual)["seen"].device == "meta"
 
 
-def test_what_forward_removes_is_told(after):
+def test_attribute_deleted_by_forward_is_reported(inspect_after_forward):
     """An attribute that forward deletes has no row any more."""
-    actual = after("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
+    actual = inspect_after_forward("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
     assert [(odd.name, odd.fqn) for odd in actual.state.oddities] == [("gone-after-forward", "tmp")]
 
 
 # --- errors -------------------------------------------------------------------------------------------------
 
 
-def test_a_forward_that_raises_has_its_own_message_and_line(after):
+def test_error_of_forward_has_its_message_and_line(inspect_after_forward):
     """The error is a single line."""
     with pytest.raises(ModelError) as raised:
-        after("raise ValueError('no such size')")
-    expected = f"net.py:Net: calling the model raised ValueError: no such size (net.py:{line_of('raise Value')})"
+        inspect_after_forward("raise ValueError('no such size')")
+    expected = f"net.py:Net: calling the model raised ValueError: no such size (net.py:{find_line('raise Value')})"
     assert str(raised.value) == expected
 
 
-def test_a_forward_that_raises_in_training_alone_is_told():
+def test_error_only_in_training_mode_is_reported():
     """BatchNorm raises in training mode with a batch of one row; the table is still shown."""
     state = inspection.inspect(inspection.Request("torch.nn:BatchNorm1d(3)", input=("1x3",)))
     (oddity,) = state.state.oddities
@@ -225,14 +233,14 @@ def test_a_forward_that_raises_in_training_alone_is_told():
     assert not list_notes(state)
 
 
-def test_a_model_that_exists_once_is_copied(after):
+def test_module_level_model_is_copied(inspect_after_forward):
     """A module-level object has no constructor to call again; the result shows a copy of the object after a forward."""
-    result = after("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
-    assert rows(result)["mask"].appeared
+    result = inspect_after_forward("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
+    assert map_rows(result)["mask"].appeared
 
 
 @pytest.mark.parametrize("expression", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])
-def test_what_is_compiled_is_traced_as_without_us(after, expression):
+def test_compiled_model_can_be_traced(inspect_after_forward, expression):
     """Dynamo cannot trace methods that are wrapped to record lines, so a compiled model has no recorded lines."""
     more = f"""
 def compiled():
@@ -243,11 +251,11 @@ def compiled():
 def make():
     return {expression}
 """
-    actual = after("self.mask = torch.ones(3)", call="make", more=more)
+    actual = inspect_after_forward("self.mask = torch.ones(3)", call="make", more=more)
     assert [row.fqn.rpartition(".")[2] for row in actual.state.tensors if row.appeared] == ["mask"]
 
 
-def test_a_checkpoint_has_no_forward(tmp_path):
+def test_input_for_a_checkpoint_is_refused(tmp_path):
     """The error is a single line."""
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pt")
     with pytest.raises(UsageError, match="is a checkpoint, which has no forward"):
@@ -257,25 +265,27 @@ def test_a_checkpoint_has_no_forward(tmp_path):
 # --- moves and proofs ---------------------------------------------------------------------------------------
 
 
-def test_what_appeared_is_moved_too(after):
+def test_tensor_created_by_forward_is_checked_by_the_move(inspect_after_forward):
     """A cache stays on the device of its forward and is reported; a tensor replaced by each forward is not reported."""
-    result = after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta")
+    result = inspect_after_forward(
+        "if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None", to="meta"
+    )
     assert [(finding.rule, finding.fqn) for finding in result.findings] == [
         ("left-behind", "mask"),
         ("keeps-dtype", "mask"),
     ]
-    assert rows(result)["mask"].after.device == "cpu"
-    result = after("self.mask = torch.ones(3)", to="meta")
+    assert map_rows(result)["mask"].after.device == "cpu"
+    result = inspect_after_forward("self.mask = torch.ones(3)", to="meta")
     assert result.findings == ()
-    assert rows(result)["mask"].after.device == "cpu"
+    assert map_rows(result)["mask"].after.device == "cpu"
 
 
-def test_a_proof_that_fails_names_the_line_in_forward(after):
+def test_help_names_the_line_in_forward(inspect_after_forward):
     """The help names the line of forward that assigned the tensor which the move leaves on the CPU."""
-    after("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
+    inspect_after_forward("if self.mask is None:\n    self.mask = torch.ones(3)", init="self.mask = None")
     result = run(Request("net.py:Net", checks=(Name.MOVE,), device="meta", input=("2x3",)))
     (finding,) = result.findings
-    assert finding.help.endswith(f"; assigned at net.py:{line_of('self.mask = torch.ones(3)')}")
+    assert finding.help.endswith(f"; assigned at net.py:{find_line('self.mask = torch.ones(3)')}")
 
 
 MODULES = {
@@ -288,7 +298,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("spec", MODULES)
-def test_the_registered_rows_are_those_of_an_instance_that_ran(spec):
+def test_registered_rows_equal_the_lists_of_torch(spec):
     """The registered rows equal torch's own lists of parameters and buffers, with names and shapes."""
     if spec.startswith("torchmetrics"):
         pytest.importorskip("torchmetrics")

@@ -67,14 +67,14 @@ def export_net() -> nn.Module:
         return torch.export.export(Net(), (torch.ones(1, 2),)).module()
 
 
-def row(model: nn.Module, name: str = "t"):
+def find_row(model: nn.Module, name: str = "t"):
     return next(row for row in statecli.inspect(model).state.tensors if row.fqn == name)
 
 
 @pytest.mark.parametrize("make", [export_net, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
-def test_a_plain_tensor_stays_plain_whatever_a_copy_makes_of_it(make):
+def test_plain_tensor_is_listed_as_unregistered(make):
     """The tensor is listed as unregistered, not saved and not moved."""
-    actual = row(make())
+    actual = find_row(make())
     assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, False)
 
 
@@ -90,7 +90,7 @@ WRAPPERS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_of_torch_are_listed_as_they_are(name):
+def test_wrapper_is_listed_like_its_registries(name):
     """Names, kinds and requires_grad equal the model's own registries; the plain tensor is listed as plain."""
     model = WRAPPERS[name]()
     rows_by_fqn = {row.fqn: row for row in statecli.inspect(model).state.tensors}
@@ -110,24 +110,24 @@ def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
     assert [(finding.rule, finding.fqn) for finding in verification.findings] == [("left-behind", "t")]
 
 
-def test_what_was_added_after_construction_is_there():
+def test_tensor_added_after_construction_is_listed():
     """The added tensor is listed, although copies of the class are rebuilt by the constructor."""
     model = Rebuilds()
     model.extra = torch.ones(3)
-    assert row(model, "extra").moves is False
+    assert find_row(model, "extra").moves is False
 
 
-def test_a_module_in_a_list_is_listed_as_it_is():
+def test_tensor_of_a_module_in_a_list_does_not_move():
     """The module in the plain list is unregistered, and its copies register the plain tensor."""
     model = Net()
     model.others = [Registers()]
-    assert row(model, "others[0].t").moves is False
+    assert find_row(model, "others[0].t").moves is False
 
 
-def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
+def test_move_is_unknown_if_every_copy_differs():
     """The row does not say whether the tensor moves, because every copy differs from the model."""
     model = Locked()
-    actual = row(model)
+    actual = find_row(model)
     assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, None)
     assert "a copy of the model has the tensor as a buffer" in actual.note
     (check,) = statecli.verify(model, checks="move").checks
@@ -135,7 +135,7 @@ def test_where_no_copy_is_like_the_model_nothing_is_said_of_the_move():
     assert check.columns[0].cells["fc.weight"].verdict.value == "passed"
 
 
-def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
+def test_tie_broken_by_the_copy_is_not_attributed_to_the_move():
     """The copy already lacks the tied weights, so `untied-by-move` is not reported."""
 
     class Parts(nn.Module):
@@ -155,7 +155,7 @@ def test_a_tie_that_a_copy_parts_is_not_broken_by_the_move():
 
 
 @pytest.mark.parametrize("make", [export_net, Registers, Drops, Rebuilds, Locked])
-def test_the_model_is_left_as_it_was(make):
+def test_model_is_unchanged_after_both_commands(make):
     """Its attributes are the same objects with the same values after both commands."""
     model = make()
     before = dict(vars(model)), {name: value.clone() for name, value in model.state_dict().items()}
@@ -167,7 +167,7 @@ def test_the_model_is_left_as_it_was(make):
     assert all(torch.equal(value, before[1][name]) for name, value in model.state_dict().items())
 
 
-def test_statistics_are_of_the_model_itself():
+def test_statistics_are_of_the_model_and_not_of_a_copy():
     """The statistics are of the model, even if its copies have other values."""
 
     class Zeroed(Net):
@@ -190,7 +190,7 @@ assert not any(map(copy_model._has_own_copying, [nn.Linear, nn.LSTM, nn.Multihea
 """
 
 
-def test_copies_of_torchs_own_are_made_as_before():
+def test_own_copying_code_is_detected():
     """copy.deepcopy copies a class without its own copying code, unless a library patched nn.Module."""
     from statecli.commands.verify import copy_model
 
