@@ -11,7 +11,8 @@ WORKERS := -n 2 --dist worksteal
 # of their own waits for them, while the workers compute.
 WAITING := $(addprefix tests/,test_cli_verify.py test_interrupts.py test_supervisor.py test_git.py \
 	test_integrations.py test_pull_request_comment.py test_system_errors.py test_windows.py audit/test_plugins.py \
-	browse/test_screen.py browse/test_terminal.py executors/test_asked.py executors/test_lost.py executors/test_same.py \
+	browse/test_screen.py browse/test_terminal.py \
+	$(addprefix executors/test_,executor_errors.py failed_workers.py same_result.py) \
 	fix/test_files.py formats/test_number_lines.py render/test_tensors_page.py \
 	$(addprefix storage/test_,audits.py http.py http_hostile.py lost.py progress.py s3.py))
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment

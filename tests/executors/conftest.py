@@ -12,8 +12,8 @@ import torch
 # Workers of Dask are forks of a process that has imported Dask. Read when `distributed` is imported.
 os.environ.setdefault("DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD", "forkserver")
 
-FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-OTHERS = ("int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")
+FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+OTHER_DTYPES = ("int64", "int32", "int8", "uint8", "bool", "complex64", "complex128")
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
@@ -22,7 +22,7 @@ def state(seed: int) -> dict[str, torch.Tensor]:
     """
     numbers, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     tensors = {}
-    for dtype in (*FLOATS, *OTHERS):
+    for dtype in (*FLOAT_DTYPES, *OTHER_DTYPES):
         both = [torch.randn(40, 50, generator=generator, dtype=torch.float64) * 3 for generator in (shared, numbers)]
         values = torch.cat(both)
         values = values.abs() if dtype == "uint8" else values

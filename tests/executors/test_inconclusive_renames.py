@@ -14,7 +14,7 @@ import statecli as package
 from statecli.core.errors import UnreadableError
 from statecli.values import compare
 
-LOST = "executor='Losing': a worker stopped during a task (OSError)"
+FAILED_TASK_MESSAGE = "executor='FailingExecutor': a worker stopped during a task (OSError)"
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _files(in_tmp_path, one_task_a_parcel):
     save_file({"y.w": w.clone(), "y.v": v.clone(), "k": k.clone(), "new": torch.zeros(8)}, "b")
 
 
-class Losing(Executor):
+class FailingExecutor(Executor):
     """Lose all tasks of a function, or only the tasks for whose number `lost` is true."""
 
     def __init__(self, function, lost=lambda n: True):
@@ -51,28 +51,28 @@ def list_statuses(diff):
 
 
 @pytest.mark.parametrize("function", ["fingerprint_batch", "run_batch"])
-def test_all_of_it_is_lost(function):
+def test_failed_search_makes_all_possible_renames_broken(function):
     """The fingerprints or their confirmation are lost: each possibly renamed tensor is broken, and the others are
     reported.
     """
-    diff = package.diff("a", "b", executor=Losing(function))
+    diff = package.diff("a", "b", executor=FailingExecutor(function))
     assert {tensor.fqn for tensor in diff.broken} - {"k"} == {"x.w", "x.v", "y.w", "y.v"}
-    assert {tensor.message for tensor in diff.broken if tensor.fqn != "k"} == {LOST}
+    assert {tensor.message for tensor in diff.broken if tensor.fqn != "k"} == {FAILED_TASK_MESSAGE}
     assert list_statuses(diff) == {"gone": "removed", "new": "added"}
 
 
-def test_one_fingerprint_is_lost():
+def test_failed_fingerprint_breaks_only_its_possible_rename():
     """A certain rename is reported; the tensor with the lost work and its possible partner are broken."""
     for lost in range(4):
-        diff = package.diff("a", "b", executor=Losing("fingerprint_batch", lambda n: n == lost))  # noqa: B023
+        diff = package.diff("a", "b", executor=FailingExecutor("fingerprint_batch", lambda n: n == lost))  # noqa: B023
         (renamed,) = {"y.w", "y.v"} & list_statuses(diff).keys()
         assert list_statuses(diff) == {renamed: "renamed", "gone": "removed", "new": "added"}
         other = {"y.w": "v", "y.v": "w"}[renamed]
         assert {tensor.fqn for tensor in diff.broken} == {f"x.{other}", f"y.{other}"}
-        assert {finding.message for finding in diff.broken} == {LOST}
+        assert {finding.message for finding in diff.broken} == {FAILED_TASK_MESSAGE}
 
 
-def test_from_the_command_line(statecli, monkeypatch):
+def test_command_line_reports_only_certain_changes(statecli, monkeypatch):
     """Status 2 and a single line; the document reports no possibly renamed tensor as added or removed."""
     monkeypatch.setattr(compare, "fingerprint_batch", _fail_fetches)
     result = statecli("diff", "a", "b", "-f", "json")
@@ -84,7 +84,7 @@ def _fail_fetches(_, works):
     return [UnreadableError("https://h/m.pt: no bytes came")] * len(works)
 
 
-def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
+def test_tensor_without_a_fingerprint_is_not_an_error(statecli):
     """Tensors with endlessly overlapping windows have no fingerprint: they are added and removed without an error."""
     for name in ("a", "b"):
         torch.save({f"{name}.w": torch.ones(1).expand(2**62), "k": torch.ones(3)}, f"{name}.pt")
@@ -92,7 +92,7 @@ def test_what_cannot_be_read_as_elements_is_no_failure(statecli):
     assert (result.code, result.err) == (1, "")
 
 
-def test_a_merge_says_it_as_well(statecli, monkeypatch):
+def test_merge_reports_the_failure_of_a_part(statecli, monkeypatch):
     """If a part contains the failure, the merge exits with status 2 and reports the same line."""
     with monkeypatch.context() as patch:
         patch.setattr(compare, "fingerprint_batch", _fail_fetches)
@@ -105,7 +105,7 @@ def test_a_merge_says_it_as_well(statecli, monkeypatch):
     assert {change["fqn"] for change in result.json["changes"] if change["status"] != "identical"} == {"gone", "new"}
 
 
-def test_a_file_that_is_gone(statecli):
+def test_file_missing_during_the_search_is_named(statecli):
     """The file is missing when its values are read, although its header was read: the error names the file, and the
     document names each tensor.
     """

@@ -72,11 +72,11 @@ def workers(dask_cluster, tmp_path):
         process.wait()
 
 
-def of_dask(cluster):
+def use_dask(cluster):
     return use_executor(f"dask:{cluster.scheduler_address}")
 
 
-def once(do):
+def call_once(do):
     """Return a callback that calls `do` only the first time."""
     left = [do]
     return lambda *_: left.pop()() if left else None
@@ -86,7 +86,7 @@ def once(do):
 
 
 #: The first task of any worker never ends by itself.
-STUCK = """
+STUCK_PRELOAD = """
 import os, time
 from statecli.values import compare_task as run
 real = run.real = getattr(run, "real", run.run_batch)  # a preload may be loaded twice
@@ -108,26 +108,26 @@ def kill_worker(path, how=signal.SIGKILL):
     os.kill(int(os.readlink(path)), how)
 
 
-def test_a_worker_is_killed_in_the_middle(pairs, dask_cluster, tmp_path):
+def test_killed_worker_does_not_change_the_result(pairs, dask_cluster, tmp_path):
     """SIGKILL ends a worker process of a real cluster whose task never finishes: the result is the same."""
     expected = compare_pairs(pairs, CompareOptions())
-    (tmp_path / "preload.py").write_text(STUCK.format(path=str(tmp_path / "first")))
+    (tmp_path / "preload.py").write_text(STUCK_PRELOAD.format(path=str(tmp_path / "first")))
     cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
-    with of_dask(cluster), ThreadPoolExecutor(1) as beside:
-        gone = beside.submit(kill_worker, tmp_path / "first")
+    with use_dask(cluster), ThreadPoolExecutor(1) as thread:
+        gone = thread.submit(kill_worker, tmp_path / "first")
         assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
 
-def test_a_parcel_leaves_work_for_each_thread_of_the_cluster(dask_cluster, monkeypatch):
+def test_batch_size_leaves_work_for_each_thread(dask_cluster, monkeypatch):
     """By the cost of Dask alone, 400 MB would be a single batch."""
     monkeypatch.setattr(dask, "MAX_BATCH_BYTES", 512 << 20)
     monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 16 << 20)
-    with of_dask(dask_cluster(2)):
+    with use_dask(dask_cluster(2)):
         assert pool._engine.get().min_batch_bytes(400 << 20) == 50 << 20
 
 
-def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster, monkeypatch):
+def test_delivered_result_counts_after_dask_loses_it(pairs, dask_cluster, monkeypatch):
     """Dask reports that a result is lost just after the result arrived."""
     expected = compare_pairs(pairs, CompareOptions())
     real = distributed.Client._gather
@@ -139,36 +139,36 @@ def test_a_result_that_came_counts_though_its_worker_is_gone(pairs, dask_cluster
         return results
 
     monkeypatch.setattr(distributed.Client, "_gather", gather_and_lose)
-    with of_dask(dask_cluster(1)):
+    with use_dask(dask_cluster(1)):
         assert compare_pairs(pairs, CompareOptions()) == expected
 
 
-def test_a_worker_is_stopped(pairs, workers, tmp_path):
+def test_stopped_worker_does_not_change_the_result(pairs, workers, tmp_path):
     """After SIGSTOP, the scheduler reassigns the worker's tasks when the worker is silent for `worker-ttl`."""
     expected = compare_pairs(pairs, CompareOptions())
     with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
-        cluster, _ = workers(2, STUCK.format(path=str(tmp_path / "first")))
-    with of_dask(cluster), ThreadPoolExecutor(1) as beside:
-        gone = beside.submit(kill_worker, tmp_path / "first", signal.SIGSTOP)
+        cluster, _ = workers(2, STUCK_PRELOAD.format(path=str(tmp_path / "first")))
+    with use_dask(cluster), ThreadPoolExecutor(1) as thread:
+        gone = thread.submit(kill_worker, tmp_path / "first", signal.SIGSTOP)
         assert compare_pairs(pairs, CompareOptions()) == expected
         gone.result()
 
 
-def test_the_other_worker_does_it_all(pairs, workers):
+def test_remaining_worker_gives_the_whole_result(pairs, workers):
     """One of the two workers dies and is not restarted."""
     expected = compare_pairs(pairs, CompareOptions())
     cluster, (victim, _) = workers()
-    with of_dask(cluster):
-        assert compare_pairs(pairs, CompareOptions(), progress=once(victim.kill)) == expected
+    with use_dask(cluster):
+        assert compare_pairs(pairs, CompareOptions(), progress=call_once(victim.kill)) == expected
     assert victim.wait() == -signal.SIGKILL
 
 
-def test_all_workers_die(workers, statecli, monkeypatch):
+def test_results_before_the_death_of_all_workers_are_shown(workers, statecli, monkeypatch):
     """Earlier results are shown, the error for the rest is a single line, and the command exits with status 2 without
     waiting.
     """
     cluster, begun = workers()
-    first = once(lambda: [process.kill() for process in begun])
+    first = call_once(lambda: [process.kill() for process in begun])
     results = ExecutorEngine._get_results
     monkeypatch.setattr(ExecutorEngine, "_get_results", lambda *both: (results(*both), first())[0])
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
@@ -181,7 +181,7 @@ def test_all_workers_die(workers, statecli, monkeypatch):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
+def test_dead_scheduler_makes_pairs_unreadable(pairs, tmp_path, monkeypatch, how):
     """Results not delivered by then are lost; statecli does not wait for a stopped, silent scheduler either."""
     line = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
@@ -195,7 +195,9 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
         address = distributed.Client(scheduler_file=str(file), set_as_default=False)
         with address, use_executor(f"dask:{address.scheduler.address}"):
             monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
-            actual_pairs = compare_pairs(pairs, CompareOptions(), progress=once(lambda: scheduler.send_signal(how)))
+            actual_pairs = compare_pairs(
+                pairs, CompareOptions(), progress=call_once(lambda: scheduler.send_signal(how))
+            )
     finally:
         for process in (scheduler, worker):
             process.kill()
@@ -205,7 +207,7 @@ def test_the_scheduler_dies(pairs, tmp_path, monkeypatch, how):
     assert all(isinstance(pair, UnreadableError) for pair in lost)
 
 
-LOGGING = """
+LOGGING_SCRIPT = """
 import logging, sys
 from distributed import Client
 from statecli.workers.executors import use_executor
@@ -216,17 +218,17 @@ logging.getLogger("distributed.client").warning("said afterwards")
 """
 
 
-def test_nothing_that_dask_logs_is_shown(dask_cluster):
+def test_logs_of_dask_are_not_shown(dask_cluster):
     """No logger of Dask or tornado writes during the work, whatever its own level; afterwards the loggers are as
     before.
     """
-    line = [sys.executable, "-c", LOGGING, f"dask:{dask_cluster(1).scheduler_address}"]
+    line = [sys.executable, "-c", LOGGING_SCRIPT, f"dask:{dask_cluster(1).scheduler_address}"]
     done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
     (message,) = done.stderr.splitlines()
     assert message.endswith("said afterwards")
 
 
-class Dying(Executor):
+class LosesEverySecondTask(Executor):
     """An executor that loses every second task."""
 
     def __init__(self):
@@ -242,37 +244,39 @@ class Dying(Executor):
         return future
 
 
-def test_what_an_executor_loses_is_lost_alone(pairs):
+def test_failed_task_affects_only_its_pair(pairs):
     """All other pairs are compared; the message has only the type of the executor's error, because its text may be
     secret.
     """
-    with use_executor(Dying()):
+    with use_executor(LosesEverySecondTask()):
         actual_pairs = compare_pairs(pairs, CompareOptions())
     assert {type(pair) for pair in actual_pairs} == {Delta, UnreadableError}
-    assert {str(pair) for pair in actual_pairs[1::2]} == {"--executor Dying: a worker stopped during a task (OSError)"}
+    assert {str(pair) for pair in actual_pairs[1::2]} == {
+        "--executor LosesEverySecondTask: a worker stopped during a task (OSError)"
+    }
 
 
 # --- workers that refuse ---------------------------------------------------------------------------------------------
 
-OLDER = "import statecli.core.version; statecli.core.version.__version__ = '0.0.9'"
-NUMPY = "from statecli.values import compiled_kernel; compiled_kernel.native = None"
-NONE = f"import sys; sys.path[:] = [folder for folder in sys.path if folder not in ('', {str(ROOT)!r})]"
+OLDER_VERSION = "import statecli.core.version; statecli.core.version.__version__ = '0.0.9'"
+NUMPY_KERNEL = "from statecli.values import compiled_kernel; compiled_kernel.native = None"
+NO_STATECLI = f"import sys; sys.path[:] = [folder for folder in sys.path if folder not in ('', {str(ROOT)!r})]"
 
 
 @pytest.mark.parametrize(
-    ("preload", "said"),
+    ("preload", "expected_message"),
     [
-        (OLDER, "a worker refused the task: the worker runs statecli 0.0.9 with the "),
+        (OLDER_VERSION, "a worker refused the task: the worker runs statecli 0.0.9 with the "),
         pytest.param(
-            NUMPY,
+            NUMPY_KERNEL,
             "with the numpy compute kernel, but this command runs ",
             marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
-        (NONE, "a worker has no statecli or an old version; install statecli"),
+        (NO_STATECLI, "a worker has no statecli or an old version; install statecli"),
     ],
     ids=["older", "numpy", "none"],
 )
-def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypatch, tmp_path):
+def test_worker_with_another_statecli_is_refused(preload, expected_message, workers, statecli, monkeypatch, tmp_path):
     """The error is a single line, with status 2 and no values; the worker's log has no credentials."""
     monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
     cluster, _ = workers(1, preload)
@@ -280,7 +284,7 @@ def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypa
     result = statecli("diff", "a", "b", "--executor", engine)
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith(f"statecli: --executor {engine}: ")
-    assert said in result.err
+    assert expected_message in result.err
     assert result.err.count("\n") == 1
     assert "s3cr3t" not in (tmp_path / "log0").read_text()
 
@@ -288,7 +292,7 @@ def test_a_worker_of_another_statecli(preload, said, workers, statecli, monkeypa
 # --- no scheduler or worker ------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
+def test_cluster_without_workers_is_refused(dask_cluster, statecli, monkeypatch):
     """The command does not wait without a limit for a worker."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 0.5)
     engine = f"dask:{dask_cluster(0).scheduler_address}"
@@ -298,7 +302,7 @@ def test_a_cluster_without_workers(dask_cluster, statecli, monkeypatch):
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
+def test_silent_scheduler_is_reported(statecli, monkeypatch, silent):
     """There is no listener at the address, or the listener is silent."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -314,7 +318,7 @@ def test_a_scheduler_that_does_not_answer(statecli, monkeypatch, silent):
 
 
 @pytest.mark.parametrize("address", ["nonsense://h:1", "tcp://", "tcp://127.0.0.1:port", "h:p:q"])
-def test_an_address_that_is_none(statecli, monkeypatch, address):
+def test_invalid_scheduler_address_is_refused(statecli, monkeypatch, address):
     """The error is a single line, as for a silent scheduler."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     result = statecli("diff", "a", "b", "--executor", f"dask:{address}")
@@ -325,7 +329,7 @@ def test_an_address_that_is_none(statecli, monkeypatch, address):
 # --- an interrupt ----------------------------------------------------------------------------------------------------
 
 #: A worker that reports its start and never ends.
-ENDLESS = """
+ENDLESS_PRELOAD = """
 import pathlib, time
 from statecli.values import compare_task as run
 def run_batch(how, tasks):
@@ -354,16 +358,16 @@ def interrupt_diff(engine, began):
     return process.returncode, out, err
 
 
-def test_ctrl_c_while_dask_works(workers, tmp_path):
+def test_interrupt_cancels_the_tasks_of_dask(workers, tmp_path):
     """The command exits with status 130 at once and silently; tasks that have not begun are cancelled."""
     began = tmp_path / "began"
-    cluster, _ = workers(1, ENDLESS.format(path=str(began)))
+    cluster, _ = workers(1, ENDLESS_PRELOAD.format(path=str(began)))
     engine = f"dask:{cluster.scheduler_address}"
     assert interrupt_diff(engine, began.exists) == (130, "", "")
     wait_for(lambda: not cluster.scheduler.tasks)
 
 
-THREADS = """
+THREADS_SCRIPT = """
 import os, sys, time
 from statecli.cli import process_exit, interrupts
 from statecli.workers import pool
@@ -383,10 +387,10 @@ except SystemExit as done:
 """
 
 
-def test_ctrl_c_while_threads_work():
+def test_interrupt_does_not_wait_for_threads():
     """The command does not wait for the threads."""
     process = subprocess.Popen(
-        [sys.executable, "-c", THREADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", THREADS_SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "began\n"
     begun = time.monotonic()
@@ -396,7 +400,7 @@ def test_ctrl_c_while_threads_work():
     assert time.monotonic() - begun < 30
 
 
-def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
+def test_engine_gets_the_smallest_task(monkeypatch):
     """The engine gets even a single tensor with a single element; with `jobs=1`, the task runs in this process."""
 
     class Engine:
@@ -420,7 +424,7 @@ def test_an_engine_is_asked_for_the_smallest_work(monkeypatch):
     assert engine.runs == 1
 
 
-def test_a_refusal_ends_the_others():
+def test_refusal_cancels_the_other_tasks():
     """After a refusal, the other submitted tasks are cancelled, because the command has no result."""
 
     submitted = []

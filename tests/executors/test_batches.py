@@ -39,7 +39,7 @@ def send_copy(value):
     return pickle.loads(pickle.dumps(value))
 
 
-def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
+def test_worker_in_another_folder_reads_relative_paths(tasks, tmp_path, monkeypatch):
     """Relative paths are relative to the command's folder, both for reading and in messages."""
     expected = [read_stats(task.tensor) for task in tasks]
     packed = send_copy(pack(stats_batch, None, tasks))
@@ -59,7 +59,7 @@ def test_a_worker_stands_in_another_folder(tasks, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["float32", "strided", "parameter", "l.w", "w", "blake3", "a b"])
-def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkeypatch, statecli):
+def test_file_named_like_a_dtype_or_tensor_is_read(name, tmp_path, monkeypatch, statecli):
     """The file has the name of a dtype, a layout, a tensor or an algorithm: only real paths are treated as paths."""
     monkeypatch.chdir(tmp_path)
     for path, seed in ((name, 0), ("other", 1)):
@@ -68,7 +68,7 @@ def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkey
         state = {"l.w": values.float(), "w": values, "odd": values[::2], "c": values.to(torch.complex64)}
         torch.save({"model": state, "sha256": values.half(), "blake3": values > 0}, path)
     damaged = bytearray((tmp_path / name).read_bytes())
-    damaged[damaged.index(state_bytes(name)) + 9] ^= 1
+    damaged[damaged.index(read_tensor_bytes(name)) + 9] ^= 1
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / name).write_bytes(damaged)
     commands = [
@@ -89,12 +89,12 @@ def test_a_file_is_named_like_something_else_that_travels(name, tmp_path, monkey
         assert expected.code == (2 if os.path.basename(os.getcwd()) == "broken" else int(words[0] in ("diff", "audit")))
 
 
-def state_bytes(path):
+def read_tensor_bytes(path):
     """Return the bytes of `l.w` in the file."""
     return torch.load(path)["model"]["l.w"].numpy().tobytes()
 
 
-def test_a_name_that_is_a_path_stays_one(tasks, tmp_path):
+def test_tensor_named_like_a_path_keeps_its_name(tasks, tmp_path):
     """A message has the file's path as typed; a tensor's name is unchanged, even if the name looks like a path."""
     name = str(tmp_path / "a.pt")
     actual = unpack(
@@ -111,11 +111,11 @@ def shorten_file(path):
     path.write_bytes(b"12345")
 
 
-def written_later(path):
+def change_time(path):
     os.utime(path, (1_700_000_000, 1_700_000_000))
 
 
-def of_other_bytes(path):
+def change_header(path):
     """Change only the header, and keep size and time. Two steps of a training seldom differ so little."""
     then = path.stat()
     path.write_bytes(path.read_bytes().replace(b"data.pkl", b"dada.pkl"))
@@ -123,27 +123,27 @@ def of_other_bytes(path):
 
 
 @pytest.mark.parametrize(
-    ("do_to", "said"),
+    ("change", "expected_message"),
     [
         (Path.unlink, "is missing on "),
         (shorten_file, ": 5 bytes instead of "),
-        (written_later, "its modification time differs: "),
-        (of_other_bytes, "its bytes differ: "),
+        (change_time, "its modification time differs: "),
+        (change_header, "its bytes differ: "),
     ],
 )
-def test_a_file_that_the_worker_does_not_share(tasks, tmp_path, do_to, said):
+def test_file_that_differs_on_the_worker_is_reported(tasks, tmp_path, change, expected_message):
     """The worker has no file of this name, or a different file: the error says how to share the file with workers."""
     packed = pack(stats_batch, None, tasks)
-    do_to(tmp_path / "a.pt")
+    change(tmp_path / "a.pt")
     error = unpack(send_copy(run_packed_batch(send_copy(packed))))
     assert isinstance(error, UnreadableError)
     assert str(error).startswith("a.pt: is ")
     assert f"on the worker {socket.gethostname()}" in str(error)
-    assert said in str(error)
+    assert expected_message in str(error)
     assert str(error).endswith("on a shared disk, or as a copy with the same modification time (cp -p, rsync -t)")
 
 
-def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
+def test_copy_with_the_same_time_is_accepted(tasks, tmp_path):
     """A copy as made by `cp -p` has another inode."""
     expected = [read_stats(task.tensor) for task in tasks]
     packed = pack(stats_batch, None, tasks)
@@ -152,14 +152,14 @@ def test_a_copy_that_keeps_times_is_the_same_file(tasks, tmp_path):
     assert unpack(send_copy(run_packed_batch(send_copy(packed)))) == expected
 
 
-def test_a_file_that_is_replaced_while_the_worker_reads(tasks, tmp_path, monkeypatch):
+def test_file_changed_while_the_worker_reads_is_reported(tasks, tmp_path, monkeypatch):
     """The values are of neither the old file nor the new file, so the result is an error."""
     packed = pack(stats_batch, None, tasks)
     real = stats_module.stats_batch
 
     def read(*words):
         results = real(*words)
-        written_later(tmp_path / "a.pt")
+        change_time(tmp_path / "a.pt")
         return results
 
     monkeypatch.setattr(stats_module, "stats_batch", read)
@@ -194,7 +194,7 @@ class OtherFiles(Executor):
         return future
 
 
-def test_another_step_is_never_taken_for_the_file(tasks):
+def test_other_file_on_the_worker_gives_no_values(tasks):
     """A diff of two equal checkpoints, but the worker has another `a.pt`: all tensors are broken, and no value is
     reported.
     """
@@ -211,7 +211,7 @@ def test_another_step_is_never_taken_for_the_file(tasks):
 
 
 @pytest.mark.parametrize("build", [("0.0.9", "C"), ("0.1.0", "abacus")])
-def test_another_statecli_is_refused(tasks, build, monkeypatch):
+def test_task_of_another_build_is_refused(tasks, build, monkeypatch):
     """Another version may give fields another meaning, and another kernel rounds differently. The worker does not even
     unpack the tasks.
     """
@@ -227,7 +227,7 @@ def test_another_statecli_is_refused(tasks, build, monkeypatch):
         unpack(send_copy(answer))
 
 
-def test_a_worker_does_what_the_table_says():
+def test_worker_runs_only_functions_of_the_table():
     """A worker runs only functions of the table, whatever name the batch has; each function of the table exists."""
     import importlib
 
@@ -239,13 +239,13 @@ def test_a_worker_does_what_the_table_says():
         assert getattr(importlib.import_module(module), name).__module__ == module
 
 
-def test_a_bug_is_told_where_the_command_is(tasks):
+def test_bug_in_a_worker_raises_in_the_command(tasks):
     """A bug raises in the command and is not an error of a tensor."""
     with pytest.raises(RuntimeError, match="AttributeError: 'str' object has no attribute"):
         unpack(run_packed_batch(pack(stats_batch, None, ("no task",))))
 
 
-def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
+def test_repr_of_a_batch_shows_no_secret(tasks, monkeypatch):
     """Engines log the repr of a failed batch; the batch contains the access to remote files, and the worker receives
     this access.
     """
@@ -262,28 +262,28 @@ def test_what_is_shown_of_a_parcel_holds_no_secret(tasks, monkeypatch):
 # --- number of batches -----------------------------------------------------------------------------------------------
 
 
-class Counting(ThreadPoolExecutor):
+class CountingExecutor(ThreadPoolExecutor):
     """An executor that counts its batches."""
 
-    parcels = 0
+    batches = 0
 
     def submit(self, *words):
         """As `Executor.submit`."""
-        self.parcels += 1
+        self.batches += 1
         return super().submit(*words)
 
 
-def test_no_worker_is_idle_beside_one_that_has_it_all(tmp_path, monkeypatch):
+def test_small_file_is_split_into_batches_for_all_workers(tmp_path, monkeypatch):
     """Each worker gets about four batches, although the file is small enough for a single batch."""
     monkeypatch.chdir(tmp_path)
     torch.save({f"w{n}": torch.randn(50_000) for n in range(64)}, "a.pt")
     monkeypatch.setattr(pool, "MIN_BATCH_BYTES", 1 << 16)
-    with Counting(3) as counting:
+    with CountingExecutor(3) as counting:
         package.inspect("a.pt", stats=True, executor=counting)
-    assert 9 <= counting.parcels <= 24
+    assert 9 <= counting.batches <= 24
 
 
-def test_a_parcel_has_bytes_enough_and_not_too_many():
+def test_batch_size_has_a_minimum_and_a_maximum():
     """A batch has at least 16 MiB, as for a local process, and at most the size at which the cost of sending is
     negligible.
     """
@@ -300,7 +300,7 @@ def test_a_parcel_has_bytes_enough_and_not_too_many():
 # --- answers that are not from a worker ------------------------------------------------------------------------------
 
 
-class Giving(Executor):
+class FixedAnswer(Executor):
     """An executor that returns a fixed answer for any task."""
 
     def __init__(self, answer):
@@ -314,13 +314,13 @@ class Giving(Executor):
 
 
 @pytest.mark.parametrize("answer", [None, b"garbage", b"", pickle.dumps([1, 2]), pickle.dumps(None), 3, b"\x80"])
-def test_an_executor_gives_back_what_no_worker_gave(tasks, answer):
+def test_invalid_answer_of_an_executor_is_reported(tasks, answer):
     """The error names the executor and has no traceback, whatever the answer is."""
-    with pytest.raises(EngineError, match="executor='Giving': the executor did not return a result of statecli"):
-        package.inspect("a.pt", stats=True, executor=Giving(answer))
+    with pytest.raises(EngineError, match="executor='FixedAnswer': the executor did not return a result of statecli"):
+        package.inspect("a.pt", stats=True, executor=FixedAnswer(answer))
 
 
-def test_a_folder_that_was_removed_is_none_of_a_parcel_with_absolute_paths(tmp_path, monkeypatch):
+def test_absolute_paths_work_in_a_removed_folder(tmp_path, monkeypatch):
     """The result equals the result without an executor, and a path with dots is reported as the user wrote it."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

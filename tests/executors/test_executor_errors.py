@@ -14,13 +14,13 @@ import statecli as package
 from statecli.core.errors import EngineError, UsageError
 from statecli.workers.executors import ray
 
-NET = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
+NET_SOURCE = "import torch\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(2, 2)\n"
 
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path, in_tmp_path):
     torch.save({"w": torch.ones(3)}, "a.pt")
-    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "net.py").write_text(NET_SOURCE)
 
 
 def read_error(result):
@@ -34,13 +34,13 @@ def read_error(result):
 @pytest.mark.parametrize(
     "engine", ["thread", "threads:", "threads:0", "threads:-1", "threads:two", "dask", "dask:", "mpi:4", "ray:", " mpi"]
 )
-def test_an_engine_that_is_none(engine, statecli):
+def test_unknown_engine_is_refused(engine, statecli):
     """The error lists the valid engines."""
     line = read_error(statecli("diff", "a.pt", "a.pt", f"--executor={engine}"))
     assert line.startswith(f"--executor {engine}: is not one of threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi")
 
 
-def test_an_empty_one(statecli):
+def test_empty_engine_is_refused(statecli):
     """A script passes a variable that is not set."""
     assert (
         read_error(statecli("diff", "a.pt", "a.pt", "--executor", ""))
@@ -49,7 +49,7 @@ def test_an_empty_one(statecli):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_message"),
     [
         (("diff", "a.pt", "a.pt", "--jobs", "2"), "--executor mpi and --jobs 2 contradict each other"),
         (("audit", "a.pt", "--values", "--jobs", "2"), "--executor mpi and --jobs 2 contradict each other"),
@@ -75,23 +75,23 @@ def test_an_empty_one(statecli):
     ],
     ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
 )
-def test_what_makes_no_sense(words, said, statecli):
+def test_executor_without_use_is_refused(words, expected_message, statecli):
     """The command does not read values, or another option contradicts `--executor`."""
-    assert read_error(statecli(*words, "--executor", "mpi")).startswith(said)
+    assert read_error(statecli(*words, "--executor", "mpi")).startswith(expected_message)
 
 
 @pytest.mark.parametrize(
     ("engine", "package", "extra"),
     [("dask:tcp://h:1", "distributed", "dask"), ("mpi", "mpi4py", "mpi"), ("ray", "ray", "ray")],
 )
-def test_a_package_that_is_missing(engine, package, extra, statecli, monkeypatch):
+def test_missing_package_is_named(engine, package, extra, statecli, monkeypatch):
     """The package is an optional extra, and the error says how to install the extra."""
     monkeypatch.setitem(sys.modules, package, None)
     line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", engine))
     assert line.endswith(f"pip install 'torch-statecli[{extra}]'")
 
 
-def test_mpi_without_ranks(statecli):
+def test_mpi_without_ranks_is_refused(statecli):
     """The error has the command that starts several ranks."""
     line = read_error(statecli("lock", "a.pt", "--executor", "mpi", "-o", "-"))
     assert line.startswith(
@@ -100,7 +100,7 @@ def test_mpi_without_ranks(statecli):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:port"])
-def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
+def test_unreachable_ray_cluster_is_reported(address, statecli):
     """Ray itself would wait a quarter of an hour for the cluster."""
     pytest.importorskip("ray")
     line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
@@ -110,19 +110,19 @@ def test_a_cluster_of_ray_that_does_not_answer(address, statecli):
 @pytest.mark.parametrize(
     "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0", None], ids=["silence", "a page", "a half", "an end"]
 )
-def test_a_listener_that_is_no_cluster_of_ray(answer, statecli, monkeypatch):
+def test_listener_other_than_ray_is_reported(answer, statecli, monkeypatch):
     """The listener's answer is not the start of gRPC: the error is a single line, and Ray is not called."""
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr(ray, "TIMEOUT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        accepted = thread.submit(_accept, server, answer)
+        accepted = thread.submit(_accept_and_answer, server, answer)
         line = read_error(statecli("diff", "a.pt", "a.pt", "--executor", f"ray:{address}"))
         accepted.result()[0].close()
     assert line.startswith(f"--executor ray:{address}: nothing answers at this address")
 
 
-def _accept(server, answer):
+def _accept_and_answer(server, answer):
     connection, _ = server.accept()
     if answer is None:
         connection.shutdown(socket.SHUT_RDWR)
@@ -131,7 +131,7 @@ def _accept(server, answer):
     return connection, answer
 
 
-def test_from_python_in_the_words_of_its_arguments():
+def test_error_in_python_names_the_argument():
     """An executor of a wrong type, an executor that was shut down, and an executor that contradicts an argument."""
     with pytest.raises(UsageError, match="executor: 3 is not an Executor"):
         package.diff("a.pt", "a.pt", executor=3)

@@ -31,19 +31,19 @@ def _checkpoint_folder(checkpoints, monkeypatch, one_task_a_parcel):
 
 
 #: A command for each kind of task.
-KINDS = ("diff", "stats", "lock")
-_alone: dict[str, Result] = {}
+TASK_COMMANDS = ("diff", "stats", "lock")
+_results_by_command: dict[str, Result] = {}
 
 
 @pytest.fixture
 def single_process_results(statecli):
     """The results of a single process."""
-    if not _alone:
-        _alone.update({name: statecli(*words) for name, words in COMMANDS.items()})
-    return _alone
+    if not _results_by_command:
+        _results_by_command.update({name: statecli(*words) for name, words in COMMANDS.items()})
+    return _results_by_command
 
 
-def test_what_is_compared_is_worth_it(single_process_results):
+def test_compared_documents_are_not_empty(single_process_results):
     """The documents have changed, renamed and identical tensors, so equal documents are not equal because they are
     empty.
     """
@@ -54,40 +54,40 @@ def test_what_is_compared_is_worth_it(single_process_results):
 
 
 #: The command line, with each task handed out by itself.
-ONE_TASK_A_PARCEL = (
+SINGLE_TASK_BATCHES = (
     "from statecli.workers import pool; from statecli.workers.executors import futures; from statecli import __main__\n"
     "pool.MIN_BATCH_BYTES = futures.MAX_BATCH_BYTES = 1; __main__.command()"
 )
 
 
-def run_alone(*words: str, code: str = "from statecli import __main__; __main__.command()") -> Result:
+def run_in_new_process(*words: str, code: str = "from statecli import __main__; __main__.command()") -> Result:
     """Run statecli in a new process, because a fork of this process copies the memory of all libraries of the tests."""
     line = [sys.executable, "-c", code, *words]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def test_in_threads(statecli, single_process_results):
+def test_threads_give_the_same_result(statecli, single_process_results):
     for name, words in COMMANDS.items():
         assert statecli(*words, "--executor", "threads:2") == single_process_results[name], name
 
 
-def test_in_processes(single_process_results):
-    done = run_alone(*COMMANDS["diff"], "--executor", "processes:2", code=ONE_TASK_A_PARCEL)
+def test_processes_give_the_same_result(single_process_results):
+    done = run_in_new_process(*COMMANDS["diff"], "--executor", "processes:2", code=SINGLE_TASK_BATCHES)
     assert done == single_process_results["diff"]
 
 
-def test_on_a_cluster_of_dask(statecli, single_process_results, dask_cluster):
+def test_dask_cluster_gives_the_same_result(statecli, single_process_results, dask_cluster):
     """Two worker processes share only the batches with this process; the paths are relative."""
     engine = f"dask:{dask_cluster().scheduler_address}"
-    for name in KINDS:
+    for name in TASK_COMMANDS:
         assert statecli(*COMMANDS[name], "--executor", engine) == single_process_results[name], name
 
 
 @pytest.mark.skipif(
     shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="mpiexec is not installed"
 )
-def test_on_ranks_of_mpi(single_process_results):
+def test_mpi_ranks_give_the_same_result(single_process_results):
     """Three ranks, two of them workers; the exit status is the command's, and no rank adds output."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS["diff"]]
@@ -95,14 +95,14 @@ def test_on_ranks_of_mpi(single_process_results):
     assert Result(done.returncode, done.stdout, done.stderr) == single_process_results["diff"]
 
 
-def test_on_workers_of_ray(single_process_results):
+def test_ray_workers_give_the_same_result(single_process_results):
     """The command starts a cluster on this machine and stops the cluster at the end."""
     pytest.importorskip("ray")
-    done = run_alone(*COMMANDS["diff"], "--executor", "ray")
+    done = run_in_new_process(*COMMANDS["diff"], "--executor", "ray")
     assert (done.code, done.out) == (single_process_results["diff"].code, single_process_results["diff"].out), done.err
 
 
-def test_by_an_executor_from_python():
+def test_executor_of_python_gives_the_same_result():
     """The caller's threads, and processes that were not forked; statecli closes neither executor."""
 
     def run_both(**more):
