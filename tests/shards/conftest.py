@@ -19,7 +19,7 @@ def _job_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def shares(statecli):
+def run_shards(statecli):
     """Run a command line in `count` shards; return part files and exit statuses; `more` adds options per shard."""
 
     def run(count: int, *line: str, more=lambda _: (), folder: str = "parts") -> tuple[list[str], list[int]]:
@@ -52,7 +52,7 @@ def computed_tasks(monkeypatch):
 
 
 #: Tasks that only the merge can run, because they depend on the results of all shards.
-OF_MERGE = (
+MERGE_TASKS = (
     "fingerprint_batch",
     "check_elements_batch",
     "derived_batch",
@@ -60,11 +60,11 @@ OF_MERGE = (
 
 
 @pytest.fixture
-def same(statecli, shares, computed_tasks):
+def check_merge(statecli, run_shards, computed_tasks):
     """Check that the merge of all shards equals the unsharded command in some formats; return the merge's own tasks."""
 
     def check(count: int, *line: str, formats=("json",), more=lambda _: ()) -> list[tuple[str, int]]:
-        paths, _ = shares(count, *line, more=more)
+        paths, _ = run_shards(count, *line, more=more)
         own: list[tuple[str, int]] = []
         for output in formats:
             shown = ("-f", output) if output else ()
@@ -72,7 +72,7 @@ def same(statecli, shares, computed_tasks):
             computed_tasks.clear()
             # Parts come in any order.
             merged = statecli("merge", *reversed(paths), *shown)
-            own += [item for item in computed_tasks if item[0] not in OF_MERGE]
+            own += [item for item in computed_tasks if item[0] not in MERGE_TASKS]
             assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
         for path in paths:
             Path(path).unlink()

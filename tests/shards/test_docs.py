@@ -17,7 +17,7 @@ from ..forked_python import write_command
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "split-the-work.md").read_text("utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def list_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -45,25 +45,25 @@ def shell(tmp_path):
     return run
 
 
-def test_the_first_example(shell):
+def test_first_example_runs(shell):
     """Each line runs; the last line prints the same as the unsharded command."""
-    *shares, merge = blocks("sh")[0].splitlines()
+    *shares, merge = list_blocks("sh")[0].splitlines()
     for line in shares:
         assert shell(line) == ""
     assert shell(merge, 1) == shell("statecli diff before after -f json", 1)
 
 
-def test_an_array_of_slurm(shell):
+def test_slurm_array_runs(shell):
     """The script reads the variables that Slurm sets."""
-    script = blocks("sh")[1]
+    script = list_blocks("sh")[1]
     for n in range(1, 5):
         assert shell(script, SLURM_ARRAY_TASK_ID=str(n), SLURM_ARRAY_TASK_COUNT="4") == ""
     assert shell("statecli merge part-*.jsonl", 1) == shell("statecli diff before after", 1)
 
 
-def test_an_indexed_job_of_kubernetes(shell):
+def test_kubernetes_job_runs(shell):
     """The indexes of Kubernetes count from 0."""
-    spec = yaml.safe_load(blocks("yaml")[0])["spec"]
+    spec = yaml.safe_load(list_blocks("yaml")[0])["spec"]
     assert spec["completions"] == 4
     (container,) = spec["template"]["spec"]["containers"]
     assert container["command"] == ["sh", "-c"]
@@ -72,9 +72,9 @@ def test_an_indexed_job_of_kubernetes(shell):
     assert shell("statecli merge part-*.jsonl", 1) == shell("statecli diff before after", 1)
 
 
-def test_a_matrix_of_github(shell):
+def test_github_matrix_runs(shell):
     """Each step runs with the number from the matrix; each job has a separate copy of the checkpoints."""
-    jobs = yaml.safe_load(blocks("yaml")[1])["jobs"]
+    jobs = yaml.safe_load(list_blocks("yaml")[1])["jobs"]
     (share,) = (step["run"] for step in jobs["share"]["steps"] if step.get("run", "").startswith("statecli"))
     for n in jobs["share"]["strategy"]["matrix"]["share"]:
         os.utime("checkpoints/a.safetensors", (n, n))

@@ -30,7 +30,7 @@ DTYPES = [
 OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "table", "plain", "sarif", "junit", "github", "gitlab")
 
 
-def of_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def build_random_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor of random bits, including NaN, infinities and denormals."""
     numbers = np.random.default_rng(seed)
     if dtype is torch.bool:
@@ -40,7 +40,7 @@ def of_bits(seed: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tens
     return raw.view(dtype).reshape(shape)
 
 
-def everything(seed: int) -> dict[str, torch.Tensor]:
+def build_all_kinds(seed: int) -> dict[str, torch.Tensor]:
     """Return strided, tied, sparse and quantized tensors and tensors of all dtypes; some tensors take several tasks."""
     numbers = torch.Generator().manual_seed(seed)
     weight = torch.randn(90, 70, generator=numbers)
@@ -49,7 +49,7 @@ def everything(seed: int) -> dict[str, torch.Tensor]:
         warnings.simplefilter("ignore")
         quantized = torch.quantize_per_tensor(weight, 0.02, 3, torch.qint8)
         channels = torch.quantize_per_channel(weight, torch.rand(90) + 0.1, torch.zeros(90), 0, torch.qint8)
-    by_dtype = {str(dtype).removeprefix("torch."): of_bits(seed % 3, dtype, (31, 17)) for dtype in DTYPES}
+    by_dtype = {str(dtype).removeprefix("torch."): build_random_bits(seed % 3, dtype, (31, 17)) for dtype in DTYPES}
     return {
         **by_dtype,
         "half": torch.cat([half, half + seed]),
@@ -77,7 +77,7 @@ def small_tasks(monkeypatch):
 # --- any checkpoints -------------------------------------------------------------------------------------------------
 
 tensor = st.builds(
-    of_bits, st.integers(0, 3), st.sampled_from(DTYPES), st.sampled_from([(5,), (2, 3), (), (0, 2), (64,)])
+    build_random_bits, st.integers(0, 3), st.sampled_from(DTYPES), st.sampled_from([(5,), (2, 3), (), (0, 2), (64,)])
 )
 names = st.sampled_from(["a.w", "a.b", "b.w", "c.w", "layers.0.w", "layers.1.w"])
 
@@ -89,7 +89,7 @@ names = st.sampled_from(["a.w", "a.b", "b.w", "c.w", "layers.0.w", "layers.1.w"]
     count=st.integers(1, 7),
     zipped=st.booleans(),
 )
-def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
+def test_merge_of_any_two_checkpoints_equals_the_command(statecli, run_shards, before, after, count, zipped):
     """Added, removed, renamed and changed tensors: the JSON of diff, inspect, audit and lock is the same for any number
     of shards.
     """
@@ -103,7 +103,7 @@ def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
         ("lock", "a.pt", "b.pt"),
     )
     for line in lines:
-        paths, _ = shares(count, *line)
+        paths, _ = run_shards(count, *line)
         shown = () if line[0] == "lock" else ("-f", "json")
         whole, merged = statecli(*line, *shown), statecli("merge", *paths, *shown)
         assert (merged.code, merged.out) == (whole.code, whole.out), line
@@ -114,17 +114,17 @@ def test_any_two_checkpoints(statecli, shares, before, after, count, zipped):
 
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize(("count", "zipped"), [(1, False), (2, True), (5, False), (7, True)])
-def test_whatever_a_checkpoint_holds(same, count, zipped):
+def test_merge_supports_all_kinds_of_tensors(check_merge, count, zipped):
     """All dtypes and layouts; the merge computes nothing again except the tasks in OF_MERGE."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save(everything(seed), name, _use_new_zipfile_serialization=zipped)
-    assert same(count, "diff", "a.pt", "b.pt") == []
-    assert same(count, "diff", "a.pt", "b.pt", "--atol", "0.01") == []
-    assert same(count, "inspect", "a.pt", "--stats") == []
-    assert same(count, "audit", "a.pt", "b.pt", "--values") == []
+        torch.save(build_all_kinds(seed), name, _use_new_zipfile_serialization=zipped)
+    assert check_merge(count, "diff", "a.pt", "b.pt") == []
+    assert check_merge(count, "diff", "a.pt", "b.pt", "--atol", "0.01") == []
+    assert check_merge(count, "inspect", "a.pt", "--stats") == []
+    assert check_merge(count, "audit", "a.pt", "b.pt", "--values") == []
 
 
-def test_what_was_done_is_the_same(same):
+def test_merge_finds_the_same_operations(check_merge):
     """Shards check casts and resizes; the merge looks for moves, factors and joins, including tensors with NaN."""
     torch.manual_seed(0)
     before = {f"layers.{n}.w": torch.randn(64, 32) for n in range(6)}
@@ -140,10 +140,14 @@ def test_what_was_done_is_the_same(same):
         (("diff", "a.pt", "b.pt"), ("json", "plain")),
         (("diff", "a.pt", "b.pt", "--cast"), ("json",)),
     ):
-        assert {name for name, _ in same(3, *line, formats=formats)} <= {"run_batch", "check_batch", "stats_batch"}
+        assert {name for name, _ in check_merge(3, *line, formats=formats)} <= {
+            "run_batch",
+            "check_batch",
+            "stats_batch",
+        }
 
 
-def odd(seed: int) -> dict[str, torch.Tensor]:
+def build_unusual_tensors(seed: int) -> dict[str, torch.Tensor]:
     """Return complex, packed, NaN and huge values, an endless view, and quantized, nested and sparse tensors."""
     raw = torch.from_numpy(np.random.default_rng(seed).integers(0, 256, 4000).astype("u1"))
     kinds = ("complex32", "complex128", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8", "bits16", "bits2x4")
@@ -170,26 +174,26 @@ def odd(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_no_result_of_an_odd_tensor_is_taken_for_impossible(same):
+def test_results_of_unusual_tensors_are_accepted(check_merge):
     """Part files are refused only for results that no tensor of any type can have."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save(odd(seed), name)
+        torch.save(build_unusual_tensors(seed), name)
     for more in ((), ("--bitwise",), ("--atol", "0.1")):
-        assert same(2, "diff", "a.pt", "b.pt", *more) == []
-    same(2, "inspect", "a.pt", "--stats")
-    same(2, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
+        assert check_merge(2, "diff", "a.pt", "b.pt", *more) == []
+    check_merge(2, "inspect", "a.pt", "--stats")
+    check_merge(2, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
 
 
-def test_every_output_is_that_of_the_undivided_command(same):
+def test_every_output_equals_the_unsharded_output(check_merge):
     """Drawn and folded outputs too: the merge reads values again for the histograms of the page."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save(everything(seed), name)
-    same(3, "diff", "a.pt", "b.pt", formats=OUTPUTS)
-    same(2, "audit", "a.pt", "--values", formats=OUTPUTS)
-    same(2, "inspect", "a.pt", "--stats", formats=("json", "csv", "table", "html"))
+        torch.save(build_all_kinds(seed), name)
+    check_merge(3, "diff", "a.pt", "b.pt", formats=OUTPUTS)
+    check_merge(2, "audit", "a.pt", "--values", formats=OUTPUTS)
+    check_merge(2, "inspect", "a.pt", "--stats", formats=("json", "csv", "table", "html"))
 
 
-def test_the_lists_of_shards_are_those_of_the_table():
+def test_options_of_merge_match_the_options_of_shards():
     """A new option of merge takes the place of an option of the shards, or is about the part files."""
     about_parts = {"parts", "allow_code", "url", "copies"}
     assert set(MergeOptions.__struct_fields__) - about_parts | {"shard"} == shard_options.OUTPUT_OPTIONS
@@ -197,11 +201,11 @@ def test_the_lists_of_shards_are_those_of_the_table():
     assert shard_options.OUTPUT_OPTIONS - of_shards == shard_options._REPORT_OPTIONS
 
 
-def test_output_options_are_those_of_merge(statecli, shares):
+def test_merge_has_the_output_options_of_the_command(statecli, run_shards):
     """-q, -v, --tree, -n, --name-only, --report and -o are options of merge, because part files do not contain them."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save(everything(seed), name)
-    paths, _ = shares(3, "diff", "a.pt", "b.pt")
+        torch.save(build_all_kinds(seed), name)
+    paths, _ = run_shards(3, "diff", "a.pt", "b.pt")
     for shown in (["-v"], ["-q"], ["--tree"], ["-n", "2"], ["--name-only"], ["--name-status"], ["--all"]):
         whole, merged = statecli("diff", "a.pt", "b.pt", *shown), statecli("merge", *paths, *shown)
         assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err), shown
@@ -212,7 +216,7 @@ def test_output_options_are_those_of_merge(statecli, shares):
         assert Path(f"merged.{name}").read_bytes() == Path(f"whole.{name}").read_bytes()
 
 
-def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
+def test_merge_supports_sharded_dcp_and_training_checkpoints(check_merge):
     """The values are in several files, and in archives inside the files."""
     for n in (0, 1):
         os.mkdir(f"many{n}")
@@ -229,17 +233,17 @@ def test_shards_of_a_checkpoint_a_folder_of_dcp_and_an_optimizer(same):
         optimizer.step()
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": n}, f"train{n}.pt")
     for first, second in (("many0", "many1"), ("dcp0", "dcp1"), ("train0.pt", "train1.pt"), ("many0", "dcp1")):
-        same(4, "diff", first, second)
-        same(3, "inspect", second, "--stats")
-        same(3, "audit", first, second, "--values")
+        check_merge(4, "diff", first, second)
+        check_merge(3, "inspect", second, "--stats")
+        check_merge(3, "audit", first, second, "--values")
 
 
-def test_the_lock_is_the_same_file(statecli, shares):
+def test_merged_lock_equals_the_unsharded_lock(statecli, run_shards):
     """The lock of several targets has names relative to the lock file, not to the part files."""
     os.mkdir("runs")
     for seed, name in ((1, "runs/a.pt"), (2, "runs/b.pt")):
-        torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
-    paths, _ = shares(3, "lock", "runs", "--digest", "sha256")
+        torch.save({k: v for k, v in build_all_kinds(seed).items() if k != "channels"}, name)
+    paths, _ = run_shards(3, "lock", "runs", "--digest", "sha256")
     assert statecli("lock", "runs", "--digest", "sha256", "-o", "runs/whole.lock").code == 0
     merged = statecli("merge", *paths, "-o", "runs/merged.lock")
     assert (merged.code, merged.out) == (0, "")
@@ -249,7 +253,7 @@ def test_the_lock_is_the_same_file(statecli, shares):
     assert statecli("lock", "runs", "--digest", "sha256").out == statecli("merge", *paths).out
 
 
-def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
+def test_folder_of_a_part_does_not_change_the_lock(statecli):
     """Names in a lock, and the order of targets, are relative to the lock file; part files may be in any folder."""
     for name in ("x", "y"):
         os.mkdir(name)
@@ -264,32 +268,32 @@ def test_where_a_part_is_written_is_no_part_of_a_lock(statecli):
         assert Path(folder, "merged.lock").read_bytes() == Path(folder, "whole.lock").read_bytes()
 
 
-def test_an_audit_held_to_a_lock_a_checkpoint_and_a_policy(same, statecli):
+def test_merge_supports_lock_reference_and_policy(check_merge, statecli):
     """An audit reads values for the lock, the reference and the policy, besides the statistics of the tensors."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save({k: v for k, v in everything(seed).items() if k not in ("coo", "channels")}, name)
+        torch.save({k: v for k, v in build_all_kinds(seed).items() if k not in ("coo", "channels")}, name)
     assert statecli("lock", "a.pt", "b.pt", "-o", "statecli.lock").code == 0
     state = torch.load("b.pt")
     torch.save({**state, "weight": state["weight"] + 1}, "b.pt")
     Path("statecli.toml").write_text('[policy]\nmust-change = ["big"]\nmust-not-change = ["weight"]\n')
-    same(4, "audit", "a.pt", "b.pt", "--lock", "statecli.lock", "--against", "a.pt")
-    same(3, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
+    check_merge(4, "audit", "a.pt", "b.pt", "--lock", "statecli.lock", "--against", "a.pt")
+    check_merge(3, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
 
 
 # --- findings that need all shards -----------------------------------------------------------------------------------
 
 
-def test_renames_are_found_within_each_share(same):
+def test_renames_are_found_within_each_shard(check_merge):
     """Possible renames of each other are in the same shard: renaming all tensors costs the merge nothing."""
     before = {f"old.{i}.w": torch.randn(20 + i, 30) for i in range(12)}
     after = {f"new.{11 - i}.v": tensor for i, tensor in enumerate(before.values())}
     save_file(before, "a.safetensors")
     save_file({name: tensor.clone() for name, tensor in after.items()}, "b.safetensors")
-    assert same(4, "diff", "a.safetensors", "b.safetensors") == []
-    assert same(4, "diff", "a.safetensors", "b.safetensors", "--no-renames") == []
+    assert check_merge(4, "diff", "a.safetensors", "b.safetensors") == []
+    assert check_merge(4, "diff", "a.safetensors", "b.safetensors", "--no-renames") == []
 
 
-def test_renames_of_one_shape_and_fills(same):
+def test_renames_of_equal_tensors_are_merged(check_merge):
     """Equal tensors of one shape, biases of zeros, and the same bytes twice in the same checkpoint."""
     shared = torch.randn(8, 8)
     before = {"x.bias": torch.zeros(8), "x.weight": shared, "y.weight": shared.clone(), "z": torch.randn(8, 8)}
@@ -299,16 +303,16 @@ def test_renames_of_one_shape_and_fills(same):
         write({k: v.clone() for k, v in before.items()}, f"a.{output}")
         write({k: v.clone() for k, v in after.items()}, f"b.{output}")
         for count in (1, 2, 3, 6):
-            same(count, "diff", f"a.{output}", f"b.{output}")
+            check_merge(count, "diff", f"a.{output}", f"b.{output}")
 
 
-def test_duplicates_in_two_shares_are_told(same):
+def test_duplicates_in_two_shards_are_found(check_merge):
     """Only the merge can check whether two tensors of different shards with the same digest have the same bytes."""
     torch.manual_seed(1)
     once, twice = torch.randn(700, 100), torch.randn(900, 100)
     torch.save({"a": once, "b": twice, "c": once.clone(), "d": twice.clone()}, "a.pt")
-    assert same(4, "audit", "a.pt", "--values") == [("digest_batch", 4)]
-    assert same(1, "audit", "a.pt", "--values") == []
+    assert check_merge(4, "audit", "a.pt", "--values") == [("digest_batch", 4)]
+    assert check_merge(1, "audit", "a.pt", "--values") == []
 
 
 # --- unreadable and inconclusive tensors -----------------------------------------------------------------------------
@@ -325,32 +329,32 @@ def _damage_tensor(path: str, tensor: str, state: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["diff a.pt b.pt", "audit b.pt --values", "lock b.pt", "inspect b.pt --stats"])
-def test_a_wrong_checksum_is_told_as_without_shares(statecli, shares, line):
+def test_wrong_checksum_is_reported_as_without_shards(statecli, run_shards, line):
     """The affected shard reports the checksum, exits with status 2 and still writes its part file; the merge reports it
     too.
     """
     torch.save({f"w{i}": torch.full((40, 10), float(i)) for i in range(9)}, "a.pt")
     torch.save({f"w{i}": torch.full((40, 10), float(i % 4)) for i in range(9)}, "b.pt")
     _damage_tensor("b.pt", "w6", "b.pt")
-    paths, codes = shares(4, *line.split())
+    paths, codes = run_shards(4, *line.split())
     assert sorted(codes) == [0, 0, 0, 2]
     whole, merged = statecli(*line.split()), statecli("merge", *paths)
     assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
     assert "checksum" in whole.out + whole.err
 
 
-def test_elements_that_cannot_be_compared_are_told_as_without_shares(statecli, shares):
+def test_inconclusive_pair_is_reported_as_without_shards(statecli, run_shards):
     """A view with endlessly overlapping windows makes only its own pair inconclusive; the other pairs are compared."""
     for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
         windows = (torch.arange(16000.0) + value).as_strided((8000, 8000), (1, 1))
         torch.save({"odd": windows, "w": torch.full((9,), value), "v": torch.ones(700)}, name)
-    paths, codes = shares(3, "diff", "a.pt", "b.pt")
+    paths, codes = run_shards(3, "diff", "a.pt", "b.pt")
     whole, merged = statecli("diff", "a.pt", "b.pt"), statecli("merge", *paths)
     assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
     assert (whole.code, sorted(codes)) == (2, [0, 0, 2])
 
 
-def test_a_shard_that_is_missing_is_told_as_without_shares(same):
+def test_missing_checkpoint_shard_is_reported_as_without_shards(check_merge):
     """Each shard reads all headers, so the merge reports a missing file as the unsharded command does."""
     for n in (0, 1):
         os.mkdir(f"m{n}")
@@ -361,28 +365,28 @@ def test_a_shard_that_is_missing_is_told_as_without_shares(same):
         text = json.dumps({"metadata": {}, "weight_map": index})
         Path(f"m{n}/model.safetensors.index.json").write_text(text)
     Path("m1/model-00002-of-00003.safetensors").unlink()
-    same(3, "diff", "m0", "m1")
-    same(2, "audit", "m0", "m1", "--values")
+    check_merge(3, "diff", "m0", "m1")
+    check_merge(2, "audit", "m0", "m1", "--values")
 
 
 # --- engines, and Python ---------------------------------------------------------------------------------------------
 
 
-def test_parts_of_several_engines_are_one(same):
+def test_parts_of_several_engines_are_merged(check_merge):
     """Threads, processes and this process: a part file does not name its engine, because the engine does not matter."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save(everything(seed), name)
+        torch.save(build_all_kinds(seed), name)
     engines = (("-j", "1"), ("--executor", "threads:2"), ("--executor", "processes:2"), ())
     more = lambda index: engines[index % 4]  # noqa: E731
-    assert same(4, "diff", "a.pt", "b.pt", more=more) == []
+    assert check_merge(4, "diff", "a.pt", "b.pt", more=more) == []
 
 
-def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, computed_tasks):
+def test_merge_uses_its_own_engine(statecli, run_shards, computed_tasks):
     """The merge does not use the engines of the shards."""
     torch.manual_seed(1)
     once = torch.randn(700, 100)
     torch.save({"a": once, "b": torch.randn(900, 100), "c": once.clone()}, "a.pt")
-    paths, _ = shares(3, "audit", "a.pt", "--values", more=lambda _: ("-j", "1"))
+    paths, _ = run_shards(3, "audit", "a.pt", "--values", more=lambda _: ("-j", "1"))
     whole = statecli("audit", "a.pt", "--values")
     computed_tasks.clear()
     merged = statecli("merge", *paths, "--executor", "threads:2")
@@ -390,22 +394,22 @@ def test_merge_computes_with_the_engine_that_it_is_given(statecli, shares, compu
     assert computed_tasks == [("digest_batch", 2)]
 
 
-def test_python_merges_what_it_has_a_function_for(shares):
+def test_python_merges_only_diff_and_inspect(run_shards):
     """The Python API returns the same Inspection and Diff; it refuses part files of an audit or a lock."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
-        torch.save({k: v for k, v in everything(seed).items() if k != "channels"}, name)
-    paths, _ = shares(3, "diff", "a.pt", "b.pt")
+        torch.save({k: v for k, v in build_all_kinds(seed).items() if k != "channels"}, name)
+    paths, _ = run_shards(3, "diff", "a.pt", "b.pt")
     assert repr(api.merge(map(Path, paths))) == repr(api.diff("a.pt", "b.pt"))
-    shares(2, "inspect", "a.pt", "--stats", folder="stats")
+    run_shards(2, "inspect", "a.pt", "--stats", folder="stats")
     assert repr(api.merge("stats/*.jsonl")) == repr(api.inspect("a.pt", stats=True))
     with pytest.raises(UnreadableError, match="part 3 of 3 is missing"):
         api.merge(paths[:2])
-    paths, _ = shares(2, "lock", "a.pt", folder="lock")
+    paths, _ = run_shards(2, "lock", "a.pt", folder="lock")
     with pytest.raises(UsageError, match="accepts only part files of diff and inspect"):
         api.merge(paths)
 
 
-def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
+def test_damaged_target_is_audited_as_without_shards(statecli, run_shards):
     """A single shard reads the damage: all shards plan the same passes, and the merge stops where the unsharded command
     does.
     """
@@ -416,7 +420,7 @@ def test_damage_that_ends_the_audit_of_a_target_early(statecli, shares):
     Path("statecli.toml").write_text('[policy]\nmust-change = ["w2"]\nmust-not-change = ["w6"]\n')
     line = ("audit", "b.pt", "c.pt", "--values", "--lock", "statecli.lock", "--against", "a.pt")
     for count in (1, 3, 5):
-        paths, codes = shares(count, *line)
+        paths, codes = run_shards(count, *line)
         assert 2 in codes
         whole, merged = statecli(*line, "-f", "json"), statecli("merge", *paths, "-f", "json")
         assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)

@@ -34,15 +34,15 @@ LINE = ("diff", "a.pt", "b.pt")
 
 
 @pytest.fixture
-def parts(shares):
+def parts(run_shards):
     """Two part files of a small diff."""
     for n, name in enumerate(("a.pt", "b.pt")):
         torch.save({f"w{i}": torch.full((30, 20), float(i + n * (i % 2))) for i in range(6)}, name)
-    return shares(2, *LINE)[0]
+    return run_shards(2, *LINE)[0]
 
 
 @pytest.fixture
-def refusal(statecli):
+def read_merge_error(statecli):
     """Return a function that runs merge, checks exit status 2 and returns the single line on stderr."""
 
     def run(*words: str) -> str:
@@ -55,7 +55,7 @@ def refusal(statecli):
     return run
 
 
-def lines(path: str) -> list[dict]:
+def read_documents(path: str) -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
@@ -66,7 +66,7 @@ def write_forged(path: str, documents: list[dict]) -> None:
     Path(path).write_bytes(body + json.dumps(end).encode() + b"\n")
 
 
-def at_a_run(documents: list[dict]) -> int:
+def find_planned_task(documents: list[dict]) -> int:
     """Return the index of a planned task of the diff."""
     return next(
         n
@@ -78,28 +78,31 @@ def at_a_run(documents: list[dict]) -> int:
 # --- incomplete and mixed sets of parts -------------------------------------------------------------------------------
 
 
-def test_a_missing_part_is_named(shares, parts, refusal):
+def test_a_missing_part_is_named(run_shards, parts, read_merge_error):
     """A single missing part, and several missing parts."""
-    assert refusal(parts[0]) == "part 2 of 2 is missing; give all part files"
-    many, _ = shares(14, *LINE)
-    assert refusal(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all part files"
-    assert refusal(many[0]) == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all part files"
+    assert read_merge_error(parts[0]) == "part 2 of 2 is missing; give all part files"
+    many, _ = run_shards(14, *LINE)
+    assert read_merge_error(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all part files"
+    assert (
+        read_merge_error(many[0])
+        == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all part files"
+    )
 
 
-def test_a_part_that_is_there_twice_is_named(parts, refusal):
+def test_duplicate_part_is_named(parts, read_merge_error):
     """A part file is given under another name, or both by a glob and by name."""
     shutil.copy(parts[0], "copy.jsonl")
     assert (
-        refusal(*parts, "copy.jsonl")
+        read_merge_error(*parts, "copy.jsonl")
         == f"copy.jsonl: contains part 1 of 2, and so does {parts[0]}; leave one of the two files out"
     )
     assert (
-        refusal(parts[1], "parts/*.jsonl")
+        read_merge_error(parts[1], "parts/*.jsonl")
         == f"{parts[1]}: contains part 2 of 2, and so does {parts[1]}; leave one of the two files out"
     )
 
 
-def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
+def test_parts_of_different_runs_are_refused(run_shards, parts, read_merge_error):
     """Part files of another command, target, option or number of shards are refused."""
     for folder, line, why in (
         (
@@ -111,43 +114,43 @@ def test_parts_of_two_runs_are_told_apart(shares, parts, refusal):
         ("bits", (*LINE, "--bitwise"), "was made with --bitwise, but parts/1-of-2.jsonl without --bitwise"),
         ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
     ):
-        other, _ = shares(2, *line, folder=folder)
-        assert refusal(parts[0], other[1]) == f"{other[1]}: {why}; merge only part files of the same run"
-    other, _ = shares(3, *LINE)
+        other, _ = run_shards(2, *line, folder=folder)
+        assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {why}; merge only part files of the same run"
+    other, _ = run_shards(3, *LINE)
     why = "is one of 3 part files, but parts/1-of-2.jsonl is one of 2; merge only part files of the same run"
-    assert refusal(parts[0], other[1]) == f"{other[1]}: {why}"
+    assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {why}"
 
 
-def test_what_decides_nothing_may_differ(shares, statecli):
+def test_options_without_an_effect_may_differ(run_shards, statecli):
     """Jobs, engines, colours and the progress bar may differ between shards."""
     torch.save({"w": torch.ones(3)}, "a.pt")
     more = [(), ("--no-progress", "-j", "1"), ("--color", "never", "--executor", "threads:1"), ("-q",)]
-    paths, _ = shares(4, "diff", "a.pt", "a.pt", more=lambda index: more[index - 1])
+    paths, _ = run_shards(4, "diff", "a.pt", "a.pt", more=lambda index: more[index - 1])
     assert statecli("merge", *paths).code == 0
 
 
 @pytest.mark.parametrize(("key", "value"), [("statecli", "0.0.9"), ("kernel", "abacus")])
-def test_parts_of_another_version_or_kernel_are_refused(parts, refusal, key, value):
+def test_parts_of_another_version_or_kernel_are_refused(parts, read_merge_error, key, value):
     """Another version may give the fields another meaning; sums of another kernel differ in their last bits."""
-    documents = lines(parts[1])
+    documents = read_documents(parts[1])
     documents[0][key] = value
     write_forged(parts[1], documents)
     version = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
-    here = f"statecli {lines(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
+    here = f"statecli {read_documents(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
     assert (
-        refusal(*parts)
+        read_merge_error(*parts)
         == f"{parts[1]}: was written by statecli {version}, but this machine has {here}; install the same version "
         "on all machines"
     )
 
 
-def test_a_part_of_a_later_form_is_refused(parts, refusal):
+def test_part_of_an_unknown_format_version_is_refused(parts, read_merge_error):
     """The message names the unknown format version."""
-    documents = lines(parts[0])
+    documents = read_documents(parts[0])
     documents[0]["schema"] = "statecli.part/2"
     write_forged(parts[0], documents)
     assert (
-        refusal(*parts)
+        read_merge_error(*parts)
         == f"{parts[0]}: has the format version statecli.part/2, but this version of statecli reads only "
         "statecli.part/1; use the statecli version that wrote the file"
     )
@@ -156,40 +159,42 @@ def test_a_part_of_a_later_form_is_refused(parts, refusal):
 # --- changed targets --------------------------------------------------------------------------------------------------
 
 
-def test_a_target_that_has_changed_is_named(parts, refusal):
+def test_changed_target_is_named(parts, read_merge_error):
     """The target has another size, or the same size and other bytes."""
     Path("b.pt").write_bytes(Path("b.pt").read_bytes() + b"\0")
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
+    assert read_merge_error(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
     torch.save({f"w{i}": torch.full((30, 20), float(i + (i % 2))) for i in range(6)}, "b.pt")
     raw = bytearray(Path("b.pt").read_bytes())
     raw[len(raw) // 7 * 3] ^= 1
     raw[0:0] = b""
     Path("b.pt").write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
-    assert refusal(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
+    assert read_merge_error(*parts) == f"b.pt: has changed since {parts[0]} was made; run all shards again"
 
 
-def test_a_target_that_is_not_here_is_named(parts, refusal, tmp_path, monkeypatch):
+def test_missing_target_is_named(parts, read_merge_error, tmp_path, monkeypatch):
     """Relative paths start at the folder in which the shards ran."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     above = [os.path.join("..", path) for path in parts]
     assert (
-        refusal(*above)
+        read_merge_error(*above)
         == f"a.pt: cannot be opened, but {above[0]} was made from this file; merge in the folder where --shard ran"
     )
 
 
-def test_shares_that_read_two_states_of_a_target_are_told_apart(shares, refusal):
+def test_shards_of_different_target_versions_are_refused(run_shards, read_merge_error):
     """A training run replaced the checkpoint between two jobs."""
     torch.save({"w": torch.ones(300), "v": torch.ones(300)}, "a.pt")
-    first, _ = shares(2, "inspect", "a.pt", "--stats", folder="one")
+    first, _ = run_shards(2, "inspect", "a.pt", "--stats", folder="one")
     torch.save({"w": torch.zeros(300), "v": torch.ones(300)}, "a.pt")
-    two, _ = shares(2, "inspect", "a.pt", "--stats", folder="two")
-    said = f"{two[1]}: was made from different files than {first[0]}, for example a.pt; run all shards again"
-    assert refusal(first[0], two[1]) == said
+    two, _ = run_shards(2, "inspect", "a.pt", "--stats", folder="two")
+    expected_message = (
+        f"{two[1]}: was made from different files than {first[0]}, for example a.pt; run all shards again"
+    )
+    assert read_merge_error(first[0], two[1]) == expected_message
 
 
-def test_a_copy_of_a_target_is_the_same(parts, statecli):
+def test_copy_of_a_target_is_accepted(parts, statecli):
     """Each job of a matrix may have downloaded a copy: either the copies keep their times, or --copies is given."""
     whole = statecli(*LINE)
     for name in ("a.pt", "b.pt"):
@@ -202,62 +207,71 @@ def test_a_copy_of_a_target_is_the_same(parts, statecli):
     assert repr(api.merge(parts, copies=True)) == repr(api.diff("a.pt", "b.pt"))
 
 
-UNSURE = "run all shards again, or give --copies if each job read a separate copy of the files"
-DIFFERENT = f"so the file may have changed; {UNSURE}"
-BIG = "big.safetensors"
+RERUN_ADVICE = "run all shards again, or give --copies if each job read a separate copy of the files"
+REASON = f"so the file may have changed; {RERUN_ADVICE}"
+BIG_FILE = "big.safetensors"
 
 
-def big(value: float) -> None:
+def write_big(value: float) -> None:
     """Write 40 MB; the middle 4 MB have this value, and statecli samples no byte of them."""
     rest = {"frozen": torch.zeros(4_500_000), "rest": torch.ones(4_500_000)}
-    save_file({**rest, "head": torch.full((1_000_000,), value)}, BIG)
+    save_file({**rest, "head": torch.full((1_000_000,), value)}, BIG_FILE)
 
 
-def test_what_no_sample_shows_is_told_by_its_time(shares, refusal, statecli):
+def test_unsampled_change_is_found_by_the_modification_time(run_shards, read_merge_error, statecli):
     """A training run changes only the head, between the shards and the merge, or between two shards."""
-    big(0.0)
-    parts, _ = shares(2, "inspect", BIG, "--stats")
-    kept = Path(BIG).stat().st_mtime_ns
-    big(1.0)
-    os.utime(BIG, ns=(kept + 1000, kept + 1000))
-    assert refusal(*parts) == f"{BIG}: has a modification time that differs from the time in {parts[0]}, {DIFFERENT}"
-    others, _ = shares(2, "inspect", BIG, "--stats", folder="others")
-    said = f"{others[1]}: records a modification time of {BIG} that differs from the time in {parts[0]}, {DIFFERENT}"
-    assert refusal(parts[0], others[1]) == said
-    assert statecli("merge", *others).out == statecli("inspect", BIG, "--stats").out
+    write_big(0.0)
+    parts, _ = run_shards(2, "inspect", BIG_FILE, "--stats")
+    kept = Path(BIG_FILE).stat().st_mtime_ns
+    write_big(1.0)
+    os.utime(BIG_FILE, ns=(kept + 1000, kept + 1000))
+    assert (
+        read_merge_error(*parts)
+        == f"{BIG_FILE}: has a modification time that differs from the time in {parts[0]}, {REASON}"
+    )
+    others, _ = run_shards(2, "inspect", BIG_FILE, "--stats", folder="others")
+    expected_message = (
+        f"{others[1]}: records a modification time of {BIG_FILE} that differs from the time in {parts[0]}, {REASON}"
+    )
+    assert read_merge_error(parts[0], others[1]) == expected_message
+    assert statecli("merge", *others).out == statecli("inspect", BIG_FILE, "--stats").out
     with pytest.raises(UsageError, match="or give copies if each job read a separate copy of the files"):
         api.merge(parts)
 
 
-def test_what_a_sample_shows_is_no_copy(parts, shares, refusal):
+def test_target_with_a_changed_sample_is_not_a_copy(parts, run_shards, read_merge_error):
     """--copies does not accept a copy with another size or other samples."""
     torch.save({f"w{i}": torch.full((30, 20), float(i)) for i in range(6)}, "b.pt")
-    said = f"b.pt: has changed since {parts[0]} was made; run all shards again"
-    assert refusal(*parts, "--copies") == said
-    others, _ = shares(2, *LINE, folder="others")
-    said = f"{others[1]}: was made from different files than {parts[0]}, for example b.pt; run all shards again"
-    assert refusal(parts[0], others[1], "--copies") == said
+    expected_message = f"b.pt: has changed since {parts[0]} was made; run all shards again"
+    assert read_merge_error(*parts, "--copies") == expected_message
+    others, _ = run_shards(2, *LINE, folder="others")
+    expected_message = (
+        f"{others[1]}: was made from different files than {parts[0]}, for example b.pt; run all shards again"
+    )
+    assert read_merge_error(parts[0], others[1], "--copies") == expected_message
 
 
-def test_a_lock_is_of_no_two_states(shares, refusal):
+def test_lock_of_two_target_versions_is_refused(run_shards, read_merge_error):
     """A lock of shards from two versions would describe a checkpoint that never existed."""
-    big(0.0)
-    first, _ = shares(2, "lock", BIG, folder="one")
-    kept = Path(BIG).stat().st_mtime_ns
-    big(1.0)
-    os.utime(BIG, ns=(kept + 1000, kept + 1000))
-    two, _ = shares(2, "lock", BIG, folder="two")
-    said = f"{two[1]}: records a modification time of {BIG} that differs from the time in {first[0]}, {DIFFERENT}"
-    assert refusal(first[0], two[1]) == said
+    write_big(0.0)
+    first, _ = run_shards(2, "lock", BIG_FILE, folder="one")
+    kept = Path(BIG_FILE).stat().st_mtime_ns
+    write_big(1.0)
+    os.utime(BIG_FILE, ns=(kept + 1000, kept + 1000))
+    two, _ = run_shards(2, "lock", BIG_FILE, folder="two")
+    expected_message = (
+        f"{two[1]}: records a modification time of {BIG_FILE} that differs from the time in {first[0]}, {REASON}"
+    )
+    assert read_merge_error(first[0], two[1]) == expected_message
 
 
 # --- files that are not parts -----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_part_is_refused(parts, refusal):
+def test_file_that_is_not_a_part_is_refused(parts, read_merge_error):
     """The message names the file and the fault."""
     Path("x").write_bytes(b"")
-    assert refusal(*parts, "x") == "x: is empty, so it is not a file written by --shard"
+    assert read_merge_error(*parts, "x") == "x: is empty, so it is not a file written by --shard"
     bad = (
         b"hello\n",
         b"[1]\n2\n3\n",
@@ -267,12 +281,12 @@ def test_what_is_no_part_is_refused(parts, refusal):
     )
     for raw in bad:
         Path("x").write_bytes(raw)
-        assert refusal("x", *parts) == "x: is not a file written by --shard"
-    assert refusal("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
-    assert refusal(".") == ".: is a directory, not a regular file"
+        assert read_merge_error("x", *parts) == "x: is not a file written by --shard"
+    assert read_merge_error("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
+    assert read_merge_error(".") == ".: is a directory, not a regular file"
 
 
-def test_a_part_that_breaks_off_is_refused(parts, refusal):
+def test_truncated_part_is_refused(parts, read_merge_error):
     """A part file is refused wherever the file is truncated."""
     raw = Path(parts[0]).read_bytes()
     *boundaries, last = (match.end() for match in re.finditer(b"\n", raw))
@@ -285,25 +299,25 @@ def test_a_part_that_breaks_off_is_refused(parts, refusal):
             why = "is not a file written by --shard"
         elif end in boundaries[1:]:
             why = "is incomplete: its closing line is missing; run its shard again"
-        assert refusal(*parts) == f"{parts[0]}: {why}"
+        assert read_merge_error(*parts) == f"{parts[0]}: {why}"
 
 
-def test_a_line_less_or_changed_is_refused(parts, refusal):
+def test_missing_or_changed_line_is_refused(parts, read_merge_error):
     """The last line contains the number and the digest of all other lines."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path(parts[0]).write_bytes(b"".join(raw[:1] + raw[2:]))
     assert (
-        refusal(*parts)
+        read_merge_error(*parts)
         == f"{parts[0]}: has {len(raw) - 3} results, but its last line records {len(raw) - 2}; run its shard again"
     )
     Path(parts[0]).write_bytes(b"".join(raw).replace(b'"bytes": ', b'"bytes":1'))
-    assert refusal(*parts) == (
+    assert read_merge_error(*parts) == (
         f"{parts[0]}: was changed after statecli wrote it: the digest in its last "
         "line does not match; run its shard again"
     )
 
 
-ODD = st.sampled_from(
+UNUSUAL_VALUES = st.sampled_from(
     [
         None,
         True,
@@ -337,8 +351,8 @@ def test_any_bytes_are_refused_or_merged(statecli, parts, data):
                 raw[at] = data.draw(st.integers(0, 255))
             Path(parts[0]).write_bytes(raw)
         else:
-            documents = lines(parts[0])
-            _put(documents, data)
+            documents = read_documents(parts[0])
+            _insert_unusual_value(documents, data)
             write_forged(parts[0], documents)
         result = statecli("merge", *parts)
         assert result.code in (0, 1, 2)
@@ -349,7 +363,7 @@ def test_any_bytes_are_refused_or_merged(statecli, parts, data):
         Path(parts[0]).write_bytes(kept)
 
 
-def _put(documents: list, data: st.DataObject) -> None:
+def _insert_unusual_value(documents: list, data: st.DataObject) -> None:
     """Put an odd value anywhere into a line, except into the last line."""
     at = documents[data.draw(st.integers(0, len(documents) - 2))]
     while True:
@@ -358,7 +372,7 @@ def _put(documents: list, data: st.DataObject) -> None:
         if isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
             at = at[key]
             continue
-        at[key] = data.draw(ODD)
+        at[key] = data.draw(UNUSUAL_VALUES)
         return
 
 
@@ -375,13 +389,13 @@ def _put(documents: list, data: st.DataObject) -> None:
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),
     ],
 )
-def test_a_line_that_says_what_no_task_has_is_refused(parts, refusal, change, why):
+def test_invalid_result_line_is_refused(parts, read_merge_error, change, why):
     """The message names the line, although the digest is right."""
-    documents = lines(parts[0])
-    at = at_a_run(documents)
+    documents = read_documents(parts[0])
+    at = find_planned_task(documents)
     documents[at] = {**documents[at], **change}
     write_forged(parts[0], documents)
-    assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
 SUM = [1.0, 0]
@@ -423,14 +437,14 @@ SUM = [1.0, 0]
         ("equal", {"tally": [], "equal": [[0, 300], [299, 301]]}),
     ],
 )
-def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, field, result):
+def test_impossible_difference_is_refused(parts, read_merge_error, field, result):
     """Each field is checked against the task's 600 elements; the message names part file, line, tensor and field."""
-    documents = lines(parts[0])
-    at = at_a_run(documents)
+    documents = read_documents(parts[0])
+    at = find_planned_task(documents)
     documents[at] = {**documents[at], "result": result}
     write_forged(parts[0], documents)
     why = f"has an impossible result for {documents[at]['name']} (field {field}); run this shard again"
-    assert refusal(*parts) == f"{parts[0]}: line {at + 1} {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {why}"
 
 
 @pytest.mark.parametrize(
@@ -454,11 +468,11 @@ def test_a_difference_that_the_tensor_cannot_have_is_refused(parts, refusal, fie
         ("lock a.pt", "zz"),
     ],
 )
-def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, change):
+def test_impossible_values_are_refused(run_shards, statecli, line, change):
     """Facts, statistics and digests are checked against their tensor too; in an audit, the target fails."""
     torch.save({"w": torch.arange(600.0)}, "a.pt")
-    (path,), _ = shares(1, *line.split())
-    documents = lines(path)
+    (path,), _ = run_shards(1, *line.split())
+    documents = read_documents(path)
     kinds = ("facts_of_batch", "stats_batch", "digest_batch")
     at = next(n for n, document in enumerate(documents) if document.get("function") in kinds)
     result = documents[at]["result"]
@@ -474,56 +488,56 @@ def test_values_that_the_tensor_cannot_have_are_refused(shares, statecli, line, 
         assert result.out == ""
 
 
-def test_a_part_that_lacks_results_is_named(parts, refusal):
+def test_part_without_all_results_is_named(parts, read_merge_error):
     """The message gives the number of missing results, even if the last line and the digest are consistent."""
-    documents = lines(parts[0])
+    documents = read_documents(parts[0])
     own = documents[0]["own"]
-    del documents[at_a_run(documents)]
+    del documents[find_planned_task(documents)]
     write_forged(parts[0], documents)
     why = f"lacks 1 of its {own} results; run its shard again"
-    assert refusal(*parts) == f"{parts[0]}: {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
     documents[0]["own"] = own - 1
     write_forged(parts[0], documents)
     tasks = documents[0]["tasks"]
     why = f"expected {tasks} results in all part files together, found {tasks - 1}; run all shards again"
-    assert refusal(*parts) == f"{parts[0]}: {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
 
 
-def test_a_result_of_no_task_is_refused(parts, refusal, statecli):
+def test_result_without_a_task_is_refused(parts, read_merge_error, statecli):
     """A result too many, a result in place of another result, and a result that only the command can recognise as
     foreign.
     """
-    kept = lines(parts[0])
-    at = at_a_run(kept)
+    kept = read_documents(parts[0])
+    at = find_planned_task(kept)
     strange = {**kept[at], "key": "0" * 32}
     write_forged(parts[0], [kept[0], strange, *kept[1:]])
     own = kept[0]["own"]
     why = f"has {own + 1} results, but its shard has {own} tasks; run its shard again"
-    assert refusal(*parts) == f"{parts[0]}: {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
     write_forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
     why = "the part files do not have a result for this file or tensor; run all shards again"
-    assert refusal(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
+    assert read_merge_error(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
     write_forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
     result = statecli("merge", *parts)
     why = "line 2 has a result of a file or tensor that this command does not read; run all shards again"
-    said = f"statecli: {parts[0]}: {why}\n"
-    assert (result.code, result.err) == (2, said)
+    expected_message = f"statecli: {parts[0]}: {why}\n"
+    assert (result.code, result.err) == (2, expected_message)
 
 
-def test_an_endless_line_is_refused(parts, refusal, monkeypatch):
+def test_an_endless_line_is_refused(parts, read_merge_error, monkeypatch):
     """Reading stops after the longest line that --shard can write, so memory use stays bounded."""
     monkeypatch.setattr(shard_file, "PIECE_BYTES", 1 << 10)
-    whole = refusal(parts[0])
+    whole = read_merge_error(parts[0])
     monkeypatch.setattr(shard_file, "MAX_LINE_BYTES", 1 << 16)
-    assert refusal(parts[0]) == whole
+    assert read_merge_error(parts[0]) == whole
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path("x").write_bytes(raw[0] + b" " * (1 << 20))
-    assert refusal("x") == "x: line 2 is longer than any line that --shard writes"
+    assert read_merge_error("x") == "x: line 2 is longer than any line that --shard writes"
     Path("x").write_bytes(bytes(1 << 20))
-    assert refusal("x") == "x: line 1 is longer than any line that --shard writes"
+    assert read_merge_error("x") == "x: line 1 is longer than any line that --shard writes"
 
 
-def test_a_part_is_held_once(tmp_path):
+def test_reading_a_part_takes_bounded_memory(tmp_path):
     """Reading a part file of many tasks takes less memory than twice the file's size."""
     wide, count = Wide(1.2345678, 3), 5_000
     comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
@@ -553,69 +567,69 @@ def test_a_part_is_read_from_a_pipe(parts, statecli):
     assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
 
 
-def test_deep_nesting_is_refused(parts, refusal):
+def test_deep_nesting_is_refused(parts, read_merge_error):
     """No parser accepts JSON of this depth."""
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     raw[1] = b"[" * 100_000 + b"]" * 100_000 + b"\n"
     body = b"".join(raw[:-1])
     end = {"end": True, "tasks": len(raw) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2 is not valid JSON"
+    assert read_merge_error(*parts) == f"{parts[0]}: line 2 is not valid JSON"
 
 
 @pytest.mark.parametrize("shard", [[1, 10**12], [0, 2], [3, 2], [1, 2, 3], "1/2"])
-def test_a_part_of_an_impossible_number_is_refused(parts, refusal, shard):
+def test_part_with_an_impossible_shard_number_is_refused(parts, read_merge_error, shard):
     """merge does not count up to the number in the file."""
-    documents = lines(parts[0])
+    documents = read_documents(parts[0])
     documents[0]["shard"] = shard
     write_forged(parts[0], documents)
-    assert refusal(*parts).startswith(f"{parts[0]}: line 1 ")
+    assert read_merge_error(*parts).startswith(f"{parts[0]}: line 1 ")
 
 
-def test_a_number_of_a_million_digits_is_refused(parts, refusal):
+def test_a_number_of_a_million_digits_is_refused(parts, read_merge_error):
     """Parsing such a number would take very long."""
-    documents = lines(parts[0])
+    documents = read_documents(parts[0])
     documents[1]["bytes"] = 1
     write_forged(parts[0], documents)
     body = Path(parts[0]).read_bytes().replace(b'"bytes": 1,', b'"bytes": ' + b"1" * 10**6 + b",", 1)
     body = body[: body.rindex(b'{"end"')]
     end = {"end": True, "tasks": len(documents) - 2, "sha256": hashlib.sha256(body).hexdigest()}
     Path(parts[0]).write_bytes(body + json.dumps(end).encode() + b"\n")
-    assert refusal(*parts) == f"{parts[0]}: line 2 is not valid JSON"
+    assert read_merge_error(*parts) == f"{parts[0]}: line 2 is not valid JSON"
 
 
 @pytest.mark.parametrize(
     "options",
     [{"output": "a.pt"}, {"report": ["json=a.pt"]}, {"shard": "1/2"}, {"executor": "threads"}, {"nonsense": 1}],
 )
-def test_a_part_says_nothing_of_outputs(parts, refusal, options):
+def test_part_with_another_option_is_refused(parts, read_merge_error, options):
     """A forged part file cannot make merge write a file or use a cluster."""
     before = Path("a.pt").read_bytes()
     for path in parts:
-        documents = lines(path)
+        documents = read_documents(path)
         documents[0]["options"] |= options
         write_forged(path, documents)
     name = next(iter(options))
-    assert refusal(*parts) == f"{parts[0]}: line 1 contains the option '{name}', which --shard does not write"
+    assert read_merge_error(*parts) == f"{parts[0]}: line 1 contains the option '{name}', which --shard does not write"
     assert Path("a.pt").read_bytes() == before
 
 
-def test_parts_that_contradict_each_other_are_refused(parts, refusal):
+def test_parts_that_contradict_each_other_are_refused(parts, read_merge_error):
     """Two part files have different results for the same task."""
-    documents = [lines(path) for path in parts]
-    task = documents[0][at_a_run(documents[0])]
+    documents = [read_documents(path) for path in parts]
+    task = documents[0][find_planned_task(documents[0])]
     other = {**task, "result": {"tally": [1, 0, 600, 1.0, [1.0, 0], [1.0, 0]]}}
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     write_forged(parts[1], documents[1])
     why = "line 2: another part file has a different result for the same file or tensor; run all shards again"
-    assert refusal(*parts) == f"{parts[1]}: {why}"
+    assert read_merge_error(*parts) == f"{parts[1]}: {why}"
 
 
 # --- code -------------------------------------------------------------------------------------------------------------
 
 
-def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, statecli, refusal, tmp_path):
+def test_code_named_in_parts_runs_only_with_allow_code(run_shards, statecli, read_merge_error, tmp_path):
     """A part file may come from anywhere, and `os:system("…")` is a valid spec."""
     Path("net.py").write_text(
         "from pathlib import Path\nfrom torch import nn\nPath('ran').touch()\n"
@@ -623,20 +637,23 @@ def test_code_that_parts_name_runs_only_where_the_line_names_it_too(shares, stat
     )
     torch.save(torch.nn.Linear(2, 2).state_dict(), "a.pt")
     line = ("inspect", "a.pt", "--stats", "--model", "net.py:Net")
-    paths, _ = shares(2, *line)
+    paths, _ = run_shards(2, *line)
     Path("ran").unlink()
     assert (
-        refusal(*paths)
+        read_merge_error(*paths)
         == "net.py:Net: merging these part files imports and runs this code; if you trust the code, give "
         "--allow-code 'net.py:Net'"
     )
     assert not Path("ran").exists()
-    assert refusal(*paths, "--allow-code", "net.py:Other").startswith(
+    assert read_merge_error(*paths, "--allow-code", "net.py:Other").startswith(
         "net.py:Net: merging these part files imports and runs this code"
     )
     assert statecli("merge", *paths, "--allow-code", "net.py:Net").out == statecli(*line).out
-    said = refusal(*paths, "--allow-code", "net.py:Net", "--allow-code", "x.py:Y")
-    assert said == "--allow-code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
+    expected_message = read_merge_error(*paths, "--allow-code", "net.py:Net", "--allow-code", "x.py:Y")
+    assert (
+        expected_message
+        == "--allow-code x.py:Y: the part files do not use a class or plugin of this name; leave the option out"
+    )
 
 
 # --- results are the same after writing and reading -------------------------------------------------------------------
@@ -675,7 +692,7 @@ RESULTS = {
 }
 
 
-def test_each_kind_of_result_is_tried():
+def test_every_result_type_has_a_strategy():
     """A task function without a test here could lose data; derived_batch runs only in a merge."""
     from statecli.workers.executors.batch import FUNCTIONS
 
@@ -685,7 +702,7 @@ def test_each_kind_of_result_is_tried():
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
+def test_result_is_unchanged_after_writing_and_reading(tmp_path_factory, data):
     """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""
     path = tmp_path_factory.mktemp("part") / "p.jsonl"
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 1, 1, {})
@@ -698,7 +715,7 @@ def test_a_result_is_the_same_bit_for_bit(tmp_path_factory, data):
     assert repr(again) == repr(result)
 
 
-def test_an_error_keeps_its_kind_and_its_place(tmp_path):
+def test_error_keeps_its_type_and_place(tmp_path):
     """Error classes of a single reader become their base class; the error keeps its byte range for SARIF."""
     from statecli.pickles.errors import TruncatedPickle
 

@@ -25,13 +25,13 @@ def server(tmp_path):
         yield actual_server
 
 
-def test_shares_of_urls_are_merged(server, same):
+def test_shards_of_urls_are_merged(server, check_merge):
     """The document is the same as without shards, and nothing is computed twice."""
-    assert same(3, "diff", server.url("a.safetensors"), server.url("b.safetensors")) == []
-    assert same(2, "inspect", server.url("a.safetensors"), "--stats") == []
+    assert check_merge(3, "diff", server.url("a.safetensors"), server.url("b.safetensors")) == []
+    assert check_merge(2, "inspect", server.url("a.safetensors"), "--stats") == []
 
 
-def test_a_share_fetches_its_own_values(server, statecli):
+def test_shard_fetches_only_its_own_values(server, statecli):
     """A shard fetches a quarter of the bytes, and the headers; the merge fetches headers and samples."""
     line = ("diff", server.url("a.safetensors"), server.url("b.safetensors"))
     size = sum(path.stat().st_size for path in server.folder.iterdir())
@@ -44,21 +44,21 @@ def test_a_share_fetches_its_own_values(server, statecli):
     assert server.sent < 300_000
 
 
-def test_a_remote_target_that_changed_is_named(server, statecli, shares):
+def test_changed_remote_target_is_named(server, statecli, run_shards):
     """ETag and size identify the version, so the merge reads no values."""
     url = server.url("a.safetensors")
-    paths, _ = shares(2, "inspect", url, "--stats")
+    paths, _ = run_shards(2, "inspect", url, "--stats")
     save_file({"w0": torch.ones(3)}, server.folder / "a.safetensors")
     result = statecli("merge", *paths)
-    said = f"statecli: {url}: has changed since {paths[0]} was made; run all shards again\n"
-    assert (result.code, result.out, result.err) == (2, "", said)
+    expected_message = f"statecli: {url}: has changed since {paths[0]} was made; run all shards again\n"
+    assert (result.code, result.out, result.err) == (2, "", expected_message)
 
 
-def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, shares):
+def test_target_without_a_version_is_refused(server, statecli, run_shards):
     """The file may have been replaced between two shards; the user may vouch for the file with --copies."""
     server.behave("*", Headers(ETag=None, Last_Modified=None))
     url = server.url("a.safetensors")
-    paths, codes = shares(2, "inspect", url, "--stats")
+    paths, codes = run_shards(2, "inspect", url, "--stats")
     assert codes == [0, 0]
     result = statecli("merge", *paths)
     assert (result.code, result.out) == (2, "")
@@ -66,7 +66,7 @@ def test_what_tells_no_version_is_not_taken_for_the_same(server, statecli, share
     assert statecli("merge", *paths, "--copies").code == 0
 
 
-def test_one_cause_is_one_line(server, statecli):
+def test_same_error_of_many_tensors_is_a_single_line(server, statecli):
     """The message is a single line, however many tensors of the shard cannot be read."""
     save_file({f"l.{n}.w": torch.full((9_000,), 1.0) for n in range(40)}, server.folder / "c.safetensors")
     server.behave("c.safetensors", After(1, Refuse(403)))
@@ -76,25 +76,27 @@ def test_one_cause_is_one_line(server, statecli):
     assert "more tensors: access is refused (HTTP 403)" in result.err
 
 
-def test_merge_asks_for_the_secret_of_any_input(server, statecli, shares):
+def test_merge_asks_for_the_whole_url_of_an_adapter(server, statecli, run_shards):
     """The URL of an option such as --adapter needs its secret too."""
     save_file({"w": torch.ones(2)}, "base.safetensors")
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
-    paths, _ = shares(1, "diff", "base.safetensors", "base.safetensors", "--adapter", url)
+    paths, _ = run_shards(1, "diff", "base.safetensors", "base.safetensors", "--adapter", url)
     shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
-    said = f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+    expected_message = (
+        f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+    )
     result = statecli("merge", *paths)
-    assert (result.code, result.out, result.err) == (2, "", said)
+    assert (result.code, result.out, result.err) == (2, "", expected_message)
 
 
-def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
+def test_part_contains_no_secret_and_merge_asks_for_it(server, statecli, run_shards):
     """A signed URL is given again; otherwise the merge names the URL."""
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
     shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
     assert "403" in statecli("inspect", server.url("a.safetensors"), "--stats").err
-    paths, codes = shares(2, "inspect", url, "--stats")
+    paths, codes = run_shards(2, "inspect", url, "--stats")
     assert codes == [0, 0]
     assert all(SECRET not in Path(path).read_text() for path in paths)
     whole = statecli("inspect", url, "--stats", "-f", "json")
@@ -102,8 +104,10 @@ def test_a_part_holds_no_secret_and_merge_asks_for_it(server, statecli, shares):
 
     names.typed_urls().clear()  # the merge runs in another process
     result = statecli("merge", *paths)
-    said = f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
-    assert (result.code, result.out, result.err) == (2, "", said)
+    expected_message = (
+        f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+    )
+    assert (result.code, result.out, result.err) == (2, "", expected_message)
     merged = statecli("merge", *paths, "--url", url, "-f", "json")
     assert (merged.code, merged.out) == (whole.code, whole.out)
     other = statecli("merge", *paths, "--url", "https://elsewhere/x")

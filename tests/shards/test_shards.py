@@ -21,7 +21,7 @@ from ..forked_python import run_python, start_python
 
 
 @pytest.fixture
-def files():
+def checkpoint_files():
     """Write two different checkpoints, and a file with a model class."""
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
         save_file({f"w{i}": torch.full((40, 10), float(i + n * (i % 2))) for i in range(12)}, name)
@@ -36,7 +36,7 @@ passes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 40)
 
 
 @given(passes, st.integers(1, 9))
-def test_each_task_is_of_one_share(given_passes, count):
+def test_each_task_belongs_to_a_single_shard(given_passes, count):
     """For tasks of any size: tasks with the same key are in the same shard, and each shard computes this by itself."""
     cuts = [Partition(index, count) for index in range(1, count + 1)]
     for tasks in given_passes:
@@ -51,7 +51,7 @@ def test_each_task_is_of_one_share(given_passes, count):
 
 
 @given(passes, st.integers(1, 9))
-def test_shares_are_even_in_bytes(given_passes, count):
+def test_shards_are_even_in_bytes(given_passes, count):
     """Over all passes, two shards differ at most by a run of tasks, or by the largest task."""
     cuts, loads, largest = [Partition(index, count) for index in range(1, count + 1)], [0] * count, 0
     for tasks in given_passes:
@@ -63,7 +63,7 @@ def test_shares_are_even_in_bytes(given_passes, count):
     assert max(loads) - min(loads) <= largest
 
 
-def test_many_targets_of_one_tensor_are_spread():
+def test_small_targets_are_spread_over_the_shards():
     """Each pass balances the earlier passes: the first task of each pass does not always go to the first shard."""
     cuts = [Partition(index, 4) for index in range(1, 5)]
     counts = [0] * 4
@@ -73,7 +73,7 @@ def test_many_targets_of_one_tensor_are_spread():
     assert counts == [25] * 4
 
 
-def test_neighbours_stay_together():
+def test_shard_reads_runs_of_neighbouring_tensors():
     """A shard reads runs of neighbouring tensors, not every fourth tensor of a file."""
     own = Partition(2, 4).select_tasks([1 << 20] * 6400, None)
     leaps = sum(after - before > 1 for before, after in pairwise(own))
@@ -84,8 +84,8 @@ def test_neighbours_stay_together():
 # --- a single shard ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("files")
-def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_each_shard_runs_only_its_own_tasks(statecli, run_shards, computed_tasks, monkeypatch):
     """All shards together run the tasks of the unsharded command, and no shard runs another shard's task.
 
     The unsharded command compares small files and neighbours without a task; here each pair gets a task.
@@ -95,7 +95,7 @@ def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch)
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
     whole = sum(count for name, count in computed_tasks)
     computed_tasks.clear()
-    paths, codes = shares(4, "diff", "a.safetensors", "b.safetensors")
+    paths, codes = run_shards(4, "diff", "a.safetensors", "b.safetensors")
     assert codes == [0] * 4
     assert sum(count for name, count in computed_tasks) == whole
     lines = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in paths]
@@ -105,20 +105,20 @@ def test_each_share_reads_its_own(statecli, shares, computed_tasks, monkeypatch)
     assert all(len(part) - 2 == part[-1]["tasks"] for part in lines)
 
 
-@pytest.mark.usefixtures("files")
-def test_a_share_with_nothing_to_do_is_a_part(shares, statecli):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_shard_without_tasks_writes_a_part(run_shards, statecli):
     """There are more shards than tensors, or no values to read at all."""
-    paths, codes = shares(30, "diff", "a.safetensors", "b.safetensors", "-i", "w1")
+    paths, codes = run_shards(30, "diff", "a.safetensors", "b.safetensors", "-i", "w1")
     assert codes == [0] * 30
     assert min(len(Path(path).read_bytes().splitlines()) for path in paths) == 2
     assert statecli("merge", *paths).out == statecli("diff", "a.safetensors", "b.safetensors", "-i", "w1").out
     save_file({"other": torch.ones(3, 3)}, "c.safetensors")
-    paths, codes = shares(2, "diff", "a.safetensors", "c.safetensors")
+    paths, codes = run_shards(2, "diff", "a.safetensors", "c.safetensors")
     assert statecli("merge", *paths).out == statecli("diff", "a.safetensors", "c.safetensors").out
 
 
-@pytest.mark.usefixtures("files")
-def test_a_part_goes_to_stdout_without_o(statecli):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_part_is_printed_without_an_output_file(statecli):
     """A job may keep its logs instead of a file."""
     printed = [statecli("diff", "a.safetensors", "b.safetensors", "--shard", f"{n}/2") for n in (1, 2)]
     for n, result in enumerate(printed):
@@ -128,16 +128,16 @@ def test_a_part_goes_to_stdout_without_o(statecli):
     assert statecli("merge", "0.jsonl", "1.jsonl").out == whole.out
 
 
-@pytest.mark.usefixtures("files")
-def test_a_part_is_the_same_whoever_makes_it(statecli):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_part_does_not_depend_on_the_engine(statecli):
     """The number of jobs and the engine leave no trace: a repeated shard writes the same bytes."""
     line = ("diff", "a.safetensors", "b.safetensors", "--shard", "2/3")
     texts = {statecli(*line, *more).out for more in ((), ("-j", "1"), ("--executor", "threads:2"), ("-j", "2"))}
     assert len(texts) == 1
 
 
-@pytest.mark.usefixtures("files")
-def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_shard_of_an_unreadable_target_fails_as_the_command(statecli):
     """A truncated file, a missing file and an empty selection: the message is the same, and no part file is written."""
     raw = Path("b.safetensors").read_bytes()
     Path("cut.safetensors").write_bytes(raw[:-100])
@@ -152,21 +152,21 @@ def test_what_cannot_be_read_ends_a_share_as_it_ends_the_whole(statecli):
         assert not Path("p.jsonl").exists()
 
 
-@pytest.mark.usefixtures("files")
+@pytest.mark.usefixtures("checkpoint_files")
 @pytest.mark.parametrize(
     "line", ["diff a.safetensors b.safetensors", "inspect b.safetensors --stats", "audit b.safetensors --values"]
 )
-def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, monkeypatch, line):
+def test_target_changed_while_read_writes_no_part(statecli, monkeypatch, line):
     """The part file would describe neither state of the checkpoint."""
     run = pool._run_batches
 
-    def written_to(*words, **more):
+    def run_and_change_file(*words, **more):
         actual_result = run(*words, **more)
         raw = Path("b.safetensors").read_bytes()
         Path("b.safetensors").write_bytes(raw[:-4] + b"\1\1\1\1")
         return actual_result
 
-    monkeypatch.setattr(pool, "_run_batches", written_to)
+    monkeypatch.setattr(pool, "_run_batches", run_and_change_file)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
     assert (result.code, result.out) == (2, "")
     why = "; try again" if "inspect" in line else ", so the result is not valid; compare again"
@@ -181,8 +181,8 @@ def test_a_target_that_changes_while_a_share_reads_it_makes_no_part(statecli, mo
 @pytest.mark.parametrize(
     "text", ["0/8", "9/8", "a/b", "3", "3/", "/3", "3/8/2", "-1/8", "1/0", "٣/٨", "1/100001", "1 /2"]
 )
-@pytest.mark.usefixtures("files")
-def test_a_share_that_is_none_is_refused(statecli, text):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_invalid_shard_number_is_refused(statecli, text):
     """Shards count from 1, and the message says so, because Kubernetes and other schedulers count from 0."""
     result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
     assert (result.code, result.out) == (2, "")
@@ -191,7 +191,7 @@ def test_a_share_that_is_none_is_refused(statecli, text):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected_message"),
     [
         ("diff a.safetensors b.safetensors --metadata-only", "--metadata-only and --shard 1/2 contradict each other"),
         ("diff a.safetensors b.safetensors --ignore values", "--ignore values and --shard 1/2 contradict each other"),
@@ -222,25 +222,25 @@ def test_a_share_that_is_none_is_refused(statecli, text):
         ),
     ],
 )
-def test_what_makes_no_sense_beside_it_is_refused(statecli, line, said):
+def test_shard_with_an_unsuitable_option_or_target_is_refused(statecli, line, expected_message):
     """The message is a single line, and no file is read or written: one target is empty, and the others are missing."""
     Path("a.safetensors").touch()
     result = statecli(*line.split(), "--shard", "1/2")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert result.err.startswith(f"statecli: {said}")
+    assert result.err.startswith(f"statecli: {expected_message}")
     assert os.listdir() == ["a.safetensors"]
     assert not os.path.getsize("a.safetensors")
 
 
-@pytest.mark.usefixtures("files")
-def test_merge_refuses_what_the_command_has_not(statecli, shares):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_merge_refuses_options_of_other_commands(statecli, run_shards):
     """Each command has its own output options."""
-    paths, _ = shares(2, "lock", "a.safetensors")
+    paths, _ = run_shards(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
         why = "the part files were written by `statecli lock`, which does not have this option; leave the option out"
         assert (result.code, result.out, result.err) == (2, "", f"statecli: {option}: {why}\n")
-    paths, _ = shares(2, "diff", "a.safetensors", "b.safetensors")
+    paths, _ = run_shards(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
     result = statecli("merge", *paths, "-o", paths[1])
     assert (result.code, result.err) == (
@@ -250,8 +250,8 @@ def test_merge_refuses_what_the_command_has_not(statecli, shares):
     assert statecli("merge", *paths, "-o", "a.safetensors").code == 2
 
 
-@pytest.mark.usefixtures("files")
-def test_shares_in_processes_of_their_own(statecli):
+@pytest.mark.usefixtures("checkpoint_files")
+def test_shards_in_separate_processes_are_merged(statecli):
     """All shards run at the same time, as in an array of jobs, and the merge runs in another process."""
     command = ["-m", "statecli"]
     line = ["diff", "a.safetensors", "b.safetensors"]
