@@ -14,7 +14,7 @@ WAITING := $(addprefix tests/,test_cli_verify.py test_interrupts.py test_supervi
 	browse/test_screen.py browse/test_terminal.py \
 	$(addprefix executors/test_,executor_errors.py failed_workers.py same_result.py) \
 	fix/test_files.py formats/test_number_lines.py render/test_tensors_page.py \
-	$(addprefix storage/test_,audits.py http.py http_hostile.py lost.py progress.py s3.py))
+	$(addprefix storage/test_,audit_of_unread_bytes.py failed_requests.py http.py http_hostile.py progress.py s3.py))
 # Python compiles what is imported, once: compiling all of torch and transformers takes a minute. Where the environment
 # forbids Python to keep what it compiled, each process of the tests would compile torch and statecli again.
 unexport PYTHONDONTWRITEBYTECODE

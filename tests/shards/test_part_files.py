@@ -290,7 +290,7 @@ def test_truncated_part_is_refused(parts, read_merge_error):
     """A part file is refused wherever the file is truncated."""
     raw = Path(parts[0]).read_bytes()
     *boundaries, last = (match.end() for match in re.finditer(b"\n", raw))
-    assert (len(boundaries), last) == (len(lines(parts[0])) - 1, len(raw))
+    assert (len(boundaries), last) == (len(read_documents(parts[0])) - 1, len(raw))
     for end in sorted({*range(1, len(raw), 7), *boundaries}):
         Path(parts[0]).write_bytes(raw[:end])
         complete = sum(boundary <= end for boundary in boundaries)

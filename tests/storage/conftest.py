@@ -21,7 +21,7 @@ SECRET = "wJalrXUtnFEMI-that-no-output-may-have"  # noqa: S105 - it opens nothin
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path_factory, monkeypatch) -> None:
+def environment_without_accounts(tmp_path_factory, monkeypatch) -> None:
     """An environment without credentials, configuration or proxies, except for the settings of the test itself."""
     home = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
@@ -44,7 +44,7 @@ def nobody(tmp_path_factory, monkeypatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _models_of_aws_once() -> Iterator[None]:
+def _cached_aws_models() -> Iterator[None]:
     """Cache botocore's service models for the session, because each command creates a new client.
 
     Without the cache, each client parses a megabyte of JSON, lists 400 folders and inspects the names and signatures of
@@ -70,8 +70,8 @@ def _models_of_aws_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def served(tmp_path) -> Iterator[Server]:
-    """A server of the empty folder `served.folder`."""
+def file_server(tmp_path) -> Iterator[Server]:
+    """A server of the empty folder `file_server.folder`."""
     folder = tmp_path / "served"
     folder.mkdir()
     with Server(folder) as server:

@@ -14,7 +14,7 @@ from .server import Behaviour, Reply, Request, Server
 PAGE = 3  # keys per page of a listing
 
 
-def refusal(status: int, code: str, **headers: str) -> Behaviour:
+def refuse_as_s3(status: int, code: str, **headers: str) -> Behaviour:
     """Refuse a request with an error of S3; like the real text, its text repeats the secret authorization header."""
 
     def refuse(request: Request, reply: Reply) -> None:
@@ -38,19 +38,19 @@ class S3(Server):
         reply = Reply(200)
         scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/", request.headers.get("authorization", ""))
         if self.region is not None and scope and scope[1] != self.region:
-            refusal(301, "PermanentRedirect", x_amz_bucket_region=self.region)(request, reply)
+            refuse_as_s3(301, "PermanentRedirect", x_amz_bucket_region=self.region)(request, reply)
         elif not (self.folder / bucket).is_dir():
-            refusal(404, "NoSuchBucket")(request, reply)
+            refuse_as_s3(404, "NoSuchBucket")(request, reply)
         elif "list-type" in request.query:
             reply = self._listing(request, self.folder / bucket)
         elif not (self.folder / bucket / key).is_file():
-            refusal(404, "NoSuchKey")(request, reply)
+            refuse_as_s3(404, "NoSuchKey")(request, reply)
         else:
             reply = super().answer(request)
             if reply.status == 416:
-                refusal(416, "InvalidRange")(request, reply)
+                refuse_as_s3(416, "InvalidRange")(request, reply)
             elif reply.status == 412:
-                refusal(412, "PreconditionFailed")(request, reply)
+                refuse_as_s3(412, "PreconditionFailed")(request, reply)
         return reply
 
     def _listing(self, request: Request, root: Path) -> Reply:

@@ -145,10 +145,10 @@ class Cut:
 
 @dataclass
 class OtherRange:
-    """Send bytes after the requested range; Content-Range names the sent or (`said=False`) the requested range."""
+    """Send bytes after the requested range; Content-Range names the sent or (`honest=False`) the requested range."""
 
     shift: int
-    said: bool = True
+    honest: bool = True
 
     def __call__(self, request: Request, reply: Reply) -> None:
         match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", reply.headers.get("Content-Range", ""))
@@ -156,7 +156,7 @@ class OtherRange:
             start, last, total = (int(number) for number in match.groups())
             start, last = min(start + self.shift, total - 1), min(last + self.shift, total - 1)
             reply.body = reply.whole[start : last + 1]
-            if self.said:
+            if self.honest:
                 reply.headers["Content-Range"] = f"bytes {start}-{last}/{total}"
 
 

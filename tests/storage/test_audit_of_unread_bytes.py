@@ -19,14 +19,14 @@ from .server import Cut, Headers, Refuse, Reply, Request, Stall
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
+def _single_attempt(monkeypatch):
     """Send no request a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
     storage_files.forget_command()
 
 
-def far(folder: Path) -> Path:
+def write_tensors(folder: Path) -> Path:
     """Write four tensors of 8 MB; the first tensor has a NaN."""
     state = {f"w{i}": torch.full((2_000_000,), float(i)) for i in range(4)}
     state["w0"][5] = float("nan")
@@ -34,7 +34,7 @@ def far(folder: Path) -> Path:
     return folder / "m.safetensors"
 
 
-class Within:
+class DuringValues:
     """Apply a behaviour to requests for the values of all tensors but the first, up to the end of the last tensor."""
 
     def __init__(self, behaviour) -> None:
@@ -50,11 +50,11 @@ FAULTS = [Refuse(403), Refuse(404), Refuse(500), Cut(100), Stall(100), Headers(E
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["403", "404", "500", "cut", "stall", "changed"])
-def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_path, fault):
+def test_audit_with_unread_values_exits_with_status_2(file_server, statecli, tmp_path, fault):
     """An audit prints a line with target and tensor once each, keeps earlier findings and accepts no unread values."""
-    far(served.folder)
-    served.behave("*", Within(fault))
-    url, baseline = served.url("m.safetensors"), tmp_path / "b.json"
+    write_tensors(file_server.folder)
+    file_server.behave("*", DuringValues(fault))
+    url, baseline = file_server.url("m.safetensors"), tmp_path / "b.json"
     for options in ((), ("--select", "nan"), ("--ignore", "unread-values")):
         command = ("audit", url, "--values", "--jobs", "1", *options)  # serial: nothing is requested after the fault
         storage_files.forget_command()
@@ -71,25 +71,25 @@ def test_values_that_did_not_come_end_2_whatever_is_asked(served, statecli, tmp_
 
 
 @pytest.mark.parametrize("output", ["plain", "markdown", "github", "junit", "sarif", "gitlab"])
-def test_no_output_of_such_a_run_looks_clean(served, statecli, output):
+def test_no_output_calls_an_audit_with_unread_values_clean(file_server, statecli, output):
     """Each output says that the target could not be read; a rule with unread values is not reported as passed."""
-    far(served.folder)
-    served.behave("*", Within(Refuse(403)))
-    result = statecli("audit", served.url("m.safetensors"), "--values", "--select", "inf", "-f", output)
+    write_tensors(file_server.folder)
+    file_server.behave("*", DuringValues(Refuse(403)))
+    result = statecli("audit", file_server.url("m.safetensors"), "--values", "--select", "inf", "-f", output)
     assert result.code == 2
     assert "w1 and 2 more tensors: access is refused (HTTP 403)" in result.out
     assert "clean" not in result.out
     assert 'name="inf"/>' not in result.out
 
 
-def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecli, tmp_path):
+def test_comparison_with_unread_values_exits_with_status_2(file_server, statecli, tmp_path):
     """With and without --values; no lock is written, and no result looks clean."""
-    near, lock, config = far(tmp_path), tmp_path / "l.json", tmp_path / "s.toml"
+    near, lock, config = write_tensors(tmp_path), tmp_path / "l.json", tmp_path / "s.toml"
     config.write_text('[policy]\nmust-change = ["w*"]\n')
-    far(served.folder)
+    write_tensors(file_server.folder)
     assert statecli("lock", near, "-o", lock).code == 0
-    served.behave("*", Within(Refuse(403)))
-    url = served.url("m.safetensors")
+    file_server.behave("*", DuringValues(Refuse(403)))
+    url = file_server.url("m.safetensors")
     for command in (
         ("audit", url, "--lock", lock),
         ("audit", url, "--lock", lock, "--values", "--select", "lock", "--select", "nan"),
@@ -104,31 +104,31 @@ def test_a_lock_and_a_reference_that_could_not_be_compared_end_2(served, statecl
     assert not (tmp_path / "none").exists()
 
 
-def of_before_1_6(folder: Path) -> str:
+def write_legacy_file(folder: Path) -> str:
     torch.save(
         {"a": torch.zeros(100_000), "b": Call(os.system, "echo")}, folder / "m.pt", _use_new_zipfile_serialization=False
     )
     return "m.pt"
 
 
-def archive(folder: Path) -> str:
+def write_archive(folder: Path) -> str:
     torch.save([torch.zeros(50_000) for _ in range(4)], folder / "m.pt")
     with zipfile.ZipFile(folder / "m.pt", "a") as zip_file:
         zip_file.writestr("m/more.pkl", pickle.dumps([b"x" * 200_000, Call(os.system, "echo")]))
     return "m.pt"
 
 
-def files(folder: Path) -> str:
+def write_folder(folder: Path) -> str:
     """Write a checkpoint without a suffix, another pickle, and a text file."""
     inner = folder / "x"
     inner.mkdir()
-    (folder / archive(folder)).rename(inner / "weights")
+    (folder / write_archive(folder)).rename(inner / "weights")
     (inner / "vocab.pkl").write_bytes(pickle.dumps([1, Call(os.system, "echo")]))
     (inner / "README.txt").write_text("none")
     return "x/"
 
 
-class Once:
+class OnRequest:
     """Apply a behaviour to a single request, by its number."""
 
     def __init__(self, number: int, behaviour) -> None:
@@ -140,16 +140,16 @@ class Once:
 
 
 @pytest.mark.parametrize("fault", [Refuse(403), Refuse(404), Cut(None)], ids=["403", "404", "cut"])
-@pytest.mark.parametrize("write", [of_before_1_6, archive, files])
-def test_whichever_request_fails_nothing_is_left_out_of_what_is_found(served, statecli, write, fault):
+@pytest.mark.parametrize("write", [write_legacy_file, write_archive, write_folder])
+def test_failing_request_never_hides_a_finding(file_server, statecli, write, fault):
     """The pickle scan reads files again, so a server may refuse the scan and serve the reader."""
-    served.listing = "python"
-    url = served.url(write(served.folder))
+    file_server.listing = "python"
+    url = file_server.url(write(file_server.folder))
     whole = statecli("audit", url, "-f", "json")
     assert (whole.code, "unsafe-global" in whole.out) == (1, True)
-    counted = len(served.requests)
+    counted = len(file_server.requests)
     for number in range(counted):
-        served.behave("*", Once(number, fault))
+        file_server.behave("*", OnRequest(number, fault))
         storage_files.forget_command()
         result = statecli("audit", url, "-f", "json")
         assert result.code == 2 or (result.code, result.out) == (whole.code, whole.out)

@@ -41,15 +41,15 @@ def write_run(folder: Path, seed: int = 0, *, spoiled: bool = False) -> None:
 
 
 @pytest.fixture
-def web(served):
+def web(file_server):
     """Two runs behind a web server that lists its folders."""
-    served.listing = "python"
-    write_run(served.folder / "run-1")
-    write_run(served.folder / "run-2", seed=1)
-    return served
+    file_server.listing = "python"
+    write_run(file_server.folder / "run-1")
+    write_run(file_server.folder / "run-2", seed=1)
+    return file_server
 
 
-def targets(result) -> list[str]:
+def list_targets(result) -> list[str]:
     return [target["target"] for target in result.json["targets"] if target["status"] != "skipped"]
 
 
@@ -64,39 +64,39 @@ def test_an_audit_walks_a_folder(web, statecli):
     root = web.url()
     result = statecli("audit", root, "-f", "json")
     assert result.code == 0
-    assert targets(result) == [
+    assert list_targets(result) == [
         f"{root}run-{n}{rest}" for n in (1, 2) for rest in ("", "/train.ckpt")
     ]  # a model is named by its folder
     paths = [request.path for request in web.requests]
     assert sorted(paths) == sorted(set(paths))
 
 
-def test_globs(web, bucket, statecli):
+def test_glob_matches_listed_names(web, bucket, statecli):
     """Names come from the server's or the bucket's listing, in natural order."""
     web.listing = "nginx"
-    assert targets(statecli("audit", f"{web.url()}run-*/train.ckpt", "-f", "json")) == [
+    assert list_targets(statecli("audit", f"{web.url()}run-*/train.ckpt", "-f", "json")) == [
         f"{web.url()}run-{n}/train.ckpt" for n in (1, 2)
     ]
     for n in (1, 2, 10):
         write_run(web.folder / "runs" / f"step-{n}", seed=n)
     bucket.upload(web.folder / "runs")
-    assert targets(statecli("audit", "s3://models/step-*/train.ckpt", "-f", "json")) == [
+    assert list_targets(statecli("audit", "s3://models/step-*/train.ckpt", "-f", "json")) == [
         f"s3://models/step-{n}/train.ckpt" for n in (1, 2, 10)
     ]
 
 
-def test_a_glob_of_folders(web, bucket, statecli):
+def test_glob_with_a_slash_matches_only_folders(web, bucket, statecli):
     """A glob with a slash at its end matches folders and no files, on a web server and in a bucket."""
     bucket.upload(web.folder)
     for root in (web.url(), bucket.url()):
         for glob in ("run-*/", "*[12]/"):
             result = statecli("audit", f"{root}{glob}", "-f", "json")
-            assert (result.code, targets(result)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
+            assert (result.code, list_targets(result)[::2]) == (0, [f"{root}run-1/", f"{root}run-2/"])
         nothing = f"{root}run-1/model.*/"
         assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
 
 
-def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
+def test_glob_without_matches_or_listing_fails(web, statecli):
     """Both globs fail; the second message names a server that lists no folders."""
     nothing = f"{web.url()}none-*/m.pt"
     assert statecli("audit", nothing).err == f"statecli: {nothing}: no file matches this glob\n"
@@ -107,13 +107,13 @@ def test_a_glob_that_matches_nothing_or_cannot_be_asked(web, statecli):
     assert "statecli cannot list the names in this folder for the glob" in result.err
 
 
-def test_a_glob_of_hosts_is_none():
+def test_glob_of_hosts_is_refused():
     """A glob cannot match hosts, because hosts cannot be listed."""
     with pytest.raises(UnreadableError, match="a glob cannot match a host or a bucket: write the full name"):
         files.match_glob("s3://*/m.pt")
 
 
-def test_sections(web, statecli):
+def test_fragment_selects_a_section_of_a_url(web, statecli):
     """`#optimizer` selects a section of a URL as of a file."""
     url = f"{web.url('run-1/train.ckpt')}#optimizer"
     result = statecli("inspect", url, "-f", "json").json
@@ -124,7 +124,7 @@ def test_sections(web, statecli):
 # --- locks and references
 
 
-def test_a_lock_of_urls_names_them(web, statecli):
+def test_lock_of_urls_contains_the_urls(web, statecli):
     """A lock contains the URLs, works from any folder, and reports files that are gone from a folder behind a URL."""
     lock = Path("run.lock")
     assert statecli("lock", web.url(), "-o", lock).code == 0
@@ -143,7 +143,7 @@ def test_a_lock_of_urls_names_them(web, statecli):
     ]
 
 
-def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_path):
+def test_file_and_folder_with_the_same_name_are_both_audited(bucket, statecli, tmp_path):
     """A bucket can have a file and a folder with the same name; a disk cannot."""
     import boto3
 
@@ -157,7 +157,7 @@ def test_a_file_and_a_folder_of_one_name_are_both_audited(bucket, statecli, tmp_
         assert (result.code, {finding["rule"] for finding in result.json["findings"]}) == (1, {"nan"}), target
 
 
-def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
+def test_audit_reads_or_reports_unusual_keys(bucket, statecli, tmp_path):
     """Keys whose folders are called `..` and `.` are audited; keys without a path are reported."""
     import boto3
 
@@ -179,7 +179,7 @@ def test_no_key_hides_from_an_audit(bucket, statecli, tmp_path):
     )
 
 
-def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
+def test_unreachable_server_with_a_lock_gives_a_single_line(statecli, tmp_path):
     """An audit prints a single line, although no folder above the target can be read."""
     (tmp_path / "one").mkdir()
     for name in ("a", "b"):
@@ -192,7 +192,7 @@ def test_a_lock_and_a_server_that_is_not_there(statecli, tmp_path):
     assert "cannot be reached" in result.err
 
 
-def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
+def test_names_in_a_lock_are_relative_to_its_folder(web, statecli, monkeypatch):
     """The names in a lock are relative to the lock's own folder, even after the folder was copied elsewhere."""
     monkeypatch.chdir(web.folder)
     assert statecli("lock", "run-1", "run-2", "-o", "all.lock").code == 0
@@ -205,7 +205,7 @@ def test_a_lock_that_lies_beside_what_it_locks(web, statecli, monkeypatch):
     assert {finding["target"] for finding in result.json["findings"]} == {f"{root}run-2", f"{root}run-2/train.ckpt"}
 
 
-def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statecli, monkeypatch):
+def test_lock_of_several_targets_does_not_match_copies(web, bucket, statecli, monkeypatch):
     """A lock of several targets does not match copies elsewhere; the suggested lock of a single target does."""
     bucket.upload(web.folder)
     monkeypatch.chdir(web.folder)
@@ -227,7 +227,7 @@ def test_a_lock_of_another_place_says_how_names_are_compared(web, bucket, statec
     assert statecli("audit", bucket.url("run-1/model.safetensors"), "--lock", "one.lock").code == 0
 
 
-def test_against_a_url(web, statecli):
+def test_checkpoint_can_be_checked_against_a_url(web, statecli):
     """A checkpoint on disk is checked against a checkpoint behind a URL, and the other way round."""
     local = str(web.folder / "run-2" / "model.safetensors")
     url = web.url("run-1/model.safetensors")
@@ -235,7 +235,7 @@ def test_against_a_url(web, statecli):
         assert statecli("audit", *args).code == 0
 
 
-def test_classes(web, statecli):
+def test_url_is_compared_with_a_class(web, statecli):
     """A diff with a class, `--model` and the class of a config.json behind the URL."""
     Path("net.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(3, 2)\n"
@@ -248,7 +248,7 @@ def test_classes(web, statecli):
     } == {"registered"}
 
 
-def test_the_class_of_a_configuration_behind_a_url(web, statecli):
+def test_model_auto_reads_the_configuration_of_a_url(web, statecli):
     """`--model auto` reads the config.json next to the weights."""
     transformers = pytest.importorskip("transformers")
     sizes = {
@@ -272,19 +272,19 @@ def test_the_class_of_a_configuration_behind_a_url(web, statecli):
 
 
 @pytest.fixture
-def spoiled_url(served):
+def spoiled_url(file_server):
     """A checkpoint with a NaN, behind a signed URL."""
-    write_run(served.folder / "run", spoiled=True)
-    return served.url("run/model.safetensors") + f"?sig={SECRET}"
+    write_run(file_server.folder / "run", spoiled=True)
+    return file_server.url("run/model.safetensors") + f"?sig={SECRET}"
 
 
-def test_github_annotates_no_file_for_a_url(spoiled_url, served, statecli):
+def test_github_annotates_no_file_for_a_url(spoiled_url, file_server, statecli):
     """GitHub cannot attach an annotation to a URL, so the message starts with the URL, which appears once."""
-    shown = f"{served.url('run/model.safetensors')}?sig=…"
+    shown = f"{file_server.url('run/model.safetensors')}?sig=…"
     out = statecli("audit", spoiled_url, "--values", "-f", "github").out
     assert "file=" not in out
     assert f"::error title=statecli nan::{shown}: weight: " in out
-    gone = served.url("none.pt")
+    gone = file_server.url("none.pt")
     assert (
         f"::error title=statecli cannot-read::{gone}: does not exist (HTTP 404)\n"
         in statecli("audit", gone, "-f", "github").out
@@ -300,7 +300,7 @@ def test_sarif_has_the_url_as_its_location(spoiled_url, statecli):
     assert physical["region"]["byteLength"] == 24
 
 
-def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli):
+def test_baseline_accepts_findings_of_a_url(spoiled_url, file_server, statecli):
     """A baseline names the masked URL; fixed findings and missing files are reported."""
     args = ("audit", spoiled_url, "--values")
     assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
@@ -309,12 +309,12 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli
     assert json.loads(written)["findings"][0]["target"].startswith(spoiled_url.partition("?")[0])
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
-    write_run(served.folder / "run")
+    write_run(file_server.folder / "run")
     assert "no longer has this finding; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
-    (served.folder / "run" / "model.safetensors").unlink()
-    (served.folder / "run" / "train.ckpt").unlink()
-    served.listing = "python"
+    (file_server.folder / "run" / "model.safetensors").unlink()
+    (file_server.folder / "run" / "train.ckpt").unlink()
+    file_server.listing = "python"
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_a_baseline_accepts_what_lies_behind_a_url(spoiled_url, served, statecli
     [("-o", "{}"), ("--report", "json={}")],
 )
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_nothing_is_written_to_a_url(web, statecli, command, option):
+def test_url_as_output_is_refused(web, statecli, command, option):
     """A URL as the output of a command, or of a new lock or baseline, is refused in a single line before a request."""
     url = f"{web.url('out.json')}?sig={SECRET}"
     web.forget()
@@ -362,14 +362,14 @@ def test_a_configuration_may_name_urls(web, statecli):
     assert SECRET not in result.out + result.err + shown.out + shown.err
 
 
-def test_a_configuration_lies_here(web, statecli):
+def test_url_of_a_configuration_is_refused(web, statecli):
     """--config accepts no URL."""
     result = statecli("audit", web.url("run-1"), "--config", web.url("statecli.toml"))
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "copy the configuration to a local file" in result.err
 
 
-def test_verify_is_of_classes(web, statecli):
+def test_verify_refuses_a_checkpoint_of_a_url(web, statecli):
     """`verify` reports that the target is a checkpoint, behind a URL as on disk."""
     here, there = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
     local, far = (statecli("verify", target) for target in (here, there))
@@ -377,7 +377,7 @@ def test_verify_is_of_classes(web, statecli):
     assert all("is a checkpoint; verify needs a model class" in run.err for run in (local, far))
 
 
-def test_many_targets_are_asked_for_together(web, statecli):
+def test_typed_urls_are_requested_together(web, statecli):
     """Typed URLs are requested together, like the files of a walk: no target waits for an earlier target."""
     import threading
 
@@ -390,10 +390,10 @@ def test_many_targets_are_asked_for_together(web, statecli):
 
     web.behave("typed-*/model.safetensors", Times(3, meet))
     urls = [web.url(f"typed-{n}/model.safetensors") for n in range(3)]
-    assert targets(statecli("audit", *urls, "-f", "json")) == urls
+    assert list_targets(statecli("audit", *urls, "-f", "json")) == urls
 
 
-def test_what_was_read_of_many_files_is_let_go(web, monkeypatch, statecli):
+def test_only_the_last_files_stay_in_memory(web, monkeypatch, statecli):
     """A folder may contain a million files, so only the bytes of the last files stay in memory."""
     monkeypatch.setattr(remote, "MAX_KEPT_FILES", 2)
     for n in range(6):

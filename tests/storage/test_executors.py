@@ -18,13 +18,13 @@ PASSWORD = "sesame-opens-it"  # noqa: S105 - it opens nothing
 
 
 @pytest.fixture
-def secret(served, monkeypatch, one_task_a_parcel):
+def url_with_password(file_server, monkeypatch, one_task_a_parcel):
     """Return a function that adds the password to the URL of a file; each task is a separate batch."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     for n, name in enumerate(("a.safetensors", "b.safetensors")):
-        save_file({f"w{i}": torch.full((50_000,), float(i + n * (i % 2))) for i in range(8)}, served.folder / name)
-    served.behave("*", Basic("me", PASSWORD))
-    return lambda name: served.url(name).replace("://", f"://me:{PASSWORD}@")
+        save_file({f"w{i}": torch.full((50_000,), float(i + n * (i % 2))) for i in range(8)}, file_server.folder / name)
+    file_server.behave("*", Basic("me", PASSWORD))
+    return lambda name: file_server.url(name).replace("://", f"://me:{PASSWORD}@")
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def cluster():
         yield cluster
 
 
-def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
+def test_workers_of_dask_read_urls(url_with_password, file_server, cluster, statecli):
     """Workers use the command's credentials and give the same document; a refusal in a worker fails the command."""
-    line = ("diff", secret("a.safetensors"), secret("b.safetensors"), "-f", "json")
+    line = ("diff", url_with_password("a.safetensors"), url_with_password("b.safetensors"), "-f", "json")
     alone = statecli(*line)
     engine = f"dask:{cluster.scheduler_address}"
     result = statecli(*line, "--executor", engine, "--debug")
     assert result == alone
     assert alone.code == 1
-    served.behave("b.safetensors", After(1, Refuse(403, f"<h1>{PASSWORD}</h1>")))
+    file_server.behave("b.safetensors", After(1, Refuse(403, f"<h1>{PASSWORD}</h1>")))
     broken = statecli(*line, "--executor", engine, "--debug")
     assert broken.code == 2
     assert "access is refused (HTTP 403)" in broken.err
@@ -52,9 +52,9 @@ def test_workers_of_dask_read_urls(secret, served, cluster, statecli):
     assert not [text for text in (result.out, result.err, broken.out, broken.err, logs) if PASSWORD in text]
 
 
-def test_processes_that_were_not_forked_read_urls(secret):
+def test_spawned_processes_read_urls(url_with_password):
     """An Executor of Python with spawned processes, which inherit nothing."""
-    urls = secret("a.safetensors"), secret("b.safetensors")
+    urls = url_with_password("a.safetensors"), url_with_password("b.safetensors")
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
         diff = package.diff(*urls, executor=processes)
     assert msgspec.json.encode(diff) == msgspec.json.encode(package.diff(*urls))

@@ -39,7 +39,7 @@ UNSUPPORTED = "chains of URLs (`::`) are not supported: download and unpack the 
 # --- filesystems
 
 
-def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
+def test_memory_filesystem_is_read(memory, tmp_path, statecli):
     """A file in memory is inspected, and a folder in memory is audited."""
     memory.pipe("/run/a.safetensors", write_checkpoint(tmp_path).read_bytes())
     memory.pipe("/run/deep/b.safetensors", write_checkpoint(tmp_path).read_bytes())
@@ -48,7 +48,7 @@ def test_memory_is_read_like_any_other(memory, tmp_path, statecli):
     assert [target["target"] for target in targets] == ["memory://run/a.safetensors", "memory://run/deep/b.safetensors"]
 
 
-def test_an_object_that_changes_is_noticed(memory, tmp_path):
+def test_changed_object_is_reported(memory, tmp_path):
     """Such a filesystem sends no version with the bytes, so the version is requested again after the bytes."""
     path = write_checkpoint(tmp_path)
     memory.pipe("/m.safetensors", path.read_bytes())
@@ -71,12 +71,12 @@ def test_an_object_that_changes_is_noticed(memory, tmp_path):
         ("memory://a/none.pt", "does not exist"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(statecli, url, line, memory):
+def test_unreadable_url_gives_a_single_line(statecli, url, line, memory):
     """An unknown scheme, a chain and a missing file."""
     assert statecli("inspect", url).err == f"statecli: {url}: {line}\n"
 
 
-def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
+def test_missing_package_is_named(statecli, monkeypatch):
     """The message contains fsspec's own words, or names fsspec if fsspec is missing."""
     monkeypatch.setitem(sys.modules, "adlfs", None)
     result = statecli("inspect", "abfs://container/m.pt")
@@ -91,13 +91,13 @@ def test_the_package_of_a_scheme_is_named(statecli, monkeypatch):
     )
 
 
-def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
+def test_text_of_a_foreign_exception_is_not_shown(memory, statecli, monkeypatch):
     """An exception may contain a token, so only the class name of a foreign exception is shown, even with --debug."""
 
-    def fails(*_, **__):
+    def raise_with_token(*_, **__):
         raise RuntimeError("token=hunter2-hunter2")
 
-    monkeypatch.setattr(type(memory), "info", fails)
+    monkeypatch.setattr(type(memory), "info", raise_with_token)
     result = statecli("inspect", "memory://m.pt", "--debug")
     assert result.code == 2
     assert "cannot be read (RuntimeError)" in result.err
@@ -108,16 +108,16 @@ def test_no_text_of_a_package_is_shown(memory, statecli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("said", "length", "expected"),
+    ("content_range", "length", "expected"),
     [("bytes 0-9/100", 10, (0, 10, 100)), ("bytes 0-4/5", 5, (0, 5, 5)), (None, 7, (0, 7, 7))],
 )
-def test_an_answer_that_holds(said, length, expected):
+def test_valid_content_range_is_parsed(content_range, length, expected):
     """A range, a range cut by the object's end, and all bytes of a small object."""
-    assert parse_range(said, length, 0, 10) == expected
+    assert parse_range(content_range, length, 0, 10) == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "length"),
+    ("content_range", "length"),
     [
         ("bytes 1-10/100", 10),
         ("bytes 0-8/100", 9),
@@ -128,13 +128,13 @@ def test_an_answer_that_holds(said, length, expected):
         (None, 1 << 30),
     ],
 )
-def test_an_answer_that_does_not(said, length):
+def test_invalid_content_range_is_refused(content_range, length):
     """Another range, a shorter range, a contradicting length, no size, no range."""
     with pytest.raises(UnreadableError):
-        parse_range(said, length, 0, 10)
+        parse_range(content_range, length, 0, 10)
 
 
-def test_a_body_that_was_cut():
+def test_truncated_body_raises_transient():
     """A cut body raises Transient, so that the range is requested again."""
     with pytest.raises(retry.Transient, match="after 3 of 10 bytes"):
         check_length(b"abc", 0, 10)
@@ -144,10 +144,10 @@ def test_a_body_that_was_cut():
 
 NAMES = st.text("abc.-_é ", min_size=1, max_size=5).filter(lambda name: name.strip(". "))
 ROOTS = st.sampled_from(["s3://bucket", "https://host:80", "https://[::1]:80", "hf://org/net@v1", "memory://x"])
-RESTS = st.sampled_from(["", "?versionId=3"])
+QUERIES = st.sampled_from(["", "?versionId=3"])
 
 
-@given(ROOTS, st.lists(NAMES, min_size=1, max_size=4), RESTS)
+@given(ROOTS, st.lists(NAMES, min_size=1, max_size=4), QUERIES)
 def test_joining_and_splitting_are_inverse(root, names, rest):
     """The query stays at the end. (In hf:// URLs, `?` belongs to names.)"""
     assume(not (root.startswith("hf") and rest.startswith("?")))
@@ -164,12 +164,12 @@ def test_joining_and_splitting_are_inverse(root, names, rest):
 @pytest.mark.parametrize(
     ("path", "folder"), [("s3://b/run2/m", "s3://b/run"), ("s3://c/m", "s3://b"), ("https://h/m?a=1", "https://h/")]
 )
-def test_what_does_not_lie_in_a_folder(path, folder):
+def test_path_outside_of_the_folder_is_unchanged(path, folder):
     """A name with the same beginning, another bucket, another query."""
     assert files.make_relative(path, folder) == path
 
 
-def test_globs_of_urls(memory):
+def test_url_glob_matches_listings(memory):
     """Globs match the folders' listings; hidden names match only a pattern with a dot; `**` matches any folders."""
     for name in ("run-1/m.pt", "run-2/m.pt", "run-2/n.pt", "other/m.pt", "run-1/.hidden.pt", "run-1/deep/m.pt"):
         memory.pipe(f"/top/{name}", b"x")
@@ -189,7 +189,7 @@ def test_globs_of_urls(memory):
 
 
 @pytest.mark.parametrize("pattern", ["run-*/", "*/deep/", "run-1/*/", "run-1/**/", "**/", "*/*", "run-?/"])
-def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern):
+def test_url_glob_matches_the_same_names_as_on_disk(memory, tmp_path, pattern):
     """A slash at the end matches folders only, and stays in the name. (`?` is not a wildcard in a URL.)"""
     for name in ("run-1/m.pt", "run-2/m.pt", "other/m.pt", "run-1/deep/m.pt", "run-1/deep/er/m.pt", "m.pt"):
         memory.pipe(f"/top/{name}", b"x")
@@ -212,6 +212,6 @@ def test_globs_of_urls_match_what_those_of_the_disk_do(memory, tmp_path, pattern
         ("s3://b/run-[12]/m.pt", True),
     ],
 )
-def test_what_is_a_glob(text, is_glob):
+def test_query_and_ipv6_address_are_not_globs(text, is_glob):
     """Neither a query nor an IPv6 address is a glob."""
     assert files.is_glob(text) is is_glob

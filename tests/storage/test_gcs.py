@@ -24,7 +24,7 @@ def gs(cloud_storage):
     return cloud_storage
 
 
-def test_a_file_is_one_request(gs, statecli):
+def test_file_takes_a_single_request(gs, statecli):
     """The size comes with the first bytes; gcsfs would first request a description of the object."""
     assert statecli("inspect", URL).code == 0
     assert [(request.method, request.path, request.range) for request in gs.requests] == [
@@ -32,7 +32,7 @@ def test_a_file_is_one_request(gs, statecli):
     ]
 
 
-def test_a_folder_is_its_listing_and_its_file(gs, statecli):
+def test_folder_takes_a_listing_and_a_file_request(gs, statecli):
     """For a bucket without a checkpoint, the message names the subfolder with a checkpoint."""
     assert statecli("inspect", "gs://models/run/").code == 0
     assert [request.path for request in gs.requests] == ["storage/v1/b/models/o", MEDIA]
@@ -50,7 +50,7 @@ def test_a_folder_is_its_listing_and_its_file(gs, statecli):
         (compress, "is stored compressed (Content-Encoding: gzip); download the file first"),
     ],
 )
-def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
+def test_refusal_gives_a_single_line(gs, statecli, behaviour, line):
     """The message names the URL and the remedy."""
     gs.behave(MEDIA, behaviour)
     result = statecli("inspect", URL)
@@ -59,13 +59,13 @@ def test_what_it_refuses_is_one_line(gs, statecli, behaviour, line):
     assert line in result.err
 
 
-def test_busy_is_asked_again(gs, statecli):
+def test_busy_server_is_requested_again(gs, statecli):
     """The server answers 429, then 503, and then the file."""
     gs.behave(MEDIA, Times(1, Refuse(429)), Times(2, Refuse(503)))
     assert statecli("inspect", URL).code == 0
 
 
-def test_an_object_that_changes_is_noticed(gs, statecli):
+def test_changed_object_is_reported(gs, statecli):
     """Each answer contains the object's generation."""
     gs.behave(MEDIA, Headers(X_Goog_Generation="1"), After(1, Headers(X_Goog_Generation="2")))
     result = statecli("inspect", URL, "--stats")
@@ -73,19 +73,19 @@ def test_an_object_that_changes_is_noticed(gs, statecli):
     assert "changed while statecli read it; try again" in result.err
 
 
-def test_a_generation_is_read_by_its_number(gs, statecli):
+def test_generation_is_shown_and_sent(gs, statecli):
     """`?generation=` is shown and sent."""
     assert statecli("inspect", f"{URL}?generation=17", "-f", "json").json["target"] == f"{URL}?generation=17"
     assert gs.requests[0].query["generation"] == "17"
 
 
-def test_an_empty_object_is_an_empty_file(gs, statecli):
+def test_empty_object_is_reported_as_an_empty_file(gs, statecli):
     """The server answers every range of an empty object with 416."""
     (gs.folder / "models" / "m.pt").write_bytes(b"")
     assert statecli("inspect", "gs://models/m.pt").err == "statecli: gs://models/m.pt: is an empty file\n"
 
 
-def test_the_package_is_named(monkeypatch, statecli):
+def test_missing_package_is_named(monkeypatch, statecli):
     """Without gcsfs, the message names the package."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     line = "statecli: gs:// needs the package gcsfs: pip install 'torch-statecli[gs]'\n"
@@ -94,7 +94,7 @@ def test_the_package_is_named(monkeypatch, statecli):
     assert statecli("inspect", URL).err == line
 
 
-def test_names_with_marks(gs, statecli):
+def test_names_with_special_characters_are_audited(gs, statecli):
     """Names may contain `?`, and listed names may contain `#`."""
     folder = gs.folder / "models" / "odd"
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors"):
@@ -105,7 +105,7 @@ def test_names_with_marks(gs, statecli):
     assert statecli("audit", "gs://models/odd/d?*").code == 0
 
 
-def test_a_folder_that_is_not_there(gs, statecli):
+def test_missing_folder_is_reported(gs, statecli):
     """A folder is missing with a slash as without."""
     for url in ("gs://models/nope", "gs://models/nope/"):
         assert statecli("inspect", url).err.startswith(f"statecli: {url}: does not exist")
@@ -120,7 +120,7 @@ def test_a_folder_that_is_not_there(gs, statecli):
         ('{"type": "service_account", "private_key": "hidden-3"}', "points to a file without Google credentials"),
     ],
 )
-def test_credentials_that_are_named_and_none(gs, statecli, monkeypatch, tmp_path, written, line):
+def test_unusable_credentials_file_is_reported(gs, statecli, monkeypatch, tmp_path, written, line):
     """gcsfs would continue without credentials or use different credentials."""
     path = tmp_path / "key.json"
     if written == "folder":

@@ -52,33 +52,33 @@ DOWNLOAD = "; download the file first"
 PASSWORD = "kraken-9137"  # noqa: S105 - it opens nothing
 
 
-def checkpoint(path, elements=4):
+def write_checkpoint(path, elements=4):
     """Write a file with a single tensor of four bytes per element."""
     save_file({"w": torch.arange(elements, dtype=torch.float32)}, path)
 
 
 @pytest.fixture
-def server(served):
-    checkpoint(served.folder / NAME)
-    return served
+def server(file_server):
+    write_checkpoint(file_server.folder / NAME)
+    return file_server
 
 
 @pytest.fixture
-def big(served):
+def big_file_server(file_server):
     """A server of a file of 2 MB."""
-    checkpoint(served.folder / NAME, 500_000)
-    return served
+    write_checkpoint(file_server.folder / NAME, 500_000)
+    return file_server
 
 
 @pytest.fixture
-def once(monkeypatch):
+def single_attempt(monkeypatch):
     """Fail after the first attempt."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.3")
 
 
 @pytest.fixture
-def other(tmp_path):
+def other_server(tmp_path):
     """A second server with a separate folder."""
     folder = tmp_path / "other"
     folder.mkdir()
@@ -86,7 +86,7 @@ def other(tmp_path):
         yield server
 
 
-def read(url, statecli, *options):
+def inspect_url(url, statecli, *options):
     result = statecli("inspect", url, "-f", "json", *options)
     assert (result.code, result.err) == (0, ""), result
     return result
@@ -95,37 +95,39 @@ def read(url, statecli, *options):
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_header_is_one_request(big, statecli):
+def test_header_takes_a_single_request(big_file_server, statecli):
     """Of a file of 2 MB, only 64 KiB are fetched."""
-    state = read(big.url(NAME), statecli)
+    state = inspect_url(big_file_server.url(NAME), statecli)
     assert list(state.rows()) == ["w"]
-    assert [(request.method, request.status, request.sent) for request in big.requests] == [("GET", 206, 64 << 10)]
+    assert [(request.method, request.status, request.sent) for request in big_file_server.requests] == [
+        ("GET", 206, 64 << 10)
+    ]
 
 
-def test_a_server_without_ranges_is_noticed_before_it_sends_gigabytes(served, inspect_error):
+def test_large_file_without_range_support_is_refused_early(file_server, inspect_error):
     """Of 64 MB, the server sends only as much as the buffers of both sides hold."""
-    with (served.folder / NAME).open("wb") as file:
+    with (file_server.folder / NAME).open("wb") as file:
         file.truncate(64 << 20)
-    served.behave("*", ignore_range)
-    why = inspect_error(served.url(NAME))
+    file_server.behave("*", ignore_range)
+    why = inspect_error(file_server.url(NAME))
     assert why == (
-        f"{served.url(NAME)}: the server ignores range requests and would send "
+        f"{file_server.url(NAME)}: the server ignores range requests and would send "
         "all 67,108,864 bytes; download the file first"
     )
-    [request] = served.requests
+    [request] = file_server.requests
     assert request.sent < 12 << 20
 
 
-def test_a_small_file_of_a_server_without_ranges_is_taken_once(big, statecli, tmp_path):
+def test_small_file_without_range_support_is_fetched_once(big_file_server, statecli, tmp_path):
     """A file of 2 MB is fetched with a single request, however often it is read, and the result is the same."""
-    local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
-    big.behave("*", ignore_range)
-    result = read(big.url(NAME), statecli, "--stats")
-    assert result.out.replace(big.url(NAME), str(big.folder / NAME)) == local
-    assert [request.status for request in big.requests] == [200]
+    local = statecli("inspect", big_file_server.folder / NAME, "--stats", "-f", "json").out
+    big_file_server.behave("*", ignore_range)
+    result = inspect_url(big_file_server.url(NAME), statecli, "--stats")
+    assert result.out.replace(big_file_server.url(NAME), str(big_file_server.folder / NAME)) == local
+    assert [request.status for request in big_file_server.requests] == [200]
 
 
-def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server, monkeypatch, inspect_error, statecli):
+def test_total_size_of_whole_files_is_limited(server, monkeypatch, inspect_error, statecli):
     """The total size of files read whole is limited."""
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
@@ -135,20 +137,20 @@ def test_small_files_of_a_server_without_ranges_are_not_taken_without_end(server
     )
 
 
-def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(served, statecli, monkeypatch):
+def test_whole_files_beyond_the_limit_are_refused(file_server, statecli, monkeypatch):
     """Of twenty files of 1 MB requested at once, only three fit into the limit; with and without lengths."""
     names = [f"model-{n:05}-of-00020.safetensors" for n in range(1, 21)]
     for name in names:
-        save_file({name: torch.zeros(250_000)}, served.folder / name)
+        save_file({name: torch.zeros(250_000)}, file_server.folder / name)
     index = {"metadata": {}, "weight_map": {name: name for name in names}}
-    (served.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (file_server.folder / "model.safetensors.index.json").write_text(json.dumps(index))
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 3_500_000)
     for behaviours in ((ignore_range,), (ignore_range, reply_chunked)):
-        served.forget()
-        served.behave("*.safetensors", *behaviours)
+        file_server.forget()
+        file_server.behave("*.safetensors", *behaviours)
         store = http.Http()
         with ThreadPoolExecutor(20) as threads:
-            tries = [threads.submit(store.get, served.url(name), 0, 100, None) for name in names]
+            tries = [threads.submit(store.get, file_server.url(name), 0, 100, None) for name in names]
         errors = [str(future.exception()) for future in tries if future.exception()]
         assert set(errors) == {
             (
@@ -158,42 +160,42 @@ def test_files_of_a_server_without_ranges_are_refused_before_they_are_fetched(se
         }
         assert len(names) - len(errors) == len(store._wholes)
         assert sum(len(data) for data, _ in store._wholes.values()) == store._reserved_bytes <= 3_500_000
-        result = statecli("inspect", served.url("model.safetensors.index.json"))
+        result = statecli("inspect", file_server.url("model.safetensors.index.json"))
         assert result.code == 2
         assert result.err.count("the server ignores range requests") == 1
         assert result.err.count("\n") == 1
 
 
-def test_an_answer_in_chunks_has_no_length_and_is_read_to_its_end(big, statecli, inspect_error, monkeypatch):
+def test_chunked_answer_is_read_if_small(big_file_server, statecli, inspect_error, monkeypatch):
     """A range reports its length in Content-Range; a whole file without a length is read only if small."""
-    big.behave("*", reply_chunked)
-    read(big.url(NAME), statecli)
-    big.behave("*", ignore_range, reply_chunked)
-    read(big.url(NAME), statecli)
+    big_file_server.behave("*", reply_chunked)
+    inspect_url(big_file_server.url(NAME), statecli)
+    big_file_server.behave("*", ignore_range, reply_chunked)
+    inspect_url(big_file_server.url(NAME), statecli)
     monkeypatch.setattr(http, "MAX_WHOLE_BYTES", 100_000)
-    assert inspect_error(big.url(NAME)).endswith(
+    assert inspect_error(big_file_server.url(NAME)).endswith(
         ": the server ignores range requests and does not report the size of its answer; download the file first"
     )
 
 
-def test_an_old_server_is_read(served, statecli, tmp_path):
+def test_http_1_0_server_is_read(file_server, statecli, tmp_path):
     """HTTP/1.0 closes the connection after each answer."""
-    with Server(served.folder, protocol="HTTP/1.0") as old:
-        checkpoint(served.folder / NAME, 500_000)
-        read(old.url(NAME), statecli, "--stats")
+    with Server(file_server.folder, protocol="HTTP/1.0") as old:
+        write_checkpoint(file_server.folder / NAME, 500_000)
+        inspect_url(old.url(NAME), statecli, "--stats")
         assert {request.status for request in old.requests} == {206}
 
 
-def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
+def test_whole_answer_without_a_length_is_refused(file_server, inspect_error):
     """A whole answer without a length, which ends with its connection, is not accepted as a file."""
-    checkpoint(served.folder / NAME)
+    write_checkpoint(file_server.folder / NAME)
 
-    def endless(request, reply):
+    def omit_length(request, reply):
         ignore_range(request, reply)
         reply.headers["Content-Length"] = ""
 
-    with Server(served.folder, protocol="HTTP/1.0") as old:
-        old.behave("*", endless)
+    with Server(file_server.folder, protocol="HTTP/1.0") as old:
+        old.behave("*", omit_length)
         assert inspect_error(old.url(NAME)).endswith(
             ": the server does not report the size of its answer; download the file first"
         )
@@ -233,27 +235,27 @@ def test_an_end_that_may_be_a_cut_is_none(served, inspect_error):
         (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
     ],
 )
-def test_what_a_server_gets_wrong_is_one_line(server, behaviour, why, inspect_error, statecli, once):
+def test_fault_of_a_server_gives_a_single_line(server, behaviour, why, inspect_error, statecli, single_attempt):
     """The message is a single line with the URL and the fault; the exit status is 2, and stdout is empty."""
     server.behave(NAME, behaviour)
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
-def test_other_bytes_than_the_answer_says_are_not_noticed_by_http_but_by_the_format(server, inspect_error):
-    """HTTP cannot reveal a server that always lies about its ranges; the format's header check does."""
-    server.behave(NAME, OtherRange(8, said=False))
+def test_wrong_bytes_are_found_by_the_format(server, inspect_error):
+    """HTTP cannot reveal a server that always announce_more_bytes about its ranges; the format's header check does."""
+    server.behave(NAME, OtherRange(8, honest=False))
     assert inspect_error(server.url(NAME)).startswith(f"{server.url(NAME)}: ")
 
 
-def test_a_file_without_bytes_is_an_empty_file(served, inspect_error):
+def test_file_without_bytes_is_reported_as_empty(file_server, inspect_error):
     """A 416 with size 0, and a whole answer without bytes."""
-    (served.folder / NAME).touch()
-    assert inspect_error(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
-    served.behave(NAME, lambda request, reply: reply.become(Reply(200)))
-    assert inspect_error(served.url(NAME)) == f"{served.url(NAME)}: is an empty file"
+    (file_server.folder / NAME).touch()
+    assert inspect_error(file_server.url(NAME)) == f"{file_server.url(NAME)}: is an empty file"
+    file_server.behave(NAME, lambda request, reply: reply.become(Reply(200)))
+    assert inspect_error(file_server.url(NAME)) == f"{file_server.url(NAME)}: is an empty file"
 
 
-def test_a_range_that_is_refused_is_no_empty_file(server, inspect_error):
+def test_refused_range_is_not_reported_as_an_empty_file(server, inspect_error):
     """A 416 with a positive size, or without a size."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
@@ -261,18 +263,18 @@ def test_a_range_that_is_refused_is_no_empty_file(server, inspect_error):
         assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
 
 
-def test_a_name_with_a_number_sign_is_written_with_its_code(served, statecli, inspect_error):
+def test_message_suggests_to_escape_a_number_sign(file_server, statecli, inspect_error):
     """For an unescaped `#`, the message suggests %23."""
-    checkpoint(served.folder / "a#b.safetensors")
-    plain = served.url("a") + "#b.safetensors"
+    write_checkpoint(file_server.folder / "a#b.safetensors")
+    plain = file_server.url("a") + "#b.safetensors"
     assert inspect_error(plain) == (
-        f"{served.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors as the name of a section; if # "
-        "belongs to the file name, write %23"
+        f"{file_server.url('a')}: does not exist (HTTP 404); statecli read #b.safetensors as the name of a section; if "
+        "# belongs to the file name, write %23"
     )
-    read(served.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
+    inspect_url(file_server.url("a%23b.safetensors").replace("%2523", "%23"), statecli)
 
 
-def test_an_error_goes_to_another_process_as_it_is():
+def test_pickled_error_keeps_its_text_without_headers():
     """The error keeps its text, but not the answer's headers, because they may contain the target of a redirect."""
     import copy
     import pickle
@@ -286,57 +288,57 @@ def test_an_error_goes_to_another_process_as_it_is():
 # --- cuts and stalls ------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_is_cut_is_resumed_where_it_was(big, statecli):
+def test_cut_connection_is_resumed_at_the_missing_byte(big_file_server, statecli):
     """No byte is fetched twice: the later requests are for the missing ranges."""
-    local = statecli("inspect", big.folder / NAME, "--stats", "-f", "json").out
-    big.behave(NAME, Times(2, Cut(after=20_000)))
-    result = read(big.url(NAME), statecli, "--stats")
-    assert result.out.replace(big.url(NAME), str(big.folder / NAME)) == local
-    first, second, third, *_ = big.requests
+    local = statecli("inspect", big_file_server.folder / NAME, "--stats", "-f", "json").out
+    big_file_server.behave(NAME, Times(2, Cut(after=20_000)))
+    result = inspect_url(big_file_server.url(NAME), statecli, "--stats")
+    assert result.out.replace(big_file_server.url(NAME), str(big_file_server.folder / NAME)) == local
+    first, second, third, *_ = big_file_server.requests
     assert [request.range for request in (first, second, third)] == [
         "bytes=0-65535",
         "bytes=20000-65535",
         "bytes=40000-65535",
     ]
-    assert big.sent == (big.folder / NAME).stat().st_size
+    assert big_file_server.sent == (big_file_server.folder / NAME).stat().st_size
 
 
 @pytest.mark.parametrize(("after", "came"), [(1000, 5000), (0, 0)])
-def test_a_connection_that_is_always_cut_is_given_up(big, after, came, inspect_error):
+def test_connection_cut_in_each_attempt_is_given_up(big_file_server, after, came, inspect_error):
     """After four more attempts, the message says how many bytes came."""
-    big.behave(NAME, Cut(after=after))
+    big_file_server.behave(NAME, Cut(after=after))
     why = f"the connection was cut after {came:,} of 65,536 bytes, in each of 5 attempts; try again later"
-    assert inspect_error(big.url(NAME)) == f"{big.url(NAME)}: {why}"
-    assert len(big.requests) == 5
+    assert inspect_error(big_file_server.url(NAME)) == f"{big_file_server.url(NAME)}: {why}"
+    assert len(big_file_server.requests) == 5
 
 
-def test_a_connection_that_is_cut_before_the_answer_is_made_again(server, statecli):
+def test_connection_cut_before_the_answer_is_repeated(server, statecli):
     """A single cut does no harm."""
     server.behave(NAME, Times(1, Cut(None)))
-    read(server.url(NAME), statecli)
+    inspect_url(server.url(NAME), statecli)
 
 
-def test_a_whole_answer_that_is_cut_is_fetched_again(big, statecli, inspect_error):
+def test_cut_whole_answer_is_fetched_again(big_file_server, statecli, inspect_error):
     """The server has no ranges, so the fetch cannot continue after the cut."""
-    big.behave(NAME, ignore_range, Times(1, Cut(1000)))
-    read(big.url(NAME), statecli)
-    big.behave(NAME, ignore_range, reply_chunked, Cut(1000))
-    assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in inspect_error(big.url(NAME))
+    big_file_server.behave(NAME, ignore_range, Times(1, Cut(1000)))
+    inspect_url(big_file_server.url(NAME), statecli)
+    big_file_server.behave(NAME, ignore_range, reply_chunked, Cut(1000))
+    assert "the connection was cut after 1,000 bytes, in each of 5 attempts" in inspect_error(big_file_server.url(NAME))
 
 
-def test_a_length_that_lies_is_a_cut(server, inspect_error, once):
+def test_answer_shorter_than_its_length_is_reported_as_cut(server, inspect_error, single_attempt):
     """The server announces more bytes than it sends."""
 
-    def lies(request, reply):
+    def announce_more_bytes(request, reply):
         ignore_range(request, reply)
         reply.headers.update({"Content-Length": "500", "Connection": "close"})
         Cut(after=80)(request, reply)
 
-    server.behave(NAME, lies)
+    server.behave(NAME, announce_more_bytes)
     assert inspect_error(server.url(NAME)).endswith("the connection was cut after 80 of 500 bytes; try again later")
 
 
-def test_an_error_with_the_letters_of_cut_is_reported():
+def test_message_that_contains_the_letters_cut_is_kept():
     """The message of another error stays, and the number of bytes follows."""
 
     def stall(_):
@@ -346,16 +348,20 @@ def test_an_error_with_the_letters_of_cut_is_reported():
         http._receive(types.SimpleNamespace(read1=stall), 10, [b"abc"])
 
 
-def test_a_server_that_stalls_is_tried_again(big, statecli, monkeypatch):
+def test_stalled_request_is_repeated(big_file_server, statecli, monkeypatch):
     """The server stalls once before the answer, and once in the middle of an answer."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
-    big.behave(NAME, Times(1, Stall(None)), After(1, Times(1, Stall(10_000))))
-    read(big.url(NAME), statecli)
-    assert [request.range for request in big.requests] == ["bytes=0-65535", "bytes=0-65535", "bytes=10000-65535"]
+    big_file_server.behave(NAME, Times(1, Stall(None)), After(1, Times(1, Stall(10_000))))
+    inspect_url(big_file_server.url(NAME), statecli)
+    assert [request.range for request in big_file_server.requests] == [
+        "bytes=0-65535",
+        "bytes=0-65535",
+        "bytes=10000-65535",
+    ]
 
 
 @pytest.mark.parametrize(("after", "came"), [(None, ""), (0, ", after 0 of 80 bytes"), (50, ", after 50 of 80 bytes")])
-def test_a_server_that_only_stalls_is_given_up(server, after, came, inspect_error, once):
+def test_server_that_always_stalls_is_given_up(server, after, came, inspect_error, single_attempt):
     """The message says how long no data came, and names the variable that sets the limit."""
     server.behave(NAME, Stall(after))
     why = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
@@ -363,28 +369,28 @@ def test_a_server_that_only_stalls_is_given_up(server, after, came, inspect_erro
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_busy_server_is_asked_again(server, status, statecli):
+def test_busy_server_is_requested_again(server, status, statecli):
     """The server is busy three times, and then sends the file."""
     server.behave(NAME, Times(3, Refuse(status, Retry_After="7")))
-    read(server.url(NAME), statecli)
+    inspect_url(server.url(NAME), statecli)
     assert [request.status for request in server.requests] == [status] * 3 + [206]
 
 
-def test_a_busy_server_says_when(server, statecli, monkeypatch, inspect_error):
+def test_retry_after_sets_the_pause(server, statecli, monkeypatch, inspect_error):
     """Retry-After is in seconds or a date; other values are ignored, and statecli never waits longer than 20 s."""
     slept = []
     monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 20.0)
     monkeypatch.setattr(retry, "time", types.SimpleNamespace(sleep=slept.append))
     soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=9)
-    for said in ("7", format_datetime(soon, usegmt=True), "soon", "-3"):
-        server.behave(NAME, Times(1, Refuse(503, Retry_After=said)))
-        read(server.url(NAME), statecli)
+    for retry_after in ("7", format_datetime(soon, usegmt=True), "soon", "-3"):
+        server.behave(NAME, Times(1, Refuse(503, Retry_After=retry_after)))
+        inspect_url(server.url(NAME), statecli)
     assert slept[0] == 7
     assert 5 < slept[1] <= 9
     assert slept[2:] == [0, 0]
-    for said, text in (("86400", "86,400"), ("9" * 400, "999,999,999")):
+    for retry_after, text in (("86400", "86,400"), ("9" * 400, "999,999,999")):
         server.forget()
-        server.behave(NAME, Refuse(503, Retry_After=said))
+        server.behave(NAME, Refuse(503, Retry_After=retry_after))
         why = f"the server is busy (HTTP 503): the server asks statecli to wait {text} s; try again later"
         assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
         assert len(server.requests) == 1
@@ -399,7 +405,7 @@ def test_a_busy_server_says_when(server, statecli, monkeypatch, inspect_error):
         ("CONNECTIONS", ["no", "-1", "0", "2.5", "1000000"], "a whole number above 0"),
     ],
 )
-def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli):
+def test_invalid_setting_is_refused(server, name, texts, wanted, monkeypatch, statecli):
     """For other values, the message names the variable and the allowed values."""
     for text in texts:
         monkeypatch.setenv(f"STATECLI_{name}", text)
@@ -412,32 +418,32 @@ def test_settings_are_numbers(server, name, texts, wanted, monkeypatch, statecli
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_followed_once(big, other, status, statecli):
+def test_a_redirect_is_followed_once(big_file_server, other_server, status, statecli):
     """Later requests go directly to the target of the redirect."""
-    (big.folder / NAME).rename(other.folder / "there.bin")
-    big.behave(NAME, Redirect(other.url("there.bin") + "?X-Signature=abc", status))
-    other.behave("there.bin", Signed("X-Signature", "abc"))
-    read(big.url(NAME), statecli, "--stats")
-    assert len(big.requests) == 1
-    assert len(other.requests) > 1
+    (big_file_server.folder / NAME).rename(other_server.folder / "there.bin")
+    big_file_server.behave(NAME, Redirect(other_server.url("there.bin") + "?X-Signature=abc", status))
+    other_server.behave("there.bin", Signed("X-Signature", "abc"))
+    inspect_url(big_file_server.url(NAME), statecli, "--stats")
+    assert len(big_file_server.requests) == 1
+    assert len(other_server.requests) > 1
 
 
-def test_a_signature_that_ends_in_the_middle_is_asked_for_again(big, other, statecli):
+def test_refused_redirect_target_is_resolved_again(big_file_server, other_server, statecli):
     """After a 403 from the target of a redirect, statecli requests the original URL again."""
-    checkpoint(other.folder / "there.bin", 500_000)
-    big.behave(NAME, Redirect(other.url("there.bin")))
-    other.behave("there.bin", After(1, Times(1, Refuse(403))))
-    read(big.url(NAME), statecli, "--stats")
-    assert [request.status for request in big.requests] == [302, 302]
-    assert 403 in [request.status for request in other.requests]
+    write_checkpoint(other_server.folder / "there.bin", 500_000)
+    big_file_server.behave(NAME, Redirect(other_server.url("there.bin")))
+    other_server.behave("there.bin", After(1, Times(1, Refuse(403))))
+    inspect_url(big_file_server.url(NAME), statecli, "--stats")
+    assert [request.status for request in big_file_server.requests] == [302, 302]
+    assert 403 in [request.status for request in other_server.requests]
 
 
-def test_no_secret_goes_to_another_host(server, other, statecli):
+def test_no_secret_goes_to_another_host(server, other_server, statecli):
     """Neither user and password nor the typed query reaches the other host, and no secret comes back."""
-    checkpoint(other.folder / "there.bin")
-    server.behave(NAME, Basic("me", PASSWORD), Redirect(other.url("there.bin")))
-    read(server.url(NAME).replace("://", f"://me:{PASSWORD}@") + "?token=sesame123", statecli)
-    [request] = other.requests
+    write_checkpoint(other_server.folder / "there.bin")
+    server.behave(NAME, Basic("me", PASSWORD), Redirect(other_server.url("there.bin")))
+    inspect_url(server.url(NAME).replace("://", f"://me:{PASSWORD}@") + "?token=sesame123", statecli)
+    [request] = other_server.requests
     assert "authorization" not in request.headers
     assert "referer" not in request.headers
     assert "cookie" not in request.headers
@@ -453,10 +459,10 @@ def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
     (server.folder / NAME).rename(server.folder / "inner" / NAME)
     server.behave(NAME, Redirect(f"inner/{NAME}"))
     server.behave(f"inner/{NAME}", Basic("me", PASSWORD))
-    read(server.url(NAME).replace("://", f"://me:{PASSWORD}@"), statecli)
+    inspect_url(server.url(NAME).replace("://", f"://me:{PASSWORD}@"), statecli)
 
 
-def test_redirects_without_end_and_without_a_place_are_one_line(server, inspect_error):
+def test_endless_or_empty_redirect_is_reported(server, inspect_error):
     """More than ten redirects, or a redirect without a target."""
     for number in range(20):
         server.behave(f"r{number}", Redirect(f"r{number + 1}"))
@@ -489,19 +495,21 @@ def test_redirects_without_end_and_without_a_place_are_one_line(server, inspect_
         ),
     ],
 )
-def test_behind_a_redirect_the_server_that_fails_is_named(server, other, behaviour, why, inspect_error, once):
+def test_failing_server_after_a_redirect_is_named(server, other_server, behaviour, why, inspect_error, single_attempt):
     """The message names the server with its port, and says that no password was sent."""
-    checkpoint(other.folder / "there.bin")
-    other.behave("there.bin", behaviour)
-    server.behave(NAME, Redirect(other.url("there.bin")))
+    write_checkpoint(other_server.folder / "there.bin")
+    other_server.behave("there.bin", behaviour)
+    server.behave(NAME, Redirect(other_server.url("there.bin")))
     stalls = "the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit)"
-    message = why.format(there=other.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80")
+    message = why.format(
+        there=other_server.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80"
+    )
     url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
     assert inspect_error(url) == f"{server.url(NAME).replace('://', '://…@')}: {message}"
 
 
 @pytest.mark.parametrize("to", ["http://[/x", "http://host:99999/x", "http://a b/x", "https://", "http://x:y/"])
-def test_a_redirect_to_nowhere_is_the_servers(server, to, inspect_error):
+def test_redirect_to_an_invalid_url_is_reported(server, to, inspect_error):
     """The message blames the redirect, not the typed URL."""
     server.behave(NAME, Redirect(to))
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
@@ -511,74 +519,74 @@ def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
     """A fragment is for programs that display a page."""
     server.behave(NAME, Redirect(f"{server.url('there.bin')}#top"))
     (server.folder / NAME).rename(server.folder / "there.bin")
-    read(server.url(NAME), statecli)
+    inspect_url(server.url(NAME), statecli)
     assert [request.path for request in server.requests] == [NAME, "there.bin"]
 
 
-def test_a_redirect_to_a_login_page_names_its_host(server, other, inspect_error):
+def test_a_redirect_to_a_login_page_names_its_host(server, other_server, inspect_error):
     """A user without a login gets such a redirect for every file; the message does not show its query."""
-    other.behave("login", login_page)
-    server.behave(NAME, Redirect(other.url("login") + "?next=secret-place"))
+    other_server.behave("login", login_page)
+    server.behave(NAME, Redirect(other_server.url("login") + "?next=secret-place"))
     assert inspect_error(server.url(NAME)) == (
         f"{server.url(NAME)}: is an HTML page, perhaps a login or an error page "
-        f"(HTTP 200, after a redirect to {other.address})"
+        f"(HTTP 200, after a redirect to {other_server.address})"
     )
 
 
-def test_a_login_page_that_does_not_say_html_is_named_by_its_content(server, inspect_error):
+def test_login_page_of_another_type_is_found_by_its_content(server, inspect_error):
     """The message is the same as for such a file on disk."""
     server.behave(NAME, login_page, Headers(Content_Type="application/octet-stream"))
     assert inspect_error(server.url(NAME)).endswith(": is an HTML page: the server sent a login page or an error page")
 
 
-def test_a_login_page_that_is_compressed_is_a_page(server, inspect_error):
+def test_compressed_login_page_is_recognised(server, inspect_error):
     """The page is recognised by its type, because its first bytes are compressed."""
     server.behave(NAME, login_page, compress)
     assert "is an HTML page" in inspect_error(server.url(NAME))
 
 
-def test_a_checkpoint_that_is_called_html_is_read(server, statecli):
+def test_checkpoint_with_an_html_content_type_is_read(server, statecli):
     """A server may send any type for a file of unknown type."""
     server.behave(NAME, Headers(Content_Type="text/html"))
-    read(server.url(NAME), statecli)
+    inspect_url(server.url(NAME), statecli)
 
 
 # --- changed files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "other_one",
+    "version_headers",
     [{"ETag": '"other"'}, {"ETag": None, "Last_Modified": "Tue, 01 Jan 2030 00:00:00 GMT"}],
     ids=["etag", "date"],
 )
-def test_a_file_that_changes_while_it_is_read_is_one_line(big, other_one, statecli):
+def test_file_changed_while_read_gives_a_single_line(big_file_server, version_headers, statecli):
     """A new ETag, or a new date if there is no ETag, fails the command with a single line, and without values."""
-    first = {name: None for name, value in other_one.items() if value is None}
-    big.behave(NAME, Headers(**first), After(1, Headers(**other_one)))
-    result = statecli("inspect", big.url(NAME), "--stats")
+    first = {name: None for name, value in version_headers.items() if value is None}
+    big_file_server.behave(NAME, Headers(**first), After(1, Headers(**version_headers)))
+    result = statecli("inspect", big_file_server.url(NAME), "--stats")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "w: changed while statecli read it; try again" in result.err
 
 
-def test_a_size_that_changes_is_noticed_too(big, statecli):
+def test_changed_size_is_reported(big_file_server, statecli):
     """The server sends neither an ETag nor a date."""
-    big.behave(NAME, Headers(ETag=None, Last_Modified=None), After(1, WrongTotal(2_000_081)))
-    result = statecli("inspect", big.url(NAME), "--stats")
+    big_file_server.behave(NAME, Headers(ETag=None, Last_Modified=None), After(1, WrongTotal(2_000_081)))
+    result = statecli("inspect", big_file_server.url(NAME), "--stats")
     assert (result.code, result.err.count("changed while statecli read it")) == (2, 1)
 
 
-def test_servers_behind_a_balancer_may_call_a_file_differently(big, statecli):
+def test_weak_etag_may_differ(big_file_server, statecli):
     """A weak ETag belongs to its server; the date belongs to the file."""
-    big.behave(NAME, Headers(ETag='W/"one"'), After(1, Headers(ETag='W/"two"')))
-    read(big.url(NAME), statecli, "--stats")
+    big_file_server.behave(NAME, Headers(ETag='W/"one"'), After(1, Headers(ETag='W/"two"')))
+    inspect_url(big_file_server.url(NAME), statecli, "--stats")
 
 
-def test_two_calls_in_one_process_do_not_share_what_they_read(server):
+def test_second_call_reads_the_file_again(server):
     """The second call reads the file in its new state."""
     import statecli
 
     assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (4,)
-    checkpoint(server.folder / NAME, 6)
+    write_checkpoint(server.folder / NAME, 6)
     assert statecli.inspect(server.url(NAME)).state.tensors[0].shape == (6,)
     before = statecli.diff(server.url(NAME), server.folder / NAME)
     assert not [change for change in before.changes if change.fields]
@@ -596,22 +604,22 @@ def test_user_and_password_of_a_url_are_sent(server, user, password, statecli):
 
     server.behave(NAME, Basic(user, password))
     url = server.url(NAME).replace("://", f"://{quote(user, safe='')}:{quote(password, safe='')}@")
-    assert read(url, statecli).json["target"] == server.url(NAME).replace("://", "://…@")
+    assert inspect_url(url, statecli).json["target"] == server.url(NAME).replace("://", "://…@")
 
 
-def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, inspect_error):
+def test_user_and_password_of_the_netrc_file_are_sent(server, other_server, statecli, inspect_error):
     """They are sent to their host only; an unreadable netrc file is reported if a password was needed."""
     server.behave("*", Basic("me", PASSWORD))
     with open(os.environ["NETRC"], "w") as netrc:
         netrc.write(f"machine 127.0.0.1 login me password {PASSWORD}\n")
-    read(server.url(NAME), statecli)
+    inspect_url(server.url(NAME), statecli)
     with open(os.environ["NETRC"], "w") as netrc:
         netrc.write("machine 127.0.0.1 nonsense\n")
     assert inspect_error(server.url(NAME)).endswith("or into ~/.netrc (the netrc file cannot be read)")
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "expected_message"),
     [
         (401, "the server does not accept the user name and the password of the URL (HTTP 401)"),
         (
@@ -620,14 +628,14 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other, statecli, i
         ),
     ],
 )
-def test_what_was_sent_is_said_and_not_what_it_was(server, status, said, inspect_error):
+def test_message_names_the_source_of_a_refused_password(server, status, expected_message, inspect_error):
     """The message names the source of the password, never the password."""
     server.behave(NAME, Refuse(status))
     why = inspect_error(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
-    assert why == f"{server.url(NAME).replace('://', '://…@')}: {said}"
+    assert why == f"{server.url(NAME).replace('://', '://…@')}: {expected_message}"
 
 
-def test_a_signature_that_has_expired_is_a_guess(server, inspect_error):
+def test_message_suggests_an_expired_signature(server, inspect_error):
     """The server's page repeats the signature, so statecli does not show the page."""
     server.behave(NAME, Signed("X-Amz-Signature", "right"))
     assert inspect_error(server.url(NAME) + "?X-Amz-Signature=wrong17") == (
@@ -636,7 +644,7 @@ def test_a_signature_that_has_expired_is_a_guess(server, inspect_error):
     )
 
 
-def test_a_name_that_was_copied_from_output_is_no_url(server, inspect_error):
+def test_message_asks_for_the_original_of_a_masked_url(server, inspect_error):
     """If the server refuses a masked URL, the message asks for the original URL."""
     server.behave(NAME, Signed("sig", "right"))
     assert inspect_error(server.url(NAME) + "?sig=…").endswith(
@@ -647,7 +655,7 @@ def test_a_name_that_was_copied_from_output_is_no_url(server, inspect_error):
 # --- connections ----------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_is_none_is_one_line(inspect_error, once):
+def test_unreachable_or_invalid_host_gives_a_single_line(inspect_error, single_attempt):
     """An unknown name, a port without a server, and a URL without a valid host."""
     assert inspect_error("http://no-such-host.invalid/m.pt").removeprefix("http://no-such-host.invalid/m.pt: ") in (
         "unknown host: check the name in the URL and the network connection",
@@ -666,8 +674,8 @@ def test_a_host_that_is_none_is_one_line(inspect_error, once):
 
 
 @pytest.fixture
-def secure(served, tmp_path):
-    """A server with a self-signed certificate, in `secure.certificate`."""
+def https_server(file_server, tmp_path):
+    """A server with a self-signed certificate, in `https_server.certificate`."""
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -689,8 +697,8 @@ def secure(served, tmp_path):
     )
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(pem)
-    checkpoint(served.folder / NAME)
-    with Server(served.folder, tls=tls) as server:
+    write_checkpoint(file_server.folder / NAME)
+    with Server(file_server.folder, tls=tls) as server:
         server.certificate = pem
         yield server
 
@@ -705,87 +713,85 @@ def no_pools():
     lifetime.for_process(connections._Pools).__init__()
 
 
-def test_a_certificate_that_nobody_vouches_for_is_one_line(secure, inspect_error, no_pools):
+def test_untrusted_certificate_is_reported(https_server, inspect_error, no_pools):
     """The request is not repeated, and the message contains a remedy."""
-    why = inspect_error(secure.url(NAME))
-    assert why.startswith(f"{secure.url(NAME)}: the server's certificate cannot be verified: self")
+    why = inspect_error(https_server.url(NAME))
+    assert why.startswith(f"{https_server.url(NAME)}: the server's certificate cannot be verified: self")
     assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
-def test_a_certificate_that_the_environment_vouches_for_is_trusted(secure, variable, statecli, monkeypatch, no_pools):
+def test_certificate_file_of_the_environment_is_trusted(https_server, variable, statecli, monkeypatch, no_pools):
     """statecli reads the same variables as other programs."""
-    monkeypatch.setenv(variable, str(secure.certificate))
-    read(secure.url(NAME), statecli)
-    read(secure.url(NAME).replace("https", "HTTPS"), statecli)
+    monkeypatch.setenv(variable, str(https_server.certificate))
+    inspect_url(https_server.url(NAME), statecli)
+    inspect_url(https_server.url(NAME).replace("https", "HTTPS"), statecli)
 
 
-def test_certificates_that_are_none_are_one_line(secure, inspect_error, monkeypatch, no_pools):
+def test_missing_certificate_file_is_reported(https_server, inspect_error, monkeypatch, no_pools):
     """The variable names a missing file."""
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/no/such.pem")
-    assert inspect_error(secure.url(NAME)).endswith(
+    assert inspect_error(https_server.url(NAME)).endswith(
         ": the certificates in /no/such.pem cannot be read: no such file or directory"
     )
 
 
-def test_https_to_a_server_without_it_is_one_line(server, secure, inspect_error, no_pools):
+def test_message_suggests_the_other_scheme(server, https_server, inspect_error, no_pools):
     """The message suggests http://, and the other way round https://."""
     assert inspect_error(server.url(NAME).replace("http:", "https:")).endswith(
         "; if the server does not use TLS, write http://"
     )
-    why = inspect_error(secure.url(NAME).replace("https:", "http:"))
+    why = inspect_error(https_server.url(NAME).replace("https:", "http:"))
     assert "the connection was cut before an answer came, in each of 5 attempts" in why
     assert "; if the server uses TLS, write https://, then try again" in why
 
 
-def test_what_is_secure_does_not_become_insecure(secure, server, inspect_error, monkeypatch, no_pools):
+def test_redirect_from_https_to_http_is_refused(https_server, server, inspect_error, monkeypatch, no_pools):
     """A redirect from https to http is refused."""
-    monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+    monkeypatch.setenv("SSL_CERT_FILE", str(https_server.certificate))
     for scheme in ("http", "HTTP"):
-        secure.behave(NAME, Redirect(server.url(NAME).replace("http", scheme)))
+        https_server.behave(NAME, Redirect(server.url(NAME).replace("http", scheme)))
         for typed in ("https", "HTTPS"):
-            assert "redirects from https:// to http://" in inspect_error(secure.url(NAME).replace("https", typed))
-    secure.behave("hop", Redirect(server.url(NAME)))
-    secure.behave(NAME, Redirect(secure.url("hop").replace("https", "HTTPS")))
-    assert "redirects from https:// to http://" in inspect_error(secure.url(NAME))
+            assert "redirects from https:// to http://" in inspect_error(https_server.url(NAME).replace("https", typed))
+    https_server.behave("hop", Redirect(server.url(NAME)))
+    https_server.behave(NAME, Redirect(https_server.url("hop").replace("https", "HTTPS")))
+    assert "redirects from https:// to http://" in inspect_error(https_server.url(NAME))
     assert not server.requests
 
 
-def test_a_proxy_of_the_environment_is_asked(server, secure, statecli, monkeypatch, no_pools):
+def test_proxy_of_the_environment_is_used(server, https_server, statecli, monkeypatch, no_pools):
     """The proxy is used for http and for https, but not for hosts in NO_PROXY."""
     with Proxy() as proxy:
-        monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(https_server.certificate))
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-        read(server.url(NAME), statecli)
+        inspect_url(server.url(NAME), statecli)
         assert proxy.requests == [f"GET {server.url(NAME)}"]
-        read(secure.url(NAME), statecli)
-        assert proxy.requests[1:] == [f"CONNECT {secure.address}"]
-        read(server.url(NAME).replace("http", "HTTP"), statecli)
+        inspect_url(https_server.url(NAME), statecli)
+        assert proxy.requests[1:] == [f"CONNECT {https_server.address}"]
+        inspect_url(server.url(NAME).replace("http", "HTTP"), statecli)
         assert proxy.requests[2:] == [f"GET {server.url(NAME)}"]
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        read(server.url(NAME), statecli)
+        inspect_url(server.url(NAME), statecli)
         assert len(proxy.requests) == 3
 
 
-def test_a_proxy_that_wants_a_password_gets_the_one_of_its_url(
-    server, secure, statecli, inspect_error, monkeypatch, no_pools
-):
+def test_proxy_gets_the_password_of_its_url(server, https_server, statecli, inspect_error, monkeypatch, no_pools):
     """The proxy's password does not reach the server; without the password, the message asks for user and password."""
     with Proxy(f"out:{PASSWORD}") as proxy:
-        monkeypatch.setenv("SSL_CERT_FILE", str(secure.certificate))
+        monkeypatch.setenv("SSL_CERT_FILE", str(https_server.certificate))
         for variable in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(variable, proxy.url.replace("://", f"://out:{PASSWORD}@"))
-        read(server.url(NAME), statecli)
-        read(secure.url(NAME), statecli)
+        inspect_url(server.url(NAME), statecli)
+        inspect_url(https_server.url(NAME), statecli)
         assert "proxy-authorization" not in server.requests[0].headers
         for variable in ("http_proxy", "https_proxy"):
             monkeypatch.setenv(variable, proxy.url)
-        for url in (server.url(NAME), secure.url(NAME)):
+        for url in (server.url(NAME), https_server.url(NAME)):
             assert ": the proxy asks for a user name and a password (HTTP 407): " in inspect_error(url)
 
 
-def test_a_proxy_that_is_not_there_is_one_line(server, inspect_error, monkeypatch, once):
+def test_unreachable_proxy_is_reported(server, inspect_error, monkeypatch, single_attempt):
     """The message shows no part of the proxy's URL."""
     monkeypatch.setenv("http_proxy", f"http://out:{PASSWORD}@127.0.0.1:9")
     assert inspect_error(server.url(NAME)).endswith(
@@ -796,7 +802,7 @@ def test_a_proxy_that_is_not_there_is_one_line(server, inspect_error, monkeypatc
 
 
 @pytest.mark.parametrize("proxy", ["http://{}@127.0.0.1:99999", "http://{}@[bad", "[bad", "http://", "http://me:{}"])
-def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, inspect_error, monkeypatch, proxy):
+def test_invalid_proxy_url_is_reported(server, inspect_error, monkeypatch, proxy):
     """The message blames the proxy's variable, not the requested URL, and shows no part of the proxy's URL."""
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
     why = inspect_error(server.url(NAME))
@@ -805,19 +811,19 @@ def test_a_proxy_that_is_no_url_is_said_to_be_the_one_at_fault(server, inspect_e
     )
 
 
-def test_ways_of_all_kinds_are_asked_for_as_they_are_meant(served, statecli):
+def test_paths_with_special_characters_reach_the_file(file_server, statecli):
     """Blanks, other alphabets, escapes and `#`, typed raw or quoted, reach the file."""
     from urllib.parse import quote
 
     for name in ("a b.safetensors", "ü&=;.safetensors", "100%25.safetensors", "a#b.safetensors"):
-        checkpoint(served.folder / name)
-        read(served.url() + quote(name), statecli)
+        write_checkpoint(file_server.folder / name)
+        inspect_url(file_server.url() + quote(name), statecli)
     for name in ("a b.safetensors", "ü&=.safetensors".replace("&=", "&=;")):
-        read(served.url() + name, statecli)
-    assert {request.path for request in served.requests} == {path.name for path in served.folder.iterdir()}
+        inspect_url(file_server.url() + name, statecli)
+    assert {request.path for request in file_server.requests} == {path.name for path in file_server.folder.iterdir()}
 
 
-def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
+def test_ipv6_host_is_read(tmp_path, statecli):
     """The address is in brackets."""
     import socket
     from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -836,7 +842,7 @@ def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
         def translate_path(self, path):
             return str(tmp_path / NAME)
 
-    checkpoint(tmp_path / NAME)
+    write_checkpoint(tmp_path / NAME)
     try:
         server = Six(("::1", 0), Quiet)
     except OSError:
@@ -844,18 +850,18 @@ def test_the_address_of_a_host_may_be_of_ipv6(tmp_path, statecli):
     with server:
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         url = f"http://[::1]:{server.server_port}/{NAME}"
-        read(url, statecli)
+        inspect_url(url, statecli)
         assert statecli("audit", url).code == 0
         server.shutdown()
 
 
-def test_a_file_url_is_the_path(tmp_path, statecli):
+def test_file_url_is_read_as_a_path(tmp_path, statecli):
     """`file:///…`, with the escapes of URLs."""
-    checkpoint(tmp_path / "a b.safetensors")
+    write_checkpoint(tmp_path / "a b.safetensors")
     url = (tmp_path / "a b.safetensors").as_uri()
     assert "%20" in url
     targets = [
-        read(spelling, statecli).json["target"]
+        inspect_url(spelling, statecli).json["target"]
         for spelling in (url, url.replace("file:", "FILE:"), url[:7] + "localhost" + url[7:])
     ]
     assert targets == [str(tmp_path / "a b.safetensors")] * 3
@@ -868,19 +874,21 @@ def test_a_file_url_is_the_path(tmp_path, statecli):
 
 
 @pytest.fixture
-def sharded_server(served):
+def sharded_server(file_server):
     """A server with an index and two shards."""
     weight_map = {}
     for number in (1, 2):
         name = f"model-0000{number}-of-00002.safetensors"
-        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+        save_file({f"w{number}": torch.ones(3)}, file_server.folder / name)
         weight_map[f"w{number}"] = name
-    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return served
+    (file_server.folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
+    return file_server
 
 
 @pytest.mark.parametrize("behaviour", [Refuse(404), Refuse(403), Cut(0), Refuse(500), login_page])
-def test_a_shard_that_cannot_be_fetched_is_a_row(sharded_server, behaviour, statecli):
+def test_unreadable_shard_keeps_its_rows(sharded_server, behaviour, statecli):
     """The tensors of readable shards are shown; the line on stderr names the unreadable shard and its fault."""
     sharded_server.behave("*-00002-of*", behaviour)
     result = statecli("inspect", sharded_server.url("model.safetensors.index.json"), "-f", "json")
@@ -890,9 +898,9 @@ def test_a_shard_that_cannot_be_fetched_is_a_row(sharded_server, behaviour, stat
     assert "model-00002-of-00002.safetensors" in result.err
 
 
-def test_an_index_whose_folder_nobody_lists_is_read(sharded_server, statecli):
+def test_index_in_an_unlisted_folder_is_read(sharded_server, statecli):
     """The folder's names are needed only to describe the other files of the folder."""
-    state = read(sharded_server.url("model.safetensors.index.json"), statecli)
+    state = inspect_url(sharded_server.url("model.safetensors.index.json"), statecli)
     assert list(state.rows()) == ["w1", "w2"]
     assert len(sharded_server.requests) <= 4
 
@@ -900,7 +908,7 @@ def test_an_index_whose_folder_nobody_lists_is_read(sharded_server, statecli):
 # --- the whole process ----------------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_waits_for_no_server(sharded_server):
+def test_interrupt_does_not_wait_for_servers(sharded_server):
     """The command exits with status 130 and prints nothing, while every shard stalls."""
     stall = Stall(None)
     sharded_server.behave("*-of-*", stall)
@@ -913,30 +921,32 @@ def test_an_interrupt_waits_for_no_server(sharded_server):
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
-def test_connections_are_as_many_as_the_environment_says(served, statecli, monkeypatch):
+def test_connection_limit_of_the_environment_is_kept(file_server, statecli, monkeypatch):
     """Of 40 shards, two are requested at a time."""
     weight_map, now, most = {}, [], []
     for number in range(1, 41):
         name = f"model-{number:05d}-of-00040.safetensors"
-        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+        save_file({f"w{number}": torch.ones(3)}, file_server.folder / name)
         weight_map[f"w{number}"] = name
-    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (file_server.folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
     def count_requests(request, reply):
         now.append(request)
         most.append(len(now))
         reply.at.append((len(reply.body), lambda _: now.remove(request)))
 
-    served.behave("*-of-*", count_requests, Delay(0.005))
+    file_server.behave("*-of-*", count_requests, Delay(0.005))
     monkeypatch.setenv("STATECLI_CONNECTIONS", "2")
-    read(served.url("model.safetensors.index.json"), statecli)
+    inspect_url(file_server.url("model.safetensors.index.json"), statecli)
     assert max(most) == 2
 
 
 # --- anything -------------------------------------------------------------------------------------------------------
 
 NUMBERS = st.one_of(st.integers(-3, 200).map(str), st.sampled_from(["9" * 5000, "²", "1e3", "", "*", "0x10", "+5"]))
-HEADS = {
+HEADERS = {
     "Content-Range": st.one_of(
         st.text(max_size=20), st.tuples(NUMBERS, NUMBERS, NUMBERS).map(lambda three: "bytes {}-{}/{}".format(*three))
     ),
@@ -953,17 +963,17 @@ HEADS = {
 @settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     status=st.sampled_from([200, 200, 206, 206, 204, 301, 304, 401, 403, 416, 500, 600, 999]),
-    heads=st.fixed_dictionaries({}, optional=HEADS),
+    heads=st.fixed_dictionaries({}, optional=HEADERS),
     body=st.binary(max_size=200),
 )
-def test_an_answer_of_random_bytes_is_one_line_of_error(status, heads, body, server, statecli, once):
+def test_an_answer_of_random_bytes_is_one_line_of_error(status, heads, body, server, statecli, single_attempt):
     """There is never a traceback or a crash. No random body is a checkpoint."""
     printable = {name: re.sub(r"[^\x20-\x7e\xa0-\xff]", "", text) for name, text in heads.items()}
 
-    def answers(request, reply):
+    def send_answer(request, reply):
         reply.become(Reply(status, {**printable, "Connection": "close"}, body))
 
-    server.behave("*", answers, Cut(200))
+    server.behave("*", send_answer, Cut(200))
     result = statecli("inspect", server.url("net/any"))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "internal error" not in result.err

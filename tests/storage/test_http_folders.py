@@ -19,11 +19,11 @@ from ..formats.attacks import Call
 from .server import Basic, Cut, Headers, Redirect, Refuse, Server, Signed, Times, login_page, page
 
 pytest.importorskip("urllib3")
-LISTED = ["python", "nginx", "apache", "caddy"]
+LISTING_STYLES = ["python", "nginx", "apache", "caddy"]
 NAMES = ["a b.bin", "ü&;.bin", "100%25.bin", "a#b?c.bin", "<i>.bin", "model.safetensors", "x" * 80]
 
 
-def model(folder):
+def write_model(folder):
     """Write a model folder as save_pretrained does."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.ones(2, 2)}, folder / "model.safetensors")
@@ -31,40 +31,40 @@ def model(folder):
 
 
 @pytest.fixture
-def folder(served):
+def model_server(file_server):
     """A server of a model's folder, `net/inner`."""
-    model(served.folder / "net" / "inner")
-    return served
+    write_model(file_server.folder / "net" / "inner")
+    return file_server
 
 
 # --- listed ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", LISTED)
-def test_a_listing_has_the_names_of_what_lies_straight_in_the_folder(served, style):
+@pytest.mark.parametrize("style", LISTING_STYLES)
+def test_listing_contains_only_direct_entries(file_server, style):
     """All file and folder names are listed, but not the links for sorting, to the parent, or to another host."""
-    inner = served.folder / "in" / "ner"
+    inner = file_server.folder / "in" / "ner"
     (inner / "sub dir").mkdir(parents=True)
     (inner / "sub dir" / "deeper.bin").touch()
     for name in NAMES:
         (inner / name).touch()
-    served.listing = style
-    folders = Http().listing(served.url("in/ner")).folders
+    file_server.listing = style
+    folders = Http().listing(file_server.url("in/ner")).folders
     assert folders == dict(sorted({**dict.fromkeys(NAMES, False), "sub dir": True}.items()))
-    assert Http().listing(served.url("in/ner/")).folders == folders
+    assert Http().listing(file_server.url("in/ner/")).folders == folders
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_a_folder_is_read_as_on_disk(folder, slash, statecli):
+def test_a_folder_is_read_as_on_disk(model_server, slash, statecli):
     """The URL of the folder works with and without a slash at its end."""
-    folder.listing = "nginx"
-    url, path = folder.url("net/inner") + slash, folder.folder / "net" / "inner"
+    model_server.listing = "nginx"
+    url, path = model_server.url("net/inner") + slash, model_server.folder / "net" / "inner"
     local, far = (statecli("inspect", target, "-f", "json") for target in (f"{path}{slash}", url))
     assert (far.code, far.err) == (0, "")
     assert far.out.replace(url, f"{path}{slash}") == local.out
 
 
-def test_links_that_lead_away_are_no_names():
+def test_links_outside_of_the_folder_are_ignored():
     """Absolute, relative and upward links, and links to other hosts. An odd name or a query cannot hide a file."""
     hrefs = [
         "a.bin", "./b.bin", "/d/c.bin", "http://host/d/d.bin", "sub/", "?C=N;O=D", "#top", "../", "/", "..", ".",
@@ -84,11 +84,11 @@ def test_links_that_lead_away_are_no_names():
     }
 
 
-def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
+def test_name_of_both_a_file_and_a_folder_fails(file_server, statecli):
     """A path names either the file or the folder, so the other would be left out silently."""
     listing = page(200, '<title>Index of /</title><a href="x.pkl">x</a><a href="x.pkl/">x</a>')
-    served.behave("d/", lambda request, reply: reply.become(listing))
-    result = statecli("audit", served.url("d/"))
+    file_server.behave("d/", lambda request, reply: reply.become(listing))
+    result = statecli("audit", file_server.url("d/"))
     assert (
         result.code,
         "lists 'x.pkl' both as a file and as a folder; give the URLs of the files instead of the URL of the folder"
@@ -96,55 +96,57 @@ def test_a_name_of_a_file_and_of_a_folder_fails(served, statecli):
     ) == (2, True)
 
 
-def test_a_file_behind_a_link_with_a_query_is_audited(served, statecli):
+def test_file_of_a_link_with_a_query_is_audited(file_server, statecli):
     """Scripts that download the links of a page follow the link."""
-    torch.save({"w": torch.ones(1)}, served.folder / "a.pt")
-    served.behave(
+    torch.save({"w": torch.ones(1)}, file_server.folder / "a.pt")
+    file_server.behave(
         "", lambda request, reply: reply.become(page(200, '<title>Index of</title><a href="a.pt?raw=1">a</a>'))
     )
-    result = statecli("audit", served.url(""), "-f", "json")
+    result = statecli("audit", file_server.url(""), "-f", "json")
     assert [(target["target"], target["status"]) for target in result.json["targets"]] == [
-        (served.url("a.pt"), "audited")
+        (file_server.url("a.pt"), "audited")
     ]
 
 
-def test_a_link_through_a_folder_leads_to_its_files(served, statecli):
+def test_a_link_through_a_folder_leads_to_its_files(file_server, statecli):
     """`wget -r` follows such a link, although the page lists no such folder."""
-    (served.folder / "a b" / "c").mkdir(parents=True)
-    save_file({"w": torch.ones(1)}, served.folder / "a b" / "c" / "d.safetensors")
-    served.listing = "python"
+    (file_server.folder / "a b" / "c").mkdir(parents=True)
+    save_file({"w": torch.ones(1)}, file_server.folder / "a b" / "c" / "d.safetensors")
+    file_server.listing = "python"
     links = page(200, '<title>Index of</title><a href="a%20b/c/d.safetensors">d</a>')
-    served.behave("", lambda request, reply: reply.become(links))
-    result = statecli("audit", served.url(""), "-f", "json")
-    assert [target["target"] for target in result.json["targets"]] == [served.url("a b/c/d.safetensors")]
+    file_server.behave("", lambda request, reply: reply.become(links))
+    result = statecli("audit", file_server.url(""), "-f", "json")
+    assert [target["target"] for target in result.json["targets"]] == [file_server.url("a b/c/d.safetensors")]
 
 
-def test_a_link_through_a_folder_that_is_not_listed_fails(served, statecli):
+def test_a_link_through_a_folder_that_is_not_listed_fails(file_server, statecli):
     """Static pages link to files in folders without a page of their own."""
-    save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
+    save_file({"w": torch.ones(1)}, file_server.folder / "ok.safetensors")
     links = '<title>Index of</title><a href="ok.safetensors">m</a><a href="/files/evil.pt?raw">m</a>'
-    served.behave("", lambda request, reply: reply.become(page(200, links)))
-    result = statecli("audit", served.url(""))
-    assert (result.code, served.url("files") in result.err) == (2, True)
+    file_server.behave("", lambda request, reply: reply.become(page(200, links)))
+    result = statecli("audit", file_server.url(""))
+    assert (result.code, file_server.url("files") in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("style", ["python", "nginx", "apache"])
-def test_no_name_hides_a_file_from_an_audit(served, statecli, style):
+def test_audit_finds_files_with_unusual_names(file_server, statecli, style):
     """A name may contain a backslash or a line break; the audit finds the same files as on disk."""
 
-    served.listing = style
-    save_file({"w": torch.ones(1)}, served.folder / "ok.safetensors")
+    file_server.listing = style
+    save_file({"w": torch.ones(1)}, file_server.folder / "ok.safetensors")
     for name in ("x\\y.pt", "x\ny.pt", "x\x7fy.pt"):
-        torch.save({"w": torch.zeros(1), "x": Call(os.system, "echo pwned")}, served.folder / name)
-    local, far = (statecli("audit", where, "-f", "json") for where in (served.folder, served.url("")))
+        torch.save({"w": torch.zeros(1), "x": Call(os.system, "echo pwned")}, file_server.folder / name)
+    local, far = (statecli("audit", where, "-f", "json") for where in (file_server.folder, file_server.url("")))
     assert (local.code, far.code) == (1, 1)
     assert len(far.json["findings"]) == len(local.json["findings"]) >= 3
 
 
-def test_a_folder_that_lists_itself_ends(served, statecli):
+def test_folder_that_lists_itself_fails(file_server, statecli):
     """Each page has a link to another subfolder."""
-    served.behave("*/", lambda request, reply: reply.become(page(200, '<title>Index of /</title><a href="a/">a/</a>')))
-    for target in (served.url("d/"), served.url("d/**")):
+    file_server.behave(
+        "*/", lambda request, reply: reply.become(page(200, '<title>Index of /</title><a href="a/">a/</a>'))
+    )
+    for target in (file_server.url("d/"), file_server.url("d/**")):
         result = statecli("audit", target)
         assert result.code == 2
         assert "is more than 64 folders deep; " in result.err
@@ -152,71 +154,76 @@ def test_a_folder_that_lists_itself_ends(served, statecli):
 
 
 @pytest.mark.parametrize("target", ["", "**", "**/*.pt"])
-def test_a_tree_without_end_ends(served, statecli, monkeypatch, target):
+def test_endless_tree_fails(file_server, statecli, monkeypatch, target):
     """Each folder has many folders, so that the limit of the depth alone is not enough."""
     monkeypatch.setattr(store, "MAX_LISTED_FOLDERS", 30)
     links = "".join(f'<a href="{n}/">{n}</a>' for n in range(5))
     tree = page(200, f"<title>Index of /</title>{links}")
     end = page(200, "<title>Index of /</title>")
-    served.behave("*/", lambda request, reply: reply.become(end if request.path.count("/") > 6 else tree))
-    result = statecli("audit", served.url("d/") + target)
+    file_server.behave("*/", lambda request, reply: reply.become(end if request.path.count("/") > 6 else tree))
+    result = statecli("audit", file_server.url("d/") + target)
     assert result.code == 2
     assert "the server lists more than 30 folders or 200,000 names below" in result.err
     assert "give a deeper folder" in result.err
-    assert len(served.requests) < 400
+    assert len(file_server.requests) < 400
 
 
-def test_a_folder_with_too_many_names_fails(served, statecli, monkeypatch):
+def test_a_folder_with_too_many_names_fails(file_server, statecli, monkeypatch):
     """Each name would take a request."""
     monkeypatch.setattr(store, "MAX_LISTED_NAMES", 10)
     links = "".join(f'<a href="{n}.pt">{n}</a>' for n in range(20))
-    served.behave("d/", lambda request, reply: reply.become(page(200, f"<title>Index of /</title>{links}")))
-    result = statecli("audit", served.url("d/"))
+    file_server.behave("d/", lambda request, reply: reply.become(page(200, f"<title>Index of /</title>{links}")))
+    result = statecli("audit", file_server.url("d/"))
     assert (result.code, "1,000 folders or 10 names below" in result.err) == (2, True)
-    assert len(served.requests) < 10
+    assert len(file_server.requests) < 10
 
 
-def test_a_base_of_a_page_is_heeded():
+def test_base_of_a_page_is_applied():
     """Links are relative to the base."""
     names = html_listing.parse_names('<head><base href="/d/"></head><a href="a.bin">a</a>', "http://host/d/")
     assert names == {"a.bin": False}
     assert html_listing.parse_names('<base href="http://evil/d/"><a href="a.bin">a</a>', "http://host/d/") is None
 
 
-def test_files_that_begin_with_a_dot_are_asked_for_where_they_are_hidden(served, statecli):
+def test_hidden_metadata_file_is_requested(file_server, statecli):
     """nginx and Apache hide `.metadata`, which a folder of torch.distributed.checkpoint needs."""
     from torch.distributed import checkpoint as dcp
 
-    path = served.folder / "saved"
+    path = file_server.folder / "saved"
     dcp.save({"w": torch.arange(6.0)}, checkpoint_id=path)
-    served.listing = "apache"
-    url = served.url("saved")
+    file_server.listing = "apache"
+    url = file_server.url("saved")
     local, far = statecli("inspect", path, "-f", "json", "--stats"), statecli("inspect", url, "-f", "json", "--stats")
     assert (far.code, far.out.replace(url, str(path))) == (0, local.out)
 
 
-def test_a_folder_keeps_the_password_and_the_query_it_was_given_with(folder, statecli):
+def test_requests_in_a_folder_keep_password_and_query(model_server, statecli):
     """The listing and each file are requested with the password and the query."""
-    folder.listing = "python"
-    folder.behave("*", Basic("me", "sesame-77"), Signed("token", "abc17"))
-    url = folder.url("net/inner").replace("://", "://me:sesame-77@") + "?token=abc17"
+    model_server.listing = "python"
+    model_server.behave("*", Basic("me", "sesame-77"), Signed("token", "abc17"))
+    url = model_server.url("net/inner").replace("://", "://me:sesame-77@") + "?token=abc17"
     result = statecli("inspect", url, "-f", "json")
     assert (result.code, result.err) == (0, "")
-    assert result.json["target"] == folder.url("net/inner").replace("://", "://…@") + "?token=…"
-    assert {request.status for request in folder.requests} <= {200, 206, 301, 403, 404}
+    assert result.json["target"] == model_server.url("net/inner").replace("://", "://…@") + "?token=…"
+    assert {request.status for request in model_server.requests} <= {200, 206, 301, 403, 404}
 
 
-def test_a_login_page_is_no_listing(folder, statecli, inspect_error):
+def test_login_page_is_not_a_listing(model_server, statecli, inspect_error):
     """Neither a login page in place of the folder, nor a login page after a redirect."""
-    folder.behave("*", login_page)
-    assert "is an HTML page" in inspect_error(folder.url("net/inner"))
-    folder.behave("*", Redirect("login"))
-    folder.behave("login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>')))
-    why = inspect_error(folder.url("net/inner"))
-    assert f"is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to {folder.address})" in why
+    model_server.behave("*", login_page)
+    assert "is an HTML page" in inspect_error(model_server.url("net/inner"))
+    model_server.behave("*", Redirect("login"))
+    model_server.behave(
+        "login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>'))
+    )
+    why = inspect_error(model_server.url("net/inner"))
+    assert (
+        f"is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to {model_server.address})"
+        in why
+    )
 
 
-def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
+def test_message_suggests_the_url_of_the_raw_file():
     """A user who copies a page's address from a browser gets the right URL in the message; no request is sent."""
     from statecli.storage.http import _suggest_url
 
@@ -233,11 +240,11 @@ def test_a_page_of_the_hub_is_answered_with_the_way_that_is_read():
 
 @pytest.mark.parametrize("slash", ["", "/"])
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, status, statecli):
+def test_usual_names_of_an_unlisted_folder_are_requested(model_server, slash, status, statecli):
     """All names are requested at once; a note says that more files may exist, and lists the requested names."""
     for path in ("net/inner", "net/inner/"):
-        folder.behave(path, Refuse(status))
-    url = folder.url("net/inner") + slash
+        model_server.behave(path, Refuse(status))
+    url = model_server.url("net/inner") + slash
     result = statecli("inspect", url, "-f", "json", "-v")
     assert result.code == 0, result
     assert list(result.rows()) == ["w"]
@@ -248,11 +255,11 @@ def test_a_folder_that_nobody_lists_is_asked_for_the_usual_names(folder, slash, 
     assert f"(HTTP {status})" in table
 
 
-def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
+def test_audit_of_an_unlisted_folder_fails(model_server, statecli):
     """The audit checks the files that it found, and fails for unlisted files; a glob fails too."""
-    torch.save({"w": torch.zeros(1)}, folder.folder / "net" / "inner" / "other.pt")
-    folder.behave("net/inner/", Refuse(403))
-    url = folder.url("net/inner/")
+    torch.save({"w": torch.zeros(1)}, model_server.folder / "net" / "inner" / "other.pt")
+    model_server.behave("net/inner/", Refuse(403))
+    url = model_server.url("net/inner/")
     result = statecli("audit", url, "-f", "json")
     assert result.code == 2
     assert {target["target"]: target["status"] for target in result.json["targets"]}[f"{url}*"] == "failed"
@@ -263,35 +270,35 @@ def test_an_audit_of_what_cannot_be_listed_has_not_passed(folder, statecli):
     globbed = statecli("audit", f"{url}*.safetensors")
     assert globbed.code == 2
     assert "statecli cannot list the names in this folder for the glob: the folder cannot be listed" in globbed.err
-    assert statecli("audit", folder.url("net/inner/model.safetensors")).code == 0
+    assert statecli("audit", model_server.url("net/inner/model.safetensors")).code == 0
 
 
 @pytest.mark.parametrize("fault", [Refuse(403), login_page, Refuse(418)], ids=["403", "login", "418"])
-def test_a_usual_name_that_is_refused_is_not_taken_for_absent(folder, statecli, fault):
+def test_refused_usual_name_is_not_taken_for_missing(model_server, statecli, fault):
     """The server reports the other usual names as missing."""
-    torch.save({"w": torch.zeros(2, 2)}, folder.folder / "net" / "inner" / "pytorch_model.bin")
-    folder.behave("net/inner/", Refuse(403))
-    folder.behave("net/inner/model.safetensors", fault)
-    url = folder.url("net/inner/")
+    torch.save({"w": torch.zeros(2, 2)}, model_server.folder / "net" / "inner" / "pytorch_model.bin")
+    model_server.behave("net/inner/", Refuse(403))
+    model_server.behave("net/inner/model.safetensors", fault)
+    url = model_server.url("net/inner/")
     for command in ("inspect", "audit", "lock"):
         result = statecli(command, url, *(("-o", "-") if command == "lock" else ()))
         assert result.code == 2, result
         assert "cannot check whether the folder contains model.safetensors: " in result.err
 
 
-def test_the_usual_names_are_asked_for_once_each(folder, statecli):
+def test_each_usual_name_is_requested_once(model_server, statecli):
     """Each name is requested once, and missing files are not read."""
-    statecli("inspect", folder.url("net/inner/"))
-    paths = [request.path for request in folder.requests]
+    statecli("inspect", model_server.url("net/inner/"))
+    paths = [request.path for request in model_server.requests]
     assert sorted(paths) == sorted(
         ["net/inner/", *(f"net/inner/{name}" for name in unlisted_folder.list_usual_names())]
     )
 
 
-def test_a_folder_without_any_of_the_usual_names_is_one_line(served, inspect_error):
+def test_unlisted_folder_without_usual_names_is_reported(file_server, inspect_error):
     """The message says that the folder was not listed, and contains a remedy."""
-    (served.folder / "net").mkdir()
-    url = served.url("net/")
+    (file_server.folder / "net").mkdir()
+    url = file_server.url("net/")
     why = inspect_error(url)
     assert why == (
         f"{url}: cannot be listed (access is refused (HTTP 403): statecli sent no user name and no password), and "
@@ -300,83 +307,85 @@ def test_a_folder_without_any_of_the_usual_names_is_one_line(served, inspect_err
     )
 
 
-def test_a_server_that_answers_every_name_with_its_page_has_none_of_them(served, inspect_error):
+def test_html_page_for_every_name_counts_as_missing(file_server, inspect_error):
     """Web applications answer every request with 200 and HTML."""
-    served.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
-    assert "is an HTML page" in inspect_error(served.url("net"))
-    assert "this folder has no file with one of the" in inspect_error(served.url("net/"))
+    file_server.behave("*", lambda request, reply: reply.become(page(200, "<!doctype html><title>App</title>")))
+    assert "is an HTML page" in inspect_error(file_server.url("net"))
+    assert "this folder has no file with one of the" in inspect_error(file_server.url("net/"))
 
 
-def test_a_folder_of_which_it_is_not_known_what_is_there_is_not_read(folder, inspect_error):
+def test_folder_with_a_failed_name_request_is_not_read(model_server, inspect_error):
     """A name whose request failed for another reason than 404 may exist."""
-    folder.behave("net/inner/config.json", Cut(None))
-    assert "the connection was cut" in inspect_error(folder.url("net/inner/"))
+    model_server.behave("net/inner/config.json", Cut(None))
+    assert "the connection was cut" in inspect_error(model_server.url("net/inner/"))
 
 
-def test_a_note_stands_with_what_is_wrong_too(served, inspect_error):
+def test_error_adds_that_the_folder_cannot_be_listed(file_server, inspect_error):
     """For a folder with companion files only, the message says why there may be more files."""
-    (served.folder / "net").mkdir()
-    (served.folder / "net" / "config.json").write_text("{}")
-    why = inspect_error(served.url("net/"))
+    (file_server.folder / "net").mkdir()
+    (file_server.folder / "net" / "config.json").write_text("{}")
+    why = inspect_error(file_server.url("net/"))
     assert "is a folder without a checkpoint" in why
     assert "; the folder cannot be listed (" in why
 
 
-def test_a_wrong_password_is_not_tried_thirty_times(folder, inspect_error):
+def test_wrong_password_is_tried_once(model_server, inspect_error):
     """Servers lock accounts after fewer failures."""
-    folder.behave("*", Basic("me", "sesame-77"))
-    url = folder.url("net/inner").replace("://", "://me:wrong-pass@")
+    model_server.behave("*", Basic("me", "sesame-77"))
+    url = model_server.url("net/inner").replace("://", "://me:wrong-pass@")
     assert inspect_error(url).endswith(
         "the server does not accept the user name and the password of the URL (HTTP 401)"
     )
-    assert len(folder.requests) == 1
+    assert len(model_server.requests) == 1
     assert "(HTTP 401)" in inspect_error(url + "/")
-    assert len(folder.requests) == 2
+    assert len(model_server.requests) == 2
 
 
-def test_a_missing_file_is_no_folder(served, inspect_error):
+def test_missing_file_is_not_tried_as_a_folder(file_server, inspect_error):
     """A missing name with the suffix of a file is requested once, and the usual names below it are not requested."""
-    url = served.url("net/model.safetensors")
+    url = file_server.url("net/model.safetensors")
     assert inspect_error(url) == f"{url}: does not exist (HTTP 404)"
-    assert len(served.requests) == 1
+    assert len(file_server.requests) == 1
 
 
-def test_an_index_keeps_its_shards_credentials(served, statecli, tmp_path):
+def test_an_index_keeps_its_shards_credentials(file_server, statecli, tmp_path):
     """Shards are requested with the index's credentials and without a listing; another host gets no credentials."""
-    model(tmp_path)
+    write_model(tmp_path)
     for number in (1, 2):
         name = f"model-0000{number}-of-00002.safetensors"
-        save_file({f"w{number}": torch.ones(3)}, served.folder / name)
+        save_file({f"w{number}": torch.ones(3)}, file_server.folder / name)
     weights = {f"w{n}": f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
-    (served.folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
-    elsewhere = tmp_path / "cdn"
-    elsewhere.mkdir()
-    with Server(elsewhere) as cdn:
-        shutil.move(served.folder / weights["w2"], elsewhere / "blob")
-        served.behave(weights["w2"], Basic("me", "sesame-77"), Redirect(cdn.url("blob")))
-        served.behave(weights["w1"], Basic("me", "sesame-77"))
-        url = served.url("model.safetensors.index.json").replace("://", "://me:sesame-77@")
+    (file_server.folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weights})
+    )
+    cdn_folder = tmp_path / "cdn"
+    cdn_folder.mkdir()
+    with Server(cdn_folder) as cdn:
+        shutil.move(file_server.folder / weights["w2"], cdn_folder / "blob")
+        file_server.behave(weights["w2"], Basic("me", "sesame-77"), Redirect(cdn.url("blob")))
+        file_server.behave(weights["w1"], Basic("me", "sesame-77"))
+        url = file_server.url("model.safetensors.index.json").replace("://", "://me:sesame-77@")
         result = statecli("inspect", url, "-f", "json", "--stats")
         assert (result.code, result.err, list(result.rows())) == (0, "", ["w1", "w2"])
         assert not any("authorization" in request.headers for request in cdn.requests)
 
 
-def test_a_listing_that_fails_at_first_is_asked_for_again(folder, statecli):
+def test_failed_listing_is_requested_again(model_server, statecli):
     """The request for a listing is repeated like any other request."""
-    folder.listing = "python"
-    folder.behave("net/inner/", Times(3, Refuse(503)))
-    assert statecli("inspect", folder.url("net/inner/")).code == 0
+    model_server.listing = "python"
+    model_server.behave("net/inner/", Times(3, Refuse(503)))
+    assert statecli("inspect", model_server.url("net/inner/")).code == 0
 
 
-def test_a_listing_that_does_not_say_html_is_none(folder):
+def test_listing_of_another_type_is_refused(model_server):
     """A listing of another type than HTML is refused."""
-    folder.listing = "python"
-    folder.behave("net/inner/", Headers(Content_Type="text/plain"))
+    model_server.listing = "python"
+    model_server.behave("net/inner/", Headers(Content_Type="text/plain"))
     with pytest.raises(UnreadableError, match="instead of a list of files"):
-        Http().listing(folder.url("net/inner"))
+        Http().listing(model_server.url("net/inner"))
 
 
-def test_a_name_ends_as_a_folder_does():
+def test_folder_url_ends_with_a_slash_or_the_host():
     """The URL of a folder ends with a slash or with the host."""
     assert is_folder_url("https://host")
     assert is_folder_url("https://host/a/?x=…")
@@ -384,16 +393,18 @@ def test_a_name_ends_as_a_folder_does():
 
 
 @pytest.mark.parametrize("status", [404, 403])
-def test_a_shard_is_no_folder(served, status, statecli):
+def test_missing_shard_is_not_tried_as_a_folder(file_server, status, statecli):
     """Whatever the suffix of a shard is, a missing shard is requested once, and no file below the shard."""
     shards = ["one.safetensors?x=y", "two", "three.safetensors", "four.v1"]
-    save_file({"w2": torch.ones(2)}, served.folder / "three.safetensors")
-    (served.folder / "model.safetensors.index.json").write_text(
+    save_file({"w2": torch.ones(2)}, file_server.folder / "three.safetensors")
+    (file_server.folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(shards)}})
     )
     for name in shards:
         if name != "three.safetensors":
-            served.behave(name, Refuse(status))
-    result = statecli("inspect", served.url("model.safetensors.index.json"))
+            file_server.behave(name, Refuse(status))
+    result = statecli("inspect", file_server.url("model.safetensors.index.json"))
     assert result.code == 2
-    assert sorted(request.path for request in served.requests) == sorted(["", "model.safetensors.index.json", *shards])
+    assert sorted(request.path for request in file_server.requests) == sorted(
+        ["", "model.safetensors.index.json", *shards]
+    )

@@ -21,22 +21,22 @@ pytest.importorskip("urllib3")
 NAME = "m.safetensors"
 FILE = save({"w": torch.arange(100_000, dtype=torch.float32)})
 #: How many timeouts a server goes on for, unless its client hangs up. A test that takes so long fails.
-TOO_LONG = 100
-SECONDS = 0.3
+MAX_TIMEOUTS = 100
+TIMEOUT_S = 0.3
 
 
 @contextmanager
-def raw(answer):
+def serve_raw(answer):
     """A server whose `answer` gives the bytes sent after a request for a range (start, last, number of the request)."""
     count, closing = 0, threading.Event()
 
     def serve(connection):
         nonlocal count
         with connection, suppress(OSError):
-            while head := _request(connection):
+            while head := _read_request(connection):
                 start, last = map(int, re.search(r"(?i)range: bytes=(\d+)-(\d+)", head).groups())
                 count += 1
-                until = time.monotonic() + TOO_LONG * SECONDS
+                until = time.monotonic() + MAX_TIMEOUTS * TIMEOUT_S
                 for part in answer(start, min(last, len(FILE) - 1), count):
                     if closing.is_set() or time.monotonic() > until:
                         return
@@ -59,8 +59,8 @@ def raw(answer):
         thread.join()
 
 
-def _request(connection):
-    connection.settimeout(TOO_LONG * SECONDS)
+def _read_request(connection):
+    connection.settimeout(MAX_TIMEOUTS * TIMEOUT_S)
     head = b""
     while b"\r\n\r\n" not in head:
         part = connection.recv(65536)
@@ -70,151 +70,153 @@ def _request(connection):
     return head.decode("latin-1")
 
 
-def range_head(start, last, *headers, length=True):
+def build_range_head(start, last, *headers, length=True):
     """Return the correct headers of a range."""
     lines = [f"Content-Range: bytes {start}-{last}/{len(FILE)}", *headers]
     lines += [f"Content-Length: {last + 1 - start}"] * length
     return "\r\n".join(("HTTP/1.1 206 Partial Content", *lines, "", "")).encode()
 
 
-def chunk(data):
+def encode_chunk(data):
     """Return the bytes as a chunk of HTTP."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def for_ever(part):
+def repeat_forever(part):
     """Yield the same bytes again and again, with short pauses."""
     while True:
         yield part
         yield None
 
 
-def dripping_head(start, last, n):
+def drip_head(start, last, n):
     yield b"HTTP/1.1 206 Partial Content\r\n"
-    yield from for_ever(b"X")
+    yield from repeat_forever(b"X")
 
 
-def dripping_body(start, last, n):
-    yield range_head(start, last)
-    yield from for_ever(b"\x00")
+def drip_body(start, last, n):
+    yield build_range_head(start, last)
+    yield from repeat_forever(b"\x00")
 
 
-def only_continue(start, last, n):
-    yield from for_ever(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+def repeat_continue(start, last, n):
+    yield from repeat_forever(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
 
 
-def endless_headers(start, last, n):
+def send_endless_headers(start, last, n):
     yield b"HTTP/1.1 206 Partial Content\r\n"
-    yield from for_ever(b"X-A: b\r\n" * 1000)
+    yield from repeat_forever(b"X-A: b\r\n" * 1000)
 
 
-def endless_line(start, last, n):
+def send_endless_line(start, last, n):
     yield b"HTTP/1.1 206 Partial Content\r\nX-A: "
-    yield from for_ever(b"a" * 65536)
+    yield from repeat_forever(b"a" * 65536)
 
 
-def endless_chunk_size(start, last, n):
-    yield range_head(start, last, "Transfer-Encoding: chunked", length=False) + b"1;"
-    yield from for_ever(b"a" * 65536)
+def send_endless_chunk_size(start, last, n):
+    yield build_range_head(start, last, "Transfer-Encoding: chunked", length=False) + b"1;"
+    yield from repeat_forever(b"a" * 65536)
 
 
-def endless_trailers(start, last, n):
-    yield range_head(start, last, "Transfer-Encoding: chunked", length=False) + chunk(FILE[start : last + 1] + b"more")
-    yield from for_ever(b"X-A: b\r\n" * 1000)
+def send_endless_trailers(start, last, n):
+    yield build_range_head(start, last, "Transfer-Encoding: chunked", length=False) + encode_chunk(
+        FILE[start : last + 1] + b"more"
+    )
+    yield from repeat_forever(b"X-A: b\r\n" * 1000)
 
 
-def endless_trailers_of_a_whole(start, last, n):
-    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(FILE) + b"0\r\n"
-    yield from for_ever(b"X-A: b\r\n" * 1000)
+def send_endless_trailers_of_a_file(start, last, n):
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + encode_chunk(FILE) + b"0\r\n"
+    yield from repeat_forever(b"X-A: b\r\n" * 1000)
 
 
-def ssh(start, last, n):
+def send_ssh(start, last, n):
     yield b"\x00SSH-2.0-OpenSSH\r\n"
-    yield from for_ever(b"")
+    yield from repeat_forever(b"")
 
 
-def missing(start, last, n):
+def send_404(start, last, n):
     yield b"HTTP/1.1 404 Not Found\r\nContent-Length: 10000\r\n\r\n"
-    yield from for_ever(b"")
+    yield from repeat_forever(b"")
 
 
-def missing_and_dripping(start, last, n):
+def drip_404(start, last, n):
     yield b"HTTP/1.1 404 Not Found\r\nContent-Length: 10000\r\n\r\n"
-    yield from for_ever(b"x")
+    yield from repeat_forever(b"x")
 
 
 def send_compressed(start, last, n):
-    yield range_head(start, last, "Transfer-Encoding: gzip, chunked", length=False)
-    yield from for_ever(b"")
+    yield build_range_head(start, last, "Transfer-Encoding: gzip, chunked", length=False)
+    yield from repeat_forever(b"")
 
 
-def too_many_chunks(start, last, n):
-    yield range_head(start, last, "Transfer-Encoding: chunked", length=False)
-    yield chunk(FILE[start : last + 1]) + chunk(b"more") + b"0\r\n\r\n"
+def send_too_many_chunks(start, last, n):
+    yield build_range_head(start, last, "Transfer-Encoding: chunked", length=False)
+    yield encode_chunk(FILE[start : last + 1]) + encode_chunk(b"more") + b"0\r\n\r\n"
 
 
 STALLS = "the server stalls: "
 NO_END = "incomplete response headers"
-WAITED = f" in {SECONDS:g} s (STATECLI_TIMEOUT sets this limit)"
+TIMEOUT_TEXT = f" in {TIMEOUT_S:g} s (STATECLI_TIMEOUT sets this limit)"
 GARBAGE = "the server sent an answer that is not valid HTTP"
-AGAIN = "; try again later"
+TRY_AGAIN = "; try again later"
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (dripping_head, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
-        (only_continue, f"{STALLS}{NO_END}{WAITED}{AGAIN}"),
-        (dripping_body, f"{STALLS}too few bytes arrived{WAITED}, after [0-9]{{1,3}} of 65,536 bytes{AGAIN}"),
-        (endless_headers, GARBAGE),
-        (endless_line, GARBAGE),
-        (endless_chunk_size, f"{GARBAGE}, after 0 of 65,536 bytes{AGAIN}"),
-        (endless_trailers, "the server reports contradictory sizes for its answer; download the file first"),
-        (endless_trailers_of_a_whole, f"{STALLS}{NO_END}{WAITED}, after {len(FILE):,} bytes{AGAIN}"),
-        (ssh, GARBAGE),
-        (missing, "does not exist (HTTP 404)"),
-        (missing_and_dripping, "does not exist (HTTP 404)"),
+        (drip_head, f"{STALLS}{NO_END}{TIMEOUT_TEXT}{TRY_AGAIN}"),
+        (repeat_continue, f"{STALLS}{NO_END}{TIMEOUT_TEXT}{TRY_AGAIN}"),
+        (drip_body, f"{STALLS}too few bytes arrived{TIMEOUT_TEXT}, after [0-9]{{1,3}} of 65,536 bytes{TRY_AGAIN}"),
+        (send_endless_headers, GARBAGE),
+        (send_endless_line, GARBAGE),
+        (send_endless_chunk_size, f"{GARBAGE}, after 0 of 65,536 bytes{TRY_AGAIN}"),
+        (send_endless_trailers, "the server reports contradictory sizes for its answer; download the file first"),
+        (send_endless_trailers_of_a_file, f"{STALLS}{NO_END}{TIMEOUT_TEXT}, after {len(FILE):,} bytes{TRY_AGAIN}"),
+        (send_ssh, GARBAGE),
+        (send_404, "does not exist (HTTP 404)"),
+        (drip_404, "does not exist (HTTP 404)"),
         (
             send_compressed,
             "the server sends the file compressed (gzip), so it cannot be read in parts; download the file first",
         ),
-        (too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
+        (send_too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
     ],
 )
 def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
     """statecli gives up within the timeout, whatever bytes the server sends."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
-    with raw(answer) as url:
+    monkeypatch.setenv("STATECLI_TIMEOUT", str(TIMEOUT_S))
+    with serve_raw(answer) as url:
         pattern = re.escape(why).replace(r"\[0\-9\]\{1,3\}", "[0-9]{1,3}")
         assert re.fullmatch(re.escape(f"{url}: ") + pattern, inspect_error(url))
 
 
-def test_what_is_no_http_is_asked_once(inspect_error):
+def test_answer_that_is_not_http_is_not_requested_again(inspect_error):
     """The server will not speak HTTP at the next attempt either."""
     requests = []
 
     def answer(start, last, n):
         requests.append(n)
-        yield from ssh(start, last, n)
+        yield from send_ssh(start, last, n)
 
-    with raw(answer) as url:
+    with serve_raw(answer) as url:
         assert inspect_error(url) == f"{url}: {GARBAGE}"
     assert requests == [1]
 
 
-def test_a_slow_line_is_no_stall(statecli, monkeypatch):
+def test_slow_connection_is_not_a_stall(statecli, monkeypatch):
     """A body takes three times the timeout, but is faster than the lowest accepted speed."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    monkeypatch.setenv("STATECLI_TIMEOUT", str(SECONDS))
+    monkeypatch.setenv("STATECLI_TIMEOUT", str(TIMEOUT_S))
 
     def answer(start, last, n):
-        yield range_head(start, last)
+        yield build_range_head(start, last)
         for at in range(start, last + 1, 1500):
             yield FILE[at : min(at + 1500, last + 1)]
             yield None
 
-    with raw(answer) as url:
+    with serve_raw(answer) as url:
         result = statecli("inspect", url)
         assert (result.code, result.err) == (0, "")
 
@@ -225,10 +227,10 @@ def test_chunks_that_end_keep_the_connection(statecli):
 
     def answer(start, last, n):
         connections.add(threading.get_ident())
-        yield range_head(start, last, "Transfer-Encoding: chunked", length=False)
-        yield chunk(FILE[start : last + 1]) + b"0\r\n\r\n"
+        yield build_range_head(start, last, "Transfer-Encoding: chunked", length=False)
+        yield encode_chunk(FILE[start : last + 1]) + b"0\r\n\r\n"
 
-    with raw(answer) as url:
+    with serve_raw(answer) as url:
         assert statecli("inspect", url, "--stats").code == 0
     assert len(connections) == 1
 
@@ -237,13 +239,13 @@ def test_chunks_that_end_keep_the_connection(statecli):
 
 
 @pytest.fixture
-def server(served):
-    (served.folder / NAME).write_bytes(FILE)
-    return served
+def server(file_server):
+    (file_server.folder / NAME).write_bytes(FILE)
+    return file_server
 
 
 @pytest.mark.parametrize("header", ["ETag", "Last_Modified"])
-def test_a_version_that_is_learnt_later_is_held_to(server, header):
+def test_version_of_a_later_answer_is_checked(server, header):
     """The first answer has no version, and the later answers have two different versions."""
     nothing = Headers(ETag=None, Last_Modified=None)
     values = (
@@ -258,7 +260,7 @@ def test_a_version_that_is_learnt_later_is_held_to(server, header):
         store.get(server.url(NAME), 20, 10, version)
 
 
-def test_an_answer_without_a_date_is_of_the_same_version(server, statecli):
+def test_answers_without_a_common_version_field_match(server, statecli):
     """Answers without a common version field count as the same version; only a field of both answers can differ."""
     server.behave(NAME, After(1, Times(1, Headers(ETag=None))), After(2, Headers(Last_Modified=None)))
     result = statecli("inspect", server.url(NAME), "--stats")

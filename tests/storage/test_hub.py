@@ -34,7 +34,7 @@ def write_checkpoint(folder: Path, tensor: torch.Tensor, name: str = "model.safe
     save_file({"w": tensor}, folder / name)
 
 
-def refusal_line(statecli, url: str) -> str:
+def read_refusal(statecli, url: str) -> str:
     """Return the message for a refused URL: a single line that starts with the URL."""
     result = statecli("inspect", url)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -42,7 +42,7 @@ def refusal_line(statecli, url: str) -> str:
     return result.err.removeprefix(f"statecli: {url}: ").rstrip("\n")
 
 
-def test_a_file_is_its_commit_and_one_range(net, statecli):
+def test_file_takes_a_commit_and_a_range_request(net, statecli):
     """statecli asks the hub for the commit of `main`, and the CDN for the first bytes; without a login, no token is
     sent.
     """
@@ -56,7 +56,7 @@ def test_a_file_is_its_commit_and_one_range(net, statecli):
     assert all("authorization" not in request.headers for request in net.requests)
 
 
-def test_all_files_are_of_one_commit(net, statecli):
+def test_all_files_are_read_at_the_same_commit(net, statecli):
     """Files that somebody pushes during a command are read by the next command only."""
     result = statecli("inspect", "hf://org/net")
     assert result.code == 0
@@ -67,7 +67,7 @@ def test_all_files_are_of_one_commit(net, statecli):
     assert all(net.commit("org/net") in path for path in rest)
 
 
-def test_what_an_audit_of_a_repository_asks_for(net, statecli):
+def test_audit_of_a_repository_requests_each_file_once(net, statecli):
     """Two calls of the API, and the beginning of each file once: the numbers of docs/explanation/scale.md."""
     for name in ("README.md", "tokenizer.json"):
         (net.folder / "org" / "net" / name).write_text("{}")
@@ -79,7 +79,7 @@ def test_what_an_audit_of_a_repository_asks_for(net, statecli):
 
 
 @pytest.mark.parametrize("revision", ["v1", "commit"])
-def test_another_revision(net, statecli, revision):
+def test_revision_is_selected_by_name_or_commit(net, statecli, revision):
     """A revision is selected by its name or its commit; a diff of two revisions reads two commits."""
     revision = net.commit("org/net", "v1") if revision == "commit" else revision
     url = f"hf://org/net@{revision}"
@@ -88,14 +88,14 @@ def test_another_revision(net, statecli, revision):
     assert [change["values"]["changed"] for change in differ["changes"]] == [4]
 
 
-def test_a_repository_of_data(net, statecli):
+def test_dataset_repository_is_read(net, statecli):
     """`hf://datasets/…`: the whole repository, and a single file."""
     write_checkpoint(net.folder / "datasets" / "org" / "data", torch.ones(3))
     for url in ("hf://datasets/org/data", "hf://datasets/org/data@main/model.safetensors"):
         assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [3]
 
 
-def test_many_files_in_a_folder_are_several_pages(net, statecli):
+def test_all_pages_of_a_listing_are_read(net, statecli):
     """The hub's Link header leads to the next page of a listing."""
     from .server import Reply
 
@@ -124,7 +124,7 @@ def test_many_files_in_a_folder_are_several_pages(net, statecli):
         ),
     ],
 )
-def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
+def test_invalid_page_of_a_listing_fails(net, statecli, page, line):
     """An invalid page must not pass for an empty page, which would hide the files on the page."""
     from .server import Reply
 
@@ -142,7 +142,7 @@ def test_a_page_of_a_listing_that_hides_files_fails(net, statecli, page, line):
 
 
 @pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
-def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch, there):
+def test_listing_with_an_invalid_next_page_is_refused(net, statecli, monkeypatch, there):
     """The token would reach the other host, and a circle of pages has no end."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
@@ -169,7 +169,7 @@ def test_a_listing_that_goes_on_elsewhere_is_refused(net, statecli, monkeypatch,
         ("hf://spaces/org/s/x.pt", [("spaces", "org/s", "main", "x.pt"), ("spaces", "org", "main", "s/x.pt")]),
     ],
 )
-def test_how_urls_are_written(url, places):
+def test_hub_url_is_parsed(url, places):
     """URLs have HfFileSystem's syntax: kinds, revisions with a slash, repositories without an owner."""
     assert [tuple(place) for place in _parse_places(url)] == places
     assert isinstance(_parse_places(url)[0], Place)
@@ -189,18 +189,18 @@ def test_how_urls_are_written(url, places):
         ("hf://org/../x", "does not contain a repository: write hf://org/name[@revision]/path"),
     ],
 )
-def test_what_is_not_there(net, statecli, url, line):
+def test_missing_repository_revision_or_file_is_reported(net, statecli, url, line):
     """A missing repository, revision and file have different messages."""
-    assert refusal_line(statecli, url).startswith(line)
+    assert read_refusal(statecli, url).startswith(line)
 
 
-def test_a_private_repository(net, statecli, monkeypatch):
+def test_private_repository_needs_the_right_token(net, statecli, monkeypatch):
     """Without a token, with a wrong token, and with the right token, which the CDN never receives."""
     net.private["org/net"] = TOKEN
-    assert "does not exist, or is private: log in with `hf auth login`" in refusal_line(statecli, "hf://org/net")
+    assert "does not exist, or is private: log in with `hf auth login`" in read_refusal(statecli, "hf://org/net")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert refusal_line(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
+    assert read_refusal(statecli, "hf://org/net").endswith("does not exist, or your token does not give access to it")
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     result = statecli("inspect", "hf://org/net", "--stats", "--debug")
@@ -209,23 +209,23 @@ def test_a_private_repository(net, statecli, monkeypatch):
     assert TOKEN not in result.out + result.err
 
 
-def test_a_gated_repository(net, statecli, monkeypatch):
+def test_gated_repository_needs_the_right_token(net, statecli, monkeypatch):
     """The message contains the page on which the user accepts the repository's conditions."""
     net.gated["org/net"] = TOKEN
     endpoint = net.url().rstrip("/")
-    said = f"is gated: accept its conditions on {endpoint}/org/net"
-    assert refusal_line(statecli, "hf://org/net/model.safetensors").startswith(
-        f"{said}, then log in with `hf auth login`"
+    advice = f"is gated: accept its conditions on {endpoint}/org/net"
+    assert read_refusal(statecli, "hf://org/net/model.safetensors").startswith(
+        f"{advice}, then log in with `hf auth login`"
     )
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    assert refusal_line(statecli, "hf://org/net/model.safetensors") == f"{said}, with the account of your token"
+    assert read_refusal(statecli, "hf://org/net/model.safetensors") == f"{advice}, with the account of your token"
     files.forget_command()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
 
 
-def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatch, tmp_path):
+def test_token_file_of_the_library_is_used(net, statecli, monkeypatch, tmp_path):
     """`hf auth login` writes the token to a file; HF_HUB_DISABLE_IMPLICIT_TOKEN ignores the file."""
     from huggingface_hub import constants
 
@@ -240,19 +240,19 @@ def test_the_token_is_found_where_the_library_keeps_it(net, statecli, monkeypatc
     assert {request.headers.get("authorization") for request in net.requests} == {None}
 
 
-def test_offline_means_offline(net, statecli, monkeypatch):
+def test_offline_mode_sends_no_request(net, statecli, monkeypatch):
     """HF_HUB_OFFLINE: the command prints a single line and sends no request."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert (
-        refusal_line(statecli, "hf://org/net")
+        read_refusal(statecli, "hf://org/net")
         == "statecli sent no request to the hub, because HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE"
     )
     assert net.requests == []
 
 
-def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
+def test_signature_of_the_cdn_is_not_shown(net, statecli):
     """The redirect contains the signature; the message about a refusal by the CDN does not, even with --debug."""
     net.cdn.behave("*", Refuse(403))
     result = statecli("inspect", "hf://org/net/model.safetensors", "--debug")
@@ -260,21 +260,21 @@ def test_a_signature_of_the_cdn_is_in_no_line(net, statecli):
     assert SIGNATURE not in result.out + result.err
 
 
-def test_a_busy_hub_is_asked_again(net, statecli):
+def test_busy_hub_is_requested_again(net, statecli):
     """Both the request for the commit and the requests for bytes are repeated."""
     net.behave("api/models/org/net/revision/main", Times(2, Refuse(503)))
     net.cdn.behave("*", Times(1, Refuse(500)))
     assert statecli("inspect", "hf://org/net/model.safetensors").code == 0
 
 
-def test_what_is_no_hub(net, statecli):
+def test_login_page_of_the_hub_is_reported(net, statecli):
     """A login page in place of the hub's answer is not a repository."""
     net.behave("api/*", login_page)
-    line = refusal_line(statecli, "hf://org/net/model.safetensors")
+    line = read_refusal(statecli, "hf://org/net/model.safetensors")
     assert "not valid JSON" in line
 
 
-def test_what_changes_in_the_cdn_is_noticed(net, statecli):
+def test_changed_file_in_the_cdn_is_reported(net, statecli):
     """A commit's file does not change, so an answer with another version is refused."""
     write_checkpoint(net.folder / "org" / "net", torch.ones(1 << 18))
     net.cdn.behave("*", After(1, Headers(ETag='"another"')))
@@ -283,7 +283,7 @@ def test_what_changes_in_the_cdn_is_noticed(net, statecli):
     assert "changed while statecli read it" in result.err
 
 
-def test_a_folder_of_a_repository(net, statecli):
+def test_folder_of_a_repository_is_read(net, statecli):
     """`hf://org/net/sub` is a folder, and an audit of the repository includes its files."""
     write_checkpoint(net.folder / "org" / "net" / "sub", torch.ones(2), "other.safetensors")
     assert statecli("inspect", "hf://org/net/sub", "-f", "json").rows()["w"]["shape"] == [2]
@@ -306,7 +306,7 @@ def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
     assert (result.code, result.err) == (2, f"statecli: hf://org/net: {refused}\n")
 
 
-def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
+def test_invalid_endpoint_is_reported(monkeypatch, statecli):
     """urllib3 would warn about the endpoint on stderr."""
     from huggingface_hub import constants
 
@@ -315,7 +315,7 @@ def test_an_endpoint_that_is_no_url_is_named(monkeypatch, statecli):
     assert (result.code, result.err) == (2, "statecli: hf://org/net: HF_ENDPOINT is not a URL: write https://HOST\n")
 
 
-def test_the_package_is_named(monkeypatch, statecli):
+def test_missing_package_is_named(monkeypatch, statecli):
     """Without huggingface_hub, the message names the package."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     result = statecli("inspect", "hf://org/net")

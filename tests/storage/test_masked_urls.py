@@ -24,7 +24,7 @@ secrets = st.text(string.ascii_letters + string.digits + "@:/?#=&;%+ é…[](){}
 
 
 @pytest.fixture(autouse=True)
-def nothing_typed(monkeypatch):
+def no_typed_urls(monkeypatch):
     """Forget all typed URLs."""
     names.typed_urls().clear()
 
@@ -73,23 +73,23 @@ def urls(draw):
 
 
 @given(url=urls())
-def test_no_secret_of_a_url_is_in_its_name(url):
+def test_name_of_a_url_contains_no_secret(url):
     """The name leads back to the URL, and masking the name again changes nothing."""
     names.typed_urls().clear()
     name = mask_url(url)
     assert SECRET not in name, name
     assert unmask_url(name) == url
     assert mask_url(name) == name
-    assert (name == url) == (SECRET not in url and "me:" not in url and not hides(url))
+    assert (name == url) == (SECRET not in url and "me:" not in url and not hides_part(url))
 
 
-def hides(url):
+def hides_part(url):
     """Whether mask_url hides any part of the URL, even a harmless part such as `version2=…`."""
     return "…" in mask_url(url)
 
 
 @given(typed=st.lists(urls(), min_size=2, max_size=5, unique=True))
-def test_urls_that_differ_stay_apart(typed):
+def test_different_urls_get_different_names(typed):
     """Names differ however small the difference is, and in any order of typing."""
     names.typed_urls().clear()
     actual = [mask_url(url) for url in typed]
@@ -97,8 +97,8 @@ def test_urls_that_differ_stay_apart(typed):
     assert [unmask_url(name) for name in actual] == typed
 
 
-@given(url=urls(), beside=steps)
-def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, beside):
+@given(url=urls(), sibling=steps)
+def test_inner_and_sibling_files_keep_the_credentials(url, sibling):
     """A file in a typed folder, a file next to a typed file, and a file in a folder next to a typed file."""
     names.typed_urls().clear()
     link = names.parse_url(url.removeprefix("simplecache::"))
@@ -107,10 +107,10 @@ def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, b
     name = mask_url(url)
     query = "" if link.query is None else f"?{link.query}"
     whole = url.removesuffix(query)
-    assert unmask_url(files.join(name, beside)) == f"{whole}/{beside}{query}"
-    assert unmask_url(files.join(files.get_folder(name), beside)) == f"{whole.rpartition('/')[0]}/{beside}{query}"
-    inner = files.join(files.get_folder(name), beside, "x.pt")
-    assert unmask_url(inner) == f"{whole.rpartition('/')[0]}/{beside}/x.pt{query}"
+    assert unmask_url(files.join(name, sibling)) == f"{whole}/{sibling}{query}"
+    assert unmask_url(files.join(files.get_folder(name), sibling)) == f"{whole.rpartition('/')[0]}/{sibling}{query}"
+    inner = files.join(files.get_folder(name), sibling, "x.pt")
+    assert unmask_url(inner) == f"{whole.rpartition('/')[0]}/{sibling}/x.pt{query}"
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_what_is_around_and_beside_is_asked_for_with_the_same_credentials(url, b
         ("https://me:pw@[::1]:8080/m.pt", "https://…@[::1]:8080/m.pt"),
     ],
 )
-def test_what_is_shown(url, name):
+def test_url_is_masked(url, name):
     """By example."""
     assert mask_url(url) == name
     assert mask_url(name) == name
 
 
-def test_several_that_differ_in_what_is_hidden_are_counted():
+def test_urls_with_different_secrets_are_numbered():
     """All URLs of the same user have the same mark."""
     assert mask_url("https://a:1@host/m.pt") == "https://…@host/m.pt"
     assert mask_url("https://b:2@host/m.pt") == "https://…2@host/m.pt"
@@ -174,7 +174,7 @@ def test_several_that_differ_in_what_is_hidden_are_counted():
     assert mask_url("https://host/n.pt?sig=3") == "https://host/n.pt?sig=…"
 
 
-def test_a_name_that_is_typed_is_no_other_url():
+def test_typed_mask_does_not_lead_to_a_later_url():
     """A name copied from output before any URL was typed means itself, and a URL typed later gets another name."""
     assert mask_url("https://host/m.pt?sig=…") == "https://host/m.pt?sig=…"
     assert mask_url("https://host/m.pt?sig=1") == "https://host/m.pt?sig=…2"
@@ -197,7 +197,7 @@ def test_a_name_that_is_typed_is_no_other_url():
         ),
     ],
 )
-def test_whatever_is_typed_is_shown_without_secrets(text, expected):
+def test_url_within_text_is_masked(text, expected):
     """A URL may follow an option, or be in a class's arguments or in a sentence."""
     assert files.mask_urls(text) == expected
     assert files.mask_urls(expected) == expected
@@ -214,7 +214,7 @@ def test_whatever_is_typed_is_shown_without_secrets(text, expected):
         ("https://host/d?d", "host/d", "?d"),
     ],
 )
-def test_where_a_query_begins(text, way, rest):
+def test_query_is_split_from_the_path(text, way, rest):
     """In a bucket's URL, `?` belongs to the name, except before a version."""
     assert files.split_url(text)[1:] == (way, rest)
     assert not files.is_glob(text)
@@ -226,7 +226,7 @@ def test_a_password_of_a_file_url_is_hidden(url):
     assert files.remove_secrets(files.mask_urls(url)) == "me:…@host/m.pt"
 
 
-def test_a_class_gets_the_url_that_was_typed():
+def test_class_gets_the_unmasked_url():
     """The class gets the URL with its secrets; the displayed arguments are masked."""
     from statecli.live.spec import parse_spec
 
@@ -238,13 +238,13 @@ def test_a_class_gets_the_url_that_was_typed():
     assert "pw" not in spec.text
 
 
-def test_a_file_that_is_called_like_a_url_is_a_file(in_tmp_path):
+def test_existing_file_named_like_a_url_is_not_masked(in_tmp_path):
     """The name of an existing file is not masked."""
     os.makedirs("a:/me:pw@host")
     assert files.mask_urls("a://me:pw@host") == "a://me:pw@host"
 
 
-def test_another_process_knows_the_urls_too():
+def test_another_process_can_unmask_urls():
     """The message to the other process shows no secret in its text."""
     name = mask_url("https://me:hidden-1@host/m.pt?sig=5")
     access = files.export_access()

@@ -23,7 +23,7 @@ from .test_requests import write_shards
 COMMAND = ["-m", "statecli"]
 
 
-def stderr_on_a_terminal(*args: str, libraries: str = "statecli") -> str:
+def capture_terminal_stderr(*args: str, libraries: str = "statecli") -> str:
     """Return the command's output on stderr, which is a terminal; stdout is discarded."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
@@ -43,30 +43,30 @@ def stderr_on_a_terminal(*args: str, libraries: str = "statecli") -> str:
 
 
 @pytest.fixture
-def net(served) -> str:
-    write_shards(served.folder / "net", 40)
-    served.listing = "python"
-    return served.url("net/")
+def net_url(file_server) -> str:
+    write_shards(file_server.folder / "net", 40)
+    file_server.listing = "python"
+    return file_server.url("net/")
 
 
-def test_files_are_counted_on_a_terminal(net):
+def test_files_are_counted_on_a_terminal(net_url):
     """The display counts the headers of 40 files; the last line shows all of them."""
-    assert "40/40 files" in stderr_on_a_terminal("inspect", net)
+    assert "40/40 files" in capture_terminal_stderr("inspect", net_url)
 
 
-def test_the_bytes_of_one_large_tensor_are_counted_as_they_arrive(served):
+def test_bytes_of_a_large_tensor_are_counted_during_transfer(file_server):
     """The display counts to 12 MB, not 0 until the tensor is finished; no `?` stands for a speed not yet known."""
-    save_file({"a": torch.zeros(3_000_000)}, served.folder / "m.safetensors")
-    served.behave("m.safetensors", Delay(0.2))
-    shown = stderr_on_a_terminal("inspect", "--stats", served.url("m.safetensors"))
+    save_file({"a": torch.zeros(3_000_000)}, file_server.folder / "m.safetensors")
+    file_server.behave("m.safetensors", Delay(0.2))
+    shown = capture_terminal_stderr("inspect", "--stats", file_server.url("m.safetensors"))
     counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", shown)}
     assert [count for count in counts if 0 < count < 12]
     assert "?" not in shown
 
 
-def test_each_piece_of_an_answer_is_counted_when_it_arrives(served, monkeypatch):
+def test_pieces_of_an_answer_are_counted_on_arrival(file_server, monkeypatch):
     """A window of 2 MB takes seconds on a slow link; a repeated request counts none of its bytes twice."""
-    save_file({"a": torch.zeros(500_000)}, served.folder / "m.safetensors")
+    save_file({"a": torch.zeros(500_000)}, file_server.folder / "m.safetensors")
     counts = []
 
     class Recorded(prefetch_progress.FetchedValues):
@@ -76,7 +76,7 @@ def test_each_piece_of_an_answer_is_counted_when_it_arrives(served, monkeypatch)
 
     count = Recorded()
     monkeypatch.setattr(prefetch_progress, "count_fetched_values", lambda: count)
-    statecli.inspect(served.url("m.safetensors"), stats=True)
+    statecli.inspect(file_server.url("m.safetensors"), stats=True)
     steps = [after - before for before, after in pairwise(counts)]
     assert 2_000_000 - 2**16 <= counts[-1] <= 2_000_000, "the request for the header has the first values"
     assert 0 < max(steps) < 1_000_000
@@ -91,14 +91,14 @@ def test_a_repeated_request_counts_its_bytes_once():
     assert prefetch_progress.count_fetched_values().bytes - before == 6
 
 
-def test_nothing_is_drawn_where_nobody_wants_it(net):
+def test_no_progress_option_disables_the_display(net_url):
     """--no-progress leaves standard error empty, while headers and then values are read."""
-    assert stderr_on_a_terminal("inspect", net, "--no-progress", "--stats") == ""
+    assert capture_terminal_stderr("inspect", net_url, "--no-progress", "--stats") == ""
 
 
-def test_nothing_is_drawn_into_a_pipe(net):
+def test_pipe_gets_no_progress_display(net_url):
     """Progress bars are not for logs."""
-    result = run_python([*COMMAND, "inspect", "--stats", net], "statecli", text=False, check=True)
+    result = run_python([*COMMAND, "inspect", "--stats", net_url], "statecli", text=False, check=True)
     assert result.stderr == b""
 
 
@@ -116,8 +116,8 @@ def test_stages_that_take_seconds_are_named(tmp_path):
     """
     (tmp_path / "net.py").write_text(NET)
     words = ("verify", "--check", "move", f"{tmp_path}/net.py:Net")
-    shown = stderr_on_a_terminal(*words, libraries="torch")
+    shown = capture_terminal_stderr(*words, libraries="torch")
     places = [shown.find(stage) for stage in ("importing torch", "net.py", "building Net", "check move")]
     assert -1 not in places
     assert places == sorted(places)
-    assert stderr_on_a_terminal(*words, "--no-progress", libraries="torch") == ""
+    assert capture_terminal_stderr(*words, "--no-progress", libraries="torch") == ""

@@ -22,11 +22,11 @@ from statecli.storage.zip_archive import Archive
 from ..formats.msgpacks import Extension, pack
 from .server import BEFORE_HEADERS, After
 
-HEAD = 64 << 10
+HEAD_BYTES = 64 << 10
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def fresh_command():
     """Forget earlier requests, so that each test acts as a separate command."""
     files.forget_command()
 
@@ -57,35 +57,35 @@ class Crowd:
             self.now -= 1
 
 
-def list_ranges(served) -> list[tuple[str, str]]:
+def list_ranges(file_server) -> list[tuple[str, str]]:
     """Return the path and range of each request for bytes, without requests for a list of names."""
-    return [(request.path, request.range) for request in served.requests if request.status == 206]
+    return [(request.path, request.range) for request in file_server.requests if request.status == 206]
 
 
-def listings(served) -> int:
-    return sum(request.status != 206 for request in served.requests)
+def count_listings(file_server) -> int:
+    return sum(request.status != 206 for request in file_server.requests)
 
 
 # --- safetensors
 
 
-def test_a_short_header_is_one_request(served, statecli):
+def test_short_header_takes_a_single_request(file_server, statecli):
     """Of a file of 40 MB, only the first 64 KiB are fetched."""
-    save_file({"a": torch.zeros(10_000_000)}, served.folder / "m.safetensors")
-    assert statecli("inspect", served.url("m.safetensors")).code == 0
-    assert list_ranges(served) == [("m.safetensors", "bytes=0-65535")]
-    assert served.sent == HEAD
+    save_file({"a": torch.zeros(10_000_000)}, file_server.folder / "m.safetensors")
+    assert statecli("inspect", file_server.url("m.safetensors")).code == 0
+    assert list_ranges(file_server) == [("m.safetensors", "bytes=0-65535")]
+    assert file_server.sent == HEAD_BYTES
 
 
-def test_a_long_header_is_two_requests(served, statecli):
+def test_long_header_takes_two_requests(file_server, statecli):
     """The second request is exactly for the missing part of the header."""
-    path = served.folder / "m.safetensors"
+    path = file_server.folder / "m.safetensors"
     save_file({f"a.rather.long.name.of.tensor.{i}": torch.zeros(1000) for i in range(2000)}, path)
     end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
-    assert end > HEAD
-    assert statecli("inspect", served.url(path.name)).code == 0
-    assert [span for _, span in list_ranges(served)] == ["bytes=0-65535", f"bytes={HEAD}-{end - 1}"]
-    assert served.sent == end
+    assert end > HEAD_BYTES
+    assert statecli("inspect", file_server.url(path.name)).code == 0
+    assert [span for _, span in list_ranges(file_server)] == ["bytes=0-65535", f"bytes={HEAD_BYTES}-{end - 1}"]
+    assert file_server.sent == end
 
 
 def write_shards(folder: Path, count: int) -> Path:
@@ -99,63 +99,63 @@ def write_shards(folder: Path, count: int) -> Path:
     return folder
 
 
-def test_shards_are_one_request_each_and_64_at_a_time(served, statecli):
+def test_each_shard_takes_a_single_request_64_at_a_time(file_server, statecli):
     """An index takes one request, and its 128 shards take 128 requests; never more than 64 of them run together."""
-    write_shards(served.folder / "net", 128)
-    served.listing = "python"
+    write_shards(file_server.folder / "net", 128)
+    file_server.listing = "python"
     crowd = Crowd(64)
-    served.behave("*.safetensors", crowd)
-    result = statecli("inspect", served.url("net/model.safetensors.index.json"), "-f", "json")
+    file_server.behave("*.safetensors", crowd)
+    result = statecli("inspect", file_server.url("net/model.safetensors.index.json"), "-f", "json")
     assert (result.code, len(result.json["tensors"])) == (0, 128)
-    assert Counter(path for path, _ in list_ranges(served)).most_common(1)[0][1] == 1
-    assert len(list_ranges(served)) == 129
+    assert Counter(path for path, _ in list_ranges(file_server)).most_common(1)[0][1] == 1
+    assert len(list_ranges(file_server)) == 129
     assert crowd.most == 64
 
 
-def test_what_lies_beside_the_weights_comes_with_the_index(served, statecli):
+def test_companion_files_are_requested_with_the_index(file_server, statecli):
     """A folder takes its list of names; then the index and all JSON next to it at once; then the shards at once."""
-    folder = write_shards(served.folder / "net", 3)
+    folder = write_shards(file_server.folder / "net", 3)
     for name in ("config.json", "trainer_state.json", "adapter_config.json"):
         (folder / name).write_text("{}")
-    served.listing = "python"
+    file_server.listing = "python"
     json_files, shards = Crowd(4), Crowd(3)
-    served.behave("*.json", json_files)
-    served.behave("*.safetensors", shards)
-    assert statecli("inspect", served.url("net/")).code == 0
+    file_server.behave("*.json", json_files)
+    file_server.behave("*.safetensors", shards)
+    assert statecli("inspect", file_server.url("net/")).code == 0
     assert (json_files.most, shards.most) == (4, 3)
-    assert (len(list_ranges(served)), listings(served)) == (7, 1)
+    assert (len(list_ranges(file_server)), count_listings(file_server)) == (7, 1)
 
 
 # --- zip archives
 
 
-def archive(path: Path, tensors: int, elements: int) -> Path:
+def write_archive(path: Path, tensors: int, elements: int) -> Path:
     torch.save({f"layers.{i}.weight": torch.full((elements,), float(i)) for i in range(tensors)}, path)
     return path
 
 
 @pytest.mark.parametrize(("tensors", "elements", "requests"), [(10, 500_000, 2), (400, 20_000, 2), (5_000, 2_000, 4)])
-def test_torch_save_is_its_end_its_directory_and_its_pickle(served, statecli, tensors, elements, requests):
+def test_torch_save_needs_only_its_central_directory_and_pickle(file_server, statecli, tensors, elements, requests):
     """No local header of a storage is fetched: the central directory is enough to compute torch's offsets."""
-    path = archive(served.folder / "m.pt", tensors, elements)
-    assert statecli("inspect", served.url("m.pt")).code == 0
-    assert len(list_ranges(served)) == requests
+    path = write_archive(file_server.folder / "m.pt", tensors, elements)
+    assert statecli("inspect", file_server.url("m.pt")).code == 0
+    assert len(list_ranges(file_server)) == requests
     with zipfile.ZipFile(path) as zip_file:
         pickle, directory = zip_file.getinfo("m/data.pkl").file_size, path.stat().st_size - zip_file.start_dir
-    assert served.sent <= max(pickle, HEAD) + max(directory, HEAD) + 8192
+    assert file_server.sent <= max(pickle, HEAD_BYTES) + max(directory, HEAD_BYTES) + 8192
 
 
 @pytest.mark.parametrize("name", ["m", "a-folder-name-that-is-a-good-deal-longer-than-the-others"])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 4096])
-def test_the_directory_alone_places_what_torch_writes(tmp_path, served, size, name):
+def test_central_directory_gives_the_offsets_of_torch_records(tmp_path, file_server, size, name):
     """Offsets computed from the central directory are the same as offsets from each local header."""
-    path = served.folder / f"{name}.pt"
+    path = file_server.folder / f"{name}.pt"
     torch.save([torch.zeros(size, dtype=torch.uint8), torch.ones(100_000), torch.zeros(3)], path)
-    with Source(str(path)) as near, Source(served.url(path.name)) as far:
+    with Source(str(path)) as near, Source(file_server.url(path.name)) as far:
         ours = {name: record.data_offset for name, record in Archive(near).records.items()}
         theirs = {name: record.data_offset for name, record in Archive(far).records.items()}
     assert theirs == ours
-    assert len(list_ranges(served)) == 2
+    assert len(list_ranges(file_server)) == 2
 
 
 def move_record(path: Path, name: str, by: int) -> None:
@@ -168,27 +168,27 @@ def move_record(path: Path, name: str, by: int) -> None:
     path.write_bytes(raw)
 
 
-VALUES = (("inspect", "--stats"), ("lock", "-o", "-"))
+VALUE_COMMANDS = (("inspect", "--stats"), ("lock", "-o", "-"))
 
 
 @pytest.mark.parametrize("by", [8, -4])
-@pytest.mark.parametrize("question", [*VALUES, ("inspect", "--executor", "processes:2", "--stats")])
-def test_values_are_read_where_the_local_header_says_that_they_are(served, statecli, question, by):
+@pytest.mark.parametrize("question", [*VALUE_COMMANDS, ("inspect", "--executor", "processes:2", "--stats")])
+def test_changed_local_header_causes_a_checksum_error(file_server, statecli, question, by):
     """As on disk, a changed local header causes the message about a wrong checksum of its tensor."""
-    path = archive(served.folder / "m.pt", 30, 30_000)
+    path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
-    near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
+    near, far = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
     assert (far.code, far.out) == (near.code, near.out) == (2, "")
-    assert far.err.replace(served.url("m.pt"), str(path)) == near.err
+    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
     assert "layers.15.weight: checksum wrong" in far.err
 
 
 @pytest.mark.parametrize("by", [-4, 4, 8])
-def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by):
+def test_misplaced_storage_is_read_at_its_local_header(file_server, statecli, by):
     """Values at the offset of their local header, but not at torch's usual offset, are read from the local header's
     offset.
     """
-    path = archive(served.folder / "m.pt", 30, 30_000)
+    path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
     with zipfile.ZipFile(path) as zip_file:
         header = zip_file.getinfo("m/data/15").header_offset
@@ -196,33 +196,33 @@ def test_what_is_no_damage_is_read_from_where_it_really_is(served, statecli, by)
     start = header + 30 + sum(struct.unpack_from("<HH", raw, header + 26))
     raw[start : start + 120_000] = raw[start - by : start - by + 120_000]
     path.write_bytes(raw)
-    near, far = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, served.url("m.pt")))
+    near, far = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, file_server.url("m.pt")))
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
     # Local headers of a remote archive are read with the values, so a misplaced storage is not known when listing.
     assert [note["name"] for note in near.json["notes"]] == ["misplaced-storage"]
     question = ("audit", "--values", "-f", "json", "--ignore", "misplaced-storage")
-    near, far = (statecli(*question, target) for target in (path, served.url("m.pt")))
+    near, far = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
     assert far.code == near.code == 0
-    assert statecli("diff", path, served.url("m.pt")).code == 0
+    assert statecli("diff", path, file_server.url("m.pt")).code == 0
 
 
-@pytest.mark.parametrize("question", VALUES)
-def test_a_record_that_would_run_into_the_next_one_is_not_read(served, statecli, question):
+@pytest.mark.parametrize("question", VALUE_COMMANDS)
+def test_overlapping_record_is_not_read(file_server, statecli, question):
     """By its local header, the record ends after the beginning of the next record."""
-    path = archive(served.folder / "m.pt", 30, 30_000)
+    path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", 64)
-    far = statecli(*question, served.url("m.pt"))
+    far = statecli(*question, file_server.url("m.pt"))
     assert (far.code, far.out) == (2, "")
     assert "the zip archive is damaged: the records 'm/data/15' and 'm/data/16' overlap" in far.err
 
 
-def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, statecli, tmp_path):
+def test_wrong_record_affects_only_its_tensor(file_server, statecli, tmp_path):
     """The other tensors are compared, whichever window contains them."""
-    here = archive(tmp_path / "m.pt", 30, 30_000)
-    shutil.copy(here, served.folder / "m.pt")
-    rename_record(served.folder / "m.pt", "m/data/15")
-    result = statecli("diff", here, served.url("m.pt"), "-f", "json")
+    here = write_archive(tmp_path / "m.pt", 30, 30_000)
+    shutil.copy(here, file_server.folder / "m.pt")
+    rename_record(file_server.folder / "m.pt", "m/data/15")
+    result = statecli("diff", here, file_server.url("m.pt"), "-f", "json")
     assert result.code == 2
     assert result.json["summary"]["identical"] == 29
     (line,) = result.err.splitlines()
@@ -231,17 +231,17 @@ def test_a_diff_with_a_record_that_is_wrong_says_so_of_its_tensor_alone(served, 
 
 
 @pytest.mark.parametrize(("place", "change"), [(7, b"O"), (10 - 46, b"\10")])
-def test_what_is_wrong_with_a_directory_is_said_as_on_disk(served, statecli, place, change):
+def test_wrong_central_directory_is_reported_as_on_disk(file_server, statecli, place, change):
     """If a storage is missing or marked as compressed, all local headers are fetched, so that the error is as precise
     as on disk.
     """
-    path = archive(served.folder / "m.pt", 30, 30_000)
+    path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     raw = path.read_bytes()
     at = raw.rindex(b"m/data/15") + place
     path.write_bytes(raw[:at] + change + raw[at + len(change) :])
-    near, far = (statecli("inspect", target, "-f", "json") for target in (path, served.url("m.pt")))
+    near, far = (statecli("inspect", target, "-f", "json") for target in (path, file_server.url("m.pt")))
     assert (far.code, far.out) == (near.code, near.out) == (2, "")
-    assert far.err.replace(served.url("m.pt"), str(path)) == near.err
+    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
 
 
 def rename_record(path: Path, name: str, by: int = 0) -> None:
@@ -253,50 +253,51 @@ def rename_record(path: Path, name: str, by: int = 0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "code", "said"), [(move_record, 2, "checksum-mismatch"), (rename_record, 2, "header contradicts")]
+    ("spoilt", "code", "expected_message"),
+    [(move_record, 2, "checksum-mismatch"), (rename_record, 2, "header contradicts")],
 )
-def test_an_audit_looks_at_every_local_header(served, statecli, spoilt, code, said):
+def test_audit_checks_every_local_header(file_server, statecli, spoilt, code, expected_message):
     """An audit checks the file itself, so a contradicting header gives the same findings as on disk."""
-    path = archive(served.folder / "m.pt", 30, 30_000)
+    path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     spoilt(path, "m/data/15", 8)
-    near, far = (statecli("audit", "--values", "-f", "json", target) for target in (path, served.url("m.pt")))
+    near, far = (statecli("audit", "--values", "-f", "json", target) for target in (path, file_server.url("m.pt")))
     assert far.code == near.code == code
-    assert far.out.replace(served.url("m.pt"), str(path)) == near.out
-    assert far.err.replace(served.url("m.pt"), str(path)) == near.err
-    assert said in near.out + near.err
+    assert far.out.replace(file_server.url("m.pt"), str(path)) == near.out
+    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
+    assert expected_message in near.out + near.err
 
 
-def test_an_archive_that_another_program_packed_is_asked_for_its_local_headers(served, statecli):
+def test_archive_of_another_program_is_read_as_on_disk(file_server, statecli):
     """Without torch's padding no offset is guessed: the values are the same as on disk."""
-    torch_archive = archive(served.folder / "torch.pt", 5, 30_000)
-    with zipfile.ZipFile(torch_archive) as zip_file, zipfile.ZipFile(served.folder / "m.pt", "w") as packed:
+    torch_archive = write_archive(file_server.folder / "torch.pt", 5, 30_000)
+    with zipfile.ZipFile(torch_archive) as zip_file, zipfile.ZipFile(file_server.folder / "m.pt", "w") as packed:
         for name in zip_file.namelist():
             packed.writestr(name, zip_file.read(name))
-    near = statecli("inspect", served.folder / "m.pt", "--stats", "-f", "json")
-    far = statecli("inspect", served.url("m.pt"), "--stats", "-f", "json")
+    near = statecli("inspect", file_server.folder / "m.pt", "--stats", "-f", "json")
+    far = statecli("inspect", file_server.url("m.pt"), "--stats", "-f", "json")
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
 
 
-def test_a_record_that_has_another_name_is_not_read(served, statecli):
+def test_record_with_another_name_is_not_read(file_server, statecli):
     """The pickle's own local header is checked too, because the reader has its bytes already."""
-    path = archive(served.folder / "m.pt", 3, 1000)
+    path = write_archive(file_server.folder / "m.pt", 3, 1000)
     path.write_bytes(path.read_bytes().replace(b"m/data.pkl", b"m/dota.pkl", 1))
-    result = statecli("inspect", served.url("m.pt"))
+    result = statecli("inspect", file_server.url("m.pt"))
     assert (result.code, "own header contradicts" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("question", [("lock", "-o", "-"), ("audit",), ("inspect",)], ids=lambda question: question[0])
-def test_below_a_name_with_a_section_no_folder_is_tried(served, statecli, question):
+def test_name_with_a_section_is_not_tried_as_a_folder(file_server, statecli, question):
     """Neither a file nor a folder is called `m.ckpt#model`: the name is requested once, and then its file is read."""
-    torch.save({"model": {"w": torch.zeros(30_000)}, "optimizer": {"state": {}}}, served.folder / "m.ckpt")
+    torch.save({"model": {"w": torch.zeros(30_000)}, "optimizer": {"state": {}}}, file_server.folder / "m.ckpt")
     asked_first, *others = question
-    assert statecli(asked_first, f"{served.url()}m.ckpt#model", *others).code == 0
-    assert {request.path for request in served.requests} <= {"m.ckpt#model", "m.ckpt"}
-    assert len(served.requests) <= 3
+    assert statecli(asked_first, f"{file_server.url()}m.ckpt#model", *others).code == 0
+    assert {request.path for request in file_server.requests} <= {"m.ckpt#model", "m.ckpt"}
+    assert len(file_server.requests) <= 3
 
 
-def arrays(path: Path) -> Path:
+def write_arrays(path: Path) -> Path:
     """Write stored (not deflated) arrays: large arrays, and between them small arrays fetched with their neighbours."""
     random = np.random.default_rng(0)
     sizes = [1_500_000, 1000, 3, 40_000, 1_500_000, 1000]
@@ -304,29 +305,29 @@ def arrays(path: Path) -> Path:
     return path / "m.npz"
 
 
-@pytest.mark.parametrize("question", [*VALUES, ("audit", "--values")], ids=lambda question: question[0])
-def test_the_checksum_of_an_array_takes_no_second_journey(served, statecli, question):
+@pytest.mark.parametrize("question", [*VALUE_COMMANDS, ("audit", "--values")], ids=lambda question: question[0])
+def test_checksum_of_an_array_fetches_no_bytes_again(file_server, statecli, question):
     """The checksum covers the array's header too, whose bytes were fetched to list the array."""
-    path = arrays(served.folder)
-    assert statecli(*question, served.url("m.npz")).code == 0
-    assert served.sent <= path.stat().st_size + (16 << 10)
+    path = write_arrays(file_server.folder)
+    assert statecli(*question, file_server.url("m.npz")).code == 0
+    assert file_server.sent <= path.stat().st_size + (16 << 10)
 
 
-@pytest.mark.parametrize("question", VALUES)
+@pytest.mark.parametrize("question", VALUE_COMMANDS)
 @pytest.mark.parametrize("place", [-20, 100, 11_000_000])
-def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, question, place):
+def test_damaged_array_is_found_by_its_checksum(file_server, statecli, question, place):
     """Damage in the array's header, near its beginning or in its middle; on disk the checksum is verified before
     listing.
     """
-    path = arrays(served.folder)
+    path = write_arrays(file_server.folder)
     raw = bytearray(path.read_bytes())
     at = raw.index(b"\x93NUMPY", len(raw) // 2) + 128 + place
     assert (raw[at] == ord(" ")) == (place < 0)
     raw[at] ^= ord(" ") ^ ord("\t")
     path.write_bytes(raw)
-    near, far = (statecli(*question, target) for target in (path, served.url("m.npz")))
+    near, far = (statecli(*question, target) for target in (path, file_server.url("m.npz")))
     assert (far.code, far.out, near.code) == (2, "", 2)
-    for result, where in ((far, served.url("m.npz")), (near, path)):
+    for result, where in ((far, file_server.url("m.npz")), (near, path)):
         assert result.err.startswith(f"statecli: {where}: a")
         assert "checksum wrong: " in result.err
 
@@ -334,13 +335,13 @@ def test_an_array_that_was_damaged_is_found_by_its_checksum(served, statecli, qu
 # --- all other formats: number of requests, and percentage of the bytes
 
 
-def legacy(path: Path) -> Path:
+def write_legacy(path: Path) -> Path:
     state = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(200)}
     torch.save(state, path / "m.pt", _use_new_zipfile_serialization=False)
     return path / "m.pt"
 
 
-def gguf(path: Path) -> Path:
+def write_gguf(path: Path) -> Path:
     writer = pytest.importorskip("gguf").GGUFWriter(path / "m.gguf", "llama")
     writer.add_token_list([f"token {i:06d} {'x' * 20}" for i in range(30_000)])
     for i in range(20):
@@ -352,37 +353,37 @@ def gguf(path: Path) -> Path:
     return path / "m.gguf"
 
 
-def npz(path: Path) -> Path:
+def write_npz(path: Path) -> Path:
     np.savez(path / "m.npz", **{f"a{i}": np.zeros(50_000) for i in range(50)})
     return path / "m.npz"
 
 
-def npz_deflated(path: Path) -> Path:
+def write_deflated_npz(path: Path) -> Path:
     random = np.random.default_rng(0)
     np.savez_compressed(path / "m.npz", **{f"a{i}": random.normal(size=50_000) for i in range(50)})
     return path / "m.npz"
 
 
-def flax(path: Path) -> Path:
+def write_flax(path: Path) -> Path:
     body = pack([[300_000], "float32", bytes(1_200_000)])
     tree = {f"layers_{i}": {"kernel": Extension(1, body)} for i in range(50)}
     (path / "m.msgpack").write_bytes(pack({"params": tree}))
     return path / "m.msgpack"
 
 
-def torchscript(path: Path) -> Path:
+def write_torchscript(path: Path) -> Path:
     layers = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(30)))
     torch.jit.save(torch.jit.script(layers), path / "m.pt")
     return path / "m.pt"
 
 
-def torch_export(path: Path) -> Path:
+def write_torch_export(path: Path) -> Path:
     layers = torch.nn.Sequential(*(torch.nn.Linear(400, 400) for _ in range(30)))
     torch.export.save(torch.export.export(layers, (torch.zeros(1, 400),)), path / "m.pt2")
     return path / "m.pt2"
 
 
-def dcp_of_many_files(path: Path) -> Path:
+def write_dcp_of_many_files(path: Path) -> Path:
     import torch.distributed.checkpoint as dcp
 
     state = {f"layers.{i}.weight": torch.zeros(30_000) for i in range(100)} | {f"note{i}": f"{i}" for i in range(20)}
@@ -393,30 +394,30 @@ def dcp_of_many_files(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "requests", "percent"),
     [
-        (legacy, 3, 1),
-        (gguf, 6, 2.5),
-        (npz, 2 + 50, 2),
-        (npz_deflated, 2 + 50, 2),
-        (flax, 1 + 50, 2),
-        (torchscript, 4, 2),
-        (torch_export, 5, 2),
-        (dcp_of_many_files, 1 + 120, 10),
+        (write_legacy, 3, 1),
+        (write_gguf, 6, 2.5),
+        (write_npz, 2 + 50, 2),
+        (write_deflated_npz, 2 + 50, 2),
+        (write_flax, 1 + 50, 2),
+        (write_torchscript, 4, 2),
+        (write_torch_export, 5, 2),
+        (write_dcp_of_many_files, 1 + 120, 10),
     ],
 )
-def test_no_format_fetches_values_to_list_them(served, statecli, write, requests, percent):
+def test_listing_of_any_format_fetches_few_bytes(file_server, statecli, write, requests, percent):
     """The listing is the same as on disk and takes at most this number of requests and this percentage of the bytes."""
-    path = write(served.folder)
-    served.listing = "python"
-    url = served.url(path.name) + "/" * path.is_dir()
+    path = write(file_server.folder)
+    file_server.listing = "python"
+    url = file_server.url(path.name) + "/" * path.is_dir()
     far, near = (statecli("inspect", change, "-f", "json") for change in (url, path))
     assert far.code == near.code == 0
     assert far.json["tensors"] == near.json["tensors"]
     size = sum(change.stat().st_size for change in ([path] if path.is_file() else path.iterdir()))
-    assert len(list_ranges(served)) <= requests
-    assert sum(request.sent for request in served.requests if request.status == 206) <= size * percent / 100
+    assert len(list_ranges(file_server)) <= requests
+    assert sum(request.sent for request in file_server.requests if request.status == 206) <= size * percent / 100
 
 
-def dcp_of_one_file(path: Path) -> Path:
+def write_dcp_of_a_single_file(path: Path) -> Path:
     import torch.distributed.checkpoint as dcp
 
     state = {f"layers.{i}.weight": torch.randn(30_000) for i in range(60)}
@@ -424,41 +425,43 @@ def dcp_of_one_file(path: Path) -> Path:
     return path / "m"
 
 
-def torch_save(path: Path) -> Path:
-    return archive(path / "m.pt", 60, 30_000)
+def write_torch_save(path: Path) -> Path:
+    return write_archive(path / "m.pt", 60, 30_000)
 
 
-@pytest.mark.parametrize(("write", "percent"), [(npz_deflated, 2), (dcp_of_one_file, 6), (torch_save, 3)])
-def test_an_audit_asks_each_record_once_and_many_at_a_time(served, statecli, write, percent):
+@pytest.mark.parametrize(
+    ("write", "percent"), [(write_deflated_npz, 2), (write_dcp_of_a_single_file, 6), (write_torch_save, 3)]
+)
+def test_audit_requests_each_record_once_and_in_parallel(file_server, statecli, write, percent):
     """The search for pickles takes at most a request per record, 40 of them at the same time."""
-    path = write(served.folder)
-    served.listing = "python"
+    path = write(file_server.folder)
+    file_server.listing = "python"
     crowd = Crowd(40)
-    served.behave("m*[tzp]", After(2, crowd))
-    assert statecli("audit", served.url(path.name) + "/" * path.is_dir()).code == 0
+    file_server.behave("m*[tzp]", After(2, crowd))
+    assert statecli("audit", file_server.url(path.name) + "/" * path.is_dir()).code == 0
     assert crowd.most >= 40
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
-    assert len(list_ranges(served)) <= 60 + 6
-    assert served.sent <= size * percent / 100
+    assert len(list_ranges(file_server)) <= 60 + 6
+    assert file_server.sent <= size * percent / 100
 
 
-def test_files_of_many_ranks_are_asked_for_side_by_side(served, statecli):
+def test_files_of_many_ranks_are_requested_in_parallel(file_server, statecli):
     """The files of a distributed checkpoint are requested together, not in a chain of requests."""
-    dcp_of_many_files(served.folder)
-    served.listing = "python"
+    write_dcp_of_many_files(file_server.folder)
+    file_server.listing = "python"
     crowd = Crowd(50)
-    served.behave("*.distcp", crowd)
-    assert statecli("inspect", served.url("m/")).code == 0
+    file_server.behave("*.distcp", crowd)
+    assert statecli("inspect", file_server.url("m/")).code == 0
     assert crowd.most >= 50
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_an_empty_file_is_no_file_that_did_not_come(served, statecli, name):
+def test_empty_file_is_reported_as_on_disk(file_server, statecli, name):
     """An audit of a folder with an empty file reports the same as on disk, including the list of rules that ran."""
-    path = dcp_of_one_file(served.folder)
+    path = write_dcp_of_a_single_file(file_server.folder)
     (path / name).write_bytes(b"")
-    served.listing = "python"
-    near, far = (statecli("audit", "--no-values", "-f", "json", target) for target in (path, served.url("m")))
+    file_server.listing = "python"
+    near, far = (statecli("audit", "--no-values", "-f", "json", target) for target in (path, file_server.url("m")))
     assert far.code == near.code == 2
-    assert far.out.replace(served.url("m"), str(path)) == near.out
-    assert far.err.replace(served.url("m"), str(path)) == near.err
+    assert far.out.replace(file_server.url("m"), str(path)) == near.out
+    assert far.err.replace(file_server.url("m"), str(path)) == near.err

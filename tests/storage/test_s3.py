@@ -17,7 +17,7 @@ from statecli.storage import files, object_store as stores
 from statecli.storage.s3 import _list_folder
 
 from .conftest import SECRET
-from .s3 import S3, refusal
+from .s3 import S3, refuse_as_s3
 from .server import After, Cut, Headers, OtherRange, Redirect, Reply, Server, Stall, Times, ignore_range
 
 pytest.importorskip("s3fs")
@@ -54,7 +54,7 @@ def list_requests(s3: S3) -> list[tuple[str, str, str | None]]:
 # --- requests and bytes
 
 
-def test_a_small_file_is_one_request(s3, aws_credentials, statecli):
+def test_small_file_takes_a_single_request(s3, aws_credentials, statecli):
     """There is no HEAD request: the size comes with the first bytes; the request is signed."""
     write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run/m.safetensors").code == 0
@@ -62,7 +62,7 @@ def test_a_small_file_is_one_request(s3, aws_credentials, statecli):
     assert s3.requests[0].headers["authorization"].startswith("AWS4-HMAC-SHA256")
 
 
-def test_a_folder_is_its_listing_and_its_files(s3, aws_credentials, statecli):
+def test_folder_takes_its_listing_and_its_files(s3, aws_credentials, statecli):
     """All pages of the listing are read; they say which names are files or folders, so no name is requested again."""
     folder = s3.folder / "models" / "run"
     write_checkpoint(folder)
@@ -85,24 +85,24 @@ def test_64_threads_read_at_once(s3, aws_credentials):
     assert b"".join(actual) == data[: 128 * 1000]
 
 
-def _worker(url: str) -> bytes:
+def _read_in_worker(url: str) -> bytes:
     return stores.open_store(url).get(url, 8, 4, None)[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: forked workers")
-def test_a_forked_process_reads_too(s3, aws_credentials):
+def test_forked_process_can_read(s3, aws_credentials):
     """fsspec's thread stays with the parent process: each forked process has its own thread."""
     path = write_checkpoint(s3.folder / "models")
-    assert _worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
+    assert _read_in_worker("s3://models/m.safetensors") == path.read_bytes()[8:12]
     with multiprocessing.get_context("fork").Pool(2) as processes:
-        actual = processes.map_async(_worker, ["s3://models/m.safetensors"] * 4).get(60)
+        actual = processes.map_async(_read_in_worker, ["s3://models/m.safetensors"] * 4).get(60)
     assert actual == [path.read_bytes()[8:12]] * 4
 
 
 # --- names
 
 
-def test_names_that_only_a_store_has():
+def test_listing_distinguishes_keys_from_folders():
     """A folder with the name of a key gets a slash; `folder//key` has no name and is left out."""
 
     class Answers:
@@ -121,15 +121,15 @@ def test_names_that_only_a_store_has():
     assert asyncio.run(_list_folder(Answers, "s3://models/run")).folders == {"a": False, "a/": True, "b": True}
 
 
-ODD = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'b", "a:b", "a..b", "a~b"]
+UNUSUAL_NAMES = ["a b", "a+b", "a%20b", "a%b", "ä€ 模型", "a=b&c", "a;b", "a[1]", "a'b", "a:b", "a..b", "a~b"]
 
 
-def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
+def test_key_needs_no_quoting(bucket, tmp_path, statecli):
     """No character of a key is decoded or needs quoting; a walk and a glob find the key under the same name."""
-    for name in ODD:
+    for name in UNUSUAL_NAMES:
         write_checkpoint(tmp_path / "up" / "odd", f"{name}.safetensors")
     bucket.upload(tmp_path / "up")
-    urls = [bucket.url(f"odd/{name}.safetensors") for name in ODD]
+    urls = [bucket.url(f"odd/{name}.safetensors") for name in UNUSUAL_NAMES]
     for url in urls:
         assert statecli("inspect", url, "-f", "json").json["target"] == url
     for ways in (urls, [bucket.url("odd")], [bucket.url("odd/*")]):
@@ -137,7 +137,7 @@ def test_a_key_is_written_as_it_is(bucket, tmp_path, statecli):
         assert (result.code, sorted(target["target"] for target in result.json["targets"])) == (0, sorted(urls))
 
 
-def test_a_key_with_a_hash(bucket, tmp_path, statecli):
+def test_typed_key_with_a_hash_needs_a_section(bucket, tmp_path, statecli):
     """A walk finds a key with a `#` as a file; a user who types the key adds a section."""
     write_checkpoint(tmp_path / "up" / "odd", "a#b.safetensors")
     bucket.upload(tmp_path / "up")
@@ -157,7 +157,7 @@ def test_a_key_with_a_hash(bucket, tmp_path, statecli):
     assert statecli("inspect", url).err == f"statecli: {bucket.url('odd/a')}: does not exist; {text}\n"
 
 
-def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
+def test_question_mark_belongs_to_the_key(bucket, tmp_path, statecli):
     """`?` neither begins a query nor is a wildcard; listed keys can be read, even with a `#`."""
     for name in ("a#b?c.safetensors", "p#q/model.safetensors", "d?d/model.safetensors", "dxd/model.safetensors"):
         path = tmp_path / "up" / "odd" / name
@@ -180,7 +180,7 @@ def test_keys_with_a_question_mark(bucket, tmp_path, statecli):
         assert statecli("inspect", bucket.url(way)).code == 0
 
 
-def test_a_folder_that_is_not_there(bucket, statecli):
+def test_missing_folder_is_reported(bucket, statecli):
     """A folder is missing with a slash as without; a folder created without files is empty."""
     for url in (bucket.url("nope"), bucket.url("nope/")):
         for command in ("inspect", "audit"):
@@ -201,7 +201,7 @@ def test_a_walk_lists_a_folder_once(s3, aws_credentials, statecli):
         assert len(requests) == len(set(requests)) == 2 * len(urls)
 
 
-def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecli):
+def test_percent_escape_of_a_key_is_not_decoded(bucket, tmp_path, statecli):
     """`a%20b` is not `a b`."""
     write_checkpoint(tmp_path / "up", "a b.safetensors")
     bucket.upload(tmp_path / "up")
@@ -209,7 +209,7 @@ def test_percent_escapes_are_three_characters_of_a_key(bucket, tmp_path, statecl
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
+def test_bucket_is_read_as_a_folder(bucket, tmp_path, statecli, slash):
     """A bucket is a folder, with or without a slash; an empty bucket and a missing bucket have different messages."""
     url = f"s3://{bucket.name}{slash}"
     assert statecli("inspect", url).err == f"statecli: {url}: is an empty folder\n"
@@ -222,7 +222,7 @@ def test_a_bucket_alone(bucket, tmp_path, statecli, slash):
     assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket does not exist\n"
 
 
-def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, aws_credentials, statecli):
+def test_folder_with_a_slash_is_not_requested_as_a_file(s3, aws_credentials, statecli):
     """A name without a slash may be a key or a folder, and the key is requested first."""
     write_checkpoint(s3.folder / "models" / "run")
     assert statecli("inspect", "s3://models/run").code == 0
@@ -232,7 +232,7 @@ def test_a_folder_with_its_slash_is_not_asked_for_as_a_file(s3, aws_credentials,
     assert [request.status for request in s3.requests] == [200, 206]
 
 
-def test_an_empty_object_is_an_empty_file(s3, aws_credentials, statecli):
+def test_empty_object_is_reported_as_an_empty_file(s3, aws_credentials, statecli):
     """S3 answers every range of an empty object with 416."""
     (s3.folder / "models" / "m.pt").write_bytes(b"")
     assert statecli("inspect", "s3://models/m.pt").err == "statecli: s3://models/m.pt: is an empty file\n"
@@ -266,7 +266,7 @@ def test_a_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monk
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_elsewhere_is_not_followed(s3, aws_credentials, statecli, monkeypatch, status):
+def test_redirect_to_another_server_is_not_followed(s3, aws_credentials, statecli, monkeypatch, status):
     """The other server receives no session token, and its bytes are not accepted."""
     monkeypatch.setenv("AWS_SESSION_TOKEN", "hidden-token-4")
     write_checkpoint(s3.folder / "models")
@@ -283,17 +283,17 @@ def test_a_redirect_elsewhere_is_not_followed(s3, aws_credentials, statecli, mon
 # --- credentials
 
 
-def test_without_credentials_what_is_public_is_read(s3, statecli):
+def test_public_object_needs_no_credentials(s3, statecli):
     """Public objects need no configuration, and the request is not signed."""
     write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert "authorization" not in s3.requests[-1].headers
 
 
-def test_refused_without_credentials(s3, statecli):
+def test_message_reports_missing_credentials(s3, statecli):
     """The message says that no credentials were found, and names AWS_PROFILE."""
     write_checkpoint(s3.folder / "models")
-    s3.behave("*", refusal(403, "AccessDenied"))
+    s3.behave("*", refuse_as_s3(403, "AccessDenied"))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "no AWS credentials were found" in result.err
@@ -315,10 +315,10 @@ def test_refused_without_credentials(s3, statecli):
         (409, "SomethingNew", "S3 reports SomethingNew"),
     ],
 )
-def test_what_s3_refuses_is_one_line(s3, aws_credentials, statecli, status, code, words):
+def test_refusal_of_s3_gives_a_single_line(s3, aws_credentials, statecli, status, code, words):
     """The message names the URL and a remedy once, and contains no credentials, even with --debug."""
     write_checkpoint(s3.folder / "models")
-    s3.behave("*", refusal(status, code))
+    s3.behave("*", refuse_as_s3(status, code))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert result.err.startswith("statecli: s3://models/m.safetensors: ")
@@ -328,10 +328,10 @@ def test_what_s3_refuses_is_one_line(s3, aws_credentials, statecli, status, code
         assert secret not in result.err + err
 
 
-def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, aws_credentials, statecli):
+def test_unlisted_folder_is_not_reported_as_missing(s3, aws_credentials, statecli):
     """No object has this name, and the existence of a folder is unknown."""
     write_checkpoint(s3.folder / "models" / "run")
-    s3.behave("models", refusal(403, "AccessDenied"))
+    s3.behave("models", refuse_as_s3(403, "AccessDenied"))
     for url in ("s3://models/run", "s3://models/run/", "s3://models"):
         for command in ("inspect", "audit", "lock"):
             result = statecli(command, url)
@@ -342,7 +342,7 @@ def test_a_folder_that_may_not_be_listed_is_not_said_to_be_missing(s3, aws_crede
             )
 
 
-def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
+def test_readable_shards_without_a_listing_are_read(s3, aws_credentials, statecli):
     """S3 then answers 403 for missing objects too: an index and its shards are read; a folder fails with one line."""
     folder = s3.folder / "models" / "run"
     for n in (1, 2):
@@ -350,11 +350,11 @@ def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
     index = {"metadata": {}, "weight_map": {f"w{n}": f"model-{n}.safetensors" for n in (1, 2)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    def only_what_is_there(request, reply):
+    def refuse_missing_keys(request, reply):
         if request.path == "models" or reply.status == 404:
-            refusal(403, "AccessDenied")(request, reply)
+            refuse_as_s3(403, "AccessDenied")(request, reply)
 
-    s3.behave("*", only_what_is_there)
+    s3.behave("*", refuse_missing_keys)
     result = statecli("inspect", "s3://models/run/model.safetensors.index.json", "-f", "json")
     assert (result.code, set(result.rows()), result.err) == (0, {"w1", "w2"}, "")
     assert statecli("audit", "s3://models/run/model.safetensors.index.json").code == 0
@@ -368,7 +368,7 @@ def test_what_may_be_read_and_not_listed(s3, aws_credentials, statecli):
 
 
 @pytest.fixture
-def judging(bucket, tmp_path):
+def reader_keys(bucket, tmp_path):
     """moto with checks of signatures; credentials of a user who may read a single file and list nothing."""
     from moto import settings as moto
     from moto.core.responses import ActionAuthenticatorMixin
@@ -391,9 +391,9 @@ def judging(bucket, tmp_path):
     iam.delete_user(UserName="reader")
 
 
-def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
+def test_only_the_right_keys_read_the_file(reader_keys, statecli, monkeypatch):
     """The right keys read the file; a wrong secret key and an unknown access key give a line each, without the keys."""
-    key, secret = judging
+    key, secret = reader_keys
     url = "s3://models/run/m.safetensors"
 
     def list_requests(key: str, secret: str, url: str = url):
@@ -417,7 +417,7 @@ def test_a_server_that_checks_signatures(judging, statecli, monkeypatch):
         assert words in result.err
 
 
-def test_credentials_in_the_url_have_no_place(s3, statecli):
+def test_credentials_in_the_url_are_refused(s3, statecli):
     """Such a URL is refused, and its secret is not shown."""
     result = statecli("inspect", f"s3://{KEY}:{SECRET}@models/m.safetensors")
     assert result.code == 2
@@ -426,7 +426,7 @@ def test_credentials_in_the_url_have_no_place(s3, statecli):
     assert s3.requests == []
 
 
-def test_a_profile_that_there_is_not(s3, statecli, monkeypatch):
+def test_missing_profile_is_named(s3, statecli, monkeypatch):
     """The message names AWS_PROFILE."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -454,7 +454,7 @@ SSO = "sso_start_url=https://nobody.example\nsso_region=us-east-1\nsso_account_i
         ("endpoint_url=127.0.0.1:80\n", "is not a URL: set endpoint_url in the AWS configuration to http://"),
     ],
 )
-def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tmp_path, profile, words):
+def test_configuration_without_credentials_is_reported(s3, statecli, monkeypatch, tmp_path, profile, words):
     """The message names the faulty setting; it does not blame access to the object."""
     (tmp_path / "config").write_text(f"[profile p]\n{profile}")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -465,7 +465,7 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     if profile.startswith("region"):
         monkeypatch.delenv("AWS_DEFAULT_REGION")
-    s3.behave("*", refusal(403, "AccessDenied"))
+    s3.behave("*", refuse_as_s3(403, "AccessDenied"))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert words in result.err
@@ -484,7 +484,7 @@ def test_a_configuration_that_gives_no_credentials(s3, statecli, monkeypatch, tm
         ("AWS_SECRET_ACCESS_KEY", "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both"),
     ],
 )
-def test_a_variable_that_says_nothing(s3, aws_credentials, statecli, monkeypatch, name, value, words):
+def test_invalid_variable_is_reported(s3, aws_credentials, statecli, monkeypatch, name, value, words):
     """The message names the faulty setting."""
     monkeypatch.setenv(name, value)
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -493,21 +493,21 @@ def test_a_variable_that_says_nothing(s3, aws_credentials, statecli, monkeypatch
     assert "hidden-6" not in result.err
 
 
-def test_certificates_that_are_not_there(s3, aws_credentials, statecli, monkeypatch):
+def test_missing_certificate_file_is_reported(s3, aws_credentials, statecli, monkeypatch):
     """The message names the variable."""
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nobody/has/this.pem")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
     assert "AWS_CA_BUNDLE is not the path of a readable file" in statecli("inspect", "s3://models/m.safetensors").err
 
 
-def test_unsigned_on_request(s3, aws_credentials, statecli, monkeypatch):
+def test_no_sign_request_sends_no_credentials(s3, aws_credentials, statecli, monkeypatch):
     """With AWS_NO_SIGN_REQUEST, credentials are not sent, and a refusal names the variable."""
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "yes")
     write_checkpoint(s3.folder / "models")
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert "authorization" not in s3.requests[-1].headers
     files.forget_command()
-    s3.behave("*", refusal(403, "AccessDenied"))
+    s3.behave("*", refuse_as_s3(403, "AccessDenied"))
     err = statecli("inspect", "s3://models/m.safetensors").err
     assert "AWS_NO_SIGN_REQUEST disables your AWS credentials" in err
     assert "were found" not in err
@@ -523,7 +523,7 @@ def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
 
     def refuse_old_key(request, reply):
         if "AKIANEW" not in request.headers.get("authorization", ""):
-            refusal(403, "InvalidAccessKeyId")(request, reply)
+            refuse_as_s3(403, "InvalidAccessKeyId")(request, reply)
 
     s3.behave("*", refuse_old_key)
     with pytest.raises(statecli.UnreadableError, match="does not know the access key"):
@@ -535,7 +535,7 @@ def test_new_credentials_count_for_the_next_call(s3, monkeypatch):
 # --- faults of the server and the connection
 
 
-def test_an_object_that_changes_is_noticed(s3, aws_credentials, statecli):
+def test_changed_object_is_reported(s3, aws_credentials, statecli):
     """The request for values is for the version of the header."""
     path = write_checkpoint(s3.folder / "models", size=1 << 18)
     s3.behave("models/m.safetensors", After(1, Headers(ETag='"another"')))
@@ -546,10 +546,10 @@ def test_an_object_that_changes_is_noticed(s3, aws_credentials, statecli):
     assert path.stat().st_size > 1 << 20
 
 
-def test_an_object_that_is_replaced_is_refused_by_s3(s3, aws_credentials, statecli):
+def test_replaced_object_is_refused_by_s3(s3, aws_credentials, statecli):
     """S3 answers If-Match with 412, so no byte of the other version travels."""
     write_checkpoint(s3.folder / "models", size=1 << 18)
-    s3.behave("models/m.safetensors", After(1, refusal(412, "PreconditionFailed")))
+    s3.behave("models/m.safetensors", After(1, refuse_as_s3(412, "PreconditionFailed")))
     result = statecli("inspect", "s3://models/m.safetensors", "--stats")
     assert result.code == 2
     assert "changed while statecli read it; try again" in result.err
@@ -559,7 +559,7 @@ def test_an_object_that_is_replaced_is_refused_by_s3(s3, aws_credentials, statec
 PAGE = b"<html><body>please log in<br></body></html>"
 
 
-def page(status: int, body: bytes = PAGE):
+def reply_with_page(status: int, body: bytes = PAGE):
     """Answer as a proxy or another web server would, not as S3."""
     return lambda request, reply: reply.become(Reply(status, {"Content-Type": "text/html"}, body))
 
@@ -569,10 +569,10 @@ def page(status: int, body: bytes = PAGE):
     [*((status, PAGE) for status in (400, 401, 403, 404, 405, 407))]
     + [(status, body) for status in (403, 404) for body in (PAGE.replace(b"<br>", b""), b"")],
 )
-def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, aws_credentials, statecli, status, body):
+def test_answer_of_another_server_is_reported_with_its_status(s3, aws_credentials, statecli, status, body):
     """The message blames neither credentials nor a missing object, but suggests checking the endpoint."""
     write_checkpoint(s3.folder / "models" / "run")
-    s3.behave("*", page(status, body))
+    s3.behave("*", reply_with_page(status, body))
     for url in ("s3://models/run/m.safetensors", "s3://models/run", "s3://models/run/", "s3://models"):
         text = f"{url}: the answer did not come from S3 (HTTP {status}); check AWS_ENDPOINT_URL and any proxy"
         result = statecli("inspect", url)
@@ -580,10 +580,10 @@ def test_what_is_no_answer_of_s3_is_said_with_its_status(s3, aws_credentials, st
 
 
 @pytest.mark.parametrize("body", [PAGE, PAGE.replace(b"<br>", b"")], ids=["html", "xhtml"])
-def test_a_page_is_no_empty_folder(s3, aws_credentials, statecli, body):
+def test_html_page_is_not_an_empty_folder(s3, aws_credentials, statecli, body):
     """botocore takes a login page with status 200 for an empty listing."""
     write_checkpoint(s3.folder / "models" / "run")
-    s3.behave("*", page(200, body))
+    s3.behave("*", reply_with_page(200, body))
     for command in ("inspect", "audit", "lock"):
         result = statecli(command, "s3://models/run/")
         assert (result.code, result.err.count("\n")) == (2, 1)
@@ -591,19 +591,24 @@ def test_a_page_is_no_empty_folder(s3, aws_credentials, statecli, body):
     assert "is an HTML page" in statecli("inspect", "s3://models/run/m.safetensors").err
 
 
-def test_busy_is_asked_again(s3, aws_credentials, statecli):
+def test_busy_server_is_requested_again(s3, aws_credentials, statecli):
     """S3 answers 503 SlowDown, then 500 InternalError, a proxy 429 and 502; then S3 sends the file."""
     write_checkpoint(s3.folder / "models")
-    busy = [refusal(503, "SlowDown"), refusal(500, "InternalError"), page(429), page(502)]
+    busy = [
+        refuse_as_s3(503, "SlowDown"),
+        refuse_as_s3(500, "InternalError"),
+        reply_with_page(429),
+        reply_with_page(502),
+    ]
     s3.behave("*", *(Times(n, busy[n - 1]) for n in (4, 3, 2, 1)))
     assert statecli("inspect", "s3://models/m.safetensors").code == 0
     assert [request.status for request in s3.requests] == [503, 500, 429, 502, 206]
 
 
-def test_busy_for_ever_is_one_line(s3, aws_credentials, statecli, monkeypatch):
+def test_server_that_stays_busy_gives_a_single_line(s3, aws_credentials, statecli, monkeypatch):
     """statecli makes as many attempts as STATECLI_RETRIES allows; botocore adds no attempts."""
     monkeypatch.setenv("STATECLI_RETRIES", "2")
-    s3.behave("*", refusal(503, "SlowDown"))
+    s3.behave("*", refuse_as_s3(503, "SlowDown"))
     result = statecli("inspect", "s3://models/m.safetensors")
     assert (result.code, result.err) == (
         2,
@@ -611,7 +616,7 @@ def test_busy_for_ever_is_one_line(s3, aws_credentials, statecli, monkeypatch):
     )
 
 
-def test_a_cut_is_mended(s3, aws_credentials, statecli):
+def test_cut_answer_is_requested_again(s3, aws_credentials, statecli):
     """The missing range is requested again."""
     write_checkpoint(s3.folder / "models")
     s3.behave("models/m.safetensors", Times(1, Cut(after=20)))
@@ -619,7 +624,7 @@ def test_a_cut_is_mended(s3, aws_credentials, statecli):
     assert len(s3.requests) == 2
 
 
-def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
+def test_stall_gives_a_single_line(s3, aws_credentials, statecli, monkeypatch):
     """The command fails after STATECLI_TIMEOUT seconds. If STATECLI_RETRIES is 0, botocore sends no other request."""
     monkeypatch.setenv("STATECLI_TIMEOUT", "0.2")
     monkeypatch.setenv("STATECLI_RETRIES", "0")
@@ -633,7 +638,7 @@ def test_a_stall_is_one_line(s3, aws_credentials, statecli, monkeypatch):
     assert len(s3.requests) == 1
 
 
-def test_another_range_is_refused(s3, aws_credentials, statecli):
+def test_wrong_range_is_refused(s3, aws_credentials, statecli):
     """The bytes of the wrong range are never used."""
     write_checkpoint(s3.folder / "models", size=1 << 16)
     s3.behave("models/m.safetensors", OtherRange(4))
@@ -642,7 +647,7 @@ def test_another_range_is_refused(s3, aws_credentials, statecli):
     assert "did not send the byte range that statecli requested" in result.err
 
 
-def test_a_store_without_ranges_sends_no_gigabytes(s3, aws_credentials, statecli):
+def test_large_object_without_range_support_is_not_read_whole(s3, aws_credentials, statecli):
     """A small object is read whole; of a large object only the head is read."""
     path = write_checkpoint(s3.folder / "models")
     s3.behave("*", ignore_range)
@@ -657,7 +662,7 @@ def test_a_store_without_ranges_sends_no_gigabytes(s3, aws_credentials, statecli
     assert s3.sent < 32 << 20
 
 
-def test_nobody_there_is_one_line(statecli, monkeypatch, aws_credentials):
+def test_unreachable_endpoint_gives_a_single_line(statecli, monkeypatch, aws_credentials):
     """The port refuses the connection."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("STATECLI_RETRIES", "1")
@@ -667,7 +672,7 @@ def test_nobody_there_is_one_line(statecli, monkeypatch, aws_credentials):
     assert "in each of 2 attempts; try again later" in result.err
 
 
-def test_the_package_is_named(monkeypatch, statecli):
+def test_missing_package_is_named(monkeypatch, statecli):
     """Without s3fs, the message names the package."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
     result = statecli("inspect", "s3://models/m.safetensors")
@@ -677,7 +682,7 @@ def test_the_package_is_named(monkeypatch, statecli):
     )
 
 
-def test_sizes_and_kinds_are_known(s3, aws_credentials):
+def test_file_functions_support_s3(s3, aws_credentials):
     """files.get_size, is_folder, is_file and exists work for S3."""
     path = write_checkpoint(s3.folder / "models" / "run")
     assert files.get_size("s3://models/run/m.safetensors") == path.stat().st_size

@@ -12,14 +12,14 @@ from statecli.storage import files
 
 from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 
-PLACES = ("http", "s3", "gs", "hub")
+STORES = ("http", "s3", "gs", "hub")
 #: Each format is read from a web server. All places serve ranges in the same way, so that elsewhere four kinds of
 #: reads are enough: a header and values, an archive, a listed folder, compressed records.
 CASES = [
     *(("http", write) for write in (safetensors, *WRITERS)),
-    *((place, write) for place in PLACES[1:] for write in (safetensors, torch_zip, dcp, npz_deflated)),
+    *((place, write) for place in STORES[1:] for write in (safetensors, torch_zip, dcp, npz_deflated)),
 ]
-QUESTIONS = (
+COMMANDS = (
     ("inspect", "-f", "json"),
     ("inspect", "--stats", "-f", "json"),
     ("audit", "--no-values", "-f", "json"),
@@ -28,15 +28,15 @@ QUESTIONS = (
 )
 
 
-@pytest.fixture(params=PLACES)
-def sent(request) -> Callable[[Path], str]:
+@pytest.fixture(params=STORES)
+def upload(request) -> Callable[[Path], str]:
     """Return a function that puts a folder's files behind a URL and returns the URL."""
 
     def http(folder: Path) -> str:
-        served = request.getfixturevalue("served")
-        served.listing = "python"
-        shutil.copytree(folder, served.folder / "made")
-        return served.url("made")
+        file_server = request.getfixturevalue("file_server")
+        file_server.listing = "python"
+        shutil.copytree(folder, file_server.folder / "made")
+        return file_server.url("made")
 
     def s3(folder: Path) -> str:
         bucket = request.getfixturevalue("bucket")
@@ -56,16 +56,16 @@ def sent(request) -> Callable[[Path], str]:
 
 
 @pytest.mark.parametrize(
-    ("sent", "write"), CASES, ids=lambda part: part if isinstance(part, str) else part.__name__, indirect=["sent"]
+    ("upload", "write"), CASES, ids=lambda part: part if isinstance(part, str) else part.__name__, indirect=["upload"]
 )
-def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
+def test_every_store_gives_the_results_of_the_disk(write, upload, tmp_path, statecli):
     """Each command gives the same JSON and lock except for the name; a diff with the disk is empty; the lock holds."""
     here = tmp_path / "made"
     (here / "net").mkdir(parents=True)
     path = write(here / "net")
-    there = sent(here)
+    there = upload(here)
     url = there + str(path).removeprefix(str(here))
-    for question in QUESTIONS:
+    for question in COMMANDS:
         local, far = statecli(*question, path), statecli(*question, url)
         assert (far.code, far.err.replace(there, str(here))) == (local.code, local.err)
         assert far.out.replace(there, str(here)) == local.out
@@ -73,14 +73,14 @@ def test_the_same_wherever_it_lies(write, sent, tmp_path, statecli):
     assert (diff.code, diff.err, diff.json["changes"]) == (0, "", [])
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
-    result, held_there = (
+    result, there_result = (
         statecli("audit", target, "--lock", lock, "--select", "lock-mismatch") for target in (path, url)
     )
-    assert (held_there.code, held_there.out.replace(there, str(here))) == (result.code, result.out)
+    assert (there_result.code, there_result.out.replace(there, str(here))) == (result.code, result.out)
     assert result.code == 0
 
 
-def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, statecli):
+def test_lock_of_the_disk_finds_a_change_in_a_store(upload, tmp_path, statecli):
     """A lock of the file on disk finds a single changed element of the file behind the URL, and so does a diff."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -95,7 +95,7 @@ def test_a_lock_of_one_place_finds_what_changed_in_another(sent, tmp_path, state
     (tmp_path / "other").mkdir()
     save_file(file, tmp_path / "other" / path.name)
     assert torch.equal(file["scale"], torch.tensor(3.5))
-    url = f"{sent(tmp_path / 'other')}/{path.name}"
+    url = f"{upload(tmp_path / 'other')}/{path.name}"
     findings = statecli("audit", url, "--lock", lock, "--select", "lock-mismatch", "-f", "json").json["findings"]
     assert [(tensor["rule"], tensor["fqn"], tensor["target"]) for tensor in findings] == [
         ("lock-mismatch", "steps", url)

@@ -24,13 +24,13 @@ from .s3 import S3
 from .server import After, Basic, Cut, Redirect, Refuse, Server, Signed, login_page
 
 pytest.importorskip("urllib3")
-USER, PASSWORD, TOKEN, SIGNED = "kraken-user-7", "sesame/91@37", "tok3n-5f9c1e", "5igned-by-cdn-8d2"
+USER, PASSWORD, TOKEN, SIGNATURE = "kraken-user-7", "sesame/91@37", "tok3n-5f9c1e", "5igned-by-cdn-8d2"
 #: The secrets, the password as escaped in a URL, and user and password as encoded in a header.
-HIDDEN = (USER, PASSWORD, "sesame%2F91%4037", TOKEN, SIGNED, "a3Jha2VuLXVzZXItN")
+HIDDEN = (USER, PASSWORD, "sesame%2F91%4037", TOKEN, SIGNATURE, "a3Jha2VuLXVzZXItN")
 OUTPUTS = ["table", "plain", "json", "jsonl", "csv", "markdown", "html"]
 
 
-def assert_none(*texts):
+def assert_no_secret(*texts):
     """Assert that none of the texts contains a secret."""
     for text in texts:
         for secret in HIDDEN:
@@ -38,16 +38,16 @@ def assert_none(*texts):
 
 
 @pytest.fixture
-def server(served):
+def server(file_server):
     """Two checkpoints behind a password and a token, redirected to signed URLs of a CDN."""
-    save_file({"w": torch.arange(4.0), "v": torch.ones(3)}, served.folder / "a.safetensors")
-    save_file({"w": torch.arange(4.0) + 1, "v": torch.ones(3)}, served.folder / "b.safetensors")
-    served.behave("*", Basic(USER, PASSWORD), Signed("token", TOKEN))
-    return served
+    save_file({"w": torch.arange(4.0), "v": torch.ones(3)}, file_server.folder / "a.safetensors")
+    save_file({"w": torch.arange(4.0) + 1, "v": torch.ones(3)}, file_server.folder / "b.safetensors")
+    file_server.behave("*", Basic(USER, PASSWORD), Signed("token", TOKEN))
+    return file_server
 
 
 @pytest.fixture
-def secret(server):
+def secret_url(server):
     """Return a function that adds the user, the password and the token to the URL of the server's file."""
 
     def url(name):
@@ -57,87 +57,89 @@ def secret(server):
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def output_folder(tmp_path, monkeypatch):
     """The current folder, for output files."""
     (tmp_path / "desk").mkdir()
     monkeypatch.chdir(tmp_path / "desk")
     return tmp_path / "desk"
 
 
-def read_files(desk):
+def read_files(output_folder):
     """Return the texts of all files of the folder."""
-    return [path.read_text("utf-8") for path in desk.rglob("*") if path.is_file()]
+    return [path.read_text("utf-8") for path in output_folder.rglob("*") if path.is_file()]
 
 
 # --- outputs and files ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_no_output_has_one(output, secret, desk, statecli):
+def test_output_contains_no_secret(output, secret_url, output_folder, statecli):
     """The output of any command, on stdout or in a file, contains no secret."""
     for line in (
-        ("inspect", secret("a.safetensors"), "--stats", "-v"),
-        ("diff", secret("a.safetensors"), secret("b.safetensors"), "-v"),
-        ("audit", secret("a.safetensors"), "--values", "-v"),
-        ("audit", secret("a.safetensors"), "--against", secret("b.safetensors"), "-v"),
+        ("inspect", secret_url("a.safetensors"), "--stats", "-v"),
+        ("diff", secret_url("a.safetensors"), secret_url("b.safetensors"), "-v"),
+        ("audit", secret_url("a.safetensors"), "--values", "-v"),
+        ("audit", secret_url("a.safetensors"), "--against", secret_url("b.safetensors"), "-v"),
     ):
         result = statecli(*line, "-f", output, "--debug")
         assert result.code == (1 if line[0] == "diff" else 0), result
-        assert_none(result.out, result.err)
+        assert_no_secret(result.out, result.err)
     statecli(*line, "-f", output, "-o", "output.txt", "--debug")
-    assert_none(*read_files(desk))
+    assert_no_secret(*read_files(output_folder))
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "github", "gitlab", "json", "markdown", "html", "table"])
-def test_no_output_that_names_the_file_of_a_finding_has_one(output, secret, desk, statecli):
+def test_output_that_names_the_file_contains_no_secret(output, secret_url, output_folder, statecli):
     """The file of the finding is named by its masked URL, on stdout and in a report."""
-    save_file({"w": torch.tensor([float("nan")])}, desk.parent / "served" / "nan.safetensors")
+    save_file({"w": torch.tensor([float("nan")])}, output_folder.parent / "served" / "nan.safetensors")
     report = ("--report", "sarif=out.txt")
-    result = statecli("audit", secret("nan.safetensors"), "--values", "-f", output, *report)
+    result = statecli("audit", secret_url("nan.safetensors"), "--values", "-f", output, *report)
     assert result.code == 1, result
-    for text in (result.out, *read_files(desk)):
+    for text in (result.out, *read_files(output_folder)):
         assert "nan.safetensors" in text
-    assert_none(result.out, result.err, *read_files(desk))
+    assert_no_secret(result.out, result.err, *read_files(output_folder))
 
 
-def test_no_lock_and_no_baseline_has_one(secret, desk, statecli):
+def test_lock_and_baseline_contain_no_secret(secret_url, output_folder, statecli):
     """The lock and the baseline are still valid for their URL."""
-    url = secret("a.safetensors")
+    url = secret_url("a.safetensors")
     assert statecli("lock", url, "-o", "lock.json").code == 0
     audited = statecli("audit", url, "--lock", "lock.json")
     assert audited.code == 0, audited
     result = statecli("audit", url, "--write-baseline", "known.json", "--reason", f"as {url} was")
     assert result.code == 0
-    assert len(read_files(desk)) >= 1
-    assert_none(*read_files(desk), result.out, result.err, audited.out, audited.err)
+    assert len(read_files(output_folder)) >= 1
+    assert_no_secret(*read_files(output_folder), result.out, result.err, audited.out, audited.err)
 
 
-def test_no_part_of_a_divided_run_has_one(secret, desk, statecli):
+def test_part_files_contain_no_secret(secret_url, output_folder, statecli):
     """Neither the output, the part files nor their merge contain a secret."""
-    url = secret("a.safetensors")
+    url = secret_url("a.safetensors")
     for number in (1, 2):
         part = statecli("inspect", url, "--stats", "--shard", f"{number}/2", "-o", f"part-{number}.jsonl")
         assert part.code == 0, part
-        assert_none(part.out, part.err)
+        assert_no_secret(part.out, part.err)
     merged = statecli("merge", "part-1.jsonl", "part-2.jsonl", "--url", url, "--report", "json=merged.json")
     assert merged.code == 0, merged
-    assert_none(merged.out, merged.err, *read_files(desk))
+    assert_no_secret(merged.out, merged.err, *read_files(output_folder))
 
 
-def test_a_configuration_shows_none(secret, server, desk, statecli):
+def test_configuration_shows_no_secret(secret_url, server, output_folder, statecli):
     """The URLs of a configuration are read with their secrets, and shown masked."""
-    (desk / "statecli.toml").write_text(f'[policy]\nreference = "{secret("b.safetensors")}"\nmust-not-change = ["v"]\n')
+    (output_folder / "statecli.toml").write_text(
+        f'[policy]\nreference = "{secret_url("b.safetensors")}"\nmust-not-change = ["v"]\n'
+    )
     shown = statecli("config")
-    result = statecli("audit", secret("a.safetensors"), "-v")
+    result = statecli("audit", secret_url("a.safetensors"), "-v")
     assert (shown.code, result.code in (0, 1)) == (0, True), result
     assert "b.safetensors" in shown.out
-    assert_none(shown.out, shown.err, result.out, result.err)
+    assert_no_secret(shown.out, shown.err, result.out, result.err)
     assert any(request.path == "b.safetensors" and request.status == 206 for request in server.requests)
 
 
-def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
+def test_class_with_a_url_shows_no_secret(output_folder, statecli):
     """The class gets the URL with its secrets; its displayed arguments and its exceptions are masked."""
-    (desk / "net.py").write_text(
+    (output_folder / "net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self, url, fail=False):\n"
         "        super().__init__(2, 2)\n        if fail:\n            raise ValueError('no ' + url)\n"
         f"        assert url.endswith({TOKEN!r})\n"
@@ -149,7 +151,7 @@ def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
     failed = statecli("inspect", f"net.py:Net('{url}', fail=True)", "--debug")
     assert failed.code == 2
     assert "ValueError" in failed.err
-    assert_none(result.out, result.err, failed.out, failed.err)
+    assert_no_secret(result.out, result.err, failed.out, failed.err)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -167,34 +169,34 @@ def test_a_class_that_is_given_a_url_shows_none(desk, statecli):
         Cut(0),
         login_page,
         Redirect("a.safetensors"),
-        Redirect(f"http://127.0.0.1:9/x?Signature={SIGNED}"),
-        Redirect(f"http://x:{SIGNED}@no-such-host.invalid/x?Signature={SIGNED}"),
-        Redirect(f"gopher://host/x?Signature={SIGNED}"),
-        Redirect(f"http://[/x?Signature={SIGNED}"),
+        Redirect(f"http://127.0.0.1:9/x?Signature={SIGNATURE}"),
+        Redirect(f"http://x:{SIGNATURE}@no-such-host.invalid/x?Signature={SIGNATURE}"),
+        Redirect(f"gopher://host/x?Signature={SIGNATURE}"),
+        Redirect(f"http://[/x?Signature={SIGNATURE}"),
     ],
 )
-def test_no_error_and_no_traceback_has_one(server, behaviour, secret, statecli, monkeypatch):
+def test_error_and_traceback_contain_no_secret(server, behaviour, secret_url, statecli, monkeypatch):
     """No Python exception or its causes contain a secret; each error is a single line, with exit status 2."""
     monkeypatch.setenv("STATECLI_RETRIES", "1")
     server.behave("a.safetensors", behaviour)
     for line in (
-        ("inspect", secret("a.safetensors")),
-        ("diff", secret("b.safetensors"), secret("a.safetensors")),
-        ("audit", secret("a.safetensors")),
-        ("lock", secret("a.safetensors"), "-o", "-"),
+        ("inspect", secret_url("a.safetensors")),
+        ("diff", secret_url("b.safetensors"), secret_url("a.safetensors")),
+        ("audit", secret_url("a.safetensors")),
+        ("lock", secret_url("a.safetensors"), "-o", "-"),
     ):
         plain, debug = statecli(*line), statecli(*line, *(["--debug"] if line[0] != "lock" else []))
         assert plain.code == 2
         assert plain.err.count("\n") == 1, plain.err
-        assert_none(plain.out, plain.err, debug.out, debug.err)
+        assert_no_secret(plain.out, plain.err, debug.out, debug.err)
     import statecli as api
 
     with pytest.raises(api.StateError) as caught:
-        api.inspect(secret("a.safetensors"))
-    assert_none(str(caught.value), repr(caught.value), *every_text(caught.value))
+        api.inspect(secret_url("a.safetensors"))
+    assert_no_secret(str(caught.value), repr(caught.value), *iter_texts(caught.value))
 
 
-def every_text(error):
+def iter_texts(error):
     """Yield the traceback and the texts of all chained exceptions, even of exceptions hidden from the traceback."""
     yield "".join(traceback.format_exception(error))
     while error is not None:
@@ -204,26 +206,26 @@ def every_text(error):
 
 @pytest.mark.parametrize(
     "behaviour",
-    [Refuse(403), Refuse(404), Cut(0), login_page, Redirect(f"http://x:{SIGNED}@127.0.0.1:9/x?Sig={SIGNED}")],
+    [Refuse(403), Refuse(404), Cut(0), login_page, Redirect(f"http://x:{SIGNATURE}@127.0.0.1:9/x?Sig={SIGNATURE}")],
 )
-def test_no_frame_behind_an_error_holds_one(server, behaviour, secret, monkeypatch):
+def test_frames_of_an_error_contain_no_secret(server, behaviour, secret_url, monkeypatch):
     """In tracebacks with variables, statecli's frames show neither a typed URL nor the target of a redirect."""
     import statecli as api
 
     monkeypatch.setenv("STATECLI_RETRIES", "1")
     server.behave("a.safetensors", behaviour)
     for ask in (
-        lambda: api.inspect(secret("a.safetensors")),
-        lambda: api.inspect(secret("b.safetensors"), model=secret("a.safetensors")),
-        lambda: api.diff(secret("b.safetensors"), secret("a.safetensors")),
-        lambda: api.diff(secret("a.safetensors"), secret("b.safetensors")),
+        lambda: api.inspect(secret_url("a.safetensors")),
+        lambda: api.inspect(secret_url("b.safetensors"), model=secret_url("a.safetensors")),
+        lambda: api.diff(secret_url("b.safetensors"), secret_url("a.safetensors")),
+        lambda: api.diff(secret_url("a.safetensors"), secret_url("b.safetensors")),
     ):
         with pytest.raises(api.StateError) as caught:
             ask()
         ours = caught.value.__traceback__.tb_next.tb_next
         assert ours is not None
         error = caught.value.with_traceback(ours)
-        assert_none("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
+        assert_no_secret("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
         assert error.__context__ is None
 
 
@@ -239,7 +241,7 @@ def log():
     root.setLevel(level)
 
 
-def test_what_the_libraries_log_has_none(server, secret, log):
+def test_logs_of_libraries_contain_no_secret(server, secret_url, log):
     """Log records about statecli's requests are masked, even in the user's handlers; other records are unchanged."""
     import statecli as api
 
@@ -247,7 +249,7 @@ def test_what_the_libraries_log_has_none(server, secret, log):
         reply.headers["X-Odd\r\nno colon here"] = "1"
 
     server.behave("a.safetensors", add_malformed_header)
-    api.inspect(secret("a.safetensors"))
+    api.inspect(secret_url("a.safetensors"))
     logging.getLogger("urllib3.connectionpool").warning("GET /other?page=7 %s", "of-the-user-itself")
     logging.getLogger("urllib3.made.later").warning("%d", TOKEN)
     logging.getLogger("mine").warning("of mine: %s", TOKEN)
@@ -257,15 +259,15 @@ def test_what_the_libraries_log_has_none(server, secret, log):
     assert "of-the-user-itself" in text
     assert "wrong arguments" in text
     assert f"of mine: {TOKEN}" in text
-    assert_none(text.replace(f"of mine: {TOKEN}", ""))
+    assert_no_secret(text.replace(f"of mine: {TOKEN}", ""))
 
 
-def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
+def test_logs_of_botocore_contain_no_secret(tmp_path, monkeypatch):
     """botocore logs each header, the text to sign and the signature; the file's credentials are in no variable."""
     pytest.importorskip("s3fs")
     (tmp_path / "bucket").mkdir()
     save_file({"w": torch.arange(4.0)}, tmp_path / "bucket" / "a.safetensors")
-    lines = ["[default]", f"aws_access_key_id = AKIA{TOKEN.upper()}", f"aws_secret_access_key = {SIGNED}"]
+    lines = ["[default]", f"aws_access_key_id = AKIA{TOKEN.upper()}", f"aws_secret_access_key = {SIGNATURE}"]
     (tmp_path / "credentials").write_text("\n".join([*lines, f"aws_session_token = {TOKEN}"]))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     with S3(tmp_path) as s3:
@@ -277,7 +279,7 @@ def test_what_botocore_logs_has_none(tmp_path, monkeypatch):
     assert signatures
     for secret in (f"AKIA{TOKEN.upper()}", *signatures):
         assert secret not in text
-    assert_none(text)
+    assert_no_secret(text)
 
 
 def run_logged(code):
@@ -301,7 +303,7 @@ def run_logged(code):
         "me:pa5@host.invalid/pa55w@x.pt",
     ],
 )
-def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
+def test_mistyped_url_shows_no_password(typed, output_folder, statecli):
     """Text between the first `:` and the last `@` is not shown, nor an invalid port."""
     import statecli as api
 
@@ -316,39 +318,39 @@ def test_a_url_with_a_slip_shows_no_password(typed, desk, statecli):
         result = statecli(*line)
         assert result.code == 2
         assert "pa5" not in result.out + result.err
-        assert "pa5" not in "".join(read_files(desk))
+        assert "pa5" not in "".join(read_files(output_folder))
     with pytest.raises(api.StateError) as caught:
         api.inspect(typed)
     assert "pa5" not in f"{caught.value} {caught.value!r}"
 
 
-def test_a_file_of_an_odd_name_is_read_and_shown(desk, statecli):
+def test_file_with_an_unusual_name_is_read_and_shown(output_folder, statecli):
     """The file exists, so its name is not masked; an output file keeps the typed name."""
-    save_file({"w": torch.ones(2)}, desk / "train:a@1.safetensors")
+    save_file({"w": torch.ones(2)}, output_folder / "train:a@1.safetensors")
     result = statecli("inspect", "train:a@1.safetensors", "-f", "json", "-o", "out:b@2.json")
     assert (result.code, result.err) == (0, "")
-    assert '"target": "train:a@1.safetensors"' in (desk / "out:b@2.json").read_text()
+    assert '"target": "train:a@1.safetensors"' in (output_folder / "out:b@2.json").read_text()
 
 
-def test_a_cdn_that_fails_in_the_middle_shows_no_signature(server, secret, tmp_path, statecli, monkeypatch):
+def test_failing_cdn_shows_no_signature(server, secret_url, tmp_path, statecli, monkeypatch):
     """The signature comes from another host, and was never typed."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     folder = tmp_path / "cdn"
     folder.mkdir()
     save_file({"w": torch.zeros(100_000)}, folder / "blob")
     with Server(folder) as cdn:
-        server.behave("a.safetensors", Redirect(cdn.url("blob") + f"?Signature={SIGNED}&Key-Pair-Id=APKA77"))
-        cdn.behave("blob", Signed("Signature", SIGNED), After(1, Cut(10)))
-        result = statecli("inspect", secret("a.safetensors"), "--stats", "--debug")
+        server.behave("a.safetensors", Redirect(cdn.url("blob") + f"?Signature={SIGNATURE}&Key-Pair-Id=APKA77"))
+        cdn.behave("blob", Signed("Signature", SIGNATURE), After(1, Cut(10)))
+        result = statecli("inspect", secret_url("a.safetensors"), "--stats", "--debug")
         assert result.code == 2
         assert "the connection was cut" in result.err
         assert "APKA77" not in result.err
-        assert_none(result.out, result.err)
-        assert cdn.requests[0].query["Signature"] == SIGNED
-        assert_none(*(str(request.headers) for request in cdn.requests))
+        assert_no_secret(result.out, result.err)
+        assert cdn.requests[0].query["Signature"] == SIGNATURE
+        assert_no_secret(*(str(request.headers) for request in cdn.requests))
 
 
-def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
+def test_internal_error_shows_no_secret(secret_url, statecli, monkeypatch):
     """Any library may raise an exception with any text: of the URL, of the environment, of headers."""
     monkeypatch.setenv("HF_TOKEN", "hf_notaRealTokenAtAll00")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI-no-output")
@@ -361,18 +363,18 @@ def test_a_bug_of_ours_shows_none(secret, statecli, monkeypatch):
 
     monkeypatch.setattr(connections, "send", raise_secrets)
     for options in ((), ("--debug",)):
-        result = statecli("inspect", secret("a.safetensors"), *options)
+        result = statecli("inspect", secret_url("a.safetensors"), *options)
         assert result.code == 2
         assert "internal error: RuntimeError" in result.err
         assert ("Traceback" in result.err) == bool(options)
         for text in ("hf_nota", "wJalr", "0badc0ffee"):
             assert text not in result.err
-        assert_none(result.err, result.out)
+        assert_no_secret(result.err, result.out)
 
 
-def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
+def test_usage_error_shows_no_secret(secret_url, output_folder, statecli):
     """Options without URLs and unknown options: the usage message would repeat the typed text."""
-    url = secret("a.safetensors")
+    url = secret_url("a.safetensors")
     for line in (
         ("inspect", url, f"--nonsense={url}"),
         ("inspect", url, url),
@@ -394,15 +396,15 @@ def test_what_is_typed_wrong_is_not_shown(secret, desk, statecli):
         ("audit", url.replace("a.safe", "*.safe")),
     ):
         result = statecli(*line)
-        assert_none(result.out, result.err)
-    assert_none(*read_files(desk))
+        assert_no_secret(result.out, result.err)
+    assert_no_secret(*read_files(output_folder))
 
 
-def test_objects_do_not_show_what_they_hold(secret):
+def test_repr_of_objects_shows_no_secret(secret_url):
     """The text of an object, as in a debugger, contains masked names."""
-    name = files.mask_urls(secret("a.safetensors"))
+    name = files.mask_urls(secret_url("a.safetensors"))
     handle, store = files.open_file(name), files.store_for(name)
-    assert_none(
+    assert_no_secret(
         repr(handle),
         repr(store._files),
         repr(files.export_access()),
@@ -412,40 +414,49 @@ def test_objects_do_not_show_what_they_hold(secret):
 
 
 @pytest.mark.parametrize("option", ["executor", "jobs"])
-def test_an_argument_that_is_wrong_shows_none(secret, option, monkeypatch):
+def test_wrong_argument_shows_no_secret(secret_url, option, monkeypatch):
     """Neither the error, its causes, nor the variables of frames show a secret, except in the called function."""
     monkeypatch.setattr(dask, "TIMEOUT_S", 0.3)
     wrong = {option: "x" if option == "jobs" else f"dask:tcp://me:{TOKEN}@127.0.0.1:1"}
     with pytest.raises(statecli.StateError) as raised:
-        statecli.diff(secret("a.safetensors"), secret("b.safetensors"), **wrong)
+        statecli.diff(secret_url("a.safetensors"), secret_url("b.safetensors"), **wrong)
     error = raised.value.with_traceback(raised.value.__traceback__.tb_next.tb_next)
     assert (error.__cause__, error.__context__) == (None, None)
-    assert_none("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
+    assert_no_secret("".join(traceback.TracebackException.from_exception(error, capture_locals=True).format()))
 
 
-def test_a_process_of_its_own_shows_none(secret, desk):
+def test_separate_process_shows_no_secret(secret_url, output_folder):
     """Neither the console script, its workers nor Python's own output at exit show a secret."""
-    line = [sys.executable, "-X", "dev", "-m", "statecli", "diff", secret("a.safetensors"), secret("no.safetensors")]
+    line = [
+        sys.executable,
+        "-X",
+        "dev",
+        "-m",
+        "statecli",
+        "diff",
+        secret_url("a.safetensors"),
+        secret_url("no.safetensors"),
+    ]
     for options in ([], ["--debug"], ["-f", "json"]):
         done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
         assert done.returncode == 2
-        assert_none(done.stdout, done.stderr)
+        assert_no_secret(done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
-def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
+def test_worker_shows_no_secret(executor, server, secret_url, statecli, monkeypatch):
     """Errors in another thread or process have the usual masked message; batches do not show their contents."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     save_file({"w": torch.zeros(100_000), "v": torch.zeros(100_000)}, server.folder / "c.safetensors")
     save_file({"w": torch.ones(100_000), "v": torch.zeros(100_000)}, server.folder / "d.safetensors")
-    line = ("diff", secret("c.safetensors"), secret("d.safetensors"), "--executor", executor, "--debug")
+    line = ("diff", secret_url("c.safetensors"), secret_url("d.safetensors"), "--executor", executor, "--debug")
     whole = statecli(*line)
     assert whole.code == 1, whole
     server.behave("d.safetensors", After(1, Refuse(403, f"<h1>{TOKEN}</h1>")))
     broken = statecli(*line)
     assert broken.code == 2, broken
     assert "access is refused (HTTP 403)" in broken.err
-    assert_none(whole.out, whole.err, broken.out, broken.err)
+    assert_no_secret(whole.out, whole.err, broken.out, broken.err)
 
 
 # --- the gate -------------------------------------------------------------------------------------------------------
@@ -466,14 +477,14 @@ def test_no_worker_shows_one(executor, server, secret, statecli, monkeypatch):
         ("KeyError: 'model.weight'", "KeyError: 'model.weight'"),
     ],
 )
-def test_what_looks_like_a_secret_is_not_shown(text, expected):
+def test_text_like_a_secret_is_masked(text, expected):
     """In text of other programs."""
     assert redact.scrub(text) == expected
     assert redact.scrub(expected) == expected
 
 
 @given(word=st.text(string.ascii_letters + string.digits + "/@%+=:&? é", min_size=10, max_size=30), around=st.text())
-def test_what_is_known_to_be_secret_is_nowhere(word, around):
+def test_known_secret_is_removed_from_any_text(word, around):
     """A known secret is removed raw, escaped as in a URL, and within any text."""
     from urllib.parse import quote
 
@@ -483,7 +494,7 @@ def test_what_is_known_to_be_secret_is_nowhere(word, around):
         assert word not in redact.remove_secrets(f"{around}{text}{around}").replace(around, "") or word in around
 
 
-def test_text_without_secrets_stays_as_it_is():
+def test_text_without_secrets_is_unchanged():
     """Names of tensors are not secrets, even if they look like secrets."""
     redact.hide("pw", "a", "pytorch")
     redact.hide("safetensors", sure=False)
@@ -491,8 +502,8 @@ def test_text_without_secrets_stays_as_it_is():
     assert redact.remove_secrets(text) == text
 
 
-def test_json_has_names_that_lead_nowhere(secret, statecli):
+def test_json_contains_the_masked_url(secret_url, statecli):
     """The JSON contains the masked name: its reader learns neither user nor token."""
-    document = json.loads(statecli("inspect", secret("a.safetensors"), "-f", "json").out)
+    document = json.loads(statecli("inspect", secret_url("a.safetensors"), "-f", "json").out)
     assert document["target"].endswith("a.safetensors?token=…")
     assert "://…@" in document["target"]

@@ -15,11 +15,11 @@ DATA = bytes(range(256)) * 4
 
 
 @pytest.fixture
-def server(served):
-    (served.folder / "m.bin").write_bytes(DATA)
-    (served.folder / "sub dir").mkdir()
-    (served.folder / "sub dir" / "ü&.bin").write_bytes(b"x")
-    return served
+def server(file_server):
+    (file_server.folder / "m.bin").write_bytes(DATA)
+    (file_server.folder / "sub dir").mkdir()
+    (file_server.folder / "sub dir" / "ü&.bin").write_bytes(b"x")
+    return file_server
 
 
 @pytest.fixture
@@ -28,19 +28,19 @@ def pool():
         yield manager
 
 
-def ask(pool, url, span=None, method="GET", **options):
+def send_request(pool, url, span=None, method="GET", **options):
     headers = {"Range": f"bytes={span}"} if span else {}
     return pool.request(method, url, headers=headers | options.pop("headers", {}), **options)
 
 
 @pytest.mark.parametrize(
-    ("span", "expected", "said"),
+    ("span", "expected", "sent_span"),
     [("0-9", DATA[:10], "0-9"), ("1000-", DATA[1000:], "1000-1023"), ("-5", DATA[-5:], "1019-1023")],
 )
-def test_a_range_is_answered_exactly(server, pool, span, expected, said):
+def test_a_range_is_answered_exactly(server, pool, span, expected, sent_span):
     """206, Content-Range, and only the requested bytes; both ends, an open end, a suffix."""
-    reply = ask(pool, server.url("m.bin"), span)
-    assert (reply.status, reply.data, reply.headers["Content-Range"]) == (206, expected, f"bytes {said}/1024")
+    reply = send_request(pool, server.url("m.bin"), span)
+    assert (reply.status, reply.data, reply.headers["Content-Range"]) == (206, expected, f"bytes {sent_span}/1024")
     assert reply.headers["ETag"]
     assert reply.headers["Last-Modified"].endswith("GMT")
     [request] = server.requests
@@ -50,17 +50,17 @@ def test_a_range_is_answered_exactly(server, pool, span, expected, said):
 
 def test_head_has_the_headers_and_no_bytes(server, pool):
     """HEAD gives the size and sends no bytes; a missing file is 404, a range beyond the end 416, a changed file 412."""
-    reply = ask(pool, server.url("m.bin"), method="HEAD")
+    reply = send_request(pool, server.url("m.bin"), method="HEAD")
     assert (reply.headers["Content-Length"], reply.headers["Accept-Ranges"], reply.data) == ("1024", "bytes", b"")
-    assert ask(pool, server.url("no.bin")).status == 404
-    assert ask(pool, server.url("../server.py")).status == 404
-    beyond = ask(pool, server.url("m.bin"), "1024-")
+    assert send_request(pool, server.url("no.bin")).status == 404
+    assert send_request(pool, server.url("../server.py")).status == 404
+    beyond = send_request(pool, server.url("m.bin"), "1024-")
     assert (beyond.status, beyond.headers["Content-Range"]) == (416, "bytes */1024")
-    assert ask(pool, server.url("m.bin"), headers={"If-Match": '"another"'}).status == 412
+    assert send_request(pool, server.url("m.bin"), headers={"If-Match": '"another"'}).status == 412
     assert [request.method for request in server.requests] == ["HEAD"] + ["GET"] * 4
 
 
-def test_pythons_listing_is_pythons(server, pool):
+def test_python_listing_equals_the_page_of_http_server(server, pool):
     """The page is the same as http.server's page, byte for byte."""
     import functools
     import threading
@@ -74,17 +74,17 @@ def test_pythons_listing_is_pythons(server, pool):
     with HTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=server.folder)) as real:
         thread = threading.Thread(target=real.handle_request)
         thread.start()
-        expected = ask(pool, f"http://127.0.0.1:{real.server_port}/").data.decode()
+        expected = send_request(pool, f"http://127.0.0.1:{real.server_port}/").data.decode()
         thread.join()
     # Newer releases of Python write the style and the colour scheme too.
     expected = re.sub(r"<style.*?</style>\n|<meta name=.*?>\n", "", expected, flags=re.DOTALL)
-    assert ask(pool, server.url()).data.decode() == expected
+    assert send_request(pool, server.url()).data.decode() == expected
 
 
 # --- the S3 API
 
 
-def test_s3fs_reads_a_bucket_by_the_environment_alone(bucket, tmp_path):
+def test_s3fs_reads_a_bucket_with_environment_settings(bucket, tmp_path):
     """AWS_ENDPOINT_URL and the keys lead s3fs to the bucket: listing, size, a range, and missing files."""
     s3fs = pytest.importorskip("s3fs")
     (tmp_path / "m" / "sub").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_the_hub_lists_and_serves_a_repository(hub, repo):
     assert [request.query["Signature"] for request in hub.cdn.requests] == [SIGNATURE] * 2
 
 
-def test_the_hub_says_what_a_url_is_of(hub, repo):
+def test_hub_reports_commit_and_size_of_a_url(hub, repo):
     """The answer to HEAD has the commit, the size and the ETag before the redirect to a signed URL."""
     library = pytest.importorskip("huggingface_hub")
     hf_file_metadata = library.get_hf_file_metadata(library.hf_hub_url(repo, "model.safetensors"))
@@ -138,7 +138,7 @@ def test_the_hub_says_what_a_url_is_of(hub, repo):
     assert library.HfApi().repo_info(repo, revision="v1").sha == hub.commit(repo, "v1")
 
 
-def test_the_hub_refuses_as_the_real_one(hub, repo):
+def test_refusals_of_the_hub_are_recognised_by_the_library(hub, repo):
     """Missing, private, gated, no such revision, no such file: the library recognises each refusal by its header."""
     library = pytest.importorskip("huggingface_hub")
     errors = library.errors
@@ -174,7 +174,7 @@ def test_the_hub_refuses_as_the_real_one(hub, repo):
 # --- Google Cloud Storage
 
 
-def test_gcsfs_reads_a_bucket_by_the_environment_alone(cloud_storage):
+def test_gcsfs_reads_a_bucket_with_environment_settings(cloud_storage):
     """STORAGE_EMULATOR_HOST leads gcsfs to the bucket: listing, size, a range, and missing or forbidden files."""
     gcsfs = pytest.importorskip("gcsfs.core")
     folder = cloud_storage.folder / "models" / "sub"
@@ -193,7 +193,7 @@ def test_gcsfs_reads_a_bucket_by_the_environment_alone(cloud_storage):
         system.cat_file("models/sub/a b.bin", start=0, end=10)
 
 
-def test_nothing_of_the_users_accounts_is_there():
+def test_tests_see_no_account_of_the_user():
     """The tests do not see any key, token, proxy or configuration of the user who runs them."""
     names = {
         name for name in os.environ if name.startswith(("AWS_", "HF_", "GOOGLE_")) or name.lower().endswith("proxy")

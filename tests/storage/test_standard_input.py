@@ -21,38 +21,38 @@ def checkpoint():
     save_file(weights, "b.safetensors")
 
 
-def run(*words, stdin=None, data=None, **options):
+def run_statecli(*words, stdin=None, data=None, **options):
     """Run statecli in a separate process, because the descriptor belongs to the process."""
     command = [sys.executable, "-m", "statecli", *words]
     return subprocess.run(command, stdin=stdin, input=data, capture_output=True, timeout=60, check=False, **options)
 
 
-def read(path):
+def read_bytes(path):
     with open(path, "rb") as file:
         return file.read()
 
 
-def test_a_pipe_and_a_redirected_file_are_read_as_the_file(checkpoint):
+def test_pipe_and_redirected_file_are_read_like_the_file(checkpoint):
     """A pipe is copied first, because zip archives are read from their end."""
-    expected = run("inspect", "a.pt", "-f", "json").stdout.replace(b'"a.pt"', b'"-"')
-    assert run("inspect", "-", "-f", "json", data=read("a.pt")).stdout == expected
+    expected = run_statecli("inspect", "a.pt", "-f", "json").stdout.replace(b'"a.pt"', b'"-"')
+    assert run_statecli("inspect", "-", "-f", "json", data=read_bytes("a.pt")).stdout == expected
     with open("a.pt", "rb") as file:
-        assert run("inspect", "-", "-f", "json", stdin=file).stdout == expected
+        assert run_statecli("inspect", "-", "-f", "json", stdin=file).stdout == expected
 
 
-def test_a_section_a_side_and_an_audited_target(checkpoint):
+def test_each_command_accepts_standard_input(checkpoint):
     """Each command accepts a checkpoint from standard input."""
-    done = run("diff", "-#model", "b.safetensors", data=read("a.pt"))
+    done = run_statecli("diff", "-#model", "b.safetensors", data=read_bytes("a.pt"))
     assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, b"identical")
-    assert run("audit", "-", data=read("b.safetensors")).returncode == 0
-    assert b"fc.weight" in run("lock", "-", data=read("b.safetensors")).stdout
+    assert run_statecli("audit", "-", data=read_bytes("b.safetensors")).returncode == 0
+    assert b"fc.weight" in run_statecli("lock", "-", data=read_bytes("b.safetensors")).stdout
 
 
 def test_the_copy_is_removed(checkpoint, tmp_path):
     """The temporary file has no name, so a killed process leaves no file."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    done = run("inspect", "-", data=read("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
+    done = run_statecli("inspect", "-", data=read_bytes("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
     assert done.returncode == 0
     assert not list(folder.iterdir())
 
@@ -72,7 +72,7 @@ def test_the_copy_is_removed(checkpoint, tmp_path):
     ],
 )
 def test_errors_name_standard_input(words, data, message):
-    done = run(*words, data=data)
+    done = run_statecli(*words, data=data)
     assert done.returncode == 2
     assert message in (done.stdout + done.stderr).decode()
 
@@ -87,7 +87,7 @@ def test_a_closed_standard_input_does_not_block():
 
 def test_a_full_disk_is_named(checkpoint):
     """The copy needs disk space, and the message names the full folder."""
-    done = run("inspect", "-", data=read("a.pt"), preexec_fn=_limit_files)
+    done = run_statecli("inspect", "-", data=read_bytes("a.pt"), preexec_fn=_limit_files)
     assert done.returncode == 2
     assert b"cannot copy standard input to " in done.stderr
     assert b"set TMPDIR to another folder" in done.stderr

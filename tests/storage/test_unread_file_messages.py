@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
+def _single_attempt(monkeypatch):
     """Send no request a second time."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     files.forget_command()
@@ -32,36 +32,36 @@ REASONS = [
 
 
 @pytest.fixture
-def sharded_server(served):
-    folder = served.folder / "net"
+def sharded_server(file_server):
+    folder = file_server.folder / "net"
     folder.mkdir()
     save_file({"w": torch.zeros(4)}, folder / "model-00001-of-00001.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "model-00001-of-00001.safetensors"}}))
     (folder / "config.json").write_text(json.dumps({"model_type": "net" * 10}))
-    served.listing = "python"
-    return served
+    file_server.listing = "python"
+    return file_server
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_an_index_that_did_not_come(sharded_server, inspect_error, fault, reason):
+def test_unread_index_is_named_with_the_reason(sharded_server, inspect_error, fault, reason):
     """The message for the folder names the index and the reason."""
     sharded_server.behave(f"net/{INDEX}", fault)
     assert f"{INDEX}{reason}" in inspect_error(sharded_server.url("net/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_the_metadata_of_a_distributed_checkpoint_that_did_not_come(served, inspect_error, fault, reason):
+def test_unread_dcp_metadata_is_named_with_the_reason(file_server, inspect_error, fault, reason):
     """The reasons have the same words for a distributed checkpoint."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.save({"w": torch.zeros(4)}, storage_writer=dcp.FileSystemWriter(served.folder / "run"), no_dist=True)
-    served.listing = "python"
-    served.behave("run/.metadata", fault)
-    assert f".metadata{reason}" in inspect_error(served.url("run/"))
+    dcp.save({"w": torch.zeros(4)}, storage_writer=dcp.FileSystemWriter(file_server.folder / "run"), no_dist=True)
+    file_server.listing = "python"
+    file_server.behave("run/.metadata", fault)
+    assert f".metadata{reason}" in inspect_error(file_server.url("run/"))
 
 
 @pytest.mark.parametrize(("fault", "reason"), REASONS)
-def test_a_configuration_that_did_not_come(sharded_server, statecli, fault, reason):
+def test_unread_configuration_is_a_note(sharded_server, statecli, fault, reason):
     """The message is a note, because the weights are read without the configuration."""
     sharded_server.behave("net/config.json", fault)
     result = statecli("inspect", sharded_server.url("net/"), "-f", "json")

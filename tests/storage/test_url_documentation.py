@@ -28,17 +28,17 @@ ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## Masked s
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_example_runs(line, served, statecli, tmp_path, monkeypatch):
+def test_an_example_runs(line, file_server, statecli, tmp_path, monkeypatch):
     """The example runs against a server that has the example's files."""
     for name in ("net", "step-100", "step-200"):
-        (served.folder / name).mkdir()
-        save_file({"w": torch.ones(2)}, served.folder / name / "model.safetensors")
-    net, served.listing = served.folder / "net", "python"
+        (file_server.folder / name).mkdir()
+        save_file({"w": torch.ones(2)}, file_server.folder / name / "model.safetensors")
+    net, file_server.listing = file_server.folder / "net", "python"
     weight_map = {"w": "model.safetensors"}
     (net / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     monkeypatch.chdir(tmp_path)
-    result = statecli(*shlex.split(line.partition(" #")[0].replace(HOST, served.url()))[1:])
+    result = statecli(*shlex.split(line.partition(" #")[0].replace(HOST, file_server.url()))[1:])
     assert result.code == (1 if line.endswith(" model.safetensors") else 0), result
 
 
@@ -49,12 +49,12 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize(("typed", "shown"), ROWS)
-def test_what_is_typed_is_shown_so(typed, shown):
+def test_url_is_masked_as_documented(typed, shown):
     """Each row of the table is true."""
     assert files.mask_urls(typed) == shown
 
 
-def test_the_defaults_are_those():
+def test_documented_defaults_are_true():
     """The page states the real defaults of the variables."""
     for variable, default in (("TIMEOUT", 30), ("RETRIES", 4), ("CONNECTIONS", 64)):
         assert getattr(Settings(), variable.lower()) == default
