@@ -79,7 +79,7 @@ def test_instances_with_different_names_are_inconclusive(tmp_path, in_tmp_path):
     (tmp_path / "net.py").write_text(COUNTER)
     result = run(Request("net.py:Net", input=("2x3",)))
     assert [row.fqn for row in result.state.tensors] == ["l1.weight", "l1.bias", "last"]
-    said = {check.check.value: (check.verdict.value, check.reason) for check in result.checks}
+    verdicts = {check.check.value: (check.verdict.value, check.reason) for check in result.checks}
     why = "statecli cannot compare two instances of the class, because only one has l1.weight"
-    assert said.pop("forward")[0] == "passed"
-    assert set(said.values()) == {("inconclusive", why)}
+    assert verdicts.pop("forward")[0] == "passed"
+    assert set(verdicts.values()) == {("inconclusive", why)}

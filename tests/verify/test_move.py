@@ -415,13 +415,13 @@ MOVERS = {
 @pytest.mark.parametrize("name", MOVERS)
 def test_class_with_its_own_move_is_moved_back(name, device):
     """Changed values and a failed move back are reported alike on each device."""
-    body, said = MOVERS[name]
+    body, reason = MOVERS[name]
     init = "self.register_buffer('t', torch.rand(3))\nself.w = nn.Parameter(torch.rand(3))"
     check = run_move(f"{init}\n---\n{body}", device=device)
-    assert check.verdict is (Verdict.FAILED if said else Verdict.PASSED), check
+    assert check.verdict is (Verdict.FAILED if reason else Verdict.PASSED), check
     assert "and back" in check.how
-    if said:
-        assert said in find_cell(check, "moves", "t").reason
+    if reason:
+        assert reason in find_cell(check, "moves", "t").reason
         assert re.search(r"^net\.py:\d: .* in Net\.(to|_apply)\b", check.findings[0].help)
 
 

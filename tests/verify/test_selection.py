@@ -57,8 +57,8 @@ def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
 )
 def test_verdict_counts_only_the_selected_tensors(proof, kept, verdict, reason):
     """Without its inconclusive cells, a proof is not inconclusive any more; a reason of the whole proof stays."""
-    base, said, cells, *failed_fqns = proof
-    check = filter_check(base, said, cells, kept, failed_fqns=failed_fqns)
+    base, base_reason, cells, *failed_fqns = proof
+    check = filter_check(base, base_reason, cells, kept, failed_fqns=failed_fqns)
     assert (check.verdict, check.reason) == (verdict, reason)
     assert all(set(column.cells) <= {kept} for column in check.columns)
 
