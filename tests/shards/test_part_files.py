@@ -78,7 +78,7 @@ def find_planned_task(documents: list[dict]) -> int:
 # --- incomplete and mixed sets of parts -------------------------------------------------------------------------------
 
 
-def test_a_missing_part_is_named(run_shards, parts, read_merge_error):
+def test_missing_part_is_named(run_shards, parts, read_merge_error):
     """A single missing part, and several missing parts."""
     assert read_merge_error(parts[0]) == "part 2 of 2 is missing; give all part files"
     many, _ = run_shards(14, *LINE)
@@ -524,7 +524,7 @@ def test_result_without_a_task_is_refused(parts, read_merge_error, statecli):
     assert (result.code, result.err) == (2, expected_message)
 
 
-def test_an_endless_line_is_refused(parts, read_merge_error, monkeypatch):
+def test_endless_line_is_refused(parts, read_merge_error, monkeypatch):
     """Reading stops after the longest line that --shard can write, so memory use stays bounded."""
     monkeypatch.setattr(shard_file, "PIECE_BYTES", 1 << 10)
     whole = read_merge_error(parts[0])
@@ -557,7 +557,7 @@ def test_reading_a_part_takes_bounded_memory(tmp_path):
     assert peak < 2 * path.stat().st_size
 
 
-def test_a_part_is_read_from_a_pipe(parts, statecli):
+def test_part_is_read_from_a_pipe(parts, statecli):
     """`<(zcat part.jsonl.gz)` can be read only once, and merge reads the pipe only once."""
     for read, raw in ((read, Path(path).read_bytes()) for path, read in zip(parts, ("one", "two"), strict=True)):
         os.mkfifo(read)
@@ -586,7 +586,7 @@ def test_part_with_an_impossible_shard_number_is_refused(parts, read_merge_error
     assert read_merge_error(*parts).startswith(f"{parts[0]}: line 1 ")
 
 
-def test_a_number_of_a_million_digits_is_refused(parts, read_merge_error):
+def test_number_of_a_million_digits_is_refused(parts, read_merge_error):
     """Parsing such a number would take very long."""
     documents = read_documents(parts[0])
     documents[1]["bytes"] = 1

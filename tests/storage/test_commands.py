@@ -56,7 +56,7 @@ def list_targets(result) -> list[str]:
 # --- walks and globs
 
 
-def test_an_audit_walks_a_folder(web, statecli):
+def test_audit_walks_a_folder(web, statecli):
     """An audit finds the models and the checkpoints next to them, as on disk; config.json is not a target.
 
     Each listing and each file is requested once.
@@ -342,7 +342,7 @@ def test_url_as_output_is_refused(web, statecli, command, option):
 # --- configurations
 
 
-def test_a_configuration_may_name_urls(web, statecli):
+def test_configuration_may_name_urls(web, statecli):
     """A lock, a reference and globs of targets may be URLs: none is resolved against the folder, and secrets are
     masked.
     """

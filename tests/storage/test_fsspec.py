@@ -213,5 +213,5 @@ def test_url_glob_matches_the_same_names_as_on_disk(memory, tmp_path, pattern):
     ],
 )
 def test_query_and_ipv6_address_are_not_globs(text, is_glob):
-    """Neither a query nor an IPv6 address is a glob."""
+    """The `?` of a query and the brackets of an IPv6 address are not wildcards."""
     assert files.is_glob(text) is is_glob

@@ -128,7 +128,7 @@ def test_small_file_without_range_support_is_fetched_once(big_file_server, state
 
 
 def test_total_size_of_whole_files_is_limited(server, monkeypatch, inspect_error, statecli):
-    """The total size of files read whole is limited."""
+    """Here the limit is 50 bytes, and the message suggests downloading the files."""
     server.behave("*", ignore_range)
     monkeypatch.setattr(http, "MAX_ALL_WHOLE_BYTES", 50)
     assert inspect_error(server.url(NAME)).endswith(
@@ -418,7 +418,7 @@ def test_invalid_setting_is_refused(server, name, texts, wanted, monkeypatch, st
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_followed_once(big_file_server, other_server, status, statecli):
+def test_redirect_is_followed_once(big_file_server, other_server, status, statecli):
     """Later requests go directly to the target of the redirect."""
     (big_file_server.folder / NAME).rename(other_server.folder / "there.bin")
     big_file_server.behave(NAME, Redirect(other_server.url("there.bin") + "?X-Signature=abc", status))
@@ -453,7 +453,7 @@ def test_no_secret_goes_to_another_host(server, other_server, statecli):
     assert first.query == {"token": "sesame123"}
 
 
-def test_a_redirect_on_the_same_host_keeps_the_password(server, statecli):
+def test_redirect_on_the_same_host_keeps_the_password(server, statecli):
     """The password is for all paths of the host."""
     (server.folder / "inner").mkdir()
     (server.folder / NAME).rename(server.folder / "inner" / NAME)
@@ -515,7 +515,7 @@ def test_redirect_to_an_invalid_url_is_reported(server, to, inspect_error):
     assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: the server redirects to an invalid URL"
 
 
-def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
+def test_fragment_of_a_redirect_is_not_sent(server, statecli):
     """A fragment is for programs that display a page."""
     server.behave(NAME, Redirect(f"{server.url('there.bin')}#top"))
     (server.folder / NAME).rename(server.folder / "there.bin")
@@ -523,7 +523,7 @@ def test_a_fragment_of_a_redirect_is_not_sent(server, statecli):
     assert [request.path for request in server.requests] == [NAME, "there.bin"]
 
 
-def test_a_redirect_to_a_login_page_names_its_host(server, other_server, inspect_error):
+def test_redirect_to_a_login_page_names_its_host(server, other_server, inspect_error):
     """A user without a login gets such a redirect for every file; the message does not show its query."""
     other_server.behave("login", login_page)
     server.behave(NAME, Redirect(other_server.url("login") + "?next=secret-place"))
@@ -747,7 +747,7 @@ def test_message_suggests_the_other_scheme(server, https_server, inspect_error, 
 
 
 def test_redirect_from_https_to_http_is_refused(https_server, server, inspect_error, monkeypatch, no_pools):
-    """A redirect from https to http is refused."""
+    """The schemes may be in capital letters, and a redirect may follow another; no request reaches the http server."""
     monkeypatch.setenv("SSL_CERT_FILE", str(https_server.certificate))
     for scheme in ("http", "HTTP"):
         https_server.behave(NAME, Redirect(server.url(NAME).replace("http", scheme)))

@@ -55,7 +55,7 @@ def test_listing_contains_only_direct_entries(file_server, style):
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_a_folder_is_read_as_on_disk(model_server, slash, statecli):
+def test_folder_is_read_as_on_disk(model_server, slash, statecli):
     """The URL of the folder works with and without a slash at its end."""
     model_server.listing = "nginx"
     url, path = model_server.url("net/inner") + slash, model_server.folder / "net" / "inner"
@@ -108,7 +108,7 @@ def test_file_of_a_link_with_a_query_is_audited(file_server, statecli):
     ]
 
 
-def test_a_link_through_a_folder_leads_to_its_files(file_server, statecli):
+def test_link_through_a_folder_leads_to_its_files(file_server, statecli):
     """`wget -r` follows such a link, although the page lists no such folder."""
     (file_server.folder / "a b" / "c").mkdir(parents=True)
     save_file({"w": torch.ones(1)}, file_server.folder / "a b" / "c" / "d.safetensors")
@@ -119,7 +119,7 @@ def test_a_link_through_a_folder_leads_to_its_files(file_server, statecli):
     assert [target["target"] for target in result.json["targets"]] == [file_server.url("a b/c/d.safetensors")]
 
 
-def test_a_link_through_a_folder_that_is_not_listed_fails(file_server, statecli):
+def test_link_through_a_folder_that_is_not_listed_fails(file_server, statecli):
     """Static pages link to files in folders without a page of their own."""
     save_file({"w": torch.ones(1)}, file_server.folder / "ok.safetensors")
     links = '<title>Index of</title><a href="ok.safetensors">m</a><a href="/files/evil.pt?raw">m</a>'
@@ -168,7 +168,7 @@ def test_endless_tree_fails(file_server, statecli, monkeypatch, target):
     assert len(file_server.requests) < 400
 
 
-def test_a_folder_with_too_many_names_fails(file_server, statecli, monkeypatch):
+def test_folder_with_too_many_names_fails(file_server, statecli, monkeypatch):
     """Each name would take a request."""
     monkeypatch.setattr(store, "MAX_LISTED_NAMES", 10)
     links = "".join(f'<a href="{n}.pt">{n}</a>' for n in range(20))
@@ -348,7 +348,7 @@ def test_missing_file_is_not_tried_as_a_folder(file_server, inspect_error):
     assert len(file_server.requests) == 1
 
 
-def test_an_index_keeps_its_shards_credentials(file_server, statecli, tmp_path):
+def test_index_keeps_its_shards_credentials(file_server, statecli, tmp_path):
     """Shards are requested with the index's credentials and without a listing; another host gets no credentials."""
     write_model(tmp_path)
     for number in (1, 2):
@@ -378,7 +378,7 @@ def test_failed_listing_is_requested_again(model_server, statecli):
 
 
 def test_listing_of_another_type_is_refused(model_server):
-    """A listing of another type than HTML is refused."""
+    """The server sends its listing as text/plain."""
     model_server.listing = "python"
     model_server.behave("net/inner/", Headers(Content_Type="text/plain"))
     with pytest.raises(UnreadableError, match="instead of a list of files"):
@@ -386,7 +386,7 @@ def test_listing_of_another_type_is_refused(model_server):
 
 
 def test_folder_url_ends_with_a_slash_or_the_host():
-    """The URL of a folder ends with a slash or with the host."""
+    """In a URL with a query, the slash before the `?` counts, and not a slash in the query."""
     assert is_folder_url("https://host")
     assert is_folder_url("https://host/a/?x=…")
     assert not is_folder_url("https://host/a?x=/")

@@ -183,7 +183,7 @@ TRY_AGAIN = "; try again later"
         (send_too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
     ],
 )
-def test_a_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
+def test_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
     """statecli gives up within the timeout, whatever bytes the server sends."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", str(TIMEOUT_S))

@@ -295,7 +295,7 @@ def test_folder_of_a_repository_is_read(net, statecli):
     ]
 
 
-def test_a_hub_that_does_not_answer_is_named(monkeypatch, statecli):
+def test_hub_that_does_not_answer_is_named(monkeypatch, statecli):
     """The message names the hub's host, because the URL does not contain the host."""
     from huggingface_hub import constants
 
@@ -325,7 +325,7 @@ def test_missing_package_is_named(monkeypatch, statecli):
     )
 
 
-def test_the_class_of_a_repository_is_built_from_its_configuration(net, statecli):
+def test_class_of_a_repository_is_built_from_its_configuration(net, statecli):
     """--from-config, config.json, a class's argument, verify and --model use the configuration, never remote code."""
     pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

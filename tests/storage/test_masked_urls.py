@@ -221,7 +221,7 @@ def test_query_is_split_from_the_path(text, way, rest):
 
 
 @pytest.mark.parametrize("url", ["file://me:hidden-2@host/m.pt", "FILE://me:hidden-2@host/m.pt"])
-def test_a_password_of_a_file_url_is_hidden(url):
+def test_password_of_a_file_url_is_hidden(url):
     """No file has a password, so the password belongs to another URL."""
     assert files.remove_secrets(files.mask_urls(url)) == "me:…@host/m.pt"
 

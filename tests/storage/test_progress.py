@@ -82,7 +82,7 @@ def test_pieces_of_an_answer_are_counted_on_arrival(file_server, monkeypatch):
     assert 0 < max(steps) < 1_000_000
 
 
-def test_a_repeated_request_counts_its_bytes_once():
+def test_repeated_request_counts_its_bytes_once():
     """For stores without a count during the transfer, the bytes are counted at the end."""
     before = prefetch_progress.count_fetched_values().bytes
     assert prefetch_progress.fetch_values(lambda: prefetch_progress.count_arrived(9) or b"1234") == b"1234"

@@ -189,7 +189,7 @@ def test_missing_folder_is_reported(bucket, statecli):
     assert statecli("inspect", bucket.url("made/")).err == f"statecli: {bucket.url('made/')}: is an empty folder\n"
 
 
-def test_a_walk_lists_a_folder_once(s3, aws_credentials, statecli):
+def test_walk_lists_a_folder_once(s3, aws_credentials, statecli):
     """No request is repeated, even for folders with a slash at the end."""
     write_checkpoint(s3.folder / "models" / "run-1")
     write_checkpoint(s3.folder / "models" / "run-2")
@@ -238,7 +238,7 @@ def test_empty_object_is_reported_as_an_empty_file(s3, aws_credentials, statecli
     assert statecli("inspect", "s3://models/m.pt").err == "statecli: s3://models/m.pt: is an empty file\n"
 
 
-def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
+def test_version_is_read_by_its_id(bucket, tmp_path, statecli):
     """`?versionId=` is shown, and selects the older version."""
     bucket._client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
     path = write_checkpoint(tmp_path, size=4)
@@ -255,7 +255,7 @@ def test_a_version_is_read_by_its_id(bucket, tmp_path, statecli):
         bucket._client.delete_object(Bucket="models", Key=version["Key"], VersionId=version["VersionId"])
 
 
-def test_a_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monkeypatch):
+def test_bucket_of_another_region_is_found(s3, aws_credentials, statecli, monkeypatch):
     """S3 names the right region, and later requests go there; the region is requested once, not for each file."""
     s3.region = "eu-central-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

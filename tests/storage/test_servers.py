@@ -37,7 +37,7 @@ def send_request(pool, url, span=None, method="GET", **options):
     ("span", "expected", "sent_span"),
     [("0-9", DATA[:10], "0-9"), ("1000-", DATA[1000:], "1000-1023"), ("-5", DATA[-5:], "1019-1023")],
 )
-def test_a_range_is_answered_exactly(server, pool, span, expected, sent_span):
+def test_range_is_answered_exactly(server, pool, span, expected, sent_span):
     """206, Content-Range, and only the requested bytes; both ends, an open end, a suffix."""
     reply = send_request(pool, server.url("m.bin"), span)
     assert (reply.status, reply.data, reply.headers["Content-Range"]) == (206, expected, f"bytes {sent_span}/1024")
@@ -113,7 +113,7 @@ def repo(hub):
     return "org/net"
 
 
-def test_the_hub_lists_and_serves_a_repository(hub, repo):
+def test_hub_lists_and_serves_a_repository(hub, repo):
     """HfFileSystem lists and reads a repository at a branch, another revision and a commit."""
     system = pytest.importorskip("huggingface_hub").HfFileSystem(skip_instance_cache=True)
     assert system.ls(repo, detail=False) == [f"{repo}/model.safetensors", f"{repo}/sub"]

@@ -41,14 +41,14 @@ def test_pipe_and_redirected_file_are_read_like_the_file(checkpoint):
 
 
 def test_each_command_accepts_standard_input(checkpoint):
-    """Each command accepts a checkpoint from standard input."""
+    """A section as a side of a diff, the target of an audit and the target of a lock come from a pipe."""
     done = run_statecli("diff", "-#model", "b.safetensors", data=read_bytes("a.pt"))
     assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, b"identical")
     assert run_statecli("audit", "-", data=read_bytes("b.safetensors")).returncode == 0
     assert b"fc.weight" in run_statecli("lock", "-", data=read_bytes("b.safetensors")).stdout
 
 
-def test_the_copy_is_removed(checkpoint, tmp_path):
+def test_copy_is_removed(checkpoint, tmp_path):
     """The temporary file has no name, so a killed process leaves no file."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -77,7 +77,7 @@ def test_errors_name_standard_input(words, data, message):
     assert message in (done.stdout + done.stderr).decode()
 
 
-def test_a_closed_standard_input_does_not_block():
+def test_closed_standard_input_does_not_block():
     """The descriptor may then belong to another file, to which nobody writes."""
     script = f"exec {sys.executable} -m statecli inspect - <&-"
     done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
@@ -85,7 +85,7 @@ def test_a_closed_standard_input_does_not_block():
     assert done.stderr == b"statecli: -: standard input is closed: pipe a checkpoint into statecli\n"
 
 
-def test_a_full_disk_is_named(checkpoint):
+def test_full_disk_is_reported(checkpoint):
     """The copy needs disk space, and the message names the full folder."""
     done = run_statecli("inspect", "-", data=read_bytes("a.pt"), preexec_fn=_limit_files)
     assert done.returncode == 2

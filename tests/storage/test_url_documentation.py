@@ -28,7 +28,7 @@ ROWS = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", PAGE.partition("## Masked s
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_example_runs(line, file_server, statecli, tmp_path, monkeypatch):
+def test_documented_example_runs(line, file_server, statecli, tmp_path, monkeypatch):
     """The example runs against a server that has the example's files."""
     for name in ("net", "step-100", "step-200"):
         (file_server.folder / name).mkdir()
@@ -42,7 +42,7 @@ def test_an_example_runs(line, file_server, statecli, tmp_path, monkeypatch):
     assert result.code == (1 if line.endswith(" model.safetensors") else 0), result
 
 
-def test_there_are_examples():
+def test_examples_are_found():
     """The patterns find the examples and the table's rows."""
     assert len(LINES) >= 8
     assert len(ROWS) >= 5

@@ -177,7 +177,7 @@ finally:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: peak memory")
-def test_memory_is_bounded(file_server, tmp_path):
+def test_diff_of_large_files_takes_bounded_memory(file_server, tmp_path):
     """A diff of two remote files of 200 MB each takes less than 200 MB of memory."""
     for name in ("a.safetensors", "b.safetensors"):
         head = b'{"w": {"dtype": "F32", "shape": [%d], "data_offsets": [0, %d]}}' % (50 * MB, 200 * MB)

@@ -31,7 +31,7 @@ def run_cast(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_sample_has_exactly_the_expected_findings(spec):
-    """Exactly the expected tensors of the sample fail, with the expected rules."""
+    """FAILING has the tensors of each sample and their rules; a finding about another tensor fails the test."""
     assert map_rules(prove_sample(Name.CAST, spec)) == FAILING[spec]
 
 
@@ -128,7 +128,7 @@ def test_other_casts_run_after_a_cast_raises():
     assert find_cell(check, "casts", "w").after == "float64 → bfloat16"
 
 
-def test_a_wrapper_without_a_length_is_cast():
+def test_wrapper_without_a_length_is_cast():
     """`torch.compile` returns a module whose `len` raises: statecli never evaluates the module's truth value."""
     assert prove_live(cast.prove, lambda: torch.compile(nn.Linear(2, 2)), None).verdict is Verdict.PASSED
 
@@ -281,12 +281,12 @@ def test_tensor_not_always_cast_by_forward_stays_a_warning(result):
     assert (check.findings[0].severity, check.verdict) == (Severity.WARNING, Verdict.FAILED)
 
 
-def test_a_random_tensor_that_forward_casts_stays_an_error():
+def test_random_tensor_that_forward_casts_stays_an_error():
     """The cast in forward does not change the severity: saving the model still loses the random values."""
     body = RECAST.replace("arange(4.0)", "randn(4)").format("y + self.table.to(y)")
     assert run_cast(body, "2x4").findings[0].severity is Severity.ERROR
 
 
 def test_finding_without_an_input_stays_a_warning():
-    """Without an input, forward does not run and the finding stays a warning."""
+    """Forward does not run, so the proof does not know that forward casts the table."""
     assert run_cast(RECAST.format("y + self.table.to(y)")).findings[0].severity is Severity.WARNING

@@ -155,14 +155,14 @@ def test_nondeterministic_model_is_inconclusive(in_tmp_path):
     assert "two equal instances" in check.reason
 
 
-def test_a_model_that_torch_does_not_compile_is_inconclusive():
+def test_model_that_torch_does_not_compile_is_inconclusive():
     """torch.compile runs recurrent modules of torch as they are, so nothing is proved."""
     (check,) = statecli.verify(nn.LSTM(2, 2), inputs="3x2x2", checks=["compile"]).checks
     assert (check.verdict, check.findings) == (Verdict.INCONCLUSIVE, ())
     assert "torch.compile captured no graph" in check.reason
 
 
-def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
+def test_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
     """The reason is a single line, and torch prints nothing."""
     body = net("", "if torch.compiler.is_compiling():\n    raise ValueError('no')\nreturn self.fc(x)")
     check = prove_source(Name.COMPILE, body, "2x3")
@@ -171,7 +171,7 @@ def test_an_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_live_model_is_unchanged():
+def test_live_model_is_unchanged():
     """The proof compiles and changes copies, and restores the settings of the compiler."""
     from statecli.commands.verify.proofs.compile import _LIMIT
 
@@ -184,7 +184,7 @@ def test_a_live_model_is_unchanged():
     assert getattr(torch._dynamo.config, _LIMIT) == limit
 
 
-def test_the_command_line_names_the_line(statecli, in_tmp_path):
+def test_command_line_names_the_line(statecli, in_tmp_path):
     """The message has the line that reads the number, and the fix has the line that registers a tensor instead."""
     write_class(net("self.n = 0", "self.n += 1\nreturn self.fc(x) * self.n"))
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "compile")

@@ -27,13 +27,13 @@ def run_copy(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_sample_has_exactly_the_expected_findings(spec):
-    """Exactly the expected tensor of the sample fails."""
+    """Only the computed tensor of the sample is reported, and the message has the operation of autograd."""
     check = prove_sample(Name.COPY, spec)
     assert map_rules(check) == FAILING[spec]
     assert "DivBackward0" in check.findings[0].message
 
 
-def test_a_tensor_that_torch_cannot_copy_is_named():
+def test_tensor_that_torch_cannot_copy_is_named():
     """The oracle: copy.deepcopy of the tensor alone raises."""
     with pytest.raises(NotImplementedError):
         copy.deepcopy(torch.eye(3).to_sparse_csr())
@@ -133,7 +133,7 @@ def test_lambda_attribute_is_inconclusive():
     assert set(map_verdicts(check, "copied").values()) == {"passed"}
 
 
-def test_a_class_local_to_a_test_is_not_expected_to_pickle():
+def test_class_local_to_a_test_is_not_expected_to_pickle():
     """Python cannot find a local class by name, so pickling is skipped; the deep copy is still checked."""
 
     class Local(nn.Module):
@@ -147,7 +147,7 @@ def test_a_class_local_to_a_test_is_not_expected_to_pickle():
     assert set(map_verdicts(check, "copied").values()) == {"passed"}
 
 
-def test_a_class_that_refuses_to_be_copied_fails():
+def test_class_that_refuses_to_be_copied_fails():
     """A copy was attempted and raised an error; the finding has the model's own message and line."""
     body = 'self.w = nn.Linear(2, 2)\n---\ndef __deepcopy__(self, memo):\n    raise ValueError("not today")'
     check = run_copy(body)
@@ -252,7 +252,7 @@ def test_uncopyable_live_model_has_the_result_of_its_class():
     assert torch.equal(model.l.weight, before)
 
 
-def test_an_attribute_that_cannot_be_copied_is_named():
+def test_attribute_that_cannot_be_copied_is_named():
     """copy.deepcopy of the model raises because of a nested lock, and the finding names the lock's attribute."""
     body = "import threading\nself.l = nn.Linear(2, 2)\nself.l.guards = {'a': threading.Lock()}\nself.l.owner = [self]"
     check = prove_source(Name.COPY, body)

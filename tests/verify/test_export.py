@@ -156,7 +156,7 @@ def test_exported_program_keeps_the_number(in_tmp_path):
     assert torch.equal(program(x), model(x))
 
 
-def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
+def test_table_that_the_constructor_computes_is_a_note(in_tmp_path):
     """The finding is only a note, because loading a checkpoint does not change the table in the model either."""
     check = prove_source(Name.EXPORT, net("self.t = torch.arange(3.0)", "return self.fc(x) + self.t"), "2x3")
     assert check.verdict is Verdict.PASSED
@@ -165,7 +165,7 @@ def test_a_table_that_the_constructor_computes_is_a_note(in_tmp_path):
     assert "exported as a constant, read at net.py:9: the constructor always sets the same values" in finding.message
 
 
-def test_a_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
+def test_tensor_that_forward_does_not_read_is_skipped(in_tmp_path):
     """The exported program does not contain the tensor."""
     check = prove_source(Name.EXPORT, net("self.t = torch.randn(3)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
@@ -178,13 +178,13 @@ def test_tensor_literal_in_forward_passes(in_tmp_path):
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_a_buffer_that_is_not_saved_passes(in_tmp_path):
+def test_buffer_that_is_not_saved_passes(in_tmp_path):
     """The buffer is registered, and the exported program's module also has a buffer."""
     body = net('self.register_buffer("t", torch.randn(3), persistent=False)', "return self.fc(x) + self.t")
     assert prove_source(Name.EXPORT, body, "2x3").verdict is Verdict.PASSED
 
 
-def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
+def test_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
     """The reason is a single line, torch prints nothing, and the class has no finding."""
     body = net("", "return self.fc(x) if x.sum() > 0 else x")
     check = prove_source(Name.EXPORT, body, "2x3")
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_be_exported_is_inconclusive(in_tmp_path, capfd):
 
 
 def test_output_class_without_a_pytree_does_not_prevent_the_proof(in_tmp_path):
-    """An output class without a pytree does not prevent the proof."""
+    """Forward returns a SimpleNamespace and a tensor; the plain tensor that forward reads is still reported."""
     body = net("self.t = torch.randn(3)", "y = self.fc(x) + self.t\nreturn __import__('types').SimpleNamespace(y=y), y")
     check = prove_source(Name.EXPORT, body, "2x3")
     assert map_rules(check) == {"t": TENSOR}
@@ -209,7 +209,7 @@ def test_without_inputs_the_proof_is_skipped(name, in_tmp_path):
     assert "--input" in check.reason
 
 
-def test_a_live_model_is_unchanged():
+def test_live_model_is_unchanged():
     """The proof exports a copy; the counter of the live model keeps its value."""
 
     class Net(nn.Linear):
@@ -266,7 +266,7 @@ def test_real_classes_have_no_constants():
     [("G = torch.randn(3)", "G", "G"), ('G = {"a": torch.ones(3)}', 'G["a"]', "G['a']")],
     ids=["tensor", "table"],
 )
-def test_a_variable_of_a_file_is_named(variable, use, name, in_tmp_path):
+def test_variable_of_a_file_is_named(variable, use, name, in_tmp_path):
     """A variable of an imported file is named too, but no tensor created in forward and no unread variable."""
     Path("tables.py").write_text(f"import torch\n{variable}\nUNUSED = torch.ones(3)\n")
     forward = f"return self.fc(x) * {use} + torch.ones(3) + torch.tensor([1.0, 2.0, 3.0])"

@@ -184,7 +184,7 @@ def test_sparse_model_is_moved_with_data():
     }
 
 
-def test_a_move_that_raises_is_inconclusive():
+def test_move_that_raises_is_inconclusive():
     """The reason has the model's own error, and there is no finding."""
 
     class Broken(nn.Linear):

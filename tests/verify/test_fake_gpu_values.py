@@ -92,7 +92,7 @@ def test_in_place_operator_returns_the_same_object():
         assert out.cpu_data.tolist() == [3, 3, 3]
 
 
-def test_a_shape_that_changes_in_place_is_refused():
+def test_shape_that_changes_in_place_is_refused():
     """The wrapper cannot change its shape, so the call raises instead of continuing with a wrong shape."""
     with (
         fake_gpu_values.use_fake_gpu_with_values(DeviceWatch(fake_gpu.DEVICE)),

@@ -67,7 +67,7 @@ def test_message_has_the_lines_of_use_and_assignment():
     assert "register_buffer" in finding.help
 
 
-def test_the_message_names_the_other_tensor():
+def test_message_names_the_other_tensor():
     """The message has a parameter's own name, or the name of a local variable."""
     (finding,) = forward.prove(build_sample_subject("relative_bias:Attention", (1, 4, 4)), FAKE).findings
     assert "while bias.weight is on cuda:0, in embedding" in finding.message
@@ -84,7 +84,7 @@ def test_help_recommends_to_recreate_a_cache():
 
 
 @pytest.mark.parametrize("name", LEGAL | VALUE_READS)
-def test_a_legal_forward_passes(name):
+def test_legal_forward_passes(name):
     """The call runs without data, or with data if forward reads values."""
     check = forward.prove(build_live_subject(lambda: SingleCall((LEGAL | VALUE_READS)[name]), (1,)), FAKE)
     assert (check.findings, check.reason) == ((), None), check
@@ -178,7 +178,7 @@ def test_result_is_traced_to_its_source_tensor(name):
     ],
 )
 def test_message_distinguishes_a_view_from_a_result(name, words):
-    """The message distinguishes a view of the tensor from a result computed with the tensor."""
+    """A view is reported as the tensor itself; for a result, the message says from which tensor forward computes it."""
     (finding,) = forward.prove(build_live_subject(lambda: Plain(USES[name][0]), (3,)), FAKE).findings
     assert finding.message.startswith(words)
 
@@ -256,7 +256,7 @@ FILE_TABLES = {"others": 3, "table": torch.ones(3)}
     ],
     ids=["a variable", "a view", "in a dict"],
 )
-def test_a_variable_of_the_file_is_named(use, name):
+def test_variable_of_the_file_is_named(use, name):
     """The tensor is neither an attribute of the model nor created in forward."""
     (finding,) = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.partition(" of ")[0] == name
@@ -264,7 +264,7 @@ def test_a_variable_of_the_file_is_named(use, name):
     assert finding.help == f"register the tensor as a buffer, or use {name}.to(x.device) in forward"
 
 
-def test_a_variable_of_an_imported_file_is_named():
+def test_variable_of_an_imported_file_is_named():
     """The message names the file that defines the variable, not the file that reads the variable."""
     (finding,) = forward.prove(
         build_live_subject(lambda: Plain(lambda table, x, weight: x + mixes.TABLE), (3,)), FAKE
@@ -353,7 +353,7 @@ def test_device_check_of_an_rnn_is_reported(device):
     assert "lazy" not in (check.reason or "")
 
 
-def test_a_model_without_tensors_is_skipped():
+def test_model_without_tensors_is_skipped():
     """A model without tensors cannot have a tensor on the wrong device."""
     check = forward.prove(build_live_subject(nn.ReLU, (3,)), FAKE)
     assert (check.verdict, check.reason) == (Verdict.SKIPPED, "the model has no tensors")

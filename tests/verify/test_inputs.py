@@ -182,7 +182,7 @@ def test_dict_after_a_tensor_is_positional(find_function_inputs):
     assert kwargs == {}
 
 
-def test_a_function_gets_the_seed_and_gives_new_tensors(find_function_inputs):
+def test_function_gets_the_seed_and_gives_new_tensors(find_function_inputs):
     """The same seed gives the same values; a write to the inputs does not change a tensor that the function keeps."""
     drawn = find_function_inputs("return torch.randn(4)")
     assert torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=1)[0][0])
@@ -192,7 +192,7 @@ def test_a_function_gets_the_seed_and_gives_new_tensors(find_function_inputs):
     assert kept.make_call()[0][0].tolist() == [1, 1]
 
 
-def test_a_function_may_have_arguments(tmp_path, in_tmp_path):
+def test_function_may_have_arguments(tmp_path, in_tmp_path):
     """The arguments are literals, as for the model class."""
     (tmp_path / "mine.py").write_text("import torch\ndef make(n):\n    return torch.ones(n)\n")
     actual, _ = find_inputs((), "mine.py:make(3)", wrap_module(nn.Identity()))
@@ -268,7 +268,7 @@ def test_real_classes_accept_the_inputs_found_for_them(name):
     assert not actual.chosen_by_user
 
 
-def test_a_vocabulary_smaller_than_the_dummy_ids():
+def test_dummy_ids_fit_a_small_vocabulary():
     """transformers' own dummy inputs go up to 7; a table of five rows gets ids below 5."""
     import transformers
 
@@ -277,7 +277,7 @@ def test_a_vocabulary_smaller_than_the_dummy_ids():
     assert actual.text == "input_ids int64 2×8 below 5 (from its config)"
 
 
-def test_a_model_of_text_and_images_gets_both():
+def test_model_of_text_and_images_gets_both_inputs():
     """CLIP inherits dummy ids from its base class, but forward also needs images."""
     import transformers
 
@@ -309,7 +309,7 @@ def test_example_input_array_is_used(example, args, kwargs):
     assert inputs_.text.endswith("float32 3×2 (its example_input_array)")
 
 
-def test_an_example_that_forward_refuses_is_skipped():
+def test_example_that_forward_refuses_is_skipped():
     """Proofs that need the example and were not requested are skipped; the reason names the example."""
 
     class Wrong(HasExampleInput):
@@ -407,7 +407,7 @@ def test_tensors_are_mapped_through_containers():
     assert array.device.type == "cpu"
 
 
-def test_a_batch_of_transformers_is_mapped():
+def test_batch_of_transformers_is_mapped():
     """BatchEncoding is not a dict, and ModelOutput is both a dict and a dataclass."""
     import transformers
     from transformers.modeling_outputs import BaseModelOutput

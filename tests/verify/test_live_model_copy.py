@@ -160,7 +160,7 @@ class CopiesToItself(nn.Linear):
         return self
 
 
-def test_a_module_that_copies_to_itself_is_refused():
+def test_module_that_copies_to_itself_is_refused():
     """The `__deepcopy__` of the class returns the module itself."""
     with pytest.raises(ModelError, match="does not return a new module"):
         copy_model.copy_live_model(CopiesToItself(2, 2), values=True)

@@ -221,7 +221,7 @@ def test_message_counts_the_uninitialized_elements(in_tmp_path):
     assert "compute t also in Net.reset_parameters()" in finding.help
 
 
-def test_a_failing_init_method_is_inconclusive(in_tmp_path):
+def test_failing_init_method_is_inconclusive(in_tmp_path):
     """The reason has the error; saved tensors, which the checkpoint restores, still pass."""
     body = f"{buffer(STEPS)}\nself.fc = nn.Linear(2, 2)\n---\ndef reset_parameters(self):\n    raise ValueError('no')"
     check = prove_source(Name.MATERIALIZE, body)
@@ -253,7 +253,7 @@ def test_init_method_may_append_to_a_list_of_the_class(in_tmp_path):
     assert prove_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
 
 
-def test_a_live_model_is_copied_to_meta(in_tmp_path):
+def test_live_model_is_copied_to_meta(in_tmp_path):
     """The copy loses a non-persistent buffer; the live model keeps its values."""
     model = nn.Linear(2, 2)
     model.register_buffer("t", torch.ones(3), persistent=False)
@@ -278,7 +278,7 @@ def test_model_on_meta_is_skipped():
     assert "--init-device cpu" in check.reason
 
 
-def test_a_lazy_model_is_inconclusive():
+def test_lazy_model_is_inconclusive():
     """to_empty raises for a parameter without a shape."""
     from statecli.commands.verify.proofs import materialize
 
@@ -288,7 +288,7 @@ def test_a_lazy_model_is_inconclusive():
         nn.LazyLinear(2).to_empty(device="cpu")
 
 
-def test_the_command_line_names_the_line(statecli, in_tmp_path):
+def test_command_line_names_the_line(statecli, in_tmp_path):
     """The finding has the source line, and the exit status is 1."""
     write_class(buffer(STEPS))
     result = statecli("verify", "net.py:Net", "--check", "materialize")
@@ -311,7 +311,7 @@ def test_real_classes_have_the_expected_verdicts():
     assert verdicts == dict.fromkeys(verdicts, "passed") | UNPROVED
 
 
-def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
+def test_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
     """LlamaModel passes only because of its `_init_weights`; BERT loses its tables in the same way."""
     pytest.importorskip("transformers")
     Path("nets.py").write_text(
@@ -339,7 +339,7 @@ def test_a_llama_without_its_init_method_loses_its_frequencies(in_tmp_path):
     ],
     ids=["hook", "none", "list"],
 )
-def test_a_state_dict_that_is_not_a_dict_is_inconclusive(name, init, method, kind, in_tmp_path):
+def test_state_dict_that_is_not_a_dict_is_inconclusive(name, init, method, kind, in_tmp_path):
     """The reason has the type of the object, and there is no internal error."""
     body = f"self.fc = nn.Linear(3, 3)\n{init}\n---\ndef forward(self, x):\n    return self.fc(x)\n{method}"
     check = prove_source(name, body, "2x3")

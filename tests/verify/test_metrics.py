@@ -76,7 +76,7 @@ def forward(self, x):
 
 
 @pytest.mark.parametrize("is_synchronized", [True, False])
-def test_a_metric_that_does_not_synchronize_is_named(is_synchronized):
+def test_metric_without_synchronization_fails(is_synchronized):
     """`sync_on_compute=False` leaves each rank its own values: checked with a metric of two ranks."""
     metric = torchmetrics.SumMetric(
         sync_on_compute=is_synchronized,
@@ -113,7 +113,7 @@ def forward(self, x):
         assert [finding.fqn for finding in prove_source(name, body, "4x4", device="cpu").findings] == ["m.extra"]
 
 
-def test_the_count_of_a_metric_is_a_note_for_compile():
+def test_count_of_a_metric_is_a_note_for_compile():
     """torch.compile compiles again for each count; the remedy does not edit an installed package."""
     check = run_proof(Name.COMPILE, "torchmetrics:MeanMetric", "3", device="cpu")
     (finding,) = check.findings

@@ -46,7 +46,7 @@ def test_sample_has_exactly_the_expected_findings(spec, device):
 
 
 @pytest.mark.parametrize("spec", PASSING)
-def test_a_sound_sample_passes(spec):
+def test_sound_sample_passes(spec):
     """Every tensor follows, including tied weights; `tests/test_samples.py` has the other devices."""
     check = prove_sample(Name.MOVE, spec, device="cpu")
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
@@ -76,7 +76,7 @@ def test_tied_parameters_pass():
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
 
 
-def test_a_plain_list_of_registered_parameters_follows():
+def test_plain_list_of_registered_parameters_follows():
     """Meta leaves the list with the old objects; CUDA swaps their data."""
     assert run_move("self.a = nn.Linear(3, 3); self.all = [self.a.weight, self.a.bias]").findings == ()
 
@@ -87,7 +87,7 @@ def test_tensor_without_dimensions_is_a_note():
     assert (finding.rule, finding.severity) == ("left-behind", Severity.NOTE)
 
 
-def test_a_class_attribute_fails():
+def test_class_attribute_fails():
     """Forward can read the class attribute through the instance, and a move leaves the attribute on its device."""
     assert map_rules(run_move("pass\n---\ntable = torch.ones(3)")) == {"table": "left-behind"}
 
@@ -208,7 +208,7 @@ def test_values_that_a_move_changes_fail():
 
 
 def test_nan_equals_itself_after_a_move():
-    """A NaN equals itself after the move and the move back."""
+    """The values before the move and after the move back are compared by their bits."""
     assert run_move('self.register_buffer("b", torch.full((3,), torch.nan))', device="cpu").verdict is Verdict.PASSED
 
 
@@ -226,7 +226,7 @@ def test_running_sum_of_forward_fails():
 
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
-def test_a_stale_view_has_its_line(device):
+def test_finding_of_a_stale_view_has_its_line(device):
     """A second name has no row, so the finding has its line."""
     check = run_move("self.a = nn.Linear(3, 3)\nself.w = self.a.weight.detach()[:2]", device=device)
     assert map_rules(check) == {"w": "stale-view"}
@@ -337,7 +337,7 @@ def test_cuda_and_meta_find_the_same_rules(spec):
     assert map_rules(prove_sample(Name.MOVE, spec, device="cuda")) == map_rules(prove_sample(Name.MOVE, spec))
 
 
-def test_a_model_without_tensors_is_skipped():
+def test_model_without_tensors_is_skipped():
     """There is no tensor to move, so the check is skipped and does not pass."""
     assert run_move("pass").verdict is Verdict.SKIPPED
 
@@ -447,7 +447,7 @@ def test_returned_model_is_not_moved_back():
     assert "the move back was not checked: the class's own .to returns another model" in run_move(body).how
 
 
-def test_a_plain_move_imports_no_compiler(tmp_path):
+def test_plain_move_imports_no_compiler(tmp_path):
     """torch's fake tensors import torch.compile, which takes as long as the rest of torch."""
     code = "import sys, statecli; statecli.verify('torch.nn:Linear(2, 2)', checks=['move'])"
     code += "; print('torch._dynamo' in sys.modules)"

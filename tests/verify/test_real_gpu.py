@@ -60,7 +60,7 @@ def test_tensor_created_on_the_gpu_is_reported(in_tmp_path):
     ]
 
 
-def test_an_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
+def test_index_out_of_range_leaves_the_gpu_usable(in_tmp_path):
     """The CPU raises first: an assertion in the CUDA kernel would make the GPU unusable for this process."""
     body = "self.e = nn.Embedding(4, 4)\n---\ndef forward(self, x):\n    return self.e(x)"
     check = prove_source(Name.FORWARD, body, "int64:2x3<99", device="cuda")

@@ -216,7 +216,7 @@ def test_state_in_a_python_generator_is_inconclusive(in_tmp_path):
     assert check.reason.startswith("after the load, the output of step 3 differs")
 
 
-def test_a_refused_load_is_inconclusive(in_tmp_path):
+def test_refused_load_is_inconclusive(in_tmp_path):
     """The reason has torch's error; the proof `save` reports the class."""
     body = net("", "if not hasattr(self, 't'):\n    self.register_buffer('t', torch.ones(3))\nreturn self.fc(x)")
     check = prove(body)
@@ -231,7 +231,7 @@ def test_variables_of_the_file_and_the_class_are_reported(in_tmp_path):
     assert set(map_rules(check)) == {"net.py:STEPS", "Net.seen"}
 
 
-def test_a_live_model_is_unchanged():
+def test_live_model_is_unchanged():
     """The proof trains copies."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -240,7 +240,7 @@ def test_a_live_model_is_unchanged():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_the_command_line_names_the_line(statecli, in_tmp_path):
+def test_command_line_names_the_line(statecli, in_tmp_path):
     """The message has both values and the line of forward, and the fix has the line that registers the number."""
     write_class(ZOO["a counter"][0])
     result = statecli("verify", "net.py:Net", "--input", "2x3", "--check", "resume", "--optimizer", "sgd")

@@ -35,7 +35,7 @@ def run_save(body: str, *input: str, **options):
 
 @pytest.mark.parametrize("spec", FAILING)
 def test_sample_has_exactly_the_expected_findings(spec):
-    """Exactly the expected tensors of the sample fail, with the expected rules."""
+    """FAILING has the tensors of each sample and their rules; a finding about another tensor fails the test."""
     assert map_rules(prove_sample(Name.SAVE, spec)) == FAILING[spec]
 
 
@@ -201,7 +201,7 @@ def test_tensors_are_inconclusive_if_the_load_raises():
     assert find_cell(check, "restored", "w").verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_state_dict_that_raises_is_inconclusive():
+def test_state_dict_that_raises_is_inconclusive():
     """The error shows no fault of a tensor."""
     body = (
         'self.w = nn.Parameter(torch.ones(3))\n---\ndef state_dict(self, *a, **k):\n    raise ValueError("not today")'
@@ -402,7 +402,7 @@ def test_modules_of_torch_have_no_findings(build_module):
     assert prove_live(save.prove, build_module).findings == ()
 
 
-def test_a_lazy_module_with_an_input_is_saved_from_its_first_forward():
+def test_lazy_module_with_an_input_is_saved_from_its_first_forward():
     """The first forward gives the saved instance its shapes; loading gives the new instance its shapes."""
     check = run_save("self.l = nn.LazyLinear(2)\n---\ndef forward(self, x):\n    return self.l(x)", "4x3")
     assert map_verdicts(check, "restored") == {"l.weight": "passed", "l.bias": "passed"}

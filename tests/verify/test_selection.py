@@ -72,7 +72,7 @@ def test_note_does_not_fail_with_an_excluded_tensor(other, verdict, failed):
     assert filter_check(verdict, None, cells, "a", "b", **noted).verdict is verdict
 
 
-def test_a_real_proof_is_filtered():
+def test_real_proof_is_filtered():
     """The filters decide which tensors count: the table that stays on the CPU, or the tensors that follow."""
     from .mixes import SAMPLES
     from .proving import run_proof

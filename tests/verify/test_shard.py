@@ -116,7 +116,7 @@ def in_tmp(in_tmp_path):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_tensor_that_differs_between_ranks_is_named(name):
+def test_tensor_that_differs_between_ranks_is_named(name):
     """Each failing class has the findings of the table, and its twin passes."""
     expect_findings(lambda body: prove_source(Name.SHARD, body, "2x3"), *ZOO[name])
 
@@ -164,7 +164,7 @@ def test_statistics_of_batch_norm_are_a_note():
     assert all("SyncBatchNorm" in finding.help for finding in check.findings)
 
 
-def test_a_random_buffer_in_the_checkpoint_is_a_note():
+def test_random_buffer_in_the_checkpoint_is_a_note():
     """Its values differ between ranks until a checkpoint is loaded; a mask of pruning is an example."""
     body = net('self.register_buffer("t", torch.randn(3))', "return self.fc(x) + self.t")
     check = prove_source(Name.SHARD, body, "2x3")
@@ -180,7 +180,7 @@ def test_attention_map_passes():
     assert prove_source(Name.SHARD, body, "2x3").verdict is Verdict.PASSED
 
 
-def test_a_model_that_ddp_refuses_is_inconclusive():
+def test_model_that_ddp_refuses_is_inconclusive():
     """DDP raises for a sparse buffer, which proves nothing about the class; only fully_shard is checked."""
     check = prove_source(
         Name.SHARD, net('self.register_buffer("e", torch.eye(3).to_sparse())', "return self.fc(x)"), "2x3"
@@ -190,14 +190,14 @@ def test_a_model_that_ddp_refuses_is_inconclusive():
     assert [column.name for column in check.columns] == ["sharded"]
 
 
-def test_a_frozen_model_is_not_wrapped_by_ddp():
+def test_frozen_model_is_not_wrapped_by_ddp():
     """DDP refuses a model without a trainable parameter, but the class is correct; fully_shard shards the model."""
     check = prove_source(Name.SHARD, net("self.requires_grad_(False)", "return self.fc(x)"), "2x3")
     assert check.verdict is Verdict.PASSED
     assert [column.name for column in check.columns] == ["sharded"]
 
 
-def test_the_proof_needs_no_input():
+def test_proof_needs_no_input():
     """Without an input, only the updates of forward are unknown."""
     check = prove_source(Name.SHARD, ZOO["drawn at random"][0])
     assert map_rules(check) == {"t": TENSOR}
@@ -217,13 +217,13 @@ def test_process_group_of_the_user_is_kept():
     assert "this process already has a process group" in check.reason
 
 
-def test_a_lazy_model_is_inconclusive():
+def test_lazy_model_is_inconclusive():
     """A parameter without a shape has nothing to shard."""
     (check,) = statecli.verify(nn.LazyLinear(2), checks=["shard"]).checks
     assert check.verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_live_model_is_unchanged():
+def test_live_model_is_unchanged():
     """The proof wraps copies; tensors of the model keep their values and types."""
     model = nn.Linear(2, 2)
     model.t = torch.randn(2)

@@ -128,7 +128,7 @@ def test_metric_without_parameters_is_skipped():
 
 
 @pytest.mark.parametrize("name", ["sgd", "Adam", "adamw", "rmsprop", "adagrad", "adadelta", "rprop", "radam", "lbfgs"])
-def test_optimizers_of_torch_update(name):
+def test_optimizers_of_torch_update_all_parameters(name):
     """Each optimizer changes each parameter of a small net, in as many rounds as the optimizer needs."""
     assert run_step(str(SAMPLES / "net_fixed.py:Net"), "2x3", optimizer=name).verdict is Verdict.PASSED
 
@@ -282,7 +282,7 @@ def test_graph_kept_between_steps_is_inconclusive():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_other_precisions_train(dtype):
+def test_bfloat16_and_float64_models_train(dtype):
     """bfloat16 has three digits: the update is large enough to change the values."""
     check = train(f"self.to(torch.{dtype})", "return self.used(x)", f"{dtype}:4x8")
     assert check.verdict is Verdict.PASSED, check
@@ -442,7 +442,7 @@ class SliceOptimizer(torch.optim.Optimizer):
     [(slice(0, 1), 1, True), (slice(1, 2), 2, True), (slice(-1, None), 2, True), (slice(0, 0), 3, False)],
     ids=["in the sample", "next to the sample", "the last", "none"],
 )
-def test_an_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
+def test_update_outside_the_sample_is_seen_in_the_next_round(chosen, rounds, updated):
     """About a third of 16,382 values is sampled; an update outside the sample is found by comparing all values."""
     module = nn.Linear(4 * training_rounds.SAMPLED_VALUES - 2, 1, bias=False)
     given, _ = inputs.find_inputs((f"1x{module.in_features}",), None, model_under_test.wrap_live_model(module))

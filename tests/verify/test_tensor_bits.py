@@ -47,7 +47,7 @@ def test_last_bit_of_the_values_is_set(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_values_are_moderate_and_differ(dtype):
+def test_values_are_between_0_and_1_and_differ(dtype):
     """The values are between 0 and 1, all different in a period, and different in each place under another phase."""
     tensor, other = (
         perturb_zeros(dtype, elements=tensor_bits.PERIOD),

@@ -74,7 +74,7 @@ def build_linear_with(**tensors):
 
 
 @pytest.mark.parametrize("inputs", [None, "2x4"])
-def test_a_wrapper_subclass_is_verified(inputs):
+def test_wrapper_subclass_is_verified(inputs):
     """The wrapper is a weight, a buffer and a plain attribute; the proofs that write values skip the wrapper."""
     model = build_linear_with(
         weight=nn.Parameter(build_int8(4, 4), requires_grad=False), buffer=build_int8(40, 40), plain=build_int8(3, 4)
@@ -84,7 +84,7 @@ def test_a_wrapper_subclass_is_verified(inputs):
 
 
 @pytest.mark.parametrize("name", ["buffer", "plain"])
-def test_a_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
+def test_wrapper_that_refuses_every_operator_is_not_an_internal_error(name):
     """An error of the wrapper's code makes a proof inconclusive, and the other proofs are run."""
     checks = verify_model(build_live_subject(lambda: build_linear_with(**{name: Refusing()})), Request("net")).checks
     assert any("NotImplementedError" in (check.reason or "") for check in checks)
@@ -104,7 +104,7 @@ def test_tensor_without_memory_is_not_accessed():
 
 @pytest.mark.parametrize("bytes_left", [0, 8])
 @pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
-def test_a_freed_storage_is_refused_by_name(make, bytes_left):
+def test_freed_storage_is_refused_by_name(make, bytes_left):
     """FSDP leaves parameters in this state; torch would read past the end of the storage and crash."""
     tensor = free_memory(make(100), bytes_left)
     model = build_linear_with(p=tensor)
@@ -144,6 +144,6 @@ def test_freed_storage_cannot_be_read():
     ],
     ids=["plain", "empty", "view", "expanded", "meta", "coo", "csr", "quantized", "nested", "lazy", "wrapper"],
 )
-def test_an_ordinary_tensor_is_not_freed(make):
+def test_ordinary_tensor_is_not_freed(make):
     """Each tensor has all the memory for its elements, or needs no memory."""
     assert not is_freed(make())

@@ -320,7 +320,7 @@ def test_error_of_batch_norm_in_eval_mode_is_inconclusive():
         ("nn.GRU(8, 8, bidirectional=True)", "self.cell(x[None])[0]"),
     ],
 )
-def test_a_hidden_state_of_zeros_is_a_note(module, call):
+def test_hidden_state_of_zeros_is_a_note(module, call):
     """The hidden weight gets a gradient of zeros in a single step, but the class is correct."""
     check = prove_step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
     assert {finding.rule for finding in check.findings} == {"zero-gradient"}
@@ -337,13 +337,13 @@ def test_a_hidden_state_of_zeros_is_a_note(module, call):
         ("nn.GRUCell(8, 8)", "self.cell(x, torch.ones_like(x))"),
     ],
 )
-def test_a_hidden_state_that_is_passed_on_trains_its_weight(module, call):
+def test_hidden_state_that_is_passed_on_trains_its_weight(module, call):
     """A hidden state that is not zero gives the weight a gradient."""
     check = prove_step(f"self.cell = {module}", f"x = self.used(x)\nreturn {call}")
     assert (check.findings, check.verdict) == ((), Verdict.PASSED)
 
 
-def test_a_hidden_weight_that_is_multiplied_by_zero_stays_a_warning():
+def test_hidden_weight_that_is_multiplied_by_zero_stays_a_warning():
     """The hidden state of the GRUCell is not zero, so it does not explain the zero gradient."""
     call = "x = self.used(x)\nreturn self.cell(x)[0] + 0 * self.other(x, torch.ones_like(x))"
     check = prove_step("self.cell = nn.LSTMCell(8, 8)\nself.other = nn.GRUCell(8, 8)", call)

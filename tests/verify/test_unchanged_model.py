@@ -108,7 +108,7 @@ def test_unchanged_model_is_not_written_to():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_frozen_script_has_no_mode_to_restore():
+def test_frozen_script_can_be_verified():
     """Freezing removes `training` and makes all tensors constants: the checks are skipped or inconclusive."""
     frozen = torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval()))
     assert not hasattr(frozen, "training")

@@ -111,7 +111,7 @@ def test_real_class_has_exactly_the_expected_failures(name):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "lazy", "old weight_norm", "parametrized LSTM", "pruned", "Transformer"])
-def test_a_plain_move_agrees_with_the_fake_gpu(name, monkeypatch):
+def test_plain_move_agrees_with_the_fake_gpu(name, monkeypatch):
     """A move to new memory through `nn.Module._apply` and a move with torch's fake tensors give the same result."""
     request = Request(
         f"{VERIFY_FOLDER / 'real.py'}:make({name!r})", (Name.MOVE,), "fake-cuda", input=real.TORCH[name][1]
