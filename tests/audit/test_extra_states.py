@@ -69,7 +69,7 @@ NOT_READ = ("a user's text", "a text by copyreg", "a tagged text")
 
 @pytest.mark.parametrize("name", STATES)
 @pytest.mark.parametrize("file", ["a.pt", "custom_checkpoint_0.pkl"])
-def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, statecli):
+def test_extra_state_is_audited_under_every_spelling_of_its_key(name, file, tmp_path, statecli):
     """The bytes under the key are a pickle with code; the audit reports an error or does not read the file."""
     torch.save(STATES[name], tmp_path / file)
     loaded = torch.load(tmp_path / file, weights_only=False)
@@ -78,7 +78,7 @@ def test_what_a_loader_finds_under_the_key_is_audited(name, file, tmp_path, stat
     assert result.code == (2 if name in NOT_READ else 1), result.out
 
 
-def test_a_node_of_omegaconf_may_be_a_key(tmp_path, statecli):
+def test_omegaconf_node_as_a_key_fails(tmp_path, statecli):
     """A StringNode hashes and compares like the text in its state. omegaconf is not installed here."""
     node = b"comegaconf.nodes\nStringNode\n)\x81}X\x04\x00\x00\x00_valX\x0f\x00\x00\x00fc._extra_statesb"
     (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}" + node + b"K\x01s"))))
@@ -95,18 +95,18 @@ def test_ordinary_keys_are_clean(tmp_path, statecli):
     assert statecli("audit", tmp_path / "a.pt", "--no-config", "--ignore", "needs-weights-only-false").code == 0
 
 
-def rewrite(path, replace):
+def rewrite_pickle(path, replace):
     """Write the archive again as torch does, with a changed data.pkl."""
     records = read_archive(path)
     write_archive({**records, "data.pkl": replace(records["data.pkl"])}, str(path))
 
 
 @pytest.mark.parametrize("module", ["UserDict", "UserList", "UserString"])
-def test_a_container_by_a_name_of_python_2_is_the_same(module, tmp_path, statecli):
+def test_containers_with_python_2_names_are_audited(module, tmp_path, statecli):
     """Python and torch map each name in these Python 2 modules to `collections`, also with weights_only."""
     path = tmp_path / "a.pt"
     torch.save(Call(OrderedDict, PAIRS), path)
-    rewrite(path, lambda data: data.replace(b"ccollections\nOrderedDict", f"c{module}\nOrderedDict".encode()))
+    rewrite_pickle(path, lambda data: data.replace(b"ccollections\nOrderedDict", f"c{module}\nOrderedDict".encode()))
     assert torch.equal(torch.load(path)[KEY], STATE)
     result = statecli("audit", path, "--no-config")
     assert result.code == 1
@@ -114,16 +114,16 @@ def test_a_container_by_a_name_of_python_2_is_the_same(module, tmp_path, statecl
 
 
 @pytest.mark.parametrize("name", ["unicode", "basestring"])
-def test_a_text_by_a_name_of_python_2_is_the_same(name, tmp_path, statecli):
+def test_texts_with_python_2_names_are_audited(name, tmp_path, statecli):
     """Python loads both names as `str`."""
     path = tmp_path / "custom_checkpoint_0.pkl"
     torch.save(STATES["a call of str"], path)
-    rewrite(path, lambda data: data.replace(b"c__builtin__\nunicode", f"c__builtin__\n{name}".encode()))
+    rewrite_pickle(path, lambda data: data.replace(b"c__builtin__\nunicode", f"c__builtin__\n{name}".encode()))
     assert torch.equal(torch.load(path, weights_only=False)[KEY], STATE)
     assert statecli("audit", path, "--no-config").code == 1
 
 
-def test_modules_of_python_2_are_those_of_python():
+def test_python_2_modules_equal_the_table_of_python():
     """statecli copies the table, because importing Python's own table would slow down each command."""
     assert {module for module, _ in NAME_MAPPING} | set(IMPORT_MAPPING) == MODULES
 
@@ -134,7 +134,7 @@ def test_bytes_of_a_storage_on_meta_are_audited(zipped, tmp_path, statecli):
     torch.save({"w": torch.ones(2), KEY: STATE}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
     data = (tmp_path / "a.pt").read_bytes().replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta")
     if zipped:
-        rewrite(tmp_path / "a.pt", lambda pickle: pickle.replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta"))
+        rewrite_pickle(tmp_path / "a.pt", lambda pickle: pickle.replace(b"X\3\0\0\0cpu", b"X\4\0\0\0meta"))
     else:
         (tmp_path / "a.pt").write_bytes(data)
     assert torch.equal(torch.load(tmp_path / "a.pt", map_location="cpu")[KEY], STATE)

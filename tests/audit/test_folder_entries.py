@@ -155,7 +155,7 @@ def test_a_link_through_proc_fails(folder, link, lead):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/cwd"), reason="needs Linux: /proc")
-def test_a_shard_behind_proc_cannot_be_read(folder):
+def test_shard_linked_through_proc_fails(folder):
     """The audit fails even if only the index is named."""
     os.mkdir("inner")
     os.symlink("/proc/self/cwd/model.safetensors", "inner/a.safetensors")
@@ -201,13 +201,13 @@ def test_a_descriptor_that_the_user_names_is_read(folder):
         "a/.ipynb_checkpoints/a/training_args.bin",
     ],
 )
-def test_a_hidden_or_a_tools_folder_with_a_name_that_loaders_take_is_walked(folder, path):
+def test_hidden_or_tool_folder_that_loaders_read_is_walked(folder, path):
     """accelerate loads the folder with the highest number, hidden or not."""
     save_harmful(folder / path)
     assert any("unsafe-global" in rules for rules in list_rules(".").values())
 
 
-def test_the_packages_of_an_environment_are_passed_over(folder):
+def test_installed_packages_of_an_environment_are_skipped(folder):
     """torch's and numpy's tests have pickles; only an environment's own folder is passed over."""
     packages = folder / "app" / ".venv" / "lib" / "python3.11" / "site-packages"
     save_harmful(packages / "numpy" / "tests" / "a.pkl")
@@ -219,7 +219,7 @@ def test_the_packages_of_an_environment_are_passed_over(folder):
     assert [files.get_name(files.get_folder(target)) for target in rules] == ["lib"]
 
 
-def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
+def test_link_out_of_the_target_in_a_tool_folder_fails(folder):
     """A link in a tool's folder is checked like any other link."""
     (folder / "root" / ".git").mkdir(parents=True)
     save_harmful(folder / "elsewhere" / "a.pt")
@@ -227,7 +227,7 @@ def test_a_link_out_of_the_walk_in_a_tools_folder_is_judged(folder):
     assert "is a link to a folder with checkpoints outside of the target" in list_failed("root")["step9"]
 
 
-def test_too_many_names_in_a_tools_folder_are_walked(folder, monkeypatch):
+def test_tool_folder_with_too_many_names_is_walked(folder, monkeypatch):
     """A tool's folder is passed over only if all of its names were searched."""
     monkeypatch.setattr(tool_folders, "MAX_SEARCHED_NAMES", 3)
     (folder / ".git").mkdir()
@@ -264,7 +264,7 @@ def test_a_tracker_that_is_a_glob_fails(folder, tag):
     assert "which is not a plain folder in the checkpoint folder" in str(list_failed("."))
 
 
-def test_honest_folders_stay_clean(folder):
+def test_ordinary_folders_have_no_findings(folder):
     """A clone with an environment, a download of the Hub, caches of tools, and a `latest` of another program."""
     for path, content in {
         ".git/objects/ab/cdef": zlib.compress(b"blob 3\0abc"),

@@ -36,21 +36,23 @@ def audit(statecli, *words, lock="l.json"):
     return result.code, [(finding["target"], finding["message"]) for finding in result.json["findings"]]
 
 
-LINKED = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target is the same file as ck/a.pt")
-GONE = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target was not found")
+LINKED_TARGET = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target is the same file as ck/a.pt")
+MISSING_TARGET = ("ck/in/b.pt", "the lock has 1 tensor of this target, but the target was not found")
 
 
 @pytest.mark.parametrize("path", ["ck", ".", "ck/", "./ck/in/..", "c*", "ck/**", "ck/*", "*/i[n]/*.pt"])
-def test_a_locked_file_that_is_gone_is_named(statecli, path):
+def test_missing_locked_file_is_reported(statecli, path):
     """The audited path is the file's folder or a glob that would have matched the file."""
     assert audit(statecli, path) == (0, [])
     Path("ck/in/b.pt").unlink()
     Path("ck/in/rest.pt").write_bytes(Path("ck/a.pt").read_bytes())
-    Path("l.json").write_text(Path("l.json").read_text().replace('{"target": "ck/m"', lines("ck/in/rest.pt")))
-    assert audit(statecli, path) == (1, [GONE])
+    Path("l.json").write_text(
+        Path("l.json").read_text().replace('{"target": "ck/m"', build_lock_lines("ck/in/rest.pt"))
+    )
+    assert audit(statecli, path) == (1, [MISSING_TARGET])
 
 
-def lines(name):
+def build_lock_lines(name):
     """Return the lock's lines of `ck/a.pt` under another name, followed by the start of the model's lines."""
     target = next(
         target for target in json.loads(Path("l.json").read_text())["targets"] if target["target"] == "ck/a.pt"
@@ -59,20 +61,20 @@ def lines(name):
 
 
 @pytest.mark.parametrize("path", ["ck/a.pt", "ck/*.pt", "ck/m", "ck/m/model-00001-of-00002.safetensors"])
-def test_what_was_not_asked_for_is_not_missed(statecli, path):
+def test_locked_file_outside_the_audited_paths_is_not_reported(statecli, path):
     """A hook passes single files, and a glob stands only for the files that it matches."""
     Path("ck/in/b.pt").unlink()
     assert audit(statecli, path) == (0, [])
 
 
-def test_what_filters_leave_nothing_of_is_not_missed(statecli):
+def test_missing_file_is_not_reported_if_a_filter_excludes_it(statecli):
     """If a filter excludes all locked tensors of a missing file, the file is not reported."""
     Path("ck/in/b.pt").unlink()
     assert audit(statecli, "ck", "-x", "w") == (0, [])
-    assert audit(statecli, "ck", "-x", "y") == (1, [GONE])
+    assert audit(statecli, "ck", "-x", "y") == (1, [MISSING_TARGET])
 
 
-def test_a_model_whose_files_are_gone_is_missed(statecli):
+def test_model_without_its_files_is_reported_missing(statecli):
     """The model is missing although its folder exists; so is a checkpoint that was replaced by a link to another."""
     for name in os.listdir("ck/m"):
         Path("ck/m", name).unlink()
@@ -83,19 +85,19 @@ def test_a_model_whose_files_are_gone_is_missed(statecli):
     write_shards("ck/m")
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")
-    assert audit(statecli, "ck") == (1, [LINKED])
+    assert audit(statecli, "ck") == (1, [LINKED_TARGET])
 
 
 @pytest.mark.parametrize("name", ["ck/in/b.pt", "./ck/in/b.pt"])
-def test_a_locked_file_that_became_another_name_of_one_is_missed(statecli, name):
+def test_locked_file_replaced_by_a_link_is_reported(statecli, name):
     """The file is now a link to the other, and the lock's tensors of its name were not compared."""
     assert audit(statecli, "ck/a.pt", name) == (0, [])
     Path("ck/in/b.pt").unlink()
     Path("ck/in/b.pt").symlink_to("../a.pt")
-    assert audit(statecli, "ck/a.pt", name) == (1, [(name, LINKED[1])])
+    assert audit(statecli, "ck/a.pt", name) == (1, [(name, LINKED_TARGET[1])])
 
 
-def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
+def test_accepted_finding_of_a_missing_file_is_not_fixed(statecli):
     """The baseline accepts that the file is missing, and the entry is not reported as fixed."""
     Path("ck/in/b.pt").unlink()
     words = ("audit", "ck", "--lock", "l.json")
@@ -104,7 +106,7 @@ def test_what_is_accepted_of_a_file_that_is_gone_is_not_fixed(statecli):
     assert (result.code, result.err) == (0, "")
 
 
-def test_shards_are_held_as_the_model_that_is_locked(statecli):
+def test_shards_are_checked_as_their_locked_model(statecli):
     """The model is checked once, however many shards are named, also if the lock names its index. A shard that is
     locked under its own name is checked as a single file.
     """
@@ -119,7 +121,7 @@ def test_shards_are_held_as_the_model_that_is_locked(statecli):
     assert message.startswith("y: values differ from the lock")
 
 
-def test_a_locked_shard_of_a_model_that_was_met_is_not_gone(statecli):
+def test_locked_shard_is_missing_only_if_its_file_is_deleted(statecli):
     """The model was audited, or failed because it is not in the lock; missing shards are its own finding."""
     assert statecli("lock", *write_shards("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
@@ -144,10 +146,10 @@ def test_tensors_that_differ_are_one_problem(statecli):
         assert line in shown
 
 
-def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
+def test_frozen_only_ignores_missing_files_without_frozen_tensors(statecli):
     """With --frozen-only, a locked file without frozen tensors may be missing."""
     Path("ck/in/b.pt").unlink()
-    for glob, gone in (("x", []), ("w", [GONE])):
+    for glob, gone in (("x", []), ("w", [MISSING_TARGET])):
         Path("statecli.toml").write_text(f'policy = {{ frozen = "{glob}" }}')
         findings = statecli("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json").json["findings"]
         assert [
@@ -155,7 +157,7 @@ def test_only_what_is_frozen_is_missed_where_that_is_asked(statecli):
         ] == gone
 
 
-def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
+def test_as_found_audits_files_of_a_commit_as_their_model(statecli):
     """Shards and the files next to them stand for their model; a text file in a commit is ignored."""
     shards = write_shards("ck/m")
     assert statecli("lock", "ck/m", "-o", "one.json").code == 0
@@ -166,7 +168,7 @@ def test_files_of_a_commit_are_what_a_walk_makes_of_them(statecli):
     assert audit(statecli, *shards, lock="one.json")[0] == 1
 
 
-def test_a_file_that_nobody_locked_says_what_there_is(statecli):
+def test_unlocked_target_error_lists_the_locked_targets(statecli):
     """The message lists the locked targets and both remedies: leave the target out, or lock again."""
     assert statecli("lock", "ck/in", "-o", "one.json").code == 0
     torch.save({"w": torch.ones(2)}, "new.pt")
@@ -179,7 +181,7 @@ def test_a_file_that_nobody_locked_says_what_there_is(statecli):
     assert result.err == f"statecli: new.pt: is not in the lock, which has ck/a.pt and 2 more: {advice}"
 
 
-def test_a_name_is_escaped_alike_on_both_streams(statecli):
+def test_line_break_in_a_name_is_escaped_on_both_streams(statecli):
     """A line break in a name is printed as a backslash and an n, not as a space."""
     Path("a\nb.pt").write_bytes(b"")
     result = statecli("audit", "a\nb.pt", "-f", "plain")

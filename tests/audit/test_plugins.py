@@ -57,7 +57,7 @@ ISSUE = ("acme_always", "yield Issue('found')")
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     """A repository with a plugin `acme_rules_here.py` as the current folder, and a checkpoint outside."""
     (tmp_path / "here" / ".git").mkdir(parents=True)
     (tmp_path / "models").mkdir()
@@ -76,68 +76,68 @@ def audit(*plugins, target="../models/a.safetensors", **arguments):
     return api.audit(target, plugins=plugins, **arguments)
 
 
-def names(result):
+def list_rules(result):
     return [finding.rule for finding in result.findings]
 
 
 # --- a typed plugin ---------------------------------------------------------------------------------------------------
 
 
-def test_a_typed_module_is_imported_from_the_current_folder(desk):
+def test_a_typed_module_is_imported_from_the_current_folder(workspace):
     """The plugin's rules run after statecli's own, and the configuration of the result names the module."""
     write_plugin(Path("acme_here.py"), ISSUE)
     result = audit("acme_here")
-    assert names(result) == ["acme-always"]
+    assert list_rules(result) == ["acme-always"]
     assert result.ran[-1] == "acme-always"
     assert result.configuration.plugins == ("acme_here",)
 
 
-def test_a_call_does_not_keep_the_plugins_of_an_earlier_call(desk):
+def test_a_call_does_not_keep_the_plugins_of_an_earlier_call(workspace):
     """Neither the rules of statecli nor the next audit have the rule of the plugin."""
     write_plugin(Path("acme_here.py"), ISSUE)
     before = RULES, dict(DICTIONARY)
-    assert names(audit("acme_here")) == ["acme-always"]
-    assert names(audit()) == []
+    assert list_rules(audit("acme_here")) == ["acme-always"]
+    assert list_rules(audit()) == []
     with pytest.raises(UsageError, match="unknown rule 'acme-always'"):
         audit(select=["acme-always"])
     assert before == (RULES, DICTIONARY)
 
 
-def test_calls_in_threads_have_their_own_plugins(desk):
+def test_calls_in_threads_have_their_own_plugins(workspace):
     """Two audits run at once, each with another plugin."""
     for letter in "ab":
         write_plugin(Path(f"acme_{letter}.py"), (f"acme_{letter}_rule", "yield Issue('found')"))
-    path = str(desk / "models" / "a.safetensors")
+    path = str(workspace / "models" / "a.safetensors")
     loaded = [config.load_config(plugins=(f"acme_{letter}",), no_config=True, targets=(path,)) for letter in "ab"]
     with ThreadPoolExecutor(2) as pool:
         actual = list(pool.map(lambda plugins: [rule.name for rule in plugins.rules[len(RULES) :]], loaded))
     assert actual == [["acme-a-rule"], ["acme-b-rule"]]
 
 
-def test_audits_in_threads_leave_the_streams_alone(desk):
+def test_audits_in_threads_restore_standard_output(workspace):
     """Two rules print at the same time, and each audit restores standard output."""
     body = "import time; print('noise', file=sys.stderr); time.sleep(0.01); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "import sys\n")
     before = os.fstat(1).st_ino, sys.stdout, list(sys.path)
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda _: names(audit("acme_here", jobs=1)), range(16)))
+        results = list(pool.map(lambda _: list_rules(audit("acme_here", jobs=1)), range(16)))
     assert results == [["acme-always"]] * 16
     assert (os.fstat(1).st_ino, sys.stdout, sys.path) == before
 
 
-def test_an_installed_module_comes_before_a_file_of_the_current_folder(desk, monkeypatch):
+def test_an_installed_module_comes_before_a_file_of_the_current_folder(workspace, monkeypatch):
     """A downloaded file with the name of the user's package does not replace the package."""
-    installed = desk / "installed"
+    installed = workspace / "installed"
     installed.mkdir()
     write_plugin(installed / "acme_twice.py", ISSUE)
     mark = write_plugin(Path("acme_twice.py"), ("acme_hostile", "yield Issue('found')"))
     monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path, str(installed)])
-    assert names(audit("acme_twice")) == ["acme-always"]
+    assert list_rules(audit("acme_twice")) == ["acme-always"]
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("target", [".", "*.safetensors", "a.safetensors", "sub/b.safetensors"])
-def test_a_typed_module_at_a_target_is_refused(desk, target):
+def test_a_typed_module_at_a_target_is_refused(workspace, target):
     """The module is in the target's folder, above or below; the line names a file path that works instead."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     Path("sub").mkdir()
@@ -146,10 +146,10 @@ def test_a_typed_module_at_a_target_is_refused(desk, target):
     with pytest.raises(UsageError, match=r"if you trust this file, use plugins='\./acme_here\.py'"):
         audit("acme_here", target=target)
     assert not mark.exists()
-    assert set(names(audit("./acme_here.py", target=target))) == {"acme-always"}
+    assert set(list_rules(audit("./acme_here.py", target=target))) == {"acme-always"}
 
 
-def test_the_package_around_a_refused_module_does_not_run(desk):
+def test_the_package_around_a_refused_module_does_not_run(workspace):
     """The decision reads only files and imports nothing."""
     Path("acme_pkg").mkdir()
     mark = write_plugin(Path("acme_pkg/__init__.py"))
@@ -157,20 +157,20 @@ def test_the_package_around_a_refused_module_does_not_run(desk):
     with pytest.raises(UsageError, match=r"Python would import \./acme_pkg/__init__\.py"):
         audit("acme_pkg.rules", target=".")
     assert not mark.exists()
-    assert names(audit("acme_pkg.rules")) == ["acme-always"]
+    assert list_rules(audit("acme_pkg.rules")) == ["acme-always"]
     assert mark.exists()
 
 
-def test_a_link_does_not_hide_that_a_module_lies_at_a_target(desk):
+def test_a_link_does_not_hide_that_a_module_lies_at_a_target(workspace):
     """A folder of the search path is a link into the target."""
-    mark = write_plugin(desk / "models" / "acme_linked.py", ISSUE)
-    os.symlink(desk / "models", "acme_folder")
+    mark = write_plugin(workspace / "models" / "acme_linked.py", ISSUE)
+    os.symlink(workspace / "models", "acme_folder")
     with pytest.raises(UsageError, match="may come from the author of"):
         audit("acme_folder.acme_linked")
     assert not mark.exists()
 
 
-def test_a_plugin_file_sees_the_modules_next_to_it(desk):
+def test_a_plugin_file_sees_the_modules_next_to_it(workspace):
     """As with a script, the folder is searched, but after installed modules."""
     Path("acme_names.py").write_text("MESSAGE = 'from a sibling'\n")
     Path("json.py").write_text("raise RuntimeError('shadowed')\n")
@@ -179,7 +179,7 @@ def test_a_plugin_file_sees_the_modules_next_to_it(desk):
     assert [finding.message for finding in audit("./rules.py").findings] == ["from a sibling"]
 
 
-def test_plugin_files_have_their_own_siblings(desk):
+def test_plugin_files_have_their_own_siblings(workspace):
     """Each of two plugins has its own module `acme_names` in its folder."""
     text = "from acme_names import MESSAGE\n" + HEAD
     for letter in "ab":
@@ -191,7 +191,7 @@ def test_plugin_files_have_their_own_siblings(desk):
     assert "acme_names" not in sys.modules
 
 
-def test_a_namespace_package_in_a_package_is_found_without_running_it(desk):
+def test_a_namespace_package_in_a_package_is_found_without_running_it(workspace):
     """For folders without `__init__.py`, Python looks up the parent."""
     Path("acme_pkg/inner/deep").mkdir(parents=True)
     mark = write_plugin(Path("acme_pkg/__init__.py"))
@@ -199,10 +199,10 @@ def test_a_namespace_package_in_a_package_is_found_without_running_it(desk):
     with pytest.raises(UsageError, match="Python would import"):
         audit("acme_pkg.inner.deep.rules", target=".")
     assert not mark.exists()
-    assert names(audit("acme_pkg.inner.deep.rules")) == ["acme-always"]
+    assert list_rules(audit("acme_pkg.inner.deep.rules")) == ["acme-always"]
 
 
-def test_a_result_can_be_pickled(desk):
+def test_a_result_can_be_pickled(workspace):
     """A result has the texts of the rules, and none of their functions."""
     write_plugin(Path("acme_here.py"), ISSUE)
     result = audit("acme_here")
@@ -216,14 +216,14 @@ def configure(text='plugins = ["acme_here"]\n'):
     Path("statecli.toml").write_text(text)
 
 
-def refusal(**arguments):
+def get_error(**arguments):
     with pytest.raises(UsageError) as caught:
         audit(**arguments)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_configured_module_must_be_installed(desk, monkeypatch):
+def test_a_configured_module_must_be_installed(workspace, monkeypatch):
     """A file of the checkout is not installed, even if PYTHONPATH has its folder and a dist-info declares it."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     info = Path("acme_here-1.0.dist-info")
@@ -233,11 +233,11 @@ def test_a_configured_module_must_be_installed(desk, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.syspath_prepend(os.getcwd())
     configure()
-    said = refusal()
+    said = get_error()
     assert said.startswith("statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages")
     assert said.endswith("install the package, or use plugins='acme_here'")
     assert not mark.exists()
-    assert names(audit("acme_here")) == ["acme-always"]
+    assert list_rules(audit("acme_here")) == ["acme-always"]
 
 
 @pytest.mark.parametrize(
@@ -251,20 +251,20 @@ def test_a_configured_module_must_be_installed(desk, monkeypatch):
         ("", False),
     ],
 )
-def test_an_installed_package_declares_a_module_by_an_entry_point(desk, monkeypatch, entry, is_declared):
+def test_an_installed_package_declares_a_module_by_an_entry_point(workspace, monkeypatch, entry, is_declared):
     """The value of an entry in the group `statecli.rules` names the module; undeclared modules are not imported."""
-    info = desk / "site" / "acme-1.0.dist-info"
+    info = workspace / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(entry)
-    mark = write_plugin(desk / "site" / "acme_here.py", ISSUE)
-    monkeypatch.setattr(plugin_trust, "_list_site_folders", lambda: [str(desk / "site")])
-    monkeypatch.syspath_prepend(desk / "site")
+    mark = write_plugin(workspace / "site" / "acme_here.py", ISSUE)
+    monkeypatch.setattr(plugin_trust, "_list_site_folders", lambda: [str(workspace / "site")])
+    monkeypatch.syspath_prepend(workspace / "site")
     configure()
     if is_declared:
-        assert names(audit()) == ["acme-always"]
+        assert list_rules(audit()) == ["acme-always"]
     else:
-        assert "no package in site-packages declares this module" in refusal()
+        assert "no package in site-packages declares this module" in get_error()
     assert mark.exists() == is_declared
 
 
@@ -273,7 +273,7 @@ def declare(monkeypatch, *modules):
     monkeypatch.setattr(plugin_trust, "_is_declared", lambda name: name in modules)
 
 
-def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
+def test_a_declared_module_of_the_checkout_is_refused(workspace, monkeypatch):
     """After `pip install --editable .`, a pull request can change the code of the module."""
     mark = write_plugin(Path("acme_here.py"), ISSUE)
     Path("sub").mkdir()
@@ -281,42 +281,42 @@ def test_a_declared_module_of_the_checkout_is_refused(desk, monkeypatch):
     monkeypatch.chdir("sub")
     declare(monkeypatch, "acme_here")
     configure()
-    assert "is in the current folder or its Git repository" in refusal(target="../../models/a.safetensors")
+    assert "is in the current folder or its Git repository" in get_error(target="../../models/a.safetensors")
     assert not mark.exists()
 
 
-def test_a_declared_module_at_a_target_is_refused(desk, monkeypatch):
+def test_a_declared_module_at_a_target_is_refused(workspace, monkeypatch):
     """The target may be outside of the current folder."""
-    mark = write_plugin(desk / "models" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(desk / "models")
+    mark = write_plugin(workspace / "models" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(workspace / "models")
     declare(monkeypatch, "acme_here")
     configure()
-    assert "may come from the author of ../models/a.safetensors" in refusal()
+    assert "may come from the author of ../models/a.safetensors" in get_error()
     assert not mark.exists()
 
 
-def test_a_declared_module_elsewhere_is_imported(desk, monkeypatch):
+def test_declared_module_outside_checkout_and_targets_is_imported(workspace, monkeypatch):
     """The module is neither in the checkout nor at a target, so it is not refused."""
-    (desk / "elsewhere").mkdir()
-    write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(desk / "elsewhere")
+    (workspace / "elsewhere").mkdir()
+    write_plugin(workspace / "elsewhere" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(workspace / "elsewhere")
     declare(monkeypatch, "acme_here")
     configure()
     result = audit()
-    assert (names(result), result.configuration.plugins) == (["acme-always"], ("acme_here",))
+    assert (list_rules(result), result.configuration.plugins) == (["acme-always"], ("acme_here",))
 
 
-def test_a_configuration_of_a_download_names_no_plugin(desk, monkeypatch):
+def test_configuration_of_a_download_cannot_name_plugins(workspace, monkeypatch):
     """Even an installed plugin is refused: audited files must not make code run."""
-    (desk / "elsewhere").mkdir()
-    mark = write_plugin(desk / "elsewhere" / "acme_here.py", ISSUE)
-    monkeypatch.syspath_prepend(desk / "elsewhere")
+    (workspace / "elsewhere").mkdir()
+    mark = write_plugin(workspace / "elsewhere" / "acme_here.py", ISSUE)
+    monkeypatch.syspath_prepend(workspace / "elsewhere")
     declare(monkeypatch, "acme_here")
-    monkeypatch.chdir(desk / "models")
+    monkeypatch.chdir(workspace / "models")
     configure()
-    assert "the author of the checkpoints may have written this configuration" in refusal(target=".")
+    assert "the author of the checkpoints may have written this configuration" in get_error(target=".")
     assert not mark.exists()
-    assert names(audit(target=".", config="statecli.toml")) == ["acme-always"]
+    assert list_rules(audit(target=".", config="statecli.toml")) == ["acme-always"]
 
 
 @pytest.mark.parametrize(
@@ -329,24 +329,24 @@ def test_a_configuration_of_a_download_names_no_plugin(desk, monkeypatch):
         '[per-target-ignore."*"]\nrules = ["acme-always"]\nreason = "x"\n',
     ],
 )
-def test_a_configuration_of_a_download_switches_no_rule_of_a_plugin_off(desk, monkeypatch, text):
+def test_a_configuration_of_a_download_switches_no_rule_of_a_plugin_off(workspace, monkeypatch, text):
     """The rules of a plugin are protected like the rules about pickles."""
-    write_plugin(desk / "acme_above.py", ISSUE)
-    monkeypatch.syspath_prepend(desk)
-    monkeypatch.chdir(desk / "models")
+    write_plugin(workspace / "acme_above.py", ISSUE)
+    monkeypatch.syspath_prepend(workspace)
+    monkeypatch.chdir(workspace / "models")
     configure(text)
-    result = audit(str(desk / "acme_above.py"), target="a.safetensors")
+    result = audit(str(workspace / "acme_above.py"), target="a.safetensors")
     assert [finding.rule for finding in result.failing] == ["acme-always"]
-    monkeypatch.chdir(desk / "here")
+    monkeypatch.chdir(workspace / "here")
     configure(text)
-    assert not audit(str(desk / "acme_above.py")).failing  # the user's own configuration may
+    assert not audit(str(workspace / "acme_above.py")).failing  # the user's own configuration may
 
 
 @pytest.mark.parametrize("name", ["acme-rules", "./rules.py", "", "acme..rules", "a b"])
-def test_a_configured_name_is_a_name_of_a_module(desk, name):
+def test_configured_plugin_must_be_a_module_name(workspace, name):
     """A file path, or a name that Python could not import, is refused."""
     configure(f'plugins = ["{name}"]\n')
-    assert "is not the name of a module" in refusal()
+    assert "is not the name of a module" in get_error()
 
 
 # --- mistakes in a plugin ---------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_configured_name_is_a_name_of_a_module(desk, name):
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, desk, text, said):
+def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, workspace, text, said):
     """A child process exits with status 2 and prints no traceback."""
     Path("rules.py").write_text(text)
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
@@ -387,7 +387,7 @@ def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, desk, te
     assert result.err.count("\n") == 1
 
 
-def test_two_plugins_with_one_name_of_a_rule_are_an_error(desk):
+def test_two_plugins_with_one_name_of_a_rule_are_an_error(workspace):
     """The line names both modules."""
     for name in ("acme_a", "acme_b"):
         write_plugin(Path(f"{name}.py"), ISSUE)
@@ -395,14 +395,14 @@ def test_two_plugins_with_one_name_of_a_rule_are_an_error(desk):
         audit("acme_a", "acme_b")
 
 
-def test_rules_of_one_plugin_have_one_prefix(desk):
+def test_rules_of_one_plugin_have_one_prefix(workspace):
     """The prefix is the group of the rules."""
     write_plugin(Path("acme_here.py"), ISSUE, ("beta_rule", "yield"))
     with pytest.raises(UsageError, match="begin with acme- and beta-"):
         audit("acme_here")
 
 
-def test_a_missing_module_is_an_error_in_one_line(desk):
+def test_a_missing_module_is_an_error_in_one_line(workspace):
     """A missing module of an existing package, or of a module that is not a package, is reported the same way."""
     for name in ("acme_nowhere", "json.acme", "math.acme"):
         with pytest.raises(UsageError, match=r"the module .* was not found"):
@@ -425,25 +425,25 @@ def test_a_missing_module_is_an_error_in_one_line(desk):
         ("return [Issue('x', severity='fatal')]", "Invalid enum value"),
     ],
 )
-def test_a_rule_that_fails_is_an_internal_error(desk, body, said):
+def test_a_rule_that_fails_is_an_internal_error(workspace, body, said):
     """A failed rule never counts as passed, and the rules after the failed rule run."""
     write_plugin(Path("acme_here.py"), ("acme_bad", body), ISSUE)
     result = audit("acme_here")
-    assert names(result) == ["internal-error", "acme-always"]
+    assert list_rules(result) == ["internal-error", "acme-always"]
     assert said in result.findings[0].message
     assert result.findings[0].message.endswith("(please report this bug to the author of the plugin acme_here)")
 
 
-def test_a_need_that_fails_is_an_internal_error(desk):
+def test_a_need_that_fails_is_an_internal_error(workspace):
     """A failing need must not count as a skipped rule."""
     text = HEAD + "def need(subject):\n    return 1 / 0\n"
     write_plugin(Path("acme_here.py"), ISSUE, text=text)
     path = Path("acme_here.py")
     path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, need)"))
-    assert names(audit("acme_here")) == ["internal-error"]
+    assert list_rules(audit("acme_here")) == ["internal-error"]
 
 
-def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
+def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, workspace):
     """The JSON document on standard output stays valid."""
     body = "print('noise'); import os; os.write(1, b'noise'); yield Issue('found')"
     write_plugin(Path("acme_here.py"), ("acme_always", body), text=HEAD + "print('noise')\n")
@@ -453,25 +453,28 @@ def test_prints_of_a_plugin_do_not_reach_standard_output(statecli, desk):
 
 # --- the rules of a plugin are rules ----------------------------------------------------------------------------------
 
-THREE = ("acme_always", "yield from (Issue(f'{t.fqn}: is bad {t.fqn}', t.fqn) for t in subject.state.tensors)")
+ISSUE_PER_TENSOR = (
+    "acme_always",
+    "yield from (Issue(f'{t.fqn}: is bad {t.fqn}', t.fqn) for t in subject.state.tensors)",
+)
 
 
-def test_every_output_shows_a_finding_of_a_plugin(statecli, desk):
+def test_every_output_shows_a_finding_of_a_plugin(statecli, workspace):
     """Several findings of a rule are listed under the rule's summary."""
-    save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, desk / "models" / "a.safetensors")
-    write_plugin(Path("acme_here.py"), THREE)
+    save_file({f"fc{n}.weight": torch.ones(3) for n in range(3)}, workspace / "models" / "a.safetensors")
+    write_plugin(Path("acme_here.py"), ISSUE_PER_TENSOR)
     reports = [f"--report={output.value}=../{output.value}" for output in Output]
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", *reports)
     assert result.code == 1, result.err
     for output in Output:
-        text = (desk / output.value).read_text("utf-8")
+        text = (workspace / output.value).read_text("utf-8")
         assert "acme-always" in text, output
         assert "reference/rules/acme" not in text, output
 
 
-def test_a_rule_of_a_plugin_may_have_a_heading(statecli, desk):
+def test_a_rule_of_a_plugin_may_have_a_heading(statecli, workspace):
     """Several findings are a problem with this heading; without a heading, with the summary."""
-    save_file({"a": torch.ones(1), "b": torch.ones(2)}, desk / "models" / "a.safetensors")
+    save_file({"a": torch.ones(1), "b": torch.ones(2)}, workspace / "models" / "a.safetensors")
     body = "yield from (Issue(f'{row.fqn}: is {row.nbytes} bytes', row.fqn) for row in subject.state.tensors)"
     text = HEAD + RULE.format(name="acme_size", body=body).replace("ERROR)", "ERROR, heading='{} tensors are small')")
     write_plugin(Path("acme_here.py"), text=text, listed="acme_size,")
@@ -479,7 +482,7 @@ def test_a_rule_of_a_plugin_may_have_a_heading(statecli, desk):
     assert (result.code, "2 tensors are small" in result.out) == (1, True), result.err
 
 
-def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
+def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, workspace):
     """The explanation has no link to the documentation of statecli."""
     write_plugin(Path("acme_here.py"), ISSUE)
     listed = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
@@ -490,17 +493,17 @@ def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, desk):
     assert "add --plugin MODULE for the rules of a plugin" in statecli("rules", "acme-always").err
 
 
-def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(desk):
+def test_a_configuration_selects_and_weighs_rules_of_a_typed_plugin(workspace):
     """The configuration names the rule or the prefix."""
     write_plugin(Path("acme_here.py"), ISSUE, ("acme_other", "yield Issue('found')"))
     configure('select = ["acme"]\nignore = ["acme-other"]\n[severity]\nacme = "note"\n')
     result = audit("acme_here")
     assert result.ran == ("acme-always",)
     assert [finding.severity.value for finding in result.findings] == ["note"]
-    assert "unknown rule 'acme'" in refusal()
+    assert "unknown rule 'acme'" in get_error()
 
 
-def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, desk):
+def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, workspace):
     """Without the plugin, `audit` refuses the baseline; `inspect` has no plugins and still reads the file."""
     write_plugin(Path("acme_here.py"), ISSUE)
     line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
@@ -512,27 +515,27 @@ def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, desk):
     assert statecli("inspect", "../models/a.safetensors", "--baseline", "known.json").code == 0
 
 
-VALUES = ("acme_high", "yield from (Issue(f'{f.high:g}') for f in subject.values)")
+VALUES_RULE = ("acme_high", "yield from (Issue(f'{f.high:g}') for f in subject.values)")
 
 
 @pytest.fixture
-def high(desk):
+def values_plugin(workspace):
     """The current folder, with a plugin that needs values."""
-    write_plugin(Path("acme_here.py"), VALUES)
+    write_plugin(Path("acme_here.py"), VALUES_RULE)
     path = Path("acme_here.py")
     path.write_text(path.read_text().replace("@rule(Severity.ERROR)", "@rule(Severity.ERROR, needs_values)"))
-    return desk
+    return workspace
 
 
 @pytest.mark.parametrize("executor", [None, "threads"])
-def test_executors_do_the_work_for_rules_of_plugins(high, executor):
+def test_executors_do_the_work_for_rules_of_plugins(values_plugin, executor):
     """Rules run in the process of the command; workers only read values and need no plugin."""
     with ThreadPoolExecutor(2) as pool:
         result = audit("acme_here", select=["acme"], executor=pool if executor else None, values=True)
     assert [finding.message for finding in result.findings] == ["1"]
 
 
-def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, high):
+def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, values_plugin):
     """The parts are files, and a file must not run code."""
     line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py", "--select", "acme", "--values")
     for n in (1, 2):
@@ -584,7 +587,7 @@ def test_an_installed_sample_package_runs_by_the_configuration(environment):
     assert not mark.exists()
 
 
-def test_the_request_of_an_audit_has_the_plugins(desk):
+def test_the_request_of_an_audit_has_the_plugins(workspace):
     """`explain` and the documents build a request without running the audit."""
     write_plugin(Path("acme_here.py"), ISSUE)
     options = AuditOptions(targets=("../models/a.safetensors",), plugin=("acme_here",))
@@ -593,7 +596,7 @@ def test_the_request_of_an_audit_has_the_plugins(desk):
     assert request.rules[-1].name == "acme-always"
 
 
-def test_the_page_for_authors_lists_every_name(desk):
+def test_the_page_for_authors_lists_every_name(workspace):
     """The page lists exactly the names of `statecli.plugin`."""
     page = (ROOT / "docs" / "how-to" / "own-rules.md").read_text("utf-8")
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)

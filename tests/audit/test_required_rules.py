@@ -25,7 +25,7 @@ def _locked_checkpoint(in_tmp_path, statecli):
     assert statecli("lock", "a.pt", "-o", "l.json").code == 0
 
 
-def test_each_key_of_a_policy_has_its_judges():
+def test_each_policy_key_has_rules():
     """Each policy key has rules, and the tables name only existing rules or rule groups."""
     assert set(required_rules.RULES_BY_POLICY_KEY) == set(Policy.__struct_encode_fields__)
     names = {name for rule in RULES for name in (rule.name, rule.group)}
@@ -46,19 +46,19 @@ def test_each_key_of_a_policy_has_its_judges():
     ],
     ids=["against", "model", "values"],
 )
-def test_each_rule_that_needs_an_option_judges_by_it(option, needs):
+def test_each_rule_that_needs_an_option_is_listed_for_the_option(option, needs):
     """Otherwise the option would be refused when only this rule is selected."""
     for rule in RULES:
         if needs & set(rule.needs):
             assert {rule.name, rule.group} & set(required_rules.RULES_BY_OPTION[option]), rule.name
 
 
-GIVEN = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
+OPTIONS = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=[case[0] for case in GIVEN])
+@pytest.mark.parametrize("given", OPTIONS, ids=[case[0] for case in OPTIONS])
 @pytest.mark.parametrize("narrowed", ["line", "file"])
-def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowed):
+def test_option_that_no_selected_rule_uses_is_refused(statecli, given, narrowed):
     """One line names the option, whether the command line or the configuration leaves the rules out."""
     Path("statecli.toml").write_text('select = "pickles"' if narrowed == "file" else "")
     result = statecli("audit", "a.pt", *given, *(("--select", "pickles") if narrowed == "line" else ()))
@@ -67,18 +67,18 @@ def test_what_is_given_and_judged_by_no_rule_is_refused(statecli, given, narrowe
 
 
 @pytest.mark.parametrize("rule", ["lock-mismatch", "nan", "missing-entry"])
-def test_one_rule_that_judges_is_enough(statecli, rule):
+def test_one_rule_that_uses_the_option_is_enough(statecli, rule):
     """The other rules that use the option may be left out."""
-    given = {"lock-mismatch": GIVEN[0], "nan": GIVEN[3], "missing-entry": GIVEN[1]}[rule]
+    given = {"lock-mismatch": OPTIONS[0], "nan": OPTIONS[3], "missing-entry": OPTIONS[1]}[rule]
     assert statecli("audit", "a.pt", *given, "--select", rule).code == 0
 
 
-def test_a_lock_without_its_rule_is_refused_though_another_of_the_subject_runs(statecli):
+def test_lock_without_the_rule_lock_mismatch_is_refused(statecli):
     """`values-not-locked` does not compare targets with the lock."""
-    assert statecli("audit", "a.pt", *GIVEN[0], "--ignore", "lock-mismatch").code == 2
+    assert statecli("audit", "a.pt", *OPTIONS[0], "--ignore", "lock-mismatch").code == 2
 
 
-def test_what_is_configured_and_left_out_on_the_line_is_told(statecli):
+def test_configured_settings_without_a_selected_rule_are_noted(statecli):
     """The notes are in the JSON and on stderr; the exit status does not change."""
     Path("statecli.toml").write_text(
         'lock = "l.json"\nvalues = true\npolicy = { dtype = "float32", reference = "a.pt" }'
@@ -100,7 +100,7 @@ def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
 
 
 @pytest.mark.parametrize("words", [(), ("--ignore", "pickles", "--select", "pickles")], ids=["file", "line"])
-def test_no_rule_left_is_refused(statecli, words):
+def test_audit_without_any_selected_rule_is_refused(statecli, words):
     """An audit that checks nothing never exits with status 0."""
     subjects = sorted({f'"{rule.group}"' for rule in RULES})
     Path(".git").mkdir()

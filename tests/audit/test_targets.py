@@ -64,7 +64,7 @@ def test_steps_come_in_natural_order(tmp_path):
     assert [path.rpartition("/")[2] for path in paths] == ["step-1.pt", "step-2.pt", "step-10.pt"]
 
 
-def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
+def test_model_folder_and_separate_checkpoint_are_two_targets(tmp_path):
     """Shards belong to their index, and a training's optimizer to the model next to the optimizer file."""
     weights = {"a": "m-00001-of-00002.safetensors", "b": "m-00002-of-00002.safetensors"}
     for name, shard in weights.items():
@@ -79,7 +79,7 @@ def test_a_model_folder_is_one_target_and_what_lies_beside_it_others(tmp_path):
     assert "JSON" in others[0].reason
 
 
-def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
+def test_checkpoint_is_detected_by_its_name_or_content(tmp_path):
     """A checkpoint may have any name; a text file is skipped unless its name is a checkpoint's."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "weights")
     (tmp_path / "notes.txt").write_text("hello")
@@ -88,13 +88,13 @@ def test_a_checkpoint_is_told_by_its_content_too(tmp_path):
     paths, others = expand_paths(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["broken.pt", "weights"]
     reason = "is a text file"
-    assert skip_reasons(others) == {str(tmp_path / "code.py"): reason, str(tmp_path / "notes.txt"): reason}
+    assert map_skip_reasons(others) == {str(tmp_path / "code.py"): reason, str(tmp_path / "notes.txt"): reason}
 
 
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
 def test_a_damaged_checkpoint_with_the_suffix_of_a_tar_archive_fails(tmp_path, suffix):
     """Training scripts name the output of torch.save `model_best.pth.tar`."""
-    assert status_beside_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, f"model_best{suffix}", b"\x93 no torch file" * 99) is Status.FAILED
 
 
 def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp_path):
@@ -122,7 +122,7 @@ def pack_tar(mode, *members, **options):
     return packed.getvalue()
 
 
-def status_beside_a_model(folder, name, content):
+def audit_next_to_a_model(folder, name, content):
     """Write a file next to a clean model and return the file's status."""
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     (folder / name).write_bytes(content)
@@ -135,7 +135,7 @@ OLD_PICKLE = b"cos\nsystem\n(S'true'\ntR."
 #: A hard link has no data, whatever its header says: a reader that skips data would miss the next member.
 LINK = tarfile.TarInfo("link")
 LINK.type, LINK.size = tarfile.LNKTYPE, 4096
-LINKED = LINK.tobuf() + pack_tar("w", ("x.pkl", PICKLE))
+TAR_WITH_LINK = LINK.tobuf() + pack_tar("w", ("x.pkl", PICKLE))
 GZIP = gzip.compress(PICKLE, mtime=0)
 
 
@@ -149,7 +149,7 @@ def pack_sized_lzma(data, dictionary):
     return b"\x5d" + dictionary.to_bytes(4, "little") + len(data).to_bytes(8, "little") + pack_lzma(data)[13:]
 
 
-def zfile(data):
+def pack_zfile(data):
     """Return the data in the compressed format of joblib before 0.10."""
     return b"ZF" + hex(len(data)).encode().ljust(19) + zlib.compress(data)
 
@@ -162,11 +162,11 @@ def flip_byte(data, at):
     return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
 
 
-PACKED = {
+ARCHIVES_WITH_CHECKPOINT = {
     **dict.fromkeys(("scaler.pkl.gz", "w.joblib.z", "w.pt.bz2", "w.ckpt.xz", "w.safetensors.zst"), GZIP),
     "w.nemo": pack_tar("w", ("model_weights.ckpt", b"")),
     "x.tar": pack_tar("w", ("a/weights.ckpt", b"")),
-    "link.tar": LINKED,
+    "link.tar": TAR_WITH_LINK,
     "x.tar.gz": pack_tar("w:gz", ("junk", bytes(3_000_000)), ("weights.ckpt", b"")),
     "content.tbz2": pack_tar("w:bz2", ("data", PICKLE)),
     "long.txz": pack_tar("w:xz", ("d/" * 90 + "x.pkl", b""), format=tarfile.PAX_FORMAT),
@@ -188,7 +188,7 @@ PACKED = {
     "checksum.sav": GZIP[:-8] + bytes(8),
     "zlib.sav": zlib.compress(PICKLE)[:-4] + bytes(4),
     "tail.sav": flip_byte(zlib.compress(PICKLE + os.urandom(9000)), 300),
-    "zf.sav": zfile(PICKLE),
+    "zf.sav": pack_zfile(PICKLE),
     "wide_zf.sav": b"ZF" + hex(len(PICKLE)).encode().ljust(20) + zlib.compress(PICKLE),
     "dict.sav": pack_lzma(PICKLE, dict_size=4096),
     "lc0.sav": pack_lzma(PICKLE, lc=0),
@@ -211,7 +211,7 @@ PACKED = {
     "broken.bz2": flip_byte(bz2.compress(b"id,name\n1,some\n"), 20),
     "cut.tar.gz": pack_tar("w:gz", ("a.jpg", os.urandom(90_000)))[:70_000],
 }
-NOT_PACKED = {
+ARCHIVES_WITHOUT_CHECKPOINT = {
     "data.tar": pack_tar("w", ("a.jpg", b"\xff\xd8\xff" + bytes(999))),
     "data.tar.gz": pack_tar("w:gz", ("a.jpg", b"\xff\xd8\xff" + bytes(999)), ("b.json", b"{}")),
     "data.tar.zst": b"\x28\xb5\x2f\xfd" + bytes(99),
@@ -235,13 +235,13 @@ NOT_PACKED = {
 }
 
 
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", ARCHIVES_WITH_CHECKPOINT)
 def test_archives_that_hold_a_checkpoint_fail(tmp_path, name):
     """The checkpoint is detected by the name or the first bytes of any member, and in any compressed stream."""
-    assert status_beside_a_model(tmp_path, name, PACKED[name]) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITH_CHECKPOINT[name]) is Status.FAILED
 
 
-def test_a_damaged_archive_says_what_to_do(tmp_path):
+def test_damaged_archive_error_names_a_remedy(tmp_path):
     """A truncated log fails a check of checkpoints, so the message names a remedy."""
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
     (result,) = audit(Request((str(tmp_path),))).targets
@@ -261,7 +261,7 @@ def pack_compiled(content, name=b""):
     return zlib.crc32(data).to_bytes(4, "big") + data
 
 
-COMPILED = {
+COMPILED_FILES = {
     "cache.dat": pack_compiled(PICKLE),
     "model.bin": pack_compiled(bytes(20_000_000)),
     "a.dat": pack_compiled(PICKLE, b"CacheCompiledArtifact"),
@@ -269,26 +269,26 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", COMPILED_FILES)
 def test_files_of_torch_compile_fail(tmp_path, name):
     """torch unpickles and runs the content; the pickles are hidden between lengths and base64 texts."""
-    assert status_beside_a_model(tmp_path, name, COMPILED[name]) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, COMPILED_FILES[name]) is Status.FAILED
     with pytest.raises(UnreadableError, match=r"is a torch\.compile cache, which statecli does not read"):
         inspect(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", NOT_PACKED)
+@pytest.mark.parametrize("name", ARCHIVES_WITHOUT_CHECKPOINT)
 def test_archives_of_other_files_are_skipped(tmp_path, name):
     """They are counted as not checked."""
-    assert status_beside_a_model(tmp_path, name, NOT_PACKED[name]) is Status.SKIPPED
+    assert audit_next_to_a_model(tmp_path, name, ARCHIVES_WITHOUT_CHECKPOINT[name]) is Status.SKIPPED
 
 
 @pytest.mark.parametrize(("name", "status"), [("model.tar.gz", Status.FAILED), ("data.tar.gz", Status.SKIPPED)])
-def test_the_name_decides_for_an_archive_that_is_not_looked_through(tmp_path, monkeypatch, name, status):
+def test_name_decides_for_an_archive_too_large_to_unpack(tmp_path, monkeypatch, name, status):
     """Only the beginning of a large archive is unpacked."""
     monkeypatch.setattr(packed_files, "MAX_UNPACKED_BYTES", 10**6)
     content = pack_tar("w:gz", ("junk", bytes(2_000_000)), ("x.pkl", PICKLE))
-    assert status_beside_a_model(tmp_path, name, content) is status
+    assert audit_next_to_a_model(tmp_path, name, content) is status
 
 
 def build_late_pickle(length, opcode=b"X"):
@@ -298,39 +298,39 @@ def build_late_pickle(length, opcode=b"X"):
     return first + b"0cbuiltins\nexec\n(S'1'\ntR."
 
 
-LATE = build_late_pickle(100_000)
+LATE_PICKLE = build_late_pickle(100_000)
 #: Blocks that are stored, as lz4 writes incompressible data.
 LZ4_BLOCKS = b"".join(
     (len(block) | 1 << 31).to_bytes(4, "little") + block
-    for block in (LATE[at : at + 65536] for at in range(0, len(LATE), 65536))
+    for block in (LATE_PICKLE[at : at + 65536] for at in range(0, len(LATE_PICKLE), 65536))
 )
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("vectorizer.z", zlib.compress(LATE)),
-        ("vectorizer.gz", gzip.compress(LATE)),
-        ("a.bz2", bz2.compress(LATE)),
+        ("vectorizer.z", zlib.compress(LATE_PICKLE)),
+        ("vectorizer.gz", gzip.compress(LATE_PICKLE)),
+        ("a.bz2", bz2.compress(LATE_PICKLE)),
         ("a.xz", lzma.compress(build_late_pickle(1_000_000), preset=0)),
         ("lines.gz", gzip.compress(build_late_pickle(50_000, b"V"))),
         ("head.gz", gzip.compress(build_late_pickle(4088))),
-        ("many.gz", gzip.compress(b"X\xa0\x0f\0\0" + b"a" * 4000 + b"0" + LATE)),
-        ("data.tar", pack_tar("w", ("junk", b"text"), ("x", LATE), ("y", b"text"))),
-        ("data.tar.gz", pack_tar("w:gz", ("x", LATE))),
+        ("many.gz", gzip.compress(b"X\xa0\x0f\0\0" + b"a" * 4000 + b"0" + LATE_PICKLE)),
+        ("data.tar", pack_tar("w", ("junk", b"text"), ("x", LATE_PICKLE), ("y", b"text"))),
+        ("data.tar.gz", pack_tar("w:gz", ("x", LATE_PICKLE))),
         ("vectorizer.lz4", b"\x04\x22\x4d\x18" + b"\x60\x40\x82" + LZ4_BLOCKS + bytes(4)),
     ],
 )
 def test_a_packed_pickle_that_begins_with_a_long_text_is_found(tmp_path, name, content):
     """joblib unpickles the file, and its first global comes after the bytes that are examined first."""
-    assert status_beside_a_model(tmp_path, name, content) is Status.FAILED
+    assert audit_next_to_a_model(tmp_path, name, content) is Status.FAILED
 
 
 @pytest.mark.parametrize("first", ["Time,value", "X,y", "Block", "Value", "(((", "Index 1", "S", "label"])
 def test_packed_text_is_not_a_pickle(tmp_path, first):
     """The first letter of a text may also be an opcode of pickle."""
     text = (first + "\n" + "1.5,2.5\n" * 100_000).encode()
-    assert status_beside_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is Status.SKIPPED
+    assert audit_next_to_a_model(tmp_path, "table.csv.gz", gzip.compress(text)) is Status.SKIPPED
 
 
 def test_names_are_sorted_by_their_numbers():
@@ -352,13 +352,13 @@ def test_an_unpacked_torch_package_fails(tmp_path):
     assert (failed.target, "is an unpacked torch.package" in str(failed.reason)) == (str(root), True)
 
 
-def test_a_class_is_no_path():
+def test_class_target_is_not_a_path():
     """Brackets in the arguments of a class are not a glob, and `..` is not a parent folder."""
     texts = ["net.py:Net(sizes=[1, 2])", "net.py:Net('a/../b')", "net.py:Net('b')"]
     assert expand_paths(*texts) == (texts, [])
 
 
-def skip_reasons(others):
+def map_skip_reasons(others):
     return {other.target: other.reason for other in others if other.status is Status.SKIPPED}
 
 
@@ -371,13 +371,13 @@ def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, proto
     assert (paths, others) == ([str(tmp_path / "model.dat")], [])
 
 
-def test_a_text_pickle_that_breaks_off_behind_a_call_is_a_target(tmp_path):
+def test_text_pickle_truncated_after_a_call_is_a_target(tmp_path):
     """The call has already run when unpickling reaches the truncated end."""
     (tmp_path / "model.dat").write_bytes(b"cos\nsystem\n(S'true'\ntR")
     assert expand_paths(tmp_path)[0] == [str(tmp_path / "model.dat")]
 
 
-def test_no_file_of_this_repository_or_of_the_packages_here_is_taken_for_a_pickle():
+def test_source_and_text_files_are_not_detected_as_pickles():
     """Source, prose, JSON, CSV, YAML, TOML, HTML: no text written by people is detected as a pickle."""
     kinds = (".py", ".md", ".txt", ".json", ".csv", ".yaml", ".yml", ".toml", ".html", ".js", ".h", ".cpp", ".rst")
     root = Path(__file__).parents[2]
@@ -417,7 +417,7 @@ _PARTS = (
 
 @given(st.lists(st.sampled_from(_PARTS), min_size=1).map("".join))
 @example("cos\nsystem\n(S'a'\ntR.")
-def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
+def test_detected_text_pickle_has_a_call_or_a_stop(tmp_path_factory, text):
     """`pickletools` reads the text up to a call or a STOP. Appending to an import also calls its `append`."""
     path = tmp_path_factory.getbasetemp() / "text"
     path.write_bytes(text.encode())
@@ -430,7 +430,7 @@ def test_what_is_taken_for_a_text_pickle_is_one(tmp_path_factory, text):
             assert calls & set(names)
 
 
-def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
+def test_bin_file_is_detected_by_its_name_or_content(tmp_path):
     """Firmware may have the suffix `.bin` too; unreadable weights and Git LFS pointers remain targets."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "checkpoint.bin")
     (tmp_path / "firmware.bin").write_bytes(b"\x7fELF" + bytes(60))
@@ -439,17 +439,17 @@ def test_a_bin_is_told_by_its_name_or_its_content(tmp_path):
     paths, others = expand_paths(tmp_path / "*.bin")
     names = [path.rpartition("/")[2] for path in paths]
     assert names == ["asset.bin", "checkpoint.bin", "pytorch_model-00001-of-00002.bin"]
-    assert skip_reasons(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
+    assert map_skip_reasons(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
 
 
-def test_the_other_names_of_a_file_are_said(tmp_path):
+def test_other_names_of_a_file_are_skipped_with_the_reason(tmp_path):
     """The file's own name comes before a link's, in any order of the arguments."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "model.pt")
     (tmp_path / "best.pt").symlink_to("model.pt")
     for texts in ((tmp_path,), (tmp_path / "best.pt", tmp_path), (tmp_path / "*.pt",)):
         paths, others = expand_paths(*texts)
         assert paths == [str(tmp_path / "model.pt")]
-        assert skip_reasons(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
+        assert map_skip_reasons(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
     assert expand_paths(tmp_path / "best.pt") == ([str(tmp_path / "best.pt")], [])
 
 
@@ -463,24 +463,24 @@ def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
     paths, others = expand_paths(tmp_path)
     assert paths == [str(model / "snapshots" / "abc")]
     reason = f"is the same file as {model / 'snapshots' / 'abc' / 'model.safetensors'}"
-    assert skip_reasons(others) == {str(model / "blobs" / "deadbeef"): reason}
+    assert map_skip_reasons(others) == {str(model / "blobs" / "deadbeef"): reason}
 
 
-def test_a_shard_that_is_named_beside_its_folder_is_a_target_too(tmp_path):
+def test_folder_and_its_file_named_together_are_two_targets(tmp_path):
     """The file is not reported as another name of the folder."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     paths, others = expand_paths(tmp_path, tmp_path / "model.safetensors")
     assert (paths, others) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
 
 
-def test_a_folder_that_holds_nothing_is_said(tmp_path):
+def test_empty_folder_is_reported(tmp_path):
     """Next to a folder with checkpoints, an empty folder would otherwise go unnoticed."""
     (tmp_path / "full").mkdir()
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
     paths, others = expand_paths(tmp_path / "full", tmp_path / "empty")
     assert paths == [str(tmp_path / "full" / "a.pt")]
-    assert skip_reasons(others) == {str(tmp_path / "empty"): "a folder without files"}
+    assert map_skip_reasons(others) == {str(tmp_path / "empty"): "a folder without files"}
 
 
 @pytest.fixture
@@ -494,29 +494,29 @@ def shards(tmp_path):
     return tmp_path
 
 
-def instead(path, homes):
+def find_replacement(path, homes):
     """Return the path of the model that replaces a file as the target, if any."""
     model = homes.find_replacement(str(path))
     return model if model is None or isinstance(model, str) else model.path
 
 
-def test_a_shard_that_is_named_is_itself(shards):
+def test_named_shard_is_replaced_only_with_as_found(shards):
     """With `as_found`, the model's folder replaces the shard."""
     shard = shards / "m-00001-of-00002.safetensors"
-    assert instead(shard, ModelFolders()) is None
-    assert instead(shard, ModelFolders(as_found=True)) == str(shards)
-    assert instead(shards, ModelFolders(as_found=True)) is None
+    assert find_replacement(shard, ModelFolders()) is None
+    assert find_replacement(shard, ModelFolders(as_found=True)) == str(shards)
+    assert find_replacement(shards, ModelFolders(as_found=True)) is None
 
 
 @pytest.mark.parametrize("as_found", [False, True])
-def test_a_lock_says_which_name_of_a_model_counts(shards, as_found):
+def test_lock_decides_which_path_of_a_model_is_audited(shards, as_found):
     """The lock names the shard, the folder, the index, or none of the three."""
     shard, index = shards / "m-00001-of-00002.safetensors", shards / "m.safetensors.index.json"
     for locked, expected in ((shard, None), (shards, str(shards)), (index, str(index))):
         homes = ModelFolders(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
-        assert instead(shard, homes) == expected
+        assert find_replacement(shard, homes) == expected
     nothing = ModelFolders(as_found=as_found, is_locked=lambda _: False)
-    assert instead(shard, nothing) == (str(shards) if as_found else None)
+    assert find_replacement(shard, nothing) == (str(shards) if as_found else None)
 
 
 def test_two_spellings_are_one_target(in_tmp_path):
@@ -528,7 +528,7 @@ def test_two_spellings_are_one_target(in_tmp_path):
 
 
 @pytest.mark.parametrize("depth", [64, 65])
-def test_folders_are_walked_to_a_depth(tmp_path, depth):
+def test_folder_below_the_maximum_depth_fails(tmp_path, depth):
     """The deepest allowed folder is walked, and a folder below fails."""
     folder = tmp_path.joinpath(*["d"] * depth)
     folder.mkdir(parents=True)
@@ -545,17 +545,17 @@ def describe_target(result):
     return result.target, result.status, result.reason
 
 
-LISTING = {
+LISTING_ERRORS = {
     "not permitted": (PermissionError(13, "Permission denied"), "cannot be listed: permission denied"),
     "of no known reason": (OSError(), "cannot be listed: unknown error"),
     "far away": (UnreadableError("the server answered 503"), "the server answered 503"),
 }
 
 
-@pytest.mark.parametrize("case", LISTING)
+@pytest.mark.parametrize("case", LISTING_ERRORS)
 def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
     """Only the unreadable folder fails, with its path and the reason; files next to the folder are audited."""
-    error, reason = LISTING[case]
+    error, reason = LISTING_ERRORS[case]
     names = files.list_names
     (tmp_path / "closed").mkdir()
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
@@ -572,7 +572,7 @@ def test_a_folder_that_cannot_be_listed_has_failed(tmp_path, monkeypatch, case):
     assert describe_target(failure) == (closed, Status.FAILED, f"{closed}: {reason}")
 
 
-def test_a_folder_of_which_a_part_is_listed_has_failed_for_the_rest(tmp_path, monkeypatch):
+def test_partly_listed_folder_fails_for_the_rest(tmp_path, monkeypatch):
     """The listed files are audited, and the rest of the folder has not passed."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     monkeypatch.setattr(files, "explain_missing_names", lambda path: "its server stopped")
@@ -593,13 +593,13 @@ def test_a_glob_that_cannot_be_listed_has_failed(tmp_path, monkeypatch):
     assert (paths, describe_target(failure)) == ([], (str(tmp_path / "*.pt"), Status.FAILED, "the server answered 503"))
 
 
-def test_what_cannot_be_opened_is_skipped_where_nothing_could_be_loaded(tmp_path):
+def test_broken_link_and_empty_file_are_skipped(tmp_path):
     """A loader cannot load anything from a broken link or an empty file."""
     (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "empty").touch()
     paths, others = expand_paths(tmp_path)
     assert paths == []
-    assert skip_reasons(others) == {
+    assert map_skip_reasons(others) == {
         str(tmp_path / "link"): "is a broken link",
         str(tmp_path / "empty"): "is an empty file",
     }
@@ -628,7 +628,7 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
 
 
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
-def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error(tmp_path, monkeypatch, error):
+def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
     """The size of the file cannot be read either, from a server or from the disk."""
     (tmp_path / "notes").write_bytes(b"hello")
 
@@ -658,7 +658,7 @@ def test_a_file_that_is_gone_meanwhile_has_failed_or_is_skipped_without_an_error
         ("a banana", "banana"),
     ],
 )
-def test_a_skipped_file_is_counted_by_what_it_is(what, noun):
+def test_skipped_file_is_counted_by_its_format(what, noun):
     """The counted noun has no article and no advice."""
     skipped_file = skip_file("x", what)
     assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {what}")
@@ -711,7 +711,7 @@ def test_an_ordinary_folder_is_not_skipped(tmp_path):
         ("pytorch_model.bin/notes", False),
     ],
 )
-def test_some_names_say_that_a_checkpoint_is_meant(name, expected):
+def test_names_of_checkpoints_are_recognised(name, expected):
     """A pickle, and most `.bin` files, may have any content."""
     assert is_named_as_checkpoint(name) is expected
 
@@ -727,7 +727,7 @@ def hidden_folders(tmp_path, in_tmp_path):
         (tmp_path / path).write_bytes(PICKLE)
 
 
-HIDDEN = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),))
+SKIPPED_HIDDEN_FOLDER = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),))
 
 
 @pytest.mark.parametrize(
@@ -739,12 +739,12 @@ HIDDEN = (Status.SKIPPED, "a hidden folder", (NotChecked("folder", 1, "hidden"),
         (".[grl]*", [".git/weights", ".last/a.pt", ".run/weights"], []),
     ],
 )
-def test_a_glob_passes_over_a_hidden_folder_unless_a_loader_may_choose_it(hidden_folders, glob, paths, passed):
+def test_glob_skips_hidden_folders_that_no_loader_reads(hidden_folders, glob, paths, passed):
     """A shell's `*` does not match hidden folders; accelerate and DeepSpeed read them, and their files by name."""
     found_paths, others = expand_paths(glob)
     assert found_paths == paths
     assert {other.target: (other.status, other.reason, other.not_checked) for other in others} == dict.fromkeys(
-        passed, HIDDEN
+        passed, SKIPPED_HIDDEN_FOLDER
     )
 
 
@@ -755,7 +755,7 @@ def test_files_of_the_current_folder_have_no_folder_in_their_names(tmp_path, in_
     assert expand_paths(text) == (["a.pt"], [])
 
 
-def test_a_glob_comes_in_natural_order(tmp_path):
+def test_glob_matches_are_in_natural_order(tmp_path):
     """Matches are sorted like the files of a folder, also by leading numbers and numbers of any length."""
     for name in ("10.pt", "2.pt", "a10.pt", "a9b.pt", "a9.pt", "a.pt"):
         torch.save({"w": torch.zeros(1)}, tmp_path / name)
@@ -763,20 +763,20 @@ def test_a_glob_comes_in_natural_order(tmp_path):
     assert [path.rpartition("/")[2] for path in paths] == ["2.pt", "10.pt", "a9.pt", "a9b.pt", "a10.pt", "a.pt"]
 
 
-def test_a_glob_finds_what_a_lock_or_a_walk_makes_of_a_file(shards):
+def test_glob_with_as_found_lists_the_folder_of_shards_once(shards):
     """With `as_found`, the folder replaces both of its shards and is listed once."""
     pattern = str(shards / "*.safetensors")
     assert list(expand_targets([pattern])) == [str(shards / f"m-0000{n}-of-00002.safetensors") for n in (1, 2)]
     assert list(expand_targets([pattern], model_folders=ModelFolders(as_found=True))) == [str(shards)]
 
 
-def test_a_file_alone_in_its_model_is_itself(tmp_path):
+def test_only_file_of_a_model_is_not_replaced(tmp_path):
     """With `as_found`, the folder does not replace the only file of a model."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
-    assert instead(tmp_path / "model.safetensors", ModelFolders(as_found=True)) is None
+    assert find_replacement(tmp_path / "model.safetensors", ModelFolders(as_found=True)) is None
 
 
-def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
+def test_as_found_skips_a_named_text_file(tmp_path):
     """Without `as_found`, the file is a target, and its reader reports the content."""
     (tmp_path / "notes.txt").write_text("hello")
     path = str(tmp_path / "notes.txt")
@@ -786,7 +786,7 @@ def test_a_named_file_that_is_no_checkpoint_is_skipped_as_a_walk_does(tmp_path):
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*", "**", "a*"]), max_size=4), st.lists(st.sampled_from("ab"), max_size=5))
-def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
+def test_glob_covers_its_matches_and_their_content(globs, parts):
     """The result is checked against an equivalent regular expression."""
     patterns = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
     wanted = "".join(patterns.get(glob, f"{glob}/") for glob in globs)
@@ -794,7 +794,7 @@ def test_a_glob_covers_what_it_matches_and_what_lies_in_that(globs, parts):
     assert glob_covers(globs, parts) is bool(re.match(wanted, text))
 
 
-def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path, in_tmp_path):
+def test_walk_reaches_files_in_its_folders_and_globs(tmp_path, in_tmp_path):
     """A missing file in a walked folder or under a glob counts as reached; a named file reaches only itself."""
     (tmp_path / "runs" / "1").mkdir(parents=True)
     (tmp_path / "a.pt").touch()
@@ -806,7 +806,7 @@ def test_a_walk_reaches_what_lies_in_its_folders_and_in_those_of_a_glob(tmp_path
     assert not is_reached("https://h/a/b/c.pt", ["https://h/b/*"])
 
 
-def test_a_folder_called_data_is_no_package(tmp_path):
+def test_data_folder_without_extern_modules_is_not_a_package(tmp_path):
     """A folder is a torch package only if it has the file `.data/extern_modules`."""
     (tmp_path / "a" / ".data").mkdir(parents=True)
     (tmp_path / "b").mkdir()
@@ -824,7 +824,7 @@ def test_a_folder_called_data_is_no_package(tmp_path):
         ("latest_checkpointed_iteration.txt", "7", "iter_0000007"),
     ],
 )
-def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, tracker, word, folder):
+def test_hidden_folder_that_a_tracker_names_is_audited(tmp_path, tracker, word, folder):
     """DeepSpeed and Megatron unpickle the folder in a tracker: hidden, a link to a hidden folder, or a tool's."""
 
     def list_rules():
@@ -845,7 +845,7 @@ def test_a_folder_that_a_walk_skips_and_a_loader_reads_is_no_pass(tmp_path, trac
 
 
 @pytest.mark.parametrize("place", ["{}", "."])
-def test_a_link_that_a_tracker_names_is_no_pass_if_it_leads_elsewhere(tmp_path, monkeypatch, place):
+def test_tracker_link_out_of_the_target_fails(tmp_path, monkeypatch, place):
     """DeepSpeed unpickles files in the linked folder, which the walk does not reach."""
     (tmp_path / "root").mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -889,7 +889,7 @@ def test_a_link_to_a_hidden_folder_of_the_walk_is_walked(tmp_path):
         *((name, Status.SKIPPED) for name in ("readme.txt", "inner/deeper/a.txt")),
     ],
 )
-def test_a_link_to_checkpoints_elsewhere_is_no_pass(tmp_path, name, status):
+def test_link_to_checkpoints_outside_the_target_fails(tmp_path, name, status):
     """The linked checkpoints were not audited; a link to a folder without checkpoints is skipped."""
     (tmp_path / "root").mkdir()
     file = tmp_path / "elsewhere" / name

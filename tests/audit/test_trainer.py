@@ -27,13 +27,13 @@ SIZES = dict(  # noqa: C408 - as a call has them
     vocab_size=50,
     max_position_embeddings=16,
 )
-CLASS = f"""
+CLASS_SOURCE = f"""
 from transformers import BertConfig, BertForSequenceClassification
 def build():
     return BertForSequenceClassification(BertConfig(**{SIZES!r}))
 """
 #: Files that a Trainer writes next to the model.
-BESIDE = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin"]
+COMPANION_FILES = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "training_args.bin"]
 
 
 def write_trainer_checkpoint(folder):
@@ -49,11 +49,11 @@ def write_trainer_checkpoint(folder):
     torch.save(optimizer.state_dict(), folder / "optimizer.pt")
     torch.save(scheduler.state_dict(), folder / "scheduler.pt")
     torch.save(states, folder / "rng_state.pth")
-    torch.save(arguments(), folder / "training_args.bin")
+    torch.save(build_training_arguments(), folder / "training_args.bin")
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 1, "log_history": []}))
 
 
-def arguments():
+def build_training_arguments():
     """Return TrainingArguments. Without accelerate the constructor fails, so the attributes are set directly."""
     try:
         return TrainingArguments(output_dir="out")
@@ -75,10 +75,10 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _trainer_folder(checkpoint, in_tmp_path):
     shutil.copytree(checkpoint, "ck")
-    Path("net.py").write_text(CLASS)
+    Path("net.py").write_text(CLASS_SOURCE)
 
 
-def nudge(path, *keys):
+def change_tensor(path, *keys):
     """Change the first element of the tensor at `keys`."""
     checkpoint = tensor = torch.load(path, weights_only=False)
     for key in keys:
@@ -87,23 +87,23 @@ def nudge(path, *keys):
     torch.save(checkpoint, path)
 
 
-def statuses(result):
+def map_statuses(result):
     return {target["target"]: target["status"] for target in result.json["targets"]}
 
 
-def test_it_is_audited_whole(statecli):
+def test_trainer_folder_is_one_target(statecli):
     """The folder is one target with all tensors; none of its files is reported as a separate target."""
     result = statecli("audit", "ck", "-f", "json")
     assert (result.code, result.err, result.json["findings"]) == (0, "", [])
-    assert [name for name, status in statuses(result).items() if status == "audited"] == ["ck"]
+    assert [name for name, status in map_statuses(result).items() if status == "audited"] == ["ck"]
     inspected = statecli("inspect", "ck", "-f", "json").json
     assert inspected["sections"] == ["model", "optimizer", "rng_state"]
     (target,) = (target for target in result.json["targets"] if target["target"] == "ck")
     assert target["tensors"] == len(inspected["tensors"])
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_every_pickle_of_it_is_read(statecli, name):
+@pytest.mark.parametrize("name", COMPANION_FILES)
+def test_every_pickle_of_the_folder_is_audited(statecli, name):
     """A call in any of the files is a finding that names the file."""
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, f"ck/{name}")
     result = statecli("audit", "ck", "-f", "json")
@@ -113,7 +113,7 @@ def test_every_pickle_of_it_is_read(statecli, name):
     assert name in json.dumps(target)
 
 
-def test_its_lock_has_every_tensor_and_no_more(statecli):
+def test_lock_covers_every_section_of_the_folder(statecli):
     """Every section is locked; the locked folder and a copy of the folder match the lock."""
     result = statecli("lock", "ck", "-o", "l.json")
     assert (result.code, result.err) == (0, "")
@@ -125,10 +125,10 @@ def test_its_lock_has_every_tensor_and_no_more(statecli):
         assert (audited.code, audited.err, audited.json["findings"]) == (0, "", [])
 
 
-def test_a_nudge_of_the_optimizer_is_named(statecli):
+def test_changed_optimizer_tensor_is_named(statecli):
     """The only finding names the target and the tensor."""
     statecli("lock", "ck", "-o", "l.json")
-    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    change_tensor("ck/optimizer.pt", "state", 3, "exp_avg")
     result = statecli("audit", "ck", "--lock", "l.json", "-f", "json")
     assert result.code == 1
     (finding,) = result.json["findings"]
@@ -140,7 +140,7 @@ def test_a_nudge_of_the_optimizer_is_named(statecli):
     assert finding["message"].startswith("optimizer.state[3]['exp_avg']: values differ")
 
 
-def test_what_was_locked_and_is_empty_or_gone_is_missing(statecli):
+def test_emptied_or_deleted_optimizer_does_not_match_the_lock(statecli):
     """An optimizer's state that lost all its tensors is not treated as a file without tensors."""
     statecli("lock", "ck", "-o", "l.json")
     torch.save({"state": {}, "param_groups": []}, "ck/optimizer.pt")
@@ -151,11 +151,11 @@ def test_what_was_locked_and_is_empty_or_gone_is_missing(statecli):
         assert {finding["section"] for finding in result.json["findings"]} == {"optimizer"}
 
 
-def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
+def test_lock_of_a_model_skips_training_files_next_to_the_model(statecli):
     """An optimizer's state is skipped with a note; an unlocked model is an error. If nothing was compared, the audit
     exits with status 2.
     """
-    for name in BESIDE:
+    for name in COMPANION_FILES:
         Path("ck", name).rename(name)
     statecli("lock", "ck", "-o", "l.json")
     for name in ("scheduler.pt", "optimizer.pt"):
@@ -181,10 +181,10 @@ def test_a_lock_of_the_model_alone_is_not_of_what_lies_beside_it(statecli):
     )
 
 
-def test_only_the_model_is_held_to_a_checkpoint(statecli):
+def test_only_the_model_is_compared_with_a_reference(statecli):
     """Optimizers that differ give no finding."""
     shutil.copytree("ck", "before")
-    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    change_tensor("ck/optimizer.pt", "state", 3, "exp_avg")
     torch.save({"last_epoch": 7}, "ck/scheduler.pt")
     Path("before/rng_state.pth").unlink()
     for reference in ("before", "before/model.safetensors"):
@@ -193,14 +193,14 @@ def test_only_the_model_is_held_to_a_checkpoint(statecli):
         assert "missing-entry" in result.json["ran"]
 
 
-def test_only_the_model_is_held_to_a_class(statecli):
+def test_only_the_model_is_compared_with_a_class(statecli):
     """The class matches the model and gives no finding."""
     result = statecli("audit", "ck", "--model", "net.py:build", "--ignore", "non-persistent-buffer", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, []), result.err
     assert "missing-entry" in result.json["ran"]
 
 
-def test_the_model_is_found_to_differ(statecli):
+def test_removed_model_entry_is_reported(statecli):
     """The model of the folder is really compared."""
     shutil.copytree("ck", "before")
     from safetensors.torch import load_file, save_file
@@ -215,7 +215,7 @@ def test_the_model_is_found_to_differ(statecli):
         ]
 
 
-def test_a_policy_holds_the_model_alone(statecli):
+def test_policy_checks_only_the_model(statecli):
     """The policy does not check the optimizer for changes or metadata, and no note says so."""
     shutil.copytree("ck", "before")
     Path("statecli.toml").write_text(
@@ -226,7 +226,7 @@ def test_a_policy_holds_the_model_alone(statecli):
     assert {"changed-tensor", "missing-metadata"} <= set(result.json["ran"])
 
 
-def test_what_is_named_is_held(statecli):
+def test_optimizer_named_as_target_is_compared(statecli):
     """An optimizer's state that is named as a target is compared with another optimizer's state."""
     shutil.copytree("ck", "before")
     words = ("audit", "ck/optimizer.pt", "--against", "before/optimizer.pt", "-f", "json")
@@ -235,7 +235,7 @@ def test_what_is_named_is_held(statecli):
     assert statecli(*words).code == 1
 
 
-def test_each_step_of_a_run_is_held(statecli):
+def test_each_training_step_is_compared(statecli):
     """In a folder of plain checkpoints, the models are compared; in a folder of Trainer's steps, every step is."""
     Path("run").mkdir()
     for name in ("step-1.pt", "step-2.pt"):
@@ -253,7 +253,7 @@ def test_each_step_of_a_run_is_held(statecli):
     }
 
 
-def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(statecli):
+def test_part_of_a_model_is_not_compared_but_a_training_step_is(statecli):
     """A sentence-transformer has a subfolder for its dense layer; a training has a subfolder for each step."""
     from safetensors.torch import save_file
 
@@ -281,7 +281,7 @@ def test_a_part_of_a_model_is_held_to_nothing_and_a_step_of_its_training_is(stat
     assert statecli("audit", "out", "--against", "ck").code == 1
 
 
-def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statecli):
+def test_separate_checkpoint_next_to_a_model_is_not_compared(statecli):
     """The file has model tensors, but only the user knows whether the reference is meant for this file."""
     shutil.copytree("ck", "before")
     torch.save({"head.weight": torch.ones(2)}, "ck/probe.pt")
@@ -297,7 +297,7 @@ def test_what_lies_beside_a_model_and_is_no_part_of_it_is_held_to_nothing(statec
     assert statecli("audit", "ck/probe.pt", "--against", "before").code == 1
 
 
-def test_nothing_held_is_no_success(statecli):
+def test_reference_without_a_compared_target_fails(statecli):
     """--against was compared with no target."""
     Path("run").mkdir()
     shutil.copy("ck/optimizer.pt", "run")
@@ -317,24 +317,24 @@ def test_nothing_held_is_no_success(statecli):
     ("make", "code"),
     [(dict, 1), (torch.nn.ReLU().state_dict, 1), (lambda: torch.optim.SGD([torch.ones(1)]).state_dict(), 0)],
 )
-def test_a_file_without_tensors_alone(statecli, make, code):
+def test_empty_state_dict_is_an_error_and_empty_optimizer_is_not(statecli, make, code):
     """An empty state_dict is an error and cannot be listed or compared; an empty optimizer still has settings."""
     for legacy in (True, False):
         torch.save(make(), "a.pt", _use_new_zipfile_serialization=not legacy)
         result = statecli("audit", "a.pt", "--values", "-f", "json")
-        assert (result.code, statuses(result)) == (code, {"a.pt": "audited"})
+        assert (result.code, map_statuses(result)) == (code, {"a.pt": "audited"})
         codes = [statecli(*words).code for words in (("lock", "a.pt"), ("inspect", "a.pt"), ("diff", "a.pt", "a.pt"))]
         assert codes == ([2] * 3 if code else [2, 0, 0])
         assert ("holds no tensor" in statecli("inspect", "a.pt").err) == bool(code)
 
 
-def test_filters_are_not_asked_of_what_has_no_tensor(statecli):
+def test_filter_does_not_fail_a_file_without_tensors(statecli):
     """A filter does not fail a target that has no tensors."""
     torch.save({"lr": 0.1}, "run.pt")
     assert statecli("audit", "run.pt", "-i", "*.weight").code == 0
 
 
-def test_a_section_of_it_is_not_there(statecli):
+def test_missing_section_error_gives_the_reason(statecli):
     """The error gives the reason: the checkpoint contains no tensors."""
     torch.save({"model": {}}, "a.pt")
     result = statecli("audit", "a.pt#model")
@@ -347,10 +347,10 @@ def test_a_section_of_it_is_not_there(statecli):
 # Paths.
 
 
-def test_paths_are_as_one_types_them(statecli):
+def test_paths_do_not_start_with_a_dot(statecli):
     """In an audit and in a lock, paths do not start with `./`."""
     result = statecli("audit", ".", "-f", "json")
-    assert not [name for name in statuses(result) if name.startswith("./")]
+    assert not [name for name in map_statuses(result) if name.startswith("./")]
     assert statecli("lock", ".", "-o", "-").json["targets"][0]["target"] == "ck"
 
 
@@ -375,7 +375,7 @@ def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypat
     assert sorted(read) == ["run/0.pt", "run/0.pt", "run/1.pt", "run/2.pt"]
 
 
-def test_a_lazy_class_is_anew_for_each(statecli):
+def test_lazy_class_is_built_again_for_each_target(statecli):
     """Loading gives a lazy class the shapes of one checkpoint; the next checkpoint has other shapes."""
     Path("run").mkdir()
     for n in (2, 3):
@@ -390,19 +390,19 @@ def test_a_class_that_cannot_be_built_is_tried_once(statecli):
     result = statecli("audit", "ck", "--model", "bad.py:build", "-f", "json")
     assert result.code == 2
     assert result.err.count("tried\n") == 1
-    assert statuses(result)["ck"] == statuses(result)["bad.py:build"] == "failed"
+    assert map_statuses(result)["ck"] == map_statuses(result)["bad.py:build"] == "failed"
 
 
-def test_pickles_are_made_as_transformers_makes_them():
+def test_pickle_names_the_class_of_the_training_arguments():
     """The folder's pickles name the classes that a Trainer's pickles name; torch does not list the arguments' class."""
     assert b"TrainingArguments" in Path("ck/training_args.bin").read_bytes()
-    assert pickle.loads(pickle.dumps(arguments())).output_dir == "out"
+    assert pickle.loads(pickle.dumps(build_training_arguments())).output_dir == "out"
 
 
 # Filters.
 
 
-def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
+def test_filter_of_model_tensors_still_checks_all_pickles(statecli):
     """The pickles of all files are still checked."""
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
@@ -412,7 +412,7 @@ def test_a_filter_that_is_of_the_model_leaves_the_rest_out(statecli):
     assert statecli("audit", "ck", "-i", "no.such").code == 2
 
 
-def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
+def test_filter_of_model_tensors_locks_only_the_model(statecli):
     """A file named as a target must have a tensor that matches the filter."""
     assert statecli("lock", "ck", "-i", "*.weight", "-o", "l.json").code == 0
     (locked,) = json.loads(Path("l.json").read_text())["targets"]
@@ -422,12 +422,12 @@ def test_a_filter_that_is_of_the_model_locks_the_model(statecli):
     assert statecli("lock", "ck", "-i", "no.such", "-o", "l.json").code == 2
 
 
-def test_only_the_frozen_part_of_the_model_is_held(statecli):
+def test_frozen_only_checks_the_frozen_part_of_the_model(statecli):
     """Files next to the model need not have frozen tensors; the model must have some."""
     statecli("lock", "ck", "-o", "l.json")
     words = ("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json")
     assert statecli(*words).code == 2
     Path("statecli.toml").write_text('[policy]\nfrozen = ["bert.embeddings.*"]\n')
     assert statecli(*words).code == 0
-    nudge("ck/optimizer.pt", "state", 3, "exp_avg")
+    change_tensor("ck/optimizer.pt", "state", 3, "exp_avg")
     assert statecli(*words).code == 0

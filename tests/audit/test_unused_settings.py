@@ -31,7 +31,7 @@ def list_notes(*targets, **options):
     return [note.message for note in unused_settings.build_notes(audit(request), request)]
 
 
-def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
+def test_policy_rule_that_did_not_run_is_reported():
     """The note names the key, the target and the reason; a target on which the rule ran is not named."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(device=("cpu",)))
     assert (
@@ -40,7 +40,7 @@ def test_a_rule_that_the_policy_asks_for_and_that_did_not_run_is_told():
     )
 
 
-def test_many_targets_are_one_line():
+def test_targets_with_the_same_reason_share_a_note():
     """Targets with the same reason share a line."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
     assert note.startswith(
@@ -49,12 +49,12 @@ def test_many_targets_are_one_line():
     assert not list_notes("a.pt", policy=Policy(dtype=("float32",)), values=True)
 
 
-def test_what_nobody_asked_for_is_not_told():
+def test_rules_that_no_policy_needs_are_not_reported():
     """Without a policy, rules that cannot run are only counted, and -v gives the reasons."""
     assert not list_notes("a.pt", "b.safetensors")
 
 
-def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
+def test_reference_class_gives_no_note():
     """A class used only as reference gives no note; a class that is a target does."""
     model = f"{SAMPLES / 'net_fixed.py'}:Net"
     policy = Policy(require_metadata=("license",))
@@ -63,7 +63,7 @@ def test_a_class_that_checkpoints_are_held_to_is_asked_nothing():
 
 
 @pytest.mark.parametrize("key", ["must-change", "must-not-change"])
-def test_what_must_change_needs_a_reference(tmp_path, key):
+def test_change_policy_needs_a_reference(tmp_path, key):
     """The reference is configured or given with --against; without a reference, nothing could be compared."""
     (tmp_path / "statecli.toml").write_text(f'policy = {{ {key} = "*" }}')
     with pytest.raises(UsageError, match=rf"statecli\.toml: policy\.{key}: .*policy\.reference, or give --against"):
@@ -73,7 +73,7 @@ def test_what_must_change_needs_a_reference(tmp_path, key):
     assert audit_requests.build_request(AuditOptions(targets=("a.pt",)))
 
 
-def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli):
+def test_allow_empty_accepts_a_glob_without_matches(statecli):
     """Without `--allow-empty`, the same glob is an error."""
     result = statecli("audit", "zz*.pt", "--allow-empty")
     assert (result.code, result.err) == (0, "")
@@ -81,7 +81,7 @@ def test_a_glob_that_matches_nothing_is_no_error_where_that_is_allowed(statecli)
     assert statecli("audit", "zz*.pt").code == 2
 
 
-def test_what_is_told_on_stderr_is_in_the_json(statecli):
+def test_note_on_stderr_is_also_in_the_json(statecli):
     """`-q` removes the note from stderr only, because a program reads only the document."""
     Path("statecli.toml").write_text('policy = { device = "cpu" }')
     result = statecli("audit", "b.safetensors", "-f", "json")
@@ -93,7 +93,7 @@ def test_what_is_told_on_stderr_is_in_the_json(statecli):
     assert (quiet.err, quiet.json["notes"]) == ("", [note])
 
 
-def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
+def test_unneeded_baseline_entry_is_in_the_json(statecli):
     """The note names the entry's target, also if its file was deleted."""
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "a.pt")
     torch.save({"w": torch.ones(2), "W": torch.ones(2)}, "gone.pt")
@@ -107,7 +107,7 @@ def test_an_entry_that_nothing_needs_is_in_the_json(statecli):
     ]
 
 
-def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
+def test_ignore_glob_without_a_matching_file_is_reported(statecli):
     """A misspelt glob would never accept anything; a glob for existing files outside this run is not reported."""
     ignored = '[per-target-ignore."{}"]\nrules = "nan"\nreason = "why"\n'
     Path("statecli.toml").write_text("".join(map(ignored.format, ("b.*", "a.pt", "no/*.pt", "./b.safetensors"))))
@@ -118,7 +118,7 @@ def test_a_glob_of_targets_that_are_nowhere_is_told(statecli):
 
 
 @pytest.mark.parametrize("folder", [".", "sub"])
-def test_a_configuration_names_no_code(statecli, folder):
+def test_configuration_cannot_name_a_model_class(statecli, folder):
     """A class in `policy.reference` would run code that arrives with a pull request."""
     Path(folder).mkdir(exist_ok=True)
     Path(folder, "evil.py").write_text("open('ran', 'w')\nimport torch\nclass Net(torch.nn.Module): pass\n")
@@ -129,7 +129,7 @@ def test_a_configuration_names_no_code(statecli, folder):
     assert not Path("ran").exists()
 
 
-def lock_of(target):
+def build_lock(target):
     """Return a lock of a single target."""
     request = lock.Request((target,))
     lines = b"".join(lock_file.encode_lock(lock.build_lock(lock.read_targets(request), request)))
@@ -139,7 +139,7 @@ def lock_of(target):
 
 def test_several_targets_that_differ_from_a_lock_of_one_target_are_noted():
     """There is no note for a single target, or for copies of the locked target in any format."""
-    locked = lock_of("a.pt")
+    locked = build_lock("a.pt")
     torch.save({"w": torch.zeros(2)}, "c.pt")
     assert not list_notes("a.pt", "b.safetensors", lock=locked)
     assert not list_notes("c.pt", lock=locked)

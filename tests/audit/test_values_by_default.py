@@ -36,7 +36,7 @@ def test_no_values_is_in_the_verdict(nan_checkpoint, statecli):
 
 
 @pytest.mark.parametrize(("limit", "code"), [(40, 1), (39, 0)])
-def test_the_limit_is_of_bytes(nan_checkpoint, statecli, monkeypatch, limit, code):
+def test_default_limit_counts_bytes(nan_checkpoint, statecli, monkeypatch, limit, code):
     """For one byte above the limit, the verdict says that the values were not read."""
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", limit)
     result = statecli("audit", nan_checkpoint, "-f", "json")
@@ -73,7 +73,7 @@ def test_the_limit_counts_the_scales_of_a_quantized_tensor(nan_checkpoint, monke
 
 
 @pytest.mark.parametrize(("limit", "code"), [(2, 1), (1, 0)])
-def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limit, code):
+def test_default_limit_counts_tensors(nan_checkpoint, statecli, monkeypatch, limit, code):
     """Even a small tensor costs time: 300,000 tensors took a minute."""
     torch.save({"w": torch.full((2,), float("nan")), "v": torch.zeros(2)}, nan_checkpoint)
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_TENSORS", limit)
@@ -82,7 +82,7 @@ def test_the_limit_is_of_tensors_too(nan_checkpoint, statecli, monkeypatch, limi
     assert [gap["count"] for gap in result.json["not_checked"]] == [2] * (code == 0)
 
 
-def test_the_limit_is_of_the_run(nan_checkpoint, monkeypatch):
+def test_targets_share_the_default_limit(nan_checkpoint, monkeypatch):
     """The targets share one limit in order: many small files cost no more than a large file."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 60)
@@ -97,14 +97,14 @@ def test_rules_that_need_no_values_read_none(nan_checkpoint):
     assert actual_audit.not_checked == ()
 
 
-def test_the_configuration_decides_where_the_line_does_not(nan_checkpoint, statecli, tmp_path):
+def test_configuration_sets_values_unless_an_option_does(nan_checkpoint, statecli, tmp_path):
     """`values = false` is `--no-values`; `--values` comes first."""
     (tmp_path / "statecli.toml").write_text("values = false\n")
     assert statecli("audit", nan_checkpoint).code == 0
     assert statecli("audit", nan_checkpoint, "--values").code == 1
 
 
-def test_both_options_contradict_each_other(nan_checkpoint, statecli):
+def test_values_and_no_values_contradict_each_other(nan_checkpoint, statecli):
     """The usage error has one line."""
     result = statecli("audit", nan_checkpoint, "--values", "--no-values")
     assert (result.code, result.err) == (
@@ -113,7 +113,7 @@ def test_both_options_contradict_each_other(nan_checkpoint, statecli):
     )
 
 
-def test_numpy_is_imported_for_values_alone(nan_checkpoint):
+def test_audit_without_values_does_not_import_numpy(nan_checkpoint):
     """An audit of names and pickles stays light."""
     code = "import sys, statecli.cli.command_runner, statecli.__main__ as m\n"
     code += f"sys.argv = ['statecli', 'audit', {nan_checkpoint!r}, '--no-values']"

@@ -15,7 +15,7 @@ import torch
 
 from statecli.storage import files
 
-FOREIGN = {
+FOREIGN_FILES = {
     "model.7z": b"7z\xbc\xaf\x27\x1c" + bytes(64),
     "model.h5": b"\x89HDF\r\n\x1a\n" + bytes(64),
     "saved_model.pb": b"\x08\x01\x12\x96\x20" + bytes(range(256)),
@@ -26,23 +26,23 @@ FOREIGN = {
 def folder(tmp_path, monkeypatch):
     """A folder with a clean checkpoint and three files of formats that statecli does not read."""
     torch.save({"w": torch.arange(3.0)}, tmp_path / "a.pt")
-    for name, content in FOREIGN.items():
+    for name, content in FOREIGN_FILES.items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-COUNTED = ("json", "jsonl", "markdown", "html", "github")
-DOCUMENTS = ("csv", "sarif", "junit", "gitlab")
+VERDICT_OUTPUTS = ("json", "jsonl", "markdown", "html", "github")
+DOCUMENT_OUTPUTS = ("csv", "sarif", "junit", "gitlab")
 
 
-def test_every_output_lists_what_was_not_checked(statecli, folder):
+def test_every_output_lists_unchecked_files(statecli, folder):
     """`clean` never stands alone where files were skipped: a verdict counts the files, a document has each reason."""
-    reports = {name: folder.parent / f"{folder.name}.{name}" for name in (*COUNTED, *DOCUMENTS)}
+    reports = {name: folder.parent / f"{folder.name}.{name}" for name in (*VERDICT_OUTPUTS, *DOCUMENT_OUTPUTS)}
     result = statecli("audit", ".", *(f"--report={name}={path}" for name, path in reports.items()))
     assert result.code == 0
     texts = {name: path.read_text("utf-8") for name, path in reports.items()}
-    for text in (result.out, *(texts[name] for name in COUNTED)):
+    for text in (result.out, *(texts[name] for name in VERDICT_OUTPUTS)):
         assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in text
     entries = json.loads(texts["json"])["not_checked"]
     assert [(entry["what"], entry["count"]) for entry in entries] == [("file", 1)] * 3
@@ -60,7 +60,7 @@ def test_every_output_lists_what_was_not_checked(statecli, folder):
 
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "html", "github"])
-def test_quiet_output_counts_them_too(statecli, folder, output):
+def test_quiet_output_counts_unchecked_files(statecli, folder, output):
     """In plain text, the count is the only output for a clean folder."""
     result = statecli("audit", ".", "-q", "-f", output)
     assert "not checked: 1 file (7z archive), 1 file (HDF5 file), 1 file (" in result.out
@@ -112,16 +112,22 @@ def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
     assert "broken link" in reasons
 
 
-HIDDEN = (".evil.pt", ".hidden/b.pt")
+HIDDEN_FILES = (".evil.pt", ".hidden/b.pt")
 
 
 @pytest.mark.parametrize(
     ("glob", "names"),
-    [("*", HIDDEN), ("**", HIDDEN), ("**/*.pt", HIDDEN), ("*.pt", HIDDEN[:1]), ("?evil.pt", HIDDEN[:1])],
+    [
+        ("*", HIDDEN_FILES),
+        ("**", HIDDEN_FILES),
+        ("**/*.pt", HIDDEN_FILES),
+        ("*.pt", HIDDEN_FILES[:1]),
+        ("?evil.pt", HIDDEN_FILES[:1]),
+    ],
 )
-def test_a_glob_finds_hidden_files_and_folders_as_a_folder_does(statecli, folder, glob, names):
+def test_glob_finds_hidden_files_and_folders(statecli, folder, glob, names):
     """`folder/*` and `folder` agree. Neither enters `.git`, which is reported as not checked."""
-    for path in HIDDEN:
+    for path in HIDDEN_FILES:
         (folder / path).parent.mkdir(exist_ok=True)
         torch.save({"w": torch.zeros(1)}, folder / path)
     (folder / ".git").mkdir()
@@ -129,7 +135,7 @@ def test_a_glob_finds_hidden_files_and_folders_as_a_folder_does(statecli, folder
     document = statecli("audit", f"{folder}/{glob}", "-f", "json").json
     audited = {target["target"] for target in document["targets"] if target["status"] == "audited"}
     assert {str(folder / name) for name in names} <= audited
-    assert any(entry["what"] == "folder" for entry in document["not_checked"]) is (names == HIDDEN)
+    assert any(entry["what"] == "folder" for entry in document["not_checked"]) is (names == HIDDEN_FILES)
     assert not any("HEAD" in target["target"] for target in document["targets"])
 
 
@@ -140,7 +146,7 @@ def test_a_glob_that_matches_only_hidden_folders_matches_no_file(statecli, tmp_p
     assert (result.code, "no file matches" in result.err) == (2, True)
 
 
-def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder):
+def test_link_to_an_audited_file_does_not_count_as_unchecked(statecli, folder):
     """The link counts as skipped."""
     (folder / "b.pt").symlink_to("a.pt")
     document = statecli("audit", "a.pt", "b.pt", "-f", "json").json
@@ -148,7 +154,9 @@ def test_a_link_that_was_audited_under_another_name_was_checked(statecli, folder
     assert "1 skipped" in document["verdict"]
 
 
-TRUNCATED = "file is truncated: its 60 bytes contain no end record of a zip archive (end-of-central-directory record)"
+TRUNCATED_MESSAGE = (
+    "file is truncated: its 60 bytes contain no end record of a zip archive (end-of-central-directory record)"
+)
 
 
 @pytest.fixture
@@ -160,7 +168,7 @@ def truncated_checkpoint(folder):
 
 def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated_checkpoint):
     """The advice to copy the file again is given once, as the help."""
-    message = f"the {TRUNCATED}; statecli scanned only the records that it found by searching for headers"
+    message = f"the {TRUNCATED_MESSAGE}; statecli scanned only the records that it found by searching for headers"
     result = statecli("audit", truncated_checkpoint, "-f", "json")
     (finding,) = result.json["findings"]
     assert (finding["rule"], finding["message"]) == ("unscanned-pickle", message)
@@ -172,12 +180,12 @@ def test_a_truncated_file_is_reported_with_the_fact_first(statecli, truncated_ch
 def test_a_truncated_file_is_reported_once_in_a_log_of_github(statecli, truncated_checkpoint, options):
     """The log shows annotations and standard error, so the message must not be in both."""
     result = statecli("audit", truncated_checkpoint, *options)
-    assert (result.out + result.err).count(TRUNCATED) == 1
+    assert (result.out + result.err).count(TRUNCATED_MESSAGE) == 1
 
 
 def test_a_truncated_file_is_reported_once_in_quiet_text(truncated_checkpoint):
     """Standard output and standard error are merged into one stream, as in a log."""
     command = [sys.executable, "-m", "statecli", "audit", truncated_checkpoint, "-q"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert result.stdout.count(TRUNCATED) == 1
+    assert result.stdout.count(TRUNCATED_MESSAGE) == 1
     assert result.returncode == 2

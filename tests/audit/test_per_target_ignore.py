@@ -22,7 +22,7 @@ def project(tmp_path, monkeypatch, statecli):
     return audit
 
 
-def ignoring(glob, rule="case-collision", reason="because"):
+def format_ignore_entry(glob, rule="case-collision", reason="because"):
     return f'[per-target-ignore."{glob}"]\nrules = "{rule}"\nreason = "{reason}"\n'
 
 
@@ -39,34 +39,34 @@ def ignoring(glob, rule="case-collision", reason="because"):
         ("other", "{}/vendor"),
     ],
 )
-def test_a_glob_is_meant_from_the_configuration_s_folder(project, where, target):
+def test_glob_is_relative_to_the_folder_of_the_configuration(project, where, target):
     """The current folder and the spelling of the target do not matter; the file's name alone is enough."""
     for glob in ("vendor/[a].pt", "a.pt"):
-        result = project(ignoring(glob), where, target)
+        result = project(format_ignore_entry(glob), where, target)
         assert (result["findings"], [entry["reason"] for entry in result["accepted"]]) == ([], ["because"])
 
 
 @pytest.mark.parametrize("glob", ["vendor/*.pt", "./vendor/*"])
 def test_a_glob_may_have_a_folder(project, glob):
     """`./` before the folder does not matter."""
-    assert [entry["reason"] for entry in project(ignoring(glob))["accepted"]] == ["because"]
+    assert [entry["reason"] for entry in project(format_ignore_entry(glob))["accepted"]] == ["because"]
 
 
 @pytest.mark.parametrize("glob", ["other/*", "*.ckpt", "../vendor/*"])
-def test_a_glob_of_others_is_not_of_it(project, glob):
+def test_glob_that_does_not_match_accepts_nothing(project, glob):
     """A glob that does not match the target leaves the finding in place."""
-    assert len(project(ignoring(glob))["findings"]) == 1
+    assert len(project(format_ignore_entry(glob))["findings"]) == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_reason_of_a_rule_s_own_name_is_shown(project, order):
+def test_reason_of_a_rule_overrides_the_reason_of_its_group(project, order):
     """The rule's own reason comes before its group's, in any order of the tables."""
-    tables = [ignoring("*.pt", "case-collision", "own"), ignoring("vendor/*", "names", "subject")]
+    tables = [format_ignore_entry("*.pt", "case-collision", "own"), format_ignore_entry("vendor/*", "names", "subject")]
     assert [entry["reason"] for entry in project("".join(tables[::order]))["accepted"]] == ["own"]
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_severity_of_a_rule_s_own_name_counts(project, order):
+def test_severity_of_a_rule_overrides_the_severity_of_its_group(project, order):
     """The order of the two entries does not matter."""
     said = ['case-collision = "error"', 'names = "note"'][::order]
     (finding,) = project("\n".join(["[severity]", *said]))["findings"]

@@ -25,7 +25,7 @@ from statecli.pickle_scan.one_pickle import FIRST_WINDOW_BYTES, SECOND_WINDOW_BY
 from statecli.storage.byte_source import HEAD_BYTES
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER
 
-EVIL = b"\x80\x02}U\x01wcposix\nsystem\nU\x0btouch PWNED\x85Rs."
+HARMFUL_PICKLE = b"\x80\x02}U\x01wcposix\nsystem\nU\x0btouch PWNED\x85Rs."
 #: Spellings of the number that torch compares, each a pickle.
 SPELLINGS = {
     "a value popped before": b"N0L%dL\n." % LEGACY_MAGIC_NUMBER,
@@ -34,7 +34,7 @@ SPELLINGS = {
     "a space": b"L %d\n." % LEGACY_MAGIC_NUMBER,
     "LONG4": b"\x80\x02\x8b\x0a\0\0\0" + LEGACY_MAGIC_NUMBER.to_bytes(10, "little") + b".",
 }
-LOADS = "import torch; torch.load({name!r}, weights_only=False)"
+TORCH_LOAD_CODE = "import torch; torch.load({name!r}, weights_only=False)"
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def build_tar(*extended: tuple[bytes, bytes]) -> bytes:
         header.size, header.type = len(data), kind
         return header.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
 
-    members = (*(("x", *header) for header in extended), ("z", b"0", b"I1\n." + EVIL))
+    members = (*(("x", *header) for header in extended), ("z", b"0", b"I1\n." + HARMFUL_PICKLE))
     return b"".join(build_member(*member) for member in members) + bytes(1024)
 
 
 #: What torch.load runs.
-LOADED = {
-    **{f"a legacy file, {name}": magic + b"M\xe9\x03.}." + EVIL + b"]." for name, magic in SPELLINGS.items()},
+FILES_THAT_TORCH_LOADS = {
+    **{f"a legacy file, {name}": magic + b"M\xe9\x03.}." + HARMFUL_PICKLE + b"]." for name, magic in SPELLINGS.items()},
     "a legacy file, text in the place of the object": SPELLINGS["LONG4"]
     + b"I1001\n.}."
     + b"cshutil\nwhich\n(dS'__setstate__'\ncos\nsystem\nsbS'touch PWNED'\nb~",
@@ -66,12 +66,12 @@ LOADED = {
 }
 
 
-@pytest.mark.parametrize("kind", LOADED)
-def test_a_file_that_torch_runs_is_not_passed(kind, folder, statecli, forked_python):
+@pytest.mark.parametrize("kind", FILES_THAT_TORCH_LOADS)
+def test_file_whose_code_torch_runs_does_not_pass(kind, folder, statecli, forked_python):
     """The name of the file does not matter. The installed torch runs the code."""
     path = folder / "weights"
-    path.write_bytes(LOADED[kind])
-    forked_python(LOADS.format(name="weights"), cwd=folder)
+    path.write_bytes(FILES_THAT_TORCH_LOADS[kind])
+    forked_python(TORCH_LOAD_CODE.format(name="weights"), cwd=folder)
     (folder / "PWNED").unlink()
     certain = 1 if kind.startswith("a legacy file") else 2
     for name, code in (("weights", certain), ("checkpoint.pth.tar", 2), ("model.bin", certain)):
@@ -88,7 +88,7 @@ def test_a_file_that_torch_runs_is_not_passed(kind, folder, statecli, forked_pyt
         ("model.zip", b"#!package\n"),
     ],
 )
-def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, statecli, forked_python):
+def test_package_archive_after_other_bytes_fails(name, prefix, folder, statecli, forked_python):
     """torch finds an archive from its end; PackageImporter runs the Python files in the archive."""
     path = folder / name
     path.write_bytes(prefix)
@@ -106,7 +106,7 @@ def test_an_archive_behind_other_bytes_is_not_passed(name, prefix, folder, state
     assert f"{name}: has a zip archive after other data" in result.out
 
 
-def test_a_program_that_ends_as_a_zip_is_not_passed(folder, statecli):
+def test_program_that_ends_with_a_zip_fails(folder, statecli):
     """An installer may end as a zip; a loader that starts at the end reads the archive under any names."""
     path = folder / "setup.exe"
     path.write_bytes(b"MZ" + bytes(500))
@@ -117,7 +117,7 @@ def test_a_program_that_ends_as_a_zip_is_not_passed(folder, statecli):
 
 
 @pytest.mark.parametrize("separator", ["/", "\\", "//"])
-def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_path, statecli):
+def test_aotinductor_library_below_the_first_record_is_reported(separator, tmp_path, statecli):
     """AOTInductor's loader uses the whole name of the first record as the folder of the archive."""
     array = io.BytesIO()
     np.save(array, np.ones(2, dtype="f4"))
@@ -131,7 +131,7 @@ def test_a_library_below_a_first_record_without_a_folder_is_code(separator, tmp_
     assert "aotinductor" in result.out
 
 
-def test_an_old_program_behind_other_bytes_is_not_skipped(folder, statecli):
+def test_exported_program_after_other_bytes_fails(folder, statecli):
     """torch.export.load finds a plain zip of torch 2.7 from its end; the zip's records are compressed."""
     constants, path = io.BytesIO(), folder / "model.dat"
     torch.save({}, constants)
@@ -151,17 +151,17 @@ def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecl
     path = folder / "m.safetensors"
     member = b"N0cposix\nsystem\n(Vtouch PWNED\ntR." + bytes(70_000)
 
-    def zip_behind(prefix: bytes) -> bytes:
+    def build_zip_after(prefix: bytes) -> bytes:
         data = io.BytesIO()
         data.write(prefix)
         with zipfile.ZipFile(data, "a", method) as archive:
             archive.writestr("w", member)
         return data.getvalue()[len(prefix) :]
 
-    size = len(zip_behind(b""))
+    size = len(build_zip_after(b""))
     save_file({"w": torch.ones(size, dtype=torch.uint8)}, path)
     head = path.read_bytes()[:-size]
-    path.write_bytes(head + zip_behind(head))
+    path.write_bytes(head + build_zip_after(head))
     code = "import torch; torch.hub.load_state_dict_from_url('http://x/m.safetensors', model_dir='.')"
     forked_python(code, cwd=folder)
     assert (folder / "PWNED").exists()
@@ -170,7 +170,7 @@ def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecl
     assert "posix.system" in result.out
 
 
-def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
+def test_library_that_aotinductor_loads_does_not_pass(folder, statecli):
     """AOTInductor's loader accepts any archive with a library among the constants, even after a picture."""
     picture, saved = folder / "logo.png", folder / "saved.pt"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
@@ -188,7 +188,7 @@ def test_a_library_that_aotinductor_opens_is_not_passed(folder, statecli):
 
 
 #: A pickle that does not begin like a pickle. The first window of the scan ends after a `.` that is an argument.
-def build_pickle_with_point_at(edge: int) -> bytes:
+def build_pickle_with_dot_at(edge: int) -> bytes:
     length = edge - 8
     return (
         b"X" + struct.pack("<I", length) + b" " * length + b"0" + b"K." + b"0" + b"cposix\nsystem\n(Vtouch PWNED\ntR."
@@ -196,12 +196,12 @@ def build_pickle_with_point_at(edge: int) -> bytes:
 
 
 @pytest.mark.parametrize("edge", [FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES])
-def test_a_point_at_the_end_of_a_window_ends_no_pickle(edge, folder, statecli, forked_python):
+def test_dot_at_the_end_of_a_window_does_not_end_the_pickle(edge, folder, statecli, forked_python):
     """The pickle is a file, the metadata of a distributed checkpoint, or bytes that a module unpickles."""
-    data = build_pickle_with_point_at(edge)
+    data = build_pickle_with_dot_at(edge)
     assert data[edge - 1 : edge] == b"."
     (folder / "weights").write_bytes(data)
-    forked_python(LOADS.format(name="weights"), cwd=folder)
+    forked_python(TORCH_LOAD_CODE.format(name="weights"), cwd=folder)
     assert (folder / "PWNED").exists()
     assert statecli("audit", str(folder)).code == 1
     (folder / "weights").rename(folder / ".metadata")
@@ -211,13 +211,13 @@ def test_a_point_at_the_end_of_a_window_ends_no_pickle(edge, folder, statecli, f
     assert "posix.system" in statecli("audit", str(folder)).out
 
 
-def test_a_point_at_the_end_of_a_compressed_head_ends_no_pickle(folder, statecli):
+def test_dot_at_the_end_of_a_compressed_head_does_not_end_the_pickle(folder, statecli):
     """joblib unpacks a file of any name by its first bytes."""
-    (folder / "vocabulary.gz").write_bytes(gzip.compress(build_pickle_with_point_at(HEAD_BYTES)))
+    (folder / "vocabulary.gz").write_bytes(gzip.compress(build_pickle_with_dot_at(HEAD_BYTES)))
     assert statecli("audit", str(folder)).code == 2
 
 
-def test_a_flatbuffer_of_torchscript_is_not_passed(folder, statecli, forked_python):
+def test_torchscript_flatbuffer_fails(folder, statecli, forked_python):
     """torch.jit.load recognises a flatbuffer by its fifth to eighth byte."""
     code = """
 import torch
@@ -240,7 +240,7 @@ torch.jit.load("anything")(torch.zeros(1))
         assert "is a TorchScript flatbuffer, which statecli does not read" in result.out
 
 
-def test_a_zip_that_is_a_flatbuffer_too_is_a_hazard(tmp_path, statecli):
+def test_zip_with_the_mark_of_a_flatbuffer_does_not_pass(tmp_path, statecli):
     """torch.jit.load looks for the mark of a flatbuffer first."""
     torch.save({"a": torch.ones(1)}, tmp_path / "a.pt")
     data = bytearray((tmp_path / "a.pt").read_bytes())
@@ -250,12 +250,12 @@ def test_a_zip_that_is_a_flatbuffer_too_is_a_hazard(tmp_path, statecli):
 
 
 @pytest.mark.parametrize("prefix", [b'{"format": "pt"}\n', b"MZ" + bytes(60), b"#!/bin/sh\n"])
-def test_a_zip_with_one_file_behind_other_bytes_is_not_passed(prefix, folder, statecli, forked_python):
+def test_zip_with_one_file_after_other_bytes_fails(prefix, folder, statecli, forked_python):
     """torch.hub and pandas find the zip from its end, and unpickle the file."""
     data = io.BytesIO()
     data.write(prefix)
     with zipfile.ZipFile(data, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("resnet18", EVIL)
+        archive.writestr("resnet18", HARMFUL_PICKLE)
     (folder / "resnet18-f37072fd").write_bytes(data.getvalue())
     url = "https://example.org/resnet18-f37072fd"
     forked_python(f"import torch; torch.hub.load_state_dict_from_url({url!r}, model_dir='.')", cwd=folder)
@@ -265,12 +265,12 @@ def test_a_zip_with_one_file_behind_other_bytes_is_not_passed(prefix, folder, st
     assert "resnet18-f37072fd: has a zip archive after other data" in result.out
 
 
-def test_a_pickle_of_ray_in_json_is_not_passed(folder, statecli):
+def test_ray_pickle_in_json_fails(folder, statecli):
     """TorchCheckpoint.get_preprocessor unpickles the digits. Metadata without a pickle is skipped like other JSON."""
     path = folder / ".metadata.json"
     path.write_text(json.dumps({"epoch": 1}))
     assert statecli("audit", str(folder)).code == 0
-    for text in (json.dumps({"preprocessor_pkl": EVIL.hex()}), '{"preprocessor_pk\\u006c": "80"}'):
+    for text in (json.dumps({"preprocessor_pkl": HARMFUL_PICKLE.hex()}), '{"preprocessor_pk\\u006c": "80"}'):
         path.write_text(text)
         result = statecli("audit", str(folder))
         assert result.code == 2
@@ -308,7 +308,7 @@ ACTIVATIONS = [
     "activation: nn.init.Path('a').touch()\n",
     "activation: f'{exit()}'\n",
 ]
-TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : true}}}}'
+TRUSTS_REMOTE_CODE = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : true}}}}'
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : 
         ("predictor.json", '{"__kind__": "instance", "class": "os.system", "args": ["true"]}', "GluonTS"),
         *(("yolov8n.yaml", "nc: 80\n" + text, "Ultralytics") for text in ACTIVATIONS),
         ("yolov8n.yaml", b"a\0ctiva\xfftion: exit()\n", "Ultralytics"),
-        ("open_clip_config.json", TRUST, "open_clip"),
-        ("open_clip_config.json", TRUST.replace("true", "1"), "open_clip"),
-        ("open_clip_config.json", TRUST.replace("trust", r"tr\u0075st"), "open_clip"),
+        ("open_clip_config.json", TRUSTS_REMOTE_CODE, "open_clip"),
+        ("open_clip_config.json", TRUSTS_REMOTE_CODE.replace("true", "1"), "open_clip"),
+        ("open_clip_config.json", TRUSTS_REMOTE_CODE.replace("trust", r"tr\u0075st"), "open_clip"),
         ("hyperparams.yaml", "a: !apply:builtins.exec [pass]\n", "HyperPyYAML"),
         ("hyperparams.yml", "a: !new:os.system [pass]\n", "HyperPyYAML"),
         ("hyperparams.yaml", "a: !%61pply:builtins.exec [pass]\n", "HyperPyYAML"),
@@ -343,7 +343,7 @@ TRUST = '{"model_cfg": {"text_cfg": {"tokenizer_kwargs": {"trust_remote_code" : 
         ("config.yaml", "%TAG ! tag:yaml.org,2002:python/\n---\na: !object/apply:os.system [pass]\n", "PyYAML"),
     ],
 )
-def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, text, library):
+def test_text_file_that_names_code_to_run_fails(folder, statecli, name, text, library):
     """JSON and YAML of a folder from which a library builds objects by name or unpickles digits."""
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     result = statecli("audit", str(folder))
@@ -351,7 +351,7 @@ def test_text_that_calls_what_it_names_is_not_passed(folder, statecli, name, tex
     assert f"is a text file that can run code: {library} " in result.out
 
 
-def test_plain_text_with_the_name_of_text_that_calls_is_passed(folder, statecli):
+def test_plain_text_passes_under_names_that_libraries_execute(folder, statecli):
     """The content decides: the names are those of files from which a library builds objects."""
     yaml = dict.fromkeys(("yolov8n.yaml", "hyperparams.yaml", "hyperparams.yml", "config.yaml"), "a: 1\n")
     for name, text in {**yaml, "export.json": "{}", "predictor.json": "[]", "open_clip_config.json": "[]"}.items():
@@ -360,9 +360,9 @@ def test_plain_text_with_the_name_of_text_that_calls_is_passed(folder, statecli)
     assert statecli("audit", str(folder)).code == 0
 
 
-def test_text_that_calls_what_it_names_may_be_an_index_too(folder, statecli):
+def test_index_file_with_a_ray_pickle_does_not_pass(folder, statecli):
     """The file is read as the index of a model, and Ray unpickles its digits."""
-    index = {"weight_map": {"w": "model.safetensors"}, "preprocessor_pkl": EVIL.hex()}
+    index = {"weight_map": {"w": "model.safetensors"}, "preprocessor_pkl": HARMFUL_PICKLE.hex()}
     (folder / ".metadata.json").write_text(json.dumps(index))
     result = statecli("audit", str(folder))
     assert result.code == 2
@@ -412,7 +412,7 @@ def test_yaml_with_a_plain_activation_is_passed(folder, statecli, text):
 @pytest.mark.parametrize("value", ["false", "null", "0", '""'])
 def test_json_that_trusts_no_remote_code_is_passed(folder, statecli, value):
     """Libraries save their arguments in files like this."""
-    (folder / "args.json").write_text(TRUST.replace("true", value))
+    (folder / "args.json").write_text(TRUSTS_REMOTE_CODE.replace("true", value))
     assert statecli("audit", str(folder)).code == 0
 
 
@@ -423,21 +423,21 @@ def test_a_program_that_an_export_names_is_audited(folder, statecli, file, code)
     (model / ".cache").mkdir(parents=True)
     save_file({"a": torch.ones(1)}, model / "model.safetensors")
     with zipfile.ZipFile(model / file, "w") as archive:
-        archive.writestr("p/data.pkl", EVIL)
+        archive.writestr("p/data.pkl", HARMFUL_PICKLE)
         archive.writestr("p/version", "3\n")
     components = {"model": {"file": file, "metadata": {"architecture": "Net"}}}
     (model / "export.json").write_text(json.dumps({"export_format": "dynamo", "components": components}))
     assert statecli("audit", str(model)).code == code
 
 
-def test_a_text_of_many_nested_escapes_is_not_passed(folder, statecli):
+def test_text_with_many_nested_escapes_fails(folder, statecli):
     """The text within the escapes is unknown."""
     (folder / "config.yaml").write_text("a: '%" + "25" * 20 + "61'\n")
     result = statecli("audit", str(folder))
     assert (result.code, "nested escapes on more than" in result.out) == (2, True)
 
 
-LONG = {
+REPETITIVE_TEXTS = {
     "backslashes": ("notes.json", b'{"a": "' + b"\\" * 400_000 + b'"}'),
     "keys in a line": ("a.yaml", b"activation " * 200_000 + b"# activation: x\n"),
     "a path of mmengine": ("last_checkpoint", b"a/" * 200_000),
@@ -449,10 +449,10 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("kind", LONG)
-def test_a_small_text_costs_little(kind, folder, statecli):
+@pytest.mark.parametrize("kind", REPETITIVE_TEXTS)
+def test_repetitive_text_is_audited_in_three_seconds(kind, folder, statecli):
     """No text is scanned repeatedly."""
-    name, content = LONG[kind]
+    name, content = REPETITIVE_TEXTS[kind]
     (folder / name).write_bytes(content)
     before = time.process_time()
     assert statecli("audit", str(folder)).code == 0
@@ -462,7 +462,7 @@ def test_a_small_text_costs_little(kind, folder, statecli):
 @pytest.mark.parametrize(
     ("link", "file", "code"), [("hyperparams.yaml", "notes.bin", 2), ("state.msgpack", "a.safetensors", 1)]
 )
-def test_a_link_is_another_use_of_a_file(folder, statecli, link, file, code):
+def test_link_with_a_name_that_a_library_loads_does_not_pass(folder, statecli, link, file, code):
     """A library selects the file by the name of the link; under its own name, the file is clean."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode().ljust(0x1DE)
     tensors = len(header).to_bytes(8, "little") + header + bytes(8)
@@ -474,7 +474,7 @@ def test_a_link_is_another_use_of_a_file(folder, statecli, link, file, code):
 
 
 @pytest.mark.parametrize("before", [b"", b" "])
-def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli, before):
+def test_safetensors_file_named_msgpack_does_not_pass(folder, statecli, before):
     """The header's length is also the start of a msgpack map, and RLlib selects the file by name."""
     header = before + json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
     header = header.ljust(0x1DE)
@@ -486,9 +486,9 @@ def test_msgpack_that_is_safetensors_too_is_not_passed(folder, statecli, before)
     assert statecli("audit", str(folder)).code == 1
 
 
-def test_a_state_of_rllib_is_not_passed(folder, statecli):
+def test_rllib_state_with_an_array_of_objects_fails(folder, statecli):
     """Its suffix is `.msgpck`, and msgpack_numpy unpickles an array of objects."""
-    kind = b"\x83\xc4\x02nd\xc3\xc4\x04kind\xc4\x01O\xc4\x04data\xc4" + bytes([len(EVIL)]) + EVIL
+    kind = b"\x83\xc4\x02nd\xc3\xc4\x04kind\xc4\x01O\xc4\x04data\xc4" + bytes([len(HARMFUL_PICKLE)]) + HARMFUL_PICKLE
     (folder / "algorithm_state.msgpck").write_bytes(kind)
     assert statecli("audit", str(folder)).code == 2
 
@@ -507,13 +507,13 @@ def encode_npy(array: np.ndarray) -> bytes:
 LIMITS = {
     "an array of objects": (encode_npy(np.array([None])), 1),
     "an array with objects in it": (encode_npy(np.zeros(1, [("a", "f4"), ("b", "O")])), 1),
-    "a pickle": (EVIL, 1),
+    "a pickle": (HARMFUL_PICKLE, 1),
     "numbers": (encode_npy(np.zeros(3, "f4")), 0),
 }
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_a_space_of_rllib_that_is_unpickled_is_not_passed(limits, folder, statecli):
+def test_rllib_space_is_reported_if_numpy_unpickles_its_limits(limits, folder, statecli):
     """RLlib unpacks the text, and numpy unpickles objects."""
     array, code = LIMITS[limits]
     space = {
@@ -531,7 +531,7 @@ def test_a_space_of_rllib_that_is_unpickled_is_not_passed(limits, folder, statec
 @pytest.mark.parametrize(
     "store", [bytes, bytearray, lambda raw: np.frombuffer(raw, np.uint8)], ids=["bytes", "bytearray", "array"]
 )
-def test_rllib_decodes_bytes_as_it_does_texts(store, folder, statecli):
+def test_rllib_limits_are_checked_in_any_buffer(store, folder, statecli):
     """base64 takes any buffer; zlib refuses an empty text."""
     limits = store(encode_space(encode_npy(np.array([None]))).encode())
     (folder / "policy_state.pkl").write_bytes(pickle.dumps({"space": "box", "low": limits, "high": ""}))
@@ -541,7 +541,7 @@ def test_rllib_decodes_bytes_as_it_does_texts(store, folder, statecli):
     )
 
 
-def test_msgpack_of_rllib_is_not_passed_for_an_array_of_flax(folder, statecli):
+def test_flax_msgpack_with_a_name_that_rllib_reads_fails(folder, statecli):
     """Texts of RLlib's files are unpickled."""
     array = msgpack.encode([[2], "float32", bytes(8)])
     content = msgpack.encode({"weights": {"w": msgpack.Ext(1, array)}, "policy_spec": {}})
@@ -552,7 +552,7 @@ def test_msgpack_of_rllib_is_not_passed_for_an_array_of_flax(folder, statecli):
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a loop of links", "a NUL byte", "a long text"])
-def test_a_tracker_that_names_nothing_hides_no_finding(kind, folder, statecli):
+def test_invalid_tracker_does_not_hide_findings(kind, folder, statecli):
     """The other files of the folder are still audited."""
     tracker = folder / "last_checkpoint"
     if kind == "a folder":
@@ -562,17 +562,17 @@ def test_a_tracker_that_names_nothing_hides_no_finding(kind, folder, statecli):
     else:
         tracker.write_bytes(b"a\0b" if kind == "a NUL byte" else b"a" * 3_000_000)
     assert statecli("audit", str(folder)).code == (2 if kind == "a long text" else 0)
-    (folder / "evil.pkl").write_bytes(EVIL)
+    (folder / "evil.pkl").write_bytes(HARMFUL_PICKLE)
     result = statecli("audit", str(folder))
     assert result.code == (2 if kind == "a long text" else 1)
     assert "posix.system" in result.out
 
 
 @pytest.mark.parametrize("place", ["http://127.0.0.1/a.pth", "s3://bucket/a.pth", "openmmlab://resnet50", "OUTSIDE"])
-def test_a_checkpoint_that_mmengine_would_fetch_is_not_passed(folder, statecli, tmp_path_factory, place):
+def test_mmengine_checkpoint_outside_the_folder_fails(folder, statecli, tmp_path_factory, place):
     """A resumed run loads the path in `last_checkpoint`; a path of another machine does not exist and is not loaded."""
     outside = tmp_path_factory.mktemp("other") / "a.pth"
-    outside.write_bytes(EVIL)
+    outside.write_bytes(HARMFUL_PICKLE)
     if place == "OUTSIDE":
         for harmless in ("/home/someone/work_dirs/epoch_3.pth", str(folder / "model.safetensors"), "epoch_3.pth"):
             (folder / "last_checkpoint").write_text(harmless)
@@ -587,7 +587,7 @@ def build_old_tar(first_name: str = "first") -> bytes:
     """Return a file as saved by torch before 0.1.10; loading the file unpickles its member `storages`."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, content in ((first_name, b""), ("storages", EVIL), ("tensors", b"K\0."), ("pickle", b"}.")):
+        for name, content in ((first_name, b""), ("storages", HARMFUL_PICKLE), ("tensors", b"K\0."), ("pickle", b"}.")):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -624,7 +624,7 @@ class EmptyBlocks:
 
 
 @pytest.mark.parametrize("method", ["stored", "compressed", "compressed, behind empty blocks"])
-def test_an_array_of_an_npz_that_is_a_tar_is_scanned(method, tmp_path, statecli, forked_python, monkeypatch):
+def test_npz_array_that_is_also_a_tar_is_scanned(method, tmp_path, statecli, forked_python, monkeypatch):
     """torch.hub passes the only member of a zip to torch.load, and torch.load tries tarfile first."""
     if "empty" in method:
         monkeypatch.setattr(zipfile, "_get_compressor", lambda *_: EmptyBlocks())
@@ -654,7 +654,7 @@ def test_a_zip_at_the_end_of_a_tensor_is_reported(folder, statecli, forked_pytho
     )
 
 
-def test_a_zip64_behind_a_program_is_not_passed(folder, statecli):
+def test_zip64_after_a_program_fails(folder, statecli):
     """torch's archives are zip64; their directory may begin far before the end, behind other entries."""
     data = io.BytesIO(b"#!/bin/sh\n")
     data.seek(0, io.SEEK_END)
@@ -673,7 +673,7 @@ def test_a_zip64_behind_a_program_is_not_passed(folder, statecli):
 
 
 @pytest.mark.parametrize("length", [0x34, 0x1234, 0x1234567])
-def test_compiled_code_that_begins_with_the_key_of_torch_is_not_passed(length, folder, statecli):
+def test_compiled_artifact_without_a_format_name_fails(length, folder, statecli):
     """`CompiledArtifact.save` of torch 2.7 wrote no name of the format; torch 2.13 reads the file."""
     key = bytes(7) + b"\x20" + b"k" * 32 + length.to_bytes(8, "big")
     (folder / "compiled").write_bytes(b"\1\2\3\4" + key + b"x" * 100)
@@ -690,21 +690,28 @@ def compress_without_container(data: bytes, properties: int = 0x5D) -> bytes:
 
 #: Streams without data before the stream with the pickle: Python's lzma reads all streams.
 EMPTY_STREAMS = {
-    "zeros": bytes(18) + lzma.compress(EVIL),
-    "megabytes of zeros": bytes(18 * 120_000) + lzma.compress(EVIL),
-    "a stream, megabytes of zeros": compress_without_container(b"") + bytes(18 * 120_000) + lzma.compress(EVIL),
-    "zeros, and properties of zero": bytes(18) + compress_without_container(EVIL, 0),
-    "a stream, zeros, and properties of zero": lzma.compress(b"") + bytes(36) + compress_without_container(EVIL, 0),
-    "lzip of version 0": b"LZIP\0\x10" + compress_without_container(b"")[13:] + bytes(12) + lzma.compress(EVIL),
+    "zeros": bytes(18) + lzma.compress(HARMFUL_PICKLE),
+    "megabytes of zeros": bytes(18 * 120_000) + lzma.compress(HARMFUL_PICKLE),
+    "a stream, megabytes of zeros": compress_without_container(b"")
+    + bytes(18 * 120_000)
+    + lzma.compress(HARMFUL_PICKLE),
+    "zeros, and properties of zero": bytes(18) + compress_without_container(HARMFUL_PICKLE, 0),
+    "a stream, zeros, and properties of zero": lzma.compress(b"")
+    + bytes(36)
+    + compress_without_container(HARMFUL_PICKLE, 0),
+    "lzip of version 0": b"LZIP\0\x10"
+    + compress_without_container(b"")[13:]
+    + bytes(12)
+    + lzma.compress(HARMFUL_PICKLE),
 }
 
 
 @pytest.mark.parametrize("name", EMPTY_STREAMS)
-def test_a_pickle_behind_empty_streams_is_not_passed(name, folder, statecli):
+def test_pickle_after_empty_compressed_streams_fails(name, folder, statecli):
     """pandas selects the compression by the file's suffix."""
     (folder / "model.xz").write_bytes(EMPTY_STREAMS[name])
     with lzma.open(folder / "model.xz") as file:
-        assert file.read() == EVIL
+        assert file.read() == HARMFUL_PICKLE
     assert statecli("audit", str(folder)).code == 2
 
 
@@ -715,9 +722,9 @@ def test_compressed_data_with_zeros_at_its_end_is_passed(folder, statecli):
     assert statecli("audit", str(folder)).code == 0
 
 
-def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
+def test_pickle_in_a_ray_experiment_fails(folder, statecli):
     """ExperimentAnalysis unpickles the hexadecimal digits in the file."""
-    state = {"_type": "CLOUDPICKLE_FALLBACK", "value": EVIL.hex()}
+    state = {"_type": "CLOUDPICKLE_FALLBACK", "value": HARMFUL_PICKLE.hex()}
     (folder / "experiment_state-2026.json").write_text(json.dumps({"trial_data": [state]}))
     (folder / "trial_metadata.json").write_text("{}")
     result = statecli("audit", str(folder))
@@ -727,7 +734,7 @@ def test_a_pickle_of_an_experiment_of_ray_is_not_passed(folder, statecli):
 
 
 @pytest.mark.parametrize(("name", "code"), [("model.pth", 1), ("arrays.npz", 0)])
-def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code):
+def test_zip_whose_only_record_replaces_a_file_is_reported(tmp_path, statecli, name, code):
     """torch.hub unpacks the record into its folder before loading. A single array in an `.npz` file passes."""
     array = io.BytesIO()
     np.save(array, np.full(4, 6.0))
@@ -741,7 +748,7 @@ def test_the_only_record_of_a_zip_replaces_a_file(tmp_path, statecli, name, code
     assert np.load(tmp_path / "hub" / "project" / "labels.npy").tolist() == [6.0] * 4
 
 
-def test_a_text_that_many_spaces_share_takes_steps(folder, statecli):
+def test_text_shared_by_many_spaces_ends_the_scan_early(folder, statecli):
     """Each space unpacks the text again; the remaining spaces are reported as not scanned."""
     text = "A" * 400_000
     spaces = [{"space": "box", "low": text, "high": text} for _ in range(2_000)]

@@ -12,7 +12,7 @@ import torch
 
 from ..formats.attacks import Call
 
-OFF = 'select = ["tied-tensors"]\n'
+OTHER_RULES_CONFIG = 'select = ["tied-tensors"]\n'
 #: Ways of a configuration to let a NaN pass, and the text in the outputs for each.
 WEAKENINGS = {
     "select": ('select = ["case-collision"]\n', "disables "),
@@ -53,14 +53,14 @@ def test_the_search_ends_at_the_root_of_the_repository(statecli, project, git, p
         (project / ".git").rmdir()
     if git == "file":
         (project / ".git").write_text("gitdir: elsewhere\n")
-    Path(place, "statecli.toml").write_text(OFF)
+    Path(place, "statecli.toml").write_text(OTHER_RULES_CONFIG)
     result = statecli("audit", "a.pt", "-f", "json")
     assert (result.code, result.json["configuration"]["file"]) == (int(file is None), file)
 
 
 def test_no_config_uses_no_file(statecli, project):
     """`--no-config` also ignores the file in the current folder, and the verdict says so."""
-    Path("statecli.toml").write_text(OFF)
+    Path("statecli.toml").write_text(OTHER_RULES_CONFIG)
     result = statecli("audit", "a.pt", "--values", "--no-config")
     assert result.code == 1
     assert "no configuration (--no-config)" in result.out
@@ -73,7 +73,7 @@ def test_config_and_no_config_contradict_each_other(statecli, project):
         assert (result.code, "contradict each other" in result.err) == (2, True)
 
 
-def test_config_needs_no_file_in_the_checkout(statecli, project):
+def test_config_option_takes_a_file_outside_the_repository(statecli, project):
     """Paths and globs of a file outside of the repository are relative to the current folder."""
     outside = project.parent / "ci.toml"
     assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
@@ -84,9 +84,9 @@ def test_config_needs_no_file_in_the_checkout(statecli, project):
     assert [finding["rule"] for finding in result.json["accepted"]] == ["nan"]
 
 
-def test_the_config_command_takes_no_config(statecli, project):
+def test_config_command_has_the_option_no_config(statecli, project):
     """`config --no-config` prints the defaults."""
-    Path("statecli.toml").write_text(OFF)
+    Path("statecli.toml").write_text(OTHER_RULES_CONFIG)
     assert statecli("config", "--no-config", "-f", "json").json["file"] is None
 
 
@@ -94,7 +94,7 @@ OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "sarif", "junit", "github
 
 
 @pytest.mark.parametrize("way", WEAKENINGS)
-def test_every_output_says_what_the_configuration_weakens(statecli, project, way):
+def test_every_output_lists_what_the_configuration_weakens(statecli, project, way):
     """Every output names the configuration file and each entry that lets more pass."""
     text, said = WEAKENINGS[way]
     Path("statecli.toml").write_text(text)
@@ -117,9 +117,9 @@ def test_json_lists_the_disabled_rules(statecli, project):
     }
 
 
-def test_select_on_the_line_replaces_that_of_the_configuration(statecli, project):
+def test_select_option_replaces_select_of_the_configuration(statecli, project):
     """With --select, the configuration disables no rule."""
-    Path("statecli.toml").write_text(OFF)
+    Path("statecli.toml").write_text(OTHER_RULES_CONFIG)
     result = statecli("audit", "a.pt", "--select", "values", "--values", "-f", "json")
     assert (result.code, result.json["configuration"]["disabled"]) == (1, [])
 
@@ -169,13 +169,13 @@ def excuse(statecli, how):
     Path("statecli.toml").write_text(text)
 
 
-JUDGED = [(how, ".") for how in EXCUSES]
-JUDGED += [("ignore", target) for target in ("a.pt", "../model", "*.pt", "**/*.pt", "..")]
-JUDGED += [("per-target-ignore", "a.pt"), ("baseline", "a.pt"), ("baseline", "..")]
+EXCUSES_OF_FOLDERS = [(how, ".") for how in EXCUSES]
+EXCUSES_OF_FOLDERS += [("ignore", target) for target in ("a.pt", "../model", "*.pt", "**/*.pt", "..")]
+EXCUSES_OF_FOLDERS += [("per-target-ignore", "a.pt"), ("baseline", "a.pt"), ("baseline", "..")]
 
 
-@pytest.mark.parametrize(("how", "target"), JUDGED)
-def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, model):
+@pytest.mark.parametrize(("how", "target"), EXCUSES_OF_FOLDERS)
+def test_config_in_the_audited_folder_does_not_excuse_pickles(how, target, statecli, model):
     """The author of a pickle may also have written the configuration in the same folder; the verdict says so."""
     excuse(statecli, how)
     result = statecli("audit", target, "-f", "json")
@@ -185,7 +185,7 @@ def test_a_judged_folder_does_not_excuse_its_pickles(how, target, statecli, mode
 
 
 @pytest.mark.parametrize("text", ['ignore = ["trailing-bytes"]\n', '[severity]\ntrailing-bytes = "note"\n'])
-def test_a_judged_folder_does_not_excuse_a_second_array(text, statecli, tmp_path, monkeypatch):
+def test_config_in_the_audited_folder_does_not_excuse_a_second_array(text, statecli, tmp_path, monkeypatch):
     """A second `numpy.load` of the same open file reads the bytes after the first array; they may be a pickle."""
     with (tmp_path / "two.npy").open("wb") as file:
         np.save(file, np.ones(2))
@@ -244,7 +244,7 @@ def test_a_configuration_excuses_pickles_of_other_folders(statecli, snapshot, tm
     assert statecli("audit", str(tmp_path / "elsewhere" / "*.pt")).code == 0
 
 
-def test_a_configuration_without_excuses_is_as_before(statecli, model):
+def test_configuration_of_other_rules_is_not_listed_as_weakening(statecli, model):
     """The verdict mentions no weakened rules about pickles, and other rules may be left out."""
     Path("statecli.toml").write_text('ignore = ["values"]\n[severity]\nunsafe-global = "error"\n')
     assert statecli("audit", ".", "-f", "json").json["configuration"]["weakened"] == []
