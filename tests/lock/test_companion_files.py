@@ -41,7 +41,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def sentences(folder):
+def sentence_model(folder):
     """A model of sentence-transformers with modules in hidden folders, one of them behind a router."""
     for name in (".2_Dense", "deep/.3_Dense", ".4_Router/.query"):
         (folder / name).mkdir(parents=True)
@@ -56,43 +56,43 @@ def sentences(folder):
     return folder
 
 
-HIDDEN = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
+HIDDEN_MODULES = [".2_Dense", "deep/.3_Dense", ".4_Router/.query"]
 
 
-def test_hidden_folders_of_modules_json_are_locked(sentences, tmp_path):
+def test_hidden_folders_of_modules_json_are_locked(sentence_model, tmp_path):
     """sentence-transformers loads these weights and settings, whatever the name of the folder is."""
-    locked = lock(sentences, lock_file=str(tmp_path / "lock.json"))
-    assert not audit_with_lock(sentences, locked, tmp_path / "lock.json", values=True).findings
-    for name in HIDDEN:
-        save_file({"linear.bias": torch.full((2,), 666.0)}, sentences / name / "model.safetensors")
-    for name in (*HIDDEN, ".5_Pooling"):
-        (sentences / name / "config.json").write_text('{"pooling_mode_mean_tokens": false}')
-    findings = audit_with_lock(sentences, locked, tmp_path / "lock.json", values=True).findings
+    locked = lock(sentence_model, lock_file=str(tmp_path / "lock.json"))
+    assert not audit_with_lock(sentence_model, locked, tmp_path / "lock.json", values=True).findings
+    for name in HIDDEN_MODULES:
+        save_file({"linear.bias": torch.full((2,), 666.0)}, sentence_model / name / "model.safetensors")
+    for name in (*HIDDEN_MODULES, ".5_Pooling"):
+        (sentence_model / name / "config.json").write_text('{"pooling_mode_mean_tokens": false}')
+    findings = audit_with_lock(sentence_model, locked, tmp_path / "lock.json", values=True).findings
     assert {(finding.rule, finding.target) for finding in findings} == {
-        *(("lock-mismatch", str(sentences / name)) for name in HIDDEN),
-        *(("settings-mismatch", str(sentences / name)) for name in HIDDEN),
-        ("settings-mismatch", str(sentences)),
+        *(("lock-mismatch", str(sentence_model / name)) for name in HIDDEN_MODULES),
+        *(("settings-mismatch", str(sentence_model / name)) for name in HIDDEN_MODULES),
+        ("settings-mismatch", str(sentence_model)),
     }
 
 
-def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentences):
+def test_a_pickle_in_a_hidden_folder_of_modules_json_is_audited(sentence_model):
     """Dense loads pytorch_model.bin if there is no safetensors file."""
-    torch.save({"linear.bias": BarePickle}, sentences / ".2_Dense" / "pytorch_model.bin")
-    (sentences / ".2_Dense" / "model.safetensors").unlink()
-    result = audit(Request((str(sentences),)))
+    torch.save({"linear.bias": BarePickle}, sentence_model / ".2_Dense" / "pytorch_model.bin")
+    (sentence_model / ".2_Dense" / "model.safetensors").unlink()
+    result = audit(Request((str(sentence_model),)))
     assert "unknown-global" in {finding.rule for finding in result.findings}
 
 
 @pytest.mark.parametrize("path", ["../other", "/other", "deep/../../other"])
-def test_a_module_outside_of_the_folder_fails(sentences, path):
+def test_a_module_outside_of_the_folder_fails(sentence_model, path):
     """The audit does not read a module outside of the folder."""
-    (sentences / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
-    statuses = {result.target: result.status for result in audit(Request((str(sentences),))).targets}
-    assert statuses[str(sentences)] is Status.FAILED
+    (sentence_model / "modules.json").write_text(json.dumps([{"path": ""}, {"path": path}]))
+    statuses = {result.target: result.status for result in audit(Request((str(sentence_model),))).targets}
+    assert statuses[str(sentence_model)] is Status.FAILED
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", '[{"path": 1}]', "[" * 9999, "nothing", '[{"path": "away"}]'])
-def test_a_modules_json_of_another_kind_is_no_error(folder, text):
+def test_invalid_modules_json_is_not_an_error(folder, text):
     """The loader reports such a modules.json."""
     (folder / "modules.json").write_text(text)
     assert {result.status for result in audit(Request((str(folder),))).targets} == {Status.AUDITED, Status.SKIPPED}
@@ -110,7 +110,7 @@ def audit_with_lock(target, locked, path, **options):
     return audit(Request((str(target),), lock=lock_file.read_lock(str(path)), lock_file=str(path), **options))
 
 
-def mismatches(result):
+def list_mismatches(result):
     """Return the messages of `settings-mismatch`, and check that each finding is an error with a help text."""
     findings = [finding for finding in result.findings if finding.rule == "settings-mismatch"]
     assert all(finding.severity is Severity.ERROR and finding.help for finding in findings)
@@ -124,12 +124,12 @@ def test_an_unchanged_folder_matches_its_lock(folder, tmp_path):
     (folder / "README.md").write_text("other words")
     (folder / "trainer_state.json").write_text('{"global_step": 6}')
     result = audit_with_lock(folder, locked, tmp_path / "lock.json")
-    assert mismatches(result) == []
+    assert list_mismatches(result) == []
     assert result.targets[0].not_checked == ()
     assert "settings-mismatch" in result.targets[0].ran
 
 
-def test_files_that_were_compared_with_the_lock_are_not_counted_as_not_checked(folder, tmp_path):
+def test_files_compared_with_the_lock_do_not_count_as_unchecked(folder, tmp_path):
     """The verdict counts only files without a comparison: a document, a file missing from the lock, or all files."""
     locked = lock(folder)
     unseen = {f"{folder}/{name}" for name in ("README.md", "trainer_state.json", "new.txt")}
@@ -149,7 +149,7 @@ def test_changed_added_and_removed_settings_are_named(folder, tmp_path):
     locked = lock(folder)
     changed = {"rms_norm_eps": 0.1, "rope_scaling": {"factor": 4}, "hidden_act": "relu"}
     (folder / "config.json").write_text(json.dumps(changed))
-    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [
+    assert list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [
         'setting differs from the lock: config.architectures: removed: "LlamaForCausalLM"',
         "setting differs from the lock: config.rms_norm_eps: 1e-06 → 0.1",
         "setting differs from the lock: config.rope_scaling.factor: 2 → 4",
@@ -173,7 +173,7 @@ def test_changed_files_of_the_model_are_named(folder, tmp_path):
     names = sorted(FILES.keys() - {"README.md", "trainer_state.json"})
     for name in names:
         (folder / name).write_text(FILES[name].replace("true", "false") + " ")
-    messages = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    messages = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert [message.partition(": digest ")[0] for message in messages] == [
         f"{name}: content differs from the lock" for name in names
     ]
@@ -185,7 +185,7 @@ def test_a_new_and_a_missing_file_are_named(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     (folder / "config.json").unlink()
     (folder / "hook.py").write_text("import os\n")
-    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))[-3:] == [
+    assert list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))[-3:] == [
         "config.json: in the lock but missing",
         "hook.py: not in the lock",
         "tokenizer.json: in the lock but missing",
@@ -199,7 +199,7 @@ def test_weights_only_leaves_settings_out_of_the_lock_and_of_the_comparison(fold
     assert b"rms_norm_eps" not in weights
     assert b"files" not in weights
     (folder / "config.json").write_text(json.dumps({**CONFIG, "rms_norm_eps": 0.1}))
-    assert mismatches(audit_with_lock(folder, full, tmp_path / "full.json", weights_only=True)) == []
+    assert list_mismatches(audit_with_lock(folder, full, tmp_path / "full.json", weights_only=True)) == []
     (entry,) = audit_with_lock(folder, weights, tmp_path / "weights.json").targets[0].not_checked
     assert "the lock has only tensors" in entry.why
 
@@ -210,28 +210,28 @@ def test_settings_inside_a_checkpoint_are_locked(tmp_path):
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 1e-6, "ids": {"0": "cat"}}}, path)
     locked = lock(path)
     torch.save({"model": {"w": torch.ones(2)}, "config": {"eps": 0.1, "ids": {"0": "cat"}}}, path)
-    assert mismatches(audit_with_lock(path, locked, tmp_path / "lock.json")) == [
+    assert list_mismatches(audit_with_lock(path, locked, tmp_path / "lock.json")) == [
         "setting differs from the lock: config.eps: 1e-06 → 0.1"
     ]
 
 
-def test_a_setting_that_a_lock_without_settings_does_not_have_is_counted(tmp_path):
+def test_setting_missing_from_a_lock_without_settings_is_counted(tmp_path):
     """The lock does not record the format of a file without settings, so the format may have changed."""
     path = tmp_path / "a.pt"
     torch.save({"model": {"w": torch.ones(2)}}, path)
     locked = lock(path)
     torch.save({"model": {"w": torch.ones(2)}, "epoch": 3}, path)
     result = audit_with_lock(path, locked, tmp_path / "lock.json")
-    assert mismatches(result) == []
+    assert list_mismatches(result) == []
     (entry,) = result.targets[0].not_checked
     assert (entry.count, entry.why) == (1, "not compared, because the lock has no settings")
 
 
-def test_a_lock_of_a_folder_holds_its_weights_elsewhere(folder, tmp_path):
+def test_lock_of_a_folder_matches_its_weight_file(folder, tmp_path):
     """The verdict counts the settings and files that a single file cannot have."""
     locked = lock(folder)
     actual = audit_with_lock(folder / "model.safetensors", locked, tmp_path / "lock.json")
-    assert mismatches(actual) == []
+    assert list_mismatches(actual) == []
     assert {entry.what for entry in actual.not_checked} == {"setting", "file"}
 
 
@@ -245,7 +245,7 @@ def test_a_lock_written_before_settings_were_locked_is_read(folder, tmp_path):
     assert len(result.targets[0].not_checked) == 1
 
 
-def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(folder, tmp_path):
+def test_subfolder_with_weights_is_a_separate_target(folder, tmp_path):
     """A Trainer's `checkpoint-5` is a separate target."""
     inner = folder / "checkpoint-5"
     inner.mkdir()
@@ -254,7 +254,7 @@ def test_folders_with_weights_of_their_own_are_not_part_of_the_folder_above(fold
     locked = lock(folder, lock_file=str(tmp_path / "lock.json"))
     assert b"checkpoint-5/config.json" not in locked
     (inner / "config.json").write_text("{}")
-    messages = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    messages = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert messages
     assert all("config" in message for message in messages)
 
@@ -270,7 +270,7 @@ def test_new_files_that_may_change_the_model_are_named(folder, tmp_path):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x")
-    messages = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    messages = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert sorted(messages) == sorted(f"{name}: not in the lock" for name in names)
 
 
@@ -284,19 +284,19 @@ def test_new_files_that_may_change_the_model_are_named(folder, tmp_path):
     ],
     ids=["folder", "link", "name", "weights"],
 )
-def test_a_name_of_weights_hides_no_code_next_to_it(folder, tmp_path, decoy):
+def test_decoy_weights_do_not_hide_code_next_to_them(folder, tmp_path, decoy):
     """Only a folder that the audit treats as a separate target is not part of the folder above."""
     locked = lock(folder)
     inner = folder / "custom_generate"
     inner.mkdir()
     (inner / "generate.py").write_text("x")
     decoy(inner)
-    said = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    said = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert "custom_generate/generate.py: not in the lock" in said
 
 
 @pytest.mark.parametrize("name", ["linked", "__pycache__"])
-def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
+def test_model_in_a_skipped_folder_does_not_hide_its_code(folder, tmp_path, name):
     """A walk skips links to folders and folders of tools, so the lock of the model must cover their files."""
     locked = lock(folder)
     inner = tmp_path / "out" if name == "linked" else folder / name
@@ -305,7 +305,9 @@ def test_a_model_where_no_walk_looks_hides_no_code(folder, tmp_path, name):
     (inner / "own.py").write_text("x")
     if name == "linked":
         (folder / name).symlink_to(inner)
-    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [f"{name}/own.py: not in the lock"]
+    assert list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == [
+        f"{name}/own.py: not in the lock"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +324,7 @@ def test_a_setting_of_another_type_is_a_change(folder, tmp_path, before, after):
     (folder / "config.json").write_text(before)
     locked = lock(folder)
     (folder / "config.json").write_text(after)
-    assert len(mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))) == 1
+    assert len(list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))) == 1
 
 
 class Activated(torch.nn.Module):
@@ -344,13 +346,13 @@ def test_the_program_of_an_archive_is_locked(tmp_path):
     torch.jit.trace(Activated(torch.nn.ReLU()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.ReLU()), example), tmp_path / "a.pt2")
     locks = {name: lock(tmp_path / name) for name in ("a.pt", "a.pt2")}
-    assert [mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks] == [
+    assert [list_mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks] == [
         [],
         [],
     ]
     torch.jit.trace(Activated(torch.nn.Tanh()), example).save(tmp_path / "a.pt")
     torch.export.save(torch.export.export(Activated(torch.nn.Tanh()), example), tmp_path / "a.pt2")
-    assert all(mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
+    assert all(list_mismatches(audit_with_lock(tmp_path / name, locks[name], tmp_path / "l.json")) for name in locks)
 
 
 def test_links_between_folders_are_followed_once(folder, tmp_path):
@@ -387,7 +389,7 @@ def pipeline(tmp_path):
 def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
     """The only file without a comparison is a document."""
     result = audit_with_lock(pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json")), tmp_path / "lock.json")
-    assert mismatches(result) == []
+    assert list_mismatches(result) == []
     assert [target.target for target in result.targets if target.not_checked] == [f"{pipeline}/README.md"]
 
 
@@ -400,24 +402,24 @@ def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
     assert statecli("audit", pipeline, "--lock", lock_path).code == 0
 
 
-def test_a_lock_of_a_pipeline_holds_the_files_that_are_in_no_component(pipeline, tmp_path):
+def test_lock_of_a_pipeline_covers_files_outside_its_components(pipeline, tmp_path):
     """A changed file, a removed file, and a new file next to them."""
     names = ("model_index.json", "scheduler/scheduler_config.json", "tokenizer/vocab.json")
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     for name in names:
         (pipeline / name).write_text("{}")
-    messages = mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
+    messages = list_mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))
     assert [message.partition(" from the lock")[0] for message in messages] == [
         f"{name}: content differs" for name in names
     ]
     for name in names:
         (pipeline / name).rename(pipeline / f"{name}.py")
-    assert sorted(mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))) == sorted(
+    assert sorted(list_mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json"))) == sorted(
         message for name in names for message in (f"{name}: in the lock but missing", f"{name}.py: not in the lock")
     )
 
 
-def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipeline, tmp_path, monkeypatch):
+def test_only_the_pipeline_that_cannot_be_compared_fails(pipeline, tmp_path, monkeypatch):
     """The components are audited all the same."""
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
@@ -431,39 +433,39 @@ def test_a_pipeline_that_cannot_be_compared_fails_and_loses_no_other_target(pipe
 def test_a_glob_of_pipelines_reaches_their_files(pipeline, tmp_path):
     locked = lock(tmp_path / "pipe*", lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
-    assert len(mismatches(audit_with_lock(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
+    assert len(list_mismatches(audit_with_lock(tmp_path / "pipe*", locked, tmp_path / "lock.json"))) == 1
 
 
-def test_a_component_alone_is_compared_without_its_pipeline(pipeline, tmp_path):
+def test_named_component_is_compared_without_its_pipeline(pipeline, tmp_path):
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     (pipeline / "tokenizer" / "vocab.json").write_text('{"a": 1}')
-    assert mismatches(audit_with_lock(pipeline / "unet", locked, tmp_path / "lock.json")) == []
+    assert list_mismatches(audit_with_lock(pipeline / "unet", locked, tmp_path / "lock.json")) == []
     only_weights = audit_with_lock(
         pipeline, lock(pipeline, lock_file=str(tmp_path / "lock.json"), weights_only=True), tmp_path / "lock.json"
     )
-    assert mismatches(only_weights) == []
-    assert mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
+    assert list_mismatches(only_weights) == []
+    assert list_mismatches(audit_with_lock(pipeline, locked, tmp_path / "lock.json", weights_only=True)) == []
 
 
 def test_a_second_pipeline_is_not_in_the_lock_of_the_first(pipeline, tmp_path):
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     shutil.copytree(pipeline, tmp_path / "other")
-    actual = mismatches(audit_with_lock(tmp_path, locked, tmp_path / "lock.json"))
+    actual = list_mismatches(audit_with_lock(tmp_path, locked, tmp_path / "lock.json"))
     assert len([message for message in actual if message.endswith(": not in the lock")]) >= 3
 
 
-def test_a_pickle_that_is_no_checkpoint_is_locked_as_a_file(folder, tmp_path):
+def test_bare_pickle_is_locked_as_a_file(folder, tmp_path):
     (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 0}))
     locked = lock(folder)
-    assert mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == []
+    assert list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json")) == []
     (folder / "vocab.pkl").write_bytes(pickle.dumps({"a": 1}))
-    (message,) = mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    (message,) = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
     assert message.startswith("vocab.pkl: content differs")
     with pytest.raises(BarePickle, match="is a bare pickle"):
         lock(folder / "vocab.pkl")
 
 
-def test_a_lock_in_the_folder_that_it_locks_is_not_a_file_of_the_model(statecli, in_tmp_path):
+def test_lock_in_the_locked_folder_is_not_a_file_of_the_model(statecli, in_tmp_path):
     """A lock is written again, and is compared with nothing."""
     Path("ck").mkdir()
     save_file({"w": torch.ones(2)}, "ck/model.safetensors")

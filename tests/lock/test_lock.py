@@ -27,7 +27,7 @@ def lock_bytes(*targets, **options):
     return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
 
-def lines(raw):
+def map_tensors(raw):
     """Return the tensors of a lock with a single target, by name."""
     (target,) = json.loads(raw)["targets"]
     return {line["fqn"]: line for line in target["tensors"]}
@@ -72,13 +72,13 @@ def test_every_container_has_the_same_lock(tmp_path_factory, state):
     assert len(texts) == 1
 
 
-def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
+def test_line_of_a_lock_describes_a_tensor(tmp_path):
     """Tensors are in the order of names, the digest is of the tensor's bytes, and unknown fields are null."""
     state = {"b": torch.tensor([1.0, 2.0]), "a": torch.zeros(1, 2, dtype=torch.int16)}
     torch.save(state, tmp_path / "a.pt")
     raw = lock_bytes(tmp_path / "a.pt")
-    assert list(lines(raw)) == ["a", "b"]
-    assert lines(raw)["b"] == {
+    assert list(map_tensors(raw)) == ["a", "b"]
+    assert map_tensors(raw)["b"] == {
         "fqn": "b",
         "section": "model",
         "kind": None,
@@ -90,7 +90,7 @@ def test_a_line_is_what_is_known_of_a_tensor(tmp_path):
     assert [line for line in raw.splitlines() if b'"fqn"' in line] == raw.splitlines()[2:4]
 
 
-def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
+def test_lock_depends_on_neither_path_nor_time(tmp_path, monkeypatch):
     """The same file at another path and time has the same lock; an absolute path becomes relative to this folder."""
     state = {"w": torch.ones(2)}
     (tmp_path / "here").mkdir()
@@ -104,21 +104,21 @@ def test_nothing_of_the_place_or_the_time_is_in_it(tmp_path, monkeypatch):
     assert str(tmp_path).encode() not in lock_bytes(tmp_path / "a.pt", "b.pt")
 
 
-def test_targets_are_sorted_and_each_is_there_once(in_tmp_path):
+def test_targets_are_sorted_and_listed_once(in_tmp_path):
     """Targets are sorted, in whatever order they were typed."""
     for name in ("b.pt", "a.pt"):
         torch.save({"w": torch.ones(2)}, name)
     assert lock_bytes("b.pt", "a.pt", "./a.pt") == lock_bytes("a.pt", "b.pt") == lock_bytes("*.pt")
 
 
-def test_a_folder_of_several_names_each(in_tmp_path):
+def test_checkpoints_of_a_folder_are_named_by_file(in_tmp_path):
     """A folder with a single checkpoint is named by file too, because a second checkpoint may follow."""
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
     assert [target["target"] for target in json.loads(lock_bytes("all"))["targets"]] == ["all/a.pt"]
 
 
-def test_names_are_the_way_from_the_lock_files_folder(tmp_path, monkeypatch, statecli):
+def test_names_are_relative_to_the_folder_of_the_lock(tmp_path, monkeypatch, statecli):
     """The lock has the same bytes from any folder and for any spelling of the target, and is valid from any folder."""
     monkeypatch.chdir(tmp_path)
     Path("ck").mkdir()
@@ -149,7 +149,7 @@ def test_the_configured_lock_is_found_from_a_folder_below(tmp_path, monkeypatch,
     assert statecli("audit", ".", "--select", "lock").code == 1
 
 
-def test_a_link_is_locked_as_what_it_leads_to(in_tmp_path, statecli):
+def test_link_is_locked_under_the_name_of_its_target(in_tmp_path, statecli):
     """The folder's lock contains the file once, under its real name, and the link is checked against this entry."""
     Path("lk").mkdir()
     torch.save({"w": torch.ones(2)}, "lk/model.pt")
@@ -170,7 +170,7 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
 
-def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
+def test_ties_recorded_by_a_format_are_in_both_locks(tmp_path):
     """safetensors keeps only the first of two tied names; `save_model` of safetensors records the other name."""
     torch.manual_seed(0)
     model = Tied()
@@ -178,13 +178,13 @@ def test_ties_that_a_format_notes_are_in_both_locks(tmp_path):
     save_model(model, str(tmp_path / "a.safetensors"))
     raw = lock_bytes(tmp_path / "a.pt")
     assert raw == lock_bytes(tmp_path / "a.safetensors")
-    assert {name: line.get("tied") for name, line in lines(raw).items() if "tied" in line} == {
+    assert {name: line.get("tied") for name, line in map_tensors(raw).items() if "tied" in line} == {
         "embed.weight": "embed.weight",
         "head.weight": "embed.weight",
     }
 
 
-def test_parts_of_one_storage_are_no_tie(tmp_path):
+def test_slices_of_one_storage_are_not_tied(tmp_path):
     """A format that stores each part separately loses nothing."""
     whole = torch.arange(6.0)
     torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
@@ -192,7 +192,7 @@ def test_parts_of_one_storage_are_no_tie(tmp_path):
     assert lock_bytes(tmp_path / "a.pt") == lock_bytes(tmp_path / "a.safetensors")
 
 
-def test_what_is_known_is_written(tmp_path):
+def test_lock_records_kind_and_requires_grad(tmp_path):
     """A pickled Parameter is recorded as a parameter with its requires_grad; an optimizer's state as optimizer."""
     model = nn.Linear(2, 2)
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
@@ -201,18 +201,18 @@ def test_what_is_known_is_written(tmp_path):
     optimizer.step()
     torch.save({"frozen": frozen, "plain": torch.ones(1)}, tmp_path / "p.pt")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    actual = lines(lock_bytes(tmp_path / "p.pt"))
+    actual = map_tensors(lock_bytes(tmp_path / "p.pt"))
     assert (actual["frozen"]["kind"], actual["frozen"]["requires_grad"]) == ("parameter", False)
     assert (actual["plain"]["kind"], actual["plain"]["requires_grad"]) == (None, None)
-    kinds = {(line["section"], line["kind"]) for line in lines(lock_bytes(tmp_path / "t.pt")).values()}
+    kinds = {(line["section"], line["kind"]) for line in map_tensors(lock_bytes(tmp_path / "t.pt")).values()}
     assert kinds == {("model", "parameter"), ("optimizer", "optimizer")}
 
 
-def test_a_class_has_no_values(statecli):
+def test_lock_of_a_class_has_no_digests(statecli):
     """The initial values of a class are random: names, kinds, dtypes and shapes are locked, and a note says so."""
     result = statecli("lock", "sample_models/net.py:Net")
     assert result.code == 0
-    actual_lines = lines(result.out)
+    actual_lines = map_tensors(result.out)
     assert actual_lines
     assert all(line["digest"] is None and line["kind"] for line in actual_lines.values())
     assert "values of" in result.err
@@ -220,15 +220,15 @@ def test_a_class_has_no_values(statecli):
     assert statecli("lock", "sample_models/net.py:Net", "-q").err == ""
 
 
-def test_filters_leave_out(tmp_path, statecli):
+def test_filters_exclude_tensors_from_the_lock(tmp_path, statecli):
     """Tensors are filtered by name and by kind, as in other commands."""
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
-    assert list(lines(statecli("lock", tmp_path / "a.pt", "-x", "a").out)) == ["b"]
+    assert list(map_tensors(statecli("lock", tmp_path / "a.pt", "-x", "a").out)) == ["b"]
     refused = statecli("lock", tmp_path / "a.pt", "--kind", "optimizer")
     assert (refused.code, refused.out) == (2, "")
 
 
-def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
+def test_lock_names_its_digest_algorithm(tmp_path, statecli):
     """The lock records sha256 if the user requests sha256."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     done = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
@@ -236,7 +236,7 @@ def test_the_algorithm_is_named_in_the_file(tmp_path, statecli):
     assert lock_file.read_lock(str(tmp_path / "lock.json")).digest is Algorithm.SHA256
 
 
-def test_the_file_is_as_its_schema_says(tmp_path, statecli):
+def test_lock_file_is_valid_under_its_schema(tmp_path, statecli):
     """The lock file can be read and written again without a change."""
     torch.save({"w": torch.ones(1), "\x1b[31m\u202e": torch.ones(1)}, tmp_path / "a.pt")
     raw = statecli("lock", tmp_path / "a.pt").out
@@ -246,7 +246,7 @@ def test_the_file_is_as_its_schema_says(tmp_path, statecli):
     assert b"".join(lock_file.encode_lock(lock_file.read_lock(str(tmp_path / "lock.json")))).decode() == raw
 
 
-def test_nothing_is_written_where_one_cannot_be_locked(tmp_path, statecli):
+def test_nothing_is_written_if_a_target_cannot_be_locked(tmp_path, statecli):
     """A lock without a target or a tensor would promise less than the user expects."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:300])
@@ -268,7 +268,7 @@ def test_a_damaged_file_is_not_locked(tmp_path, statecli):
     assert "checksum" in result.err
 
 
-def test_a_lock_has_a_folder_to_be_in(tmp_path, statecli):
+def test_lock_that_cannot_be_written_fails(tmp_path, statecli):
     """The command fails before it reads a target."""
     for path in (tmp_path, tmp_path / "none" / "lock.json"):
         result = statecli("lock", tmp_path / "missing.pt", "-o", path)
@@ -276,7 +276,7 @@ def test_a_lock_has_a_folder_to_be_in(tmp_path, statecli):
         assert "cannot be written" in result.err
 
 
-def test_a_file_that_changes_meanwhile_is_not_locked(tmp_path):
+def test_file_that_changes_while_it_is_read_is_not_locked(tmp_path):
     """A mix of old and new values is neither version."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     request = run.Request((str(tmp_path / "a.pt"),))
@@ -319,7 +319,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
         ("\0" * 100, "not valid JSON"),
     ],
 )
-def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
+def test_invalid_lock_file_is_a_one_line_error(tmp_path, statecli, text, says):
     """The command fails with status 2 before any target is read; the message names the file and the fault."""
     (tmp_path / "lock.json").write_text(text)
     result = statecli("audit", tmp_path / "missing.pt", "--lock", tmp_path / "lock.json")
@@ -329,7 +329,7 @@ def test_what_is_no_lock_file_is_told_in_a_line(tmp_path, statecli, text, says):
     assert re.search(says, result.err), result.err
 
 
-def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
+def test_missing_lock_file_is_a_one_line_error(tmp_path, statecli):
     """A folder, a pipe without a writer and an endless device fail in the same way."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "none.json", tmp_path, tmp_path / "pipe", "/dev/zero"):
@@ -337,36 +337,36 @@ def test_a_lock_file_that_is_not_there_is_told_in_a_line(tmp_path, statecli):
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
-def kept_by(folder):
+def build_lightning_checkpoint(folder):
     """A Lightning checkpoint of a run in `folder`: a callback stores scores under the paths of their files."""
     score = torch.tensor(0.5)
     kept = {"best_model_score": score, "best_k_models": {f"{folder}/epoch=0.ckpt": score}}
     return {"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}}
 
 
-def test_the_same_run_elsewhere_has_the_same_lock(tmp_path):
+def test_lock_does_not_depend_on_paths_in_callbacks(tmp_path):
     """The state of callbacks contains paths of the machine; it is bookkeeping, not weights, and alone an error."""
-    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
-    torch.save(kept_by("/there"), tmp_path / "b.ckpt")
+    torch.save(build_lightning_checkpoint("/here"), tmp_path / "a.ckpt")
+    torch.save(build_lightning_checkpoint("/there"), tmp_path / "b.ckpt")
     locked = lock_bytes(tmp_path / "a.ckpt")
     assert locked == lock_bytes(tmp_path / "b.ckpt")
-    assert list(lines(locked)) == ["w"]
+    assert list(map_tensors(locked)) == ["w"]
     with pytest.raises(NothingMatched, match="contains only the state of callbacks"):
         lock_bytes(f"{tmp_path / 'a.ckpt'}#callbacks")
 
 
-def test_what_callbacks_keep_is_said_not_to_be_locked(statecli, tmp_path):
+def test_note_reports_tensors_of_callbacks_as_not_locked(statecli, tmp_path):
     """A note on stderr says so, and an audit does not report the callbacks' tensors as new."""
-    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    torch.save(build_lightning_checkpoint("/here"), tmp_path / "a.ckpt")
     result = statecli("lock", tmp_path / "a.ckpt", "-o", tmp_path / "lock.json")
     assert result.code == 0
     assert "a.ckpt: 2 tensors of callbacks are not locked" in result.err
     assert statecli("audit", tmp_path / "a.ckpt", "--lock", tmp_path / "lock.json").code == 0
 
 
-def test_a_lock_that_has_what_callbacks_keep_holds_it(tmp_path):
+def test_locked_tensors_of_callbacks_are_checked(tmp_path):
     """Tensors of callbacks in an older lock are still checked."""
-    torch.save(kept_by("/here"), tmp_path / "a.ckpt")
+    torch.save(build_lightning_checkpoint("/here"), tmp_path / "a.ckpt")
     (tmp_path / "lock.json").write_bytes(lock_bytes(tmp_path / "a.ckpt"))
     old = json.loads((tmp_path / "lock.json").read_text())
     line = old["targets"][0]["tensors"][0]
