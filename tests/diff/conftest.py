@@ -18,17 +18,17 @@ from statecli.commands.diff.run import compare_targets
 Save = Callable[[Any, str], str]
 
 
-def changes_by_name(diff: Diff) -> dict[str, Change]:
+def map_changes(diff: Diff) -> dict[str, Change]:
     """Return the changes that are not identical, by tensor name."""
     return {change.fqn: change for change in diff.changes if change.status is not Status.IDENTICAL}
 
 
-def rules(diff: Diff) -> list[tuple[str, str | None]]:
+def list_findings(diff: Diff) -> list[tuple[str, str | None]]:
     """Rule and tensor of each finding."""
     return [(finding.rule, finding.fqn) for finding in diff.findings]
 
 
-def notes(diff: Diff) -> list[str]:
+def list_notes(diff: Diff) -> list[str]:
     """The names of the notes."""
     return [note.name for note in diff.notes]
 

@@ -21,7 +21,7 @@ def rank(diff) -> Callable[..., int | None]:
     return estimate
 
 
-def update(shape: tuple[int, int], rank: int, norm: float) -> torch.Tensor:
+def build_update(shape: tuple[int, int], rank: int, norm: float) -> torch.Tensor:
     """Return a matrix of a rank and a Frobenius norm."""
     product = torch.randn(shape[0], rank).double() @ torch.randn(rank, shape[1]).double()
     return product / product.norm() * norm
@@ -30,11 +30,11 @@ def update(shape: tuple[int, int], rank: int, norm: float) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(60, 80), (500, 200), (64, 3000), (700, 700)])
 @pytest.mark.parametrize(("true_rank", "size"), [(1, 0.3), (16, 0.02)])
-def test_the_rank_of_an_update(rank, dtype, shape, true_rank, size):
+def test_rank_of_a_low_rank_update_is_exact(rank, dtype, shape, true_rank, size):
     """Rounding fills all directions, but less than the update of a merged adapter."""
     torch.manual_seed(true_rank)
     before = (torch.randn(shape) * 0.02).to(dtype)
-    after = (before.double() + update(shape, true_rank, size * float(before.norm()))).to(dtype)
+    after = (before.double() + build_update(shape, true_rank, size * float(before.norm()))).to(dtype)
     assert rank(before, after) == true_rank
 
 
@@ -49,16 +49,16 @@ def test_outliers_do_not_hide_rounding(rank):
     """A column of large weights has large rounding errors, which are not directions of the update."""
     before = torch.randn(400, 400) * 0.02
     before[:, 7] *= 200
-    after = (before.bfloat16().double() + update((400, 400), 3, 2.0)).bfloat16()
+    after = (before.bfloat16().double() + build_update((400, 400), 3, 2.0)).bfloat16()
     assert rank(before.bfloat16(), after) == 3
 
 
 def test_a_kernel_is_a_matrix_of_its_output_channels(rank):
     before = torch.randn(40, 8, 3, 3)
-    assert rank(before, before + update((40, 72), 2, 5.0).reshape(before.shape).float()) == 2
+    assert rank(before, before + build_update((40, 72), 2, 5.0).reshape(before.shape).float()) == 2
 
 
-def test_a_cast_has_no_direction(rank):
+def test_cast_has_rank_zero(rank):
     before = torch.randn(300, 300)
     assert rank(before, before.bfloat16()) == 0
 
@@ -76,10 +76,10 @@ def test_vectors_and_integers_have_no_rank(rank):
     assert rank(torch.arange(20).reshape(4, 5), torch.zeros(4, 5, dtype=torch.int64)) is None
 
 
-def test_the_rank_costs_nothing_if_it_is_not_shown(rank, statecli, save):
+def test_rank_appears_only_in_verbose_output_and_html(rank, statecli, save):
     """The rank is shown with `-v` and on a page, not in other outputs."""
     before = torch.randn(40, 30)
-    paths = save({"w": before}, "c.pt"), save({"w": before + update((40, 30), 2, 9.0).float()}, "d.pt")
+    paths = save({"w": before}, "c.pt"), save({"w": before + build_update((40, 30), 2, 9.0).float()}, "d.pt")
     assert rank(before, before + 1, ranks=False) is None
     assert "rank of Δ" not in statecli("diff", *paths).out
     shown = json.loads(statecli("diff", *paths, "-v", "-f", "json").out)

@@ -25,7 +25,7 @@ from statecli.values import compiled_kernel, plain_bytes
 from statecli.values.delta import CompareOptions
 from statecli.workers import pool
 
-from .conftest import changes_by_name, notes, rules
+from .conftest import list_findings, list_notes, map_changes
 
 
 class Net(nn.Module):
@@ -40,7 +40,7 @@ class Net(nn.Module):
         self.register_buffer("mask", torch.ones(2), persistent=False)
 
 
-def training(net, epoch=3):
+def build_training_checkpoint(net, epoch=3):
     optimizer = torch.optim.AdamW(net.parameters())
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -48,7 +48,7 @@ def training(net, epoch=3):
     return {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
 
 
-def nothing_else(result):
+def is_clean(result):
     """Return True if no result makes statecli exit with status 1 or 2."""
     return (result.findings, result.scalars, result.broken) == ((), (), ())
 
@@ -57,19 +57,19 @@ def nothing_else(result):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda net: net.state_dict(), training, lambda net: net], ids=["dict", "ckpt", "module"]
+    "make", [lambda net: net.state_dict(), build_training_checkpoint, lambda net: net], ids=["dict", "ckpt", "module"]
 )
-def test_a_file_and_itself(make, diff):
+def test_diff_of_a_file_with_itself_is_empty(make, diff):
     """diff(A, A) is empty for a state_dict, a training checkpoint and a pickled module."""
     thing = make(Net())
     result = diff(thing, thing)
     assert result.changes
-    assert not changes_by_name(result)
-    assert nothing_else(result)
+    assert not map_changes(result)
+    assert is_clean(result)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_the_same_model_in_two_formats(zipped, tmp_path):
+def test_same_model_in_two_formats_is_identical(zipped, tmp_path):
     """`.pt` and `.safetensors` of one model are identical in both directions, with a tie that safetensors drops."""
     net = Net()
     torch.save(net.state_dict(), tmp_path / "net.pt", _use_new_zipfile_serialization=zipped)
@@ -79,25 +79,25 @@ def test_the_same_model_in_two_formats(zipped, tmp_path):
         diff = compare_targets(Request(before, after))
         assert {change.status for change in diff.changes} == {Status.IDENTICAL}
         assert len(diff.changes) == 7
-        assert nothing_else(diff)
+        assert is_clean(diff)
 
 
-def test_a_dropped_tie_is_compared_with_what_is_kept(diff):
+def test_dropped_tie_is_compared_with_the_kept_name(diff):
     """A name that safetensors drops is not removed if a tied name is kept; the values of the tensor are compared."""
     state = Net().state_dict()
     kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
     result = diff(state, kept, names=("a.pt", "b.safetensors"))
-    assert not changes_by_name(result)
-    assert "tied-entry-left-out" in notes(result)
+    assert not map_changes(result)
+    assert "tied-entry-left-out" in list_notes(result)
     assert len(result.changes) == len(state)
     kept["embed.weight"][0, 0] += 1
-    assert set(changes_by_name(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
+    assert set(map_changes(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
 
 
 def test_a_dropped_name_that_was_not_tied_is_removed(diff):
     """Equal values are not a tie: a dropped name without a tie is removed."""
     actual_diff = diff({"a": torch.ones(3), "b": torch.ones(3)}, {"a": torch.ones(3)}, names=("a.pt", "b.safetensors"))
-    assert rules(actual_diff) == [("removed", "b")]
+    assert list_findings(actual_diff) == [("removed", "b")]
 
 
 # --- each mutation -------------------------------------------------------------------------------------------------
@@ -164,14 +164,14 @@ def test_a_single_mutation_is_found_exactly(data, diff):
         formats = data.draw(
             st.tuples(*[st.sampled_from([f"{x}.pt", f"{x}.legacy.pt", f"{x}.safetensors"]) for x in "ab"])
         )
-    actual = changes_by_name(diff(state, after, names=formats))
+    actual = map_changes(diff(state, after, names=formats))
     names = name if isinstance(name, tuple) else (name,)
     assert {fqn: (change.status, change.fields) for fqn, change in actual.items()} == dict.fromkeys(names, expected)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states(), states())
-def test_there_and_back(diff, first, second):
+def test_swapped_sides_swap_added_and_removed(diff, first, second):
     """Swapping the sides swaps added with removed and keeps everything else."""
     there, back = diff(first, second), diff(second, first)
     swap = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}
@@ -181,7 +181,7 @@ def test_there_and_back(diff, first, second):
     }
 
 
-def test_every_tensor_stands_in_the_diff_once(diff):
+def test_diff_lists_each_tensor_once_in_the_order_of_after(diff):
     """Tensors are in the order of after, and a removed tensor follows its predecessor in before."""
     before = {name: torch.arange(4.0) + n for n, name in enumerate("abcde")}
     after = {name: before[name] for name in "eca"} | {"new": torch.zeros(2)}
@@ -204,8 +204,8 @@ def test_metadata_only_reads_no_values(diff):
     actual_diff = diff(
         {"a": torch.ones(3), "b": torch.arange(3.0)}, {"a": torch.zeros(3), "c": torch.arange(3.0)}, values=False
     )
-    assert rules(actual_diff) == [("removed", "b"), ("added", "c")]
-    assert "values-not-compared" in notes(actual_diff)
+    assert list_findings(actual_diff) == [("removed", "b"), ("added", "c")]
+    assert "values-not-compared" in list_notes(actual_diff)
 
 
 def test_ignored_values_are_not_read(diff, monkeypatch):
@@ -216,7 +216,7 @@ def test_ignored_values_are_not_read(diff, monkeypatch):
     assert not diff({"a": torch.ones(3)}, {"a": torch.zeros(3)}, ignore=(Field.VALUES,)).findings
 
 
-def test_what_cannot_be_told_is_no_identity(diff):
+def test_sparse_and_dense_tensors_are_inconclusive(diff):
     """A sparse tensor and a dense tensor with equal metadata are broken: neither equal nor changed."""
     dense = torch.eye(3)
     result = diff({"a": dense}, {"a": dense.to_sparse()})
@@ -225,23 +225,23 @@ def test_what_cannot_be_told_is_no_identity(diff):
     assert not result.changes
 
 
-def test_an_ignored_shape_leaves_values_untold(diff):
+def test_ignored_shape_makes_values_inconclusive(diff):
     """--ignore shape alone cannot compare the values of tensors with other shapes."""
     before, after = {"a": torch.ones(3)}, {"a": torch.ones(4)}
     assert [broken.fqn for broken in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
     both = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
-    assert nothing_else(both)
+    assert is_clean(both)
 
 
-def test_tensors_without_values(diff):
+def test_tensors_without_values_compare_only_metadata(diff):
     """Meta tensors have no values on either side, so only their metadata is compared."""
     state = {"a": torch.empty(3, device="meta")}
     result = diff(state, state)
-    assert nothing_else(result)
+    assert is_clean(result)
     assert result.changes[0].not_compared
 
 
-def test_histograms_of_what_changed_most(diff):
+def test_histograms_show_the_greatest_relative_changes(diff):
     """`histograms` is the number of histograms, for the tensors with the greatest relative change first."""
     before = {name: torch.arange(1.0, 9.0) for name in "abc"}
     after = {"a": before["a"] + 1, "b": before["b"] * 9, "c": before["c"]}
@@ -292,12 +292,12 @@ AFTER = {"fc.weight": torch.ones(4), "out.bias": torch.arange(3.0), "bn.running_
         ({"selection": Selection(kind=(Kind.PARAMETER,), exclude=("*.bias",))}, {"fc.weight"}),
     ],
 )
-def test_filters_are_of_pairs(options, expected, diff):
+def test_filters_match_either_name_of_a_pair(options, expected, diff):
     """A glob may match either name of a pair; the kind is the kind after."""
-    assert set(changes_by_name(diff(BEFORE, AFTER, **options))) == expected
+    assert set(map_changes(diff(BEFORE, AFTER, **options))) == expected
 
 
-def test_a_filter_that_leaves_nothing(diff):
+def test_filter_that_matches_nothing_is_an_error(diff):
     """If nothing is compared, an error repeats the options."""
     with pytest.raises(NothingMatched, match=r"none of their 4 tensors matches -i 'x\*' --kind optimizer"):
         diff(BEFORE, AFTER, selection=Selection(include=("x*",), kind=(Kind.OPTIMIZER,)))
@@ -311,26 +311,26 @@ def test_a_filter_that_leaves_nothing(diff):
         {"selection": Selection(exclude=("ep*",))},
     ],
 )
-def test_settings_that_a_filter_hides(filters, diff):
+def test_settings_that_a_filter_hides_are_noted(filters, diff):
     """A changed setting is left out of the comparison, and a note names the setting."""
     actual_diff = diff({**BEFORE, "epoch": 1, "run": "a"}, {**BEFORE, "epoch": 2, "run": "a"}, **filters)
-    assert nothing_else(actual_diff)
+    assert is_clean(actual_diff)
     assert [note.message for note in actual_diff.notes] == ["1 setting differs but is not selected: epoch"]
 
 
-def test_a_glob_of_settings_alone(diff):
+def test_glob_may_match_only_settings(diff):
     """`-i epoch` compares the setting alone; no tensor need match."""
     before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
     result = diff(before, after, selection=Selection(include=("epoch",)))
     assert ([scalar.key for scalar in result.scalars], result.changes) == (["epoch"], ())
     same = diff(before, after, selection=Selection(include=("run",)))
-    assert nothing_else(same)
-    assert "settings-alone" in notes(same)
+    assert is_clean(same)
+    assert "settings-alone" in list_notes(same)
     with pytest.raises(NothingMatched):
         diff(before, after, selection=Selection(include=("runs",)))
 
 
-def test_the_settings_that_exclude_leaves(statecli, save):
+def test_settings_are_compared_if_exclude_removes_all_tensors(statecli, save):
     """If `-x` excludes every tensor, changed settings are shown; without any setting left, diff exits with status 2."""
     first, second = (save({"w": torch.full((2,), n), "epoch": n, "run": "a"}, f"{n}.pt") for n in (1.0, 2.0))
     result = statecli("diff", first, second, "-x", "w", "-f", "json")
@@ -360,17 +360,17 @@ def test_a_file_that_is_one_tensor_has_no_settings(name, after, statecli, save):
     assert (result.code, result.out) == (0, "identical: 1 tensor, 24 B: exit status 0\n")
 
 
-ODD = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensor data starts at byte"}
+ODDITIES = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "the tensor data starts at byte"}
 
 
-def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
+def test_oddities_of_either_file_are_notes(statecli, tmp_path):
     """diff shows the notes of `inspect` for either file, with the file's name; once for a file compared with itself."""
     header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
     odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
     save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
     inspected = statecli("inspect", odd, "-f", "json").json["notes"]
-    assert {finding["name"] for finding in inspected} == set(ODD)
+    assert {finding["name"] for finding in inspected} == set(ODDITIES)
     for words in ((odd, plain), (plain, odd), (odd, odd)):
         result = statecli("diff", *words, "-f", "json")
         assert result.code == 0
@@ -378,12 +378,12 @@ def test_what_a_reader_finds_odd_is_a_note(statecli, tmp_path):
         assert notes == [(finding["name"], f"{odd}: {finding['message']}") for finding in inspected]
 
 
-def test_two_empty_files_are_no_clean_diff(diff):
+def test_diff_of_two_empty_files_is_an_error(diff):
     """If both sides are empty, nothing was compared, so the status is not 0; a single empty side is a difference."""
     empty = ("a.safetensors", "b.safetensors")
     with pytest.raises(NothingMatched, match="neither side contains a tensor"):
         diff({}, {}, names=empty)
-    assert rules(diff({}, {"a": torch.ones(2)}, names=empty)) == [("added", "a")]
+    assert list_findings(diff({}, {"a": torch.ones(2)}, names=empty)) == [("added", "a")]
 
 
 # --- training checkpoints ------------------------------------------------------------------------------------------
@@ -392,28 +392,28 @@ def test_two_empty_files_are_no_clean_diff(diff):
 def test_the_optimizer_and_the_epoch_are_compared(diff):
     """One more training step is shown in the optimizer's tensors and in the settings."""
     net = Net()
-    before = training(net)
-    after = {**before, "optimizer": training(net)["optimizer"], "epoch": 4}
+    before = build_training_checkpoint(net)
+    after = {**before, "optimizer": build_training_checkpoint(net)["optimizer"], "epoch": 4}
     after["optimizer"]["state"][0]["exp_avg"] = after["optimizer"]["state"][0]["exp_avg"] + 1
     actual_diff = diff(before, after)
-    assert set(changes_by_name(actual_diff)) == {"state[0]['exp_avg']"}
-    assert changes_by_name(actual_diff)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
+    assert set(map_changes(actual_diff)) == {"state[0]['exp_avg']"}
+    assert map_changes(actual_diff)["state[0]['exp_avg']"].kind is Kind.OPTIMIZER
     assert [(scalar.key, scalar.before, scalar.after) for scalar in actual_diff.scalars] == [("epoch", 3, 4)]
-    assert ("metadata", "epoch") in rules(actual_diff)
+    assert ("metadata", "epoch") in list_findings(actual_diff)
 
 
-def test_one_section_against_a_file(save):
+def test_section_is_compared_with_a_file(save):
     """`train.ckpt#state_dict` equals the exported model: entries outside the section are not compared."""
     net = Net()
-    first, second = save(training(net), "train.ckpt"), save(net.state_dict(), "net.pt")
+    first, second = save(build_training_checkpoint(net), "train.ckpt"), save(net.state_dict(), "net.pt")
     diff = compare_targets(Request(f"{first}#state_dict", second))
-    assert nothing_else(diff)
-    assert "sections-paired" in notes(diff)
+    assert is_clean(diff)
+    assert "sections-paired" in list_notes(diff)
     whole = compare_targets(Request(first, second))
-    assert {rule for rule, _ in rules(whole)} == {"removed", "metadata"}
+    assert {rule for rule, _ in list_findings(whole)} == {"removed", "metadata"}
 
 
-def test_one_weight_of_a_real_model(minilm, save):
+def test_one_changed_weight_of_a_real_model_is_found(minilm, save):
     """A copy of BERT with one changed weight shows the weight and its index, and nothing else."""
     from safetensors.torch import load_file
 
@@ -422,12 +422,12 @@ def test_one_weight_of_a_real_model(minilm, save):
     name = "encoder.layer.3.attention.output.dense.weight"
     state[name][7, 11] += 0.5
     diff = compare_targets(Request(str(path), save(state, "nudged.pt")))
-    assert rules(diff) == [("changed", name)]
-    values = changes_by_name(diff)[name].values
+    assert list_findings(diff) == [("changed", name)]
+    values = map_changes(diff)[name].values
     assert (values.changed, values.first) == (1, (7, 11))
 
 
-def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypatch):
+def test_reading_in_two_processes_gives_the_same_result(diff, monkeypatch):
     """Large files are read by two processes with the same result; an unreadable file is reported in one line."""
     from statecli.commands.diff import read_targets
 
@@ -445,7 +445,7 @@ def test_reading_the_second_file_beside_the_first_changes_nothing(diff, monkeypa
         compare_targets(Request(*paths))
 
 
-def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
+def test_lone_surrogate_is_compared_across_processes(diff, monkeypatch):
     """A lone surrogate in a text next to the tensors is compared too."""
     from statecli.commands.diff import read_targets
 
@@ -457,7 +457,7 @@ def test_what_bytes_cannot_hold_is_read_again(diff, monkeypatch):
     assert [(change.key, change.before, change.after) for change in actual_diff.scalars] == [("run", "a", "\ud800")]
 
 
-def test_histograms_are_of_parameters_first(diff):
+def test_histograms_show_parameters_first(diff):
     """A counter changes more than any weight, but its histogram is not useful."""
     before = {"bn.running_mean": torch.ones(4), "bn.num_batches_tracked": torch.tensor(1), "w": torch.ones(4)}
     after = {
@@ -471,8 +471,8 @@ def test_histograms_are_of_parameters_first(diff):
 def test_text_of_numpy_differs_by_element(diff):
     """Texts with equal bytes are identical, others changed; the size of the difference is unknown."""
     state = {"model": {"a.w": torch.ones(2)}, "names": np.array(["x", "yz", "v"])}
-    assert nothing_else(diff(state, state))
-    delta = changes_by_name(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
+    assert is_clean(diff(state, state))
+    delta = map_changes(diff(state, {**state, "names": np.array(["x", "yw", "v"])}))["names"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs, delta.cosine) == (3, 1, (1,), None, None)
     assert delta.reason == "statecli cannot read numpy U2 elements as numbers"
 
@@ -480,21 +480,21 @@ def test_text_of_numpy_differs_by_element(diff):
 def test_text_in_columns_is_compared_in_its_order(diff):
     """An array with the same bytes in another order of dimensions is a different array."""
     rows = np.array([["a", "b"], ["c", "d"]])
-    assert changes_by_name(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
+    assert map_changes(diff({"n": rows}, {"n": np.asfortranarray(rows.T.copy().T)})) == {}
     columns = np.asfortranarray(np.array([["a", "c"], ["b", "d"]]))
     assert columns.tobytes("A") == rows.tobytes()
-    delta = changes_by_name(diff({"n": rows}, {"n": columns}))["n"].values
+    delta = map_changes(diff({"n": rows}, {"n": columns}))["n"].values
     assert (delta.changed, delta.first) == (2, (0, 1))
 
 
 def test_dates_are_compared_by_their_bytes(diff):
     """Dates are not numbers: a different date has different bytes."""
     before, after = (np.array(["2020", year]).astype("M8[Y]") for year in ("2021", "2022"))
-    delta = changes_by_name(diff({"n": before}, {"n": after}))["n"].values
+    delta = map_changes(diff({"n": before}, {"n": after}))["n"].values
     assert (delta.elements, delta.changed, delta.first, delta.max_abs) == (2, 1, (1,), None)
 
 
-def test_arrays_nobody_can_tell(diff):
+def test_arrays_of_objects_are_inconclusive(diff):
     """Arrays of Python objects are inconclusive, not identical; the message names both files."""
     before, after = (np.array(["2020", year]).astype("O") for year in ("2021", "2022"))
     result = diff({"w": torch.ones(2), "n": before}, {"w": torch.ones(2), "n": after})
@@ -510,12 +510,12 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
         torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
     read = run.read_both
 
-    def and_replace(*args):
+    def read_and_replace(*args):
         both = read(*args)
         (tmp_path / "c.pt").replace(tmp_path / "b.pt")
         return both
 
-    monkeypatch.setattr(run, "read_both", and_replace)
+    monkeypatch.setattr(run, "read_both", read_and_replace)
     diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
     assert [broken.fqn for broken in diff.broken] == ["w"]
     assert "b.pt: w: changed while statecli read it" in diff.broken[0].message
@@ -533,7 +533,7 @@ def touch_after_comparison(monkeypatch, path):
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monkeypatch, statecli):
+def test_changed_file_without_pairs_is_reported(name, save, monkeypatch, statecli):
     """All names differ, so no pair can notice the change: the file is checked once, and diff exits with status 2."""
     before, after = save({"x": torch.ones(2), "z": torch.ones(3)}, name), save({"y": torch.zeros(4)}, "b.pt")
     touch_after_comparison(monkeypatch, before)
@@ -549,7 +549,7 @@ def test_a_file_that_changes_is_noticed_where_nothing_is_paired(name, save, monk
     ("name", "is_checked"),
     [("model-2.safetensors", True), ("model.safetensors.index.json", True), ("notes.safetensors", False)],
 )
-def test_any_file_of_a_folder_may_change(name, is_checked, target, save, tmp_path, monkeypatch):
+def test_changed_shard_or_index_is_reported(name, is_checked, target, save, tmp_path, monkeypatch):
     """The index and each shard are checked; adjacent files that were not read are not checked."""
     for shard, key in (("model-1", "x"), ("model-2", "y"), ("notes", "z")):
         save({key: torch.ones(2)}, f"{shard}.safetensors")
@@ -581,7 +581,7 @@ def damage_tensor(path, tensor):
     ],
     ids=["renamed", "added", "shape"],
 )
-def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
+def test_damaged_tensor_is_reported_with_or_without_a_pair(before, save, statecli):
     """The checksum of a tensor is checked even if its values are not compared with any tensor."""
     sound = torch.arange(200.0)
     after = damage_tensor(save({"y.weight": sound, "k": torch.ones(2)}, "b.pt"), sound)
@@ -593,7 +593,7 @@ def test_damage_is_told_whatever_it_is_compared_with(before, save, statecli):
 
 
 COMPLEX = torch.tensor([complex(1, 2), complex(3, 0)])
-HIDDEN = {
+HIDDEN_DIFFERENCES = {
     "lazy conjugation": (COMPLEX, COMPLEX.conj(), CompareOptions(bitwise=True)),
     "NaN beside another part": (torch.tensor([complex("nan+1j")]), torch.tensor([complex("nan+2j")]), CompareOptions()),
     "duplicates of big integers": (
@@ -616,9 +616,9 @@ HIDDEN = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", HIDDEN)
-def test_what_hides_easily_is_a_finding(case, diff):
+@pytest.mark.parametrize("case", HIDDEN_DIFFERENCES)
+def test_subtle_differences_are_findings(case, diff):
     """The tensor differs from the changed tensor and equals itself; neither result is inconclusive."""
-    before, after, how = HIDDEN[case]
-    assert rules(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
-    assert nothing_else(diff({"w": before}, {"w": before}, how=how))
+    before, after, how = HIDDEN_DIFFERENCES[case]
+    assert list_findings(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
+    assert is_clean(diff({"w": before}, {"w": before}, how=how))

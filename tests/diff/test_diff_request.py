@@ -19,7 +19,7 @@ from statecli.values.delta import CompareOptions
 TARGETS = {"before": "a.pt", "after": "b.pt"}
 
 
-def options(**given):
+def build_options(**given):
     return DiffOptions(**TARGETS | given)
 
 
@@ -27,10 +27,10 @@ def prepare(options):
     return diff.prepare(options, Caller(), ExtraInputs())
 
 
-def test_nothing_asked_is_the_default():
+def test_defaults_equal_those_of_the_library():
     """Without options, the command line and the library have the same defaults."""
-    assert prepare(options()) == Request("a.pt", "b.pt")
-    assert diff.build_view(options()) == DiffView()
+    assert prepare(build_options()) == Request("a.pt", "b.pt")
+    assert diff.build_view(build_options()) == DiffView()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nothing_asked_is_the_default():
 )
 def test_each_option_reaches_the_comparison(given, wanted):
     """The request differs from the default only in the given option."""
-    assert prepare(options(**given)) == Request(**TARGETS | wanted)
+    assert prepare(build_options(**given)) == Request(**TARGETS | wanted)
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ def test_each_option_reaches_the_comparison(given, wanted):
 )
 def test_each_option_reaches_the_report(given, wanted):
     """The view differs from the default only in the given option."""
-    assert diff.build_view(options(**given)) == DiffView(**wanted)
+    assert diff.build_view(build_options(**given)) == DiffView(**wanted)
 
 
-def test_devices_that_compute():
+def test_compute_device_must_be_cpu_or_cuda():
     """The CPU, the current GPU and a GPU with a number are accepted; a misspelt device is an error, not corrected."""
     for device in ("cpu", "cuda", "cuda:0", "cuda:12"):
-        prepare(options(device=device))
+        prepare(build_options(device=device))
     for device in ("", "CPU", "cuda:", "cuda:-1", "cuda:01", "cuda:0 ", "mps", "meta", "cpu\n"):
         with pytest.raises(UsageError):
-            prepare(options(device=device))
+            prepare(build_options(device=device))
 
 
-def test_a_contradiction_names_both():
+def test_contradicting_options_are_both_named():
     with pytest.raises(UsageError, match=r"--bitwise and --atol contradict"):
-        prepare(options(bitwise=True, atol=1.0))
+        prepare(build_options(bitwise=True, atol=1.0))
 
 
 @pytest.mark.parametrize(
@@ -106,4 +106,4 @@ def test_a_contradiction_names_both():
 )
 def test_each_filter_reaches_the_comparison(given):
     """The five filters form one selection."""
-    assert prepare(options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))
+    assert prepare(build_options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))

@@ -15,9 +15,9 @@ from statecli.core.errors import NothingMatched, UsageError
 from statecli.core.model_state import Kind
 from statecli.core.selection import Selection
 
-from .conftest import changes_by_name, notes, rules
+from .conftest import list_findings, list_notes, map_changes
 
-LINES = """
+NET_LINES = """
 self.fc = nn.Linear(4, 3)
 self.norm = nn.BatchNorm1d(3)
 self.register_buffer("mask", torch.ones(2), persistent=False)
@@ -35,12 +35,12 @@ def build_net(target):
 
 
 @pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
-def test_in_the_words_of_load_state_dict(name, source, save):
+def test_findings_name_the_keys_that_load_state_dict_names(name, source, save):
     """Missing, unexpected and mismatched names are the names that torch reports, with the class on either side.
 
     Non-persistent buffers and unregistered tensors are unexpected. test_loading_oracle.py has other models.
     """
-    target = source(LINES)
+    target = source(NET_LINES)
     net = build_net(target)
     state = dict(net.state_dict())
     state |= {"fc2.bias": state.pop("fc.bias"), "mask": torch.ones(2), "cache": torch.ones(3)}
@@ -52,89 +52,89 @@ def test_in_the_words_of_load_state_dict(name, source, save):
         net.load_state_dict(state, strict=False)
     path = save(state, name)
     for result in (compare_targets(Request(target, path)), compare_targets(Request(path, target))):
-        assert set(rules(result)) == expected | {("shape-mismatch", "fc.weight")}
+        assert set(list_findings(result)) == expected | {("shape-mismatch", "fc.weight")}
         assert len(result.findings) == 5
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_what_is_not_saved_is_not_looked_for(source, save, device):
+def test_unsaved_tensors_of_a_class_are_not_compared(source, save, device):
     """Non-persistent buffers and unregistered tensors of the class are not compared, and a note counts them.
 
     The values of a class are only initial values, and its device is the device of its construction.
     """
-    target = source(LINES)
+    target = source(NET_LINES)
     path = save(build_net(target).state_dict(), "net.pt")
     diff = compare_targets(Request(target, path, init_device=device))
     assert not diff.findings
     assert {change.fqn for change in diff.changes}.isdisjoint({"mask", "cache"})
     assert any("2 tensors" in note.message for note in diff.notes if note.name == "not-expected")
-    assert "values-not-compared" in notes(diff)
+    assert "values-not-compared" in list_notes(diff)
 
 
-def test_kinds_are_those_of_the_class(source, save):
+def test_kinds_come_from_the_class(source, save):
     """A checkpoint's kinds are guesses and a class's kinds are known, so --kind uses the class on either side."""
     target = source('self.fc = nn.Linear(2, 2)\nself.register_buffer("scale", torch.ones(2))')
     path = save({**build_net(target).state_dict(), "scale": torch.ones(3)}, "net.pt")
     for sides in ((target, path), (path, target)):
         diff = compare_targets(Request(*sides, selection=Selection(kind=(Kind.BUFFER,))))
         assert [change.fqn for change in diff.changes] == ["scale"]
-        assert rules(diff) == [("shape-mismatch", "scale")]
+        assert list_findings(diff) == [("shape-mismatch", "scale")]
 
 
-def test_a_dtype_is_a_difference(source, save):
+def test_other_dtype_is_a_change(source, save):
     """load_state_dict casts silently, so the tensor is shown as changed, and --ignore dtype accepts the change."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(2, 2).bfloat16()}, "net.pt")
     diff = compare_targets(Request(target, path))
-    assert changes_by_name(diff)["fc.weight"].fields == (Field.DTYPE,)
+    assert map_changes(diff)["fc.weight"].fields == (Field.DTYPE,)
     assert [f.message for f in diff.findings] == ["fc.weight: dtype: float32 → bfloat16"]
     assert not compare_targets(Request(target, path, ignore=(Field.DTYPE,))).findings
 
 
-def test_shape_and_dtype_are_said_once_each(source, save):
+def test_shape_and_dtype_are_reported_once_each(source, save):
     """A tensor of another shape and dtype is a mismatch and a change of dtype."""
     target = source("self.fc = nn.Linear(2, 2, bias=False)")
     path = save({"fc.weight": torch.ones(3, 2).bfloat16()}, "net.pt")
     diff = compare_targets(Request(target, path))
-    assert rules(diff) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
-    assert rules(compare_targets(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
+    assert list_findings(diff) == [("shape-mismatch", "fc.weight"), ("changed", "fc.weight")]
+    assert list_findings(compare_targets(Request(target, path, ignore=(Field.SHAPE,)))) == [("changed", "fc.weight")]
 
 
 @pytest.mark.parametrize("prefix", ["net.", "_orig_mod.module."])
-def test_a_wrapper_is_in_the_way_of_a_load(prefix, source, save):
+def test_wrapper_prefix_is_a_single_finding(prefix, source, save):
     """Names are matched without the prefix, and one finding says that load_state_dict would not match them."""
-    target = source(LINES)
+    target = source(NET_LINES)
     path = save({prefix + name: tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     for sides in ((target, path), (path, target)):
         diff = compare_targets(Request(*sides))
-        assert not changes_by_name(diff)
-        assert rules(diff) == [("wrapper-prefix", None)]
+        assert not map_changes(diff)
+        assert list_findings(diff) == [("wrapper-prefix", None)]
         assert repr(prefix) in diff.findings[0].message
 
 
 def test_map_renames_before_a_load(source, save):
     """A checkpoint is compared under the names that --map gives; the old prefix is not reported."""
-    target = source(LINES)
+    target = source(NET_LINES)
     path = save({f"student.{name}": tensor for name, tensor in build_net(target).state_dict().items()}, "net.pt")
     assert not compare_targets(Request(path, target, map=(r"^student\.=",))).findings
 
 
-def test_a_filter_hides_findings_and_nothing_else(source, save):
+def test_filter_limits_findings_and_infers_no_prefix(source, save):
     """-i limits the findings to matching names, and no prefix is inferred from the remaining names."""
-    target = source(LINES)
+    target = source(NET_LINES)
     state = dict(build_net(target).state_dict())
     state["x.fc.weight"] = state.pop("fc.weight")
     path = save(state, "net.pt")
-    assert rules(compare_targets(Request(target, path, selection=Selection(include=("x.*",))))) == [
+    assert list_findings(compare_targets(Request(target, path, selection=Selection(include=("x.*",))))) == [
         ("unexpected-entry", "x.fc.weight")
     ]
-    assert rules(compare_targets(Request(target, path, selection=Selection(include=("fc.weight",))))) == [
+    assert list_findings(compare_targets(Request(target, path, selection=Selection(include=("fc.weight",))))) == [
         ("missing-entry", "fc.weight")
     ]
     assert not compare_targets(Request(target, path, selection=Selection(include=("norm.*",)))).findings
 
 
-def test_a_training_checkpoint(source, save):
+def test_only_the_model_of_a_training_checkpoint_is_compared(source, save):
     """The model's section is loaded; optimizer and settings are left out, with a note."""
     target = source("self.fc = nn.Linear(2, 2)")
     net = build_net(target)
@@ -147,7 +147,7 @@ def test_a_training_checkpoint(source, save):
     assert any("optimizer" in note.message for note in diff.notes if note.name == "sections-left-out")
 
 
-def test_several_models(source, save):
+def test_file_with_several_models_needs_a_section(source, save):
     """A file with several models needs the name of a section."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
@@ -161,7 +161,7 @@ def test_several_models(source, save):
     ("name", "copy"),
     [("model", "ema"), ("net", "ema"), ("net", "swa_state_dict"), ("net", "averaged_model"), ("net", "shadow_params")],
 )
-def test_a_model_beside_its_average(source, save, name, copy):
+def test_average_next_to_a_model_is_not_compared(source, save, name, copy):
     """The model is compared, whatever its name and position; a note says that the average is left out."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
@@ -172,7 +172,7 @@ def test_a_model_beside_its_average(source, save, name, copy):
         assert note.startswith(f"statecli did not compare {copy} of ")
 
 
-def test_several_averages_and_no_model(source, save):
+def test_file_with_only_averages_needs_a_section(source, save):
     """A file with two averages and no model needs the name of a section."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
@@ -180,7 +180,7 @@ def test_several_averages_and_no_model(source, save):
         compare_targets(Request(target, save({"ema_1": state, "ema_2": state}, "net.pt")))
 
 
-def test_no_model_at_all(source, save):
+def test_file_without_a_model_is_an_error(source, save):
     """A file with only an optimizer, or an empty file, cannot be loaded: the diff is an error, not clean."""
     target = source("self.fc = nn.Linear(2, 2)")
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
@@ -191,7 +191,7 @@ def test_no_model_at_all(source, save):
             compare_targets(Request(target, path))
 
 
-def test_a_pickled_module(source, save):
+def test_pickled_module_is_compared_by_its_state_dict(source, save):
     """A whole pickled module is compared by its state_dict: its caches are not unexpected."""
     from . import test_compare
 
@@ -216,17 +216,17 @@ def test_a_dropped_tie_is_not_missing(source, save):
     for sides in ((target, path), (path, target)):
         diff = compare_targets(Request(*sides))
         assert not diff.findings
-        assert "tied-entry-left-out" in notes(diff)
+        assert "tied-entry-left-out" in list_notes(diff)
 
 
-def test_two_classes(source):
+def test_two_classes_are_compared_without_values(source):
     """Two classes are compared except for values and devices; a class and itself are identical."""
-    first = source(LINES)
+    first = source(NET_LINES)
     second = source(
-        LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
+        NET_LINES.replace("nn.Linear(4, 3)", "nn.Linear(4, 3, bias=False)") + "self.more = nn.Linear(1, 1)", "two.py"
     )
     assert not compare_targets(Request(first, first)).findings
-    actual = changes_by_name(compare_targets(Request(first, second)))
+    actual = map_changes(compare_targets(Request(first, second)))
     assert {name: change.status for name, change in actual.items()} == {
         "fc.bias": Status.REMOVED,
         "more.weight": Status.ADDED,
@@ -234,11 +234,11 @@ def test_two_classes(source):
     }
 
 
-def test_what_two_classes_register(source):
+def test_kind_and_requires_grad_of_two_classes_are_compared(source):
     """A parameter that became a buffer and a parameter that became frozen are differences."""
     first = source("self.w = nn.Parameter(torch.ones(2))\nself.v = nn.Parameter(torch.ones(2))")
     second = source('self.register_buffer("w", torch.ones(2))\nself.v = nn.Parameter(torch.ones(2), False)', "two.py")
-    actual = changes_by_name(compare_targets(Request(first, second)))
+    actual = map_changes(compare_targets(Request(first, second)))
     assert actual["w"].fields == (Field.KIND, Field.REQUIRES_GRAD)
     assert actual["v"].fields == (Field.REQUIRES_GRAD,)
 
@@ -278,7 +278,7 @@ def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecl
         assert "is compared with these sections of " in said
 
 
-SIZED = """
+SIZED_NET = """
 import torch
 
 class Net(torch.nn.Module):
@@ -290,7 +290,7 @@ class Net(torch.nn.Module):
 
 def test_a_refused_load_is_one_problem_with_a_help_in_every_command(statecli, tmp_path, in_tmp_path):
     """A wrong size or a wrong class is one diagnostic, whatever the number of its tensors."""
-    (tmp_path / "net.py").write_text(SIZED)
+    (tmp_path / "net.py").write_text(SIZED_NET)
     linear = torch.nn.Linear(8, 8)
     state = {f"{name}.{key}": value for name in "ab" for key, value in linear.state_dict().items()}
     torch.save(state, "sizes.pt")

@@ -133,7 +133,7 @@ class Lenient(nn.Module):
     def load_state_dict(self, state_dict, strict=True, assign=False):
         return super().load_state_dict({k: v for k, v in state_dict.items() if "extra" not in k}, strict=False)
 '''
-NAMES = ["Convolved", "Tied", "Attention", "Normed", "Extra", "Lazy", "Overriding", "Lenient"]
+MODEL_NAMES = ["Convolved", "Tied", "Attention", "Normed", "Extra", "Lazy", "Overriding", "Lenient"]
 FORMS = ["whole.pt", "plain.pt", "net.safetensors"]
 
 
@@ -164,7 +164,7 @@ def save_state(state, path):
         torch.save(state if path.name == "whole.pt" else dict(state), path)
 
 
-def torch_findings(net, path) -> set[tuple[str, str]] | None:
+def list_torch_findings(net, path) -> set[tuple[str, str]] | None:
     """Return the rules and names of torch's strict load error: empty if the load succeeds, None if its code fails."""
     state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
     try:
@@ -188,7 +188,7 @@ def torch_findings(net, path) -> set[tuple[str, str]] | None:
     return errors
 
 
-def statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
+def list_statecli_findings(path, target, device="cpu") -> tuple[set[tuple[str, str]] | None, set[str | None]]:
     """Return our findings about load_state_dict, None if they are unknown, and the names dropped for a tie."""
     diff = compare_targets(
         Request(
@@ -258,15 +258,15 @@ QUICK = settings(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_answer_is_torchs(name, form, zoo, tmp_path):
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_findings_equal_those_of_a_strict_load(name, form, zoo, tmp_path):
     """For any change of a state_dict, our findings name the keys of torch's strict load; a clean load has none."""
     net = build_net(zoo, name)
     target = f"{zoo[0]}:{name}"
 
     @QUICK
     @given(mutations(), st.sampled_from(["cpu", "meta"]))
-    def holds(changes, device):
+    def check_findings(changes, device):
         state = net.state_dict()
         if form != "net.safetensors":
             state = OrderedDict(state)
@@ -275,14 +275,14 @@ def test_the_answer_is_torchs(name, form, zoo, tmp_path):
             mutate_state(state, kind, at)
         path = tmp_path / form
         save_state(state, path)
-        actual, ties = statecli_findings(path, target, device)
-        expected = torch_findings(zoo_fresh(zoo, name), path)
+        actual, ties = list_statecli_findings(path, target, device)
+        expected = list_torch_findings(build_fresh_net(zoo, name), path)
         if expected is not None:
             expected = {(rule, fqn) for rule, fqn in expected if rule != "missing-entry" or fqn not in ties}
         assert actual == expected
         assert not ties or form == "net.safetensors"
 
-    holds()
+    check_findings()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -291,25 +291,25 @@ def test_one_of_two_tied_names_may_be_left_out_of_safetensors(form, zoo, tmp_pat
     state = build_net(zoo, "Tied").state_dict()
     del state["head.weight"]
     save_state(state, tmp_path / form)
-    actual, ties = statecli_findings(tmp_path / form, f"{zoo[0]}:Tied")
+    actual, ties = list_statecli_findings(tmp_path / form, f"{zoo[0]}:Tied")
     is_safetensors = form == "net.safetensors"
     assert ties == ({"head.weight"} if is_safetensors else set())
     assert actual == (set() if is_safetensors else {("missing-entry", "head.weight")})
 
 
-def zoo_fresh(zoo, name):
+def build_fresh_net(zoo, name):
     """Build the class as the command does: a lazy class stays lazy."""
     return getattr(zoo[1], name)()
 
 
 @pytest.mark.parametrize("name", ["Convolved", "Normed", "Extra"])
-def test_the_answer_is_torchs_behind_a_prefix(name, zoo, tmp_path):
+def test_wrapper_prefix_adds_only_its_own_finding(name, zoo, tmp_path):
     """A state saved from a wrapper has the same findings as without the wrapper, and a finding for the prefix."""
     net = build_net(zoo, name)
 
     @settings(QUICK, max_examples=9)
     @given(mutations(), st.sampled_from(FORMS))
-    def holds(changes, form):
+    def check_findings(changes, form):
         state = net.state_dict()
         for kind, at in changes:
             mutate_state(state, kind, at)
@@ -317,9 +317,9 @@ def test_the_answer_is_torchs_behind_a_prefix(name, zoo, tmp_path):
         wrapped._metadata = {"": {"version": 1}}
         wrapped._metadata |= {f"module.{path}".rstrip("."): about for path, about in state._metadata.items()}
         save_state(state, tmp_path / form)
-        expected = torch_findings(zoo_fresh(zoo, name), tmp_path / form)
+        expected = list_torch_findings(build_fresh_net(zoo, name), tmp_path / form)
         save_state(wrapped, tmp_path / form)
-        actual, _ = statecli_findings(tmp_path / form, f"{zoo[0]}:{name}")
+        actual, _ = list_statecli_findings(tmp_path / form, f"{zoo[0]}:{name}")
         assert {(rule, fqn.removeprefix("module.")) for rule, fqn in actual} == expected | {("wrapper-prefix", "")}
 
-    holds()
+    check_findings()

@@ -63,18 +63,18 @@ def merge(tmp_path, adapt):
     return write
 
 
-def check(base: Path, merged: Path, adapter: Path, **options: Any):
+def compare_with_adapter(base: Path, merged: Path, adapter: Path, **options: Any):
     return compare_targets(Request(str(base), str(merged), adapter=str(adapter), jobs=1, **options))
 
 
-def edit(folder: Path, change) -> None:
+def edit_weights(folder: Path, change) -> None:
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def merged_of(result) -> dict[str, Any]:
+def map_merged(result) -> dict[str, Any]:
     done = {change.fqn: change.transformation for change in result.changes}
     return {
         name: transformation
@@ -88,8 +88,8 @@ def merged_of(result) -> dict[str, Any]:
 def test_a_merge_is_recognised(merge, dtype, rslora):
     """Each weight is the original weight plus the update, up to the rounding of its dtype."""
     paths = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V), use_rslora=rslora)
-    result = check(*paths)
-    done = merged_of(result)
+    result = compare_with_adapter(*paths)
+    done = map_merged(result)
     assert len(done) == 4
     assert {
         (transformation.exceptions, transformation.rank, transformation.factor) for transformation in done.values()
@@ -105,17 +105,19 @@ def test_a_merge_is_recognised(merge, dtype, rslora):
 
 
 def test_weights_of_conv1d_are_transposed(merge):
-    result = check(*merge(build_gpt2(), target_modules=["c_attn", "c_proj"], fan_in_fan_out=True))
-    assert len(merged_of(result)) == 6
+    result = compare_with_adapter(*merge(build_gpt2(), target_modules=["c_attn", "c_proj"], fan_in_fan_out=True))
+    assert len(map_merged(result)) == 6
     assert (result.findings, result.broken) == ((), ())
 
 
-def test_patterns_embeddings_and_saved_modules(merge):
+def test_patterns_embeddings_and_saved_modules_are_merged(merge):
     """The configuration may give a layer its own rank and alpha; an embedding has its factors transposed."""
     patterns = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}}
     targets = [*Q_AND_V, "embed_tokens"]
-    result = check(*merge(build_llama(), target_modules=targets, modules_to_save=["lm_head"], **patterns))
-    done = merged_of(result)
+    result = compare_with_adapter(
+        *merge(build_llama(), target_modules=targets, modules_to_save=["lm_head"], **patterns)
+    )
+    done = map_merged(result)
     assert (done["model.layers.1.self_attn.q_proj.weight"].rank, len(done)) == (2, 6)
     assert done["model.layers.1.self_attn.q_proj.weight"].factor == 4
     assert done["model.layers.1.self_attn.v_proj.weight"].factor == 0.75
@@ -131,23 +133,23 @@ def test_trained_biases_are_part_of_a_merge(merge, bias):
     name = "model.layers.1.self_attn.v_proj.bias"
     stored = load_file(paths[2] / "adapter_model.safetensors")
     assert f"base_model.model.{name.replace('.bias', '.base_layer.bias')}" in stored
-    result = check(*paths)
-    assert len(merged_of(result)) == (12 if bias == "all" else 8)
+    result = compare_with_adapter(*paths)
+    assert len(map_merged(result)) == (12 if bias == "all" else 8)
     assert (result.findings, result.broken) == ((), ())
-    edit(paths[1], lambda tensors: tensors[name].__setitem__(3, 9.0))
-    (finding,) = check(*paths).findings
+    edit_weights(paths[1], lambda tensors: tensors[name].__setitem__(3, 9.0))
+    (finding,) = compare_with_adapter(*paths).findings
     assert (finding.rule, finding.fqn) == ("not-merged", name)
 
 
 def test_the_factor_is_found_without_a_configuration(merge):
     base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
     (adapter / "adapter_config.json").unlink()
-    result = check(base, merged, adapter)
-    assert {transformation.factor for transformation in merged_of(result).values()} == {2.0}
+    result = compare_with_adapter(base, merged, adapter)
+    assert {transformation.factor for transformation in map_merged(result).values()} == {2.0}
     assert result.findings == ()
 
 
-def _corrupt(tensors, name: str) -> None:
+def _change_element(tensors, name: str) -> None:
     tensors[name][3, 5] += 0.01
 
 
@@ -155,9 +157,9 @@ def _corrupt(tensors, name: str) -> None:
 def test_one_wrong_element_is_found(merge, dtype):
     base, merged, adapter = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V))
     name = "model.layers.1.self_attn.q_proj.weight"
-    edit(merged, lambda tensors: _corrupt(tensors, name))
-    result = check(base, merged, adapter)
-    assert merged_of(result)[name].exceptions == 1
+    edit_weights(merged, lambda tensors: _change_element(tensors, name))
+    result = compare_with_adapter(base, merged, adapter)
+    assert map_merged(result)[name].exceptions == 1
     (finding,) = result.findings
     assert (finding.rule, finding.fqn) == ("not-merged", name)
     assert "1 of 1,024 elements differs by more than rounding from before + 2 × B·A" in finding.message
@@ -168,21 +170,21 @@ def test_a_weight_without_its_update_is_found(merge):
     base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V))
     name = "model.layers.1.self_attn.v_proj.weight"
     original = load_file(base / "model.safetensors")[name]
-    edit(merged, lambda tensors: tensors.update({name: original}))
-    (finding,) = check(base, merged, adapter).findings
+    edit_weights(merged, lambda tensors: tensors.update({name: original}))
+    (finding,) = compare_with_adapter(base, merged, adapter).findings
     assert finding.message == f"{name}: is unchanged: the update of the adapter is not merged"
 
 
 def test_a_weight_outside_of_the_adapter_is_found(merge):
     base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
     name = "model.layers.0.self_attn.k_proj.weight"
-    edit(merged, lambda tensors: _corrupt(tensors, name))
-    (finding,) = check(base, merged, adapter).findings
+    edit_weights(merged, lambda tensors: _change_element(tensors, name))
+    (finding,) = compare_with_adapter(base, merged, adapter).findings
     assert finding.fqn == name
     assert "the adapter does not change this tensor" in finding.message
 
 
-def test_another_scale_is_named(merge):
+def test_wrong_scale_is_named(merge):
     """The update was merged with alpha / rank 1 instead of 2."""
     base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
     before = load_file(base / "model.safetensors")
@@ -191,8 +193,8 @@ def test_another_scale_is_named(merge):
         for name, old in before.items():
             tensors[name] = old + (tensors[name] - old) / 2
 
-    edit(merged, halve)
-    findings = check(base, merged, adapter).findings
+    edit_weights(merged, halve)
+    findings = compare_with_adapter(base, merged, adapter).findings
     assert len(findings) == 2
     assert all(finding.message.endswith("; 1 × B·A fits") for finding in findings)
 
@@ -200,31 +202,31 @@ def test_another_scale_is_named(merge):
 def test_an_untrained_adapter_changes_nothing(merge):
     """B is zero: the merged model is the base."""
     base, _, adapter = merge(build_llama(), target_modules=["q_proj"])
-    edit(adapter, lambda tensors: [tensor.zero_() for name, tensor in tensors.items() if "lora_B" in name])
-    result = check(base, base, adapter)
-    assert (result.findings, merged_of(result)) == ((), {})
+    edit_weights(adapter, lambda tensors: [tensor.zero_() for name, tensor in tensors.items() if "lora_B" in name])
+    result = compare_with_adapter(base, base, adapter)
+    assert (result.findings, map_merged(result)) == ((), {})
     (adapter / "adapter_config.json").unlink()
-    assert check(base, base, adapter).findings == ()
+    assert compare_with_adapter(base, base, adapter).findings == ()
 
 
 def test_dora_cannot_be_checked(merge):
     """The norms of DoRA change the weights in a different way, so the check is inconclusive."""
-    result = check(*merge(build_llama(), target_modules=["q_proj"], use_dora=True))
+    result = compare_with_adapter(*merge(build_llama(), target_modules=["q_proj"], use_dora=True))
     assert result.findings == ()
     assert len(result.broken) == 2
     assert all("only plain LoRA" in item.message for item in result.broken)
 
 
-def test_values_that_are_not_finite(merge):
+def test_nan_in_an_adapter_is_inconclusive_and_inf_in_a_weight_fails(merge):
     base, merged, adapter = merge(build_llama(), target_modules=["q_proj"])
-    edit(adapter, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
-    result = check(base, merged, adapter)
+    edit_weights(adapter, lambda tensors: next(iter(tensors.values())).fill_(float("nan")))
+    result = compare_with_adapter(base, merged, adapter)
     assert [item.message.endswith("a value is NaN or infinite") for item in result.broken] == [True]
-    edit(merged, lambda tensors: tensors["model.layers.1.self_attn.q_proj.weight"].fill_(float("inf")))
-    assert [finding.rule for finding in check(base, merged, adapter).findings] == ["not-merged"]
+    edit_weights(merged, lambda tensors: tensors["model.layers.1.self_attn.q_proj.weight"].fill_(float("inf")))
+    assert [finding.rule for finding in compare_with_adapter(base, merged, adapter).findings] == ["not-merged"]
 
 
-def test_the_command(merge, statecli):
+def test_command_checks_the_adapter(merge, statecli):
     base, merged, adapter = map(str, merge(build_llama(), target_modules=list(Q_AND_V)))
     shown = statecli("diff", base, merged, "--adapter", adapter)
     assert shown.code == 0
@@ -259,7 +261,7 @@ def test_an_adapter_is_measured_against_its_base(merge, statecli, rslora):
     assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in shown)
 
     broken = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
-    edit(adapter, lambda tensors: tensors[broken].view(-1).__setitem__(3, math.nan))
+    edit_weights(adapter, lambda tensors: tensors[broken].view(-1).__setitem__(3, math.nan))
     shown = statecli("diff", base, adapter).out.splitlines()
     assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
     assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)

@@ -13,11 +13,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 from statecli.commands.diff.result import Status
 
-from .conftest import changes_by_name, notes
+from .conftest import list_notes, map_changes
 
 
 @pytest.fixture(scope="module")
-def forms() -> dict[str, dict[str, Any]]:
+def optimizer_forms() -> dict[str, dict[str, Any]]:
     """Return each form of the state of AdamW with two groups, after three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
@@ -38,20 +38,20 @@ def forms() -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
 @pytest.mark.parametrize("below", [True, False])
-def test_the_same_optimizer_with_other_keys(diff, forms, before, after, below):
+def test_optimizer_with_other_keys_is_identical(diff, optimizer_forms, before, after, below):
     """Tensors and settings of groups are the same, and a note says how they were paired."""
-    old, new = forms[before], forms[after]
+    old, new = optimizer_forms[before], optimizer_forms[after]
     result = diff({"optimizer": old}, {"optimizer": new}) if below else diff(old, new)
     assert {change.status for change in result.changes} == {Status.IDENTICAL}
     assert result.scalars == ()
-    assert "optimizer-keys" in notes(result)
+    assert "optimizer-keys" in list_notes(result)
     assert len(result.changes) == 18
 
 
 @pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
-def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, forms, before, after):
+def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, optimizer_forms, before, after):
     """One element of one parameter's moment and the learning rate of one group are changed."""
-    changed_form = copy.deepcopy(forms[after])
+    changed_form = copy.deepcopy(optimizer_forms[after])
     entries = changed_form if after == "flat" else changed_form["state"]
     key = {"numbers": 1, "names": "2.weight", "flat": "state.2.weight.exp_avg"}[after]
     (entries[key] if after == "flat" else entries[key]["exp_avg"])[0, 3] += 1
@@ -60,8 +60,8 @@ def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, forms
             changed_form[f"param_groups.{name}.lr"] = 0.5
     else:
         changed_form["param_groups"][0]["lr"] = 0.5
-    result = diff(forms[before], changed_form)
-    different = [change for change in changes_by_name(result).values() if change.values]
+    result = diff(optimizer_forms[before], changed_form)
+    different = [change for change in map_changes(result).values() if change.values]
     assert [change.values.changed for change in different] == [1]
     assert "exp_avg" in different[0].fqn
     (setting,) = result.scalars
@@ -69,7 +69,7 @@ def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, forms
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
+def test_flat_optimizer_is_paired_through_its_model(diff, back):
     """Decayed parameters come first, so names are not in the model's order; swapped names of one shape are noticed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
@@ -87,30 +87,30 @@ def test_groups_of_a_flat_optimizer_next_to_its_model(diff, back):
     flat = copy.deepcopy(flat)  # because it shares tensors with the optimizer
     flat["state.2.weight.exp_avg"][0, 3] += 1
     sides[1] = {"model": model.state_dict(), "optimizer": flat}
-    (change,) = changes_by_name(diff(*(sides[::-1] if back else sides))).values()
+    (change,) = map_changes(diff(*(sides[::-1] if back else sides))).values()
     assert change.values.changed == 1
 
     first, other = "0.weight", "2.weight"  # of one shape
     names = {name: name.replace(first, "?").replace(other, first).replace("?", other) for name in flat}
     sides[1] = {"model": model.state_dict(), "optimizer": {names[name]: value for name, value in flat.items()}}
-    assert "optimizer-keys" not in notes(diff(*(sides[::-1] if back else sides)))
+    assert "optimizer-keys" not in list_notes(diff(*(sides[::-1] if back else sides)))
 
 
-def test_parameters_of_other_shapes_are_not_paired(diff, forms):
+def test_parameters_of_other_shapes_are_not_paired(diff, optimizer_forms):
     """The order alone does not pair the parameters of two models."""
-    other = copy.deepcopy(forms["names"])
+    other = copy.deepcopy(optimizer_forms["names"])
     for state in other["state"].values():
         state["exp_avg"], state["exp_avg_sq"] = torch.ones(3), torch.ones(3)
-    result = diff(forms["numbers"], other)
-    assert "optimizer-keys" not in notes(result)
+    result = diff(optimizer_forms["numbers"], other)
+    assert "optimizer-keys" not in list_notes(result)
     assert {change.status for change in result.changes} == {Status.ADDED, Status.REMOVED}
 
 
-def test_parameters_of_one_group_with_different_settings_stay_apart(diff, forms):
+def test_parameters_of_one_group_with_different_settings_stay_apart(diff, optimizer_forms):
     """A flat optimizer has settings for each parameter: settings that do not fit a group are shown as they are."""
-    other = copy.deepcopy(forms["flat"])
+    other = copy.deepcopy(optimizer_forms["flat"])
     other["param_groups.2.weight.lr"] = 0.25
-    result = diff(forms["numbers"], other)
+    result = diff(optimizer_forms["numbers"], other)
     assert any(setting.key.endswith("2.weight.lr") and setting.after == 0.25 for setting in result.scalars)
 
 

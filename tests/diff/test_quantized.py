@@ -24,7 +24,7 @@ from statecli.core.quantized_layouts import Layout, Part
 from statecli.core.quantized_weights import find_quantized_weights
 from statecli.values import dequantize
 
-from .conftest import changes_by_name
+from .conftest import map_changes
 
 DATA = Path(__file__).parent.parent / "data" / "quantized.safetensors"
 KIND = TransformationKind
@@ -46,7 +46,7 @@ def dense() -> torch.Tensor:
     return torch.randn(96, 128, generator=torch.Generator().manual_seed(1)) * 0.02
 
 
-def parts_of(stored: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def select_parts(stored: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     start = f"{name}."
     return {
         key.removeprefix(start): tensor
@@ -55,7 +55,7 @@ def parts_of(stored: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tens
     }
 
 
-def relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> float:
+def compute_relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> float:
     return ((weight.double() - dequantized.double()).norm() / weight.double().norm()).item()
 
 
@@ -66,10 +66,8 @@ def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, back:
     return diff(*(reversed(sides) if back else sides))
 
 
-def only_transformation(result):
-    (done,) = [
-        change.transformation for change in changes_by_name(result).values() if change.transformation is not None
-    ]
+def get_transformation(result):
+    (done,) = [change.transformation for change in map_changes(result).values() if change.transformation is not None]
     return done
 
 
@@ -96,47 +94,47 @@ def only_transformation(result):
         ("torchao_fp8", Layout.SCALED, "float8_e4m3fn", (1, 64)),
     ],
 )
-def test_the_error_is_that_of_the_dequantized_weight(diff, quantized_forms, weight, name, layout, codes, block):
+def test_error_is_computed_from_the_dequantized_weight(diff, quantized_forms, weight, name, layout, codes, block):
     """The codes have zero points with and without an offset of one, any order of groups, and nested scales.
 
     They may lie across two words or in the column order of AWQ. compressed-tensors dequantizes NVFP4 into bfloat16.
     """
-    parts = parts_of(quantized_forms, name)
-    done = only_transformation(compare(diff, weight, parts))
+    parts = select_parts(quantized_forms, name)
+    done = get_transformation(compare(diff, weight, parts))
     assert (done.kind, done.exceptions, done.quantization.layout) == (KIND.QUANTIZED, 0, layout)
     assert (done.quantization.codes, done.quantization.block) == (codes, block)
-    error = relative_error(weight, quantized_forms[f"{name}.dequantized"])
+    error = compute_relative_error(weight, quantized_forms[f"{name}.dequantized"])
     assert done.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
     assert 0 < error < 0.25
     assert len(done.sources) == len(parts)
-    back = only_transformation(compare(diff, weight, parts, back=True))
+    back = get_transformation(compare(diff, weight, parts, back=True))
     assert back == replace(done, kind=KIND.DEQUANTIZED)
 
 
-def test_factors_of_input_channels_are_taken_out(diff, quantized_forms, weight):
+def test_factors_of_input_channels_are_removed_from_the_error(diff, quantized_forms, weight):
     """AWQ multiplies salient channels before rounding and divides the previous layer."""
-    done = only_transformation(compare(diff, weight, parts_of(quantized_forms, "awq_channels")))
+    done = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq_channels")))
     assert done.quantization.has_channel_factors
-    assert 0.05 < done.relative_l2 <= relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
+    assert 0.05 < done.relative_l2 <= compute_relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
 
 
 @pytest.mark.parametrize(
     "name", ["gptq", "gptq_3", "awq", "nf4_double", "packed_4_asymmetric", "nvfp4", "torchao_int8"]
 )
-def test_codes_of_other_rows_are_not_near(diff, quantized_forms, weight, name):
+def test_codes_of_other_rows_do_not_match(diff, quantized_forms, weight, name):
     """The same codes and scales in another order do not match the dense weight."""
-    done = only_transformation(compare(diff, weight.flip(0), parts_of(quantized_forms, name)))
+    done = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name)))
     assert done.kind is KIND.QUANTIZED
     assert done.exceptions == weight.numel()
     assert done.relative_l2 > 1
-    back = only_transformation(compare(diff, weight.flip(0), parts_of(quantized_forms, name), back=True))
+    back = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name), back=True))
     assert (back.kind, back.exceptions) == (KIND.DEQUANTIZED, weight.numel())
 
 
 def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, quantized_forms):
     """The opposite direction is one line: the error is only the rounding of the dtype."""
     parts = {
-        f"layers.{n}.proj.{key}": part for n in range(3) for key, part in parts_of(quantized_forms, "gptq").items()
+        f"layers.{n}.proj.{key}": part for n in range(3) for key, part in select_parts(quantized_forms, "gptq").items()
     }
     dense = {f"layers.{n}.proj.weight": quantized_forms["gptq.dequantized"].bfloat16() for n in range(3)}
     before, after = save(parts, "a.safetensors"), save(dense, "b.safetensors")
@@ -162,29 +160,29 @@ def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, wrong, scal
     else:
         scale = scale * 3
         codes[:, 5] //= 2
-    done = only_transformation(compare(diff, dense, {"weight": codes, scales: scale}))
+    done = get_transformation(compare(diff, dense, {"weight": codes, scales: scale}))
     assert (done.exceptions, done.quantization.has_channel_factors) == (dense.numel(), False)
 
 
 @pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
-def test_one_wrong_scale_is_in_the_error(diff, quantized_forms, weight, name):
-    parts = parts_of(quantized_forms, name)
-    honest = only_transformation(compare(diff, weight, parts)).relative_l2
+def test_wrong_scale_increases_the_error(diff, quantized_forms, weight, name):
+    parts = select_parts(quantized_forms, name)
+    honest = get_transformation(compare(diff, weight, parts)).relative_l2
     parts["scales"][0, 5] *= 3
-    assert only_transformation(compare(diff, weight, parts)).relative_l2 > 1.3 * honest
+    assert get_transformation(compare(diff, weight, parts)).relative_l2 > 1.3 * honest
 
 
 def test_a_group_without_scales_is_not_recognised(diff, quantized_forms, weight):
     """Codes that point outside of their scales are not described as quantized."""
-    parts = parts_of(quantized_forms, "gptq")
+    parts = select_parts(quantized_forms, "gptq")
     parts["g_idx"] = parts["g_idx"] + 9
     result = compare(diff, weight, parts)
-    assert all(change.transformation is None for change in changes_by_name(result).values())
-    assert changes_by_name(result)["proj.weight"].status is Status.REMOVED
+    assert all(change.transformation is None for change in map_changes(result).values())
+    assert map_changes(result)["proj.weight"].status is Status.REMOVED
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_the_wrong_weight_is_on_top(statecli, save, back):
+def test_wrong_weight_is_listed_first(statecli, save, back):
     """Added scales belong to their weights and come last; another added tensor is listed before them."""
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(64, 64) for n in range(6)}
@@ -210,7 +208,7 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
     """int8 codes next to scales of an unknown name are not compared as numbers."""
     codes = (dense * 3000).round().clamp(-127, 127).to(torch.int8)
     after = {"proj.weight": codes, "proj.strange_scale": torch.ones(96)}
-    change = changes_by_name(diff({"proj.weight": dense}, after))["proj.weight"]
+    change = map_changes(diff({"proj.weight": dense}, after))["proj.weight"]
     assert change.transformation.kind is KIND.CODES
     shown = statecli(
         "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
@@ -226,7 +224,7 @@ def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save,
     codes = (dense / scale).to(torch.float8_e4m3fn)
     both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
     both = both[::-1] if back else both
-    change = changes_by_name(diff(*both))["proj.weight"]
+    change = map_changes(diff(*both))["proj.weight"]
     assert (change.transformation.kind, change.values) == (KIND.CODES, None)
     paths = save(both[0], "a.safetensors"), save(both[1], "b.safetensors")
     shown = " ".join(statecli("diff", *paths, "-f", "table").out.split())
@@ -235,7 +233,7 @@ def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save,
 
     for noise in (0.0, 0.1):
         cast = (dense * (1 + noise * torch.randn_like(dense))).to(torch.float8_e4m3fn)
-        done = changes_by_name(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
+        done = map_changes(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
         assert (done.transformation and done.transformation.kind) is (None if noise else KIND.CAST)
         assert done.values.l2 is not None
 
@@ -251,8 +249,8 @@ def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, bac
         {"proj.weight": codes, "proj.weight_scale": scale, "norm.weight": other},
     )
     sides = sides[::-1] if back else sides
-    change = changes_by_name(diff(*sides, ranks=True, histograms=2))["proj.weight"]
-    error = relative_error(dense, codes.float() * scale)
+    change = map_changes(diff(*sides, ranks=True, histograms=2))["proj.weight"]
+    error = compute_relative_error(dense, codes.float() * scale)
     assert change.values.relative_l2 == change.transformation.relative_l2 == pytest.approx(error, rel=1e-3)
     assert (change.values.max_abs, change.values.l2, change.values.cosine, change.values.rank) == (None,) * 4
     assert change.values.changed == int((dense != codes * scale).sum())
@@ -280,7 +278,7 @@ def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype)
     """Codes with a scale that is not finite stay codes, whatever their type, and their NaN values are counted."""
     codes = (dense * 3000).clamp(-127, 127).to(dtype)
     scales = torch.full((96, 1), math.nan)
-    change = changes_by_name(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))[
+    change = map_changes(diff({"proj.weight": dense}, {"proj.weight": codes, "proj.weight_scale": scales}))[
         "proj.weight"
     ]
     assert (change.transformation.kind, change.values) == (KIND.CODES, None)
@@ -298,7 +296,7 @@ def test_codes_that_cannot_be_dequantized_have_no_difference(diff, dense, dtype)
         b"\xff" * 9000,
     ],
 )
-def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
+def test_invalid_state_of_bitsandbytes_is_not_dequantized(diff, dense, state):
     """For any text in the state, no quantization is reported and diff does not fail."""
     parts = {
         "weight": torch.zeros(96 * 64, 1, dtype=torch.uint8),
@@ -307,12 +305,10 @@ def test_a_hostile_state_of_bitsandbytes(diff, dense, state):
         "weight.quant_state.bitsandbytes__nf4": torch.frombuffer(bytearray(state), dtype=torch.uint8),
     }
     result = compare(diff, dense, parts)
-    assert all(
-        c.transformation is None or c.transformation.kind is KIND.CODES for c in changes_by_name(result).values()
-    )
+    assert all(c.transformation is None or c.transformation.kind is KIND.CODES for c in map_changes(result).values())
 
 
-def _damage(part: torch.Tensor) -> list[torch.Tensor]:
+def _build_damaged_parts(part: torch.Tensor) -> list[torch.Tensor]:
     """Return the part in other shapes, and with other values."""
     flat = part.reshape(-1)
     shapes = [flat, flat[:1], flat[:0], flat[:3], flat[0].clone(), part.t() if part.dim() == 2 else part[None]]
@@ -326,9 +322,9 @@ FORMS = sorted({key.partition(".")[0] for key in load_file(DATA)} - {"weight"})
 @pytest.mark.parametrize("name", FORMS)
 def test_a_damaged_part_never_ends_the_diff(diff, quantized_forms, weight, name):
     """Each part of each layout in wrong shapes and with wrong values has an answer, not an error."""
-    parts = parts_of(quantized_forms, name)
+    parts = select_parts(quantized_forms, name)
     for part in parts:
-        for damaged in _damage(parts[part]):
+        for damaged in _build_damaged_parts(parts[part]):
             result = compare(diff, weight, parts | {part: damaged.contiguous()})
             assert result.broken == (), (part, damaged.shape)
 
@@ -336,7 +332,7 @@ def test_a_damaged_part_never_ends_the_diff(diff, quantized_forms, weight, name)
 @pytest.mark.parametrize("state", [b'{"blocksize": 1000000000000000000000}', b'{"blocksize": 64}'])
 def test_a_state_with_huge_blocks_allocates_nothing(diff, quantized_forms, weight, state):
     """The number of scales in a block of second-level scales is the file's: 16 GB for each of them before."""
-    parts = parts_of(quantized_forms, "nf4_double")
+    parts = select_parts(quantized_forms, "nf4_double")
     name = "weight.quant_state.bitsandbytes__nf4"
     document = json.loads(bytes(parts[name].tolist())) | json.loads(state) | {"nested_blocksize": 1 << 62}
     parts[name] = torch.frombuffer(bytearray(json.dumps(document).encode()), dtype=torch.uint8)
@@ -357,9 +353,11 @@ def test_too_few_words_are_an_error():
         dequantize._unpack(np.zeros((1, 2), np.uint32), 4, 17, "w")
 
 
-def test_only_whole_weights_are_found(diff, quantized_forms, weight):
+def test_weights_without_scales_or_zero_points_are_not_found(diff, quantized_forms, weight):
     """Without their zero points or scales, codes are ordinary tensors."""
-    rows = [change.after for change in compare(diff, weight, parts_of(quantized_forms, "gptq")).changes if change.after]
+    rows = [
+        change.after for change in compare(diff, weight, select_parts(quantized_forms, "gptq")).changes if change.after
+    ]
     (tensor,) = find_quantized_weights(rows)
     assert (tensor.fqn, tensor.layout) == ("proj.weight", Layout.GPTQ)
     assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.ZEROS]))
@@ -369,7 +367,7 @@ def test_only_whole_weights_are_found(diff, quantized_forms, weight):
 
 
 def test_the_result_survives_json(diff, quantized_forms, weight):
-    done = only_transformation(compare(diff, weight, parts_of(quantized_forms, "awq")))
+    done = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq")))
     assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
 
 
@@ -410,7 +408,7 @@ def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
     ]
     shown = statecli("diff", *(reversed(paths) if back else paths)).out
     types = "dequantized int8 → float32" if back else "quantized float32 → int8"
-    error = relative_error(dense, codes.float() * scale)
+    error = compute_relative_error(dense, codes.float() * scale)
     assert f"1 {types}: dequantized with scale (a scale for each row): rel. error {error:.2g}" in shown
     assert "attributes of quantized tensors" in shown
     assert "block_size" not in shown
@@ -463,24 +461,24 @@ def test_a_layer_of_a_library_is_recognised(diff, form, error):
     torch.manual_seed(3)
     height, width = (130, 260) if form == "fp8_block" else (32, 64)
     dense = torch.nn.Linear(width, height, bias=False).weight.detach()
-    done = only_transformation(compare(diff, dense, parts_of(LAYERS, form)))
+    done = get_transformation(compare(diff, dense, select_parts(LAYERS, form)))
     assert done.kind is KIND.QUANTIZED
     assert error / 3 < done.relative_l2 < error
 
 
 def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms, weight):
     """The factor is one divided by the global scale of compressed-tensors."""
-    parts = parts_of(quantized_forms, "nvfp4")
+    parts = select_parts(quantized_forms, "nvfp4")
     renamed = {
         "weight": parts["weight_packed"],
         "weight_scale": parts["weight_scale"],
         "weight_scale_2": (1 / parts["weight_global_scale"]).reshape(()),
     }
-    first, second = (only_transformation(compare(diff, weight, own)).relative_l2 for own in (parts, renamed))
+    first, second = (get_transformation(compare(diff, weight, own)).relative_l2 for own in (parts, renamed))
     assert first == pytest.approx(second, rel=1e-6)
 
 
-def test_tensors_of_other_modules_are_not_looked_at(tmp_path, statecli, monkeypatch):
+def test_search_reads_only_the_changed_module(tmp_path, statecli, monkeypatch):
     """If one of thousands of tensors changed, the search for codes and scales reads only the names of its module."""
     state = {f"layers.{n}.weight": torch.randn(4, 4) for n in range(1000)}
     save_file(state, tmp_path / "a.safetensors")

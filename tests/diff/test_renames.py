@@ -15,7 +15,7 @@ from statecli.commands.diff.run import compare_targets
 from statecli.core.model_state import TensorInfo
 from statecli.core.selection import Selection
 
-from .conftest import changes_by_name, rules
+from .conftest import list_findings, map_changes
 
 
 def list_renames(result) -> dict[str, str | None]:
@@ -23,34 +23,36 @@ def list_renames(result) -> dict[str, str | None]:
     return {c.fqn: c.renamed_from for c in result.changes if c.status is Status.RENAMED}
 
 
-def ramp(n: int, start: float = 0.0) -> torch.Tensor:
+def build_ramp(n: int, start: float = 0.0) -> torch.Tensor:
     """Return elements that no other tensor of these tests has."""
     return torch.arange(start, start + n)
 
 
-def test_equal_bytes_are_found(diff):
+def test_equal_bytes_under_another_name_are_a_rename(diff):
     """A tensor with equal bytes under another name is renamed, which is a difference; none is added or removed."""
-    actual_diff = diff({"encoder.w": ramp(8), "a": ramp(3)}, {"backbone.weight": ramp(8), "a": ramp(3)})
+    actual_diff = diff(
+        {"encoder.w": build_ramp(8), "a": build_ramp(3)}, {"backbone.weight": build_ramp(8), "a": build_ramp(3)}
+    )
     assert list_renames(actual_diff) == {"backbone.weight": "encoder.w"}
-    assert rules(actual_diff) == [("renamed", "backbone.weight")]
+    assert list_findings(actual_diff) == [("renamed", "backbone.weight")]
 
 
-def test_across_formats_and_layouts(diff):
+def test_renames_are_found_across_formats_and_layouts(diff):
     """The elements count, not their layout: a transposed view in one file equals a plain tensor in the other."""
-    turned = ramp(6).view(2, 3).t()
+    turned = build_ramp(6).view(2, 3).t()
     assert list_renames(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
 
 
-def test_no_renames(diff):
+def test_no_renames_option_reports_added_and_removed(diff):
     """With --no-renames, the tensors are added and removed."""
-    actual_diff = diff({"x.w": ramp(8)}, {"y.v": ramp(8)}, renames=False)
-    assert rules(actual_diff) == [("removed", "x.w"), ("added", "y.v")]
+    actual_diff = diff({"x.w": build_ramp(8)}, {"y.v": build_ramp(8)}, renames=False)
+    assert list_findings(actual_diff) == [("removed", "x.w"), ("added", "y.v")]
 
 
 @pytest.mark.parametrize("prefix", ["module.", "net."])
-def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
+def test_no_renames_option_keeps_wrapper_prefixes(prefix, statecli, save):
     """With --no-renames the prefix is not stripped on either side, and a `--map` rule that strips it is suggested."""
-    plain, wrapped = ({f"{head}{name}.w": ramp(8) for name in "abc"} for head in ("", prefix))
+    plain, wrapped = ({f"{head}{name}.w": build_ramp(8) for name in "abc"} for head in ("", prefix))
     first, second = save(plain, "a.pt"), save(wrapped, "b.pt")
     for words in ((first, second), (second, first)):
         assert statecli("diff", *words).code == 0
@@ -61,7 +63,7 @@ def test_a_wrappers_prefix_is_another_name(prefix, statecli, save):
         assert "note[prefix-apart]" in result.out
 
 
-def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
+def test_no_renames_option_keeps_the_prefix_finding_of_a_class(statecli, source, save):
     """--no-renames does not change the result of the check for a strict load."""
     net = source("self.fc = nn.Linear(2, 2)")
     path = save({"module.fc.weight": torch.ones(2, 2), "module.fc.bias": torch.ones(2)}, "net.pt")
@@ -70,20 +72,22 @@ def test_a_class_tells_of_a_prefix_all_the_same(statecli, source, save):
         assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (1, ["wrapper-prefix"])
 
 
-@pytest.mark.parametrize("after", [ramp(8).double(), ramp(8).view(2, 4), ramp(8) + 1], ids=["dtype", "shape", "values"])
-def test_only_equal_ones(after, diff):
+@pytest.mark.parametrize(
+    "after", [build_ramp(8).double(), build_ramp(8).view(2, 4), build_ramp(8) + 1], ids=["dtype", "shape", "values"]
+)
+def test_tensor_with_other_dtype_shape_or_value_is_not_renamed(after, diff):
     """A tensor with another dtype, shape or value is not renamed."""
-    assert rules(diff({"x.w": ramp(8)}, {"y.v": after})) == [("removed", "x.w"), ("added", "y.v")]
+    assert list_findings(diff({"x.w": build_ramp(8)}, {"y.v": after})) == [("removed", "x.w"), ("added", "y.v")]
 
 
-def test_a_bit_decides(diff):
+def test_negative_zero_is_not_a_rename_of_zero(diff):
     """-0.0 and 0.0 differ here, because equal bytes are the evidence."""
     before, after = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.0])
     assert not list_renames(diff({"x.w": before}, {"y.v": after}))
 
 
 @pytest.mark.parametrize(("value", "shape"), [(0.0, (64,)), (-3.5, (3, 5)), (float("nan"), (1, 7))])
-def test_one_value_is_weak_evidence(value, shape, diff):
+def test_constant_tensor_is_renamed_only_with_the_same_suffix(value, shape, diff):
     """A constant tensor is paired only if the last component agrees: a bias of zeros is not a mean of zeros."""
     full = torch.full(shape, value)
     assert list_renames(diff({"x.bias": full}, {"y.bias": full})) == {"y.bias": "x.bias"}
@@ -91,38 +95,38 @@ def test_one_value_is_weak_evidence(value, shape, diff):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
-def test_one_other_element_is_no_fill(at, diff):
+def test_one_different_element_makes_a_tensor_distinctive(at, diff):
     """A single different element makes a tensor distinctive."""
     almost = torch.zeros(30, 40)
     almost.view(-1)[at] = 1
     assert list_renames(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
 
 
-def test_a_fill_in_an_archive_of_its_own(tmp_path):
+def test_constant_tensor_of_a_distributed_checkpoint_is_not_renamed(tmp_path):
     """Zeros of a distributed checkpoint are as weak as evidence as zeros of any other file."""
     for name, fqn in (("before", "x.w"), ("after", "y.v")):
-        dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
+        dcp.save({fqn: torch.zeros(2, 3), f"{fqn}.r": build_ramp(5)}, checkpoint_id=tmp_path / name, no_dist=True)
     diff = compare_targets(Request(str(tmp_path / "before"), str(tmp_path / "after")))
     assert list_renames(diff) == {"y.v.r": "x.w.r"}
 
 
-def test_fills_in_columns(diff):
+def test_tensor_constant_along_one_dimension_is_renamed(diff):
     """A tensor that repeats along only one dimension is not constant."""
     rows = torch.tensor([1.0, 2.0, 3.0])[:, None].expand(3, 4).contiguous()
     for tensor in (rows, rows.t().contiguous()):
         assert list_renames(diff({"x.a": tensor}, {"y.b": tensor})) == {"y.b": "x.a"}
 
 
-def test_scalars_and_empty_tensors(diff):
+def test_scalars_and_empty_tensors_are_not_renamed(diff):
     """A tensor of one element or of zero elements is as weak as evidence as a constant tensor."""
     for tensor in (torch.tensor(7), torch.zeros(0, 3)):
-        assert not list_renames(diff({"x.steps": tensor, "k": ramp(2)}, {"y.count": tensor, "k": ramp(2)}))
+        assert not list_renames(diff({"x.steps": tensor, "k": build_ramp(2)}, {"y.count": tensor, "k": build_ramp(2)}))
 
 
-def test_of_several_the_longest_end_decides(diff):
+def test_longest_common_suffix_decides(diff):
     """Equal tensors are paired by the most common last components, then in order."""
-    before = {"old.1.fc.w": ramp(4), "old.0.fc.w": ramp(4), "old.0.norm.w": ramp(4)}
-    after = {"new.0.norm.w": ramp(4), "new.0.fc.w": ramp(4), "new.1.fc.w": ramp(4)}
+    before = {"old.1.fc.w": build_ramp(4), "old.0.fc.w": build_ramp(4), "old.0.norm.w": build_ramp(4)}
+    after = {"new.0.norm.w": build_ramp(4), "new.0.fc.w": build_ramp(4), "new.1.fc.w": build_ramp(4)}
     assert list_renames(diff(before, after)) == {
         "new.0.norm.w": "old.0.norm.w",
         "new.0.fc.w": "old.0.fc.w",
@@ -130,29 +134,29 @@ def test_of_several_the_longest_end_decides(diff):
     }
 
 
-def test_more_on_one_side(diff):
+def test_equal_tensor_without_a_partner_is_removed(diff):
     """Of several equal tensors, the tensors without a partner are added or removed."""
-    actual_diff = diff({"a.x": ramp(4), "b.x": ramp(4)}, {"c.x": ramp(4)})
-    assert sorted(change.status.value for change in changes_by_name(actual_diff).values()) == ["removed", "renamed"]
+    actual_diff = diff({"a.x": build_ramp(4), "b.x": build_ramp(4)}, {"c.x": build_ramp(4)})
+    assert sorted(change.status.value for change in map_changes(actual_diff).values()) == ["removed", "renamed"]
     assert list_renames(actual_diff) == {"c.x": "a.x"}
 
 
-def test_other_fields_of_a_renamed_one(diff):
+def test_renamed_tensor_may_differ_in_other_fields(diff):
     """A renamed tensor may differ in fields other than its bytes."""
-    weight = torch.nn.Parameter(ramp(4))
-    frozen = torch.nn.Parameter(ramp(4), requires_grad=False)
-    change = changes_by_name(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
+    weight = torch.nn.Parameter(build_ramp(4))
+    frozen = torch.nn.Parameter(build_ramp(4), requires_grad=False)
+    change = map_changes(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]
     assert (change.status, change.fields) == (Status.RENAMED, (Field.REQUIRES_GRAD,))
 
 
-def test_within_a_section(diff):
+def test_renames_stay_within_a_section(diff):
     """A tensor that moves from the model to another section was not renamed."""
-    before = {"model": {"fc.w": ramp(4), "k.w": ramp(2)}, "ema": {"k.w": ramp(2)}}
-    after = {"model": {"k.w": ramp(2)}, "ema": {"k.w": ramp(2), "fc.w": ramp(4)}}
-    assert rules(diff(before, after)) == [("removed", "fc.w"), ("added", "fc.w")]
+    before = {"model": {"fc.w": build_ramp(4), "k.w": build_ramp(2)}, "ema": {"k.w": build_ramp(2)}}
+    after = {"model": {"k.w": build_ramp(2)}, "ema": {"k.w": build_ramp(2), "fc.w": build_ramp(4)}}
+    assert list_findings(diff(before, after)) == [("removed", "fc.w"), ("added", "fc.w")]
 
 
-def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
+def test_excluded_tensors_are_not_read(diff, monkeypatch):
     """The bytes of tensors that a glob leaves out are not read."""
     from statecli.values import compare as values
 
@@ -161,20 +165,23 @@ def test_only_groups_that_are_asked_for_are_read(diff, monkeypatch):
     monkeypatch.setattr(
         values, "compute_fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
     )
-    before, after = {"x.w": ramp(4), "x.v": ramp(5), "k": ramp(2)}, {"y.w": ramp(4), "y.v": ramp(5), "k": ramp(2)}
+    before, after = (
+        {"x.w": build_ramp(4), "x.v": build_ramp(5), "k": build_ramp(2)},
+        {"y.w": build_ramp(4), "y.v": build_ramp(5), "k": build_ramp(2)},
+    )
     assert list_renames(diff(before, after, selection=Selection(include=("x.w", "k")))) == {"y.w": "x.w"}
     assert read == ["x.w", "y.w"]
 
 
-def test_a_fingerprint_alone_proves_nothing(diff, monkeypatch):
+def test_equal_fingerprints_do_not_prove_a_rename(diff, monkeypatch):
     """Tensors with equal fingerprints and different bytes are not renamed."""
     from statecli.values import compare as values
 
     monkeypatch.setattr(values, "compute_fingerprints", lambda rows, **_: [0] * len(rows))
-    assert not list_renames(diff({"x.w": ramp(4)}, {"y.w": ramp(4, start=1.0)}))
+    assert not list_renames(diff({"x.w": build_ramp(4)}, {"y.w": build_ramp(4, start=1.0)}))
 
 
-def test_names_of_many_parts_are_paired_at_once():
+def test_names_of_many_parts_are_paired_in_one_second():
     """The ends of names are compared up to a maximum number of parts."""
     before, after = ([TensorInfo(f"{part}." * 100_000 + "w", "uint8", (1,), 1, 1)] for part in "ab")
     started = time.process_time()
@@ -192,21 +199,24 @@ def test_suffixes_take_linear_time():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_sparse_tensors(layout, diff):
+def test_sparse_tensors_are_renamed_only_if_all_parts_are_equal(layout, diff):
     """Sparse tensors are matched only if the bytes of all their parts are equal."""
-    before, other = (getattr(ramp(12, start).view(3, 4), layout)() for start in (1, 2))
+    before, other = (getattr(build_ramp(12, start).view(3, 4), layout)() for start in (1, 2))
     assert list_renames(diff({"x.a": before}, {"y.b": before})) == {"y.b": "x.a"}
     assert not list_renames(diff({"x.a": before}, {"y.b": other}))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_sparse_tensor_that_stores_nothing(diff):
+def test_empty_sparse_tensor_is_not_renamed(diff):
     """Such a tensor is as weak as evidence as a constant tensor."""
     empty = torch.zeros(3, 4).to_sparse()
     assert not list_renames(diff({"x.a": empty}, {"y.b": empty}))
 
 
-def test_the_same_bits_not_yet_conjugated(diff):
+def test_lazy_conjugate_is_not_a_rename(diff):
     """Equal bits with a pending conjugation have other values and are not a rename."""
-    plain, lazy = torch.view_as_complex(ramp(8).view(4, 2)), torch.view_as_complex(ramp(8).view(4, 2)).conj()
+    plain, lazy = (
+        torch.view_as_complex(build_ramp(8).view(4, 2)),
+        torch.view_as_complex(build_ramp(8).view(4, 2)).conj(),
+    )
     assert not list_renames(diff({"x.a": plain}, {"y.b": lazy}))

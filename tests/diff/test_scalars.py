@@ -20,9 +20,9 @@ from statecli.commands.diff.run import compare_targets
 from statecli.core.model_state import ModelState, Settings
 from statecli.core.selection import Selection
 
-from .conftest import notes
+from .conftest import list_notes
 
-W = {"w": torch.arange(3.0)}
+WEIGHTS = {"w": torch.arange(3.0)}
 
 
 def compare_scalars(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
@@ -40,7 +40,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_s
 
 @example({"a": None, "b": None, "c": math.nan}, {"b": None, "c": math.nan})
 @given(st.dictionaries(st.sampled_from("abcd"), VALUES), st.dictionaries(st.sampled_from("abcd"), VALUES))
-def test_every_difference_once(before, after):
+def test_each_difference_is_reported_once(before, after):
     """Added, removed and changed keys are reported once each; NaN equals NaN, and None is not a missing entry."""
 
     def same(first, second):
@@ -59,23 +59,23 @@ def test_every_difference_once(before, after):
     assert all((change.before, change.after) == (before.get(change.key), after.get(change.key)) for change in actual)
 
 
-def test_metadata_of_safetensors(tmp_path):
+def test_metadata_of_safetensors_is_compared(tmp_path):
     """`__metadata__` is compared between two files of the format."""
     for name, metadata in (("a", {"format": "pt", "run": "1"}), ("b", {"format": "pt", "run": "2"}), ("c", None)):
-        save_file(W, tmp_path / f"{name}.safetensors", metadata)
+        save_file(WEIGHTS, tmp_path / f"{name}.safetensors", metadata)
     paths = {name: str(tmp_path / f"{name}.safetensors") for name in "abc"}
     assert compare_targets(Request(paths["a"], paths["b"])).scalars == (ScalarChange("run", Status.CHANGED, "1", "2"),)
     assert {scalar.key for scalar in compare_targets(Request(paths["a"], paths["c"])).scalars} == {"format", "run"}
 
 
-def test_what_only_a_format_records(save, tmp_path):
+def test_format_entry_of_safetensors_is_a_note(save, tmp_path):
     """`format: pt` is not a difference from a .pt file, only a note; any other entry is a difference."""
-    save_file(W, tmp_path / "a.safetensors", {"format": "pt"})
-    save_file(W, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
-    path = save(W, "c.pt")
+    save_file(WEIGHTS, tmp_path / "a.safetensors", {"format": "pt"})
+    save_file(WEIGHTS, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
+    path = save(WEIGHTS, "c.pt")
     same = compare_targets(Request(str(tmp_path / "a.safetensors"), path))
     assert (same.scalars, same.findings) == ((), ())
-    assert "format-metadata" in notes(same)
+    assert "format-metadata" in list_notes(same)
     assert [s.key for s in compare_targets(Request(path, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
 
 
@@ -88,7 +88,7 @@ def test_what_only_a_format_records(save, tmp_path):
         ("torch-export", "schema_version"),
     ],
 )
-def test_what_only_one_format_records(format, key):
+def test_keys_of_one_format_are_compared_only_within_the_format(format, key):
     """The sums of an index and the versions of an export are compared only between two files of the format."""
     others = (format, "safetensors")
     assert [note.name for note in compare_scalars({key: 5}, {}, others)] == ["format-metadata"]
@@ -96,21 +96,21 @@ def test_what_only_one_format_records(format, key):
     assert [change.status for change in compare_scalars({key: 5}, {key: 6}, (format,) * 2)] == [Status.CHANGED]
 
 
-def test_text_of_numbers():
+def test_number_equals_its_text_only_in_safetensors():
     """safetensors holds only text: against another format, 3 equals "3"; within one format, the two differ."""
     assert compare_scalars({"epoch": 3}, {"epoch": "3"}, ("torch-zip", "safetensors")) == []
     assert len(compare_scalars({"epoch": 3}, {"epoch": "4"}, ("torch-zip", "safetensors"))) == 1
     assert len(compare_scalars({"epoch": 3}, {"epoch": "3"})) == 1
 
 
-def test_a_section_has_its_own():
+def test_section_compares_only_its_own_settings():
     """For `train.ckpt#optimizer` only the settings below `optimizer` are compared, by their path inside the section."""
     before = {"epoch": 1, "optimizer.lr": 0.1, "optimizer.eps": 1}
     after = {"epoch": 2, "optim.lr": 0.2, "optim.eps": 1}
     assert compare_scalars(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
 
 
-def test_settings_of_paired_sections(diff):
+def test_settings_of_paired_sections_are_compared(diff):
     """`optimizer.param_groups` against `optimizer_states.0.param_groups` of another framework's layout."""
     group = {"lr": 0.1, "params": [0]}
     moments = {0: {"exp_avg": torch.ones(2, 2)}}
@@ -139,28 +139,28 @@ LOOKALIKES = [
 KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (1, "a"), ("q",) * 9, "(and more)"]
 
 
-def containers(inner: st.SearchStrategy) -> st.SearchStrategy:
+def draw_containers(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Draw settings in every container that torch.save writes."""
     mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
     named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda value: argparse.Namespace(**value))
     return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
 
 
-NESTED = st.recursive(st.sampled_from(LOOKALIKES), containers, max_leaves=6)
+NESTED = st.recursive(st.sampled_from(LOOKALIKES), draw_containers, max_leaves=6)
 #: The value itself, in a list too long to be listed by element, and in lists too deep to be listed by element.
-PLACED = [lambda value: value, lambda value: [value, *range(100)], lambda value: [[[[[[[[[[value]]]]]]]]]]]
+PLACEMENTS = [lambda value: value, lambda value: [value, *range(100)], lambda value: [[[[[[[[[[value]]]]]]]]]]]
 
 
-def plain(value: Any) -> Any:
+def normalize_value(value: Any) -> Any:
     """Return a form for comparison with ==, except that nan equals nan, True differs from 1, and tuples equal lists."""
     if isinstance(value, dict):
-        return "dict", frozenset((plain(key), plain(value)) for key, value in value.items())
+        return "dict", frozenset((normalize_value(key), normalize_value(value)) for key, value in value.items())
     if isinstance(value, argparse.Namespace):
-        return "namespace", plain(vars(value))
+        return "namespace", normalize_value(vars(value))
     if isinstance(value, (list, tuple)):
-        return "list", tuple(map(plain, value))
+        return "list", tuple(map(normalize_value, value))
     if isinstance(value, set):
-        return "set", frozenset(map(plain, value))
+        return "set", frozenset(map(normalize_value, value))
     return ("nan",) if value != value else (type(value) if type(value) is not int else float, value)
 
 
@@ -186,18 +186,20 @@ def alter_value(value: Any, draw: Any) -> Any:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(data=st.data(), place=st.sampled_from(PLACED))
-def test_what_differs_is_shown_and_nothing_else(save, data, place):
+@given(data=st.data(), place=st.sampled_from(PLACEMENTS))
+def test_settings_differ_exactly_if_python_values_differ(save, data, place):
     """diff reports settings as equal if and only if Python does, whatever order they were saved in."""
     value = data.draw(NESTED)
     other = alter_value(value, data.draw)
     states = [
-        formats.read(save({**W, "x": place(content)}, "a.pt")) for content in (value, reorder_value(value), other)
+        formats.read(save({**WEIGHTS, "x": place(content)}, "a.pt")) for content in (value, reorder_value(value), other)
     ]
     for first, second in ((0, 1), (1, 0)):
         assert compare_read_states(states[first], states[second]) == []
     for first, second in ((0, 2), (2, 0), (1, 2), (2, 1)):
-        assert bool(compare_read_states(states[first], states[second])) == (plain(value) != plain(other))
+        assert bool(compare_read_states(states[first], states[second])) == (
+            normalize_value(value) != normalize_value(other)
+        )
 
 
 def compare_read_states(
@@ -209,11 +211,11 @@ def compare_read_states(
 
 
 @pytest.fixture
-def lines(save):
+def describe_settings(save):
     """Return a function that describes the changes between the settings `x` of two files."""
 
     def describe_changes(before, after):
-        first, second = (formats.read(save({**W, **value}, "a.pt")) for value in (before, after))
+        first, second = (formats.read(save({**WEIGHTS, **value}, "a.pt")) for value in (before, after))
         return [scalars.describe_setting_change(change) for change in compare_read_states(first, second)]
 
     return describe_changes
@@ -239,64 +241,75 @@ def lines(save):
         ({"x": torch.float16}, {"x": torch.float32}, ['x: "<torch.float16>" → "<torch.float32>"']),
     ],
 )
-def test_in_so_many_words(lines, before, after, said):
+def test_setting_changes_are_described(describe_settings, before, after, said):
     """The changes are described in exactly the expected lines."""
-    assert lines(before, after) == said
+    assert describe_settings(before, after) == said
 
 
 @pytest.fixture
-def many(monkeypatch) -> dict[str, int]:
+def many_settings(monkeypatch) -> dict[str, int]:
     """Return more settings than diff lists individually, with a limit of 200."""
     monkeypatch.setattr("statecli.formats.torch.settings.MAX_METADATA", 200)
     return {f"k{n}": n for n in range(250)}
 
 
-def test_more_than_are_told_in_another_order(lines, many):
+def test_order_of_many_settings_does_not_matter(describe_settings, many_settings):
     """The order of the file decides which settings are listed, but not whether all settings are equal."""
-    assert lines({"x": many}, {"x": dict(reversed(many.items()))}) == []
+    assert describe_settings({"x": many_settings}, {"x": dict(reversed(many_settings.items()))}) == []
 
 
-def test_more_than_are_told_and_one_of_them_differs(lines, many):
+def test_change_of_an_unlisted_setting_is_reported(describe_settings, many_settings):
     """A setting that was merely not listed is not reported as removed."""
-    assert [line.split(":")[0] for line in lines({"x": many}, {"x": {**many, "k249": 0}})] == ["(and more)"]
-    assert [line.split(":")[0] for line in lines({"x": many}, {"x": {**many, "k0": 1}})] == ["x.k0", "(and more)"]
-    fewer = {key: value for key, value in many.items() if key != "k0"}
-    assert [line.split(":")[0] for line in lines({"x": many}, {"x": fewer})] == ["(and more)"]
+    assert [
+        line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": {**many_settings, "k249": 0}})
+    ] == ["(and more)"]
+    assert [
+        line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": {**many_settings, "k0": 1}})
+    ] == ["x.k0", "(and more)"]
+    fewer = {key: value for key, value in many_settings.items() if key != "k0"}
+    assert [line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": fewer})] == ["(and more)"]
 
 
-def test_more_than_are_told_and_not_asked_for(diff, many):
+def test_change_of_an_excluded_setting_is_a_note(diff, many_settings):
     """If the globs leave the rest out, a note says that the rest differs."""
-    actual_diff = diff({**W, "x": many}, {**W, "x": {**many, "k249": 0}}, selection=Selection(include=("w",)))
+    actual_diff = diff(
+        {**WEIGHTS, "x": many_settings},
+        {**WEIGHTS, "x": {**many_settings, "k249": 0}},
+        selection=Selection(include=("w",)),
+    )
     assert actual_diff.scalars == ()
-    assert "settings-left-out" in notes(actual_diff)
+    assert "settings-left-out" in list_notes(actual_diff)
 
 
-def test_text_that_reads_as_a_number_against_safetensors(save, tmp_path):
+def test_nan_text_of_safetensors_equals_a_float_nan(save, tmp_path):
     """The text 'nan' in safetensors equals both a float NaN and the text 'nan' in a pickle."""
-    save_file(W, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
+    save_file(WEIGHTS, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
     text = formats.read(str(tmp_path / "a.safetensors"))
-    same = formats.read(save({**W, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
+    same = formats.read(save({**WEIGHTS, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
     assert compare_read_states(text, same) == [] == compare_read_states(same, text)
-    assert compare_read_states(text, formats.read(save({**W, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt"))) == []
-    other = formats.read(save({**W, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
+    assert (
+        compare_read_states(text, formats.read(save({**WEIGHTS, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt")))
+        == []
+    )
+    other = formats.read(save({**WEIGHTS, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
     assert {change.key for change in compare_read_states(text, other)} == {"x", "y", "z"}
 
 
-def test_the_section_of_a_file_that_is_nothing_else(save):
+def test_section_of_a_plain_state_dict_has_its_settings(save):
     """`a.pt#model` of a lone state_dict has the settings inside the state_dict."""
-    first, second = (formats.read(save({**W, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
+    first, second = (formats.read(save({**WEIGHTS, "scale": scale}, "a.pt")) for scale in (1.5, 2.5))
     assert compare_read_states(first, second, "model", "model") == [ScalarChange("scale", Status.CHANGED, 1.5, 2.5)]
 
 
-def test_sections_that_take_each_others_names(save):
+def test_swapped_section_names_lose_no_setting(save):
     """No setting of before is lost if a section is compared under the name of another section."""
     value = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
-    state = formats.read(save({**W, **value}, "a.pt"))
-    turned = formats.read(save({**W, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
+    state = formats.read(save({**WEIGHTS, **value}, "a.pt"))
+    turned = formats.read(save({**WEIGHTS, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
     assert compare_read_states(state, turned, section_pairs={"a": "c", "c": "a", "a.b": "a.b"}) == []
-    assert compare_read_states(state, formats.read(save({**W, **value}, "b.pt")), section_pairs={"a": "c"}) == []
-    assert compare_read_states(state, formats.read(save({**W, "n": value["d"]}, "b.pt")), "d", "n") == []
-    other = formats.read(save({**W, **{key: value[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
+    assert compare_read_states(state, formats.read(save({**WEIGHTS, **value}, "b.pt")), section_pairs={"a": "c"}) == []
+    assert compare_read_states(state, formats.read(save({**WEIGHTS, "n": value["d"]}, "b.pt")), "d", "n") == []
+    other = formats.read(save({**WEIGHTS, **{key: value[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
     assert compare_read_states(state, other, section_pairs={"a.b": "e.f"}) == []
 
 
@@ -309,7 +322,7 @@ def test_sections_that_take_each_others_names(save):
         (ScalarChange("k", Status.REMOVED, 0.5, None), "k: removed: ", "0.5"),
     ],
 )
-def test_scalars_are_written_as_json_has_them(change, start, text):
+def test_values_are_formatted_as_json(change, start, text):
     """A text differs from a number, and null from a missing value; a finding uses the words of the table."""
     assert scalars.format_values(change) == text
     assert scalars.describe_setting_change(change) == start + text
@@ -318,7 +331,7 @@ def test_scalars_are_written_as_json_has_them(change, start, text):
 # --- a module pickled whole ------------------------------------------------------------------------------------------
 
 
-def whole(p: float = 0.5) -> torch.nn.Module:
+def build_module(p: float = 0.5) -> torch.nn.Module:
     """Return a module with more than its state_dict: settings, a buffer that is not saved, and a plain tensor."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(p))
@@ -329,30 +342,33 @@ def whole(p: float = 0.5) -> torch.nn.Module:
 
 @pytest.mark.parametrize("names", [("a.pt", "b.pt"), ("a.legacy.pt", "b.pt"), ("a.pt", "b.safetensors")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["before", "after"])
-def test_a_whole_module_and_its_state_dict(diff, names, swapped):
+def test_module_and_its_state_dict_do_not_differ(diff, names, swapped):
     """Settings that only the module records are not differences, and one note for each kind reports them."""
-    both = whole(), whole().state_dict()
+    both = build_module(), build_module().state_dict()
     result = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
     assert (result.findings, result.scalars, result.broken) == ((), (), ())
-    assert [name for name in notes(result) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
+    assert [name for name in list_notes(result) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
 
 
 @pytest.mark.parametrize("section", [None, "net"])
-def test_what_is_beside_a_whole_module_is_compared(save, section):
+def test_setting_next_to_a_module_is_compared(save, section):
     """A different epoch is reported wherever the module lies, and so is a changed tensor of the module."""
-    a, b = save({"net": whole(), "epoch": 3}, "a.pt"), save({"net": whole().state_dict(), "epoch": 4}, "b.pt")
+    a, b = (
+        save({"net": build_module(), "epoch": 3}, "a.pt"),
+        save({"net": build_module().state_dict(), "epoch": 4}, "b.pt"),
+    )
     if section:
         diff = compare_targets(Request(f"{a}#{section}", f"{b}#{section}", jobs=1))
         assert (diff.scalars, diff.findings) == ((), ())
     else:
         assert [scalar.key for scalar in compare_targets(Request(a, b, jobs=1)).scalars] == ["epoch"]
-    changed = whole().state_dict()
+    changed = build_module().state_dict()
     changed["0.bias"] += 1
     diff = compare_targets(Request(a, save({"net": changed, "epoch": 3}, "c.pt"), jobs=1))
     assert [(finding.rule, finding.fqn) for finding in diff.findings] == [("changed", "0.bias")]
 
 
-def plain_net(train: bool = False) -> torch.nn.Module:
+def build_plain_net(train: bool = False) -> torch.nn.Module:
     """Return a module that every format of modules can hold."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).train(train)
@@ -363,7 +379,7 @@ def archives(tmp_path_factory):
     """Return the paths of a module pickled whole, exported, saved as TorchScript, and as a state_dict."""
     pytest.importorskip("torch.export.pt2_archive._package", reason="needs torch 2.8: archives of torch.export")
     folder = tmp_path_factory.mktemp("archives")
-    net, paths = plain_net(), {name: str(folder / name) for name in ("whole.pt", "x.pt2", "ts.pt", "sd.pt")}
+    net, paths = build_plain_net(), {name: str(folder / name) for name in ("whole.pt", "x.pt2", "ts.pt", "sd.pt")}
     torch.save(net, paths["whole.pt"])
     torch.export.save(torch.export.export(net, (torch.ones(3, 2),)), paths["x.pt2"])
     torch.jit.save(torch.jit.script(net), paths["ts.pt"])
@@ -372,31 +388,31 @@ def archives(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_one_module_in_every_format(archives):
+def test_module_does_not_differ_between_formats(archives):
     """Settings that only one format writes are not differences, and at most two notes report them."""
     for first in archives.values():
         for second in archives.values():
             diff = compare_targets(Request(first, second, jobs=1))
             assert (diff.findings, diff.scalars, diff.broken) == ((), (), ()), (first, second)
-            said = [name for name in notes(diff) if name != "foreign-globals"]
+            said = [name for name in list_notes(diff) if name != "foreign-globals"]
             assert said == (
                 [] if first == second else [name for name in ("format-metadata", "module-attributes") if name in said]
             )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_attributes_that_two_formats_of_modules_have_are_compared(archives, save, tmp_path):
+def test_attributes_that_two_formats_record_are_compared(archives, save, tmp_path):
     """Training mode is compared with TorchScript's evaluation mode, and the code sizes of two TorchScript files."""
-    diff = compare_targets(Request(save(plain_net(train=True), "train.pt"), archives["ts.pt"], jobs=1))
+    diff = compare_targets(Request(save(build_plain_net(train=True), "train.pt"), archives["ts.pt"], jobs=1))
     assert [(scalar.key, scalar.before, scalar.after) for scalar in diff.scalars] == [("training", True, False)]
-    torch.jit.save(torch.jit.script(torch.nn.Sequential(*plain_net(), torch.nn.ReLU()).eval()), tmp_path / "b.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Sequential(*build_plain_net(), torch.nn.ReLU()).eval()), tmp_path / "b.pt")
     keys = [
         scalar.key for scalar in compare_targets(Request(archives["ts.pt"], str(tmp_path / "b.pt"), jobs=1)).scalars
     ]
     assert {"code files", "code bytes"} <= set(keys)
 
 
-def test_a_section_without_settings_has_none_of_those_around_it():
+def test_section_without_settings_ignores_outer_settings():
     around = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
         model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
@@ -410,11 +426,11 @@ def test_a_section_without_settings_has_none_of_those_around_it():
     ] == ["lr"]
 
 
-def test_two_whole_modules_are_compared_whole(diff):
+def test_attributes_of_two_modules_are_compared(diff):
     """Both modules record the dropout and the plain tensor, so both are compared."""
-    other = whole(0.25)
+    other = build_module(0.25)
     other[0].plain += 1
-    result = diff(whole(), other)
+    result = diff(build_module(), other)
     assert [scalar.key for scalar in result.scalars] == ["_modules.1.p"]
     assert [change.fqn for change in result.changes if change.values] == ["0.plain"]
 
@@ -432,7 +448,7 @@ def build_versioned_state(version):
 
 
 @pytest.mark.parametrize("names", [(None, None), ("net", "net"), ("net", "model")])
-def test_a_version_of_a_module_that_differs_is_a_change(diff, names):
+def test_other_version_of_a_module_is_a_change(diff, names):
     """torch converts the state of an older module, so the same tensors may load as different values."""
     states = build_versioned_state(2), build_versioned_state(1)
     sides = (state if name is None else {name: state} for name, state in zip(names, states, strict=True))
@@ -447,7 +463,7 @@ def test_an_added_flag_in_the_metadata_is_a_change(diff):
     assert change in diff(build_versioned_state(2), flagged).scalars
 
 
-def test_versions_that_one_side_lacks_are_no_change(diff):
+def test_module_versions_on_one_side_are_not_a_change(diff):
     """A plain dict of the same tensors, and safetensors, have no metadata of modules."""
     state = build_versioned_state(2)
     for name in ("b.pt", "b.safetensors"):

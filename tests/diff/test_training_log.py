@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 
-def entries(count: int, start: float = 2.0) -> list[dict[str, float]]:
+def build_entries(count: int, start: float = 2.0) -> list[dict[str, float]]:
     """Return log entries as the Trainer writes them: an evaluation has no `loss`."""
     log = [{"loss": round(start - 0.02 * n, 4), "step": 10 * n} for n in range(1, count + 1)]
     return [*log, {"eval_loss": 9.0, "step": 10 * count}] if count else []
@@ -31,17 +31,25 @@ def write_log(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "detail"),
     [
-        (entries(10)[:-1], entries(20)[:-1], "+10 entries, the first 10 unchanged; loss 1.8 → 1.6"),
-        (entries(10), entries(10)[:4], "-7 entries, the first 4 unchanged; loss 1.8 → 1.92"),
-        (entries(3)[:1], entries(3)[:2], "+1 entry, the only common entry is unchanged; loss 1.98 → 1.96"),
-        (entries(3), [*entries(3)[:2], {"loss": 7}], "-1 entry, the first difference is in entry 3; loss 1.94 → 7"),
-        (entries(3), [*entries(3)[:-1], {"step": 1}], "the first difference is in entry 4; loss 1.94 → 1.94"),
+        (build_entries(10)[:-1], build_entries(20)[:-1], "+10 entries, the first 10 unchanged; loss 1.8 → 1.6"),
+        (build_entries(10), build_entries(10)[:4], "-7 entries, the first 4 unchanged; loss 1.8 → 1.92"),
+        (build_entries(3)[:1], build_entries(3)[:2], "+1 entry, the only common entry is unchanged; loss 1.98 → 1.96"),
+        (
+            build_entries(3),
+            [*build_entries(3)[:2], {"loss": 7}],
+            "-1 entry, the first difference is in entry 3; loss 1.94 → 7",
+        ),
+        (
+            build_entries(3),
+            [*build_entries(3)[:-1], {"step": 1}],
+            "the first difference is in entry 4; loss 1.94 → 1.94",
+        ),
         ([{"a": 1}], [{"a": 1}, {"loss": "x"}], "+1 entry, the only common entry is unchanged"),
-        (entries(2), [], None),
-        (entries(2), {"not": "a list"}, None),
+        (build_entries(2), [], None),
+        (build_entries(2), {"not": "a list"}, None),
     ],
 )
-def test_what_became_of_the_log(write_log, statecli, before, after, detail):
+def test_change_of_the_log_is_described(write_log, statecli, before, after, detail):
     result = statecli("diff", write_log("a", before), write_log("b", after), "-f", "json")
     changes = {change["key"]: change for change in json.loads(result.out)["metadata"]}
     change = changes.get("trainer_state.log_history", {"detail": None})

@@ -26,7 +26,7 @@ from statecli.report.transformations import describe_transformation
 from statecli.targets.load import read_checkpoint
 from statecli.values import element_checks
 
-from .conftest import changes_by_name, rules
+from .conftest import list_findings, map_changes
 
 KIND = TransformationKind
 
@@ -61,12 +61,12 @@ def list_transformations(diff) -> dict[str, tuple]:
     """Kind, exceptions and sources of each transformation, by the name after."""
     return {
         name: (change.transformation.kind, change.transformation.exceptions, change.transformation.sources)
-        for name, change in changes_by_name(diff).items()
+        for name, change in map_changes(diff).items()
         if change.transformation is not None
     }
 
 
-def kinds(diff) -> set[TransformationKind]:
+def list_kinds(diff) -> set[TransformationKind]:
     return {kind for kind, *_ in list_transformations(diff).values()}
 
 
@@ -81,7 +81,7 @@ CASTS = [
 ]
 
 
-def any_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
+def draw_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
     """Return random bits, limits of narrower types, and values halfway between two values of a narrower type."""
     width = dtype.itemsize
     bits = torch.randint(0, 256, (4000 * width,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
@@ -94,14 +94,14 @@ def any_floats(dtype: torch.dtype, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize(("before", "after"), CASTS, ids=str)
 def test_a_cast_of_torch_is_exactly_rounded(diff, before, after):
     """The values are all codes of the wider type: NaN, infinities, denormals, values beyond the narrower type."""
-    values = any_floats(before, 1)
+    values = draw_floats(before, 1)
     few = values[:5].clone()
     result = diff({"w": values, "v": few}, {"w": values.to(after), "v": few.to(after)}, cast=True)
     assert [(c.transformation.kind, c.transformation.exceptions) for c in result.changes] == [(KIND.CAST, 0)] * 2
     limits = torch.finfo(after)
     size = values.double().abs()
     inside = values[(size <= limits.max) & (size >= limits.smallest_normal)]
-    assert rules(diff({"w": inside}, {"w": inside.to(after)}, cast=True)) == []
+    assert list_findings(diff({"w": inside}, {"w": inside.to(after)}, cast=True)) == []
 
 
 COMPLEX = (torch.complex128, torch.complex64, torch.complex32)
@@ -115,17 +115,17 @@ def test_a_complex_cast_is_exactly_rounded_in_both_parts(diff, before, after):
     result = diff(
         {"w": values, "v": values[0].real.clone()}, {"w": values.to(after), "v": values[0].real.clone()}, cast=True
     )
-    done = changes_by_name(result)["w"].transformation
+    done = map_changes(result)["w"].transformation
     assert (done.kind, done.elements, done.exceptions, done.rounding) == (KIND.CAST, 320, 0, Rounding.NEAREST)
-    assert rules(result) == []
+    assert list_findings(result) == []
     wrong = torch.view_as_real(values.to(after)).clone()
     wrong[3, 4, 0] += 0.5
     wrong[5, 6] += 0.5
     after_wrong = {"w": torch.view_as_complex(wrong), "v": values.to(after)}
     result = diff({"w": values, "v": values.clone()}, after_wrong, cast=True)
-    assert changes_by_name(result)["w"].transformation.exceptions == 2
-    assert rules(result) == [("inexact-cast", "w")]
-    assert rules(diff({"w": values}, {"w": values.real.clone()}, cast=True)) == [("inexact-cast", "w")]
+    assert map_changes(result)["w"].transformation.exceptions == 2
+    assert list_findings(result) == [("inexact-cast", "w")]
+    assert list_findings(diff({"w": values}, {"w": values.real.clone()}, cast=True)) == [("inexact-cast", "w")]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_values_beyond_the_range_are_not_an_exact_cast(diff, statecli, save, aft
     state["w3"][7] = 1e6
     cast = {name: tensor.to(after) for name, tensor in state.items()}
     result = diff(state, cast, cast=True)
-    assert rules(result) == [("inexact-cast", "w3")]
-    shown = lines_of(statecli, save(state, "c.pt"), save(cast, "d.pt"))
+    assert list_findings(result) == [("inexact-cast", "w3")]
+    shown = run_diff(statecli, save(state, "c.pt"), save(cast, "d.pt"))
     assert any(line.startswith("out of range: w3: ") and message in line for line in shown)
     assert any(line.startswith("changed") and " w3 " in line for line in shown)
 
@@ -164,7 +164,7 @@ def test_each_way_to_round_is_named(diff):
         result = diff({"w": values}, {"w": rounded}, cast=True)
         (change,) = result.changes
         assert (change.transformation.rounding, change.transformation.exceptions) == (name, 0)
-        assert rules(result) == ([] if name is Rounding.NEAREST else [("inexact-cast", "w")])
+        assert list_findings(result) == ([] if name is Rounding.NEAREST else [("inexact-cast", "w")])
 
 
 def test_a_cast_without_rounding_has_no_rounding(diff):
@@ -175,33 +175,33 @@ def test_a_cast_without_rounding_has_no_rounding(diff):
 # --- scenes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stale_tensor_of_an_export(diff, llama):
+def test_stale_tensor_of_an_export_is_an_inexact_cast(diff, llama):
     stale = "model.layers.2.mlp.up_proj.weight"
     exported = {name: tensor.bfloat16() for name, tensor in llama.items()}
-    assert rules(diff(llama, exported, cast=True)) == []
+    assert list_findings(diff(llama, exported, cast=True)) == []
     exported[stale] = (llama[stale] + 0.01 * torch.randn_like(llama[stale])).bfloat16()
     result = diff(llama, exported, cast=True)
-    done = {name: change.transformation for name, change in changes_by_name(result).items()}
+    done = {name: change.transformation for name, change in map_changes(result).items()}
     assert {name for name, cast in done.items() if cast.exceptions} == {stale}
     assert all(cast.rounding is Rounding.NEAREST for name, cast in done.items() if name != stale)
-    assert rules(result) == [("inexact-cast", stale)]
+    assert list_findings(result) == [("inexact-cast", stale)]
 
 
 def test_cast_fails_for_every_other_difference(diff):
     torch.manual_seed(0)
     values = {"a": torch.randn(8), "b": torch.randn(8), "n": torch.arange(8)}
     cast = {name: tensor.half() if name != "n" else tensor for name, tensor in values.items()}
-    assert rules(diff(values, cast, cast=True)) == []
-    assert rules(diff(values, {**cast, "c": torch.ones(2)}, cast=True)) == [("inexact-cast", "c")]
-    assert rules(diff(values, {**cast, "n": torch.arange(8) + 1}, cast=True)) == [("inexact-cast", "n")]
-    assert rules(diff(values, {**cast, "b": values["b"].half() + 1}, cast=True)) == [("inexact-cast", "b")]
+    assert list_findings(diff(values, cast, cast=True)) == []
+    assert list_findings(diff(values, {**cast, "c": torch.ones(2)}, cast=True)) == [("inexact-cast", "c")]
+    assert list_findings(diff(values, {**cast, "n": torch.arange(8) + 1}, cast=True)) == [("inexact-cast", "n")]
+    assert list_findings(diff(values, {**cast, "b": values["b"].half() + 1}, cast=True)) == [("inexact-cast", "b")]
     widened = {name: tensor.double() if name != "n" else tensor for name, tensor in values.items()}
-    assert rules(diff(values, widened, cast=True)) == []
+    assert list_findings(diff(values, widened, cast=True)) == []
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("wrong", [None, 7])
-def test_added_rows_and_a_wrong_old_row(diff, axis, wrong):
+def test_added_rows_are_recognised_next_to_a_wrong_row(diff, axis, wrong):
     torch.manual_seed(0)
     before = torch.randn(320, 330)
     new = torch.randn(32, 330) if axis == 0 else torch.randn(320, 32)
@@ -224,7 +224,7 @@ def test_added_rows_and_a_wrong_old_row(diff, axis, wrong):
     wrong=st.integers(-1, 39),
     is_removed=st.booleans(),
 )
-def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, place, axis, wrong, is_removed):
+def test_rows_added_or_removed_in_one_place_are_located(tmp_path_factory, count, extra, place, axis, wrong, is_removed):
     """The place is found anywhere, also next to a wrong row; every element is different, so the place is unique."""
     place, wrong = place % count, wrong % count if wrong >= 0 and count > 2 else None
     shape = [3, 4, 5]
@@ -252,7 +252,7 @@ def test_rows_added_or_removed_in_one_place(tmp_path_factory, count, extra, plac
     st.lists(st.integers(0, 59), max_size=3, unique=True),
     st.booleans(),
 )
-def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, is_removed):
+def test_rows_added_or_removed_in_several_places_are_located(tmp_path_factory, gaps, wrong, is_removed):
     """A vocabulary trimmed to a subset, or extended here and there, with wrong rows; a row of zeros is anywhere."""
     gaps = sorted(gaps)
     torch.manual_seed(len(gaps))
@@ -277,7 +277,7 @@ def test_rows_added_or_removed_in_several_places(tmp_path_factory, gaps, wrong, 
         assert done.first_rows == tuple(sorted(row + shifts[row] * is_removed for row in wrong))
 
 
-def test_rows_added_to_a_trained_vocabulary(diff, statecli, save):
+def test_rows_added_to_a_trained_vocabulary_are_recognised(diff, statecli, save):
     """The common rows are measured like any trained tensor; other values near 1 are not equal."""
     torch.manual_seed(0)
     before = 0.02 * torch.randn(320, 64)
@@ -310,7 +310,7 @@ def test_places_of_added_and_removed_rows_are_listed(statecli, save):
     assert text in statecli("diff", *paths[::-1]).out
 
 
-def test_a_section_copied_over_another(diff):
+def test_section_copied_over_another_is_recognised(diff):
     """The averaged weights replace the weights of the model; each tensor is described, with its wrong elements."""
     model = {f"layers.{n}.{leaf}": torch.randn(8, 8) for n in range(3) for leaf in ("q", "k")}
     average = {name: tensor + 0.05 * torch.randn(8, 8) for name, tensor in model.items()}
@@ -324,7 +324,7 @@ def test_a_section_copied_over_another(diff):
         assert (done.kind, done.sources, done.source_section) == (KIND.MOVED, (name,), "ema")
 
 
-def test_tensors_copied_below_another_name(diff):
+def test_tensors_copied_under_another_prefix_are_recognised(diff):
     """In a flat checkpoint the first part of the name differs; copies in both directions are a swap."""
     parts = {f"{part}.layers.{n}.q": torch.randn(8, 8) for part in ("model", "ema") for n in range(3)}
     close = {name: parts[name.replace("ema.", "model.")] + 0.05 * torch.randn(8, 8) for name in parts}
@@ -336,10 +336,10 @@ def test_tensors_copied_below_another_name(diff):
     assert list_transformations(diff(before, copied)) == {
         f"model.layers.{n}.q": (KIND.MOVED, 0, (f"ema.layers.{n}.q",)) for n in range(3)
     }
-    assert kinds(diff(before, {name: tensor.clone() for name, tensor in turned.items()})) == {KIND.SWAPPED}
+    assert list_kinds(diff(before, {name: tensor.clone() for name, tensor in turned.items()})) == {KIND.SWAPPED}
 
 
-def test_unrelated_rows_are_no_resize(diff):
+def test_unrelated_rows_are_not_a_resize(diff):
     torch.manual_seed(0)
     assert list_transformations(diff({"w": torch.randn(32, 8)}, {"w": torch.randn(40, 8)})) == {}
 
@@ -368,30 +368,30 @@ def test_a_removed_layer_renumbers_the_others(diff, llama, has_constants):
         llama["model.layers.1.input_layernorm.weight"] = llama["model.layers.1.input_layernorm.weight"] * 2
     pruned = prune(llama)
     result = diff(llama, pruned)
-    assert kinds(result) == {KIND.MOVED}
+    assert list_kinds(result) == {KIND.MOVED}
     for name, (_, exceptions, sources) in list_transformations(result).items():
         assert exceptions == 0
         assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
     # Tensors that are equal in both layers are equal under their own name.
-    still = [c for c in changes_by_name(result).values() if c.status is Status.CHANGED and c.transformation is None]
+    still = [c for c in map_changes(result).values() if c.status is Status.CHANGED and c.transformation is None]
     assert still == []
 
 
-def test_a_wrong_tensor_of_a_moved_layer_is_not_the_same(diff, llama, statecli, save):
+def test_changed_tensor_of_a_moved_layer_is_only_similar(diff, llama, statecli, save):
     pruned = prune(llama)
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned[wrong] = pruned[wrong] + 0.001
     result = diff(llama, pruned)
-    assert changes_by_name(result)[wrong].transformation.cosine < 1  # the tensor moved, and changed since
-    assert changes_by_name(result)["model.layers.1.mlp.down_proj.weight"].transformation.cosine is None
-    shown = lines_of(statecli, save(llama, "a.pt"), save(pruned, "b.pt"))
+    assert map_changes(result)[wrong].transformation.cosine < 1  # the tensor moved, and changed since
+    assert map_changes(result)["model.layers.1.mlp.down_proj.weight"].transformation.cosine is None
+    shown = run_diff(statecli, save(llama, "a.pt"), save(pruned, "b.pt"))
     assert any("18 tensors, similar (cosine 0.99" in line and "17 of them bit for bit" in line for line in shown)
 
 
 def test_removed_layers_are_named_once(statecli, save, llama):
     """The last removed layer is named too, although no other layer took its tensors."""
     pruned = renumber(llama, lambda n: {0: 0, 3: 1}.get(n))
-    shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
+    shown = run_diff(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"), "-f", "table")
     text = " ".join(" ".join(shown).split())
     assert "model.layers.{1,2} are removed" in text
     assert "recognised changes 27 of 27 differing tensors" in text
@@ -399,7 +399,7 @@ def test_removed_layers_are_named_once(statecli, save, llama):
 
 
 @pytest.mark.parametrize(("place", "value"), [(0, math.nan), (700, 0.5), (-1, 1e6)])
-def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, llama, place, value):
+def test_wrong_weight_of_a_moved_or_swapped_tensor_is_named(diff, statecli, save, llama, place, value):
     """The tensor is named, wherever the wrong weight is and whatever its value; its layer moved bit for bit."""
     wrong = "model.layers.1.mlp.up_proj.weight"
     pruned = prune(llama)
@@ -407,7 +407,7 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
     pruned[wrong].view(-1)[place] = value
     source = wrong.replace("1", "2")
     assert list_transformations(diff(llama, pruned))[wrong] == (KIND.MOVED, 1, (source,))
-    shown = lines_of(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"))
+    shown = run_diff(statecli, save(llama, "a.safetensors"), save(pruned, "b.safetensors"))
     assert any(f"18 tensors, bit for bit, but {wrong}: 1 of 1,536 elements differs" in line for line in shown)
     assert any(
         line.startswith("changed") and wrong in line and f"= {source} before, but 1 of" in line for line in shown
@@ -418,12 +418,12 @@ def test_a_moved_layer_and_a_swap_with_one_wrong_weight(diff, statecli, save, ll
         wrong: (KIND.SWAPPED, 0, (source,)),
         source: (KIND.SWAPPED, 1, (wrong,)),
     }
-    shown = lines_of(statecli, save(llama, "a.safetensors"), save(swapped, "b.safetensors"))
+    shown = run_diff(statecli, save(llama, "a.safetensors"), save(swapped, "b.safetensors"))
     text = f"{wrong}: swapped with {source}, bit for bit, but {source}: 1 of 1,536 elements differs"
     assert any(text in line for line in shown)
 
 
-def test_moved_layers_that_were_trained_since(diff, statecli, save, llama):
+def test_moved_and_trained_layers_are_paired_by_similarity(diff, statecli, save, llama):
     """Layers are paired by cosine similarity, which is shown; norms follow the other tensors of their layer.
 
     Only the layer that was taken out is removed; no other layer is new.
@@ -437,13 +437,13 @@ def test_moved_layers_that_were_trained_since(diff, statecli, save, llama):
     assert set(moved) == layers
     for name, sources in moved.items():
         assert sources == (re.sub(r"layers\.(\d)", lambda match: f"layers.{int(match[1]) + 1}", name),)
-        assert 0.99 < changes_by_name(result)[name].transformation.cosine <= 1
-    (line,) = [line for line in lines_of(statecli, save(llama, "a.pt"), save(trained, "b.pt")) if " → model" in line]
+        assert 0.99 < map_changes(result)[name].transformation.cosine <= 1
+    (line,) = [line for line in run_diff(statecli, save(llama, "a.pt"), save(trained, "b.pt")) if " → model" in line]
     ends = r"similar \(cosine 0\.99\d* or more\); model\.layers\.1 is removed"
     assert re.fullmatch(rf".*: 18 tensors, {ends}", line)
 
 
-def test_swapped_scaled_transposed_and_unrelated(diff):
+def test_swaps_factors_and_transposes_are_recognised(diff):
     torch.manual_seed(0)
     before = {name: torch.randn(40, 40) for name in "abcdefg"}
     before["h"] = torch.randn(10, 30)
@@ -469,12 +469,12 @@ def test_swapped_scaled_transposed_and_unrelated(diff):
         "h": (KIND.TRANSPOSED, 0, ()),
     }
     assert list_transformations(result) == expected
-    factors = {name: change.transformation.factor for name, change in changes_by_name(result).items()}
+    factors = {name: change.transformation.factor for name, change in map_changes(result).items()}
     assert (factors["c"], factors["d"], round(factors["e"], 9)) == (-1, 0.5, round(1 / 3, 9))
     for name in "abcdefh":  # one wrong element each
         wrong = {key: tensor.clone() for key, tensor in after.items()}
         wrong[name][-1, -1] += 0.5
-        done = changes_by_name(diff(before, wrong))[name].transformation
+        done = map_changes(diff(before, wrong))[name].transformation
         assert (done.kind, done.sources) == (expected[name][0], expected[name][2]), name
         # The wrong element of the small tensor is described with the cosine.
         assert (done.exceptions, done.cosine is not None) == ((0, True) if name == "h" else (1, False)), name
@@ -484,7 +484,7 @@ WIDE_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", WIDE_FLOATS)
-def test_a_factor_in_each_type(diff, dtype):
+def test_factor_is_recognised_in_each_dtype(diff, dtype):
     torch.manual_seed(0)
     factors = [-1, 2, 0.5, 0.1, 1.7, -0.25, 0.125, 12.5]
     before = {f"w{n}": torch.randn(30, 20).to(dtype) for n in range(len(factors))}
@@ -496,7 +496,7 @@ def test_a_factor_in_each_type(diff, dtype):
 
 @pytest.mark.parametrize("dtype", WIDE_FLOATS)
 @pytest.mark.parametrize("divides", [False, True])
-def test_a_factor_of_many_digits(diff, dtype, divides):
+def test_factor_of_many_digits_is_recognised(diff, dtype, divides):
     """A root is recognised in each type; other digits only if many fit the type. A single wrong element is counted."""
     torch.manual_seed(0)
     roots, others = (128**-0.5, -(3**0.5), 96**-0.5), (0.87654321, 12345.678)
@@ -524,7 +524,7 @@ def test_a_factor_of_many_digits(diff, dtype, divides):
     "dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 )
 @pytest.mark.parametrize("factor", [0.5, -2.0, 1.7, -0.33])
-def test_a_factor_of_float8(save, dtype, factor):
+def test_factor_of_float8_is_rounded_as_by_torch(save, dtype, factor):
     """Products of all codes are rounded as by torch; a code that differs by one bit is counted."""
     values = torch.arange(256, dtype=torch.uint8).repeat(40).view(dtype).float()
     before = values.where(values.abs() < 100, 1.0).to(dtype)
@@ -557,7 +557,7 @@ def test_a_factor_with_noise_is_not_a_factor(diff):
 
 
 @pytest.mark.parametrize(("factor", "wrong"), [(1.7, 1.0), (1.7, 1e4), (1.7, math.nan), (0.5, math.inf), (-1.0, 1e4)])
-def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wrong):
+def test_factor_is_recognised_despite_an_extreme_weight(diff, statecli, save, factor, wrong):
     """The wrong weight is larger than all others together, or not finite, at any place."""
     torch.manual_seed(0)
     before = {"w": 0.02 * torch.randn(256, 256)}
@@ -566,11 +566,11 @@ def test_a_factor_with_a_grossly_wrong_weight(diff, statecli, save, factor, wron
         after["w"].view(-1)[place] = wrong
         done = diff(before, after).changes[0].transformation
         assert (done.kind, done.factor, done.exceptions) == (KIND.SCALED, pytest.approx(factor, rel=1e-12), 1)
-    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt")))
+    shown = "\n".join(run_diff(statecli, save(before, "a.pt"), save(after, "b.pt")))
     assert f"= {factor:g} × before, but 1 of 65,536 elements differs" in shown
 
 
-def test_a_factor_with_a_wrong_row_in_front(diff):
+def test_factor_is_recognised_despite_wrong_first_rows(diff):
     """A wrong first row does not matter; more than 1 in 1,000 wrong elements are not described as a factor."""
     torch.manual_seed(0)
     before = torch.randn(2048, 128)
@@ -581,7 +581,7 @@ def test_a_factor_with_a_wrong_row_in_front(diff):
         assert (done and done.exceptions) == exceptions
 
 
-def test_a_transpose_with_a_grossly_wrong_weight(diff):
+def test_transpose_is_recognised_despite_an_extreme_weight(diff):
     torch.manual_seed(0)
     before = torch.randn(60, 60)
     after = before.t().clone()
@@ -590,16 +590,16 @@ def test_a_transpose_with_a_grossly_wrong_weight(diff):
     assert (done.kind, done.exceptions) == (KIND.TRANSPOSED, 1)
 
 
-def describe(diff) -> dict[str, str]:
+def describe_changes(diff) -> dict[str, str]:
     """Return the change to each tensor in words, by name."""
     return {
-        name: describe_transformation(change) for name, change in changes_by_name(diff).items() if change.transformation
+        name: describe_transformation(change) for name, change in map_changes(diff).items() if change.transformation
     }
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_permuted_vocabulary(diff, axis, dtype):
+def test_permuted_vocabulary_is_recognised(diff, axis, dtype):
     """Equal rows in another order are recognised, also with a wrong element; half of the rows drawn again are not."""
     torch.manual_seed(0)
     before = torch.randn(320, 64)
@@ -608,14 +608,14 @@ def test_a_permuted_vocabulary(diff, axis, dtype):
     rounded = "" if dtype is torch.float32 else ", exactly rounded"
     noun = ("rows", "columns")[axis]
     text = f"{noun} permuted: same {before.shape[axis]} {noun} in another order{rounded}"
-    assert describe(diff({"e": before}, {"e": after})) == {"e": text}
+    assert describe_changes(diff({"e": before}, {"e": after})) == {"e": text}
     after[7, 5] += 1
-    assert describe(diff({"e": before}, {"e": after})) == {
+    assert describe_changes(diff({"e": before}, {"e": after})) == {
         "e": f"{noun} permuted: same {before.shape[axis] - 1} of {before.shape[axis]} {noun} in another order, "
         f"but 1 of 20,480 elements differs in {noun[:-1]} {(7, 5)[axis]}"
     }
     after.narrow(axis, 0, before.shape[axis] // 2).normal_()
-    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+    assert KIND.PERMUTED not in list_kinds(diff({"e": before}, {"e": after}))
 
 
 @pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
@@ -637,54 +637,54 @@ def test_every_engine_finds_the_same(statecli, save, executor):
     assert statecli("diff", *paths, "-f", "json", "--executor", executor).out == alone
 
 
-def test_swapped_items_of_a_stack(diff):
+def test_swapped_items_of_a_stack_are_recognised(diff):
     """Swapped experts of a fused tensor on both sides are recognised; half of the experts drawn again are not."""
     torch.manual_seed(0)
     before = torch.randn(8, 16, 24)
     after = before[[1, 0, 3, 2, 5, 4, 7, 6]]
-    assert describe(diff({"e": before}, {"e": after})) == {"e": "items permuted: same 8 items in another order"}
+    assert describe_changes(diff({"e": before}, {"e": after})) == {"e": "items permuted: same 8 items in another order"}
     after[3, 1, 2] += 1
     text = "items permuted: same 7 of 8 items in another order, but 1 of 3,072 elements differs in item 3"
-    assert describe(diff({"e": before}, {"e": after})) == {"e": text}
+    assert describe_changes(diff({"e": before}, {"e": after})) == {"e": text}
     after[:4].normal_()
-    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+    assert KIND.PERMUTED not in list_kinds(diff({"e": before}, {"e": after}))
 
 
-def test_permuted_masks_are_no_evidence(diff):
+def test_permuted_masks_are_not_recognised(diff):
     """Rows of a few values are equal by chance, so many orders fit."""
     before = (torch.arange(2048).view(1024, 2) % 3).float() - 1
     after = before.flip(0).contiguous()
-    assert KIND.PERMUTED not in kinds(diff({"e": before}, {"e": after}))
+    assert KIND.PERMUTED not in list_kinds(diff({"e": before}, {"e": after}))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 48)])
-def test_multiples_of_transposes_and_changed_transposes(diff, shape):
+def test_scaled_and_changed_transposes_are_recognised(diff, shape):
     torch.manual_seed(0)
     weight = torch.randn(shape)
-    assert describe(diff({"q": weight}, {"q": -weight.t()})) == {"q": "= -1 × transposed"}
-    assert describe(diff({"q": weight}, {"q": weight.t() * 0.5})) == {"q": "= 0.5 × transposed"}
+    assert describe_changes(diff({"q": weight}, {"q": -weight.t()})) == {"q": "= -1 × transposed"}
+    assert describe_changes(diff({"q": weight}, {"q": weight.t() * 0.5})) == {"q": "= 0.5 × transposed"}
     wrong = -weight.t().contiguous()
     wrong[3, 4] = 9
     count = f"{weight.numel():,}"
     expected = {"q": f"= -1 × transposed, but 1 of {count} elements differs"}
-    assert describe(diff({"q": weight}, {"q": wrong})) == expected
+    assert describe_changes(diff({"q": weight}, {"q": wrong})) == expected
     trained = weight.t() + 0.1 * torch.randn(shape[::-1])
-    (text,) = describe(diff({"q": weight}, {"q": trained})).values()
+    (text,) = describe_changes(diff({"q": weight}, {"q": trained})).values()
     assert re.fullmatch(r"transposed, then changed \(cosine 0\.99\d\d\)", text)
 
 
-def test_near_misses_of_changed_transposes(diff):
+def test_dissimilar_matrices_are_not_transposes(diff):
     """Positive values resemble any transpose, and a transpose that changed much is not described as a transpose."""
     torch.manual_seed(0)
     positive = torch.rand(64, 64)
-    assert KIND.TRANSPOSED not in kinds(diff({"q": positive}, {"q": torch.rand(64, 64)}))
+    assert KIND.TRANSPOSED not in list_kinds(diff({"q": positive}, {"q": torch.rand(64, 64)}))
     weight = torch.randn(64, 64)
     far = weight.t() + 0.6 * torch.randn(64, 64)
-    assert kinds(diff({"q": weight}, {"q": far})) == set()
+    assert list_kinds(diff({"q": weight}, {"q": far})) == set()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path, dtype):
+def test_renamed_transposes_of_gpt2_are_recognised(diff, statecli, in_tmp_path, dtype):
     """Conv1D of transformers has [in, out], Linear [out, in]; a new matrix has a wrong weight."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -698,7 +698,7 @@ def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path
     }
     after["layers.1.fc1.weight"][3, 5] += 1
     result = diff(state, after)
-    moves = {name: change.transformation for name, change in changes_by_name(result).items() if change.before is None}
+    moves = {name: change.transformation for name, change in map_changes(result).items() if change.before is None}
     wrong = {"layers.1.fc1.weight": 1}
     for name in matrices:
         done = moves[new[name]]
@@ -708,7 +708,7 @@ def test_matrices_of_gpt2_transposed_under_new_names(diff, statecli, in_tmp_path
     assert "layers.{0,1}.qkv.weight: = transpose of h.{0,1}.attn.c_attn.weight before" in lines
 
 
-def test_other_matrices_of_the_reversed_shape_are_no_transposes(diff):
+def test_unrelated_matrices_of_reversed_shape_are_not_transposes(diff):
     torch.manual_seed(0)
     before = {f"old.{n}": torch.randn(12, 20) for n in range(8)}
     after = {f"new.{n}": torch.randn(20, 12) for n in range(8)}
@@ -723,7 +723,7 @@ def test_counters_and_constants_are_not_scaled(diff, before):
 
 @pytest.mark.parametrize(("heads", "size"), [(4, 16), (1, 64), (5, 6)])
 @pytest.mark.parametrize("back", [False, True])
-def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, size, back):
+def test_reordered_rotary_heads_are_recognised(diff, statecli, save, heads, size, back):
     """q and k of LLaMA are converted as by transformers, and back: weights, biases, casts and one wrong element."""
     torch.manual_seed(0)
 
@@ -737,15 +737,15 @@ def test_rows_of_rotated_heads_in_the_other_order(diff, statecli, save, heads, s
     heads_text = f"({heads} head{'s' * (heads > 1)})"
     for dtype, exactly in ((torch.float32, "exactly"), (torch.bfloat16, "exactly rounded")):
         cast = {name: tensor.to(dtype) for name, tensor in after.items()}
-        done = changes_by_name(diff(before, cast))["q.weight"].transformation
+        done = map_changes(diff(before, cast))["q.weight"].transformation
         assert (done.kind, done.exceptions, done.heads) == (KIND.REORDERED, 0, heads)
         shown = statecli("diff", save(before, "a.pt"), save(cast, "b.pt")).out
         assert f"q.weight: = {text} {heads_text}, {exactly}" in shown
         if dtype is torch.float32:
-            assert changes_by_name(diff(before, cast))["q.bias"].transformation.kind is KIND.REORDERED
+            assert map_changes(diff(before, cast))["q.bias"].transformation.kind is KIND.REORDERED
     wrong = {name: tensor.clone() for name, tensor in after.items()}
     wrong["q.weight"][1, 3] += 1
-    done = changes_by_name(diff(before, wrong))["q.weight"].transformation
+    done = map_changes(diff(before, wrong))["q.weight"].transformation
     assert (done.kind, done.exceptions) == (KIND.REORDERED, 1)
 
 
@@ -760,7 +760,7 @@ def fuse(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return fused
 
 
-def test_fused_projections_and_the_way_back(diff, llama):
+def test_fused_and_split_projections_are_recognised(diff, llama):
     fused = fuse(llama)
     for before, after, kind in ((llama, fused, KIND.JOINED), (fused, llama, KIND.SPLIT)):
         result = list_transformations(diff(before, after))
@@ -770,19 +770,19 @@ def test_fused_projections_and_the_way_back(diff, llama):
         assert result[f"{attention}.qkv_proj.weight"][2] == tuple(f"{attention}.{p}_proj.weight" for p in "qkv")
 
 
-def test_one_wrong_row_inside_a_fused_tensor(diff, llama):
+def test_wrong_row_of_a_fused_tensor_is_located(diff, llama):
     fused = fuse(llama)
     name = "model.layers.2.self_attn.qkv_proj.weight"
     fused[name] = fused[name].clone()
     fused[name][32 + 6, 3] += 1
     result = diff(llama, fused)
-    done = changes_by_name(result)[name].transformation
+    done = map_changes(result)[name].transformation
     assert (done.exceptions, done.rows, done.first_rows) == (1, 1, (6,))
     assert done.differing == ("model.layers.2.self_attn.k_proj.weight",)
     assert sum(exceptions for _, exceptions, _ in list_transformations(result).values()) == 1
     # The first row of a part, which locates the part, may be the wrong row.
     fused[name][32, 0] += 1
-    assert changes_by_name(diff(llama, fused))[name].transformation.first_rows == (0, 6)
+    assert map_changes(diff(llama, fused))[name].transformation.first_rows == (0, 6)
 
 
 def test_another_order_of_the_parts_is_found(diff, llama):
@@ -795,7 +795,7 @@ def test_another_order_of_the_parts_is_found(diff, llama):
 
 @pytest.mark.parametrize("blocks", [(8, 8, 8), (16, 4, 4), (4, 4)])
 @pytest.mark.parametrize("wrong", [None, 5])
-def test_interleaved_heads(diff, blocks, wrong):
+def test_interleaved_heads_are_recognised(diff, blocks, wrong):
     """GPT-NeoX interleaves q, k and v by head, Falcon by group; some models alternate gate and up."""
     torch.manual_seed(0)
     parts = [torch.randn(6 * rows, 24) for rows in blocks]
@@ -825,7 +825,7 @@ def test_alternating_rows_are_counted(statecli, save, rows, words):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
+def test_stack_of_gate_and_up_is_recognised(diff, statecli, save, turned):
     """transformers stores the experts of Mixtral and, transposed, of Llama 4 in this way, under other module names."""
     torch.manual_seed(0)
     shapes = {"w1": (6, 4), "w2": (4, 6), "w3": (6, 4)}
@@ -843,37 +843,37 @@ def test_a_stack_of_gate_and_up(diff, statecli, save, turned):
         assert {name: transformation[:2] for name, transformation in result.items()} == dict.fromkeys(stacks, (kind, 0))
         sources = [f"layers.1.moe.experts.{e}.{w}.weight" for e in range(5) for w in ("w1", "w3")]
         assert result["layers.1.mlp.experts.gate_up_proj"][2] == tuple(sources)
-    shown = lines_of(statecli, save(experts, "c.pt"), save(stacks, "d.pt"))
+    shown = run_diff(statecli, save(experts, "c.pt"), save(stacks, "d.pt"))
     of = "the transposes of " if turned else ""
     start = "layers.{0,1}.mlp.experts.gate_up_proj: = stack of "
     listed = "[layers.{0,1}.moe.experts.{0..4}.w1.weight; layers.{0,1}.moe.experts.{0..4}.w3.weight]"
     assert f"{start}{of}{listed}, exactly" in shown
     wrong = stacks["layers.1.mlp.experts.gate_up_proj"].clone()
     wrong[3, 2, 2] += 1
-    done = changes_by_name(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
+    done = map_changes(diff(experts, stacks | {"layers.1.mlp.experts.gate_up_proj": wrong}))
     transformation = done["layers.1.mlp.experts.gate_up_proj"].transformation
     assert (transformation.exceptions, transformation.differing) == (1, ("layers.1.moe.experts.3.w1.weight",))
 
 
-def test_a_fused_projection_with_a_wrong_part(diff, llama):
+def test_wrong_part_of_a_fused_projection_is_named(diff, llama):
     """The keys are from another run: two of three parts are exact, so the third part has a known place."""
     fused = fuse(llama)
     fused["model.layers.1.self_attn.qkv_proj.weight"] = fused["model.layers.1.self_attn.qkv_proj.weight"].clone()
     fused["model.layers.1.self_attn.qkv_proj.weight"][32:48] = torch.randn(16, 32)
-    done = changes_by_name(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    done = map_changes(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert (done.kind, done.differing) == (KIND.JOINED, ("model.layers.1.self_attn.k_proj.weight",))
     assert (done.rows, done.exceptions) == (16, 16 * 32)
     fused["model.layers.1.self_attn.qkv_proj.weight"][:32] = torch.randn(32, 32)
-    wrong = changes_by_name(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    wrong = map_changes(diff(llama, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert wrong is None
 
 
 @pytest.mark.parametrize("wrong", [(0,), (1,), (7,), (2, 5)])
-def test_a_stack_with_wrong_experts(diff, wrong):
+def test_wrong_experts_of_a_stack_are_named(diff, wrong):
     torch.manual_seed(0)
     experts = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
     items = [torch.randn(6, 4) if n in wrong else tensor for n, tensor in enumerate(experts.values())]
-    done = changes_by_name(diff(experts, {"experts.w": torch.stack(items)}))["experts.w"].transformation
+    done = map_changes(diff(experts, {"experts.w": torch.stack(items)}))["experts.w"].transformation
     assert (done.kind, done.differing) == (KIND.STACKED, tuple(f"experts.{n}.w" for n in wrong))
     none = {f"experts.{n}.w": torch.randn(6, 4) for n in range(8)}
     assert list_transformations(diff(none, {"experts.w": torch.stack(items)})) == {}
@@ -881,7 +881,7 @@ def test_a_stack_with_wrong_experts(diff, wrong):
 
 @pytest.mark.parametrize("is_pair", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-def test_a_stack_in_another_order(diff, is_pair, back):
+def test_stack_in_another_order_is_recognised(diff, is_pair, back):
     """Experts sorted as text, or two swapped experts, are described in their order; a wrong row inside is named."""
     torch.manual_seed(0)
     before = {f"moe.experts.{n}.w1.weight": torch.randn(16, 24) for n in range(12)}
@@ -894,7 +894,7 @@ def test_a_stack_in_another_order(diff, is_pair, back):
 
     def run(after):
         sides = [before, {"moe.w1": after}]
-        return describe(diff(*(sides[::-1] if back else sides)))["moe.w1"]
+        return describe_changes(diff(*(sides[::-1] if back else sides)))["moe.w1"]
 
     text_order = sorted(range(12), key=str)
     verb = "was split into" if back else "="
@@ -906,13 +906,13 @@ def test_a_stack_in_another_order(diff, is_pair, back):
         whole[5, 3] += 1
         assert f"{verb} stack of {names}, but row 3 of " in run(whole)
         assert f"experts.{numbers[5]}.w1" in run(whole)
-    assert describe(diff(before, {"moe.w1": torch.randn_like(whole)})) == {}
+    assert describe_changes(diff(before, {"moe.w1": torch.randn_like(whole)})) == {}
 
 
 @pytest.mark.parametrize("back", [False, True])
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("parent", ["h", "model.blocks"])
-def test_projections_joined_in_another_way(diff, back, is_transposed, parent):
+def test_transposed_or_renamed_joins_are_recognised(diff, back, is_transposed, parent):
     """Parts may be transposed as for GPT-2's Conv1D, and below a module of another name; a wrong row is named."""
     torch.manual_seed(0)
     names = ("q_proj", "k_proj", "v_proj")
@@ -924,7 +924,7 @@ def test_projections_joined_in_another_way(diff, back, is_transposed, parent):
     def run():
         whole = {name: tensor.t().contiguous() if is_transposed else tensor for name, tensor in after.items()}
         sides = [before, whole]
-        return describe(diff(*(sides[::-1] if back else sides)))
+        return describe_changes(diff(*(sides[::-1] if back else sides)))
 
     verb, of = "was split into" if back else "=", "transpose of " if is_transposed else ""
     start = "" if parent == "h" else "h.1."
@@ -936,7 +936,7 @@ def test_projections_joined_in_another_way(diff, back, is_transposed, parent):
     assert run() == {}
 
 
-def test_the_input_projection_of_attention(diff):
+def test_input_projection_of_attention_is_recognised(diff):
     """`nn.MultiheadAttention` has one parameter for the three weights, without a separate module."""
     torch.manual_seed(0)
     attention = torch.nn.MultiheadAttention(16, 4)
@@ -957,26 +957,30 @@ def test_the_input_projection_of_attention(diff):
 
 # --- a cast together with another change -----------------------------------------------------------------------------
 
-NARROWER = [(torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.float8_e4m3fn)]
+NARROWING_CASTS = [
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+    (torch.bfloat16, torch.float8_e4m3fn),
+]
 
 
 def cast(state: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {name: tensor.to(dtype).contiguous() for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
-def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, before, after):
+@pytest.mark.parametrize(("before", "after"), NARROWING_CASTS, ids=str)
+def test_renumbered_and_cast_layers_are_recognised(diff, statecli, save, llama, before, after):
     """In an export of a pruned model, each tensor of the moved layers is the rounded tensor of the old layer."""
     whole = cast(llama, before)
     pruned = cast(prune(whole), after)
     result = diff(whole, pruned)
-    assert kinds(result) == {KIND.CAST, KIND.MOVED}
+    assert list_kinds(result) == {KIND.CAST, KIND.MOVED}
     done = [change.transformation for change in result.changes if change.transformation is not None]
     assert {transformation.exceptions for transformation in done} == {0}
     assert {transformation.rounding for transformation in done} <= {Rounding.NEAREST, None}
     assert sum(transformation.kind is KIND.MOVED for transformation in done) >= 14  # norms may all be rounded to 1
     assert {change.status for change in result.changes if change.transformation is None} == {Status.REMOVED}
-    shown = lines_of(statecli, save(whole, "c.pt"), save(pruned, "d.pt"))
+    shown = run_diff(statecli, save(whole, "c.pt"), save(pruned, "d.pt"))
     (line,) = [line for line in shown if line.startswith("model.layers.{2,3} → model.layers.{1,2}: ")]
     assert line.endswith(" tensors, exactly rounded; model.layers.1 is removed")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -985,22 +989,22 @@ def test_layers_that_were_renumbered_and_cast(diff, statecli, save, llama, befor
     assert (kind, exceptions > 48 * 32 / 2) == (KIND.CAST, True)
 
 
-@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
-def test_projections_that_were_fused_or_split_and_cast(diff, llama, before, after):
+@pytest.mark.parametrize(("before", "after"), NARROWING_CASTS, ids=str)
+def test_fused_or_split_and_cast_projections_are_recognised(diff, llama, before, after):
     whole = cast(llama, before)
     fused = cast(fuse(whole), after)
     joined = {name for name in fused if "qkv_proj" in name}
     result = list_transformations(diff(whole, fused))
     assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.JOINED, 0))
     fused["model.layers.1.self_attn.qkv_proj.weight"][32 + 6] = 0  # a key
-    done = changes_by_name(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
+    done = map_changes(diff(whole, fused))["model.layers.1.self_attn.qkv_proj.weight"].transformation
     assert (done.differing, done.rows) == (("model.layers.1.self_attn.k_proj.weight",), 1)
     result = list_transformations(diff(fuse(whole), cast(whole, after)))
     assert {name: result[name][:2] for name in joined} == dict.fromkeys(joined, (KIND.SPLIT, 0))
 
 
-@pytest.mark.parametrize(("before", "after"), NARROWER, ids=str)
-def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, before, after):
+@pytest.mark.parametrize(("before", "after"), NARROWING_CASTS, ids=str)
+def test_transformed_and_cast_tensors_are_recognised(diff, before, after):
     torch.manual_seed(0)
     old = {name: torch.randn(24, 40).to(before) for name in "abcdefgh"}
     new = cast(old, after)
@@ -1019,7 +1023,7 @@ def test_tensors_that_were_transposed_resized_renamed_or_swapped_and_cast(diff, 
         "other": (KIND.MOVED, 0),
     }
     assert {result[name][0] for name in "fgh"} == {KIND.CAST}
-    assert {fqn for _, fqn in rules(diff(old, new, cast=True))} == {"a", "b", "c", "d", "other", "e"}
+    assert {fqn for _, fqn in list_findings(diff(old, new, cast=True))} == {"a", "b", "c", "d", "other", "e"}
     for name in ("a", "c", "other"):
         new[name] = new[name].float().roll(1).to(after)
     assert list_transformations(diff(old, new)).keys().isdisjoint({"other"})
@@ -1073,7 +1077,7 @@ def dequantize(state: dict[str, torch.Tensor], scheme: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scheme", ["SCB", "weight_scale", "one scale", "weight_scale_inv"])
-def test_the_error_of_a_quantized_weight(diff, scheme):
+def test_error_of_a_quantized_weight_uses_its_scales(diff, scheme):
     """The error is computed after the scales are applied; raw codes differ by thousands."""
     torch.manual_seed(0)
     weights = {name: torch.randn(200, 300) * 0.02 for name in ("a", "b")}
@@ -1082,7 +1086,7 @@ def test_the_error_of_a_quantized_weight(diff, scheme):
     after = {f"{name}.{key}": tensor for name, both in state.items() for key, tensor in both.items()}
     result = diff(before, after | {"norm": torch.ones(4).bfloat16()})
     for name in weights:
-        done = changes_by_name(result)[f"{name}.weight"].transformation
+        done = map_changes(result)[f"{name}.weight"].transformation
         weight = before[f"{name}.weight"].float()
         error = ((weight - dequantize(state[name], scheme)).norm() / weight.norm()).item()
         assert done.kind is KIND.QUANTIZED
@@ -1095,7 +1099,7 @@ def test_the_error_of_a_quantized_weight(diff, scheme):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save, llama, value):
+def test_new_nan_and_inf_in_transformed_tensors_are_named(diff, statecli, save, llama, value):
     """The value is in a fused weight, new vocabulary rows or a moved layer; its row comes first, with the counts."""
     fused = fuse(llama)
     embedding = torch.cat([llama["model.embed_tokens.weight"], torch.zeros(8, 32)])
@@ -1108,9 +1112,9 @@ def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save,
     ):
         wrong = {**after, name: after[name].clone()}
         wrong[name][place] = value
-        change = changes_by_name(diff(llama, wrong))[name]
+        change = map_changes(diff(llama, wrong))[name]
         assert (change.values.nan_after, change.values.inf_after) == ((0, 1) if word == "Inf" else (1, 0))
-        shown = lines_of(statecli, save(llama, "a.safetensors"), save(wrong, "b.safetensors"))
+        shown = run_diff(statecli, save(llama, "a.safetensors"), save(wrong, "b.safetensors"))
         assert name in shown[1]
         assert any(line.split(": ")[0] != "changed" and f"{word} 0 → 1" in line and name in line for line in shown[2:])
         assert shown[-1].endswith(f"{word} 0 → 1: exit status 1")
@@ -1119,16 +1123,16 @@ def test_new_nan_and_infinities_of_what_was_done_are_named(diff, statecli, save,
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 
-def lines_of(statecli, before: str, after: str, *options: str) -> list[str]:
+def run_diff(statecli, before: str, after: str, *options: str) -> list[str]:
     return statecli("diff", before, after, *options).out.splitlines()
 
 
-def test_a_new_layer_and_a_removed_one_are_named(statecli, save, llama):
+def test_new_and_removed_layers_are_named(statecli, save, llama):
     whole = save(llama, "whole.safetensors")
     pruned = save(prune(llama), "pruned.safetensors")
     moved = "18 tensors, bit for bit; model.layers.1 is"
-    assert f"model.layers.{{2,3}} → model.layers.{{1,2}}: {moved} removed" in lines_of(statecli, whole, pruned)
-    back = lines_of(statecli, pruned, whole)
+    assert f"model.layers.{{2,3}} → model.layers.{{1,2}}: {moved} removed" in run_diff(statecli, whole, pruned)
+    back = run_diff(statecli, pruned, whole)
     assert f"model.layers.{{1,2}} → model.layers.{{2,3}}: {moved} new" in back
     assert not any(line.startswith("model.layers.1.") and "unrelated" in line for line in back)
 
@@ -1138,14 +1142,14 @@ def test_a_cast_is_one_line_and_its_exceptions_are_named(statecli, save, llama):
     for n in range(4):
         exported[f"model.layers.{n}.mlp.up_proj.weight"] *= 2
     before, after = save(llama, "a.safetensors"), save(exported, "b.safetensors")
-    shown = lines_of(statecli, before, after)
+    shown = run_diff(statecli, before, after)
     assert f"{len(llama)} cast float32 → bfloat16: {len(llama) - 4} exactly rounded; 4 not" in shown
     assert sum(line.startswith("not rounded: ") for line in shown) == 3
     assert "… and 1 more not rounded" in shown
 
 
 def test_equal_layers_share_a_line(statecli, save, llama):
-    shown = lines_of(statecli, save(llama, "a.safetensors"), save(fuse(llama), "b.safetensors"), "-f", "markdown")
+    shown = run_diff(statecli, save(llama, "a.safetensors"), save(fuse(llama), "b.safetensors"), "-f", "markdown")
     assert "- `model.layers.{0..3}.self_attn.qkv_proj.weight`: = `[q_proj; k_proj; v_proj]`, exactly" in shown
 
 
@@ -1154,7 +1158,7 @@ def test_unrelated_layers_share_a_line(statecli, save, llama):
     torch.manual_seed(7)
     other = {name: tensor if "norm" in name else 0.02 * torch.randn_like(tensor) for name, tensor in llama.items()}
     paths = save(llama, "a.safetensors"), save(other, "b.safetensors")
-    lines = [line for line in lines_of(statecli, *paths) if "unrelated" in line and not line.startswith("changed")]
+    lines = [line for line in run_diff(statecli, *paths) if "unrelated" in line and not line.startswith("changed")]
     assert len(lines) == 9
     cosines = [
         torch.cosine_similarity(llama[name].view(1, -1), other[name].view(1, -1)).abs().item()
@@ -1173,7 +1177,7 @@ def test_one_layer_that_changed_more_is_named(statecli, save):
     before = {f"layers.{n}.w": torch.randn(16, 16) for n in range(40)}
     after = {name: tensor + 0.05 * torch.randn(16, 16) for name, tensor in before.items()}
     after["layers.17.w"] = before["layers.17.w"] + 0.6 * torch.randn(16, 16)
-    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
+    shown = "\n".join(run_diff(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
     assert re.search(r"layers\.\{0\.\.16,18\.\.39\}\.w .* 0\.04\d?\.\.0\.05\d?", shown)
     assert re.search(r"layers\.17\.w .* 0\.[56]\d? .*changed more than the other layers", shown, re.DOTALL)
 
@@ -1187,7 +1191,7 @@ def test_a_layer_that_changed_four_times_as_much_is_named(statecli, save, spread
     sizes = {name: 0.05 * (spread if n % 7 == 3 else 1) for n, name in enumerate(before)}
     sizes[f"layers.{place}.w"] = 0.2
     after = {name: tensor + sizes[name] * torch.randn(16, 16) for name, tensor in before.items()}
-    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
+    shown = "\n".join(run_diff(statecli, save(before, "a.pt"), save(after, "b.pt"), "-f", "table"))
     assert ("changed more than the other layers" in shown) is is_named
     assert bool(re.search(rf"layers\.{place}\.w .* 0\.(2|19|2\d)\b", shown)) is is_named
 
@@ -1199,7 +1203,7 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.fl
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.lists(st.integers(1, 12), max_size=3), min_size=10, max_size=10), dtypes)
-def test_training_is_not_taken_for_anything_else(tmp_path_factory, seed, shapes, dtype):
+def test_training_is_not_described_as_a_transformation(tmp_path_factory, seed, shapes, dtype):
     """A thousand random pairs of tensors, with small to large steps, are never described as a transformation."""
     generator = torch.Generator().manual_seed(seed)
     before = {f"layers.{n}.w": torch.randn(shape, generator=generator).to(dtype) for n, shape in enumerate(shapes)}
@@ -1218,7 +1222,7 @@ SMALL_DTYPES = (
 )
 
 
-def few_values(shape: list[int], dtype: torch.dtype, chance: random.Random) -> torch.Tensor:
+def draw_values(shape: list[int], dtype: torch.dtype, chance: random.Random) -> torch.Tensor:
     """Return values that are often equal by chance: masks, counters, ones with a little noise, a few whole numbers."""
     kind = chance.randrange(6)
     if kind == 0:
@@ -1232,19 +1236,19 @@ def few_values(shape: list[int], dtype: torch.dtype, chance: random.Random) -> t
     return (torch.randn(shape) * chance.choice([0.02, 1, 50])).to(torch.float32).to(dtype)
 
 
-def few_shape(chance: random.Random) -> list[int]:
+def draw_shape(chance: random.Random) -> list[int]:
     return [chance.choice([1, 1, 2, 3, 4, 8, 16, 48, 64]) for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 3]))]
 
 
-def random_pair(seed: int, tensors: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def draw_pair(seed: int, tensors: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return two checkpoints with unrelated tensors under names that invite every claim."""
     torch.manual_seed(seed)
     chance = random.Random(seed)  # noqa: S311 - not for cryptography
     before, after = {}, {}
     for n in range(tensors):
         layer, part = n // 6, ("q", "k", "v", "gate", "norm", "mask")[n % 6]
-        shape, dtype = few_shape(chance), chance.choice(SMALL_DTYPES)
-        before[f"layers.{layer}.{part}.weight"] = few_values(shape, dtype, chance)
+        shape, dtype = draw_shape(chance), chance.choice(SMALL_DTYPES)
+        before[f"layers.{layer}.{part}.weight"] = draw_values(shape, dtype, chance)
         way = chance.randrange(5)
         if way == 0:
             shape = [chance.choice([size, size, 2 * size, max(1, size - 1)]) for size in shape]
@@ -1254,19 +1258,19 @@ def random_pair(seed: int, tensors: int) -> tuple[dict[str, torch.Tensor], dict[
             shape = shape[::-1]
         elif way == 3:
             part = chance.choice(["qkv", "gate_up", "mask", "k"])
-        after[f"layers.{layer}.{part}.weight"] = few_values(shape, dtype, chance)
+        after[f"layers.{layer}.{part}.weight"] = draw_values(shape, dtype, chance)
     return before, after
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_chance_gives_no_claim(diff, seed):
+def test_random_pairs_are_not_described_as_transformations(diff, seed):
     """A thousand random pairs of small tensors, of all dtypes, are equal only by chance."""
-    before, after = random_pair(seed, 100)
-    assert kinds(diff(before, after)) <= {KIND.UNRELATED, KIND.CODES}
+    before, after = draw_pair(seed, 100)
+    assert list_kinds(diff(before, after)) <= {KIND.UNRELATED, KIND.CODES}
 
 
 @pytest.mark.parametrize(("size", "is_claim"), [(1, False), (2, False), (40, True)])
-def test_a_resize_needs_rows_that_chance_does_not_give(diff, size, is_claim):
+def test_resize_needs_enough_equal_values(diff, size, is_claim):
     """Forty equal elements of a mask are evidence, two are not; three equal floats are."""
     torch.manual_seed(0)
     mask = torch.rand(64) < 0.5
@@ -1274,7 +1278,7 @@ def test_a_resize_needs_rows_that_chance_does_not_give(diff, size, is_claim):
     assert bool(list_transformations(diff({"m": mask}, {"m": mask[:size]}))) is is_claim
     assert list_transformations(diff({"w": torch.randn(8)[:3]}, {"w": torch.randn(9)})) == {}
     values = torch.randn(8)
-    assert kinds(diff({"w": values[:3]}, {"w": values})) == {KIND.RESIZED}
+    assert list_kinds(diff({"w": values[:3]}, {"w": values})) == {KIND.RESIZED}
 
 
 def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
@@ -1284,7 +1288,7 @@ def test_a_cast_scalar_is_evidence_only_next_to_others(diff):
     for before, expected in ((scalar, {}), ({**scalar, **weights}, {"s": KIND.CAST, "w": KIND.CAST})):
         after = {name: tensor.bfloat16() for name, tensor in before.items()}
         assert {name: kind for name, (kind, *_) in list_transformations(diff(before, after)).items()} == expected
-        assert rules(diff(before, after, cast=True)) == []
+        assert list_findings(diff(before, after, cast=True)) == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -1333,7 +1337,7 @@ def test_an_ignored_shape_is_no_transformation(diff):
     assert list_transformations(diff(before, after, ignore=(Field.DTYPE,))) == {"w": expected["w"]}
 
 
-def test_other_digits_are_no_layer_numbers(diff):
+def test_superscript_digits_in_names_do_not_fail(diff):
     """Python's int reads no superscript digit: the layers are compared by their names."""
     torch.manual_seed(0)
     values = [torch.randn(9) for _ in range(3)]
@@ -1343,7 +1347,7 @@ def test_other_digits_are_no_layer_numbers(diff):
     assert list_transformations(result) == moved
 
 
-def test_equal_layers_hide_no_swap(diff, statecli, save):
+def test_equal_layers_do_not_hide_a_swap(diff, statecli, save):
     """Layers 0 and 1 are equal, and 0 and 3 are swapped, so the old layer 0 could also be layer 1."""
     torch.manual_seed(0)
     layers = [torch.randn(8, 8) for _ in range(4)]
@@ -1355,7 +1359,7 @@ def test_equal_layers_hide_no_swap(diff, statecli, save):
         "layers.0.w": (KIND.SWAPPED, 0, ("layers.3.w",)),
         "layers.3.w": (KIND.SWAPPED, 0, ("layers.0.w",)),
     }
-    shown = "\n".join(lines_of(statecli, save(before, "a.pt"), save(after, "b.pt")))
+    shown = "\n".join(run_diff(statecli, save(before, "a.pt"), save(after, "b.pt")))
     assert "removed" not in shown
     assert " is new" not in shown
 
@@ -1368,7 +1372,7 @@ def test_layers_of_a_new_model_are_recognised(statecli, save):
     state = dict(transformers.GPT2Model(config).state_dict())
     kept = {name: tensor for name, tensor in state.items() if not name.startswith("h.1.")}
     pruned = {name.replace("h.2.", "h.1.").replace("h.3.", "h.2."): tensor for name, tensor in kept.items()}
-    shown = "\n".join(lines_of(statecli, save(state, "a.pt"), save(pruned, "b.pt")))
+    shown = "\n".join(run_diff(statecli, save(state, "a.pt"), save(pruned, "b.pt")))
     assert "h.{2,3} → h.{1,2}: " in shown
     assert "h.1 is removed" in shown
 
@@ -1381,38 +1385,38 @@ def test_half_negated_weights_are_not_unrelated(diff):
     assert list_transformations(diff({"w": before}, {"w": after})) == {}
 
 
-def test_one_moved_tensor_is_no_moved_layer(statecli, save, llama):
+def test_moved_tensor_is_not_a_moved_layer(statecli, save, llama):
     changed_state = dict(llama)
     changed_state["model.layers.3.self_attn.q_proj.weight"] = llama["model.layers.1.self_attn.q_proj.weight"]
-    shown = "\n".join(lines_of(statecli, save(llama, "a.pt"), save(changed_state, "b.pt")))
+    shown = "\n".join(run_diff(statecli, save(llama, "a.pt"), save(changed_state, "b.pt")))
     assert "model.layers.3.self_attn.q_proj.weight: = model.layers.1.self_attn.q_proj.weight before" in shown
     assert "removed" not in shown
     assert " new" not in shown
 
 
-def test_copied_layers(statecli, save, llama):
+def test_copied_layers_are_recognised(statecli, save, llama):
     """Layers 0, 1, 1, 2, 2, 3, as in a merge: the sources of the copies are still in the model."""
     order = (0, 1, 1, 2, 2, 3)
     merged = {name: tensor for name, tensor in llama.items() if ".layers." not in name}
     for number, source in enumerate(order):
         start = f"model.layers.{source}."
         merged |= {f"model.layers.{number}.{n.removeprefix(start)}": t for n, t in llama.items() if n.startswith(start)}
-    shown = lines_of(statecli, save(llama, "a.pt"), save(merged, "b.pt"))
+    shown = run_diff(statecli, save(llama, "a.pt"), save(merged, "b.pt"))
     assert "model.layers.{1,2} → model.layers.{2,3}: 18 tensors, bit for bit" in shown
     assert "model.layers.{2,3} → model.layers.{4,5}: 18 tensors, bit for bit" in shown
 
 
-def test_a_fine_tune_in_a_narrower_type_is_no_cast(diff, llama):
+def test_fine_tune_in_a_narrower_dtype_is_not_a_cast(diff, llama):
     """A step below the spacing of bfloat16 leaves most values the nearest or their neighbours, by chance."""
     torch.manual_seed(0)
     tuned = {name: (tensor + 1e-3 * torch.randn_like(tensor)).bfloat16() for name, tensor in llama.items()}
-    assert KIND.CAST not in kinds(diff(llama, tuned))
+    assert KIND.CAST not in list_kinds(diff(llama, tuned))
     tuned["ones"], llama = torch.ones(4).bfloat16(), {**llama, "ones": torch.ones(4)}
-    assert KIND.CAST not in kinds(diff(llama, tuned))
+    assert KIND.CAST not in list_kinds(diff(llama, tuned))
 
 
 @pytest.mark.parametrize("size", [2, 63, 64, 65, 4096])
-def test_small_parts_at_the_end_of_a_file(diff, size):
+def test_small_tensors_at_the_end_of_a_file_do_not_fail(diff, size):
     """Parts of tensors are compared in their own bytes: a part ends where the file ends."""
     before = {"model.1.norm": torch.ones(size), "model.1.w": torch.randn(size, 4), "model.norm": torch.ones(size)}
     after = {name.replace("model", "m"): tensor.half() for name, tensor in before.items()}
@@ -1442,40 +1446,40 @@ def test_momentum_is_not_called_unrelated(diff):
     assert list_transformations(diff(*states)) == {}
 
 
-def test_zeros_are_no_evidence_of_a_join(diff):
+def test_zeros_are_not_described_as_a_join(diff):
     before = {"attn.q.bias": torch.zeros(4), "attn.k.bias": torch.zeros(4)}
     before |= {f"experts.{n}.bias": torch.zeros(4) for n in range(3)}
     after = {"attn.qk.bias": torch.zeros(8), "experts.biases": torch.zeros(3, 4)}
     assert list_transformations(diff(before, after)) == {}
 
 
-def test_a_row_that_became_a_column_is_no_resize(diff):
+def test_row_that_became_a_column_is_not_a_transformation(diff):
     """A transpose of one row and zeros of another shape are not transformations."""
     torch.manual_seed(0)
     before = {"w": torch.randn(1, 64), "z": torch.zeros(8, 64)}
     assert list_transformations(diff(before, {"w": before["w"].t(), "z": torch.zeros(64, 8)})) == {}
 
 
-def test_the_stack_of_transposes_is_called_so(statecli, save):
+def test_stack_of_transposes_is_described(statecli, save):
     torch.manual_seed(0)
     experts = {f"experts.{n}.w": torch.randn(6, 4) for n in range(4)}
     stack = torch.stack([tensor.t() for tensor in experts.values()])
     stack[2, 1, 3] += 1
-    shown = lines_of(statecli, save(experts, "a.pt"), save({"experts.w": stack}, "b.pt"))
+    shown = run_diff(statecli, save(experts, "a.pt"), save({"experts.w": stack}, "b.pt"))
     assert "experts.w: = stack of the transposes of experts.{0..3}.w, but column 1 of 2 differs" in shown
 
 
 def test_layers_of_two_sections_are_different_layers(statecli, save, llama):
     pruned = prune(llama)
     both = save({"model": llama, "ema": llama}, "a.pt"), save({"model": pruned, "ema": llama}, "b.pt")
-    shown = [line for line in lines_of(statecli, *both) if "→" in line and "bit for bit" in line]
+    shown = [line for line in run_diff(statecli, *both) if "→" in line and "bit for bit" in line]
     assert shown == [
         "model.model.layers.{2,3} → model.model.layers.{1,2}: 18 tensors, bit for bit; model.model.layers.1 is removed"
     ]
 
 
 @pytest.mark.parametrize("options", [("--atol", "1"), ("--rtol", "1"), ("--ignore", "dtype"), ("--metadata-only",)])
-def test_cast_contradicts_what_hides_it(statecli, save, options):
+def test_cast_contradicts_options_that_hide_a_cast(statecli, save, options):
     paths = save({"w": torch.randn(4)}, "a.pt"), save({"w": torch.randn(4)}, "b.pt")
     result = statecli("diff", *paths, "--cast", *options)
     assert (result.code, result.out) == (2, "")
@@ -1483,21 +1487,23 @@ def test_cast_contradicts_what_hides_it(statecli, save, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bool])
-def test_whole_numbers_are_no_cast(diff, dtype):
-    assert rules(diff({"w": torch.ones(4)}, {"w": torch.ones(4, dtype=dtype)}, cast=True)) == [("inexact-cast", "w")]
+def test_cast_to_integers_is_not_exact(diff, dtype):
+    assert list_findings(diff({"w": torch.ones(4)}, {"w": torch.ones(4, dtype=dtype)}, cast=True)) == [
+        ("inexact-cast", "w")
+    ]
 
 
-def test_both_ways_from_float64_to_float16_are_exact(diff):
+def test_both_roundings_from_float64_to_float16_are_exact(diff):
     """torch rounds to float32 first, numpy rounds directly."""
     torch.manual_seed(0)
     values = torch.randn(200_000, dtype=torch.float64)
     once = torch.from_numpy(values.numpy().astype("float16"))
     assert (once != values.half()).any()
     for rounded in (once, values.half()):
-        assert rules(diff({"w": values}, {"w": rounded}, cast=True)) == []
+        assert list_findings(diff({"w": values}, {"w": rounded}, cast=True)) == []
 
 
-def test_many_tensors_that_could_be_joined_cost_little(diff):
+def test_many_candidates_for_a_join_take_under_ten_seconds(diff):
     """The rows of all candidates are read once, not each combination."""
     torch.manual_seed(0)
     before = {f"m.{n}.f{k}.weight": torch.randn(8, 8) for n in range(20) for k in range(12)}

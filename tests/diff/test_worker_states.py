@@ -45,7 +45,7 @@ SETTINGS = (
 SHARD_LABELS = {"0": "cat", 1: "dog"}
 
 
-def plain(folder: Path) -> Path:
+def write_training_checkpoint(folder: Path) -> Path:
     """Write a training checkpoint with every dtype, an optimizer, and settings of all kinds."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(net.parameters())
@@ -56,30 +56,30 @@ def plain(folder: Path) -> Path:
     return folder / "a.pt"
 
 
-def dtypes(folder: Path) -> Path:
+def write_dtypes(folder: Path) -> Path:
     """Write sparse, quantized, tied, strided and empty tensors."""
     torch.save(every_dtype(0), folder / "a.pt")
     return folder / "a.pt"
 
 
-def module(folder: Path) -> Path:
+def write_module(folder: Path) -> Path:
     """Write a whole pickled module."""
     torch.save(torch.nn.Linear(2, 2), folder / "a.pt")
     return folder / "a.pt"
 
 
-def arrays(folder: Path) -> Path:
+def write_arrays(folder: Path) -> Path:
     """Write numpy arrays whose bytes are inside the pickle."""
     torch.save({"a": numpy.arange(3.0), "b": numpy.arange(3, dtype=">i4"), "c": torch.ones(2)}, folder / "a.pt")
     return folder / "a.pt"
 
 
-def megatron(folder: Path) -> Path:
+def write_megatron(folder: Path) -> Path:
     """Write a checkpoint of two ranks."""
     return test_megatron.write(folder / "run")
 
 
-def split(folder: Path, labels: object = SHARD_LABELS) -> Path:
+def write_shards(folder: Path, labels: object = SHARD_LABELS) -> Path:
     """Write shards with torch.save, each with settings."""
     names = ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     for n, name in enumerate(names):
@@ -89,7 +89,16 @@ def split(folder: Path, labels: object = SHARD_LABELS) -> Path:
     return folder
 
 
-ZOO = (*WRITERS, safetensors, plain, dtypes, module, arrays, megatron, split)
+ZOO = (
+    *WRITERS,
+    safetensors,
+    write_training_checkpoint,
+    write_dtypes,
+    write_module,
+    write_arrays,
+    write_megatron,
+    write_shards,
+)
 
 
 @pytest.fixture(params=ZOO, ids=lambda build: build.__name__)
@@ -118,10 +127,10 @@ def test_every_tensor_survives_a_batch_of_an_engine(target):
     """A worker of Dask, MPI or Ray receives the task itself."""
     tasks = tuple(StatsTask(tensor, tensor.ranges) for tensor in formats.read(target).tensors)
     call = batch.pack(stats_batch, None, tasks).getvalue()
-    assert sent_tasks(call) == (None, tasks)
+    assert unpickle_tasks(call) == (None, tasks)
 
 
-def sent_tasks(call: bytes) -> Any:
+def unpickle_tasks(call: bytes) -> Any:
     """Return the tasks of a packed call as the worker unpickles them."""
 
     class Words(pickle.Unpickler):
@@ -156,7 +165,7 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
     """In joined shards, a text `0` and the number 0 are two keys."""
     for name, labels in (("one", {"0": "cat"}), ("two", {0: "cat"}), ("three", {"0": "cat"})):
         (tmp_path / name).mkdir()
-        split(tmp_path / name, labels)
+        write_shards(tmp_path / name, labels)
     first, second, third = (str(tmp_path / name) for name in ("one", "two", "three"))
     assert [change.key for change in compare_targets(Request(first, second, jobs=1)).scalars] == [
         "labels.['0']",
@@ -173,7 +182,7 @@ def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
     while open_types:
         kind = open_types.pop()
         for field in msgspec.structs.fields(kind):
-            for inner in types_in(field.type) - seen:
+            for inner in list_types(field.type) - seen:
                 seen.add(inner)
                 if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
                     open_types.append(inner)
@@ -182,9 +191,9 @@ def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
     assert {str, int, float, bool, Evidence, Kind} <= seen
 
 
-def types_in(annotation: Any) -> set[Any]:
+def list_types(annotation: Any) -> set[Any]:
     """Return an annotation and all annotations in its brackets."""
     types = {annotation}
     for inner in getattr(annotation, "__args__", ()):
-        types |= types_in(inner)
+        types |= list_types(inner)
     return types

@@ -10,17 +10,17 @@ import torch
 
 from statecli.commands.diff.result import Status
 
-from .conftest import changes_by_name
+from .conftest import map_changes
 
 
-def body(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
+def build_encoder(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
     """Return an encoder of three layers behind a prefix, with values multiplied by `scale`."""
     names = ["embed.weight", *(f"layer.{n}.weight" for n in range(3))]
     state = {f"{prefix}{name}": torch.arange(4.0 + n) * scale + n for n, name in enumerate(names)}
     return state | {name: torch.arange(9.0) * scale for name in more}
 
 
-def offered_rule(result) -> str | None:
+def find_suggested_rule(result) -> str | None:
     """Return the rule of the note as a shell reads it; None if no rule is suggested."""
     for note in result.notes:
         if note.name == "prefix-apart":
@@ -31,42 +31,46 @@ def offered_rule(result) -> str | None:
 @pytest.mark.parametrize(
     ("before", "after", "rule"),
     [
-        (body("bert.", 1, "head.weight"), body("", 2), r"^bert\.="),
-        (body("", 1), body("bert.", 2, "head.weight"), "^=bert."),
-        (body("", 1, "head.weight"), body("bert.", 2, "head.weight"), "^(?=(embed|layer)([.]|$))=bert."),
-        (body("a.b.", 1, "head.weight"), body("", 2, "head.weight"), r"^a\.b\.="),
+        (build_encoder("bert.", 1, "head.weight"), build_encoder("", 2), r"^bert\.="),
+        (build_encoder("", 1), build_encoder("bert.", 2, "head.weight"), "^=bert."),
+        (
+            build_encoder("", 1, "head.weight"),
+            build_encoder("bert.", 2, "head.weight"),
+            "^(?=(embed|layer)([.]|$))=bert.",
+        ),
+        (build_encoder("a.b.", 1, "head.weight"), build_encoder("", 2, "head.weight"), r"^a\.b\.="),
     ],
     ids=["gone", "new", "beside what has its name", "two deep"],
 )
-def test_the_rule_that_is_offered_pairs_them(before, after, rule, diff):
+def test_suggested_rule_pairs_all_tensors(before, after, rule, diff):
     """With the suggested rule, every tensor of both sides is compared, and existing pairs stay."""
-    assert offered_rule(diff(before, after)) == rule
+    assert find_suggested_rule(diff(before, after)) == rule
     mapped = diff(before, after, map=(rule,))
-    assert offered_rule(mapped) is None
+    assert find_suggested_rule(mapped) is None
     both = min(len(before), len(after))
-    assert sum(change.status is Status.CHANGED for change in changes_by_name(mapped).values()) == both
+    assert sum(change.status is Status.CHANGED for change in map_changes(mapped).values()) == both
 
 
-def test_no_rule_where_nothing_is_gained(diff):
+def test_no_rule_is_suggested_without_a_gain(diff):
     """No rule is suggested for equal bytes, other shapes, a single tensor or a minority of the tensors."""
-    assert offered_rule(diff(body("bert.", 1), body("", 1))) is None
+    assert find_suggested_rule(diff(build_encoder("bert.", 1), build_encoder("", 1))) is None
     assert (
-        offered_rule(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)}))
+        find_suggested_rule(diff({"b.x": torch.ones(2), "c": torch.ones(1)}, {"x": torch.zeros(2), "d": torch.ones(9)}))
         is None
     )
-    wider = {name: torch.ones(50) for name in body("", 2)}
-    assert offered_rule(diff(body("bert.", 1, "head"), wider)) is None
+    wider = {name: torch.ones(50) for name in build_encoder("", 2)}
+    assert find_suggested_rule(diff(build_encoder("bert.", 1, "head"), wider)) is None
     others = {f"o{n}": torch.arange(30.0 + n) for n in range(9)}, {f"p{n}": torch.arange(60.0 + n) for n in range(9)}
-    assert offered_rule(diff(body("bert.", 1) | others[0], body("", 2) | others[1])) is None
+    assert find_suggested_rule(diff(build_encoder("bert.", 1) | others[0], build_encoder("", 2) | others[1])) is None
 
 
-def test_no_rule_that_breaks_what_is_paired(diff):
+def test_no_rule_is_suggested_that_breaks_pairs(diff):
     before = {"bert.a.w": torch.ones(2), "bert.b.w": torch.ones(2), "bert.c.w": torch.ones(2)}
     after = {"bert.c.w": torch.zeros(2), "a.w": torch.zeros(2), "b.w": torch.zeros(2)}
-    assert offered_rule(diff(before, after)) is None
+    assert find_suggested_rule(diff(before, after)) is None
 
 
-def layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.Tensor]:
+def build_layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.Tensor]:
     """Four layers whose tensors have the same shapes in pairs, as a norm's weight and bias."""
     generator = torch.Generator().manual_seed(int(scale * 10))
     names = [f"{start}.{n}.{name}" for n in range(4) for name in ("query.weight", *(f"norm.{end}" for end in norm))]
@@ -82,9 +86,9 @@ def layers(start: str, norm: tuple[str, str], scale: float) -> dict[str, torch.T
         (("model.encoder", ("weight", "bias")), ("model.decoder.blocks", ("weight", "bias")), 1),
     ],
 )
-def test_the_rules_for_components_pair_all(before, after, rules, statecli, save):
+def test_suggested_rules_for_components_pair_all_tensors(before, after, rules, statecli, save):
     """With the options of the note, as a shell reads them, no tensor is added or removed."""
-    old, new = layers(*before, 1), layers(*after, 2)
+    old, new = build_layers(*before, 1), build_layers(*after, 2)
     paths = save(old, "a.pt"), save(new, "b.pt")
     note = next(line for line in statecli("diff", *paths, "-f", "json").out.splitlines() if "components-apart" in line)
     options = shlex.split(re.search(r"add (--map .*?)\"", note.replace("\\\\", "\\"))[1])
@@ -95,7 +99,7 @@ def test_the_rules_for_components_pair_all(before, after, rules, statecli, save)
         assert re.search(rf"^changed .*{re.escape(name)} ", shown, re.MULTILINE), name
 
 
-def test_no_rules_for_components_of_other_shapes(diff):
+def test_no_rule_is_suggested_for_components_of_other_shapes(diff):
     old = {f"a.{n}.w": torch.ones(n + 1) for n in range(6)}
     new = {f"b.{n}.w": torch.ones(n + 20) for n in range(6)}
     assert "components-apart" not in [note.name for note in diff(old, new).notes]
