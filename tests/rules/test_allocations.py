@@ -37,7 +37,7 @@ NDARRAY = stack_global("numpy", "ndarray")
 RECONSTRUCT = stack_global("numpy.core.multiarray", "_reconstruct")
 
 
-def builtin(name, *args):
+def call_builtin(name, *args):
     """Opcodes of a call of a built-in function."""
     return call_global("builtins", name, *args)
 
@@ -46,17 +46,17 @@ def builtin(name, *args):
 P = 2**61 - 1
 
 
-def minuses(n):
+def build_colliding_numbers(n):
     """Return 13 numbers, each -1 or -2, for n below 8,192. All results have the same hash: hash(-1) == hash(-2)."""
     return [-1 - (n >> bit & 1) for bit in range(13)]
 
 
-def scalar(dtype, data):
+def build_scalar(dtype, data):
     """A number of numpy."""
     return call_global("numpy.core.multiarray", "scalar", call_global("numpy", "dtype", short(dtype)), short(data))
 
 
-def rebuilt(kind, *args):
+def call_rebuild(kind, *args):
     """Opcodes of a call of a `torch._utils._rebuild_*` function."""
     return call_global("torch._utils", f"_rebuild_{kind}", *args)
 
@@ -68,12 +68,12 @@ def repeat_elements(count, *, kind="FloatStorage", rows=()):
 
 def cast_tensor(value):
     """The tensor with each element written out as a number of 8 bytes."""
-    return rebuilt("device_tensor_from_cpu_tensor", value, stack_global("torch", "float64"), short("cpu"), b"\x89")
+    return call_rebuild("device_tensor_from_cpu_tensor", value, stack_global("torch", "float64"), short("cpu"), b"\x89")
 
 
-def parameter(value):
+def build_parameter(value):
     """The tensor as a parameter."""
-    return rebuilt("parameter", value, b"\x89", call_global("collections", "OrderedDict"))
+    return call_rebuild("parameter", value, b"\x89", call_global("collections", "OrderedDict"))
 
 
 def build_object(value, *state):
@@ -81,7 +81,7 @@ def build_object(value, *state):
     return value + b"(" + b"".join(state) + b"tb"
 
 
-def scheme(scales):
+def build_quantizer(scales):
     """The quantizer of each channel: scales, zero points, axis."""
     return b"(ctorch\nper_channel_affine\n" + scales + scales + number(1) + b"t"
 
@@ -102,17 +102,17 @@ def place_in_tensor(name, *offset):
     return index + b")\x81}(" + text("fqn") + name + text("offset") + numbers(*offset) + b"ub"
 
 
-def masked_array(shape, kind):
+def build_masked_array(shape, kind):
     """An empty masked array of numpy."""
     masked = stack_global("numpy.ma.core", "MaskedArray")
     return call_global("numpy.ma.core", "_mareconstruct", masked, NDARRAY, shape, short(kind))
 
 
-COMPARED = "compares each of 600 keys with all others"
-HASHED = "steps to hash dictionary keys"
-COMPILED = "steps to compile regular expressions"
+COLLIDING_KEYS_MESSAGE = "compares each of 600 keys with all others"
+HASH_STEPS_MESSAGE = "steps to hash dictionary keys"
+PATTERN_STEPS_MESSAGE = "steps to compile regular expressions"
 EMPTY_DICT = call_global("collections", "OrderedDict")
-RANGE = builtin("range", number(2**40))
+RANGE = call_builtin("range", number(2**40))
 #: 64 nested tuples; each contains the previous tuple twice.
 LAUGHS = b"N" + b"".join(put(n) + get(n) + b"\x86" for n in range(64)) + put(99) + b"0"
 STORAGE = b"(" + text("storage") + b"ctorch\nQInt8Storage\n" + text("0") + text("cpu") + number(16) + b"tQ"
@@ -120,7 +120,7 @@ EMPTY_TENSOR = call_global("torch", "FloatTensor")
 
 # Name -> the opcodes of a value, and a part of the message.
 BOMBS = {
-    "bytes": (builtin("bytes", number(2**36)), "64.0 GiB in calls to builtins.bytes"),
+    "bytes": (call_builtin("bytes", number(2**36)), "64.0 GiB in calls to builtins.bytes"),
     "bytes by NEWOBJ": (
         stack_global("builtins", "bytes") + number(2**36) + b"\x85\x81",
         "64.0 GiB in calls to builtins.bytes",
@@ -133,11 +133,11 @@ BOMBS = {
     "a record of numpy": (call_global("numpy", "record", number(2**31 - 1)), "2.0 GiB in calls to numpy.record"),
     "a logger and all above it": (call_global("logging", "getLogger", text("a." * 100_000)), "in calls to logging"),
     "a list copied 3,000 times": (
-        b"](" + b"N" * 100_000 + b"e" + put(0) + (builtin("list", get(0)) + b"0") * 3000,
+        b"](" + b"N" * 100_000 + b"e" + put(0) + (call_builtin("list", get(0)) + b"0") * 3000,
         "2.2 GiB in calls to builtins.list",
     ),
     "a quantized tensor larger than its storage": (
-        rebuilt(
+        call_rebuild(
             "qtensor",
             STORAGE,
             number(0),
@@ -150,7 +150,7 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "a repeated tensor that is moved to a device": (
-        rebuilt(
+        call_rebuild(
             "device_tensor_from_cpu_tensor",
             tensor(size=(2**40,), stride=(0,)),
             stack_global("torch", "float32"),
@@ -160,12 +160,12 @@ BOMBS = {
         "8.0 TiB in calls to torch._utils",
     ),
     "a repeated parameter that is moved": (
-        cast_tensor(parameter(parameter(repeat_elements(2**40)))),
+        cast_tensor(build_parameter(build_parameter(repeat_elements(2**40)))),
         "4.0 EiB in calls to torch._utils",
     ),
     "a repeated sparse tensor that is moved": (
         cast_tensor(
-            rebuilt(
+            call_rebuild(
                 "sparse_tensor",
                 call_global("torch.serialization", "_get_layout", short("torch.sparse_coo")),
                 b"(" + repeat_elements(2**40, rows=(1,)) + repeat_elements(2**40) + numbers(2**40) + b"\x88t",
@@ -191,20 +191,20 @@ BOMBS = {
         "in calls to torch._utils",
     ),
     "repeated scales of no elements": (
-        rebuilt(
+        call_rebuild(
             "qtensor",
             STORAGE,
             number(0),
             numbers(0, 2**40),
             numbers(1, 1),
-            scheme(repeat_elements(2**40)),
+            build_quantizer(repeat_elements(2**40)),
             b"\x89",
             EMPTY_DICT,
         ),
         "16.0 TiB in calls to torch._utils._rebuild_qtensor",
     ),
     "repeated sizes of a nested tensor": (
-        rebuilt("nested_tensor", tensor(), *[repeat_elements(2**30, kind="LongStorage")] * 3),
+        call_rebuild("nested_tensor", tensor(), *[repeat_elements(2**30, kind="LongStorage")] * 3),
         "1.9 TiB in calls to torch._utils._rebuild_nested_tensor",
     ),
     "the state of a tensor": (
@@ -220,7 +220,7 @@ BOMBS = {
         "8.0 TiB in calls to torch.FloatTensor",
     ),
     "a tensor over a storage that is made": (
-        rebuilt(
+        call_rebuild(
             "tensor_v2",
             call_global("torch.storage", "TypedStorage", number(4)),
             number(0),
@@ -235,13 +235,13 @@ BOMBS = {
         b"N" + put(2**28),
         "4.0 GiB of memory, because the pickle stores an object at memo index 268,435,456",
     ),
-    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", HASHED),
-    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", HASHED),
-    "an element of a called set": (LAUGHS + builtin("set", b"]" + get(99) + b"a"), HASHED),
+    "an element of a set": (LAUGHS + b"\x8f(" + get(99) + b"\x90", HASH_STEPS_MESSAGE),
+    "an element of a frozenset": (LAUGHS + b"(" + get(99) + b"\x91", HASH_STEPS_MESSAGE),
+    "an element of a called set": (LAUGHS + call_builtin("set", b"]" + get(99) + b"a"), HASH_STEPS_MESSAGE),
     **{
         f"a key in {form} for {cls}": (
             LAUGHS + call_function(stack_global(*cls.split(".")), *first, elements),
-            HASHED,
+            HASH_STEPS_MESSAGE,
         )
         for cls, first in (
             ("builtins.dict", ()),
@@ -258,40 +258,60 @@ BOMBS = {
         }.items()
     },
     "an element of a deque for a set": (
-        LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), get(99) + b"\x85")),
-        HASHED,
+        LAUGHS + call_builtin("set", call_function(stack_global("collections", "deque"), get(99) + b"\x85")),
+        HASH_STEPS_MESSAGE,
     ),
     "an appended element of a deque for a set": (
-        LAUGHS + builtin("set", call_function(stack_global("collections", "deque"), b")") + b"(" + get(99) + b"e"),
-        HASHED,
+        LAUGHS + call_builtin("set", call_function(stack_global("collections", "deque"), b")") + b"(" + get(99) + b"e"),
+        HASH_STEPS_MESSAGE,
     ),
     "complex keys with the same hash": (
-        build_keys(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)),
-        COMPARED,
+        build_keys(call_builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
     ),
     "complex elements of a set": (
-        b"\x8f(" + b"".join(builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)) + b"\x90",
-        COMPARED,
+        b"\x8f(" + b"".join(call_builtin("complex", number(-1_000_003 * n), number(n)) for n in range(600)) + b"\x90",
+        COLLIDING_KEYS_MESSAGE,
     ),
-    "sizes of one hash": (build_keys(call_global("torch", "Size", numbers(*minuses(n))) for n in range(600)), COMPARED),
+    "sizes of one hash": (
+        build_keys(call_global("torch", "Size", numbers(*build_colliding_numbers(n))) for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
     "long tuples of one hash": (
-        numbers(*[0] * 64) + put(0) + b"0" + build_keys(get(0) + numbers(*minuses(n)) + b"\x86" for n in range(600)),
-        COMPARED,
+        numbers(*[0] * 64)
+        + put(0)
+        + b"0"
+        + build_keys(get(0) + numbers(*build_colliding_numbers(n)) + b"\x86" for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
     ),
     "named tuples of one hash": (
         build_keys(
-            stack_global("torch.ao.quantization.qconfig", "QConfig") + numbers(*minuses(n)) + b"N\x86\x81"
+            stack_global("torch.ao.quantization.qconfig", "QConfig")
+            + numbers(*build_colliding_numbers(n))
+            + b"N\x86\x81"
             for n in range(600)
         ),
-        COMPARED,
+        COLLIDING_KEYS_MESSAGE,
     ),
-    "places in tensors of one hash": (build_keys(place_in_tensor(b"N", *minuses(n)) for n in range(600)), COMPARED),
-    "ranges of one hash": (build_keys(builtin("range", number(P * n)) for n in range(1, 601)), COMPARED),
-    "frozensets of one hash": (build_keys(b"(" + number(P * n) + b"\x91" for n in range(1, 601)), COMPARED),
-    "complex numbers of numpy": (build_keys(scalar("c8", struct.pack("<ff", -n, n)) for n in range(600)), COMPARED),
+    "places in tensors of one hash": (
+        build_keys(place_in_tensor(b"N", *build_colliding_numbers(n)) for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "ranges of one hash": (
+        build_keys(call_builtin("range", number(P * n)) for n in range(1, 601)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "frozensets of one hash": (
+        build_keys(b"(" + number(P * n) + b"\x91" for n in range(1, 601)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
+    "complex numbers of numpy": (
+        build_keys(build_scalar("c8", struct.pack("<ff", -n, n)) for n in range(600)),
+        COLLIDING_KEYS_MESSAGE,
+    ),
     "fractions, whose hashes are not known": (
         build_keys(call_global("fractions", "Fraction", short(f"{P * n}/1")) for n in range(600)),
-        COMPARED,
+        COLLIDING_KEYS_MESSAGE,
     ),
     "a pattern of 400 classes": (
         call_global("re", "_compile", text("[\u0100-\uffff]" * 400), number(2)),
@@ -300,41 +320,41 @@ BOMBS = {
     "patterns of 40 classes each": (
         b"".join(call_global("re", "_compile", text(f"{n}[\u0100-\uffff]" * 40), number(2)) + b"0" for n in range(10))
         + b"N",
-        COMPILED,
+        PATTERN_STEPS_MESSAGE,
     ),
     "a pattern of decoded bytes": (
         call_global(
             "re",
             "_compile",
-            builtin("str", b"B" + struct.pack("<I", 3200) + "[\u0100-\uffff]".encode() * 400, short("utf-8")),
+            call_builtin("str", b"B" + struct.pack("<I", 3200) + "[\u0100-\uffff]".encode() * 400, short("utf-8")),
             number(2),
         ),
-        COMPILED,
+        PATTERN_STEPS_MESSAGE,
     ),
     "a pattern that is the text of a list": (
-        call_global("re", "_compile", builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
-        COMPILED,
+        call_global("re", "_compile", call_builtin("str", b"](" + text("[a]") * 9 + b"e"), number(2)),
+        PATTERN_STEPS_MESSAGE,
     ),
     "a pattern of two branches": (
         call_global("re", "_compile", text("a" * 60_000 + "b|" + "a" * 60_000 + "c"), number(0)),
-        COMPILED,
+        PATTERN_STEPS_MESSAGE,
     ),
     "a key of tuples that calls make": (
-        nest_objects(lambda x: builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
-        HASHED,
+        nest_objects(lambda x: call_builtin("tuple", b"(" + x + x + b"l")) + b"}" + get(39) + b"Ns",
+        HASH_STEPS_MESSAGE,
     ),
     "a key of aliases": (
         nest_objects(lambda x: call_global("types", "GenericAlias", x, x)) + b"}" + get(39) + b"Ns",
-        HASHED,
+        HASH_STEPS_MESSAGE,
     ),
 }
 #: Name -> the opcodes of a large value that no pickler writes, and the misused name.
-UNWRITTEN = {
+MISUSED_CALLS = {
     "a partial": (
         call_global("functools", "partial", stack_global("builtins", "bytearray"), number(2**36)),
         "builtins.bytearray",
     ),
-    "a list of a range": (builtin("list", RANGE), "builtins.list"),
+    "a list of a range": (call_builtin("list", RANGE), "builtins.list"),
     "a list's subclass of a range": (
         call_global(
             "copyreg",
@@ -347,7 +367,7 @@ UNWRITTEN = {
     ),
     "a tensor of a size": (call_global("torch", "Tensor", number(2**40)), "torch.Tensor"),
     "an array of a shape": (call_function(RECONSTRUCT, NDARRAY, numbers(2**20, 2**20), short("b")), "numpy"),
-    "a masked array": (masked_array(numbers(2**40), "b"), "numpy"),
+    "a masked array": (build_masked_array(numbers(2**40), "b"), "numpy"),
     "a number of numpy, of a range": (call_global("numpy", "float64", RANGE), "numpy.float64"),
     "a fraction with an exponent": (call_global("fractions", "Fraction", short("1e999999999")), "fractions"),
     "a fraction of a decimal": (
@@ -359,15 +379,18 @@ UNWRITTEN = {
         "fractions",
     ),
     "text of lists that calls make": (
-        nest_objects(lambda x: builtin("list", b"(" + x + x + b"l")) + builtin("str", get(39)),
+        nest_objects(lambda x: call_builtin("list", b"(" + x + x + b"l")) + call_builtin("str", get(39)),
         "builtins.str",
     ),
-    "text of a tuple": (LAUGHS + builtin("str", get(99)), "builtins.str"),
-    "bytes of a number in text": (builtin("bytearray", builtin("int", short("68719476736"))), "builtins.bytearray"),
+    "text of a tuple": (LAUGHS + call_builtin("str", get(99)), "builtins.str"),
+    "bytes of a number in text": (
+        call_builtin("bytearray", call_builtin("int", short("68719476736"))),
+        "builtins.bytearray",
+    ),
     "a repeated tensor as a state": (EMPTY_DICT + repeat_elements(2**30) + b"b", "collections.OrderedDict"),
     "a repeated tensor as the fill value of a masked array": (
         build_object(
-            masked_array(numbers(0), "d"),
+            build_masked_array(numbers(0), "d"),
             number(1),
             numbers(1),
             call_global("numpy", "dtype", short("f8")),
@@ -378,15 +401,15 @@ UNWRITTEN = {
         ),
         "numpy.ma.core._mareconstruct",
     ),
-    "a repeated tensor in a set": (builtin("set", repeat_elements(2**30)), "builtins.set"),
+    "a repeated tensor in a set": (call_builtin("set", repeat_elements(2**30)), "builtins.set"),
 }
-SPARED = {
-    "a small bytearray": builtin("bytearray", number(10**6)),
-    "a bytearray of text": builtin("bytearray", text("abc"), text("latin-1")),
-    "a list": builtin("list", b"](NNe"),
+ORDINARY_CALLS = {
+    "a small bytearray": call_builtin("bytearray", number(10**6)),
+    "a bytearray of text": call_builtin("bytearray", text("abc"), text("latin-1")),
+    "a list": call_builtin("list", b"](NNe"),
     "a range": RANGE,
     "a key of numbers": b"}" + numbers(1, 2) + b"Ns",
-    "600 numbers of numpy": build_keys(scalar("i8", struct.pack("<q", n)) for n in range(600)),
+    "600 numbers of numpy": build_keys(build_scalar("i8", struct.pack("<q", n)) for n in range(600)),
     "600 paths": build_keys(call_global("pathlib", "PosixPath", short(f"{n}.png")) for n in range(600)),
     "600 parameters": build_keys(
         call_global("torch._utils", "_rebuild_parameter", tensor(), b"\x88", b"}") for _ in range(600)
@@ -398,26 +421,26 @@ SPARED = {
     "a logger": call_global("logging", "getLogger", short("a.b.c")),
     "a tensor that is moved": cast_tensor(tensor()),
     "a large tensor that is moved": cast_tensor(tensor(numel=10**6, size=(10**6,))),
-    "repeated tensors that stay so": b"](" + parameter(repeat_elements(2**40)) + repeat_elements(2**40) + b"e",
+    "repeated tensors that stay so": b"](" + build_parameter(repeat_elements(2**40)) + repeat_elements(2**40) + b"e",
     "a size": call_global("torch", "Size", b"](" + number(2**20) + number(2**20) + b"e"),
-    "a quantized tensor": rebuilt(
+    "a quantized tensor": call_rebuild(
         "qtensor",
         STORAGE,
         number(0),
         numbers(4, 4),
         numbers(4, 1),
-        scheme(tensor(kind="DoubleStorage")),
+        build_quantizer(tensor(kind="DoubleStorage")),
         b"\x89",
         EMPTY_DICT,
     ),
-    "a tensor without storage": rebuilt(
+    "a tensor without storage": call_rebuild(
         "meta_tensor_no_storage", stack_global("torch", "float32"), numbers(2**40), numbers(1), b"\x89"
     ),
     "an empty array": call_function(RECONSTRUCT, NDARRAY, numbers(0), short("b")),
 }
 
 
-def bombs(path, data):
+def list_bombs(path, data):
     """Messages of allocation-bomb for a file with the data."""
     path.write_bytes(data)
     (target,) = audit(Request((str(path),), select=("allocation-bomb",))).targets
@@ -431,7 +454,7 @@ def wrap_value(body):
 
 @pytest.fixture
 def low_limits(monkeypatch):
-    """Lower the limits to a tenth. `test_a_key_that_takes_for_ever_is_found` checks the real limits."""
+    """Lower the limits to a tenth. `test_key_that_hangs_the_loader_is_found` checks the real limits."""
     monkeypatch.setattr(allocations, "_MAX_COLLISIONS", 500)
     monkeypatch.setattr(allocations, "_MAX_NESTING", 1_000)
 
@@ -441,14 +464,14 @@ def low_limits(monkeypatch):
 def test_a_bomb_is_found(name, tmp_path):
     """The single finding names the amount and the call or opcode responsible for the allocation."""
     body, expected = BOMBS[name]
-    (message,) = bombs(tmp_path / "a.pt", wrap_value(body))
+    (message,) = list_bombs(tmp_path / "a.pt", wrap_value(body))
     assert expected in message
 
 
-@pytest.mark.parametrize("name", UNWRITTEN)
-def test_a_call_that_no_pickler_writes_is_a_misuse_of_its_name(name, tmp_path):
+@pytest.mark.parametrize("name", MISUSED_CALLS)
+def test_call_that_no_pickler_writes_is_unsafe(name, tmp_path):
     """The allocated amount need not be known."""
-    body, misused = UNWRITTEN[name]
+    body, misused = MISUSED_CALLS[name]
     (tmp_path / "a.pt").write_bytes(wrap_value(body))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global",))).targets
     assert misused in " ".join(finding.message for finding in target.findings)
@@ -459,17 +482,17 @@ def test_the_hashes_of_all_keys_are_counted_together(count, is_bomb, tmp_path, m
     """A dict has the same long tuple as key many times. The limit is low, because hashes take time."""
     monkeypatch.setattr(allocations, "_MAX_HASH_STEPS", 500_000)
     body = b"(" + b"N" * 600 + b"t" + put(0) + b"0}(" + (get(0) + b"N") * count + b"u"
-    actual = bombs(tmp_path / "a.pt", wrap_value(body))
+    actual = list_bombs(tmp_path / "a.pt", wrap_value(body))
     assert [("needs more than 500,000 steps to hash dictionary keys") in message for message in actual] == [
         True
     ] * is_bomb
 
 
 @pytest.mark.usefixtures("low_limits")
-@pytest.mark.parametrize("name", SPARED)
-def test_ordinary_data_is_no_bomb(name, tmp_path):
+@pytest.mark.parametrize("name", ORDINARY_CALLS)
+def test_ordinary_data_is_not_a_bomb(name, tmp_path):
     """Picklers write calls of the same names with small arguments."""
-    assert bombs(tmp_path / "a.pt", wrap_value(SPARED[name])) == []
+    assert list_bombs(tmp_path / "a.pt", wrap_value(ORDINARY_CALLS[name])) == []
 
 
 @pytest.mark.parametrize(
@@ -491,20 +514,20 @@ def test_ordinary_data_is_no_bomb(name, tmp_path):
     ],
     ids=["shared", "deep", "colliding"],
 )
-def test_a_key_that_takes_for_ever_is_found(pickle, expected, tmp_path):
+def test_key_that_hangs_the_loader_is_found(pickle, expected, tmp_path):
     """`torch.load(weights_only=True)` hashes the keys of a dict as well."""
-    (message,) = bombs(tmp_path / "a.pt", build(records(pickle)))
+    (message,) = list_bombs(tmp_path / "a.pt", build(records(pickle)))
     assert message.startswith(expected)
 
 
-def test_a_few_keys_of_one_hash_are_no_bomb(tmp_path):
+def test_a_thousand_colliding_keys_are_not_a_bomb(tmp_path):
     """Python compares 1,000 keys quickly."""
-    assert bombs(tmp_path / "a.pt", build(records(colliding_ints(1000)))) == []
+    assert list_bombs(tmp_path / "a.pt", build(records(colliding_ints(1000)))) == []
 
 
 def test_a_storage_that_is_larger_than_its_file_is_found(tmp_path):
     """Old torch allocated the storage before the data was read."""
-    (message,) = bombs(tmp_path / "a.pt", legacy(state_dict(w=tensor(numel=2**40)), [("0", 4, bytes(16))]))
+    (message,) = list_bombs(tmp_path / "a.pt", legacy(state_dict(w=tensor(numel=2**40)), [("0", 4, bytes(16))]))
     assert message.startswith("loading the file allocates 4.0 TiB for a storage, but the file has only ")
 
 
@@ -512,21 +535,21 @@ _STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text
 _HOOKS = b"ccollections\nOrderedDict\n)R"
 
 
-def _growing(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0", more: bytes = b"") -> bytes:
+def _grow_storage(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0", more: bytes = b"") -> bytes:
     return function + b"(" + _STORAGE + offset + size + stride + more + b"\x89" + _HOOKS + b"tR"
 
 
 #: Tensors that reach beyond the four elements of their storage. The pickle's value does not contain the tensors.
-GROWING = {
-    "size": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**31), numbers(1)),
-    "stride": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2), numbers(2**31)),
-    "offset": _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(1), numbers(1), number(2**31)),
+GROWING_TENSORS = {
+    "size": _grow_storage(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**31), numbers(1)),
+    "stride": _grow_storage(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2), numbers(2**31)),
+    "offset": _grow_storage(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(1), numbers(1), number(2**31)),
     "first version": b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\0" + numbers(2**31) + numbers(1) + b"tR",
     "type of its own": (
         b"ctorch._utils\n_rebuild_tensor_v3\n(" + _STORAGE + b"K\0" + numbers(2**31) + numbers(1)
         + b"\x89" + _HOOKS + b"ctorch\nfloat64\ntR"
     ),
-    "quantized": _growing(
+    "quantized": _grow_storage(
         b"ctorch._utils\n_rebuild_qtensor\n", numbers(2), numbers(2**31), more=b"(ctorch\nper_tensor_affine\nK\1K\0t"
     ),
     "set again": (
@@ -534,25 +557,25 @@ GROWING = {
         + _STORAGE + b"K\0" + numbers(2**31) + numbers(1) + b"tb"
     ),
     "storage of two sizes": (
-        _STORAGE + b"0" + _growing(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**24), numbers(1)).replace(
+        _STORAGE + b"0" + _grow_storage(b"ctorch._utils\n_rebuild_tensor_v2\n", numbers(2**24), numbers(1)).replace(
             b"K\4NtQ", number(2**24) + b"NtQ"
         )
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", GROWING_TENSORS)
 def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
     """A storage in the format before torch 1.6 grows with each of its views, even if the object lacks the view."""
     saved = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
-    pickle = saved[:2] + GROWING[name] + b"0" + saved[2:]
-    (message,) = bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
+    pickle = saved[:2] + GROWING_TENSORS[name] + b"0" + saved[2:]
+    (message,) = list_bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
     assert " in calls to torch._utils._rebuild_" in message
 
 
 @pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])
-def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
+def test_tensors_saved_by_torch_do_not_grow_their_storage(is_legacy, tmp_path):
     """Views, expanded tensors, empty tensors, packed types and types without a storage class."""
     large = torch.arange(2.0**22)
     tensors = {
@@ -585,25 +608,25 @@ def test_no_tensor_that_torch_saves_grows_its_storage(is_legacy, tmp_path):
 def test_storages_that_are_larger_together_than_their_file_are_found(key, expected, tmp_path):
     """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
     many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
-    (message,) = bombs(tmp_path / "a.pt", build(records(build_pickle(many + b"N"))))
+    (message,) = list_bombs(tmp_path / "a.pt", build(records(build_pickle(many + b"N"))))
     assert expected in message
 
 
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
     """The tensors name the storage by the same key."""
     many = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
-    assert bombs(tmp_path / "a.pt", build(records(build_pickle(many)))) == []
+    assert list_bombs(tmp_path / "a.pt", build(records(build_pickle(many)))) == []
 
 
 def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
     """The sizes in the central directory determine the memory allocated by torch, not the compressed data."""
     members = records(build_pickle(b"N"))
     members[0].method, members[0].size = 8, 2**31
-    (message,) = bombs(tmp_path / "a.pt", build(members))
+    (message,) = list_bombs(tmp_path / "a.pt", build(members))
     assert "of compressed data to 2,147,483,648" in message
 
 
-def deep(count, step):
+def nest_in_objects(count, step):
     """Opcodes of `count` nested objects. `step` returns the opcodes of an object that contains the given object."""
     return b"N" + put(0) + b"0" + (step(get(0)) + put(0) + b"0") * count + get(0)
 
@@ -611,7 +634,7 @@ def deep(count, step):
 OBJECTS = call_global("numpy", "dtype", short("O8"))
 #: Name -> an object that contains another object and is freed by recursion.
 FREED_BY_RECURSION = {
-    "slice": lambda x: builtin("slice", x),
+    "slice": lambda x: call_builtin("slice", x),
     "deque": lambda x: call_global("collections", "deque") + x + b"a",
     "deque of a list": lambda x: call_global("collections", "deque", b"]" + x + b"a"),
     "defaultdict": lambda x: call_global("collections", "defaultdict") + b"N" + x + b"s",
@@ -631,25 +654,25 @@ FREED_BY_RECURSION = {
 @pytest.mark.parametrize("name", FREED_BY_RECURSION)
 def test_objects_that_overflow_the_stack_when_they_are_freed_are_found(name, tmp_path):
     """Python frees lists, tuples and dicts without recursion, and also the objects in these containers."""
-    (message,) = bombs(tmp_path / "a.pt", wrap_value(deep(1_001, FREED_BY_RECURSION[name])))
+    (message,) = list_bombs(tmp_path / "a.pt", wrap_value(nest_in_objects(1_001, FREED_BY_RECURSION[name])))
     assert (
         "creates objects nested more than 1,000 levels deep; Python crashes when it frees these objects (stack "
         "overflow)"
     ) in message
-    assert bombs(tmp_path / "a.pt", wrap_value(deep(900, FREED_BY_RECURSION[name]))) == []
+    assert list_bombs(tmp_path / "a.pt", wrap_value(nest_in_objects(900, FREED_BY_RECURSION[name]))) == []
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_many_objects_that_are_not_nested_are_no_bomb(tmp_path):
+def test_many_objects_without_nesting_are_not_a_bomb(tmp_path):
     """A list of slices, and a chain of objects, each with the previous object among its attributes."""
     slices = b"](" + call_global("builtins", "slice", number(1)) * 1_050 + b"e"
     node = stack_global("argparse", "Namespace") + b")\x81}" + short("before")
     chain = b"N" + put(0) + b"0" + (node + get(0) + b"sb" + put(0) + b"0") * 1_050 + get(0)
-    assert bombs(tmp_path / "a.pt", wrap_value(slices)) == []
-    assert bombs(tmp_path / "a.pt", wrap_value(chain)) == []
+    assert list_bombs(tmp_path / "a.pt", wrap_value(slices)) == []
+    assert list_bombs(tmp_path / "a.pt", wrap_value(chain)) == []
 
 
-LIMITED = """
+LOAD_WITH_LIMITED_MEMORY = """
 import pickle, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 for path in sys.argv[1:]:
@@ -661,16 +684,16 @@ for path in sys.argv[1:]:
 """
 
 
-def test_the_bombs_of_these_tests_would_go_off(tmp_path):
+def test_bombs_exceed_the_memory_of_a_real_process(tmp_path):
     """CPython's unpickler exceeds 1 GiB with each bomb that needs no library."""
     names = ["bytes", "bytes by NEWOBJ", "a list of a range", "a memo entry"]
     paths = [tmp_path / f"{name}.pkl" for name in names]
     for name, path in zip(names, paths, strict=True):
-        path.write_bytes(b"\x80\x04" + {**BOMBS, **UNWRITTEN}[name][0] + b".")
-    subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=100)
+        path.write_bytes(b"\x80\x04" + {**BOMBS, **MISUSED_CALLS}[name][0] + b".")
+    subprocess.run([sys.executable, "-c", LOAD_WITH_LIMITED_MEMORY, *map(str, paths)], check=True, timeout=100)
 
 
-def test_a_nest_of_slices_ends_the_process_that_frees_it(tmp_path):
+def test_freeing_nested_slices_crashes_python(tmp_path):
     """A signal ends the process: nothing in Python catches the overflow of the stack in C."""
     path = tmp_path / "slices.pkl"
     once = stack_global("builtins", "slice") + b"q\0"

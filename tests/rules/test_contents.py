@@ -12,7 +12,7 @@ from statecli.commands.audit.run import Request, audit
 from statecli.core.finding import Severity
 
 
-def adapter(folder, tensors):
+def write_adapter(folder, tensors):
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8}))
@@ -24,7 +24,7 @@ def adapter(folder, tensors):
 
 def test_empty_checkpoint_finds_an_adapter_without_tensors(run_rule, tmp_path):
     """An adapter folder without tensors is an error although its configuration declares an adapter."""
-    (finding,) = run_rule("empty-checkpoint", adapter(tmp_path / "adapter", {}))
+    (finding,) = run_rule("empty-checkpoint", write_adapter(tmp_path / "adapter", {}))
     assert (finding.message, finding.severity) == ("checkpoint contains no tensors", Severity.ERROR)
 
 
@@ -63,7 +63,7 @@ def test_empty_checkpoint_spares_an_optimizer_without_state(run_rule, save_check
     assert run_rule("empty-checkpoint", save_checkpoint({"model": {}, "optimizer": state}))
 
 
-def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(run_rule, save_checkpoint):
+def test_empty_checkpoint_spares_weights_next_to_an_empty_model_key(run_rule, save_checkpoint):
     """`model` is empty, and the weights are under `state_dict`."""
     assert not run_rule(
         "empty-checkpoint", save_checkpoint({"model": {}, "state_dict": torch.nn.Linear(2, 2).state_dict()})
@@ -76,14 +76,14 @@ def test_empty_checkpoint_spares_weights_next_to_a_configuration_called_model(ru
 def test_empty_tensor_finds_an_adapter_of_one_rank_of_zero_3(run_rule, tmp_path):
     """The tensors have names of factors but no elements."""
     names = [f"base_model.model.layers.{n}.q_proj.lora_{f}.weight" for n in range(2) for f in "AB"]
-    path = adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
+    path = write_adapter(tmp_path / "adapter", {name: torch.zeros(0) for name in names})
     (finding,) = run_rule("empty-tensor", path)
     assert finding.message.startswith("model: 4 of 4 tensors are empty (0 elements): base_model.model.layers.0")
     assert finding.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("name", ["w", "table", "0.bias"])
-def test_a_checkpoint_without_any_element_is_found_whatever_its_names_are(run_rule, save_checkpoint, name):
+def test_checkpoint_without_any_element_is_found_under_any_name(run_rule, save_checkpoint, name):
     """The names are not usual names of weights, and the audit has no value to check."""
     (finding,) = run_rule("empty-tensor", save_checkpoint({name: torch.zeros(0, 4)}))
     assert finding.message == f"model: 1 of 1 tensors are empty (0 elements): {name}"
@@ -103,7 +103,7 @@ def test_one_empty_weight_among_others_is_found(run_rule, save_checkpoint):
         *("w", "weights.0", "in_proj_bias", "prompt_encoder.prefix", "tp.weight.0", "tp.x"),
     ],
 )
-def test_an_empty_parameter_is_found_whatever_its_name_is(run_rule, save_checkpoint, name):
+def test_empty_parameter_is_found_under_any_name(run_rule, save_checkpoint, name):
     """A tensor is a parameter even if its name is on no list of weight names."""
     layers = {f"layers.{n}.weight": torch.ones(2) for n in range(3)}
     (finding,) = run_rule(
@@ -120,14 +120,14 @@ def test_a_checkpoint_of_experts_without_elements_is_found(run_rule, tmp_path):
     assert finding.message.startswith("model: 40 of 41 parameters are empty (0 elements): layers.0.experts.")
 
 
-def test_placeholders_are_reported_where_they_are_most_of_a_section(run_rule, save_checkpoint):
+def test_placeholders_are_reported_if_they_fill_most_of_a_section(run_rule, save_checkpoint):
     """A single bias without elements may mean a layer without bias; two of three empty parameters mean lost weights."""
     state = {"weight": torch.ones(2), "0.bias": torch.zeros(0), "1.bias": torch.zeros(0)}
     (finding,) = run_rule("empty-tensor", save_checkpoint(state))
     assert finding.message == "model: 2 of 3 parameters are empty (0 elements): 0.bias, 1.bias"
 
 
-def test_buffers_are_reported_where_nothing_has_an_element(run_rule, save_checkpoint):
+def test_empty_buffers_are_reported_if_no_tensor_has_an_element(run_rule, save_checkpoint):
     """With only empty tensors, the audit checks nothing. A scalar next to the empty tensors is a checked value."""
     state = {"running_mean": torch.zeros(0), "num_batches_tracked": torch.zeros(0, dtype=torch.int64)}
     (finding,) = run_rule("empty-tensor", save_checkpoint(state))
@@ -135,7 +135,7 @@ def test_buffers_are_reported_where_nothing_has_an_element(run_rule, save_checkp
     assert not run_rule("empty-tensor", save_checkpoint(state | {"num_batches_tracked": torch.tensor(1)}))
 
 
-def test_a_file_of_zero_3_that_says_so_is_a_note(run_rule, save_checkpoint):
+def test_parameter_placeholders_of_zero_3_are_a_note(run_rule, save_checkpoint):
     """DeepSpeed writes this file next to the partitions: parameters of shape [0], and complete buffers."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
     for parameter in net.parameters():
@@ -163,9 +163,9 @@ def test_empty_tensor_spares_placeholders_of_real_models(run_rule, save_checkpoi
     assert not run_rule("empty-tensor", save_checkpoint(torch.nn.LazyLinear(3).state_dict()))
 
 
-def test_nothing_checked_is_never_exit_0(statecli, tmp_path, in_tmp_path):
+def test_empty_adapter_exits_with_status_1(statecli, tmp_path, in_tmp_path):
     """An empty adapter fails with --fail-on error too."""
-    adapter(tmp_path / "adapter", {})
+    write_adapter(tmp_path / "adapter", {})
     assert statecli("audit", "adapter", "--fail-on", "error").code == 1
 
 

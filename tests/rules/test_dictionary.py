@@ -36,7 +36,7 @@ def _forget_trees():
     parse.cache_clear()
 
 
-def trees(*words):
+def iter_trees(*words):
     """Yield (path, tree) of each file with at least one of the words."""
     for path, text in TEXTS.items():
         if any(word in text for word in words):
@@ -48,18 +48,18 @@ def get_last_name(node):
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def calls(tree, *names):
+def iter_calls(tree, *names):
     """Yield the calls of functions or methods with the given names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and get_last_name(node.func) in names:
             yield node
 
 
-def defined_names(tree):
+def iter_defined_names(tree):
     """Yield the names of rules defined in a module: by Rule, by a helper with return type Rule, or by a decorator."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     helpers = [node.name for node in functions if node.returns and ast.unparse(node.returns) == "Rule"]
-    for call in calls(tree, "Rule", *helpers):
+    for call in iter_calls(tree, "Rule", *helpers):
         if isinstance(call.args[0], ast.Constant):
             yield call.args[0].value
     for function in functions:
@@ -72,13 +72,13 @@ def defined_names(tree):
 
 def test_every_rule_in_the_code_is_in_the_dictionary():
     """A finding of another rule could not be explained."""
-    defined = [name for _, tree in trees("Rule", "rule") for name in defined_names(tree)]
+    defined = [name for _, tree in iter_trees("Rule", "rule") for name in iter_defined_names(tree)]
     assert sorted(defined) == sorted(DICTIONARY)
 
 
-def test_findings_are_built_from_rules_alone():
+def test_findings_are_built_only_from_rules():
     """`Rule.finding` sets the name of a finding. Only a summary of several findings copies the name from a finding."""
-    built = {path for path, tree in trees("Finding") for _ in calls(tree, "Finding")}
+    built = {path for path, tree in iter_trees("Finding") for _ in iter_calls(tree, "Finding")}
     assert built == {"core/rule.py", "core/finding.py"}
 
 
@@ -87,12 +87,12 @@ def test_a_severity_is_decided_in_one_function():
 
     A problem has the worst severity of its findings.
     """
-    decided = {path for path, tree in trees("decide_severity") for _ in calls(tree, "decide_severity")}
+    decided = {path for path, tree in iter_trees("decide_severity") for _ in iter_calls(tree, "decide_severity")}
     assert decided == {"core/rule.py"}
     replaced = []
-    for path, tree in trees("severity"):
+    for path, tree in iter_trees("severity"):
         # The configuration's `severity` maps rules to severities.
-        for call in calls(tree, "replace") if path != "commands/audit/config.py" else ():
+        for call in iter_calls(tree, "replace") if path != "commands/audit/config.py" else ():
             replaced += [ast.unparse(given.value) for given in call.keywords if given.arg == "severity"]
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp):
@@ -101,12 +101,12 @@ def test_a_severity_is_decided_in_one_function():
     assert [text.partition("(")[0] for text in replaced] == ["find_worst_severity"]
 
 
-def lines_that_decide_again(tree):
+def iter_lines_that_decide_again(tree):
     """Yield lines that rebuild a finding, compare a severity that was just decided, or choose the worst of several.
 
     Only a finding has both the target and the name of a tensor, so code that reads both builds a finding of a finding.
     """
-    for call in calls(tree, "finding"):
+    for call in iter_calls(tree, "finding"):
         owners = {
             keyword.arg: ast.unparse(keyword.value.value)
             for keyword in call.keywords
@@ -117,16 +117,16 @@ def lines_that_decide_again(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and ast.unparse(node.left) == "severity":
             yield node.lineno
-    for call in calls(tree, "max", "min"):
+    for call in iter_calls(tree, "max", "min"):
         if any(isinstance(node, ast.Attribute) and node.attr == "rank" for node in ast.walk(call)):
             yield call.lineno
 
 
 def test_no_finding_gets_another_severity():
     """A proof passes what it measured to `core/severity.py`, and does not look at the decision."""
-    for path, tree in trees("severity"):
+    for path, tree in iter_trees("severity"):
         if path.startswith(("commands/", "rules/", "core/")) and path != "core/severity.py":
-            assert [*lines_that_decide_again(tree)] == [], path
+            assert [*iter_lines_that_decide_again(tree)] == [], path
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_no_finding_gets_another_severity():
 )
 def test_a_severity_that_is_decided_again_is_found(text):
     """A rebuilt finding, a second decision and a maximum."""
-    assert [*lines_that_decide_again(ast.parse(text))]
+    assert [*iter_lines_that_decide_again(ast.parse(text))]
 
 
-def test_the_configured_severity_comes_before_that_of_the_case_and_the_default():
+def test_configured_severity_overrides_case_and_default():
     """The configuration comes first, then the case, then the default."""
     rule = DICTIONARY["left-behind"]
     for severity, configured, decided in (
@@ -154,7 +154,7 @@ def test_the_configured_severity_comes_before_that_of_the_case_and_the_default()
         assert finding.severity is decided
 
 
-def test_an_entry_explains_itself():
+def test_every_rule_has_a_summary_and_an_explanation():
     """An entry has a one-line summary, a reason, an example, a fix, and the commands that report the rule."""
     for rule in DICTIONARY.values():
         assert rule.summary.endswith("."), rule.name
@@ -190,7 +190,7 @@ def test_a_renamed_rule_keeps_its_fingerprint():
         ) == compute_fingerprint(old)
 
 
-def test_a_rule_is_a_value():
+def test_rules_with_equal_texts_are_equal():
     """Two rules with the same text are equal, even if different code built the rules."""
     rule = DICTIONARY["added"]
     assert rule == Rule(*(getattr(rule, field) for field in Rule.__struct_fields__))
@@ -216,27 +216,27 @@ def list_severities(tree):
 DEFINITIONS = {"Rule", "rule", "_rule"}
 
 
-def test_each_severity_stands_in_the_definition_of_its_rule():
+def test_each_severity_is_in_the_definition_of_its_rule():
     """Code names a case of the rule. A function of `core/severity.py` decides for a possibly lost tensor."""
     definitions = ("severity.py", "rules.py", "registration_rules.py")
     outside = {
         (path, line)
-        for path, tree in trees("Severity.")
+        for path, tree in iter_trees("Severity.")
         for line in list_severities(tree)
         if path.startswith(("commands/", "rules/", "core/")) and not path.endswith(definitions)
-        if (path, TEXTS[path].splitlines()[line - 1].strip()) not in MEASURED
+        if (path, TEXTS[path].splitlines()[line - 1].strip()) not in MEASURED_SEVERITIES
     }
     assert outside == set()
 
 
 #: A severity that `inspect` compares, and the default of --fail-on.
-MEASURED = {
+MEASURED_SEVERITIES = {
     ("commands/inspect/run.py", "if tensor_harm.severity in (None, Severity.NOTE):"),
     ("core/option_defaults.py", "AUDIT_FAIL_ON = Severity.WARNING"),
 }
 
 
-def test_a_case_that_code_names_is_a_case_of_a_rule():
+def test_cases_named_in_code_are_cases_of_rules():
     """The name of a case is text, so no type checker checks the spelling. Code outside of the definitions names each
     case.
     """

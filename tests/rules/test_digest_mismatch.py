@@ -18,7 +18,7 @@ WEIGHTS = save({"w": torch.arange(12.0).reshape(3, 4)})
 CONFIG = b'{"architectures": ["Net"]}'
 
 
-def git_digest(data):
+def compute_git_digest(data):
     """Digest of a file as computed by git."""
     ran = subprocess.run(["git", "hash-object", "--stdin"], input=data, capture_output=True, check=True)
     return ran.stdout.decode().strip()
@@ -33,27 +33,27 @@ def snapshot(tmp_path):
     blobs.mkdir()
     digests = {"model.safetensors": (hashlib.sha256(WEIGHTS).hexdigest(), WEIGHTS), "config.json": (None, CONFIG)}
     for name, (digest, data) in digests.items():
-        blob = blobs / (digest or git_digest(data))
+        blob = blobs / (digest or compute_git_digest(data))
         blob.write_bytes(data)
         (folder / name).symlink_to(blob)
     return folder
 
 
-def spoil(path):
+def change_last_byte(path):
     """Change the last byte of the blob behind the link."""
     data = path.read_bytes()
     path.resolve().write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_digest_mismatch_finds_a_changed_blob_behind_a_snapshot(run_rule, snapshot, name):
+def test_digest_mismatch_finds_a_changed_blob_of_a_snapshot(run_rule, snapshot, name):
     """The name of weights is their SHA-256, and the name of a small file is its git digest."""
-    spoil(snapshot / name)
+    change_last_byte(snapshot / name)
     (finding,) = run_rule(RULE, snapshot)
     assert finding.message.startswith(f"{name}: the file name is the digest {(snapshot / name).resolve().name[:12]}…")
 
 
-def test_digest_mismatch_spares_the_cache_as_it_was_downloaded(run_rule, snapshot):
+def test_digest_mismatch_spares_an_unchanged_cache(run_rule, snapshot):
     """The folder, the link to the weights, and the blob itself."""
     for path in (snapshot, snapshot / "model.safetensors", (snapshot / "model.safetensors").resolve()):
         assert not run_rule(RULE, path)
@@ -67,7 +67,7 @@ def test_the_name_of_a_blob_of_ollama_is_a_digest(run_rule, tmp_path):
     assert len(run_rule(RULE, blob)) == 1
 
 
-def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
+def test_unreadable_blob_is_reported(snapshot):
     """The target fails, and the finding reports that the bytes do not match the digest."""
     (snapshot / "model.safetensors").resolve().write_bytes(WEIGHTS[:40])
     targets = audit(Request((str(snapshot / "model.safetensors"),), select=(RULE,))).targets
@@ -78,14 +78,14 @@ def test_a_blob_that_cannot_be_read_as_a_checkpoint_is_named_too(snapshot):
 
 def test_a_blob_beyond_the_limit_is_not_checked(snapshot, statecli, monkeypatch):
     """The verdict mentions the unchecked file. `--values` hashes the file."""
-    spoil(snapshot / "model.safetensors")
+    change_last_byte(snapshot / "model.safetensors")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 30)
     result = statecli("audit", str(snapshot), "--ignore", "values", "--ignore", "weights")
     assert "1 file (digest not computed: the file is larger than the default limit of 30 B" in result.out
     assert statecli("audit", str(snapshot), "--values").code == 1
 
 
-def test_a_file_that_is_named_by_nothing_is_not_hashed(tmp_path):
+def test_file_without_a_digest_as_its_name_is_not_hashed(tmp_path):
     """The rule is skipped, and the reason describes the required file name."""
     (tmp_path / "model.safetensors").write_bytes(WEIGHTS)
     (target,) = audit(Request((str(tmp_path / "model.safetensors"),), select=(RULE,))).targets

@@ -15,7 +15,7 @@ from statecli.rules.policy_config import Policy
 
 
 @pytest.fixture
-def train(tmp_path):
+def save_training_checkpoint(tmp_path):
     """Save a training checkpoint of a model, with an optimizer built from the named parameters; return the path."""
 
     def save(module, named):
@@ -31,13 +31,13 @@ def train(tmp_path):
     return save
 
 
-def small():
+def build_model():
     return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
 
 
-def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(run_rule, tmp_path):
+def test_trainable_mismatch_finds_trainable_and_frozen_tensors(run_rule, tmp_path):
     """`frozen` reports matching trainable tensors, and `trainable` reports matching frozen tensors."""
-    module = small()
+    module = build_model()
     module[1].requires_grad_(False)
     torch.save(module, tmp_path / "m.pt")
     findings = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.bias",)))
@@ -46,14 +46,14 @@ def test_trainable_mismatch_finds_what_should_be_frozen_and_what_should_not(run_
 
 def test_trainable_mismatch_finds_a_glob_that_matches_nothing(run_rule, tmp_path):
     """A glob with a typo protects no tensor."""
-    torch.save(small(), tmp_path / "m.pt")
+    torch.save(build_model(), tmp_path / "m.pt")
     (finding,) = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0",)))
     assert finding.message.endswith("model tensors; did you mean '0.*'?")
     (finding,) = run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("encoder.*",)))
     assert "encoder.*" in finding.message
 
 
-def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(run_rule, tmp_path):
+def test_trainable_mismatch_spares_tensors_that_fit_the_policy(run_rule, tmp_path):
     """A buffer never requires grad and is not reported, even if `trainable` matches its name."""
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     module[0].requires_grad_(False)
@@ -61,9 +61,9 @@ def test_trainable_mismatch_spares_what_is_as_the_policy_has_it(run_rule, tmp_pa
     assert not run_rule("trainable-mismatch", tmp_path / "m.pt", policy=Policy(frozen=("0.*",), trainable=("1.*",)))
 
 
-def test_trainable_mismatch_finds_that_it_cannot_be_told(run_rule, tmp_path):
+def test_trainable_mismatch_warns_that_a_state_dict_is_inconclusive(run_rule, tmp_path):
     """A state_dict does not record requires_grad, so the result is a single warning for all tensors and globs."""
-    torch.save(small().state_dict(), tmp_path / "s.pt")
+    torch.save(build_model().state_dict(), tmp_path / "s.pt")
     policy = Policy(frozen=("0.*", "1.weight"), trainable=("1.bias",))
     (finding,) = run_rule("trainable-mismatch", tmp_path / "s.pt", policy=policy)
     assert (
@@ -73,9 +73,9 @@ def test_trainable_mismatch_finds_that_it_cannot_be_told(run_rule, tmp_path):
     assert finding.severity is Severity.WARNING
 
 
-def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
+def test_trainable_mismatch_spares_frozen_tensors_in_a_lock(tmp_path):
     """The lock checks the values of frozen tensors, but cannot check trainable tensors."""
-    torch.save(small().state_dict(), tmp_path / "s.pt")
+    torch.save(build_model().state_dict(), tmp_path / "s.pt")
     request = locking.Request((str(tmp_path / "s.pt"),))
     lock = locking.build_lock(locking.read_targets(request), request)
     frozen, trained = Policy(frozen=("0.*",)), Policy(trainable=("1.*",))
@@ -84,9 +84,9 @@ def test_trainable_mismatch_spares_what_a_lock_holds(tmp_path):
     assert finding.message.startswith("policy.trainable: inconclusive")
 
 
-def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
+def test_trainable_mismatch_is_skipped_without_a_model(tmp_path):
     """An optimizer's state alone has nothing to be frozen."""
-    module = small()
+    module = build_model()
     optimizer = torch.optim.SGD(module.parameters(), lr=1, momentum=0.9)
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
@@ -96,56 +96,60 @@ def test_trainable_mismatch_is_skipped_where_there_is_no_model(tmp_path):
     assert rule.reason == "the target has no model tensors"
 
 
-def test_optimizer_orphan_finds_state_of_a_parameter_that_is_gone(run_rule, train):
+def test_optimizer_orphan_finds_state_of_a_missing_parameter(run_rule, save_training_checkpoint):
     """The optimizer was built with a head missing from the model."""
-    module = small()
+    module = build_model()
     old = [*module.named_parameters(), ("head.weight", nn.Parameter(torch.ones(2)))]
-    findings = run_rule("optimizer-orphan", train(module, old))
+    findings = run_rule("optimizer-orphan", save_training_checkpoint(module, old))
     assert [finding.fqn for finding in findings] == ["head.weight"]
 
 
-def test_optimizer_orphan_spares_names_behind_a_wrapper(run_rule, train):
+def test_optimizer_orphan_spares_names_with_a_wrapper_prefix(run_rule, save_training_checkpoint):
     """`module.0.weight` is DDP's name of `0.weight`."""
-    module = small()
-    assert not run_rule("optimizer-orphan", train(module, [(f"module.{n}", p) for n, p in module.named_parameters()]))
+    module = build_model()
+    assert not run_rule(
+        "optimizer-orphan", save_training_checkpoint(module, [(f"module.{n}", p) for n, p in module.named_parameters()])
+    )
 
 
-def test_untracked_parameter_finds_one_that_no_optimizer_has(run_rule, train):
+def test_untracked_parameter_finds_parameters_outside_the_optimizer(run_rule, save_training_checkpoint):
     """The model grew after the optimizer was built."""
-    module = small()
-    findings = run_rule("untracked-parameter", train(module, list(module.named_parameters())[:2]))
+    module = build_model()
+    findings = run_rule("untracked-parameter", save_training_checkpoint(module, list(module.named_parameters())[:2]))
     assert [finding.fqn for finding in findings] == ["1.weight", "1.bias"]
 
 
-def test_untracked_parameter_spares_frozen_ones(run_rule, train):
+def test_untracked_parameter_spares_frozen_parameters(run_rule, save_training_checkpoint):
     """A frozen parameter needs no optimizer."""
-    module = small()
+    module = build_model()
     module[1].requires_grad_(False)
-    assert not run_rule("untracked-parameter", train(module, list(module[0].named_parameters(prefix="0"))))
+    assert not run_rule(
+        "untracked-parameter", save_training_checkpoint(module, list(module[0].named_parameters(prefix="0")))
+    )
 
 
-def not_run(path):
+def list_skip_reasons(path):
     """Why the two rules about an optimizer's parameters did not run."""
     (result,) = audit(Request((str(path),), select=("optimizer-orphan", "untracked-parameter"))).targets
     assert {finding.rule for finding in result.skipped} == {"optimizer-orphan", "untracked-parameter"}
     return {finding.reason for finding in result.skipped}
 
 
-def test_an_optimizer_that_nothing_is_known_of_is_one_all_the_same(train, monkeypatch):
+def test_optimizer_over_the_limit_gives_its_skip_reason(save_training_checkpoint, monkeypatch):
     """Above the limit of entries, statecli does not search for the trained parameters. The optimizer still counts."""
-    module = small()
-    path = train(module, module.parameters())
+    module = build_model()
+    path = save_training_checkpoint(module, module.parameters())
     torch.save(torch.load(path) | {"model": module.state_dict()}, path)
     monkeypatch.setattr(parameter_or_buffer, "MAX_OPTIMIZER_ENTRY_PAIRS", 0)
-    assert not_run(path) == {UNTOLD}
+    assert list_skip_reasons(path) == {UNKNOWN_PARAMETERS}
 
 
-UNTOLD = "the optimizer state does not contain the names of the parameters that the optimizer trains"
+UNKNOWN_PARAMETERS = "the optimizer state does not contain the names of the parameters that the optimizer trains"
 
 
-def test_where_there_is_no_optimizer_that_is_why(save_checkpoint):
+def test_missing_optimizer_is_the_skip_reason(save_checkpoint):
     """The reason does not mention names."""
-    assert not_run(save_checkpoint(small().state_dict())) == {"the target has no optimizer state"}
+    assert list_skip_reasons(save_checkpoint(build_model().state_dict())) == {"the target has no optimizer state"}
 
 
 def train_fused(cls=torch.optim.AdamW, frozen=0, **settings):
@@ -159,13 +163,13 @@ def train_fused(cls=torch.optim.AdamW, frozen=0, **settings):
     return {"model": module.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def mismatches(path):
+def list_mismatches(path):
     result = audit(Request((str(path),), select=("fused-state-mismatch",)))
     assert result.targets[0].ran == ("fused-state-mismatch",)
     return [(finding.severity, finding.message) for finding in result.findings]
 
 
-def in_folder(checkpoint, path):
+def write_training_folder(checkpoint, path):
     """A training folder, whose safetensors file has the weights sorted."""
     path.mkdir()
     save_file(checkpoint["model"], path / "model.safetensors")
@@ -189,14 +193,14 @@ def test_fused_state_mismatch_spares_states_that_fit_the_model(name, frozen, tmp
     """A single file and a training folder with sorted weights pass. An optimizer alone gives a note."""
     cls, settings = OPTIMIZERS[name]
     checkpoint = train_fused(cls, frozen, **settings)
-    assert mismatches(save_checkpoint(checkpoint)) == []
-    assert mismatches(in_folder(checkpoint, tmp_path / "checkpoint-1")) == []
-    ((severity, message),) = mismatches(save_checkpoint(checkpoint["optimizer"], "optimizer.pt"))
+    assert list_mismatches(save_checkpoint(checkpoint)) == []
+    assert list_mismatches(write_training_folder(checkpoint, tmp_path / "checkpoint-1")) == []
+    ((severity, message),) = list_mismatches(save_checkpoint(checkpoint["optimizer"], "optimizer.pt"))
     assert severity is Severity.NOTE
     assert "the checkpoint does not contain its model" in message
 
 
-def _short(state):
+def _shorten_moments(state):
     for states in state.values():
         states.update(exp_avg=torch.zeros(1), exp_avg_sq=torch.zeros(1))
 
@@ -214,7 +218,7 @@ def _swap_states(state):
 
 
 STATES = {
-    "short": (_short, "such as [1]; with fused=True, step() writes outside the memory"),
+    "short": (_shorten_moments, "such as [1]; with fused=True, step() writes outside the memory"),
     "one is short": (lambda state: state[0].update(exp_avg_sq=torch.zeros(1)), "has shape [1], but optimizer.state[0]"),
     "expanded": (_expand_moments, "has strides [0, 0] for shape [4, 4]"),
     "strided": (_stride_moment, "has strides [16, 1] for shape [4, 4]"),
@@ -230,18 +234,21 @@ def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_pat
     edit, why = STATES[name]
     edit(checkpoint["optimizer"]["state"])
     torch.save(checkpoint, tmp_path / "t.pt")
-    assert any(severity is Severity.ERROR and why in message for severity, message in mismatches(tmp_path / "t.pt"))
+    assert any(
+        severity is Severity.ERROR and why in message for severity, message in list_mismatches(tmp_path / "t.pt")
+    )
 
 
 def test_short_states_in_a_training_folder_are_an_error(tmp_path):
     """If the optimizer trains only a part of the model, the result is a warning. `fused` may have another type."""
     for frozen, severity in ((0, Severity.ERROR), (2, Severity.WARNING)):
         checkpoint = train_fused(frozen=frozen)
-        _short(checkpoint["optimizer"]["state"])
+        _shorten_moments(checkpoint["optimizer"]["state"])
         checkpoint["optimizer"]["param_groups"][0]["fused"] = 1
-        assert [actual for actual, _ in mismatches(in_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))] == [
-            severity
-        ]
+        assert [
+            actual
+            for actual, _ in list_mismatches(write_training_folder(checkpoint, tmp_path / f"checkpoint-{frozen}"))
+        ] == [severity]
 
 
 def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
@@ -249,7 +256,7 @@ def test_an_optimizer_deep_in_the_checkpoint_is_a_note(tmp_path):
     checkpoint = train_fused()
     checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = torch.zeros(1)
     torch.save({"net": checkpoint["model"], "a": {"b": {"c": checkpoint["optimizer"]}}}, tmp_path / "t.pt")
-    (error, _), (note, message) = mismatches(tmp_path / "t.pt")
+    (error, _), (note, message) = list_mismatches(tmp_path / "t.pt")
     assert (error, note) == (Severity.ERROR, Severity.NOTE)
     assert "a.b.c: the sizes of its states were not checked" in message
 
@@ -265,14 +272,14 @@ def test_text_instead_of_ids_does_not_hide_the_order(save_checkpoint):
         for number, name in enumerate(names)
     }
     group["params"] = names
-    assert [severity for severity, _ in mismatches(save_checkpoint(checkpoint))] == [Severity.ERROR]
+    assert [severity for severity, _ in list_mismatches(save_checkpoint(checkpoint))] == [Severity.ERROR]
 
 
 def test_states_of_an_optimizer_that_is_not_fused_may_have_any_shape(tmp_path):
     """Kernels without `fused` check shapes, and optimizers like NovoGrad keep a single number for each tensor."""
     checkpoint = train_fused()
     checkpoint["optimizer"]["param_groups"][0]["fused"] = None
-    _short(checkpoint["optimizer"]["state"])
+    _shorten_moments(checkpoint["optimizer"]["state"])
     torch.save(checkpoint, tmp_path / "t.pt")
     (target,) = audit(Request((str(tmp_path / "t.pt"),), select=("fused-state-mismatch",))).targets
     assert (target.findings, [rule.reason for rule in target.skipped]) == (
@@ -288,7 +295,7 @@ def test_short_states_of_a_fused_optimizer_crash(tmp_path, forked_python):
     module(torch.ones(1, 512)).sum().backward()
     optimizer.step()
     state = optimizer.state_dict()
-    _short(state["state"])
+    _shorten_moments(state["state"])
     torch.save({"model": module.state_dict(), "optimizer": state}, tmp_path / "t.pt")
     code = f"""
 import torch
@@ -301,4 +308,4 @@ for _ in range(20):
     lost = [torch.zeros(100) for _ in range(50)]
 """
     assert forked_python(code).returncode < 0
-    assert [severity for severity, _ in mismatches(tmp_path / "t.pt")] == [Severity.ERROR]
+    assert [severity for severity, _ in list_mismatches(tmp_path / "t.pt")] == [Severity.ERROR]

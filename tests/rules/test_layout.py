@@ -34,7 +34,7 @@ def write_file(tmp_path):
     return write
 
 
-def at(place):
+def read_place(place):
     """Return the bytes at the place of a finding."""
     with open(place.path, "rb") as file:
         file.seek(place.offset)
@@ -45,7 +45,7 @@ def at(place):
 
 # --- trailing-bytes --------------------------------------------------------------------------------------------------
 
-TRAILING = {
+FILES_WITH_TRAILING_BYTES = {
     "data behind the archive": build(records(), suffix=b"#!evil"),
     "a zip comment": build(records(), Lies(comment=b"#!evil")),
     "data behind a comment": build(records(), Lies(comment=b"no"), suffix=b"#!evil"),
@@ -53,23 +53,23 @@ TRAILING = {
 }
 
 
-@pytest.mark.parametrize("data", TRAILING.values(), ids=TRAILING)
-def test_trailing_bytes_finds_what_stands_behind_the_content(run_rule, write_file, data):
+@pytest.mark.parametrize("data", FILES_WITH_TRAILING_BYTES.values(), ids=FILES_WITH_TRAILING_BYTES)
+def test_trailing_bytes_finds_bytes_after_the_content(run_rule, write_file, data):
     """The finding gives the place of the trailing bytes."""
     (finding,) = run_rule("trailing-bytes", write_file(data))
-    assert (at(finding.place), finding.severity.value) == (b"#!evil", "warning")
+    assert (read_place(finding.place), finding.severity.value) == (b"#!evil", "warning")
 
 
-def test_trailing_bytes_finds_what_is_appended_to_the_old_stream(run_rule, save_checkpoint):
+def test_trailing_bytes_finds_bytes_after_a_legacy_stream(run_rule, save_checkpoint):
     """The old stream has no end marker: all bytes after the last storage are trailing bytes."""
     path = save_checkpoint({"w": torch.zeros(3)}, _use_new_zipfile_serialization=False)
     with path.open("ab") as file:
         file.write(b"#!evil")
     (finding,) = run_rule("trailing-bytes", path)
-    assert at(finding.place) == b"#!evil"
+    assert read_place(finding.place) == b"#!evil"
 
 
-def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(run_rule, write_file):
+def test_trailing_bytes_gives_no_place_in_a_compressed_pickle(run_rule, write_file):
     """The additional bytes are a part of the inflated pickle and have no place in the file."""
     data = build(change_record("data.pkl", data=state_dict(w=tensor()) + b"more", method=8))
     (finding,) = run_rule("trailing-bytes", write_file(data))
@@ -77,7 +77,7 @@ def test_trailing_bytes_finds_bytes_behind_a_compressed_pickle_without_a_place(r
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_trailing_bytes_spares_what_torch_writes(run_rule, save_checkpoint, legacy):
+def test_trailing_bytes_spares_files_of_torch(run_rule, save_checkpoint, legacy):
     """Both containers end where their content does."""
     assert not run_rule(
         "trailing-bytes", save_checkpoint({"w": torch.zeros(3)}, _use_new_zipfile_serialization=not legacy)
@@ -87,25 +87,25 @@ def test_trailing_bytes_spares_what_torch_writes(run_rule, save_checkpoint, lega
 # --- unused-bytes ----------------------------------------------------------------------------------------------------
 
 
-def test_unused_bytes_finds_a_storage_that_no_tensor_refers_to(run_rule, write_file):
+def test_unused_bytes_finds_an_unused_storage(run_rule, write_file):
     """The weights are no longer in the pickle but still in the archive."""
     (finding,) = run_rule("unused-bytes", write_file(build([*records(), Member("archive/data/7", b"secret!")])))
     assert finding.message == "7 bytes belong to storages that no tensor uses: data/7"
-    assert at(finding.place) == b"secret!"
+    assert read_place(finding.place) == b"secret!"
 
 
-def test_unused_bytes_finds_a_record_that_torch_does_not_know(run_rule, save_checkpoint):
+def test_unused_bytes_finds_an_unknown_record(run_rule, save_checkpoint):
     """The record was added with a zip tool."""
     path = save_checkpoint({"w": torch.zeros(3)})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("a/payload.py", b"import os")
     (finding,) = run_rule("unused-bytes", path)
     assert finding.message == "9 bytes belong to records that torch does not read: payload.py"
-    assert at(finding.place) == b"import os"
+    assert read_place(finding.place) == b"import os"
 
 
 @pytest.mark.parametrize("before", [".format_version", "data/0", "version", "serialization_id"])
-def test_unused_bytes_finds_what_lies_between_two_records(run_rule, save_checkpoint, tmp_path, before):
+def test_unused_bytes_finds_bytes_between_two_records(run_rule, save_checkpoint, tmp_path, before):
     """A record missing from the central directory is still in the file."""
     path = save_checkpoint({"w": torch.zeros(3)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
@@ -116,11 +116,11 @@ def test_unused_bytes_finds_what_lies_between_two_records(run_rule, save_checkpo
         new.filelist.remove(new.getinfo("a/hidden"))
     (finding,) = run_rule("unused-bytes", tmp_path / "b.pt")
     assert "belong to no record" in finding.message
-    assert b"SECRET" * 40 in at(finding.place)
+    assert b"SECRET" * 40 in read_place(finding.place)
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 512, 4096])
-def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(run_rule, save_checkpoint, alignment):
+def test_unused_bytes_spares_the_configured_padding(run_rule, save_checkpoint, alignment):
     """The record `.storage_alignment` contains the alignment of the storages."""
     try:
         from torch.utils.serialization import config
@@ -133,7 +133,7 @@ def test_unused_bytes_spares_the_padding_that_torch_was_asked_for(run_rule, save
     assert not run_rule("unused-bytes", path)
 
 
-def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(run_rule, save_checkpoint, tmp_path):
+def test_unused_bytes_spares_an_archive_rewritten_by_a_zip_tool(run_rule, save_checkpoint, tmp_path):
     """The archive has no padding and no descriptors, but folders and times."""
     path = save_checkpoint({"w": torch.zeros(3), "e": torch.zeros(0)})
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
@@ -146,7 +146,7 @@ def test_unused_bytes_spares_an_archive_that_a_zip_tool_wrote_again(run_rule, sa
 # --- misplaced-storage -----------------------------------------------------------------------------------------------
 
 
-def write_again(path, order):
+def write_storages_in_order(path, order):
     """Write the archive again as torch does, with its storages in another order."""
     contents = read_archive(path)
     storages = sorted(name for name in contents if name.startswith("data/"))
@@ -163,22 +163,22 @@ def load_with_offsets(path):
 STORAGES = {name: torch.full((size,), float(size)) for name, size in (("a", 3), ("b", 100), ("c", 1), ("d", 17))}
 
 
-def test_misplaced_storage_finds_one_that_torch_reads_elsewhere(run_rule, save_checkpoint):
+def test_misplaced_storage_finds_records_in_another_order(run_rule, save_checkpoint):
     """With records in another order, torch computes wrong offsets and reads wrong values."""
     path = save_checkpoint(STORAGES)
     assert not run_rule("misplaced-storage", path)
-    write_again(path, [0, 2, 1, 3])
+    write_storages_in_order(path, [0, 2, 1, 3])
     assert torch.equal(torch.load(path)["b"], STORAGES["b"])
     assert not torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
     (finding,) = run_rule("misplaced-storage", path)
     assert finding.message.startswith("storage 1 starts at byte ")
-    write_again(path, [0, 1, 2, 3])
+    write_storages_in_order(path, [0, 1, 2, 3])
     assert torch.equal(load_with_offsets(path)["b"], STORAGES["b"])
     assert not run_rule("misplaced-storage", path)
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 4096])
-def test_misplaced_storage_spares_what_torch_writes(run_rule, save_checkpoint, alignment):
+def test_misplaced_storage_spares_files_of_torch(run_rule, save_checkpoint, alignment):
     """Ties, views, empty and repeated storages, of any alignment."""
     base = torch.arange(50.0)
     state = {"e": torch.ones(0), "x": base, "y": base[3:7], "z": torch.ones(0), "w": torch.ones(5, dtype=torch.int8)}
@@ -193,7 +193,7 @@ def test_misplaced_storage_spares_what_torch_writes(run_rule, save_checkpoint, a
     size=st.one_of(st.integers(0, 2**34), st.integers(2**32 - 3, 2**32 + 3)),
     alignment=st.sampled_from([1, 64, 4096]),
 )
-def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, size, alignment):
+def test_computed_offsets_equal_those_of_torch(tmp_path_factory, header, size, alignment):
     """The oracle is torch's own function. Archives of more than 4 GiB have longer headers."""
     path = tmp_path_factory.getbasetemp() / "places.pt"
     if not path.exists():
@@ -203,7 +203,7 @@ def test_places_are_computed_as_torch_computes_them(tmp_path_factory, header, si
     assert compute_data_offset(header, "places/data/7", size, alignment) == expected
 
 
-def test_a_storage_named_by_what_is_no_text_is_no_crash(write_file):
+def test_storage_key_that_is_not_a_text_does_not_crash(write_file):
     """A persistent id may be anything."""
     odd = b"(" + text("storage") + text("x") + b"]" + b"tQ"
     data = build(records(build_pickle(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
@@ -214,7 +214,7 @@ def test_a_storage_named_by_what_is_no_text_is_no_crash(write_file):
 # --- misaligned ------------------------------------------------------------------------------------------------------
 
 
-def safetensors(path, entries, padding=0):
+def write_safetensors(path, entries, padding=0):
     """A file with the given (name, dtype, bytes). The header is padded to 8 bytes, plus `padding` spaces."""
     header, start = {}, 0
     for name, dtype, size in entries:
@@ -227,29 +227,29 @@ def safetensors(path, entries, padding=0):
     return path
 
 
-def test_misaligned_finds_tensors_behind_an_unpadded_header(run_rule, tmp_path):
+def test_misaligned_finds_tensors_after_an_unpadded_header(run_rule, tmp_path):
     """A file gives a single finding, with the offset of the first misaligned tensor."""
-    path = safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
+    path = write_safetensors(tmp_path / "a.safetensors", [("a", "F32", 8), ("b", "F32", 8)], padding=1)
     (finding,) = run_rule("misaligned", path)
     assert finding.message.startswith("a: float32 data begins at byte ")
     assert finding.message.endswith(", which is not a multiple of 4; 1 more tensor is also misaligned")
     assert finding.place.offset % 4
 
 
-def test_misaligned_finds_a_tensor_behind_one_of_odd_size(run_rule, tmp_path):
+def test_misaligned_finds_a_tensor_after_three_bytes(run_rule, tmp_path):
     """The format does not define the order of tensors in the file."""
-    path = safetensors(tmp_path / "a.safetensors", [("a", "U8", 3), ("b", "F32", 8)])
+    path = write_safetensors(tmp_path / "a.safetensors", [("a", "U8", 3), ("b", "F32", 8)])
     (finding,) = run_rule("misaligned", path)
     assert finding.fqn == "b"
 
 
-def test_misaligned_spares_what_needs_no_more(run_rule, tmp_path):
+def test_misaligned_spares_bytes_and_complex_numbers(run_rule, tmp_path):
     """Bytes may begin at any offset, and a complex number at a multiple of the size of its parts."""
-    path = safetensors(tmp_path / "a.safetensors", [("c", "C64", 8), ("a", "U8", 3), ("b", "U8", 8)], padding=4)
+    path = write_safetensors(tmp_path / "a.safetensors", [("c", "C64", 8), ("a", "U8", 3), ("b", "U8", 8)], padding=4)
     assert not run_rule("misaligned", path)
 
 
-def test_misaligned_spares_what_safetensors_and_torch_write(run_rule, save_checkpoint, tmp_path):
+def test_misaligned_spares_files_of_safetensors_and_torch(run_rule, save_checkpoint, tmp_path):
     """Both libraries align tensors of all types and sizes."""
     state = {str(n): torch.zeros(n, dtype=dtype) for n, dtype in enumerate([torch.uint8, torch.float64, torch.half])}
     save_file(state, tmp_path / "a.safetensors")
@@ -257,7 +257,7 @@ def test_misaligned_spares_what_safetensors_and_torch_write(run_rule, save_check
     assert not run_rule("misaligned", save_checkpoint(state))
 
 
-def test_the_old_stream_is_not_held_to_alignment(save_checkpoint):
+def test_misaligned_is_skipped_for_a_legacy_stream(save_checkpoint):
     """No library maps the old stream into memory."""
     path = save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False)
     (target,) = audit(Request((str(path),), select=("misaligned",))).targets
@@ -283,10 +283,10 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_a_storage(run_rule, save_check
     (finding,) = run_rule("checksum-mismatch", path, values=True)
     assert finding.message.startswith("a: its bytes do not match the saved checksum: recorded 0x")
     assert finding.message.endswith("; b uses the same bytes")
-    assert at(finding.place)[4:] == big.numpy().tobytes()[4:]
+    assert read_place(finding.place)[4:] == big.numpy().tobytes()[4:]
 
 
-def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(run_rule, tmp_path):
+def test_checksum_mismatch_reads_archives_of_a_distributed_checkpoint(run_rule, tmp_path):
     """Each archive records its own checksums. The message names the damaged file, and no intact file is reported."""
     values = torch.arange(50.0)
     folder = tmp_path / "dcp"
@@ -296,10 +296,10 @@ def test_checksum_mismatch_looks_into_the_archives_of_a_distributed_checkpoint(r
     flip_bit(file, values.numpy().tobytes())
     (finding,) = run_rule("checksum-mismatch", folder, values=True)
     assert finding.message.startswith(f"w: its bytes in {file.name} do not match the saved checksum: recorded 0x")
-    assert at(finding.place)[4:] == values.numpy().tobytes()[4:]
+    assert read_place(finding.place)[4:] == values.numpy().tobytes()[4:]
 
 
-def test_checksum_mismatch_has_both_checksums_of_a_damaged_pickle_in_an_archive(run_rule, tmp_path):
+def test_checksum_mismatch_gives_both_checksums_of_a_damaged_pickle(run_rule, tmp_path):
     """A distributed checkpoint keeps each tensor in an archive of its own, with a pickle."""
     folder = tmp_path / "dcp"
     dcp.save({"w": torch.ones(3)}, checkpoint_id=folder, no_dist=True)
@@ -348,7 +348,7 @@ def test_a_file_next_to_the_arrays_of_an_archive_is_unused(run_rule, tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
-def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
+def test_checksum_mismatch_compares_uncompressed_bytes(run_rule, tmp_path, packed):
     """An npz records the checksum of each inflated member. A place is a range of the bytes in the file.
 
     The checksum also covers the header of the array, so the array is not listed and the target fails.
@@ -367,7 +367,7 @@ def test_checksum_mismatch_is_of_unpacked_bytes(run_rule, tmp_path, packed):
     assert finding.place.offset + finding.place.length <= path.stat().st_size
 
 
-def test_checksum_mismatch_finds_both_checksums_whatever_the_path_is(run_rule, save_checkpoint, tmp_path):
+def test_checksum_mismatch_does_not_parse_the_path(run_rule, save_checkpoint, tmp_path):
     """The checksums do not come from the text of the error, which begins with the path."""
     values = torch.arange(500.0)
     path = tmp_path / "a: checksum wrong: b.pt"
@@ -377,7 +377,7 @@ def test_checksum_mismatch_finds_both_checksums_whatever_the_path_is(run_rule, s
     assert finding.message.startswith("w: its bytes do not match the saved checksum: recorded 0x")
 
 
-def test_what_bytes_that_were_never_saved_are_worth_is_judged_by_no_rule(save_checkpoint, statecli):
+def test_damaged_values_are_checked_only_by_checksum_mismatch(save_checkpoint, statecli):
     """Only checksum-mismatch judges damaged bytes. With or without this rule, no other rule about values passes."""
     values = torch.arange(500.0)
     values[7] = float("nan")
@@ -409,7 +409,7 @@ def test_checksum_mismatch_finds_a_flipped_bit_of_the_pickle(save_checkpoint, st
     assert result.err == f"statecli: {target.reason}\n"
 
 
-def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(run_rule, save_checkpoint, write_file):
+def test_checksum_mismatch_spares_intact_and_unrecorded_bytes(run_rule, save_checkpoint, write_file):
     """0 means no checksum. For a file without checksums the rule is skipped."""
     assert not run_rule("checksum-mismatch", save_checkpoint({"a": torch.ones(3), "e": torch.ones(0)}), values=True)
     path = write_file(build(change_record("data/0", crc=0)))
@@ -417,7 +417,7 @@ def test_checksum_mismatch_spares_whole_bytes_and_what_records_none(run_rule, sa
     assert (target.ran, target.skipped[0].reason) == ((), "the file records no tensor checksums")
 
 
-def test_checksums_of_tensors_are_not_said_to_be_right_unread(save_checkpoint):
+def test_checksum_mismatch_is_skipped_without_values(save_checkpoint):
     """With --no-values the rule is skipped, and the reason names the option."""
     path = save_checkpoint({"a": torch.arange(50.0)})
     flip_bit(path, torch.arange(50.0).numpy().tobytes())
@@ -456,7 +456,7 @@ def failure_reason(path, rule):
     return target.reason
 
 
-def lacking(path):
+def get_missing_shard_message(path):
     """Message of the single finding for a target with missing shards. The target has failed."""
     (target,) = audit(Request((str(path),))).targets
     assert (target.target, target.status) == (str(path), Status.FAILED)
@@ -471,12 +471,12 @@ def test_missing_shard_finds_a_file_that_the_index_names(write_shards):
     """The target fails, because not all its tensors can be audited."""
     path = write_shards()
     (path / "m-2.safetensors").unlink()
-    assert "shard m-2.safetensors is missing: 1 of 2 exist" in lacking(path)
+    assert "shard m-2.safetensors is missing: 1 of 2 exist" in get_missing_shard_message(path)
     (path / "m-1.safetensors").unlink()
-    assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 exist" in lacking(path)
+    assert "shards m-1.safetensors, m-2.safetensors are missing: 0 of 2 exist" in get_missing_shard_message(path)
 
 
-def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path, run_rule):
+def test_pickles_next_to_a_missing_shard_are_audited_once(tmp_path, run_rule):
     """A harmful shard is reported for the folder. The shard is not a target of its own."""
 
     torch.save({"a": torch.zeros(2), "x": Call(os.system, "true")}, tmp_path / "m-1.bin")
@@ -492,10 +492,10 @@ def test_the_pickles_of_a_checkpoint_that_lacks_a_shard_are_judged_once(tmp_path
 def test_missing_shard_finds_a_gap_in_a_numbered_series(tmp_path):
     """Without an index, the numbers in the file names give the count of shards."""
     save_file({"a": torch.zeros(2)}, tmp_path / "m-00001-of-00002.safetensors")
-    assert "m-00002-of-00002.safetensors is missing" in lacking(tmp_path)
+    assert "m-00002-of-00002.safetensors is missing" in get_missing_shard_message(tmp_path)
 
 
-def test_missing_shard_spares_a_checkpoint_that_is_whole(run_rule, write_shards):
+def test_missing_shard_spares_a_complete_checkpoint(run_rule, write_shards):
     """Both shards exist."""
     assert not run_rule("missing-shard", write_shards())
 
@@ -509,7 +509,7 @@ def test_index_mismatch_finds_a_tensor_in_another_shard_or_in_none(write_shards)
         assert said in failure_reason(write_shards(lambda index, change=change: index.update(change)), "index-mismatch")
 
 
-def test_index_mismatch_names_the_file_beside_the_shards_that_has_the_tensor(write_shards):
+def test_index_mismatch_names_the_unlisted_file_with_the_tensor(write_shards):
     """The index does not list the file."""
     path = write_shards(lambda index: index.update(b="m-1.safetensors"))
     expected = (
@@ -536,11 +536,16 @@ def test_index_mismatch_finds_a_shard_that_the_index_does_not_name(run_rule, wri
     assert names == [str(path), str(path / "m-2.safetensors")]
 
 
-BESIDE = ["consolidated.safetensors", "model.bin", "optimizer.safetensors", "model-00001-of-00002.fp16.safetensors"]
+OTHER_CHECKPOINTS = [
+    "consolidated.safetensors",
+    "model.bin",
+    "optimizer.safetensors",
+    "model-00001-of-00002.fp16.safetensors",
+]
 
 
-@pytest.mark.parametrize("beside", BESIDE)
-def test_index_mismatch_spares_another_checkpoint_beside_the_index(run_rule, tmp_path, beside):
+@pytest.mark.parametrize("beside", OTHER_CHECKPOINTS)
+def test_index_mismatch_spares_another_checkpoint_next_to_the_index(run_rule, tmp_path, beside):
     """The other file is consolidated, in another format, of an optimizer, or of another variant."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
     index = tmp_path / "model.safetensors.index.json"
@@ -572,7 +577,7 @@ def test_index_mismatch_spares_an_index_that_is_right(run_rule, write_shards):
     assert not run_rule("index-mismatch", write_shards(metadata={"format": "pt"}))
 
 
-def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(write_shards):
+def test_unselected_rule_has_no_finding_of_a_failed_target(write_shards):
     """The target still fails."""
     path = write_shards()
     (path / "m-2.safetensors").unlink()
@@ -584,7 +589,7 @@ def test_a_rule_that_was_not_asked_for_has_no_finding_of_a_failed_target(write_s
 # --- legacy-format ---------------------------------------------------------------------------------------------------
 
 
-def test_legacy_format_finds_the_stream_of_before_torch_1_6(run_rule, save_checkpoint):
+def test_legacy_format_finds_a_legacy_stream(run_rule, save_checkpoint):
     """The finding is a note, because statecli reads the old format."""
     (finding,) = run_rule("legacy-format", save_checkpoint({"w": torch.zeros(2)}, _use_new_zipfile_serialization=False))
     assert finding.severity.value == "note"

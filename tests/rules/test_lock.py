@@ -43,7 +43,7 @@ def audit_changed(run_rule, tmp_path, state):
     return audit_entries
 
 
-def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(audit_changed, state):
+def test_lock_mismatch_names_only_the_changed_weight(audit_changed, state):
     """A single bit of a single element differs."""
     nudged = state["a.weight"].clone()
     nudged.view(torch.int32)[3, 2] ^= 1
@@ -64,13 +64,13 @@ def test_lock_mismatch_finds_one_nudged_weight_and_names_it_alone(audit_changed,
         (lambda tensor: None, "missing, locked as float32 [4, 3]"),
     ],
 )
-def test_lock_mismatch_finds_what_changed_of_a_tensor(audit_changed, state, change, says):
+def test_lock_mismatch_describes_the_change_of_a_tensor(audit_changed, state, change, says):
     """A single finding gives both figures."""
     (finding,) = audit_changed({"a.weight": change(state["a.weight"])})
     assert finding.message == f"a.weight: {says}"
 
 
-def test_the_content_of_a_mismatch_is_that_of_its_values(audit_changed, state):
+def test_content_of_a_mismatch_depends_on_its_values(audit_changed, state):
     """An accepted change stays accepted, but not another change of the tensor. Without a digest, `content` is empty."""
     (first,), (again,), (other,) = (audit_changed({"a.bias": state["a.bias"] + number}) for number in (1, 1, 2))
     assert first.content == again.content != other.content
@@ -86,7 +86,7 @@ def test_content_does_not_depend_on_the_names_of_fields():
     assert lock_rules._digest_values(FileChange("a", "1", "2")) == lock_rules._digest_values(renamed("a", "1", "2"))
 
 
-def test_lock_mismatch_finds_a_tensor_that_nobody_locked(audit_changed):
+def test_lock_mismatch_finds_an_unlocked_tensor(audit_changed):
     """A tensor added after the lock may do harm."""
     (finding,) = audit_changed({"adapter.weight": torch.ones(1)})
     assert finding.message == "adapter.weight: not in the lock"
@@ -101,7 +101,7 @@ def test_lock_mismatch_spares_the_same_weights_in_another_container(run_rule, tm
         assert not run_rule("lock-mismatch", tmp_path / second, lock=build_lock(tmp_path / first))
 
 
-def test_lock_mismatch_finds_kind_and_requires_grad_where_both_sides_know(run_rule, tmp_path):
+def test_lock_mismatch_finds_other_kind_and_requires_grad(run_rule, tmp_path):
     """Two classes register the same names with different kinds and requires_grad."""
     path = tmp_path / "nets.py"
     path.write_text(
@@ -144,7 +144,7 @@ def test_lock_mismatch_spares_a_tied_name_that_safetensors_dropped(run_rule, tmp
     assert not run_rule("lock-mismatch", tmp_path / "a.pt", lock=build_lock(tmp_path / "a.safetensors"))
 
 
-def test_lock_mismatch_finds_a_missing_name_that_was_only_equal(run_rule, tmp_path):
+def test_lock_mismatch_finds_a_missing_name_without_a_tie(run_rule, tmp_path):
     """Two biases of zeros are not tied, so the missing bias is reported."""
     state = {"a.bias": torch.zeros(3), "b.bias": torch.zeros(3)}
     torch.save(state, tmp_path / "a.pt")
@@ -153,7 +153,7 @@ def test_lock_mismatch_finds_a_missing_name_that_was_only_equal(run_rule, tmp_pa
     assert finding.fqn == "b.bias"
 
 
-def test_lock_mismatch_finds_the_kept_name_of_a_tie_that_moved(run_rule, tmp_path):
+def test_lock_mismatch_reports_a_changed_tie_once(run_rule, tmp_path):
     """The tied names share a tensor, so the change is reported once."""
     torch.save(build_tied_state(), tmp_path / "a.pt")
     save_file({"embed.weight": torch.ones(3, 2), "n": torch.zeros(1)}, tmp_path / "a.safetensors")
@@ -161,7 +161,7 @@ def test_lock_mismatch_finds_the_kept_name_of_a_tie_that_moved(run_rule, tmp_pat
     assert finding.fqn == "embed.weight"
 
 
-def test_lock_mismatch_spares_what_no_state_dict_holds(run_rule, tmp_path):
+def test_lock_mismatch_spares_tensors_outside_a_state_dict(run_rule, tmp_path):
     """A lock of a class lists plain attributes, unknown to a checkpoint. Random values of a class are not compared."""
     path = tmp_path / "net.py"
     path.write_text(
@@ -178,7 +178,7 @@ def test_lock_mismatch_spares_what_no_state_dict_holds(run_rule, tmp_path):
     assert not run_rule("lock-mismatch", f"{path}:Net", lock=build_lock(tmp_path / "a.safetensors"))
 
 
-def test_lock_mismatch_spares_what_the_filters_leave_out(audit_changed, state):
+def test_lock_mismatch_spares_filtered_tensors(audit_changed, state):
     """The filters also apply to missing and new tensors. A missing name of unknown kind is reported."""
     changed = {"a.weight": state["a.weight"] + 1, "a.bias": None, "new": torch.ones(1)}
     assert not audit_changed(changed, selection=Selection(include=("b.*",)))
@@ -188,7 +188,7 @@ def test_lock_mismatch_spares_what_the_filters_leave_out(audit_changed, state):
     ]
 
 
-def test_lock_mismatch_finds_only_what_is_frozen_where_that_is_asked(run_rule, tmp_path):
+def test_lock_mismatch_with_frozen_only_finds_only_frozen_tensors(run_rule, tmp_path):
     """`--frozen-only` checks tensors frozen in the lock or by the policy. Trained and new tensors may differ."""
     kept = {"frozen": nn.Parameter(torch.ones(2), requires_grad=False), "head": nn.Parameter(torch.ones(2))}
     torch.save(kept, tmp_path / "a.pt")
@@ -221,7 +221,7 @@ def test_a_target_that_is_not_in_the_lock_does_not_pass(in_tmp_path, state):
     assert not result.findings
 
 
-def test_values_are_read_only_where_the_rest_agrees(monkeypatch, audit_changed, state):
+def test_values_are_read_only_if_dtypes_agree(monkeypatch, audit_changed, state):
     """A tensor of another dtype is reported without its values. Without a lock, no values are read."""
     from statecli.values import digest
 
@@ -237,7 +237,7 @@ def test_values_are_read_only_where_the_rest_agrees(monkeypatch, audit_changed, 
     assert not digested
 
 
-def test_a_locked_repository_fails_for_a_nudged_weight(tmp_path, in_tmp_path, statecli, state):
+def test_locked_repository_fails_for_a_changed_weight(tmp_path, in_tmp_path, statecli, state):
     """The steps of a pull request: lock, audit, nudge, audit, lock again. The lock differs in a single line."""
     save_file(state, "model.safetensors")
     assert statecli("lock", "model.safetensors", "-o", "statecli.lock.json").code == 0
@@ -264,7 +264,7 @@ def test_frozen_only_needs_a_lock(statecli):
     assert "--lock" in result.err
 
 
-def test_what_a_lock_says_survives_its_file(tmp_path, run_rule, state):
+def test_lock_is_equal_after_reading_its_file(tmp_path, run_rule, state):
     """A lock written to a file and read again is equal and still matches."""
     torch.save(state, tmp_path / "a.pt")
     (tmp_path / "lock.json").write_bytes(b"".join(lock_file.encode_lock(build_lock(tmp_path / "a.pt"))))
@@ -286,7 +286,7 @@ def test_values_not_locked_finds_a_lock_without_digests(run_rule, tmp_path, stat
     assert finding.message == "the values of 3 of 3 tensors are not locked: a.bias, a.weight and 1 more"
 
 
-def test_values_not_locked_spares_what_has_no_values(run_rule, tmp_path, state):
+def test_values_not_locked_spares_tensors_without_values(run_rule, tmp_path, state):
     """A class with its own lock, tensors on the meta device, and a lock with all digests."""
     torch.save(state, tmp_path / "a.pt")
     torch.save({name: tensor.to("meta") for name, tensor in state.items()}, tmp_path / "meta.pt")

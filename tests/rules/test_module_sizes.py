@@ -47,7 +47,7 @@ def save_trace(module: nn.Module, path: Path) -> Path:
     return path
 
 
-def messages(path: Path) -> list[str]:
+def list_messages(path: Path) -> list[str]:
     result = audit(Request((str(path),), select=(RULE,)))
     assert result.targets[0].ran == (RULE,)
     return [finding.message for finding in result.findings]
@@ -71,9 +71,9 @@ CELLS = {
 
 @pytest.mark.parametrize("save", [save_pickle, save_script, save_trace])
 @pytest.mark.parametrize("name", CELLS)
-def test_inconsistent_module_spares_modules_as_they_are_built(name, save, tmp_path):
+def test_inconsistent_module_spares_unchanged_modules(name, save, tmp_path):
     """Each writer saves each cell."""
-    assert messages(save(Encoder(CELLS[name]()), tmp_path / "x.pt")) == []
+    assert list_messages(save(Encoder(CELLS[name]()), tmp_path / "x.pt")) == []
 
 
 def test_a_state_dict_has_no_modules_to_check(save_checkpoint):
@@ -82,7 +82,7 @@ def test_a_state_dict_has_no_modules_to_check(save_checkpoint):
     assert audit(Request((str(path),), select=(RULE,))).targets[0].ran == ()
 
 
-SHORT = {
+SHORT_MODULES = {
     "inputs": (lambda: shorten(nn.LSTM(4, 6), "weight_ih_l0", 1, 4), "weight_ih_l0: has shape [1, 4]"),
     "columns": (lambda: shorten(nn.LSTM(4, 6), "weight_ih_l0", 24, 1), "weight_ih_l0: has shape [24, 1]"),
     "states": (lambda: shorten(nn.GRU(4, 6), "weight_hh_l0", 1, 6), "weight_hh_l0: has shape [1, 6]"),
@@ -98,32 +98,32 @@ SHORT = {
 @pytest.mark.parametrize(
     ("save", "name"),
     [
-        *((save_pickle, name) for name in SHORT),
+        *((save_pickle, name) for name in SHORT_MODULES),
         *((save_script, name) for name in ("states", "second layer", "reverse")),
     ],
 )
 def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The weight in the file has another shape than the constructor creates."""
-    build, what = SHORT[name]
-    (message,) = messages(save(Encoder(build()), tmp_path / "x.pt"))
+    build, what = SHORT_MODULES[name]
+    (message,) = list_messages(save(Encoder(build()), tmp_path / "x.pt"))
     assert f"cell.{what}" in message
 
 
-def test_another_list_of_weights_than_the_module_has_is_an_error(tmp_path):
+def test_other_list_of_weights_is_an_error(tmp_path):
     """forward passes the list to the kernel, not the parameters."""
     module = nn.LSTM(4, 6, bias=False)
     module._flat_weights = [torch.zeros(1, 4), torch.zeros(24, 6), torch.zeros(1)]
-    first, last = messages(save_pickle(Encoder(module), tmp_path / "x.pt"))
+    first, last = list_messages(save_pickle(Encoder(module), tmp_path / "x.pt"))
     assert first == "cell._flat_weights[0]: has shape [1, 4], but its module needs [24, 4]"
     assert last == "cell._flat_weights[2]: has shape [1], but its module does not have this weight"
 
 
-def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, forked_python):
+def test_weights_too_short_for_the_hidden_size_are_an_error(tmp_path, forked_python):
     """TorchScript may compile the hidden size into the class. The kernel reads by the hidden size of the states."""
     small = nn.LSTM(4, 6)
     small.hidden_size = 4096
     for save in (save_pickle, save_script):
-        assert "its module needs [16384, 4]" in messages(save(Encoder(small), tmp_path / "x.pt"))[0]
+        assert "its module needs [16384, 4]" in list_messages(save(Encoder(small), tmp_path / "x.pt"))[0]
     code = f"import torch\nwith torch.no_grad(): torch.jit.load({str(tmp_path / 'x.pt')!r})(torch.ones(3, 1, 4))"
     assert forked_python(code).returncode < 0
 
@@ -132,28 +132,28 @@ def test_all_weights_short_in_the_same_way_contradict_the_hidden_size(tmp_path, 
 def test_weight_norm_is_clean(dim, tmp_path):
     """The norm is of rows, of columns, or of the whole weight. A parametrized module cannot be pickled."""
     old, new = build_normalized(dim)
-    assert messages(save_pickle(old, tmp_path / "x.pt")) == messages(save_trace(old, tmp_path / "y.pt")) == []
-    assert messages(save_trace(new, tmp_path / "z.pt")) == []
+    assert list_messages(save_pickle(old, tmp_path / "x.pt")) == list_messages(save_trace(old, tmp_path / "y.pt")) == []
+    assert list_messages(save_trace(new, tmp_path / "z.pt")) == []
 
 
 def test_a_short_norm_is_an_error(tmp_path):
     """The kernel reads a norm for each row."""
     old, new = build_normalized(0)
     old.weight_g = nn.Parameter(torch.ones(1, 1))
-    (message,) = messages(save_pickle(old, tmp_path / "x.pt"))
+    (message,) = list_messages(save_pickle(old, tmp_path / "x.pt"))
     assert message == "weight_g: has shape [1, 1], which does not fit its weight of shape [8, 4]"
     path = save_trace(new, tmp_path / "y.pt")
-    assert messages(path) == []
+    assert list_messages(path) == []
     program = torch.jit.load(path)
     program.parametrizations.weight.original0 = nn.Parameter(torch.ones(1, 1))
     torch.jit.save(program, path)
-    assert "original0: has shape [1, 1], which does not fit its weight" in messages(path)[0]
+    assert "original0: has shape [1, 1], which does not fit its weight" in list_messages(path)[0]
 
 
 def test_attention_without_heads_is_an_error(tmp_path):
     """A call of the module divides by zero."""
     module = nn.TransformerEncoderLayer(8, 2, 16)
-    assert messages(save_pickle(module, tmp_path / "x.pt")) == []
+    assert list_messages(save_pickle(module, tmp_path / "x.pt")) == []
     module.self_attn.num_heads = 0
-    (message,) = messages(save_pickle(module, tmp_path / "x.pt"))
+    (message,) = list_messages(save_pickle(module, tmp_path / "x.pt"))
     assert "_modules.self_attn.num_heads is 0: the module divides by this number, so a call fails" in message

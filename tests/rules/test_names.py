@@ -13,7 +13,7 @@ from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 from ..formats.attacks import build, build_pickle, records, tensor, text
 
 
-def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one(run_rule, tmp_path):
+def test_case_collision_finds_names_that_differ_only_in_case(run_rule, tmp_path):
     """The finding is at the second name and mentions the first name."""
     torch.save({"head.Weight": torch.zeros(2), "head.weight": torch.ones(2)}, tmp_path / "a.pt")
     (finding,) = run_rule("case-collision", tmp_path / "a.pt")
@@ -22,7 +22,7 @@ def test_case_collision_finds_two_names_that_a_folding_file_system_takes_for_one
 
 
 @pytest.mark.parametrize(("first", "second"), [("\xe9", "e\u0301"), ("K", "\u212a")], ids=ascii)
-def test_case_collision_finds_one_text_in_other_code_points(run_rule, save_checkpoint, first, second):
+def test_case_collision_finds_the_same_text_in_other_code_points(run_rule, save_checkpoint, first, second):
     """Both names look alike on the screen, so the message shows their code points."""
     (finding,) = run_rule("case-collision", save_checkpoint({first: torch.zeros(2), second: torch.ones(2)}))
     assert (
@@ -31,7 +31,7 @@ def test_case_collision_finds_one_text_in_other_code_points(run_rule, save_check
     )
 
 
-def test_case_collision_spares_what_no_file_system_folds(run_rule, tmp_path):
+def test_case_collision_spares_names_that_do_not_fold(run_rule, tmp_path):
     """`ss` is another file than `ß`."""
     torch.save({name: torch.zeros(2) for name in ("ß", "ss", "ﬁ", "fi", "ı", "i")}, tmp_path / "a.pt")
     assert not run_rule("case-collision", tmp_path / "a.pt")
@@ -63,17 +63,17 @@ def test_case_collision_spares_names_of_two_sections(run_rule, tmp_path):
 
 # --- wrapper-prefix --------------------------------------------------------------------------------------------------
 
-WRAPPED = {
+WRAPPERS = {
     "module.": torch.nn.DataParallel,
     "_orig_mod.": torch.compile,
 }
 
 
-@pytest.mark.parametrize("prefix", WRAPPED)
+@pytest.mark.parametrize("prefix", WRAPPERS)
 def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, save_checkpoint, prefix):
     """Each section has a single finding. The advice gives the names of the plain model."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    state = WRAPPED[prefix](net).state_dict()
+    state = WRAPPERS[prefix](net).state_dict()
     (finding,) = run_rule("wrapper-prefix", save_checkpoint(state))
     assert finding.message.startswith(f"all 4 names have the prefix {prefix!r} of a wrapper, which the plain model")
     assert f"removeprefix({prefix!r})" in finding.help
@@ -93,7 +93,7 @@ def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, save_checkpoint
     assert f"{verb} '{name}.' of a wrapper" in finding.message
 
 
-def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_path):
+def test_wrapper_prefix_finds_the_wrapper_of_lightning_in_deepspeed(run_rule, tmp_path):
     """DeepSpeed saves the section `module`, and every name in the section begins with Lightning's wrapper."""
     state = {f"_forward_module.model.{key}": tensor for key, tensor in torch.nn.Linear(2, 2).state_dict().items()}
     torch.save({"module": state, "global_steps": 3}, tmp_path / "mp_rank_00_model_states.pt")
@@ -101,7 +101,7 @@ def test_wrapper_prefix_finds_what_lightning_hands_to_deepspeed(run_rule, tmp_pa
     assert "all 2 names in section 'module' have the prefix '_forward_module.'" in finding.message
 
 
-def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
+def test_wrapper_prefix_finds_a_compiled_submodule(run_rule, tmp_path):
     """The prefix is in the middle of some names."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.compile(torch.nn.Linear(2, 2)))
     torch.save({"model": net.state_dict(), "ema": {"0.weight": torch.zeros(2)}}, tmp_path / "a.pt")
@@ -110,14 +110,14 @@ def test_wrapper_prefix_finds_a_part_that_was_compiled(run_rule, tmp_path):
     assert "replace('_orig_mod.', '')" in finding.help
 
 
-def test_wrapper_prefix_spares_a_part_of_the_model_that_is_called_module(run_rule, save_checkpoint):
+def test_wrapper_prefix_spares_a_submodule_called_module(run_rule, save_checkpoint):
     """Averaged models have a `module` next to a counter of their own; half of all models have a `model`."""
     averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))
     assert not run_rule("wrapper-prefix", save_checkpoint(averaged.state_dict()))
     assert not run_rule("wrapper-prefix", save_checkpoint({"model.weight": torch.zeros(2)}))
 
 
-def test_wrapper_prefix_spares_names_of_the_class_that_it_is_held_to(list_fqns, tmp_path):
+def test_wrapper_prefix_spares_names_of_the_given_class(list_fqns, tmp_path):
     """The names are the wrapper's own state_dict: they load into the compiled class, but not into the bare class."""
     (tmp_path / "net.py").write_text(
         "import torch\n\n\ndef bare():\n    return torch.nn.Linear(2, 2)\n\n\n"
@@ -135,12 +135,25 @@ def test_wrapper_prefix_spares_a_module_pickled_whole(run_rule, save_checkpoint)
 
 # --- control-characters ----------------------------------------------------------------------------------------------
 
-UNSEEN = ["\n", "\t", "\x1b[31m", "\x7f", "\x9b", "\u200b", "\u200d", "\u202e", "\u2066", "\ufeff", "\u2028", "\ud800"]
-UNSEEN += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e0041"]
+UNSEEN_CHARACTERS = [
+    "\n",
+    "\t",
+    "\x1b[31m",
+    "\x7f",
+    "\x9b",
+    "\u200b",
+    "\u200d",
+    "\u202e",
+    "\u2066",
+    "\ufeff",
+    "\u2028",
+    "\ud800",
+]
+UNSEEN_CHARACTERS += ["\xad", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001ffff", "\U000e0041"]
 
 
-@pytest.mark.parametrize("character", UNSEEN, ids=ascii)
-def test_control_characters_finds_what_cannot_be_seen(run_rule, tmp_path, character):
+@pytest.mark.parametrize("character", UNSEEN_CHARACTERS, ids=ascii)
+def test_control_characters_finds_invisible_characters(run_rule, tmp_path, character):
     """The message shows the character escaped, on a single printable line."""
     body = text("fc") + tensor() + text(f"fc{character}w") + tensor()
     (tmp_path / "a.pt").write_bytes(build(records(build_pickle(b"}(" + body + b"u"))))

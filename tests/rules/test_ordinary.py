@@ -36,7 +36,7 @@ def audit_folder(folder: Path) -> list[str]:
     ]
 
 
-def optimizer_of(module):
+def build_optimizer(module):
     """Adam with moments, its step counters 0-dim tensors of float32."""
     optimizer = torch.optim.AdamW(module.named_parameters())
     for parameter in module.parameters():
@@ -49,7 +49,7 @@ def optimizer_of(module):
 def test_a_real_model_in_every_format_is_clean(tmp_path, name):
     """state_dict, old stream, training and Lightning checkpoints, safetensors, model folder, sharded folder."""
     module = make(name)
-    state, optimizer = module.state_dict(), optimizer_of(module).state_dict()
+    state, optimizer = module.state_dict(), build_optimizer(module).state_dict()
     torch.save(state, tmp_path / "state.pt")
     torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     torch.save({"model": state, "optimizer": optimizer, "rng": torch.get_rng_state()}, tmp_path / "train.pt")
@@ -77,7 +77,7 @@ def test_a_real_folder_is_clean(minilm):
     assert not audit_folder(minilm)
 
 
-def test_a_rule_that_needs_no_model_says_nothing_of_a_plain_layer(tmp_path):
+def test_no_rule_reports_a_plain_layer(tmp_path):
     """All rules together report nothing for the smallest checkpoint, not even a note."""
     torch.save(torch.nn.Linear(3, 3).state_dict(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=tuple(rule.name for rule in RULES))).targets

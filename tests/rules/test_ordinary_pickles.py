@@ -42,7 +42,7 @@ from ..formats.attacks import build, call_function, global_name, records, state_
 from .test_pickles import RULES
 
 
-def model():
+def build_model():
     """Weights, buffers, tied parameters."""
     sequential = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     sequential[2].weight = sequential[0].weight
@@ -51,25 +51,25 @@ def model():
 
 def train_optimizer(optimizer, **options):
     """The optimizer after a step."""
-    net = model()
+    net = build_model()
     instance = optimizer(net.parameters(), **options)
     net(torch.randn(3, 4)).sum().backward()
     instance.step()
     return instance
 
 
-def scheduler_state(scheduler, *args, **options):
+def build_scheduler_state(scheduler, *args, **options):
     """State of the scheduler."""
-    return scheduler(torch.optim.SGD(model().parameters(), 0.1), *args, **options).state_dict()
+    return scheduler(torch.optim.SGD(build_model().parameters(), 0.1), *args, **options).state_dict()
 
 
-def lightning():
+def build_lightning_checkpoint():
     """A checkpoint with the keys of Lightning's Trainer, and the state of a callback under its state_key."""
     return {
         "epoch": 3,
         "global_step": 7,
         "pytorch-lightning_version": "2.5.0",
-        "state_dict": model().state_dict(),
+        "state_dict": build_model().state_dict(),
         "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 4}}}},
         "callbacks": {
             "ModelCheckpoint{'monitor': 'loss', 'mode': 'min'}": {
@@ -78,18 +78,18 @@ def lightning():
             }
         },
         "optimizer_states": [train_optimizer(torch.optim.Adam, lr=0.1).state_dict()],
-        "lr_schedulers": [scheduler_state(torch.optim.lr_scheduler.StepLR, 2)],
+        "lr_schedulers": [build_scheduler_state(torch.optim.lr_scheduler.StepLR, 2)],
         "hparams_name": "kwargs",
         "hyper_parameters": {"lr": 0.1, "data": pathlib.PurePosixPath("data"), "args": argparse.Namespace(a=1)},
     }
 
 
-def rng():
+def build_rng_state():
     """The content of rng_state.pth by transformers."""
     return {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
 
 
-def settings():
+def build_settings():
     """Settings of the kinds that scripts save next to their weights."""
     return {
         "config": argparse.Namespace(lr=np.float32(0.1), steps=np.int64(3), ok=np.bool_(True), out=pathlib.Path("a")),
@@ -107,7 +107,7 @@ def settings():
     }
 
 
-def arrays():
+def build_arrays():
     """Objects of numpy, of each kind."""
     return {
         "array": np.arange(6, dtype=np.float64).reshape(2, 3),
@@ -131,7 +131,7 @@ def arrays():
     }
 
 
-def quantized_tensors():
+def build_quantized_tensors():
     """Quantized tensors, by tensor and by channel."""
     return {
         "w": torch.quantize_per_tensor(torch.randn(2, 2), 0.1, 3, torch.qint8),
@@ -139,7 +139,7 @@ def quantized_tensors():
     }
 
 
-def odd_tensors():
+def build_unusual_tensors():
     """Every kind of tensor with its own pickle form in torch."""
     return {
         "sparse": torch.eye(3).to_sparse(),
@@ -158,15 +158,15 @@ def odd_tensors():
     }
 
 
-def averaged_model():
+def build_averaged_model():
     """An exponential moving average, next to the averaged model."""
-    net = model()
+    net = build_model()
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     ema.update_parameters(net)
     return {"model": net.state_dict(), "ema": ema.state_dict()}
 
 
-def weight_norms():
+def build_weight_norms():
     """Old and new weight_norm."""
     return {
         "old": nn.utils.weight_norm(nn.Linear(2, 2)).state_dict(),
@@ -174,10 +174,10 @@ def weight_norms():
     }
 
 
-def hyperparameters():
+def build_hyperparameters():
     """Hyperparameters that users pass to trainers and trainers save."""
     return {
-        "state_dict": model().state_dict(),
+        "state_dict": build_model().state_dict(),
         "losses": [functional.cross_entropy, functional.mse_loss, functional.linear, functional.conv2d, np.mean],
         "later": [functools.partial(torch.optim.AdamW, lr=0.1), functools.partial(nn.init.normal_, std=0.02)],
         "nested": defaultdict(functools.partial(defaultdict, list)),
@@ -193,17 +193,17 @@ def hyperparameters():
     }
 
 
-def kept_by_loops():
+def build_loop_objects():
     """Objects saved whole next to the weights."""
     return {
-        "state_dict": model().state_dict(),
+        "state_dict": build_model().state_dict(),
         "torch_version": torch.__version__,
         "scaler": torch.amp.GradScaler("cpu"),
         "generator": torch.Generator().manual_seed(3),
     }
 
 
-def everyday():
+def build_standard_values():
     """Values of Python's own library, and its functions in a configuration."""
     return {
         "weights": torch.zeros(2),
@@ -216,7 +216,7 @@ def everyday():
     }
 
 
-def put_off():
+def build_partials():
     """Partials in configurations: of functions of tensors and of modules, with plain values."""
     partials = [
         functools.partial(functional.relu, inplace=True),
@@ -243,7 +243,7 @@ def put_off():
     }
 
 
-def annotations():
+def build_annotations():
     """Types of fields in dataclasses and configurations."""
     return {
         "w": torch.zeros(1),
@@ -255,7 +255,7 @@ def annotations():
     }
 
 
-def distributions():
+def build_distributions():
     """Distributions built from other distributions and from transforms."""
     normal = torch.distributions.Normal(torch.zeros(2), torch.ones(2))
     steps = [torch.distributions.ExpTransform(), torch.distributions.AffineTransform(0.0, 2.0)]
@@ -269,8 +269,8 @@ def distributions():
 
 ADAM = {"lr": 0.1}
 ORDINARY = {
-    "state_dict": lambda: model().state_dict(),
-    "dict of Parameters": lambda: dict(model().named_parameters()),
+    "state_dict": lambda: build_model().state_dict(),
+    "dict of Parameters": lambda: dict(build_model().named_parameters()),
     "SGD with momentum": lambda: train_optimizer(torch.optim.SGD, lr=0.1, momentum=0.9).state_dict(),
     "AdamW": lambda: train_optimizer(torch.optim.AdamW, fused=False, **ADAM).state_dict(),
     "Adam with amsgrad and a tensor for lr": lambda: train_optimizer(
@@ -279,27 +279,27 @@ ORDINARY = {
     "Adagrad": lambda: train_optimizer(torch.optim.Adagrad, **ADAM).state_dict(),
     "RMSprop": lambda: train_optimizer(torch.optim.RMSprop, **ADAM).state_dict(),
     "Adafactor": lambda: train_optimizer(torch.optim.Adafactor, **ADAM).state_dict(),
-    "OneCycleLR": lambda: scheduler_state(torch.optim.lr_scheduler.OneCycleLR, 0.1, 10) | {"t": torch.zeros(1)},
+    "OneCycleLR": lambda: build_scheduler_state(torch.optim.lr_scheduler.OneCycleLR, 0.1, 10) | {"t": torch.zeros(1)},
     "CosineAnnealingLR": lambda: (
-        scheduler_state(torch.optim.lr_scheduler.CosineAnnealingLR, 10) | {"t": torch.zeros(1)}
+        build_scheduler_state(torch.optim.lr_scheduler.CosineAnnealingLR, 10) | {"t": torch.zeros(1)}
     ),
-    "MultiStepLR": lambda: scheduler_state(torch.optim.lr_scheduler.MultiStepLR, [1, 2]) | {"t": torch.zeros(1)},
-    "CyclicLR": lambda: scheduler_state(torch.optim.lr_scheduler.CyclicLR, 0.1, 0.2) | {"t": torch.zeros(1)},
+    "MultiStepLR": lambda: build_scheduler_state(torch.optim.lr_scheduler.MultiStepLR, [1, 2]) | {"t": torch.zeros(1)},
+    "CyclicLR": lambda: build_scheduler_state(torch.optim.lr_scheduler.CyclicLR, 0.1, 0.2) | {"t": torch.zeros(1)},
     "GradScaler": lambda: {"scaler": torch.amp.GradScaler("cpu").state_dict(), "t": torch.zeros(1)},
-    "Lightning": lightning,
-    "rng_state": rng,
-    "settings": settings,
-    "numpy": arrays,
-    "quantized": quantized_tensors,
-    "odd tensors": odd_tensors,
-    "an average": averaged_model,
-    "parametrized": weight_norms,
-    "hyperparameters": hyperparameters,
-    "what loops keep": kept_by_loops,
-    "everyday values": everyday,
-    "calls put off": put_off,
-    "annotations": annotations,
-    "distributions": distributions,
+    "Lightning": build_lightning_checkpoint,
+    "rng_state": build_rng_state,
+    "settings": build_settings,
+    "numpy": build_arrays,
+    "quantized": build_quantized_tensors,
+    "odd tensors": build_unusual_tensors,
+    "an average": build_averaged_model,
+    "parametrized": build_weight_norms,
+    "hyperparameters": build_hyperparameters,
+    "what loops keep": build_loop_objects,
+    "everyday values": build_standard_values,
+    "calls put off": build_partials,
+    "annotations": build_annotations,
+    "distributions": build_distributions,
     "an optimizer pickled whole": lambda: {"o": train_optimizer(torch.optim.AdamW, **ADAM), "w": torch.zeros(1)},
     "every optimizer pickled whole": lambda: {
         kind.__name__: train_optimizer(kind, lr=0.1)
@@ -309,11 +309,13 @@ ORDINARY = {
         and kind.__name__ not in ("Optimizer", "SparseAdam", "LBFGS", "Muon")
     },
     "averaging schedulers pickled whole": lambda: {
-        strategy: torch.optim.swa_utils.SWALR(torch.optim.SGD(model().parameters(), 0.1), 0.1, anneal_strategy=strategy)
+        strategy: torch.optim.swa_utils.SWALR(
+            torch.optim.SGD(build_model().parameters(), 0.1), 0.1, anneal_strategy=strategy
+        )
         for strategy in ("cos", "linear")
     },
     "a scheduler pickled whole": lambda: {
-        "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model().parameters(), 0.1), 3)
+        "s": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(build_model().parameters(), 0.1), 3)
     },
 }
 WRITERS = {
@@ -357,7 +359,7 @@ def set_weights(*modules):
 
 
 WHOLE = {
-    "Sequential": model,
+    "Sequential": build_model,
     "Transformer": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, activation="gelu"), 1),
     "LSTM": lambda: nn.LSTM(2, 2),
     "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
@@ -366,7 +368,7 @@ WHOLE = {
     "a loss among settings": lambda: argparse.Namespace(loss=nn.CrossEntropyLoss()),
     "hooks": lambda: nn.utils.spectral_norm(nn.utils.weight_norm(nn.Linear(2, 2), "bias", None)),
     "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
-    "a copy": lambda: copy.deepcopy(model()),
+    "a copy": lambda: copy.deepcopy(build_model()),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.LazyConv2d(3, 1), nn.LazyBatchNorm2d()),
     "quantized embedding": lambda: set_weights(torch.ao.nn.quantized.Embedding(10, 12)),
     "quantized convolutions": lambda: set_weights(
@@ -381,46 +383,51 @@ WHOLE = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", WHOLE)
-def test_a_whole_module_of_torch_is_that_and_nothing_else(name, save_checkpoint):
+def test_module_of_torch_is_only_a_whole_module_pickle(name, save_checkpoint):
     """All classes, hooks and activations of the module are torch's own."""
     path = save_checkpoint({"net": build_checkpoint(name)})
     assert [rule for rule, _ in list_findings(path)] == ["whole-module-pickle"]
 
 
-def parallel():
+def iter_distributed_data_parallel():
     """Yield a DistributedDataParallel of a single process."""
     from torch import distributed
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        yield nn.parallel.DistributedDataParallel(model())
+        yield nn.parallel.DistributedDataParallel(build_model())
     finally:
         distributed.destroy_process_group()
 
 
-def module_with_hook():
+def iter_module_with_hook():
     """Yield a module with the handle of its hook as an attribute."""
-    module = model()
+    module = build_model()
     module.handle = module.register_forward_hook(functional.relu)
     module.removed = module.register_forward_pre_hook(print)
     module.removed.remove()
     yield module
 
 
-def data_parallel():
+def iter_data_parallel():
     """Yield a DataParallel."""
-    yield nn.DataParallel(model())
+    yield nn.DataParallel(build_model())
 
 
-def compiled_module():
+def iter_compiled_modules():
     """Yield modules wrapped by torch.compile, with and without settings."""
-    yield torch.compile(model())
-    yield from (torch.compile(model(), backend=backend) for backend in ("eager", "aot_eager"))
-    yield {"a": torch.compile(model(), mode="max-autotune"), "b": torch.compile(model(), dynamic=True, fullgraph=True)}
+    yield torch.compile(build_model())
+    yield from (torch.compile(build_model(), backend=backend) for backend in ("eager", "aot_eager"))
+    yield {
+        "a": torch.compile(build_model(), mode="max-autotune"),
+        "b": torch.compile(build_model(), dynamic=True, fullgraph=True),
+    }
 
 
-@pytest.mark.parametrize("make", [parallel, module_with_hook, data_parallel, compiled_module])
-def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
+@pytest.mark.parametrize(
+    "make", [iter_distributed_data_parallel, iter_module_with_hook, iter_data_parallel, iter_compiled_modules]
+)
+def test_wrapper_of_torch_is_only_a_whole_module_pickle(make, tmp_path):
     """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
     for wrapper in make():
         torch.save(wrapper, tmp_path / "a.pt")
@@ -428,30 +435,30 @@ def test_a_wrapper_of_torch_is_a_whole_module_and_nothing_else(make, tmp_path):
         assert {finding.rule for finding in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
 
 
-def command():
+def compile_with_command():
     """A compiled module with a command in its settings. The first call runs the command."""
-    return torch.compile(model(), options={"cpp.cxx": ("touch PWNED;",)})
+    return torch.compile(build_model(), options={"cpp.cxx": ("touch PWNED;",)})
 
 
-def another():
+def compile_with_function():
     """A compiled module with a function as its backend."""
-    return torch.compile(model(), backend=functional.relu)
+    return torch.compile(build_model(), backend=functional.relu)
 
 
-def compile_contexts():
+def compile_with_contexts():
     """A compiled module and a context without a module."""
-    return [torch.compile(model()), torch.compile(model()).dynamo_ctx]
+    return [torch.compile(build_model()), torch.compile(build_model()).dynamo_ctx]
 
 
-@pytest.mark.parametrize("make", [command, another, compile_contexts])
-def test_a_compiler_with_more_than_switches_is_no_module(make, tmp_path):
+@pytest.mark.parametrize("make", [compile_with_command, compile_with_function, compile_with_contexts])
+def test_compiled_module_with_code_in_its_settings_is_unsafe(make, tmp_path):
     """A call of the module would run code from the file."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
     assert "unsafe-global" in {finding.rule for finding in target.findings}
 
 
-def test_the_trainer_of_transformers_writes_nothing_but_data(tmp_path):
+def test_trainer_of_transformers_writes_only_data(tmp_path):
     """training_args.bin contains an object. Unpickling its class sets attributes and runs no code."""
     pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
@@ -501,10 +508,10 @@ def test_a_distributed_tensor_is_data(tmp_path):
     assert list_findings(tmp_path / "a.pt") == []
 
 
-def distributed_checkpoint(folder):
+def write_distributed_checkpoint(folder):
     """Write weights and optimizer with torch.distributed.checkpoint, from a single process."""
     checkpoint = pytest.importorskip("torch.distributed.checkpoint")
-    net = model()
+    net = build_model()
     adam_w = torch.optim.AdamW(net.parameters(), lr=0.1)
     net(torch.randn(3, 4)).sum().backward()
     adam_w.step()
@@ -515,7 +522,7 @@ def distributed_checkpoint(folder):
 @pytest.mark.filterwarnings("ignore")
 def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
     """The index consists of plain data classes, and the data file of consecutive archives."""
-    distributed_checkpoint(tmp_path / "dcp")
+    write_distributed_checkpoint(tmp_path / "dcp")
     index, tensors = (
         scan_pickles(str(tmp_path / "dcp" / ".metadata")),
         scan_pickles(str(tmp_path / "dcp" / "__0_0.distcp")),
@@ -530,7 +537,7 @@ def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_path):
     """A call in any of the archives is found at its place in the file."""
-    distributed_checkpoint(tmp_path / "dcp")
+    write_distributed_checkpoint(tmp_path / "dcp")
     whole = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
     evil = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
     for data in (evil + whole, whole + evil, whole + evil + whole):
@@ -539,7 +546,7 @@ def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_p
         assert data[finding.place.offset :].startswith(b"cos\nsystem")
 
 
-def test_archives_with_anything_between_them_are_not_called_whole(tmp_path):
+def test_archives_with_bytes_between_them_are_unscanned(tmp_path):
     """A single byte outside the archives is enough."""
     whole = build(records())
     for data in (whole + b"x" + whole, b"x" + whole + whole, whole + whole[1:]):
@@ -596,7 +603,7 @@ def test_functions_that_a_module_keeps_are_data(save_checkpoint):
     assert {rule for rule, _ in list_findings(save_checkpoint(Norms()))} == {"whole-module-pickle"}
 
 
-def test_functions_that_a_module_keeps_only_compute():
+def test_clean_functions_of_torch_have_an_aten_schema():
     """Each clean function of the installed torch has an aten schema: tensors in, tensors out."""
     for part in ("linalg", "fft", "special"):
         inside = importlib.import_module(f"torch._C._{part}")
@@ -606,7 +613,7 @@ def test_functions_that_a_module_keeps_only_compute():
         assert [name for name in names if f"aten::{name}" not in schemas] == []
 
 
-def test_what_torch_itself_calls_safe_is_clean():
+def test_safe_globals_of_torch_are_clean():
     """The names added to torch's restricted unpickler on import of torch's packages are clean."""
     importlib.import_module("torch.distributed.tensor")
     names = [(global_.__module__, global_.__qualname__) for global_ in torch.serialization.get_safe_globals()]
@@ -625,7 +632,7 @@ def iter_defined(table):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_class_of_the_table_is_defined_where_it_says():
+def test_every_class_of_the_table_is_defined_in_its_module():
     """No class is a metaclass. Except in torch.cuda.amp and torch.nn.utils.rnn, each name is the class's own name."""
     actual = {whole: class_ for whole, class_ in iter_defined(CLASSES) if class_ is not None}
     assert len(actual) > 400
@@ -643,7 +650,7 @@ def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
     assert [class_ for class_ in classes if f"{class_.__module__}.{class_.__qualname__}" not in CLASSES] == []
 
 
-def settings_of(pickle):
+def find_compiler_settings(pickle):
     """Memo index of a compiler's settings, and the position of the end of the pickle."""
     opcodes = list(pickletools.genops(pickle))
     at = next(n for n, (_, value, _) in enumerate(opcodes) if value == "config")
@@ -652,12 +659,12 @@ def settings_of(pickle):
 
 
 @pytest.mark.parametrize("late", ["replaced", "stated twice"])
-def test_a_command_that_is_gone_when_the_pickle_ends_is_found(late, tmp_path):
+def test_command_replaced_later_in_the_pickle_is_found(late, tmp_path):
     """The object had the command before the end of the pickle."""
-    torch.save(command(), tmp_path / "a.pt")
+    torch.save(compile_with_command(), tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         pickle = archive.read("a/data.pkl")
-    index, end = settings_of(pickle)
+    index, end = find_compiler_settings(pickle)
     again = b"h" + bytes([index]) + text("cpp.cxx") + b"\x88s0"
     if late == "stated twice":
         whole = list(pickletools.genops(pickle))
@@ -689,9 +696,9 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_names_that_a_compiled_module_needs_are_for_it_alone(use, tmp_path):
+def test_names_of_a_compiled_module_are_unsafe_in_other_uses(use, tmp_path):
     """Another use of the same name in the same pickle is found."""
-    torch.save(torch.compile(model()), tmp_path / "a.pt")
+    torch.save(torch.compile(build_model()), tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         pickle = archive.read("a/data.pkl")
     (tmp_path / "b.pt").write_bytes(build(records(pickle[:-1] + USES[use] + b"\x86.")))

@@ -41,7 +41,7 @@ RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
 
 
-def write(path, data=None, *more):
+def write_archive(path, data=None, *more):
     """Write a small good archive with the given pickle and with additional records."""
     path.write_bytes(build([*records(data), *more]))
     return path
@@ -53,10 +53,10 @@ def audit_target(target, *rules):
     return result
 
 
-def test_unsafe_global_finds_a_call_beside_the_tensors(run_rule, tmp_path):
+def test_unsafe_global_finds_a_call_next_to_the_tensors(run_rule, tmp_path):
     """The message has the name, the harm, and the byte in the pickle. The place is the byte in the file."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))
-    path = write(tmp_path / "a.pt", pickle)
+    path = write_archive(tmp_path / "a.pt", pickle)
     (finding,) = run_rule("unsafe-global", path)
     at = pickle.index(b"cos\n")
     assert finding.message == (
@@ -66,17 +66,17 @@ def test_unsafe_global_finds_a_call_beside_the_tensors(run_rule, tmp_path):
     assert finding.severity is Severity.ERROR
 
 
-def test_unsafe_global_spares_what_builds_data(run_rule, tmp_path):
+def test_unsafe_global_spares_calls_that_build_data(run_rule, tmp_path):
     """A text in a dict is not a name, even if the text looks like a name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("collections", "OrderedDict")), y=text("os.system"))
-    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("unsafe-global", write_archive(tmp_path / "a.pt", pickle))
 
 
-def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
+def test_unsafe_global_finds_a_changed_clean_class(tmp_path):
     """Attributes set on a class and items set in the dict of a module affect every user of the class or module."""
     for change in (b"N}" + text("update") + global_name("_codecs", "encode") + b"s\x86b", text("a") + text("b") + b"s"):
         pickle = state_dict(w=tensor(), x=global_name("collections", "OrderedDict") + change)
-        (finding,) = audit_target(write(tmp_path / "a.pt", pickle), "unsafe-global").findings
+        (finding,) = audit_target(write_archive(tmp_path / "a.pt", pickle), "unsafe-global").findings
         assert (
             "collections.OrderedDict, which is modified by the pickle; the change affects the whole Python process"
         ) in finding.message
@@ -85,13 +85,13 @@ def test_unsafe_global_finds_a_clean_class_that_is_changed(tmp_path):
 def test_unsafe_global_spares_a_partial_of_clean_names(run_rule, tmp_path):
     """Whole modules defer calls with a partial. A partial of a harmful name is as bad as a call of the name."""
     clean = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
-    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
+    assert not run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
     bad = call_function(global_name("functools", "partial"), global_name("os", "system"))
-    (finding,) = run_rule("unsafe-global", write(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
+    (finding,) = run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
     assert finding.about == "os.system"
 
 
-class Moved:
+class GeneratorAtPosition:
     """A generator of numpy whose state has another position."""
 
     def __init__(self, kind, key, position):
@@ -110,10 +110,10 @@ class Moved:
         (np.random.Philox, "buffer_pos", (0, 4), (-1, 5)),
     ],
 )
-def test_a_position_outside_the_table_of_a_generator_is_unsafe(run_rule, tmp_path, kind, key, inside, outside):
+def test_generator_position_outside_its_table_is_unsafe(run_rule, tmp_path, kind, key, inside, outside):
     """numpy accepts any position, and reads memory at the position for the next random number."""
     for position in (*inside, *outside):
-        torch.save({"w": torch.ones(1), "generator": Moved(kind, key, position)}, tmp_path / "a.pt")
+        torch.save({"w": torch.ones(1), "generator": GeneratorAtPosition(kind, key, position)}, tmp_path / "a.pt")
         assert len(run_rule("unsafe-global", tmp_path / "a.pt")) == (position in outside)
 
 
@@ -149,7 +149,7 @@ SEED = np.random.SeedSequence(3).__reduce__()
         ((*SEED[:2], (*SEED[2][:3], 10**8, ())), False),
     ],
 )
-def test_the_state_of_a_generator_is_one_that_numpy_writes(run_rule, tmp_path, parts, is_sound):
+def test_generator_state_that_numpy_does_not_write_is_unsafe(run_rule, tmp_path, parts, is_sound):
     """numpy reads the position from tuples, lists and mappings, and walks through a seed with any pool."""
     torch.save({"w": torch.ones(1), "generator": Called(*parts)}, tmp_path / "a.pt")
     assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
@@ -157,7 +157,7 @@ def test_the_state_of_a_generator_is_one_that_numpy_writes(run_rule, tmp_path, p
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 @pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_generators_of_numpy_are_no_finding(kind, protocol, run_rule, tmp_path):
+def test_generators_of_numpy_are_clean(kind, protocol, run_rule, tmp_path):
     """Each class, in each protocol, with its seed and its children, before and after draws."""
     bits = getattr(np.random, kind)(np.random.SeedSequence([5, 6]).spawn(2)[1])
     generators = [np.random.Generator(bits), bits, np.random.RandomState(bits), np.random.SeedSequence(7)]
@@ -184,7 +184,7 @@ NUMBERS = random.Random(3).getstate()[1]  # noqa: S311
         ((2, NUMBERS, "x"), False),
     ],
 )
-def test_the_state_of_random_is_one_that_python_writes(state, is_sound, run_rule, tmp_path):
+def test_random_state_that_python_does_not_write_is_unsafe(state, is_sound, run_rule, tmp_path):
     """Python computes with a state of version 2: the remainder of a text is the formatted text."""
     torch.save({"w": torch.ones(1), "x": Called(random.Random, (), state)}, tmp_path / "a.pt")
     assert (not run_rule("unsafe-global", tmp_path / "a.pt")) == is_sound
@@ -211,7 +211,7 @@ def test_the_state_of_random_is_one_that_python_writes(state, is_sound, run_rule
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protocol, run_rule, tmp_path):
+def test_unicode_error_with_a_position_outside_its_text_is_unsafe(parts, is_sound, protocol, run_rule, tmp_path):
     """The message of the error reads memory at the position, without regard to the length of the bytes."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "error": Called(*parts)}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
@@ -235,7 +235,7 @@ def test_the_position_of_a_unicode_error_is_in_its_text(parts, is_sound, protoco
     ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp_path):
+def test_date_from_invalid_bytes_is_unsafe(value, is_sound, protocol, run_rule, tmp_path):
     """Python checks only the month of a pickled date, and the methods of a date read next to their tables."""
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"w": 1, "when": value}, protocol))
     assert (not run_rule("unsafe-global", tmp_path / "a.pkl")) == is_sound
@@ -250,7 +250,7 @@ def test_the_bytes_of_a_date_are_a_date(value, is_sound, protocol, run_rule, tmp
         (Called(RANDOM_STATE, (), {"bit_generator": "MT19937", "state": RECORD}), "x.rand()"),
     ],
 )
-def test_positions_outside_crash_where_they_are_used(load, use):
+def test_use_of_a_position_outside_crashes_python(load, use):
     """The tests above show a finding for each value. Here Python reads memory outside the value."""
     code = f"import pickle, numpy; x = pickle.loads({pickle.dumps(load, 4)!r}); {use}"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
@@ -258,7 +258,7 @@ def test_positions_outside_crash_where_they_are_used(load, use):
         assert done.returncode < 0
 
 
-def test_unsafe_global_finds_sparse_tensors_whose_indices_nobody_checks(run_rule, tmp_path, save_checkpoint):
+def test_unsafe_global_finds_sparse_tensors_with_unchecked_indices(run_rule, tmp_path, save_checkpoint):
     """torch.save builds sparse tensors from listed tensors. A legacy class and a plain pickle bring other indices."""
     indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
     good = torch.sparse_coo_tensor(indices % 4, values, size)
@@ -306,13 +306,13 @@ def test_allocation_bomb_finds_a_pattern_of_many_ranges(run_rule, tmp_path):
 def test_unsafe_global_spares_a_random_state_of_any_numpy(args, run_rule, tmp_path):
     """numpy 1.24 to 1.26 also write the function for creating the bit generator by name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name(RANDOM, "__randomstate_ctor"), *args))
-    assert not run_rule("unsafe-global", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("unsafe-global", write_archive(tmp_path / "a.pt", pickle))
 
 
-def test_unknown_global_finds_a_class_of_somebody(run_rule, tmp_path):
+def test_unknown_global_finds_an_unknown_class(run_rule, tmp_path):
     """The pickle calls the name or only mentions the name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("my.config", "Config")), y=b"cmy.config\nOther\n")
-    first, second = run_rule("unknown-global", write(tmp_path / "a.pt", pickle))
+    first, second = run_rule("unknown-global", write_archive(tmp_path / "a.pt", pickle))
     assert first.message.startswith(
         "loading the file calls my.config.Config, which is not on the allow-list of torch and plain-data types"
     )
@@ -324,7 +324,7 @@ def test_unknown_global_spares_the_class_of_a_whole_module(run_rule, tmp_path):
     """`whole-module-pickle` reports the class."""
     state = b"}(" + text("_parameters") + b"}" + text("w") + tensor() + b"s" + text("_buffers") + b"}"
     pickle = build_pickle(b"c__main__\nNet\n)\x81" + state + text("_modules") + b"}ub")
-    path = write(tmp_path / "a.pt", pickle)
+    path = write_archive(tmp_path / "a.pt", pickle)
     assert not run_rule("unknown-global", path)
     (finding,) = run_rule("whole-module-pickle", path)
     assert "__main__.Net" in finding.message
@@ -342,16 +342,16 @@ def test_whole_module_pickle_spares_its_state_dict(run_rule, tmp_path):
     assert not run_rule("whole-module-pickle", tmp_path / "a.pt")
 
 
-def test_nested_pickle_finds_one_in_a_record_and_one_in_a_string(run_rule, tmp_path):
+def test_nested_pickle_finds_pickles_in_a_record_and_in_a_string(run_rule, tmp_path):
     """Both pickles are read, and their names are checked like all other names."""
     inner = build_pickle(call_function(global_name("os", "system"), text("true")))
     pickle = state_dict(w=tensor(), x=b"B" + len(inner).to_bytes(4, "little") + inner)
-    path = write(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
+    path = write_archive(tmp_path / "a.pt", pickle, Member("archive/extra/hook", inner))
     assert len(run_rule("nested-pickle", path)) == 2
     assert len(run_rule("unsafe-global", path)) == 2
 
 
-def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(run_rule, tmp_path):
+def test_nested_pickle_spares_bytes_that_begin_like_a_pickle(run_rule, tmp_path):
     """Elements of a tensor may be any bytes."""
     path = tmp_path / "a.pt"
     path.write_bytes(build(records(storages={"0": b"\x80\x02\x7d\xff" * 4})))
@@ -359,7 +359,7 @@ def test_nested_pickle_spares_bytes_that_begin_like_one_by_chance(run_rule, tmp_
     assert not run_rule("unscanned-pickle", path)
 
 
-def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
+def test_unscanned_pickle_finds_a_truncated_pickle(tmp_path):
     """The pickle runs up to the error. Its call is a finding, and the unread rest is another finding."""
     (tmp_path / "a.pkl").write_bytes(
         build_pickle(call_function(global_name("os", "system"), text("true")))[:-1] + b"\xff"
@@ -370,7 +370,7 @@ def test_unscanned_pickle_finds_one_that_breaks_off(tmp_path):
     assert "unknown opcode 0xff" in result.findings[1].message
 
 
-def test_unscanned_pickle_spares_a_whole_one(run_rule, tmp_path):
+def test_unscanned_pickle_spares_a_complete_pickle(run_rule, tmp_path):
     """The pickle is compressed, but not a bomb."""
     members = records()
     members[0].method = 8
@@ -378,11 +378,11 @@ def test_unscanned_pickle_spares_a_whole_one(run_rule, tmp_path):
     assert not run_rule("unscanned-pickle", tmp_path / "a.pt")
 
 
-def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
+def test_unknown_global_lists_a_hundred_of_a_thousand_names(tmp_path):
     """A single message gives the number of the remaining findings."""
     names = b"".join(f"cm{n}\nf\n".encode() for n in range(1000))
     findings = audit_target(
-        write(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
+        write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=b"](" + names + b"e")), "unknown-global"
     ).findings
     assert len(findings) == 101
     assert "and 900 more findings of this rule in the file" in {finding.message for finding in findings}
@@ -390,16 +390,16 @@ def test_unknown_global_finds_a_thousand_and_tells_a_hundred(tmp_path):
 
 def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
     """Without its directory or behind other bytes, `data.pkl` still belongs to the archive."""
-    whole = write(tmp_path / "a.pt").read_bytes()
+    whole = write_archive(tmp_path / "a.pt").read_bytes()
     for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
         (tmp_path / "a.pt").write_bytes(damaged)
         assert {finding.rule for finding in audit_target(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
 
 
-def test_allocation_bomb_finds_a_call_that_allocates_more_than_the_file_explains(run_rule, tmp_path):
+def test_allocation_bomb_finds_a_call_that_allocates_gigabytes(run_rule, tmp_path):
     """The message has the size, the name and the byte of the name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("builtins", "bytearray"), number(2**36)))
-    (finding,) = run_rule("allocation-bomb", write(tmp_path / "a.pt", pickle))
+    (finding,) = run_rule("allocation-bomb", write_archive(tmp_path / "a.pt", pickle))
     at = pickle.index(b"cbuiltins")
     assert (
         finding.message
@@ -413,10 +413,10 @@ def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(run_rule, tmp_
     large = call_function(global_name("builtins", "bytearray"), number(2**23))
     unused = call_function(global_name("builtins", "range"), number(2**40))
     pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
-    assert not run_rule("allocation-bomb", write(tmp_path / "a.pt", pickle))
+    assert not run_rule("allocation-bomb", write_archive(tmp_path / "a.pt", pickle))
 
 
-def test_an_array_of_numbers_is_not_looked_at(tmp_path):
+def test_array_of_numbers_is_not_scanned(tmp_path):
     """Arrays of numbers and arrays with fields are not scanned, even if their bytes are a pickle."""
     import numpy
 
@@ -429,7 +429,7 @@ def test_an_array_of_numbers_is_not_looked_at(tmp_path):
         assert not audit_target(tmp_path / "a.pt").findings
 
 
-def test_each_finding_says_what_to_do(tmp_path):
+def test_each_finding_has_a_help_text(tmp_path):
     """A reader of a log has no page of the rules at hand, so the findings of all five rules have a help text."""
     nested = Member("archive/extra/hook", build_pickle(call_function(global_name("os", "system"), text("true"))))
     pickle = state_dict(
@@ -437,13 +437,13 @@ def test_each_finding_says_what_to_do(tmp_path):
     )
     torch.save(torch.nn.Linear(1, 1), tmp_path / "whole.pt")
     (tmp_path / "b.pkl").write_bytes(build_pickle(text("a"))[:-1] + b"\xff")
-    targets = write(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
+    targets = write_archive(tmp_path / "a.pt", pickle, nested), tmp_path / "b.pkl", tmp_path / "whole.pt"
     findings = [finding for target in targets for finding in audit_target(target).findings]
     assert {finding.rule for finding in findings} == set(RULES)
     assert all(finding.help for finding in findings)
 
 
-def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
+def test_very_long_name_is_truncated(tmp_path):
     """The message truncates the name of an import and the name of an overwritten attribute."""
     long = "n" * 70_000
     hidden = (
@@ -454,7 +454,7 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
         + b"sb"
     )
     for body in (hidden, global_name("os", long), call_function(global_name(long, long))):
-        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
+        path = write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
         findings = audit_target(path).findings
         assert findings
         assert max(len(finding.message) for finding in findings) < 1_000
@@ -463,7 +463,7 @@ def test_a_name_that_is_absurdly_long_is_cut(tmp_path):
 HOOKS = b"ccollections\nOrderedDict\n"
 
 
-def record_pickle():
+def build_record_pickle():
     """A pickle by torch. The values before the tensor already contain all names of the tensor."""
     named_before = [OrderedDict, torch._utils._rebuild_tensor_v2, torch.FloatStorage, "storage", "cpu"]
     torch.save({"before": named_before, "w": torch.zeros(2)}, written := io.BytesIO())
@@ -474,31 +474,33 @@ def record_pickle():
 
 
 @pytest.mark.parametrize("name", ["transformers.training_args\nTrainingArguments", "accelerate.state\nPartialState"])
-def test_what_a_tensor_calls_is_judged_where_it_was_named_before(name, tmp_path):
+def test_call_of_a_tensor_is_found_if_its_name_is_in_the_memo(name, tmp_path):
     """pickle calls the class of the tensor's hooks, so another class in the same place is called as well."""
-    path = write(tmp_path / "a.pt", record_pickle().replace(HOOKS, f"c{name}\n".encode()))
+    path = write_archive(tmp_path / "a.pt", build_record_pickle().replace(HOOKS, f"c{name}\n".encode()))
     assert name.replace("\n", ".") in {finding.about for finding in audit_target(path, "unsafe-global").findings}
-    assert not audit_target(write(tmp_path / "a.pt", record_pickle()), "unsafe-global").findings
+    assert not audit_target(write_archive(tmp_path / "a.pt", build_record_pickle()), "unsafe-global").findings
 
 
-def test_a_class_of_torchscript_is_one_where_torchscript_is(tmp_path):
+def test_torchscript_class_is_clean_only_in_torchscript(tmp_path):
     """Next to constants the class is TorchScript. In other files and in unread records, Python imports the class."""
     net = global_name("__torch__.evil", "Net") + b")\x81"
     path, constants = tmp_path / "a.pt", Member("archive/constants.pkl", build_pickle(b")"))
-    assert not audit_target(write(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
-    (finding,) = audit_target(write(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
+    assert not audit_target(write_archive(path, state_dict(w=tensor(), x=net), constants), "unsafe-global").findings
+    (finding,) = audit_target(write_archive(path, state_dict(w=tensor(), x=net)), "unsafe-global").findings
     assert finding.message.startswith(
         "loading the file calls __torch__.evil.Net, which is a TorchScript class, but the file has no TorchScript"
     )
     hidden = Member("archive/extra/hook.pkl", build_pickle(net))
-    (finding,) = audit_target(write(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
+    (finding,) = audit_target(write_archive(path, state_dict(w=tensor()), constants, hidden), "unsafe-global").findings
     assert finding.about == "__torch__.evil.Net"
 
 
-def test_a_builtin_is_told_by_the_name_that_it_has(tmp_path):
+def test_builtin_is_reported_under_its_current_name(tmp_path):
     """Pickles of the first protocols contain `__builtin__`, an old name of `builtins`."""
     for module in ("__builtin__", "builtins"):
-        path = write(tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name(module, "len"), text("a"))))
+        path = write_archive(
+            tmp_path / "a.pt", state_dict(w=tensor(), x=call_function(global_name(module, "len"), text("a")))
+        )
         (finding,) = audit_target(path, "unsafe-global").findings
         assert finding.message.startswith(
             "loading the file calls builtins.len, which gives access to Python's built-in functions"
@@ -510,19 +512,19 @@ def test_a_configuration_may_name_the_types_of_its_values(tmp_path):
     types = text("ref_type") + global_name("typing", "Any") + text("object_type") + global_name("builtins", "dict")
     metadata = global_name("omegaconf.base", "ContainerMetadata") + b")\x81}(" + types + b"ub"
     config = global_name("omegaconf.dictconfig", "DictConfig") + b")\x81}" + text("_metadata") + metadata + b"sb"
-    assert not audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
+    assert not audit_target(write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=config))).findings
 
 
 @pytest.mark.parametrize("name", ["signal.SIG_DFL", "socket.AF_INET"])
 def test_a_member_of_an_enumeration_is_data_by_its_own_name(name, tmp_path):
     """Older Pythons pickled a member by its name. No pickler changes a member."""
     member = global_name(*name.split("."))
-    assert not audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
+    assert not audit_target(write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=member))).findings
     changed = state_dict(w=tensor(), x=member + b"}" + text("a") + b"Nsb")
-    assert audit_target(write(tmp_path / "a.pt", changed), "unsafe-global").findings
+    assert audit_target(write_archive(tmp_path / "a.pt", changed), "unsafe-global").findings
 
 
-def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
+def test_itemgetter_is_unknown_unless_it_is_called(tmp_path):
     """`operator.itemgetter(1)` is kept, but not called."""
     torch.save({"w": torch.zeros(1), "by": operator.itemgetter(1)}, tmp_path / "a.pt")
     (finding,) = audit_target(tmp_path / "a.pt").findings
@@ -530,5 +532,5 @@ def test_what_takes_an_item_is_unknown_and_no_harm(tmp_path):
     called_next = call_function(call_function(global_name("operator", "itemgetter"), text("a")), b"}")
     assert "unsafe-global" in {
         finding.rule
-        for finding in audit_target(write(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
+        for finding in audit_target(write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=called_next))).findings
     }

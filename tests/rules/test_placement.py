@@ -28,7 +28,7 @@ STATE = {"a": torch.zeros(1), "b": torch.zeros(2), "c": torch.zeros(3)}
 A, B, C = 4, 8, 12
 
 
-def test_torch_fails_to_load_what_is_named(save_on_devices):
+def test_torch_fails_to_load_tensors_on_a_missing_device(save_on_devices):
     """The files of the other tests name a missing device, because no machine of these tests has a fourth GPU."""
     path = save_on_devices(STATE, {A: "cuda:3"})
     with pytest.raises(RuntimeError, match="cuda"):
@@ -53,7 +53,7 @@ def test_accelerator_device_finds_the_first_gpu_as_a_note(run_rule, save_on_devi
     ]
 
 
-def test_accelerator_device_finds_what_the_policy_does_not_name(run_rule, save_on_devices):
+def test_accelerator_device_finds_devices_outside_the_policy(run_rule, save_on_devices):
     """A device outside the policy is an error, even the CPU. `cuda` allows every GPU, `cuda:0` only the first GPU."""
     path = save_on_devices(STATE, {A: "cuda:0", B: "cuda:1"})
     (finding,) = run_rule("accelerator-device", path, policy=Policy(device=("cuda",)))
@@ -73,7 +73,7 @@ def test_accelerator_device_finds_the_first_gpu_once_under_both_its_names(run_ru
     assert [finding.message.partition(" (")[0] for finding in findings] == ["1 tensor on cuda", "1 tensor on cuda:3"]
 
 
-def test_accelerator_device_spares_the_first_gpu_by_either_name_where_the_policy_names_it(run_rule, save_on_devices):
+def test_accelerator_device_spares_the_first_gpu_named_by_the_policy(run_rule, save_on_devices):
     """`cuda:0` in a policy allows `cuda`, but `cuda:1` does not."""
     assert not run_rule(
         "accelerator-device", save_on_devices(STATE, {A: "cuda"}), policy=Policy(device=("cuda:0", "cpu"))
@@ -90,7 +90,7 @@ def test_accelerator_device_spares_the_cpu_and_meta(run_rule, save_on_devices):
     )
 
 
-def test_mixed_devices_finds_what_stayed_behind(run_rule, save_on_devices):
+def test_mixed_devices_finds_a_tensor_left_on_cpu(run_rule, save_on_devices):
     """The finding names the tensor of the rarer device."""
     (finding,) = run_rule("mixed-devices", save_on_devices(STATE, {A: "cuda:0", C: "cuda:0"}))
     assert finding.message == "model: tensors are on 2 devices: 2 on cuda:0, 1 on cpu (b)"
@@ -118,7 +118,7 @@ def test_mixed_devices_spares_an_optimizer_and_other_sections(run_rule, save_on_
 
 
 @pytest.mark.parametrize("rule", ["accelerator-device", "mixed-devices"])
-def test_a_format_that_names_no_device_is_not_judged(tmp_path, rule):
+def test_format_without_devices_is_not_checked(tmp_path, rule):
     """The format does not record devices, and the rule is skipped for this reason."""
     save_file(STATE, tmp_path / "a.safetensors")
     (target,) = audit(Request((str(tmp_path / "a.safetensors"),), select=(rule,))).targets

@@ -35,7 +35,7 @@ LEFT_SEEDED_NEXT = struct.Struct("<iiQ")
 def messages(run_rule, tmp_path):
     """`messages(data)`: messages of unsafe-data for an archive of the data, which torch.load accepts."""
 
-    def judge(data, *, severity=Severity.ERROR, weights_only=True):
+    def list_unsafe_data(data, *, severity=Severity.ERROR, weights_only=True):
         path = tmp_path / "archive.pt"
         torch.save(data, path)
         torch.load(path, weights_only=weights_only)
@@ -43,11 +43,11 @@ def messages(run_rule, tmp_path):
         assert {finding.severity for finding in findings} <= {severity}
         return [finding.message for finding in findings]
 
-    return judge
+    return list_unsafe_data
 
 
 @pytest.fixture
-def judge():
+def list_unsafe_data():
     """`judge(path)`: findings of unsafe-data for a file, even for a failed file with a call as a key."""
 
     def run(path):
@@ -73,7 +73,7 @@ NUMPY_STATES = {
 
 
 @pytest.mark.parametrize("state", NUMPY_STATES.values(), ids=NUMPY_STATES)
-def test_unsafe_data_finds_positions_that_numpy_takes_unchecked(messages, state):
+def test_unsafe_data_finds_positions_that_numpy_does_not_check(messages, state):
     """numpy accepts the state, and would read memory outside its table with the next draw."""
     (message,) = messages({"w": torch.ones(1), "numpy": state})
     assert message.startswith("['numpy']: the position of a numpy random generator is ")
@@ -153,7 +153,7 @@ def test_unsafe_data_finds_texts_that_setstate_formats(messages, key, state):
         random.Random(1).setstate(state)  # noqa: S311
 
 
-def test_python_checks_a_state_of_version_3_itself():
+def test_python_refuses_invalid_states_of_version_3():
     """A state of version 3 is not a finding, because Python computes only with integers."""
     for numbers in [("%5d",) * 625, (1,) * 624 + (700,), (1,) * 62]:
         with pytest.raises((TypeError, ValueError)):
@@ -163,7 +163,7 @@ def test_python_checks_a_state_of_version_3_itself():
 # States of torch's generator.
 
 
-def generator_state(left, following, seeded=1):
+def build_generator_state(left, following, seeded=1):
     """Return the state of a CPU generator with the given numbers."""
     state = bytearray(torch.Generator().get_state().numpy().tobytes())
     LEFT_SEEDED_NEXT.pack_into(state, 8, left, seeded, following)
@@ -173,9 +173,9 @@ def generator_state(left, following, seeded=1):
 @pytest.mark.parametrize(
     ("left", "following", "seeded"), [(624, 624, 1), (2, 624, 1), (624, 2, 256), (600, 2**32 + 600, 1)]
 )
-def test_unsafe_data_finds_states_that_torch_reads_beyond(messages, left, following, seeded):
+def test_unsafe_data_finds_states_that_torch_overreads(messages, left, following, seeded):
     """torch accepts the state: `left` and `next` are checked separately, and only the lower half of `next` is read."""
-    state = generator_state(left, following, seeded)
+    state = build_generator_state(left, following, seeded)
     torch.Generator().set_state(state)
     (message,) = messages({"cpu": state.reshape(8, -1)})
     assert message.startswith(f"cpu: the state of a torch generator claims {left} unused numbers from position ")
@@ -189,28 +189,28 @@ def test_unsafe_data_spares_a_generator_after_any_number_of_draws(messages, draw
     assert not messages({"torch": generator.get_state(), "mask": torch.ones(5056, dtype=torch.uint8)})
 
 
-def test_torch_refuses_the_states_that_are_spared():
+def test_torch_refuses_states_that_the_rule_spares():
     """torch refuses a number outside of the table, so the number is not a finding."""
     for left, following, seeded in [(0, 5, 1), (-3, 5, 1), (625, 1, 1), (1, 625, 1), (624, 624, 0)]:
         with pytest.raises(RuntimeError, match="Invalid mt19937 state"):
-            torch.Generator().set_state(generator_state(left, following, seeded))
+            torch.Generator().set_state(build_generator_state(left, following, seeded))
 
 
 # Metadata of a state_dict.
 
 
-def model():
+def build_model():
     return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("section", [None, "model"])
 def test_unsafe_data_finds_a_flag_that_replaces_parameters(messages, section):
     """An optimizer created before the load trains parameters that are no longer in the model."""
-    state = model().state_dict()
+    state = build_model().state_dict()
     state._metadata["0"]["assign_to_params_buffers"] = 1
     (message,) = messages(state if section is None else {section: state})
     assert message.startswith("_metadata['0']['assign_to_params_buffers'] is set, so load_state_dict replaces")
-    loaded = model()
+    loaded = build_model()
     before = loaded[0].weight
     loaded.load_state_dict(state)
     assert loaded[0].weight is not before
@@ -218,7 +218,7 @@ def test_unsafe_data_finds_a_flag_that_replaces_parameters(messages, section):
 
 def test_unsafe_data_notes_metadata_that_torch_does_not_write(messages):
     """A module's own code may read the key."""
-    state = model().state_dict()
+    state = build_model().state_dict()
     state._metadata["1"]["codec"] = "mine"
     (message,) = messages(state, severity=Severity.NOTE)
     assert message.startswith("the state_dict's _metadata has 'codec', which torch does not write")
@@ -226,7 +226,7 @@ def test_unsafe_data_notes_metadata_that_torch_does_not_write(messages):
 
 def test_unsafe_data_spares_metadata_of_torch(messages):
     """Versions, also of spectral_norm, and the flag as left by DeepSpeed in transformers."""
-    state = model().state_dict()
+    state = build_model().state_dict()
     state._metadata["0"]["assign_to_params_buffers"] = False
     assert not messages({"model": state, "_metadata": {"": {"assign_to_params_buffers": True}}})
 
@@ -252,7 +252,7 @@ HARMFUL_PATHS = [
 HARMLESS_PATHS = ["", "/runs/best.ckpt", "runs/epoch=1-a..b.ckpt", "C:\\runs\\best.ckpt", "/runs/a:b.ckpt"]
 
 
-def checkpoint(state):
+def build_checkpoint(state):
     return {"state_dict": {"w": torch.ones(1)}, "callbacks": {"ModelCheckpoint{'monitor': None}": state}}
 
 
@@ -269,7 +269,7 @@ def checkpoint(state):
 )
 def test_unsafe_data_finds_paths_that_lightning_opens_or_removes(messages, key, path):
     """The message shows no text of a URL, because a URL may contain a password."""
-    (message,) = messages(checkpoint({key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}))
+    (message,) = messages(build_checkpoint({key: {path: torch.tensor(1.0)} if key == "best_k_models" else path}))
     assert key in message
     assert "Lightning downloads" in message if path.startswith("http") else "Lightning deletes" in message
     assert "word" not in message
@@ -284,19 +284,19 @@ def test_unsafe_data_finds_the_path_of_old_lightning(messages):
 @pytest.mark.parametrize("path", HARMLESS_PATHS)
 def test_unsafe_data_spares_plain_paths(messages, path):
     """Lightning removes plain paths only in the folder named by the user. URLs in hyperparameters are settings."""
-    data = checkpoint({"best_model_path": path, "dirpath": "/runs", "best_k_models": {path: torch.tensor(1.0)}})
+    data = build_checkpoint({"best_model_path": path, "dirpath": "/runs", "best_k_models": {path: torch.tensor(1.0)}})
     assert not messages({**data, "hyper_parameters": {"best_model_path": "http://host/x", "data": "local::x"}})
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "abfs", "hdfs", "memory"])
 def test_unsafe_data_notes_paths_in_a_store(messages, scheme):
     """Users keep checkpoints in remote stores, and Lightning removes checkpoints from the stores."""
-    (message,) = messages(checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
+    (message,) = messages(build_checkpoint({"best_model_path": f"{scheme}://bucket/best.ckpt"}), severity=Severity.NOTE)
     assert f"is a remote path ({scheme})" in message
 
 
 @pytest.mark.parametrize("path", [*HARMFUL_PATHS, *HARMLESS_PATHS[1:]])
-def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
+def test_lightning_removes_only_harmful_paths(path, tmp_path, monkeypatch):
     """Lightning's own decision for a callback with the current folder as target and a path from a file."""
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
     monkeypatch.chdir(tmp_path)
@@ -312,7 +312,7 @@ def test_lightning_removes_what_is_harmful_only(path, tmp_path, monkeypatch):
 # Paths of MMEngine's CheckpointHook.
 
 
-def judge_runtime_info(run_rule, tmp_path, info):
+def list_runtime_info_findings(run_rule, tmp_path, info):
     torch.save({"state_dict": {}, "message_hub": {"runtime_info": info}}, tmp_path / "epoch_1.pth")
     return [(finding.severity, finding.message) for finding in run_rule("unsafe-data", tmp_path / "epoch_1.pth")]
 
@@ -332,30 +332,30 @@ def judge_runtime_info(run_rule, tmp_path, info):
 def test_unsafe_data_finds_paths_that_mmengine_removes(run_rule, tmp_path, path, severity):
     """A name in the style of MMEngine gives a note, because every checkpoint with a best score has such a name."""
     for key in ("best_ckpt", "best_ckpt_coco/bbox_mAP"):
-        ((actual_severity, message),) = judge_runtime_info(run_rule, tmp_path, {key: path, "cfg": CONFIG})
+        ((actual_severity, message),) = list_runtime_info_findings(run_rule, tmp_path, {key: path, "cfg": CONFIG})
         assert actual_severity is severity
         assert "MMEngine deletes this path" in message
 
 
-def test_unsafe_data_finds_steps_that_mmengine_makes_paths_of(run_rule, tmp_path):
+def test_unsafe_data_finds_steps_that_mmengine_turns_into_paths(run_rule, tmp_path):
     """MMEngine writes a number into the name of each kept checkpoint."""
     texts = ([3, "/../../victim"], deque(["a/../../b"]), UserList([Path("../x")]))
     objects = ({0: "1.pth/../../victim", 1: 2}, OrderedDict({0: "a/../b"}), [b"a"], [[1]], UserList([1]), "12", 3)
     for steps in (*texts, *objects):
-        ((severity, message),) = judge_runtime_info(run_rule, tmp_path, {"keep_ckpt_ids": steps})
+        ((severity, message),) = list_runtime_info_findings(run_rule, tmp_path, {"keep_ckpt_ids": steps})
         assert severity is Severity.ERROR
         assert "MMEngine makes a path from each element and deletes" in message
     for steps in ([1, 2], deque([1], 3), [], (1,), [np.int64(1)], None):
         info = {"keep_ckpt_ids": steps, "best_score": 0.5, "best_ckpt": None, "best_ckpt_epoch": 3}
-        assert not judge_runtime_info(run_rule, tmp_path, info)
+        assert not list_runtime_info_findings(run_rule, tmp_path, info)
 
 
 @pytest.mark.parametrize(
     "path", [b"/home/me", np.bytes_(b"/home/me"), bytearray(b"x"), ["/home/me"], {"path": "/home/me"}, UserString("/x")]
 )
-def test_unsafe_data_finds_paths_that_are_no_texts(run_rule, tmp_path, path):
+def test_unsafe_data_finds_paths_that_are_not_texts(run_rule, tmp_path, path):
     """Python removes a folder whose path is bytes, but statecli checks only texts."""
-    ((severity, message),) = judge_runtime_info(run_rule, tmp_path, {"best_ckpt": path})
+    ((severity, message),) = list_runtime_info_findings(run_rule, tmp_path, {"best_ckpt": path})
     assert severity is Severity.ERROR
     assert "is neither a string nor a path, so statecli cannot check which file MMEngine deletes" in message
 
@@ -394,7 +394,7 @@ TEXT_LIKE = {
 }
 DICT_LIKE = {
     "user's dict": UserDict,
-    "user's dict in a user's dict": lambda items: set_data(items),
+    "user's dict in a user's dict": lambda items: nest_user_dict(items),
     "chain": lambda items: ChainMap({}, UserDict(items)),
     "call of a dict": lambda items: Call(UserDict, items),
     "dict of a dict": lambda items: Call(OrderedDict, Call(UserDict, items)),
@@ -402,7 +402,7 @@ DICT_LIKE = {
 }
 
 
-def set_data(items):
+def nest_user_dict(items):
     """Return a UserDict around a UserDict. Python's constructor would copy the inner dict."""
     outer = UserDict()
     outer.data = UserDict(items)
@@ -411,16 +411,16 @@ def set_data(items):
 
 @pytest.mark.parametrize("kind", TEXT_LIKE.values(), ids=TEXT_LIKE)
 @pytest.mark.parametrize("place", ["value", "key"])
-def test_unsafe_data_reads_objects_that_are_texts(judge, tmp_path, kind, place):
+def test_unsafe_data_reads_subclasses_of_text(list_unsafe_data, tmp_path, kind, place):
     """A loader finds `runtime_info` at an equal key, and writes any subclass of str to a file."""
     key = kind("runtime_info") if place == "key" else "runtime_info"
     value = kind(CALLS_CODE) if place == "value" else CALLS_CODE
     torch.save({"message_hub": {key: {"cfg": value}}}, tmp_path / "a.pth")
-    assert any("os.system" in finding.message for finding in judge(tmp_path / "a.pth"))
+    assert any("os.system" in finding.message for finding in list_unsafe_data(tmp_path / "a.pth"))
 
 
 @pytest.mark.parametrize("kind", DICT_LIKE.values(), ids=DICT_LIKE)
-def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path, kind):
+def test_unsafe_data_searches_objects_that_behave_like_dicts(run_rule, tmp_path, kind):
     """The objects are below a key that a loader looks up."""
     for data in (
         {"runtime_info": kind({"cfg": CALLS_CODE})},
@@ -433,7 +433,7 @@ def test_unsafe_data_looks_into_objects_that_answer_for_dicts(run_rule, tmp_path
 
 
 @pytest.mark.parametrize("place", ["cfg", "path", "class_path", "key"])
-def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, save_checkpoint, place):
+def test_unsafe_data_finds_texts_that_the_pickle_computes(list_unsafe_data, save_checkpoint, place):
     """A call in the pickle decodes bytes to a text."""
     text = Call(str, b"../x", "utf-8")
     data = {
@@ -442,7 +442,7 @@ def test_unsafe_data_finds_texts_that_only_python_can_tell(judge, save_checkpoin
         "class_path": {"hyper_parameters": {"act": {"class_path": text}}},
         "key": {text: 1},
     }
-    (finding,) = judge(save_checkpoint(data[place], "a.pth"))
+    (finding,) = list_unsafe_data(save_checkpoint(data[place], "a.pth"))
     assert finding.severity is Severity.ERROR
     assert "is a string that the pickle computes during loading" in finding.message
 
@@ -455,10 +455,10 @@ def test_unsafe_data_reads_paths_of_any_spelling(run_rule, tmp_path):
             return PosixPath, (), (None, {"_raw_paths": ["../x"]})
 
     for path in (PosixPath("../x"), Call(PosixPath, "..", np.str_("x")), SlotPath("x")):
-        torch.save(checkpoint({"last_model_path": path}), tmp_path / "a.ckpt")
+        torch.save(build_checkpoint({"last_model_path": path}), tmp_path / "a.ckpt")
         assert [finding.severity for finding in run_rule("unsafe-data", tmp_path / "a.ckpt")] == [Severity.ERROR]
     for path in (PosixPath("/runs/x"), PosixPath("x/y")):
-        torch.save(checkpoint({"last_model_path": path, "best_model_path": PosixPath()}), tmp_path / "a.ckpt")
+        torch.save(build_checkpoint({"last_model_path": path, "best_model_path": PosixPath()}), tmp_path / "a.ckpt")
         assert not run_rule("unsafe-data", tmp_path / "a.ckpt")
 
 
@@ -469,7 +469,7 @@ def test_unsafe_data_spares_objects_with_plain_data(run_rule, tmp_path):
     assert not run_rule("unsafe-data", tmp_path / "a.pth")
 
 
-def with_path(value):
+def add_path(value):
     """Return the object with an attribute `path`. fsspec uses the attribute as the path of any object except a text."""
     value.path = "/home/me"
     return value
@@ -477,11 +477,11 @@ def with_path(value):
 
 NOT_PATHS = {
     "dict": OrderedDict([("a::b", 1)]),
-    "dict with a path": with_path(OrderedDict([("a::b", 1)])),
-    "error with a path": with_path(ValueError("local:///x")),
-    "user's text with a path": with_path(UserString("/runs/x")),
-    "user's text in a text": Call(UserString, with_path(UserString("/runs/x"))),
-    "object in a scalar": Call(np._core.multiarray.scalar, np.dtype("O"), with_path(UserString("/runs/x"))),
+    "dict with a path": add_path(OrderedDict([("a::b", 1)])),
+    "error with a path": add_path(ValueError("local:///x")),
+    "user's text with a path": add_path(UserString("/runs/x")),
+    "user's text in a text": Call(UserString, add_path(UserString("/runs/x"))),
+    "object in a scalar": Call(np._core.multiarray.scalar, np.dtype("O"), add_path(UserString("/runs/x"))),
     "bytes": b"/home/me",
     "list": ["/home/me"],
     "number": 3,
@@ -489,14 +489,14 @@ NOT_PATHS = {
 
 
 @pytest.mark.parametrize("value", NOT_PATHS.values(), ids=NOT_PATHS)
-def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, value):
+def test_unsafe_data_finds_objects_as_paths_of_lightning(list_unsafe_data, tmp_path, value):
     """fsspec deletes the attribute `path`, and Lightning looks at the text of the object."""
     states = [{"last_model_path": value}]
     if value.__hash__:
         states.append({"best_k_models": {value: 1.0}})
     for state in states:
-        torch.save(checkpoint(state), tmp_path / "a.ckpt")
-        (finding,) = (finding for finding in judge(tmp_path / "a.ckpt") if "callbacks" in finding.message)
+        torch.save(build_checkpoint(state), tmp_path / "a.ckpt")
+        (finding,) = (finding for finding in list_unsafe_data(tmp_path / "a.ckpt") if "callbacks" in finding.message)
         assert finding.severity is Severity.ERROR
         assert (
             "is neither a string nor a path, so statecli cannot check which file Lightning opens and deletes"
@@ -507,12 +507,12 @@ def test_unsafe_data_finds_paths_of_lightning_that_are_objects(judge, tmp_path, 
 def test_unsafe_data_reads_paths_that_are_keys(run_rule, tmp_path):
     """The keys are paths of pathlib and texts of numpy."""
     for path, count in ((PosixPath("~/me"), 1), (np.str_("~/me"), 1), (PosixPath("/runs/x"), 0), (np.str_("x"), 0)):
-        torch.save(checkpoint({"best_k_models": {path: 1.0}, "best_model_path": path}), tmp_path / "a.ckpt")
+        torch.save(build_checkpoint({"best_k_models": {path: 1.0}, "best_model_path": path}), tmp_path / "a.ckpt")
         assert len(run_rule("unsafe-data", tmp_path / "a.ckpt")) == 2 * count
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared):
+def test_long_paths_are_hazards_and_count_as_steps(tmp_path, monkeypatch, shared):
     """A state shared by many callbacks is checked once. Many separate states exceed the budget."""
     state = dict.fromkeys(("last_model_path", "best_model_path", "kth_best_model_path"), "a" * 10_000)
     states = {f"c{index}": state if shared else dict(state) for index in range(100)}
@@ -538,7 +538,7 @@ def test_long_paths_are_not_matched_and_cost_steps(tmp_path, monkeypatch, shared
         ("weights.pth", "arr_0.npy", 1),
     ],
 )
-def test_an_archive_of_one_record_is_seen_unless_numpy_writes_the_record(run_rule, tmp_path, file, record, count):
+def test_archive_of_one_record_is_reported_unless_numpy_writes_it(run_rule, tmp_path, file, record, count):
     """torch.hub unpacks the record over a file of the same name, for any name of the archive."""
     entry = zipfile.ZipInfo(record)
     entry.filename, entry.orig_filename = record, record  # zipfile itself writes no NUL
@@ -604,7 +604,7 @@ def test_unsafe_data_spares_optimizers_and_schedulers(messages):
 # The walk.
 
 
-def test_shared_and_cyclic_containers_end(messages):
+def test_shared_and_cyclic_containers_are_checked_once(messages):
     """Each container is checked once, under its first path, even if the container contains itself."""
     state = ("MT19937", TABLE, -1)
     cyclic = [state, state]
@@ -612,8 +612,8 @@ def test_shared_and_cyclic_containers_end(messages):
     assert len(messages({"a": cyclic, "b": cyclic}, weights_only=False)) == 1
 
 
-MANY = 400
-SHARED = dict.fromkeys(map(str, range(MANY)), 1)
+REFERENCE_COUNT = 400
+SHARED = dict.fromkeys(map(str, range(REFERENCE_COUNT)), 1)
 SHARED_LIST = list(SHARED)
 SHARING = {
     "callbacks": lambda: {"callbacks": SHARED},
@@ -624,15 +624,15 @@ SHARING = {
 
 
 @pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
-def test_a_container_that_many_share_costs_steps(tmp_path, monkeypatch, make):
+def test_shared_container_ends_the_scan_at_the_budget(tmp_path, monkeypatch, make):
     """A shared container is walked once for each reference, so the work must end at the budget."""
-    torch.save([make() for _ in range(MANY)], tmp_path / "a.pt")
+    torch.save([make() for _ in range(REFERENCE_COUNT)], tmp_path / "a.pt")
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
     assert "values to check" in pickle.unread
 
 
-def test_messages_hold_no_control_characters_and_end(messages):
+def test_messages_are_printable_and_truncated(messages):
     """Keys and paths come from the file: messages escape them and truncate long texts."""
     state, long = ("MT19937", TABLE, -1), "k" * 400
     data = {".\x1b[31m": [state], long: {long: state}, (long,): [state], "callbacks": {long: {"best_model_path": ""}}}
@@ -651,7 +651,7 @@ def test_states_in_attributes_and_arguments_are_found(messages):
     assert messages({"x": data}, weights_only=False)[0].startswith("['x'].__state__['state'][0]: the position")
 
 
-def test_plain_data_in_a_pickle_of_its_own(run_rule, tmp_path, save_checkpoint):
+def test_plain_data_in_a_separate_pickle_is_checked(run_rule, tmp_path, save_checkpoint):
     """The pickle is a file of its own, or a string in another pickle."""
     import pickle
 
@@ -671,35 +671,35 @@ def test_legacy_files_are_checked(run_rule, save_checkpoint):
 
 # Texts that a loader imports, calls or runs.
 
-CALLS = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
+INSTANTIATED_CLASS = {"class_path": "os.system", "init_args": {"command": "touch PWNED"}}
 
 
 @pytest.mark.parametrize(
     "hyperparameters",
     [
-        {"act": CALLS},
-        {"a": [{"b": (CALLS,)}]},
+        {"act": INSTANTIATED_CLASS},
+        {"a": [{"b": (INSTANTIATED_CLASS,)}]},
         {"act.class_path": "os.system"},
         {"_class_path": "subprocess.run"},
         {"_instantiator": "os.system"},
     ],
     ids=["plain", "deep", "dotted", "its own class", "instantiator"],
 )
-def test_unsafe_data_finds_what_lightning_calls(hyperparameters, messages):
+def test_unsafe_data_finds_classes_that_lightning_calls(hyperparameters, messages):
     """jsonargparse calls the name of an argument without a type; Lightning before 2.6.6 any instantiator."""
     (message,) = messages({"state_dict": {}, "hyper_parameters": hyperparameters})
     assert "import" in message
     assert " and calls" in message
 
 
-def test_unsafe_data_finds_hyperparameters_that_lie_in_two_places(messages):
+def test_unsafe_data_finds_hyperparameters_under_two_keys(messages):
     """The walk reaches a shared dict by another key first."""
-    shared = {"act": CALLS}
+    shared = {"act": INSTANTIATED_CLASS}
     (message,) = messages({"hyper_parameters": shared, "a": shared, "z": [shared]})
     assert message.startswith("['hyper_parameters']…['class_path'] is os.system, which LightningCLI imports and calls")
 
 
-def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
+def test_unsafe_data_warns_of_unknown_classes(messages):
     """Classes of a user give a warning. Layers and optimizers of torch only compute."""
     harmless = {"class_path": "torch.nn.ReLU"}, {"class_path": "torch.optim.lr_scheduler.StepLR"}
     instantiator = "lightning.pytorch.cli.instantiate_module"
@@ -709,7 +709,7 @@ def test_unsafe_data_warns_of_classes_that_it_does_not_know(messages):
     assert (
         "is mine.Net, which LightningCLI imports and calls; statecli does not know whether this name is safe"
     ) in message
-    assert messages({"other": CALLS}) == []
+    assert messages({"other": INSTANTIATED_CLASS}) == []
 
 
 INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_class_path": "torch.nn.ReLU"}
@@ -753,7 +753,7 @@ def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, why):
     assert not messages({"hyper_parameters": {"data": text}})
 
 
-def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
+def test_unsafe_data_finds_a_harmful_text_that_lightning_may_call(messages):
     """A known harmful name is an error, and so is a text that statecli cannot read."""
     (message,) = messages({"hyper_parameters": {**INSTANTIATED, "act": "os.system"}})
     assert "is os.system, which LightningCLI imports and calls for an argument that takes an object" in message
@@ -762,7 +762,7 @@ def test_unsafe_data_finds_a_text_with_harm_that_lightning_may_call(messages):
     assert message.startswith("['hyper_parameters']…['act'] is a string that the pickle computes during loading")
 
 
-def test_a_tuple_of_arguments_may_be_a_hyperparameter_too(run_rule, tmp_path):
+def test_tuple_of_arguments_is_checked_as_a_hyperparameter(run_rule, tmp_path):
     """The walk reaches the tuple by the call first or last."""
     arguments = ("downloads.encoder.Encoder",)
     call = Call(np.str_)
@@ -781,7 +781,7 @@ def test_unsafe_data_spares_texts_that_lightning_does_not_import(messages):
     assert not messages({"hyper_parameters": {**INSTANTIATED, "texts": texts}})
 
 
-def test_hyperparameters_that_many_share_are_read_once(tmp_path, monkeypatch):
+def test_shared_hyperparameters_are_read_once(tmp_path, monkeypatch):
     """Shared hyperparameters are read once. Many separate hyperparameters exceed the budget."""
     text = "a" * 10_000
     for shared in (True, False):
@@ -817,7 +817,7 @@ def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, messages
     assert message.partition(" (archive")[0].endswith("MMEngine runs the string as Python code")
 
 
-def test_unsafe_data_finds_configurations_in_each_place_where_mmengine_reads(messages):
+def test_unsafe_data_finds_configurations_under_each_key_of_mmengine(messages):
     """MMEngine reads configurations from three places. A configuration of plain values passes."""
     for text, count in (("a = (lambda: 0)()", 1), (CONFIG, 0)):
         places = {"message_hub": {"runtime_info": {"cfg": text}}}, {"meta": {"cfg": text}}, {"meta": {"config": text}}
@@ -868,14 +868,14 @@ def test_unsafe_data_finds_a_text_with_a_class_path(messages):
         "['hyper_parameters'] is a string with backslash escapes (such as \\x63), which may hide a class_path that "
         "LightningCLI imports"
     )
-    (message,) = messages({"module_arguments": {"act": CALLS}})
+    (message,) = messages({"module_arguments": {"act": INSTANTIATED_CLASS}})
     assert "is os.system" in message
 
 
 @pytest.mark.parametrize(
     "name", ["torch.nn.parallel.distributed.logging.FileHandler", "torch.optim.adam.torch.hub.load", "torch.nn.Path"]
 )
-def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, save_checkpoint):
+def test_unsafe_data_allows_only_listed_classes(name, run_rule, save_checkpoint):
     """A module has all its imports as attributes."""
     (finding,) = run_rule("unsafe-data", save_checkpoint({"hyper_parameters": {"a": {"class_path": name}}}, "a.ckpt"))
     assert finding.severity in (Severity.ERROR, Severity.WARNING)
@@ -904,20 +904,20 @@ def test_unsafe_data_allows_the_classes_of_a_list_alone(name, run_rule, save_che
         ("model = dict(**{'type': 'os.system'})", Severity.ERROR),
     ],
 )
-def test_unsafe_data_finds_what_registries_of_mmengine_call(text, severity, run_rule, save_checkpoint):
+def test_unsafe_data_finds_modules_that_mmengine_looks_up(text, severity, run_rule, save_checkpoint):
     """MMEngine looks up the name at `type` as a module if no registry has the name."""
     (finding,) = run_rule("unsafe-data", save_checkpoint({"meta": {"cfg": text}}, "a.pth"))
     assert finding.severity is severity
 
 
-def test_unsafe_data_spares_what_registries_of_openmmlab_have(messages):
+def test_unsafe_data_spares_names_in_registries_of_openmmlab(messages):
     """Names of MMEngine, MMCV and MMDetection, and a name without a module."""
     for name in ("mmdet.ResNet", "mmengine.SGD", "mmengine.CheckpointHook", "mmcv.LoadImageFromFile", "nms"):
         cfg = f"a = dict(type='{name}', act=dict(type='ReLU', _scope_='mmdet'))\ndefault_scope = None\n"
         assert not messages({"meta": {"cfg": cfg}})
 
 
-def test_names_in_a_list_are_the_same_names(run_rule, tmp_path):
+def test_names_inside_a_list_are_checked(run_rule, tmp_path):
     """In a list, the name of a dtype (evaluated by HQQ) or of a state (unpickled by modules) ends in a subscript."""
     letters = torch.tensor([*b"__import__('os').system('id')"], dtype=torch.uint8)
     torch.save({"net": [{"0.W_q": torch.ones(2), "0.compute_dtype": letters}]}, tmp_path / "a.pt")
@@ -955,14 +955,14 @@ HIDDEN_PAIRS = {
 
 
 @pytest.mark.parametrize("name", HIDDEN_PAIRS)
-def test_what_a_dict_makes_of_its_argument_is_not_passed(name, save_checkpoint, statecli):
+def test_pairs_hidden_in_the_argument_of_a_dict_do_not_pass(name, save_checkpoint, statecli):
     """A dict takes keys of dicts and elements of sets for pairs; HQQ reads keys and storages as letters."""
     result = statecli("audit", save_checkpoint(HIDDEN_PAIRS[name]), "--no-config")
     assert result.code == 1, result.out
     assert ("HQQ" if name in ("tensors as keys", "a storage", "a set") else "cannot") in result.out
 
 
-def test_dtypes_are_passed(messages):
+def test_dtypes_pass(messages):
     """Libraries save a dtype, its name, a dtype of numpy, None, or options by name."""
     for value in (torch.float16, "float16", np.dtype("float32"), None, {"a": 1}, torch.tensor([*b"torch.half"])):
         assert not messages({"compute_dtype": value}, weights_only=False), value

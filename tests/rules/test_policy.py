@@ -24,19 +24,19 @@ def pair(tmp_path):
     return str(tmp_path / "before.safetensors"), tmp_path / "after.safetensors"
 
 
-def test_missing_metadata_finds_a_key_that_is_not_there(run_rule, pair):
+def test_missing_metadata_finds_a_missing_key(run_rule, pair):
     """Of two required keys, the missing key is reported."""
     (finding,) = run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license", "commit")))
     assert "commit" in finding.message
 
 
-def test_missing_metadata_spares_a_key_that_is_there(run_rule, pair):
+def test_missing_metadata_spares_a_key_with_a_value(run_rule, pair):
     """The key has a value."""
     assert not run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
-def test_a_glob_that_is_the_name_of_a_module(run_rule, pair, rule):
+def test_module_name_as_glob_suggests_its_tensors(run_rule, pair, rule):
     """The message suggests a glob for the tensors of the module."""
     (finding,) = run_rule(
         rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",))
@@ -59,7 +59,7 @@ def test_missing_metadata_spares_zero_and_false(run_rule, tmp_path, value):
     assert not run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("epoch", "args.epoch")))
 
 
-def test_missing_metadata_takes_the_key_itself_before_a_deeper_one(run_rule, tmp_path):
+def test_missing_metadata_takes_the_outer_key_before_a_nested_key(run_rule, tmp_path):
     """`args.epoch` does not make up for an empty `epoch`, and no part of a dotted key is left out."""
     state = {"model": {"w": torch.zeros(2)}, "epoch": "", "args": {"epoch": 3, "in": {"lr": 0.1}}}
     torch.save(state, tmp_path / "a.pt")
@@ -78,24 +78,24 @@ def test_missing_metadata_is_skipped_for_a_class():
     assert rule.reason == "a class has no metadata: audit a checkpoint"
 
 
-def test_unchanged_tensor_finds_what_should_have_been_trained(run_rule, pair):
+def test_unchanged_tensor_finds_a_tensor_that_must_change(run_rule, pair):
     """The policy expects a change of the encoder, but the encoder is unchanged."""
     (finding,) = run_rule("unchanged-tensor", pair[1], against=pair[0], policy=Policy(must_change=("encoder.*",)))
     assert finding.fqn == "encoder.w"
 
 
-def test_unchanged_tensor_spares_what_changed(run_rule, pair):
+def test_unchanged_tensor_spares_a_changed_tensor(run_rule, pair):
     """A single changed element of the head is enough."""
     assert not run_rule("unchanged-tensor", pair[1], policy=Policy(must_change=("head.*",), reference=pair[0]))
 
 
-def test_changed_tensor_finds_what_should_have_been_frozen(run_rule, pair):
+def test_changed_tensor_finds_a_tensor_that_must_not_change(run_rule, pair):
     """The values of the head changed."""
     (finding,) = run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("*",)))
     assert finding.fqn == "head.w"
 
 
-def test_changed_tensor_spares_what_is_the_same(run_rule, pair):
+def test_changed_tensor_spares_an_unchanged_tensor(run_rule, pair):
     """The encoder is the same, bit for bit."""
     assert not run_rule("changed-tensor", pair[1], against=pair[0], policy=Policy(must_not_change=("encoder.*",)))
 
@@ -111,13 +111,13 @@ def test_changed_tensor_spares_what_is_the_same(run_rule, pair):
         ("too-large", Policy(max_bytes=1)),
     ],
 )
-def test_what_breaks_a_policy_says_what_to_do(run_rule, pair, rule, policy):
+def test_findings_of_a_policy_have_a_help_text(run_rule, pair, rule, policy):
     """Each finding of a policy rule has a help text."""
     (finding,) = run_rule(rule, pair[1], against=pair[0], policy=policy)
     assert finding.help
 
 
-def test_notes_about_types_and_ties_say_what_to_do(run_rule, tmp_path):
+def test_notes_about_dtypes_and_ties_have_a_help_text(run_rule, tmp_path):
     """The help text starts with the intended case and continues with the action for other cases."""
     shared = torch.zeros(4)
     torch.save({"a": shared, "b": shared, "c": torch.zeros(3, dtype=torch.float16)}, tmp_path / "a.pt")
@@ -131,7 +131,7 @@ def test_notes_about_types_and_ties_say_what_to_do(run_rule, tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
-def test_what_cannot_be_compared_is_neither_changed_nor_unchanged(rule, run_rule, tmp_path):
+def test_tensor_without_values_is_neither_changed_nor_unchanged(rule, run_rule, tmp_path):
     """Neither file has values, so a finding replaces a silent pass."""
     for name in ("a.pt", "b.pt"):
         torch.save({"w": torch.ones(2, device="meta")}, tmp_path / name)

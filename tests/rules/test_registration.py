@@ -30,7 +30,7 @@ def net(tmp_path):
     return write
 
 
-def severities_by_name(findings):
+def map_severities(findings):
     return {finding.fqn: finding.severity for finding in findings}
 
 
@@ -43,21 +43,21 @@ def test_unregistered_tensor_finds_a_plain_attribute_with_its_line(run_rule):
     assert "self.table" in (SAMPLES / "net.py").read_text().splitlines()[finding.origin.line - 1]
 
 
-def test_unregistered_tensor_finds_in_a_pickled_module_what_the_class_would_show(run_rule, save_checkpoint):
+def test_unregistered_tensor_finds_an_attribute_of_a_pickled_module(run_rule, save_checkpoint):
     """A whole module in a pickle has its plain attributes too."""
     module = nn.Linear(2, 2)
     module.table = torch.zeros(3)
-    assert list(severities_by_name(run_rule("unregistered-tensor", save_checkpoint(module)))) == ["table"]
+    assert list(map_severities(run_rule("unregistered-tensor", save_checkpoint(module)))) == ["table"]
 
 
-def test_unregistered_tensor_finds_a_scalar_to_be_worth_a_note(run_rule, net):
+def test_unregistered_tensor_gives_a_note_for_a_scalar(run_rule, net):
     """A size kept as a 0-dim tensor does no harm."""
-    assert severities_by_name(run_rule("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {
+    assert map_severities(run_rule("unregistered-tensor", net("self.size = torch.tensor(3)"))) == {
         "size": Severity.NOTE
     }
 
 
-def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(run_rule, tmp_path):
+def test_unregistered_tensor_gives_a_note_for_the_state_of_a_metric(run_rule, tmp_path):
     """The metric's own code moves its state, in a class and in a pickled module, before and after an update."""
     torchmetrics = pytest.importorskip("torchmetrics")
     text = "Accuracy('multiclass', num_classes=3)"
@@ -68,12 +68,12 @@ def test_unregistered_tensor_finds_a_metrics_state_to_be_worth_a_note(run_rule, 
     whole, of_class = (
         run_rule("unregistered-tensor", tensor) for tensor in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made")
     )
-    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(severities_by_name(whole))
-    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(severities_by_name(whole))
+    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(map_severities(whole))
+    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(map_severities(whole))
     assert {finding.severity for finding in (*whole, *of_class)} == {Severity.NOTE}
 
 
-def test_unregistered_tensor_finds_a_table_beside_a_metrics_state(run_rule, tmp_path):
+def test_unregistered_tensor_finds_a_table_next_to_a_metric(run_rule, tmp_path):
     """Nothing moves the table, and the state of the same name in another module is not an excuse."""
     metric = pytest.importorskip("torchmetrics").Accuracy("multiclass", num_classes=3)
     metric.table, other = torch.ones(3), nn.Linear(2, 2)
@@ -94,7 +94,7 @@ def test_unregistered_tensor_spares_buffers_and_second_names(run_rule, net):
     assert not run_rule("unregistered-tensor", f"{SAMPLES / 'net_fixed.py'}:Net")
 
 
-def test_unregistered_tensor_spares_a_sample_input_that_the_model_carries(run_rule, net):
+def test_unregistered_tensor_spares_an_example_input(run_rule, net):
     """`example_input_array` is an input of Lightning, not state."""
     assert not run_rule("unregistered-tensor", net("self.example_input_array = torch.ones(4, 2)"))
 
@@ -103,16 +103,16 @@ def test_unregistered_parameter_finds_leaves_that_no_optimizer_gets(run_rule, ne
     """A bare leaf, and parameters in a plain list."""
     lines = ("self.scale = torch.ones(3, requires_grad=True)", "self.many = [nn.Parameter(torch.ones(2))]")
     errors = dict.fromkeys(["scale", "many[0]"], Severity.ERROR)
-    assert severities_by_name(run_rule("unregistered-parameter", net(*lines))) == errors
+    assert map_severities(run_rule("unregistered-parameter", net(*lines))) == errors
 
 
-def test_unregistered_parameter_spares_a_parameter_list_and_what_needs_no_grad(run_rule, net):
+def test_unregistered_parameter_spares_parameter_lists_and_plain_tensors(run_rule, net):
     """nn.ParameterList registers its tensors."""
     lines = ("self.many = nn.ParameterList([torch.ones(2)])", "self.table = torch.ones(3)")
     assert not run_rule("unregistered-parameter", net(*lines))
 
 
-def test_unregistered_module_finds_layers_in_a_plain_list_one_finding_each(run_rule, net):
+def test_unregistered_module_finds_each_layer_of_a_plain_list(run_rule, net):
     """A layer gives a single finding for all its tensors."""
     findings = run_rule("unregistered-module", net("self.layers = [nn.Linear(2, 2), nn.Linear(2, 2)]"))
     assert [finding.message.partition(":")[0] for finding in findings] == ["layers[0]", "layers[1]"]
@@ -137,31 +137,29 @@ def test_unregistered_module_spares_module_lists_and_modules_without_tensors(run
     )
 
 
-def test_non_persistent_buffer_finds_a_random_value_and_spares_a_computed_one(run_rule, net):
+def test_non_persistent_buffer_finds_only_a_random_value(run_rule, net):
     """A loaded model has other random values; the constructor computes a position table again."""
     random = net("self.register_buffer('t', torch.randn(3), persistent=False)")
-    assert severities_by_name(run_rule("non-persistent-buffer", random)) == {"t": Severity.ERROR}
+    assert map_severities(run_rule("non-persistent-buffer", random)) == {"t": Severity.ERROR}
     assert not run_rule("non-persistent-buffer", f"{SAMPLES / 'positions.py'}:Positions")
 
 
-def test_non_persistent_buffer_notes_what_cannot_be_built_again(run_rule, net, tmp_path):
+def test_non_persistent_buffer_gives_a_note_for_a_pickled_module(run_rule, net, tmp_path):
     """A pickled module has no constructor to run."""
     module = torch.nn.Module()
     module.register_buffer("t", torch.ones(3), persistent=False)
     torch.save(module, tmp_path / "whole.pt")
-    assert severities_by_name(run_rule("non-persistent-buffer", tmp_path / "whole.pt")) == {"t": Severity.NOTE}
+    assert map_severities(run_rule("non-persistent-buffer", tmp_path / "whole.pt")) == {"t": Severity.NOTE}
 
 
-def test_non_persistent_buffer_spares_persistent_ones(run_rule, net):
+def test_non_persistent_buffer_spares_persistent_buffers(run_rule, net):
     """All buffers of BatchNorm are saved."""
     assert not run_rule("non-persistent-buffer", net("self.bn = nn.BatchNorm1d(2)"))
 
 
 def test_buffer_requires_grad_finds_a_buffer_that_collects_gradients(run_rule):
     """The buffer of the sample model requires grad."""
-    assert list(severities_by_name(run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == [
-        "scale"
-    ]
+    assert list(map_severities(run_rule("buffer-requires-grad", f"{SAMPLES / 'grad_buffer.py'}:Scaled"))) == ["scale"]
 
 
 def test_buffer_requires_grad_spares_the_fixed_twin(run_rule):
@@ -171,7 +169,7 @@ def test_buffer_requires_grad_spares_the_fixed_twin(run_rule):
 
 def test_stale_view_finds_a_second_name_of_a_buffer(run_rule):
     """A move rebinds the registered name alone."""
-    assert list(severities_by_name(run_rule("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
+    assert list(map_severities(run_rule("stale-view", f"{SAMPLES / 'rotary.py'}:Rotary"))) == ["original_inv_freq"]
 
 
 QUANTIZED = {
@@ -185,7 +183,7 @@ QUANTIZED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
-def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
+def test_packed_weights_of_quantized_modules_are_spared(tmp_path, make):
     """Quantized modules keep their weights in C++ attributes and save the weights themselves."""
     torch.save(make(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
@@ -193,13 +191,13 @@ def test_what_torchs_quantized_modules_pack_is_spared(tmp_path, make):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_unregistered_tensor_finds_one_beside_quantized_modules(run_rule, save_checkpoint):
+def test_unregistered_tensor_finds_a_table_next_to_quantized_modules(run_rule, save_checkpoint):
     """The list of a user's module is still not saved."""
     net = nn.Sequential(nn.Linear(4, 4))
     net.tables = [torch.zeros(3)]
     quantized = torch.ao.quantization.quantize_dynamic(net, dtype=torch.qint8)
     quantized.tables = net.tables
-    assert list(severities_by_name(run_rule("unregistered-tensor", save_checkpoint(quantized)))) == ["tables[0]"]
+    assert list(map_severities(run_rule("unregistered-tensor", save_checkpoint(quantized)))) == ["tables[0]"]
 
 
 def test_stale_view_points_at_the_line_that_took_the_view(run_rule, net):
@@ -214,18 +212,18 @@ def test_stale_view_spares_a_second_name_of_a_parameter(run_rule, net):
     assert not run_rule("stale-view", net("self.same = self.fc.weight"))
 
 
-def test_unregistered_tensor_finds_what_was_computed_in_the_constructor(run_rule):
+def test_unregistered_tensor_finds_a_tensor_of_the_constructor(run_rule):
     """The tensor follows neither training nor a move."""
     (finding,) = run_rule("unregistered-tensor", f"{SAMPLES / 'precomputed.py'}:Normed")
     assert "DivBackward0" in finding.message
 
 
-def test_unregistered_tensor_spares_what_torch_recomputes(run_rule, net):
+def test_unregistered_tensor_spares_tensors_that_torch_recomputes(run_rule, net):
     """The old weight_norm sets its weight again before each forward."""
     assert not run_rule("unregistered-tensor", net("nn.utils.weight_norm(self.fc)"))
 
 
-HOOKED = {
+NET_WITH_HOOK = {
     "weight_norm": lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
     "spectral_norm": lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
     "pruned": lambda: prune.l1_unstructured(nn.Linear(2, 2), "weight", 1),
@@ -233,8 +231,8 @@ HOOKED = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", HOOKED.values(), ids=HOOKED)
-def test_unregistered_tensor_spares_what_a_hook_computes_before_each_forward(run_rule, save_checkpoint, make):
+@pytest.mark.parametrize("make", NET_WITH_HOOK.values(), ids=NET_WITH_HOOK)
+def test_unregistered_tensor_spares_tensors_recomputed_by_a_hook(run_rule, save_checkpoint, make):
     """The tensor follows the parameters, although the tensor is a plain attribute of a pickled module."""
     net = nn.Sequential(make())
     with torch.no_grad():

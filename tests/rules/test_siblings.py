@@ -11,7 +11,7 @@ import torch
 RULE = "sibling-gap"
 
 
-def stack(count=12):
+def build_stack(count=12):
     """Blocks of a transformer."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -19,7 +19,7 @@ def stack(count=12):
 
 
 @pytest.fixture
-def gaps(run_rule, tmp_path):
+def list_gaps(run_rule, tmp_path):
     """Save a state and return the messages of the rule."""
 
     def report(state):
@@ -29,58 +29,58 @@ def gaps(run_rule, tmp_path):
     return report
 
 
-def test_sibling_gap_finds_a_dtype_of_one_layer(gaps):
+def test_sibling_gap_finds_a_dtype_of_one_layer(list_gaps):
     """The message names the tensor and both dtypes."""
-    state = stack() | {"layers.5.linear1.weight": torch.randn(16, 8).half()}
-    (message,) = gaps(state)
+    state = build_stack() | {"layers.5.linear1.weight": torch.randn(16, 8).half()}
+    (message,) = list_gaps(state)
     assert message.startswith("layers.5.linear1.weight: dtype is float16, but float32 in the other 11 layers")
 
 
-def test_a_tensor_that_one_layer_lacks_is_found(gaps):
+def test_a_tensor_that_one_layer_lacks_is_found(list_gaps):
     """The message names the layer and the tensor."""
-    state = stack()
+    state = build_stack()
     del state["layers.5.norm1.bias"]
-    assert gaps(state) == ["layers.5: lacks norm1.bias, which 11 other layers have"]
+    assert list_gaps(state) == ["layers.5: lacks norm1.bias, which 11 other layers have"]
 
 
-def test_a_layer_that_is_missing_is_found(gaps):
+def test_a_layer_that_is_missing_is_found(list_gaps):
     """The numbers of the layers have a gap."""
-    state = {key: value for key, value in stack().items() if not key.startswith("layers.5.")}
-    assert gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors in common"]
+    state = {key: value for key, value in build_stack().items() if not key.startswith("layers.5.")}
+    assert list_gaps(state) == ["layers.5: layer is missing; the other 11 layers have 12 tensors in common"]
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, str(10**9), str(10**8)])
-def test_a_number_far_from_the_others_is_no_gap(gaps, number):
+def test_distant_layer_number_is_not_a_gap(list_gaps, number):
     """The rule does not create the numbers in between, and Python converts no number of thousands of digits."""
-    state = stack()
-    assert gaps(state | {f"layers.{number}.linear1.weight": state["layers.0.linear1.weight"]}) == []
+    state = build_stack()
+    assert list_gaps(state | {f"layers.{number}.linear1.weight": state["layers.0.linear1.weight"]}) == []
 
 
-def test_values_of_another_scale_are_found(gaps):
+def test_values_of_another_scale_are_found(list_gaps):
     """A scale was applied twice."""
-    state = stack()
+    state = build_stack()
     state["layers.5.linear1.weight"] *= 1000
-    (message,) = gaps(state)
+    (message,) = list_gaps(state)
     assert message.startswith("layers.5.linear1.weight: values are")
     assert message.endswith("times larger than in the other layers")
 
 
-def test_sibling_gap_spares_the_first_and_the_last_layer(gaps):
+def test_sibling_gap_spares_the_first_and_the_last_layer(list_gaps):
     """Many models keep the first and last layers in another dtype and with other tensors."""
-    state = stack() | {"layers.0.linear1.weight": torch.randn(16, 8).half()}
+    state = build_stack() | {"layers.0.linear1.weight": torch.randn(16, 8).half()}
     del state["layers.11.norm1.bias"]
-    assert gaps(state) == []
+    assert list_gaps(state) == []
 
 
-def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(gaps):
+def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(list_gaps):
     """Seven layers are too few, and a single layer of attention among layers of another kind is ordinary."""
-    few = stack(7) | {"layers.3.linear1.weight": torch.randn(16, 8).half()}
-    assert gaps(few) == []
+    few = build_stack(7) | {"layers.3.linear1.weight": torch.randn(16, 8).half()}
+    assert list_gaps(few) == []
     hybrid = {f"layers.{n}.mixer.A": torch.randn(8) for n in range(8) if n != 4} | {"layers.4.attn.q": torch.randn(8)}
-    assert gaps(hybrid) == []
+    assert list_gaps(hybrid) == []
 
 
-def small(count=32):
+def build_small_stack(count=32):
     """Layers of three tensors, with a scale of a single element as in a quantized checkpoint."""
     torch.manual_seed(0)
     layers = [f"layers.{n}." for n in range(count)]
@@ -89,64 +89,64 @@ def small(count=32):
     return weights | scales | {f"{layer}norm.weight": torch.ones(64) for layer in layers}
 
 
-def test_a_small_layer_that_is_missing_is_found(gaps):
+def test_a_small_layer_that_is_missing_is_found(list_gaps):
     """Three tensors of the same shapes in each layer."""
-    state = {key: value for key, value in small().items() if not key.startswith("layers.17.")}
-    assert gaps(state) == ["layers.17: layer is missing; the other 31 layers have 3 tensors in common"]
+    state = {key: value for key, value in build_small_stack().items() if not key.startswith("layers.17.")}
+    assert list_gaps(state) == ["layers.17: layer is missing; the other 31 layers have 3 tensors in common"]
 
 
-def test_a_missing_layer_is_found_where_layers_have_two_architectures(gaps):
+def test_missing_layer_is_found_among_two_architectures(list_gaps):
     """Three dense layers come before layers with experts, and all layers have attention."""
     rest = {n: "mlp.gate" if n < 3 else "mlp.router" for n in range(32) if n != 17}
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     state = {f"layers.{n}.{name}.weight": torch.randn(8, 8) for n, last in rest.items() for name in (*names, last)}
-    assert gaps(state) == ["layers.17: layer is missing; the other 31 layers have 4 tensors in common"]
+    assert list_gaps(state) == ["layers.17: layer is missing; the other 31 layers have 4 tensors in common"]
 
 
-def test_a_tensor_that_only_one_layer_has_is_found(gaps):
+def test_a_tensor_that_only_one_layer_has_is_found(list_gaps):
     """The message names the layer and the tensor."""
-    state = small() | {"layers.17.attn.weight": torch.randn(4, 4)}
-    assert gaps(state) == ["layers.17: has attn.weight, which 31 other layers lack"]
+    state = build_small_stack() | {"layers.17.attn.weight": torch.randn(4, 4)}
+    assert list_gaps(state) == ["layers.17: has attn.weight, which 31 other layers lack"]
 
 
-def test_a_tensor_that_two_of_32_layers_lack_is_found(gaps):
+def test_a_tensor_that_two_of_32_layers_lack_is_found(list_gaps):
     """Each layer is a finding."""
-    state = small()
+    state = build_small_stack()
     del state["layers.3.mlp.weight"], state["layers.9.mlp.weight"]
     expected = [f"layers.{n}: lacks mlp.weight, which 30 other layers have" for n in (3, 9)]
-    assert gaps(state) == expected
+    assert list_gaps(state) == expected
 
 
-def test_a_gap_is_found_where_the_first_layer_has_a_tensor_of_its_own(gaps):
+def test_gap_is_found_if_the_first_layer_has_an_extra_tensor(list_gaps):
     """T5 has a relative attention bias in its first layer."""
-    state = small() | {"layers.0.attn.bias_table": torch.randn(4, 4)}
-    assert gaps(state) == []
+    state = build_small_stack() | {"layers.0.attn.bias_table": torch.randn(4, 4)}
+    assert list_gaps(state) == []
     del state["layers.17.norm.weight"]
-    assert gaps(state) == ["layers.17: lacks norm.weight, which 31 other layers have"]
+    assert list_gaps(state) == ["layers.17: lacks norm.weight, which 31 other layers have"]
 
 
-def test_another_shape_in_one_layer_is_found(gaps):
+def test_another_shape_in_one_layer_is_found(list_gaps):
     """The message gives both shapes."""
-    (message,) = gaps(small() | {"layers.17.mlp.weight": torch.randn(32, 64) / 50})
+    (message,) = list_gaps(build_small_stack() | {"layers.17.mlp.weight": torch.randn(32, 64) / 50})
     assert message == "layers.17.mlp.weight: shape is [32,64], but [64,64] in the other 31 layers"
 
 
-def test_a_weight_of_zeros_in_one_layer_is_found(gaps):
+def test_a_weight_of_zeros_in_one_layer_is_found(list_gaps):
     """Its siblings are not zero."""
-    (message,) = gaps(small() | {"layers.17.mlp.weight": torch.zeros(64, 64)})
+    (message,) = list_gaps(build_small_stack() | {"layers.17.mlp.weight": torch.zeros(64, 64)})
     assert message == "layers.17.mlp.weight: all 4,096 values are 0, unlike in the other 31 layers"
 
 
 @pytest.mark.parametrize(("value", "end"), [(0.0, "0"), (-0.01, "-0.01")])
-def test_a_scale_that_is_not_positive_in_one_layer_is_found(gaps, value, end):
+def test_a_scale_that_is_not_positive_in_one_layer_is_found(list_gaps, value, end):
     """The other scales are positive and of similar size."""
-    (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([value])})
+    (message,) = list_gaps(build_small_stack() | {"layers.17.mlp.scale": torch.tensor([value])})
     assert message == f"layers.17.mlp.scale: value is {end}, but 0.01 to 0.014 in the other 31 layers"
 
 
-def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
+def test_a_scale_that_is_a_thousand_times_as_large_is_found(list_gaps):
     """The values of a tensor with a single element are compared as well."""
-    (message,) = gaps(small() | {"layers.17.mlp.scale": torch.tensor([20.0])})
+    (message,) = list_gaps(build_small_stack() | {"layers.17.mlp.scale": torch.tensor([20.0])})
     assert message == "layers.17.mlp.scale: values are 1,667 times larger than in the other layers"
 
 
@@ -163,18 +163,18 @@ def test_a_scale_that_is_a_thousand_times_as_large_is_found(gaps):
         {f"layers.{n}.mlp.weight": torch.randn(32 if n in (9, 17) else 64, 64) / 50 for n in range(32)},
     ],
 )
-def test_layers_that_differ_on_purpose_are_spared(gaps, change):
+def test_layers_that_differ_on_purpose_are_spared(list_gaps, change):
     """A LoRA of a single layer, first and last layers, every eighth layer, any sign, an untrained bias."""
-    assert gaps(small() | change) == []
+    assert list_gaps(build_small_stack() | change) == []
 
 
-def test_the_skip_of_a_plain_stack_is_spared(gaps):
+def test_the_skip_of_a_plain_stack_is_spared(list_gaps):
     """A layer of NeRF takes the input again. Linear layers have no names for their parts."""
     state = {f"lin.{n}.weight": torch.randn(64, 100 if n == 5 else 64) for n in range(10)}
-    assert gaps(state | {f"lin.{n}.bias": torch.randn(64) for n in range(10)}) == []
+    assert list_gaps(state | {f"lin.{n}.bias": torch.randn(64) for n in range(10)}) == []
 
 
-def test_honest_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
+def test_ordinary_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
     """A sample of the 204 checkpoints without findings in `benchmarks/honest_checkpoints.py`."""
     path = Path(__file__).parents[2] / "benchmarks" / "honest_checkpoints.py"
     spec = importlib.util.spec_from_file_location("honest_checkpoints", path)
@@ -187,10 +187,10 @@ def test_honest_checkpoints_of_torch_have_no_finding(run_rule, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_hundred_times_as_large_is_found_in_random_weights(gaps, seed):
+def test_weights_a_hundred_times_as_large_are_found(list_gaps, seed):
     """The largest values of random layers differ a little, so the measured factor may be below 100."""
     generator = torch.Generator().manual_seed(seed)
     state = {f"layers.{n}.weight": torch.randn(64, 64, generator=generator) for n in range(12)}
     state["layers.5.weight"] *= 100
-    (message,) = gaps(state)
+    (message,) = list_gaps(state)
     assert message.startswith("layers.5.weight: ")

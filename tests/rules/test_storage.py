@@ -30,7 +30,7 @@ from ..formats import zero
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(run_rule, save_checkpoint, legacy):
+def test_oversized_storage_finds_a_view_that_saves_its_whole_storage(run_rule, save_checkpoint, legacy):
     """The message gives both figures, 4 KB of 4 MB, and the place is the storage."""
     path = save_checkpoint({"w": torch.zeros(1 << 20)[:1024]}, _use_new_zipfile_serialization=not legacy)
     (finding,) = run_rule("oversized-storage", path)
@@ -39,13 +39,13 @@ def test_oversized_storage_finds_a_view_that_saves_all_it_is_a_part_of(run_rule,
     assert path.stat().st_size >= finding.place.offset + finding.place.length > 4 << 20
 
 
-def test_oversized_storage_finds_a_column_though_it_reaches_from_end_to_end(run_rule, save_checkpoint):
+def test_oversized_storage_finds_a_column_of_a_matrix(run_rule, save_checkpoint):
     """The column reaches from end to end of the storage, but has only a thousandth of the elements."""
     (finding,) = run_rule("oversized-storage", save_checkpoint({"w": torch.zeros(1000, 1000)[:, :1]}))
     assert "but only 4,000 are used" in finding.message
 
 
-def test_oversized_storage_adds_up_what_several_tensors_use(run_rule, save_checkpoint):
+def test_oversized_storage_adds_up_the_bytes_of_several_tensors(run_rule, save_checkpoint):
     """Two overlapping tensors count as their union, and an expanded tensor as its stored elements."""
     big = torch.zeros(1 << 16)
     state = {"a": big[:2000], "b": big[1000:3000], "c": big[3000:3001].expand(50_000)}
@@ -59,13 +59,13 @@ def test_oversized_storage_spares_tensors_that_share_a_storage_out(run_rule, sav
     assert not run_rule("oversized-storage", save_checkpoint({str(n): part for n, part in enumerate(big.split(5000))}))
 
 
-def test_oversized_storage_spares_what_is_not_worth_a_line(run_rule, save_checkpoint):
+def test_oversized_storage_spares_a_few_unused_bytes(run_rule, save_checkpoint):
     """Less than a page is unused, or only a small share of a big storage, for example padding."""
     state = {"a": torch.zeros(UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
     assert not run_rule("oversized-storage", save_checkpoint(state))
 
 
-def test_oversized_storage_spares_what_a_filtered_tensor_uses(run_rule, save_checkpoint):
+def test_oversized_storage_spares_bytes_of_a_filtered_tensor(run_rule, save_checkpoint):
     """A tensor left out by a selection still uses its bytes of the storage."""
     big = torch.zeros(1 << 16)
     path = save_checkpoint({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
@@ -84,7 +84,7 @@ def test_oversized_storage_spares_sparse_and_quantized_tensors(run_rule, save_ch
     )
 
 
-def test_a_live_class_is_told_of_its_views(run_rule, tmp_path):
+def test_views_and_ties_of_a_class_are_reported(run_rule, tmp_path):
     """A parameter that is a row of a matrix saves the whole matrix."""
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
@@ -133,7 +133,7 @@ class Net(nn.Module):
 """
 
 
-def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(run_rule, save_checkpoint, tmp_path):
+def test_tied_tensors_names_the_same_remedy_as_verify(run_rule, save_checkpoint, tmp_path):
     """The target is a class or a state_dict, and save_file refuses both."""
     (tmp_path / "net.py").write_text(TIED_NET)
     spec = f"{tmp_path}/net.py:Net"
@@ -148,9 +148,7 @@ def test_tied_tensors_names_the_function_of_safetensors_as_verify_does(run_rule,
         )
 
 
-def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_accepts(
-    run_rule, save_checkpoint, tmp_path
-):
+def test_tied_tensors_names_no_function_if_save_file_accepts_the_file(run_rule, save_checkpoint, tmp_path):
     """A safetensors file has a single name already, and two sections are two files."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
@@ -161,7 +159,7 @@ def test_tied_tensors_does_not_name_the_function_of_safetensors_where_save_file_
         assert finding.help == "intentional for tied weights; otherwise save a copy with .clone()"
 
 
-def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(run_rule, save_checkpoint):
+def test_tied_tensors_spares_tensors_of_optimizer_and_callbacks(run_rule, save_checkpoint):
     """A pickled optimizer contains the model's own parameters, and callbacks store a score under several names."""
     net = torch.nn.Linear(3, 3)
     optimizer, score = torch.optim.Adam(net.parameters()), torch.tensor(0.5)
@@ -170,7 +168,7 @@ def test_tied_tensors_spares_what_an_optimizer_and_callbacks_hold(run_rule, save
     assert not run_rule("tied-tensors", save_checkpoint(state))
 
 
-def test_tied_tensors_finds_a_tie_that_an_optimizer_has_too(run_rule, save_checkpoint):
+def test_tied_tensors_finds_a_tie_that_an_optimizer_shares(run_rule, save_checkpoint):
     """The finding has the two names in the model, not the name in the optimizer."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
@@ -194,7 +192,7 @@ def test_shared_slices_finds_views_that_overlap(run_rule, save_checkpoint):
     assert finding.message == "b: shares bytes with a (bytes 160 to 400 and bytes 0 to 240 of one storage)"
 
 
-def test_shared_slices_says_once_that_two_views_have_the_same_bytes(run_rule, save_checkpoint):
+def test_shared_slices_gives_the_common_range_of_two_views_once(run_rule, save_checkpoint):
     """A matrix and its transpose are different tensors, so they are not tied."""
     matrix = torch.zeros(4, 4)
     path = save_checkpoint({"a": matrix, "b": matrix.t()})
@@ -203,7 +201,7 @@ def test_shared_slices_says_once_that_two_views_have_the_same_bytes(run_rule, sa
     assert not run_rule("tied-tensors", path)
 
 
-def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
+def test_attributes_of_tensors_are_not_compared(run_rule, save_checkpoint):
     """No state_dict has the attributes of tensors: neither a tie nor a shared slice is reported."""
     whole, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
     other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
@@ -212,7 +210,7 @@ def test_attributes_of_tensors_are_no_names(run_rule, save_checkpoint):
     assert not run_rule("tied-tensors", path)
 
 
-def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(run_rule, save_checkpoint):
+def test_shared_slices_spares_separate_slices_and_tied_names(run_rule, save_checkpoint):
     """safetensors saves separate slices, and tied names belong to another rule."""
     big = torch.zeros(100)
     assert not run_rule(
@@ -220,7 +218,7 @@ def test_shared_slices_spares_slices_that_lie_apart_and_tied_names(run_rule, sav
     )
 
 
-INTERLEAVED = {
+INTERLEAVED_VIEWS = {
     "halves of the columns": lambda big: [big[:, :5], big[:, 5:]],
     "every other row": lambda big: [big[::2], big[1::2]],
     "a fused projection": lambda big: big.view(2, 4, 12).chunk(3, -1),
@@ -230,21 +228,21 @@ INTERLEAVED = {
 }
 
 
-@pytest.mark.parametrize("parts", INTERLEAVED.values(), ids=INTERLEAVED)
-def test_shared_slices_spares_what_lies_in_the_gaps_of_another(run_rule, save_checkpoint, parts):
+@pytest.mark.parametrize("parts", INTERLEAVED_VIEWS.values(), ids=INTERLEAVED_VIEWS)
+def test_shared_slices_spares_interleaved_views(run_rule, save_checkpoint, parts):
     """No byte is in two views, though each view reaches over the other views."""
     big = torch.zeros(8, 12)
     assert not run_rule("shared-slices", save_checkpoint(dict(zip("abcdefghijkl", parts(big), strict=False))))
 
 
-def test_shared_slices_finds_columns_that_overlap_by_one(run_rule, save_checkpoint):
+def test_shared_slices_finds_an_overlap_of_one_column(run_rule, save_checkpoint):
     """The views overlap in a single column."""
     big = torch.zeros(8, 12)
     (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
     assert finding.fqn == "b"
 
 
-MANY = {
+MANY_VIEWS = {
     "all columns": lambda n: torch.zeros(n, n).unbind(1),
     "all columns, in two halves each": lambda n: [
         half for column in torch.zeros(n, n).unbind(1) for half in column.chunk(2)
@@ -263,15 +261,15 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("parts", MANY.values(), ids=MANY)
-def test_shared_slices_spares_very_many_that_lie_in_gaps(run_rule, save_checkpoint, parts):
+@pytest.mark.parametrize("parts", MANY_VIEWS.values(), ids=MANY_VIEWS)
+def test_shared_slices_spares_many_interleaved_views(run_rule, save_checkpoint, parts):
     """The views are split into groups: to try each pair would be too much work."""
     state = {str(n): tensor for n, tensor in enumerate(parts(500))}
     assert len(state) * (len(state) - 1) / 2 > MAX_TRIES
     assert not run_rule("shared-slices", save_checkpoint(state))
 
 
-def test_shared_slices_finds_one_among_very_many_columns(run_rule, save_checkpoint):
+def test_shared_slices_finds_an_overlap_among_many_columns(run_rule, save_checkpoint):
     """The wide view reaches into the next column."""
     big = torch.zeros(1_000, 1_000)
     state = {str(n): column for n, column in enumerate(big.unbind(1))}
@@ -281,7 +279,7 @@ def test_shared_slices_finds_one_among_very_many_columns(run_rule, save_checkpoi
     assert "1 more view overlaps" in finding.message
 
 
-def test_shared_slices_says_where_it_cannot_tell(run_rule, save_checkpoint, monkeypatch):
+def test_shared_slices_gives_a_note_for_undecided_views(run_rule, save_checkpoint, monkeypatch):
     """Undecided views give a note, neither a pass nor a warning. An overlap found without tries is still reported."""
     monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
     flat = torch.zeros(10_000)
@@ -299,7 +297,7 @@ SLICE = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
 
 
 @given(st.lists(SLICE, min_size=1, max_size=5))
-def test_safetensors_refuses_exactly_what_shares_bytes(tmp_path_factory, slices):
+def test_safetensors_refuses_exactly_the_states_with_findings(tmp_path_factory, slices):
     """save_file refuses a state exactly if tensors of the state are tied or overlap."""
     folder = tmp_path_factory.mktemp("s")
     big = torch.zeros(20)
@@ -322,7 +320,7 @@ def views(draw):
 
 
 @given(st.lists(views(), min_size=1, max_size=4))
-def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geometry):
+def test_unused_bytes_never_exceed_the_unmarked_bytes(tmp_path_factory, geometry):
     """Checked against torch: after all elements are marked, unused bytes are never more than the unmarked bytes."""
     path = tmp_path_factory.mktemp("u") / "a.pt"
     big = torch.zeros(100)
@@ -337,7 +335,7 @@ def test_unused_bytes_are_never_more_than_no_tensor_has(tmp_path_factory, geomet
 
 
 @given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
-def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_the_other(first, second, dtype):
+def test_views_share_a_byte_exactly_if_torch_sees_the_write(first, second, dtype):
     """Checked against torch: the elements of the first view are overwritten and then read through the second view."""
     big = torch.zeros(100, dtype=torch.int64)
     big.as_strided(*first).fill_(-1)
@@ -347,7 +345,7 @@ def test_views_share_a_byte_where_what_is_written_through_one_is_seen_through_th
 
 
 @given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
-def test_no_view_shares_a_byte_with_one_of_another_group(geometry, dtype):
+def test_views_of_different_groups_share_no_byte(geometry, dtype):
     """The groups contain each view once. All pairs of views from different groups are checked."""
     nonempty = list(dict.fromkeys(view for view in (_view(dtype, part) for part in geometry) if view.byte_count))
     groups = list(split_disjoint_groups(nonempty))
@@ -372,7 +370,7 @@ def test_mixed_dtypes_finds_parameters_of_two_types(run_rule, save_checkpoint):
     assert (finding.message, finding.severity.value) == (expected, "note")
 
 
-def test_mixed_dtypes_calls_parameters_what_is_known_to_be(run_rule, save_checkpoint):
+def test_mixed_dtypes_names_parameters_only_if_the_type_is_known(run_rule, save_checkpoint):
     """The type in the pickle shows a parameter; a name alone does not."""
     state = {"a": torch.nn.Parameter(torch.zeros(2)), "b": torch.nn.Parameter(torch.zeros(2).half())}
     assert run_rule("mixed-dtypes", save_checkpoint(state))[0].message.startswith(
@@ -425,7 +423,7 @@ def test_mixed_dtypes_spares_a_buffer_that_the_class_registers(save_checkpoint, 
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(run_rule, tmp_path, stage):
+def test_float32_copies_of_zero_do_not_count_as_model_dtypes(run_rule, tmp_path, stage):
     """The model trains in bfloat16, but the files have only float32 copies of the trained weights."""
     trained, frozen = {"w": torch.ones(3), "b": torch.ones(2)}, {"f": torch.ones(3, dtype=torch.bfloat16)}
     folder = zero.write(tmp_path / "zero", stage, [trained], frozen=frozen)
@@ -438,7 +436,7 @@ def test_dtypes_of_copies_that_zero_keeps_are_not_the_models(run_rule, tmp_path,
     assert finding.fqn == "g"
 
 
-def test_a_storage_that_is_packed_is_where_it_lies_in_the_file(run_rule, tmp_path):
+def test_place_of_a_packed_storage_is_its_range_in_the_file(run_rule, tmp_path):
     """A packed storage is shorter in the file than in memory, and a storage in pieces has no single place."""
     np.savez_compressed(tmp_path / "a.npz", w=np.zeros(5000))
     (finding,) = run_rule("unexpected-dtype", tmp_path / "a.npz", policy=Policy(dtype=("float32",)))
@@ -457,7 +455,7 @@ def test_mixed_dtypes_spares_integers_and_other_sections(run_rule, save_checkpoi
 BF16 = Policy(dtype=("bfloat16",))
 
 
-def test_unexpected_dtype_finds_what_the_policy_does_not_name(run_rule, save_checkpoint):
+def test_unexpected_dtype_finds_dtypes_outside_the_policy(run_rule, save_checkpoint):
     """Each tensor gives an error."""
     path = save_checkpoint({"a": torch.zeros(2), "b": torch.zeros(2).bfloat16(), "c": torch.zeros(2).half()})
     assert [finding.message for finding in run_rule("unexpected-dtype", path, policy=BF16)] == [
@@ -487,7 +485,7 @@ def test_too_large_finds_more_bytes_than_the_policy_allows(run_rule, save_checkp
     assert "allows 4,399" in finding.message
 
 
-def test_too_large_spares_what_fits_to_the_byte(run_rule, save_checkpoint):
+def test_too_large_spares_exactly_the_allowed_bytes(run_rule, save_checkpoint):
     """A shared storage counts once."""
     w = torch.zeros(1000)
     assert not run_rule("too-large", save_checkpoint({"w": w, "v": w}), policy=Policy(max_bytes=4000))

@@ -47,7 +47,7 @@ def build_checkpoint():
 
 
 @pytest.mark.parametrize("rule", values.RULES, ids=lambda rule: rule.name)
-def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
+def test_rules_about_values_are_skipped_without_values(tmp_path, weight, rule):
     """The rule is listed as skipped, with the option that switched the values off."""
     torch.save({"w": weight}, tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=(rule.name,), values=False)).targets
@@ -55,7 +55,7 @@ def test_without_values_no_rule_about_them_runs(tmp_path, weight, rule):
     assert "--no-values" in target.skipped[0].reason
 
 
-def test_a_class_has_no_values_to_judge():
+def test_nan_is_skipped_for_a_class():
     """The values of a constructor are not the values of a checkpoint, so the rule is skipped for this reason."""
     (target,) = audit(Request(("torch.nn:Linear(2, 2)",), select=("nan",), values=True)).targets
     assert "initial values" in target.skipped[0].reason
@@ -82,13 +82,13 @@ def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
         ("", [math.nan, 1.0], "'': 1 of 2 values is NaN"),
     ],
 )
-def test_nan_finds_and_tells_in_whole_sentences(audit_state, name, values, message):
+def test_nan_message_fits_any_number_and_name(audit_state, name, values, message):
     """The sentence fits any number of values and any name."""
     (finding,) = audit_state("nan", {name: torch.tensor(values)})
     assert finding.message == message
 
 
-def test_nan_finds_an_optimizer_that_is_about_to_spread_it(audit_state):
+def test_nan_finds_a_moment_of_an_optimizer(audit_state):
     """The weights are still good, the next step makes them NaN."""
     checkpoint = build_checkpoint()
     checkpoint["optimizer"]["state"][0]["exp_avg"][0, 0] = math.nan
@@ -98,7 +98,7 @@ def test_nan_finds_an_optimizer_that_is_about_to_spread_it(audit_state):
 
 
 @pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
-def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, values):
+def test_nan_and_inf_in_a_metric_are_a_note(audit_state, weight, rule, values):
     """An unknown metric or a history of losses does not affect the weights in the same file."""
     bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
     (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": bad})
@@ -108,7 +108,7 @@ def test_nan_and_inf_are_a_note_in_what_is_no_models(audit_state, weight, rule, 
 
 
 @pytest.mark.parametrize("rule", ["nan", "inf"])
-def test_nan_and_inf_are_an_error_in_a_weight_beside_it(audit_state, weight, rule):
+def test_nan_and_inf_in_a_weight_next_to_a_metric_are_an_error(audit_state, weight, rule):
     """The note about the metric does not lower the severity for the weight."""
     weight[0, 0] = float(rule)
     actual = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": torch.tensor([float(rule), 1.0])})
@@ -116,7 +116,7 @@ def test_nan_and_inf_are_an_error_in_a_weight_beside_it(audit_state, weight, rul
 
 
 @pytest.mark.parametrize("best", [math.inf, -math.inf])
-def test_inf_spares_a_best_score_that_has_none_yet(audit_state, weight, best):
+def test_inf_spares_a_best_score_without_a_value(audit_state, weight, best):
     """Lightning's `kth_value` is infinite in every first save. An infinite parameter of a single number is an error."""
     callbacks = {"ModelCheckpoint{'monitor': 'loss'}": {"kth_value": torch.tensor(best), "mode": "min"}}
     assert not audit_state("inf", {"state_dict": {"w": weight}, "callbacks": callbacks})
@@ -126,7 +126,7 @@ def test_inf_spares_a_best_score_that_has_none_yet(audit_state, weight, best):
     ]
 
 
-def test_nan_finds_what_is_tied_once(audit_state, weight):
+def test_nan_is_reported_once_for_tied_names(audit_state, weight):
     """Tied names share a storage and give a single finding."""
     weight[0, 0] = math.nan
     assert len(audit_state("nan", {"a": weight, "b": weight})) == 1
@@ -152,14 +152,14 @@ def test_inf_finds_a_weight_that_overflowed(audit_state, weight):
     assert [finding.severity for finding in audit_state("inf", checkpoint)] == [Severity.ERROR]
 
 
-def test_inf_finds_a_weight_whose_other_values_are_one(audit_state):
+def test_inf_finds_positive_infinity_among_zeros(audit_state):
     """A mask hides with -inf, so +inf next to zeros is not a mask."""
     assert [finding.severity for finding in audit_state("inf", {"w": torch.tensor([[math.inf, 0.0], [0.0, 0.0]])})] == [
         Severity.ERROR
     ]
 
 
-def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
+def test_inf_warns_of_a_buffer_with_an_infinite_value(audit_state, weight):
     """The finding is a warning: no mask has many values next to -inf, but only the model knows its buffers."""
     stats = torch.tensor([1.0, 2.0, math.inf])
     bn = torch.nn.BatchNorm1d(3).state_dict()
@@ -175,14 +175,14 @@ def test_inf_finds_a_buffer_with_one_among_others(audit_state, weight):
     ],
     ids=["zeros", "ones"],
 )
-def test_inf_finds_a_mask_and_lets_it_pass(audit_state, meant):
+def test_inf_gives_a_note_for_a_mask(audit_state, meant):
     """-inf next to a single other value is a mask and gives a note, for any name and kind."""
     assert [finding.severity for finding in audit_state("inf", {"attn_mask": meant, "w": meant.clone()})] == [
         Severity.NOTE
     ] * 2
 
 
-def test_inf_finds_an_observer_that_has_seen_nothing_and_lets_it_pass(audit_state):
+def test_inf_gives_a_note_for_an_observer_without_data(audit_state):
     """The smallest value of an observer begins at infinity, and torch's own observers save the infinity."""
     observer = torch.nn.ModuleDict({"obs": torch.ao.quantization.MinMaxObserver()})
     assert [finding.severity for finding in audit_state("inf", observer.state_dict())] == [Severity.NOTE] * 2
@@ -204,7 +204,7 @@ def test_all_zero_finds_a_weight_that_was_never_written(audit_state, weight):
     assert (finding.fqn, finding.severity, finding.message) == ("b", Severity.NOTE, "b: all 256 values are zero")
 
 
-def test_all_zero_finds_several_in_one_finding_a_section(audit_state, weight):
+def test_all_zero_gives_one_finding_for_each_section(audit_state, weight):
     """The message gives the count and the first names. A single tensor of another section has a finding of its own."""
     state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
     many, tensor = audit_state("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
@@ -220,7 +220,7 @@ def test_all_zero_finds_a_checkpoint_without_any_value(audit_state):
     assert (finding.severity, finding.message) == (Severity.WARNING, "model: 2 tensors are all zero: a, b")
 
 
-def test_all_zero_spares_biases_counters_and_one_value_that_is_not(audit_state, weight):
+def test_all_zero_spares_biases_counters_and_nearly_zero_weights(audit_state, weight):
     """Many good checkpoints have zero biases, counters and small tensors. A nearly zero weight is not zero."""
     nearly = torch.zeros(100, 100)
     nearly[-1, -1] = 1e-30
@@ -228,21 +228,21 @@ def test_all_zero_spares_biases_counters_and_one_value_that_is_not(audit_state, 
     assert not audit_state("all-zero", net | {"0.bias": torch.zeros(3), "nearly": nearly, "small": torch.zeros(15, 17)})
 
 
-BEGIN_AT_ZERO = [
+NAMES_THAT_BEGIN_AT_ZERO = [
     *("h.0.lora_B.weight", "h.0.lora_B.default.weight", "wte.lora_embedding_A.default", "te_text.lora_up.weight"),
     *("pos_embed", "backbone.pos_embed", "encoder.position_embeddings", "blocks.0.attn.rel_pos_h"),
     *("layers.0.attn.relative_position_bias_table", "controlnet_down_blocks.0.weight", "final_logits_bias"),
 ]
 
 
-@pytest.mark.parametrize("name", BEGIN_AT_ZERO)
+@pytest.mark.parametrize("name", NAMES_THAT_BEGIN_AT_ZERO)
 def test_all_zero_spares_weights_that_begin_at_zero(audit_state, weight, name):
     """Adapters and position tables are spared by name, for any shape. A similar name is reported."""
     assert not audit_state("all-zero", {"w": weight, name: torch.zeros(64, 64)})
     assert audit_state("all-zero", {"w": weight, f"x{name.replace('.', '_')}": torch.zeros(64, 64)})
 
 
-def test_zeros_and_constants_spare_what_has_one_dimension_but_for_ones(audit_state, weight):
+def test_zeros_and_constants_spare_tensors_of_one_long_dimension(audit_state, weight):
     """Examples are mean and std of an image's channels, a token, and a scale of each output."""
     state = {"mean": torch.zeros(1, 512, 1, 1), "token": torch.zeros(1, 1, 512), "scale": torch.ones(512, 1)}
     assert not audit_state("all-zero", {"w": weight, **state})
@@ -255,13 +255,13 @@ def test_constant_finds_a_placeholder(audit_state, weight):
     assert (finding.fqn, finding.message) == ("b", "b: all 256 values are 0.5")
 
 
-def test_constant_finds_several_in_one_finding(audit_state, weight):
+def test_constant_gives_one_finding_for_several_tensors(audit_state, weight):
     """The message gives the count and the first names."""
     (finding,) = audit_state("constant", {"w": weight, **{name: torch.ones(16, 16) for name in "abc"}})
     assert (finding.fqn, finding.message) == (None, "model: 3 tensors are constant: a, b and 1 more")
 
 
-def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(audit_state):
+def test_constant_spares_norms_zeros_and_nearly_constant_weights(audit_state):
     """Ones of a norm are ordinary, zeros have a rule of their own, and the last of many values is read."""
     nearly = torch.ones(300, 300)
     nearly[-1, -1] = 2
@@ -272,7 +272,7 @@ def test_constant_spares_norms_and_zeros_and_one_value_that_is_not(audit_state):
 # --- denormals -------------------------------------------------------------------------------------------------------
 
 
-def table(count, *, value=1e-40, shape=(640, 640)):
+def build_table(count, *, value=1e-40, shape=(640, 640)):
     """A float32 weight of 409,600 values, of which `count` are denormal: 4,096 are 1 %."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     tensor.view(-1)[:count] = value
@@ -281,33 +281,33 @@ def table(count, *, value=1e-40, shape=(640, 640)):
 
 def test_denormal_finds_a_weight_that_decayed(audit_state):
     """1 % of the values of a big weight are denormal."""
-    (finding,) = audit_state("denormal", {"w": table(4096)})
+    (finding,) = audit_state("denormal", {"w": build_table(4096)})
     assert finding.message == "w: 4,096 of 409,600 values are denormal"
     assert finding.severity is Severity.WARNING
 
 
-def test_denormal_finds_moments_and_lets_them_pass(audit_state):
+def test_denormal_gives_a_note_for_moments(audit_state):
     """Moments decay in rows without gradients. Decay is ordinary and gives a note."""
     checkpoint = build_checkpoint()
-    checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = table(4096)
+    checkpoint["optimizer"]["state"][0]["exp_avg_sq"] = build_table(4096)
     assert [finding.severity for finding in audit_state("denormal", checkpoint)] == [Severity.NOTE]
 
 
-def test_denormal_lets_a_bias_pass_that_decayed(audit_state):
+def test_denormal_gives_a_note_for_a_decayed_bias(audit_state):
     """A bias is added and not multiplied, so denormal values give a note, whatever their number."""
-    (finding,) = audit_state("denormal", {"w": table(0), "bias": table(5000, shape=(5000,))})
+    (finding,) = audit_state("denormal", {"w": build_table(0), "bias": build_table(5000, shape=(5000,))})
     assert (finding.fqn, finding.severity) == ("bias", Severity.NOTE)
 
 
-def test_denormal_spares_a_few_the_smallest_normal_and_half_precision(audit_state):
+def test_denormal_spares_few_values_normal_values_and_float16(audit_state):
     """Fewer than 1 % or fewer than 4,096 values; the smallest normal number; float16, which torch widens first."""
-    few, small = table(4097, shape=(640, 641)), table(4095, shape=(64, 64))
+    few, small = build_table(4097, shape=(640, 641)), build_table(4095, shape=(64, 64))
     least = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
     half = torch.full((640, 640), 1e-7).half()
     assert not audit_state("denormal", {"few": few, "small": small, "least": least, "half": half})
 
 
-def test_denormal_warns_of_nothing_in_what_training_leaves(audit_state):
+def test_denormal_gives_only_notes_after_real_training(audit_state):
     """Rows of an embedding without later batches, their moments in AdamW, and a bias without a gradient."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Embedding(500, 64), torch.nn.Linear(64, 64), torch.nn.ReLU())
@@ -327,7 +327,7 @@ def test_denormal_warns_of_nothing_in_what_training_leaves(audit_state):
 TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW if hasattr(torch, name)}
 
 
-def steps(number, count=40):
+def build_numbers_around(number, count=40):
     """Float32 numbers around `number`: first a bit apart, then wider apart."""
     limit = torch.tensor(min(number, torch.finfo(torch.float32).max))
     near = [limit]
@@ -341,9 +341,9 @@ def steps(number, count=40):
 
 
 @pytest.mark.parametrize("dtype", [name for name in TARGETS if name != "float32"])
-def test_a_value_overflows_where_torch_says_so(dtype):
+def test_value_overflows_exactly_if_torch_overflows(dtype):
     """The values are a bit below and a bit above the limit of each type, with either sign."""
-    around = steps(values.OVERFLOW[dtype][0])
+    around = build_numbers_around(values.OVERFLOW[dtype][0])
     around = around[around.isfinite()]
     cast = around.to(TARGETS[dtype]).to(torch.float32)
     lost = ~cast.isfinite()
@@ -352,14 +352,14 @@ def test_a_value_overflows_where_torch_says_so(dtype):
     assert [values.overflows(value, dtype) for value in around.tolist()] == lost.tolist()
 
 
-def test_a_float64_overflows_float32_where_torch_says_so():
+def test_float64_overflows_float32_exactly_if_torch_overflows():
     """The limit is exactly half a step above the largest float32."""
     limit = torch.tensor(values.OVERFLOW["float32"][0], dtype=torch.float64)
     for number in (limit, torch.nextafter(limit, limit * 0), torch.nextafter(limit, limit * 2), -limit):
         assert values.overflows(number.item(), "float32") is not bool(number.to(torch.float32).isfinite())
 
 
-def test_overflows_dtype_finds_what_half_precision_cannot_hold(audit_state, weight):
+def test_overflows_dtype_finds_a_value_beyond_float16(audit_state, weight):
     """The message gives the value furthest out and the dtype."""
     weight[0, 0], weight[0, 1] = -81_250.0, 70_000.0
     (finding,) = audit_state("overflows-dtype", {"w": weight}, policy=Policy(dtype=("float16",)))
@@ -367,7 +367,7 @@ def test_overflows_dtype_finds_what_half_precision_cannot_hold(audit_state, weig
     assert finding.severity is Severity.ERROR
 
 
-def test_overflows_dtype_spares_what_still_rounds_down(audit_state, weight):
+def test_overflows_dtype_spares_values_that_round_down(audit_state, weight):
     """65,519.99 rounds to 65,504, the largest float16. A dtype of the policy is not cast. bfloat16 can hold 1e30."""
     near, far = weight.clone(), weight.clone()
     near[0, 0], far[0, 0] = 65_519.99, 1e30
@@ -403,13 +403,13 @@ def test_duplicate_values_finds_a_clone(audit_state, weight, dtype):
     assert f"the same values as b: {table.nbytes / 1000:g} kB saved more than once" in finding.message, table.nbytes
 
 
-def test_duplicate_values_finds_three_in_one_finding(audit_state, weight):
+def test_duplicate_values_gives_one_finding_for_three_copies(audit_state, weight):
     """A group of equal tensors is a single finding."""
     (finding,) = audit_state("duplicate-values", {name: weight.clone() for name in "abc"})
     assert "b, c: 3.2 kB saved more than once" in finding.message
 
 
-def test_duplicate_values_finds_several_groups_in_one_finding(audit_state, weight):
+def test_duplicate_values_gives_one_finding_for_several_groups(audit_state, weight):
     """The message gives the additional bytes and the first groups by name."""
     state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
     (finding,) = audit_state("duplicate-values", state)
@@ -418,12 +418,12 @@ def test_duplicate_values_finds_several_groups_in_one_finding(audit_state, weigh
     assert (finding.fqn, finding.message) == (None, said)
 
 
-def test_duplicate_values_finds_a_copy_that_lies_in_another_order(audit_state, weight):
+def test_duplicate_values_finds_a_copy_with_other_strides(audit_state, weight):
     """Strides describe the layout, not the values."""
     assert len(audit_state("duplicate-values", {"a": weight, "b": weight.t().contiguous().t()})) == 1
 
 
-def test_duplicate_values_finds_what_safetensors_cannot_share(run_rule, tmp_path, weight):
+def test_duplicate_values_finds_cloned_ties_of_safetensors(run_rule, tmp_path, weight):
     """Tied tensors were cloned for the save."""
     save_file({"embed.weight": weight, "lm_head.weight": weight.clone()}, tmp_path / "a.safetensors")
     assert len(run_rule("duplicate-values", tmp_path / "a.safetensors", values=True)) == 1
@@ -439,7 +439,7 @@ def test_duplicate_values_spares_ties_constants_sections_and_one_bit(audit_state
     assert not audit_state("duplicate-values", {"a": weight, "b": weight.clone().view(10, 40)})
 
 
-def test_duplicate_values_spares_what_each_layer_has_alike(audit_state, weight):
+def test_duplicate_values_spares_equal_tables_of_layers(audit_state, weight):
     """Mamba computes A from its shape, and buffers are tables created by each layer."""
     layers = [torch.nn.BatchNorm1d(512) for _ in range(2)]
     for layer in layers:
@@ -465,7 +465,7 @@ def truncated_checkpoint(tmp_path, weight):
 
 
 @pytest.mark.parametrize("select", ["nan", "inf", "duplicate-values", "unread-values", "checksum-mismatch", "values"])
-def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(truncated_checkpoint, statecli, select):
+def test_truncated_storage_fails_its_target_under_any_selection(truncated_checkpoint, statecli, select):
     """The failure cannot be ignored. Rules check the other tensor, but no rule without a finding has run."""
     result = statecli("audit", truncated_checkpoint, "--values", "--select", select, "-f", "json")
     nan = select in ("nan", "values")
@@ -477,7 +477,7 @@ def test_a_storage_that_ends_too_soon_fails_its_target_whatever_is_asked(truncat
 
 
 @pytest.mark.parametrize("options", [("--ignore", "unread-values"), ("--ignore", "unread-values", "--select", "inf")])
-def test_what_could_not_be_read_is_never_accepted(truncated_checkpoint, statecli, tmp_path, options):
+def test_unreadable_values_are_never_accepted(truncated_checkpoint, statecli, tmp_path, options):
     """The failure remains if the rule is ignored, and a baseline does not record unread values."""
     baseline = tmp_path / "b.json"
     first = statecli(
@@ -490,7 +490,7 @@ def test_what_could_not_be_read_is_never_accepted(truncated_checkpoint, statecli
     assert statecli("audit", truncated_checkpoint, "--values", *options, "--fail-on", "error").code == 2
 
 
-def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(truncated_checkpoint, statecli, tmp_path):
+def test_rule_without_all_values_is_skipped_in_reports(truncated_checkpoint, statecli, tmp_path):
     """JUnit reports the rule as skipped; SARIF and GitHub report the target as an error. -v names each tensor."""
     reports = [f"--report={name}={tmp_path / name}" for name in ("junit", "sarif", "github")]
     result = statecli("audit", truncated_checkpoint, "--values", "--select", "inf", "-v", *reports)
@@ -507,7 +507,7 @@ def test_a_rule_that_was_not_shown_all_values_is_no_case_that_passed(truncated_c
     ] == [True, True]
 
 
-def test_unread_values_finds_types_that_hold_no_numbers(audit_state, weight):
+def test_unread_values_finds_dtypes_without_numbers(audit_state, weight):
     """bits8 gives a warning. A tensor on meta has no values by design and gives a note."""
     state = {
         "w": weight,
@@ -535,23 +535,23 @@ def test_unread_values_spares_every_type_that_torch_computes_with(audit_state, w
 # --- ordinary checkpoints --------------------------------------------------------------------------------------------
 
 
-def transformer():
+def build_transformer():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64)
     return torch.nn.TransformerEncoder(layer, 3).state_dict()
 
 
-def zero_convolution():
+def build_zero_convolution():
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 3, 1))
     torch.nn.init.zeros_(net[2].weight)
     return net.state_dict()
 
 
-def lora():
+def build_lora():
     return {"q.lora_A.weight": torch.randn(4, 64), "q.lora_B.weight": torch.zeros(64, 4), "alpha": torch.tensor(8.0)}
 
 
-def average():
+def build_average():
     net = torch.nn.Linear(32, 32)
     return {"model": net.state_dict(), "ema": copy.deepcopy(net).state_dict(), "epoch": 0}
 
@@ -561,12 +561,15 @@ def build_masks():
     return {"blocks.0.attn.mask": mask, "blocks.1.attn.mask": mask.clone(), "w": torch.randn(16, 16)}
 
 
-def tables():
+def build_tables():
     inv_freq = 1.0 / 10_000 ** (torch.arange(0, 1024, 2) / 1024)
     return {f"layers.{n}.rotary_emb.inv_freq": inv_freq.clone() for n in range(4)} | {"w": torch.randn(16, 16)}
 
 
-@pytest.mark.parametrize("build", [transformer, zero_convolution, lora, average, build_masks, tables, build_checkpoint])
+@pytest.mark.parametrize(
+    "build",
+    [build_transformer, build_zero_convolution, build_lora, build_average, build_masks, build_tables, build_checkpoint],
+)
 def test_an_ordinary_checkpoint_is_clean(tmp_path, build):
     """No rule about values reports more than a note."""
     torch.save(build(), tmp_path / "a.pt")
@@ -580,27 +583,42 @@ def test_an_ordinary_checkpoint_is_clean(tmp_path, build):
 # --- sparse tensors --------------------------------------------------------------------------------------------------
 
 
-def _sparse(layout, *parts, shape=(4, 4)):
+def _build_sparse(layout, *parts, shape=(4, 4)):
     if layout is torch.sparse_coo:
         return torch.sparse_coo_tensor(*parts, shape, is_coalesced=True, check_invariants=False)
     return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
 
 
-ONE = torch.ones(1)
+ONE_VALUE = torch.ones(1)
 
 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (_sparse(torch.sparse_coo, torch.tensor([[3], [3]]), ONE), None),
+        (_build_sparse(torch.sparse_coo, torch.tensor([[3], [3]]), ONE_VALUE), None),
         (torch.eye(4).to_sparse_csr(), None),
         (torch.eye(4).to_sparse_bsr((2, 2)), None),
         (torch.sparse_coo_tensor(size=(4, 4)), None),
-        (_sparse(torch.sparse_coo, torch.tensor([[3], [4]]), ONE), "stores indices outside its shape [4, 4]"),
-        (_sparse(torch.sparse_coo, torch.tensor([[-1], [0]]), ONE), "stores indices outside its shape [4, 4]"),
-        (_sparse(torch.sparse_csr, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([10**9]), ONE), "outside its shape"),
-        (_sparse(torch.sparse_csc, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([1]), ONE), "do not rise from 0 to"),
-        (_sparse(torch.sparse_csr, torch.tensor([0, 9, 9, 9, 9]), torch.tensor([1]), ONE), "do not rise from 0 to"),
+        (
+            _build_sparse(torch.sparse_coo, torch.tensor([[3], [4]]), ONE_VALUE),
+            "stores indices outside its shape [4, 4]",
+        ),
+        (
+            _build_sparse(torch.sparse_coo, torch.tensor([[-1], [0]]), ONE_VALUE),
+            "stores indices outside its shape [4, 4]",
+        ),
+        (
+            _build_sparse(torch.sparse_csr, torch.tensor([0, 1, 1, 1, 1]), torch.tensor([10**9]), ONE_VALUE),
+            "outside its shape",
+        ),
+        (
+            _build_sparse(torch.sparse_csc, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([1]), ONE_VALUE),
+            "do not rise from 0 to",
+        ),
+        (
+            _build_sparse(torch.sparse_csr, torch.tensor([0, 9, 9, 9, 9]), torch.tensor([1]), ONE_VALUE),
+            "do not rise from 0 to",
+        ),
     ],
     ids=["coo", "csr", "bsr", "empty", "behind", "before", "a column", "falling rows", "more than stored"],
 )
@@ -611,7 +629,7 @@ def test_sparse_indices_finds_indices_outside_the_shape(run_rule, save_checkpoin
 
 
 @pytest.mark.parametrize(("options", "count"), [({"values": False}, 2), ({"values": True}, 0)], ids=["without", "with"])
-def test_unchecked_indices_finds_sparse_tensors_where_no_values_are_read(tmp_path, options, count):
+def test_unchecked_indices_finds_sparse_tensors_without_values(tmp_path, options, count):
     """Unread indices were not checked, so the result is not a pass."""
     torch.save(
         {"w": torch.ones(2), "m": torch.eye(4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, tmp_path / "a.pt"
@@ -639,7 +657,7 @@ class Indirect:
 
 
 @pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin", "a call"])
-def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
+def test_unchecked_indices_finds_unlisted_tensors(tmp_path, where):
     """torch builds unlisted tensors too, and no rule checks their indices."""
     path, sparse = str(tmp_path / "a.pt"), torch.eye(4).to_sparse()
     weight = torch.nn.Parameter(torch.ones(4, 4))
@@ -662,7 +680,7 @@ def test_unchecked_indices_finds_tensors_that_are_not_listed(tmp_path, where):
     assert ["1 sparse tensor in the pickles is not listed" in finding.message for finding in target.findings] == [True]
 
 
-def test_unchecked_indices_spares_tensors_that_are_listed(tmp_path):
+def test_unchecked_indices_spares_listed_tensors(tmp_path):
     """The file may have a tensor under two names, or as a parameter."""
     sparse = torch.eye(4).to_sparse()
     state = {"m": sparse, "again": sparse, "p": torch.nn.Parameter(torch.ones(4, 4).to_sparse_csr())}

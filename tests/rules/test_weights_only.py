@@ -23,7 +23,7 @@ from .test_ordinary_pickles import ORDINARY, WHOLE, build_checkpoint
 RULE = "needs-weights-only-false"
 
 
-def refusals(path):
+def list_refusals(path):
     (target,) = audit(Request((str(path),), select=(RULE,))).targets
     return target.findings
 
@@ -57,28 +57,28 @@ def test_the_rule_agrees_with_torch_load(name, save_checkpoint):
     """The oracle is the installed torch, for the checkpoints of training libraries and scripts."""
     for writer in ({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
         path = save_checkpoint(build_checkpoint(name), **writer)
-        assert is_refused_by_torch(path) in (None, bool(refusals(path))), writer
+        assert is_refused_by_torch(path) in (None, bool(list_refusals(path))), writer
 
 
 def test_needs_weights_only_false_finds_a_namespace_and_a_numpy_scalar(tmp_path):
     """The finding names both classes and gives a replacement for each."""
     torch.save({"w": torch.ones(1), "args": argparse.Namespace(a=1), "loss": np.float64(1)}, tmp_path / "a.pt")
-    (finding,) = refusals(tmp_path / "a.pt")
+    (finding,) = list_refusals(tmp_path / "a.pt")
     assert finding.severity is Severity.WARNING
     assert "argparse.Namespace, numpy._core.multiarray.scalar" in finding.message
     assert "vars(namespace) for a namespace, value.item() for a numpy scalar" in finding.help
 
 
-def test_needs_weights_only_false_spares_a_state_dict_with_settings_of_plain_data(tmp_path):
+def test_needs_weights_only_false_spares_settings_of_plain_data(tmp_path):
     """The replacements in the rule's help load by default."""
     saved = {"w": torch.ones(1), "args": vars(argparse.Namespace(a=1)), "loss": np.float64(1).item()}
     torch.save(saved, tmp_path / "a.pt")
-    assert not refusals(tmp_path / "a.pt")
+    assert not list_refusals(tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt")["args"] == {"a": 1}
 
 
 #: Name -> the opcodes of a value that torch.load refuses, and a part of the message.
-REFUSED = {
+REFUSED_VALUES = {
     "POP": (b"N0N", "has the opcode POP"),
     "POP_MARK": (b"N(1", "has the opcode POP_MARK"),
     "DUP": (b"N2\x86", "has the opcode DUP"),
@@ -95,14 +95,14 @@ REFUSED = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_opcodes_that_torch_save_does_not_write_are_found(name, tmp_path):
     """torch's restricted unpickler knows 33 of the 68 opcodes."""
-    body, said = REFUSED[name]
+    body, said = REFUSED_VALUES[name]
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=body))))
     with pytest.raises((pickle.UnpicklingError, TypeError), match=r"Weights only load failed|not callable"):
         torch.load(tmp_path / "a.pt")
-    (finding,) = refusals(tmp_path / "a.pt")
+    (finding,) = list_refusals(tmp_path / "a.pt")
     assert said in finding.message
 
 
@@ -113,11 +113,11 @@ def test_bytes_that_are_not_opcodes_are_found(code, tmp_path):
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=code))))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(tmp_path / "a.pt")
-    (finding,) = refusals(tmp_path / "a.pt")
+    (finding,) = list_refusals(tmp_path / "a.pt")
     assert f"has the unknown opcode 0x{code.hex()}" in finding.message
 
 
-def test_each_opcode_is_known_as_torch_knows_it(tmp_path):
+def test_known_opcodes_equal_those_of_torch(tmp_path):
     """An opcode without its arguments fails in another way than an opcode unknown to torch."""
     for opcode in pickletools.opcodes:
         (tmp_path / "a.pkl").write_bytes(b"\x80\2N" + opcode.code.encode("latin-1"))
@@ -139,34 +139,34 @@ def test_a_legacy_file_of_a_later_protocol_is_one_finding(tmp_path):
     assert "is a pickle of protocol 4" in finding.message
 
 
-def test_torchscript_is_not_a_matter_of_names(tmp_path):
+def test_needs_weights_only_false_is_skipped_for_torchscript(tmp_path):
     """torch.load passes the archive on to torch.jit.load and refuses weights_only for every TorchScript archive."""
     torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "a.pt")
-    assert not refusals(tmp_path / "a.pt")
+    assert not list_refusals(tmp_path / "a.pt")
 
 
 def test_a_harmful_file_is_not_recommended_for_weights_only_false(save_checkpoint):
     """The help does not describe how to load the file."""
 
-    (finding,) = refusals(save_checkpoint({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}))
+    (finding,) = list_refusals(save_checkpoint({"w": torch.ones(1), "x": Call(print, "x"), "y": subprocess.Popen}))
     assert finding.help.startswith("do not load the file")
 
 
 def test_a_file_of_a_training_library_by_itself_is_a_note(save_checkpoint):
     """The library's own loader admits the names."""
-    (finding,) = refusals(save_checkpoint({"numpy": np.random.get_state()}, "rng_state.pth"))
+    (finding,) = list_refusals(save_checkpoint({"numpy": np.random.get_state()}, "rng_state.pth"))
     assert finding.severity is Severity.NOTE
 
 
 @pytest.mark.parametrize("name", ["optimizer_x.pth", "training_args.pt", "rng_state_.pth", "random_states_0.pkl.pt"])
-def test_a_name_that_no_training_library_writes_lowers_no_severity(tmp_path, name):
+def test_name_that_no_training_library_writes_keeps_the_warning(tmp_path, name):
     """A user can give any file a similar name."""
     torch.save({"numpy": np.random.get_state()}, tmp_path / name)
-    (finding,) = refusals(tmp_path / name)
+    (finding,) = list_refusals(tmp_path / name)
     assert finding.severity is Severity.WARNING
 
 
-def test_the_list_has_what_import_torch_adds_and_no_more():
+def test_list_equals_the_names_that_import_torch_adds():
     """The test starts a new process, because other tests import more of torch and so add names."""
     print_names = "print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
     code = f"import torch; {print_names}; import torch.distributed.tensor; {print_names}"
