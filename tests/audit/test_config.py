@@ -30,7 +30,7 @@ def load_text(tmp_path):
     return load
 
 
-def test_the_nearest_file_upwards_is_taken(tmp_path):
+def test_nearest_configuration_above_is_used(tmp_path):
     """`statecli.toml` comes before `pyproject.toml`; a `pyproject.toml` counts only with a table for statecli."""
     (tmp_path / ".git").mkdir()
     inner = tmp_path / "a" / "b"
@@ -42,7 +42,7 @@ def test_the_nearest_file_upwards_is_taken(tmp_path):
     assert config.load_config(start=str(inner)).config.fail_on is Severity.NOTE
 
 
-def test_without_any_file_defaults_are_in_force(tmp_path, monkeypatch):
+def test_defaults_apply_without_a_configuration(tmp_path, monkeypatch):
     """By default, warnings fail and every rule runs."""
     monkeypatch.setattr(config, "CONFIG_FILE_NAMES", ("no-such-name.toml",))
     assert config.load_config(start=str(tmp_path)) == config.LoadedConfig()

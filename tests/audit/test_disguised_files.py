@@ -378,7 +378,7 @@ def test_index_file_with_a_ray_pickle_does_not_pass(folder, statecli):
         "rope_theta: !!float 1e6\n",
     ],
 )
-def test_yaml_of_plain_values_is_passed(folder, statecli, text):
+def test_yaml_of_plain_values_passes(folder, statecli, text):
     """Ordinary libraries write YAML like this next to a checkpoint."""
     (folder / "hparams.yaml").write_text(text)
     assert statecli("audit", str(folder)).code == 0
@@ -403,14 +403,14 @@ def test_yaml_of_plain_values_is_passed(folder, statecli, text):
         "layers:\n- activation: relu\n  size: 3\n- activation: f\n- [-1, 1, Conv]\n",
     ],
 )
-def test_yaml_with_a_plain_activation_is_passed(folder, statecli, text):
+def test_yaml_with_a_plain_activation_passes(folder, statecli, text):
     """A class of torch.nn, or a name: Ultralytics evaluates a text, and other libraries look up a name."""
     (folder / "model.yaml").write_text(text)
     assert statecli("audit", str(folder)).code == 0
 
 
 @pytest.mark.parametrize("value", ["false", "null", "0", '""'])
-def test_json_that_trusts_no_remote_code_is_passed(folder, statecli, value):
+def test_json_without_remote_code_passes(folder, statecli, value):
     """Libraries save their arguments in files like this."""
     (folder / "args.json").write_text(TRUSTS_REMOTE_CODE.replace("true", value))
     assert statecli("audit", str(folder)).code == 0
@@ -715,7 +715,7 @@ def test_pickle_after_empty_compressed_streams_fails(name, folder, statecli):
     assert statecli("audit", str(folder)).code == 2
 
 
-def test_compressed_data_with_zeros_at_its_end_is_passed(folder, statecli):
+def test_compressed_data_with_zeros_at_its_end_passes(folder, statecli):
     """Tape archives and file systems pad files with zeros to a full block."""
     (folder / "notes.xz").write_bytes(lzma.compress(b"text") + bytes(10_000))
     (folder / "notes.gz").write_bytes(gzip.compress(b"text") + bytes(10_000))

@@ -104,7 +104,7 @@ def test_a_folder_stands_for_its_checkpoint_with_the_suffix_of_a_tar_archive(tmp
     assert [tensor.fqn for tensor in inspect(tmp_path).state.tensors] == ["w"]
 
 
-def test_each_target_comes_once(tmp_path):
+def test_each_target_is_listed_once(tmp_path):
     """A file named by its path, by a glob and by its folder is a single target."""
     torch.save({"w": torch.zeros(1)}, tmp_path / "a.pt")
     paths, _ = expand_paths(tmp_path / "a.pt", tmp_path / "*.pt", tmp_path)
@@ -364,7 +364,7 @@ def map_skip_reasons(others):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("before", ["", "x" * 10_000, "y" * 300_000], ids=len)
-def test_a_pickle_is_a_target_whatever_its_protocol_and_its_name(tmp_path, protocol, before):
+def test_pickle_of_any_protocol_and_name_is_a_target(tmp_path, protocol, before):
     """Pickles of protocols 0 and 1 begin like text; their calls may come late, and anything may follow."""
     (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Call(print, "called")], protocol) + b"\nnotes\n")
     paths, others = expand_paths(tmp_path)

@@ -28,7 +28,7 @@ def test_nan_is_found_without_an_option(nan_checkpoint, statecli):
     assert result.json["not_checked"] == []
 
 
-def test_no_values_is_in_the_verdict(nan_checkpoint, statecli):
+def test_no_values_option_is_in_the_verdict(nan_checkpoint, statecli):
     """The run passes, and the verdict counts the tensors whose values were not read."""
     result = statecli("audit", nan_checkpoint, "--no-values")
     assert result.code == 0

@@ -64,7 +64,7 @@ def test_wrapper_prefixes_are_stripped(before, after):
         assert any("stripped the prefix" in message for message in list_notes(build_state(first), build_state(second)))
 
 
-def test_equal_names_come_first():
+def test_equal_names_are_paired_first():
     """Equal names are paired before a prefix is stripped, without a note."""
     before, after = build_state("fc.w", "model.fc.w"), build_state("model.fc.w", "fc.w")
     assert map_pairs(before, after) == {"fc.w": "fc.w", "model.fc.w": "model.fc.w"}

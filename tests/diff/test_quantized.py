@@ -340,7 +340,7 @@ def test_a_state_with_huge_blocks_allocates_nothing(diff, quantized_forms, weigh
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_a_bit_stream_is_read_as_struct_reads_it(bits):
+def test_bit_stream_is_unpacked_like_struct(bits):
     rng = np.random.default_rng(bits)
     codes = rng.integers(0, 1 << bits, 64)
     stream = sum(int(code) << place * bits for place, code in enumerate(codes))
@@ -366,7 +366,7 @@ def test_weights_without_scales_or_zero_points_are_not_found(diff, quantized_for
     assert [own.fqn for own in find_quantized_weights(moved)] == ["weight"]
 
 
-def test_the_result_survives_json(diff, quantized_forms, weight):
+def test_transformation_round_trips_through_json(diff, quantized_forms, weight):
     done = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq")))
     assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
 

@@ -1513,7 +1513,7 @@ def test_many_candidates_for_a_join_take_under_ten_seconds(diff):
     assert time.process_time() - start < 10
 
 
-def test_a_sample_is_small_whatever_the_shape():
+def test_sample_has_at_most_1024_elements_for_any_shape():
     data = TensorData(ByteRange("a", 0, 2**40), "float32", (2, 1024, 4096), 0, (1024 * 4096, 4096, 1))
     for shape in ((2, 1024, 4096), (1, 10**9), (10**9,), (3,), (), (70_000, 3)):
         strides = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
