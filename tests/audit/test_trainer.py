@@ -403,7 +403,7 @@ def test_pickle_names_the_class_of_the_training_arguments():
 
 
 def test_filter_of_model_tensors_still_checks_all_pickles(statecli):
-    """The pickles of all files are still checked."""
+    """A call in `optimizer.pt` is reported although the filter matches only weights of the model."""
     torch.save({"x": Call(os.system, "exit 0"), "y": torch.ones(1)}, "ck/optimizer.pt")
     result = statecli("audit", "ck", "-i", "*.weight", "-f", "json")
     assert result.code == 1

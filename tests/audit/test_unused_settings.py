@@ -41,7 +41,7 @@ def test_policy_rule_that_did_not_run_is_reported():
 
 
 def test_targets_with_the_same_reason_share_a_note():
-    """Targets with the same reason share a line."""
+    """Neither target had its values read; with values, the rule gives no note."""
     (note,) = list_notes("a.pt", "b.safetensors", policy=Policy(dtype=("float32",)), values=False)
     assert note.startswith(
         "policy.dtype: overflows-dtype did not run on a.pt, b.safetensors: values not read: --no-values"

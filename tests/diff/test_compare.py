@@ -108,7 +108,7 @@ DTYPES += [torch.complex64]
 
 
 @st.composite
-def states(draw):
+def draw_states(draw):
     """Draw distinct tensors of random dtypes, shapes and strides; no tensor is constant."""
     state = {}
     for n in range(draw(st.integers(2, 5))):
@@ -157,7 +157,7 @@ def mutate(draw, state):
 @given(data=st.data())
 def test_a_single_mutation_is_found_exactly(data, diff):
     """Only the mutation of one element, dtype, shape, drop, add, rename or tie of a random state is reported."""
-    state = data.draw(states())
+    state = data.draw(draw_states())
     after, name, expected = mutate(data.draw, state)
     formats = ("a.pt", "b.pt")
     if Field.TYING not in expected[1]:
@@ -170,7 +170,7 @@ def test_a_single_mutation_is_found_exactly(data, diff):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(states(), states())
+@given(draw_states(), draw_states())
 def test_swapped_sides_swap_added_and_removed(diff, first, second):
     """Swapping the sides swaps added with removed and keeps everything else."""
     there, back = diff(first, second), diff(second, first)

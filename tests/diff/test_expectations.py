@@ -167,7 +167,7 @@ def test_glob_without_a_tensor_is_an_error(option, diff):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_module_name_as_glob_suggests_its_tensors(option, diff):
-    """The error suggests the tensors of the module."""
+    """The option has `head`, and the error suggests `head.*`."""
     with pytest.raises(NothingMatched, match=r"; did you mean 'head\.\*'\?$"):
         diff(BEFORE, BEFORE, **{option: ("head",)})
 

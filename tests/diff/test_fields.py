@@ -153,7 +153,7 @@ def test_change_is_described_in_one_line(diff):
 
 
 def test_change_of_a_tie_names_the_tied_tensor(diff):
-    """A tie names the tied tensor."""
+    """The text is `tying: tied to b → untied`."""
     shared = torch.arange(3.0)
     actual = map_changes(diff({"a": shared, "b": shared}, {"a": shared, "b": shared.clone()}))
     assert changed_fields.describe_change(actual["a"]) == "tying: tied to b → untied"

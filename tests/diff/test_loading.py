@@ -148,7 +148,7 @@ def test_only_the_model_of_a_training_checkpoint_is_compared(source, save):
 
 
 def test_file_with_several_models_needs_a_section(source, save):
-    """A file with several models needs the name of a section."""
+    """The error lists the sections; with a section as the target, there is no finding."""
     target = source("self.fc = nn.Linear(2, 2)")
     state = build_net(target).state_dict()
     path = save({"generator": state, "discriminator": state}, "gan.pt")

@@ -207,7 +207,7 @@ RULES = {"wrapper-prefix", "missing-entry", "unexpected-entry", "shape-mismatch"
 
 
 @st.composite
-def mutations(draw):
+def draw_mutations(draw):
     """Draw changes of a state_dict, each with a number that selects the entry."""
     kinds = ["drop", "drop", "add", "beside", "rename", "reshape", "one", "scalar", "number", "extra", "old"]
     return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99)), max_size=3))
@@ -265,7 +265,7 @@ def test_findings_equal_those_of_a_strict_load(name, form, zoo, tmp_path):
     target = f"{zoo[0]}:{name}"
 
     @QUICK
-    @given(mutations(), st.sampled_from(["cpu", "meta"]))
+    @given(draw_mutations(), st.sampled_from(["cpu", "meta"]))
     def check_findings(changes, device):
         state = net.state_dict()
         if form != "net.safetensors":
@@ -308,7 +308,7 @@ def test_wrapper_prefix_adds_only_its_own_finding(name, zoo, tmp_path):
     net = build_net(zoo, name)
 
     @settings(QUICK, max_examples=9)
-    @given(mutations(), st.sampled_from(FORMS))
+    @given(draw_mutations(), st.sampled_from(FORMS))
     def check_findings(changes, form):
         state = net.state_dict()
         for kind, at in changes:

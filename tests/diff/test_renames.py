@@ -44,7 +44,7 @@ def test_renames_are_found_across_formats_and_layouts(diff):
 
 
 def test_no_renames_option_reports_added_and_removed(diff):
-    """With --no-renames, the tensors are added and removed."""
+    """The two tensors have equal bytes."""
     actual_diff = diff({"x.w": build_ramp(8)}, {"y.v": build_ramp(8)}, renames=False)
     assert list_findings(actual_diff) == [("removed", "x.w"), ("added", "y.v")]
 
@@ -76,7 +76,7 @@ def test_no_renames_option_keeps_the_prefix_finding_of_a_class(statecli, source,
     "after", [build_ramp(8).double(), build_ramp(8).view(2, 4), build_ramp(8) + 1], ids=["dtype", "shape", "values"]
 )
 def test_tensor_with_other_dtype_shape_or_value_is_not_renamed(after, diff):
-    """A tensor with another dtype, shape or value is not renamed."""
+    """The old name is removed and the new name is added."""
     assert list_findings(diff({"x.w": build_ramp(8)}, {"y.v": after})) == [("removed", "x.w"), ("added", "y.v")]
 
 
@@ -96,7 +96,7 @@ def test_constant_tensor_is_renamed_only_with_the_same_suffix(value, shape, diff
 
 @pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
 def test_one_different_element_makes_a_tensor_distinctive(at, diff):
-    """A single different element makes a tensor distinctive."""
+    """Zeros with a single 1 are paired although their last components differ."""
     almost = torch.zeros(30, 40)
     almost.view(-1)[at] = 1
     assert list_renames(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
@@ -142,7 +142,7 @@ def test_equal_tensor_without_a_partner_is_removed(diff):
 
 
 def test_renamed_tensor_may_differ_in_other_fields(diff):
-    """A renamed tensor may differ in fields other than its bytes."""
+    """The bytes are equal and only requires_grad differs."""
     weight = torch.nn.Parameter(build_ramp(4))
     frozen = torch.nn.Parameter(build_ramp(4), requires_grad=False)
     change = map_changes(diff({"x.w": weight}, {"y.w": frozen}))["y.w"]

@@ -22,7 +22,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import NothingMatched
 
 
-def lock_bytes(*targets, **options):
+def build_lock_bytes(*targets, **options):
     request = run.Request(tuple(map(str, targets)), **options)
     return b"".join(lock_file.encode_lock(run.build_lock(run.read_targets(request), request)))
 
@@ -46,7 +46,7 @@ def write_shards(state, folder, count=3):
 
 
 @st.composite
-def states(draw):
+def draw_states(draw):
     """Names, dtypes, shapes and strides; no shared storage."""
     names = draw(st.lists(st.from_regex(r"[a-z]{1,3}(\.[a-z0-9é]{1,3}){0,2}", fullmatch=True), min_size=3, unique=True))
     state = {}
@@ -60,15 +60,15 @@ def states(draw):
     return state
 
 
-@given(states())
+@given(draw_states())
 def test_every_container_has_the_same_lock(tmp_path_factory, state):
     """A zip, the older pickles, safetensors, and three shards with their index; in any order of names."""
     path = tmp_path_factory.mktemp("a")
     torch.save(state, path / "zip.pt")
     torch.save(dict(reversed(state.items())), path / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, path / "one.safetensors")
-    texts = {lock_bytes(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
-    texts.add(lock_bytes(write_shards(state, path / "shards")))
+    texts = {build_lock_bytes(path / name) for name in ("zip.pt", "legacy.pt", "one.safetensors")}
+    texts.add(build_lock_bytes(write_shards(state, path / "shards")))
     assert len(texts) == 1
 
 
@@ -76,7 +76,7 @@ def test_line_of_a_lock_describes_a_tensor(tmp_path):
     """Tensors are in the order of names, the digest is of the tensor's bytes, and unknown fields are null."""
     state = {"b": torch.tensor([1.0, 2.0]), "a": torch.zeros(1, 2, dtype=torch.int16)}
     torch.save(state, tmp_path / "a.pt")
-    raw = lock_bytes(tmp_path / "a.pt")
+    raw = build_lock_bytes(tmp_path / "a.pt")
     assert list(map_tensors(raw)) == ["a", "b"]
     assert map_tensors(raw)["b"] == {
         "fqn": "b",
@@ -98,24 +98,24 @@ def test_lock_depends_on_neither_path_nor_time(tmp_path, monkeypatch):
     torch.save(state, tmp_path / "here" / "b.pt")
     os.utime(tmp_path / "a.pt", (0, 0))
     monkeypatch.chdir(tmp_path / "here")
-    assert lock_bytes(tmp_path / "a.pt") == lock_bytes("b.pt")
-    both = json.loads(lock_bytes(tmp_path / "a.pt", "./b.pt"))
+    assert build_lock_bytes(tmp_path / "a.pt") == build_lock_bytes("b.pt")
+    both = json.loads(build_lock_bytes(tmp_path / "a.pt", "./b.pt"))
     assert [target["target"] for target in both["targets"]] == ["../a.pt", "b.pt"]
-    assert str(tmp_path).encode() not in lock_bytes(tmp_path / "a.pt", "b.pt")
+    assert str(tmp_path).encode() not in build_lock_bytes(tmp_path / "a.pt", "b.pt")
 
 
 def test_targets_are_sorted_and_listed_once(in_tmp_path):
     """Targets are sorted, in whatever order they were typed."""
     for name in ("b.pt", "a.pt"):
         torch.save({"w": torch.ones(2)}, name)
-    assert lock_bytes("b.pt", "a.pt", "./a.pt") == lock_bytes("a.pt", "b.pt") == lock_bytes("*.pt")
+    assert build_lock_bytes("b.pt", "a.pt", "./a.pt") == build_lock_bytes("a.pt", "b.pt") == build_lock_bytes("*.pt")
 
 
 def test_checkpoints_of_a_folder_are_named_by_file(in_tmp_path):
     """A folder with a single checkpoint is named by file too, because a second checkpoint may follow."""
     Path("all").mkdir()
     torch.save({"w": torch.ones(2)}, "all/a.pt")
-    assert [target["target"] for target in json.loads(lock_bytes("all"))["targets"]] == ["all/a.pt"]
+    assert [target["target"] for target in json.loads(build_lock_bytes("all"))["targets"]] == ["all/a.pt"]
 
 
 def test_names_are_relative_to_the_folder_of_the_lock(tmp_path, monkeypatch, statecli):
@@ -176,8 +176,8 @@ def test_ties_recorded_by_a_format_are_in_both_locks(tmp_path):
     model = Tied()
     torch.save(model.state_dict(), tmp_path / "a.pt")
     save_model(model, str(tmp_path / "a.safetensors"))
-    raw = lock_bytes(tmp_path / "a.pt")
-    assert raw == lock_bytes(tmp_path / "a.safetensors")
+    raw = build_lock_bytes(tmp_path / "a.pt")
+    assert raw == build_lock_bytes(tmp_path / "a.safetensors")
     assert {name: line.get("tied") for name, line in map_tensors(raw).items() if "tied" in line} == {
         "embed.weight": "embed.weight",
         "head.weight": "embed.weight",
@@ -189,7 +189,7 @@ def test_slices_of_one_storage_are_not_tied(tmp_path):
     whole = torch.arange(6.0)
     torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
     save_file({"a": whole[:3].clone(), "b": whole[3:].clone()}, tmp_path / "a.safetensors")
-    assert lock_bytes(tmp_path / "a.pt") == lock_bytes(tmp_path / "a.safetensors")
+    assert build_lock_bytes(tmp_path / "a.pt") == build_lock_bytes(tmp_path / "a.safetensors")
 
 
 def test_lock_records_kind_and_requires_grad(tmp_path):
@@ -201,10 +201,10 @@ def test_lock_records_kind_and_requires_grad(tmp_path):
     optimizer.step()
     torch.save({"frozen": frozen, "plain": torch.ones(1)}, tmp_path / "p.pt")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-    actual = map_tensors(lock_bytes(tmp_path / "p.pt"))
+    actual = map_tensors(build_lock_bytes(tmp_path / "p.pt"))
     assert (actual["frozen"]["kind"], actual["frozen"]["requires_grad"]) == ("parameter", False)
     assert (actual["plain"]["kind"], actual["plain"]["requires_grad"]) == (None, None)
-    kinds = {(line["section"], line["kind"]) for line in map_tensors(lock_bytes(tmp_path / "t.pt")).values()}
+    kinds = {(line["section"], line["kind"]) for line in map_tensors(build_lock_bytes(tmp_path / "t.pt")).values()}
     assert kinds == {("model", "parameter"), ("optimizer", "optimizer")}
 
 
@@ -348,11 +348,11 @@ def test_lock_does_not_depend_on_paths_in_callbacks(tmp_path):
     """The state of callbacks contains paths of the machine; it is bookkeeping, not weights, and alone an error."""
     torch.save(build_lightning_checkpoint("/here"), tmp_path / "a.ckpt")
     torch.save(build_lightning_checkpoint("/there"), tmp_path / "b.ckpt")
-    locked = lock_bytes(tmp_path / "a.ckpt")
-    assert locked == lock_bytes(tmp_path / "b.ckpt")
+    locked = build_lock_bytes(tmp_path / "a.ckpt")
+    assert locked == build_lock_bytes(tmp_path / "b.ckpt")
     assert list(map_tensors(locked)) == ["w"]
     with pytest.raises(NothingMatched, match="contains only the state of callbacks"):
-        lock_bytes(f"{tmp_path / 'a.ckpt'}#callbacks")
+        build_lock_bytes(f"{tmp_path / 'a.ckpt'}#callbacks")
 
 
 def test_note_reports_tensors_of_callbacks_as_not_locked(statecli, tmp_path):
@@ -367,7 +367,7 @@ def test_note_reports_tensors_of_callbacks_as_not_locked(statecli, tmp_path):
 def test_locked_tensors_of_callbacks_are_checked(tmp_path):
     """Tensors of callbacks in an older lock are still checked."""
     torch.save(build_lightning_checkpoint("/here"), tmp_path / "a.ckpt")
-    (tmp_path / "lock.json").write_bytes(lock_bytes(tmp_path / "a.ckpt"))
+    (tmp_path / "lock.json").write_bytes(build_lock_bytes(tmp_path / "a.ckpt"))
     old = json.loads((tmp_path / "lock.json").read_text())
     line = old["targets"][0]["tensors"][0]
     scores = line | {"fqn": "ModelCheckpoint{'monitor': 'vl'}['best_model_score']", "section": "callbacks"}

@@ -78,7 +78,7 @@ def test_unexpected_entry_finds_a_new_entry(list_fqns, write_checkpoint):
 
 
 def test_unexpected_entry_spares_a_missing_entry(list_fqns, write_checkpoint):
-    """A missing entry is not an unexpected entry."""
+    """`missing-entry` reports the bias that the checkpoint lacks."""
     assert list_fqns("unexpected-entry", write_checkpoint(**drop_entry("bias")), model=LINEAR_SPEC) == []
 
 
@@ -342,7 +342,7 @@ def test_optimizer_is_compared_with_an_optimizer(compare_states):
     assert {fqn[: len("state[1]")] for _, fqn, _ in actual} == {"state[1]"}
 
 
-def failure_reason(target, **options):
+def get_failure_reason(target, **options):
     """Return the reason why the last target was not audited."""
     result = audit(Request((str(target),), **options)).targets[-1]
     assert result.status.value == "failed"
@@ -352,7 +352,7 @@ def failure_reason(target, **options):
 def test_ambiguous_models_fail_the_target(write_checkpoint):
     """Ambiguous sections are not missing entries: the user must name the pairs."""
     reference = write_checkpoint("b", generator=build_linear_state(), critic=build_linear_state())
-    why = failure_reason(
+    why = get_failure_reason(
         write_checkpoint(first=build_linear_state(), second=build_linear_state()), against=str(reference)
     )
     assert "does not know which sections belong together: " in why
@@ -366,7 +366,7 @@ def test_inconclusive_load_state_dict_does_not_pass(write_checkpoint, tmp_path):
         "        state['weight'] * float(state['bias'].sum())\n        super()._load_from_state_dict(state, *rest)\n"
     )
     (tmp_path / "net.py").write_text(source)
-    why = failure_reason(write_checkpoint(**build_linear_state()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
+    why = get_failure_reason(write_checkpoint(**build_linear_state()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
     assert "cannot call load_state_dict" in why
 
 
@@ -374,7 +374,7 @@ def test_damaged_reference_fails_under_any_name(write_checkpoint):
     """Values that cannot be compared pass, but not a file whose name says so."""
     reference = write_checkpoint("statecli does not know whether the values differ", **build_linear_state())
     reference.write_bytes(reference.read_bytes().replace(b"/data/0", b"/data/9"))
-    assert reference.name in failure_reason(write_checkpoint(**build_linear_state()), against=str(reference))
+    assert reference.name in get_failure_reason(write_checkpoint(**build_linear_state()), against=str(reference))
 
 
 WRAPPED_STATE = {f"_orig_mod.{key}": value for key, value in build_linear_state().items()}
@@ -431,10 +431,10 @@ def test_the_only_model_in_a_folder_without_index_is_the_reference(write_checkpo
     (finding,) = result.findings
     assert finding.message == f"bias: missing; {step / 'weights.pt'} has this tensor"
     (step / "more.pt").write_bytes((step / "weights.pt").read_bytes()[:-9])
-    assert "give one of the files" in failure_reason(target, against=str(step))
+    assert "give one of the files" in get_failure_reason(target, against=str(step))
     (step / "more.pt").unlink()
     torch.save(build_linear_state(), step / "other.pt")
-    assert "give one of the files" in failure_reason(target, against=str(step))
+    assert "give one of the files" in get_failure_reason(target, against=str(step))
 
 
 def list_section_notes(target, **options):

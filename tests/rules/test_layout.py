@@ -445,7 +445,7 @@ def write_shards(tmp_path):
     return write
 
 
-def failure_reason(path, rule):
+def get_failure_reason(path, rule):
     """Reason of a failed target with a single finding, of the given rule."""
     target, *shards = audit(Request((str(path),))).targets
     assert (target.target, target.status) == (str(path), Status.FAILED)
@@ -506,11 +506,13 @@ def test_index_mismatch_finds_a_tensor_in_another_shard_or_in_none(write_shards)
         ({"a": "m-2.safetensors", "b": "m-1.safetensors"}, "a: the index assigns this tensor to m-2.safetensors, but "),
         ({"c": "m-2.safetensors"}, "c: the index assigns this tensor to m-2.safetensors, but no shard contains"),
     ):
-        assert said in failure_reason(write_shards(lambda index, change=change: index.update(change)), "index-mismatch")
+        assert said in get_failure_reason(
+            write_shards(lambda index, change=change: index.update(change)), "index-mismatch"
+        )
 
 
 def test_index_mismatch_names_the_unlisted_file_with_the_tensor(write_shards):
-    """The index does not list the file."""
+    """An unreadable file next to the shards counts as a file without the tensor."""
     path = write_shards(lambda index: index.update(b="m-1.safetensors"))
     expected = (
         "b: the index assigns this tensor to m-1.safetensors, but the tensor is "

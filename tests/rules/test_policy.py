@@ -31,13 +31,13 @@ def test_missing_metadata_finds_a_missing_key(run_rule, pair):
 
 
 def test_missing_metadata_spares_a_key_with_a_value(run_rule, pair):
-    """The key has a value."""
+    """The policy requires `license`, and the value is `mit`."""
     assert not run_rule("missing-metadata", pair[1], policy=Policy(require_metadata=("license",)))
 
 
 @pytest.mark.parametrize("rule", ["unchanged-tensor", "changed-tensor"])
 def test_module_name_as_glob_suggests_its_tensors(run_rule, pair, rule):
-    """The message suggests a glob for the tensors of the module."""
+    """The policy has `head` instead of `head.*`."""
     (finding,) = run_rule(
         rule, pair[1], against=pair[0], policy=Policy(must_change=("head",), must_not_change=("head",))
     )

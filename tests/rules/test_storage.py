@@ -236,7 +236,7 @@ def test_shared_slices_spares_interleaved_views(run_rule, save_checkpoint, parts
 
 
 def test_shared_slices_finds_an_overlap_of_one_column(run_rule, save_checkpoint):
-    """The views overlap in a single column."""
+    """Column 5 belongs to the left and to the right view."""
     big = torch.zeros(8, 12)
     (finding,) = run_rule("shared-slices", save_checkpoint({"a": big[:, :6], "b": big[:, 5:], "c": big[:, :5].clone()}))
     assert finding.fqn == "b"
@@ -313,13 +313,13 @@ def test_safetensors_refuses_exactly_the_states_with_findings(tmp_path_factory, 
 
 
 @st.composite
-def views(draw):
+def draw_views(draw):
     shape = draw(st.lists(st.integers(0, 4), max_size=3))
     strides = [draw(st.integers(0, 5)) for _ in shape]
     return shape, strides, draw(st.integers(0, 10))
 
 
-@given(st.lists(views(), min_size=1, max_size=4))
+@given(st.lists(draw_views(), min_size=1, max_size=4))
 def test_unused_bytes_never_exceed_the_unmarked_bytes(tmp_path_factory, geometry):
     """Checked against torch: after all elements are marked, unused bytes are never more than the unmarked bytes."""
     path = tmp_path_factory.mktemp("u") / "a.pt"
@@ -334,27 +334,27 @@ def test_unused_bytes_never_exceed_the_unmarked_bytes(tmp_path_factory, geometry
         assert 0 <= storage.unused_bytes <= int((marked == 0).sum()) * 4
 
 
-@given(views(), views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
+@given(draw_views(), draw_views(), st.sampled_from(["int32", "int64", "int8", "bool"]))
 def test_views_share_a_byte_exactly_if_torch_sees_the_write(first, second, dtype):
     """Checked against torch: the elements of the first view are overwritten and then read through the second view."""
     big = torch.zeros(100, dtype=torch.int64)
     big.as_strided(*first).fill_(-1)
     seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*second) != 0).any())
-    assert have_common_byte(_view("int64", first), _view(dtype, second), [10_000]) is seen
-    assert have_common_byte(_view(dtype, second), _view("int64", first), [10_000]) is seen
+    assert have_common_byte(_build_view("int64", first), _build_view(dtype, second), [10_000]) is seen
+    assert have_common_byte(_build_view(dtype, second), _build_view("int64", first), [10_000]) is seen
 
 
-@given(st.lists(views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
+@given(st.lists(draw_views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
 def test_views_of_different_groups_share_no_byte(geometry, dtype):
     """The groups contain each view once. All pairs of views from different groups are checked."""
-    nonempty = list(dict.fromkeys(view for view in (_view(dtype, part) for part in geometry) if view.byte_count))
+    nonempty = list(dict.fromkeys(view for view in (_build_view(dtype, part) for part in geometry) if view.byte_count))
     groups = list(split_disjoint_groups(nonempty))
     assert sorted(map(id, nonempty)) == sorted(id(view) for group in groups for view in group)
     pairs = [(first, second) for a, b in combinations(groups, 2) for first in a for second in b]
     assert not any(have_common_byte(first, second, [10_000]) for first, second in pairs)
 
 
-def _view(dtype, geometry):
+def _build_view(dtype, geometry):
     shape, strides, offset = geometry
     return _view_of_piece(TensorData(ByteRange("a", 0, 800), dtype, tuple(shape), offset, tuple(strides)))
 

@@ -83,7 +83,7 @@ def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
     ],
 )
 def test_nan_message_fits_any_number_and_name(audit_state, name, values, message):
-    """The sentence fits any number of values and any name."""
+    """A single value, several values, and an empty name, which is shown in quotes."""
     (finding,) = audit_state("nan", {name: torch.tensor(values)})
     assert finding.message == message
 

@@ -29,7 +29,7 @@ def list_refusals(path):
 
 
 @pytest.fixture(autouse=True)
-def _as_in_a_new_process():
+def _reset_safe_globals():
     """Leave out the names that imports in other tests added to the list of torch.load."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
