@@ -27,7 +27,7 @@ SIZES = {
 }
 
 
-def saved(name: str = "BertModel", config: str = "BertConfig", **sizes: object) -> None:
+def save_model(name: str = "BertModel", config: str = "BertConfig", **sizes: object) -> None:
     """Save a model of the class in the folder `m`."""
     settings = getattr(transformers, config)(**{**SIZES, **sizes})
     getattr(transformers, name)(settings).save_pretrained("m")
@@ -38,18 +38,18 @@ def bert(tmp_path_factory, in_tmp_path) -> None:
     """Copy a BertModel, saved once, into the folder `m`."""
     folder = tmp_path_factory.getbasetemp() / "saved_bert"
     if not folder.exists():
-        saved()
+        save_model()
         shutil.copytree("m", folder)
     shutil.copytree(folder, "m", dirs_exist_ok=True)
 
 
-def changed(**settings: object) -> None:
+def change_config(**settings: object) -> None:
     """Change settings of the configuration."""
     path = Path("m/config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
-def grouped(result) -> dict[str, tuple[str, str]]:
+def list_kinds(result) -> dict[str, tuple[str, str]]:
     """Kind and evidence of each tensor."""
     return {name: (row["kind"], row["evidence"]) for name, row in result.rows().items()}
 
@@ -66,14 +66,14 @@ CLASSES = [
 
 
 @pytest.mark.parametrize(("name", "config", "sizes"), CLASSES, ids=[class_[0] for class_ in CLASSES])
-def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
+def test_every_entry_has_the_kind_of_the_loaded_model(statecli, name, config, sizes):
     """Each entry has the kind of the loaded model, under the name that loading uses; no entry is missing."""
-    saved(name, config, **sizes)
+    save_model(name, config, **sizes)
     result = statecli("inspect", "m", "--model", "auto", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, []), result.err
     model = getattr(transformers, name).from_pretrained("m")
     buffers = {name for name, _ in model.named_buffers()}
-    for fqn, (kind, evidence) in grouped(result).items():
+    for fqn, (kind, evidence) in list_kinds(result).items():
         assert evidence == "registered"
         assert kind == ("buffer" if fqn in buffers else "parameter")
     for words in (("auto", "m"), ("m", "auto")):
@@ -89,10 +89,10 @@ def test_every_entry_is_what_the_class_registers(statecli, name, config, sizes):
     ],
     ids=["base-into-head", "head-into-base"],
 )
-def test_a_head_and_its_base_load_each_other_by_the_prefix(statecli, name, other, rule, renamed):
+def test_head_and_base_model_are_paired_by_the_prefix(statecli, name, other, rule, renamed):
     """Three commands have the same findings, only about the head, and diff pairs tensors as `from_pretrained` does."""
-    saved(name)
-    changed(architectures=[other])
+    save_model(name)
+    change_config(architectures=[other])
     commands = (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto"))
     results = [statecli(*words, "-f", "json") for words in commands]
     assert [result.code for result in results] == [1, 1, 1]
@@ -107,10 +107,10 @@ def test_a_head_and_its_base_load_each_other_by_the_prefix(statecli, name, other
     assert {name for _, name in actual_results[0]} == {*info["missing_keys"], *info["unexpected_keys"]}
 
 
-def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
+def test_prefix_that_from_pretrained_adds_is_not_a_finding(statecli):
     """`from_pretrained` adds the prefix `model.`, which the base model lacks."""
-    saved("LlamaModel", "LlamaConfig", num_key_value_heads=2)
-    changed(architectures=["LlamaForCausalLM"])
+    save_model("LlamaModel", "LlamaConfig", num_key_value_heads=2)
+    change_config(architectures=["LlamaForCausalLM"])
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
         result = statecli(*words, "-f", "json")
         assert {finding["fqn"] for finding in result.json["findings"]} == {"lm_head.weight"}
@@ -118,13 +118,13 @@ def test_a_wrapper_that_transformers_looks_through_is_no_finding(statecli):
 
 def test_a_configuration_without_architectures_is_of_the_base_model(bert, statecli):
     """`AutoModel` builds the class from the model_type."""
-    changed(architectures=None)
+    change_config(architectures=None)
     assert statecli("inspect", "m", "--model", "auto").code == 0
 
 
 def test_the_class_is_of_the_type_of_the_weights(statecli):
     """No cast is reported if the configuration says bfloat16."""
-    saved("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, dtype=torch.bfloat16)
+    save_model("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, dtype=torch.bfloat16)
     model = transformers.LlamaForCausalLM.from_pretrained("m").to(torch.bfloat16)
     model.save_pretrained("m")
     before = torch.get_default_dtype()
@@ -135,8 +135,8 @@ def test_the_class_is_of_the_type_of_the_weights(statecli):
 
 def test_a_shape_that_is_another_is_a_finding(statecli):
     """The configuration has 50 words, the weights have 48."""
-    saved("BertModel", vocab_size=48)
-    changed(vocab_size=50)
+    save_model("BertModel", vocab_size=48)
+    change_config(vocab_size=50)
     for words in (("inspect", "m", "--model", "auto"), ("diff", "auto", "m"), ("audit", "m", "--model", "auto")):
         result = statecli(*words, "-f", "json")
         assert result.code == 1
@@ -199,7 +199,7 @@ REFUSED = {
 def test_a_configuration_that_is_refused(bert, statecli, case):
     """The configuration is refused in one line, before any code of the folder runs, by every command."""
     settings, expected = REFUSED[case]
-    changed(**settings)
+    change_config(**settings)
     Path("m/mine.py").write_text("raise SystemExit('run')\n")
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err) == (2, f"statecli: m/config.json: {expected}\n")
@@ -212,17 +212,17 @@ def test_a_configuration_that_is_refused(bert, statecli, case):
     [{"hidden_size": 10**12}, {"hidden_size": -1}, {"hidden_size": "x"}, {"hidden_act": "os.system"}],
     ids=["huge", "negative", "text", "unknown-name"],
 )
-def test_what_the_class_itself_refuses_is_one_line(bert, statecli, settings):
+def test_config_that_the_class_refuses_is_a_one_line_error(bert, statecli, settings):
     """No memory is allocated for the model."""
-    changed(**settings)
+    change_config(**settings)
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "building the model on meta raised" in result.err
 
 
-def test_what_would_be_fetched_is_not(bert, statecli, monkeypatch):
+def test_config_that_names_code_of_the_hub_opens_no_socket(bert, statecli, monkeypatch):
     """A configuration may name kernels of the hub, but no socket is opened."""
-    changed(
+    change_config(
         attn_implementation="kernels-community/flash-attn", _attn_implementation="a/b", auto_map={"AutoModel": "x.Y"}
     )
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
@@ -243,7 +243,7 @@ def test_a_class_that_registers_without_end_is_stopped(bert, statecli, monkeypat
     assert (result.code, result.err) == (2, f"statecli: m/config.json: the model is too large: {text}\n")
 
 
-def test_a_configuration_that_is_no_file(bert, statecli):
+def test_named_pipe_as_config_json_is_an_error(bert, statecli):
     """The error says which type of file config.json is."""
     os.remove("m/config.json")
     os.mkfifo("m/config.json")
@@ -251,16 +251,16 @@ def test_a_configuration_that_is_no_file(bert, statecli):
     assert (result.code, result.err) == (2, "statecli: m: config.json is a named pipe, not a regular file\n")
 
 
-def test_what_transformers_logs_of_a_configuration_is_not_told(bert, statecli):
+def test_config_warnings_of_transformers_are_hidden(bert, statecli):
     """An end-of-text id beyond the vocabulary does not matter for the class; the log level is restored."""
-    changed(eos_token_id=10**6)
+    change_config(eos_token_id=10**6)
     before = transformers.logging.get_verbosity()
     result = statecli("inspect", "m", "--model", "auto")
     assert (result.code, result.err) == (0, "")
     assert transformers.logging.get_verbosity() == before
 
 
-def test_without_a_configuration(bert, statecli):
+def test_auto_without_config_json_asks_for_a_class(bert, statecli):
     """An adapter does not have a config.json, so the error asks for the class of its base model."""
     shutil.move("m/config.json", "m/other.json")
     assert statecli("inspect", "m", "--model", "auto").err == (

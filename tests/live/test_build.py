@@ -93,19 +93,19 @@ def test_keyboard_interrupt_passes(write):
 
 
 @pytest.mark.parametrize(("value", "named"), [("3", "an int"), ("None", "None"), ("torch", "a Python module")])
-def test_what_is_no_model_is_named(write, value, named):
+def test_error_names_the_type_of_a_target_that_is_not_a_module(write, value, named):
     """The error names the type of a factory's result or an attribute that is not a module."""
     assert f"is {named}," in refusal(write(f"net = {value}", "net"))
     assert f"returned {named}," in refusal(write(f"def f():\n    return {value}", "f"))
 
 
-def test_an_instance_is_used_as_it_is(write):
+def test_module_level_instance_is_used_without_a_call(write):
     """`net.py:model` may name an existing module; a call of the module is refused."""
     assert type(make(write("model = nn.Linear(2, 2)", "model")).module) is torch.nn.Linear
     assert "remove the parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
 
 
-def test_nested_attributes_and_factories(write):
+def test_nested_class_and_nested_function_are_called(write):
     """Outer.Net and a function are looked up and called."""
     source = "class Outer:\n    class Net(nn.Linear):\n        pass\n    make = staticmethod(lambda n: nn.Linear(n, n))"
     assert make(write(source, "Outer.Net(1, 2)")).module.out_features == 2
@@ -162,12 +162,12 @@ def test_a_constructor_that_fails_on_meta_suggests_the_cpu(write):
     assert "--init-device cpu" in refusal(write(source), init_device="meta")
 
 
-def test_unknown_init_device(write):
+def test_unknown_init_device_is_a_usage_error(write):
     """A device torch does not know is a usage error."""
     assert "warp" in refusal(write(SIMPLE, "Net(2)"), init_device="warp")
 
 
-def test_the_path_and_the_module_methods_are_put_back(write):
+def test_build_restores_sys_path_and_patched_methods(write):
     """nn.Module and torch.Tensor are restored after the lines of assignments were recorded, also after a failure."""
     path = list(sys.path)
     before = {n: torch.nn.Module.__dict__[n] for n in ("__setattr__", "register_buffer", "add_module")}
@@ -181,7 +181,7 @@ def test_the_path_and_the_module_methods_are_put_back(write):
     assert sys.path == path
 
 
-def test_values_are_drawn_when_asked_and_seeded(write):
+def test_values_true_draws_the_same_initial_values_each_time(write):
     """values=True draws the same initial values each time; without the option, large parameters are zeros."""
     target = write(SIMPLE, "Net(100_000)")
     drawn = make(target, values=True)
@@ -208,7 +208,7 @@ def test_a_constructor_that_needs_the_values_gets_them(write):
     assert make(write(source)).module.fc.weight.std() > 0
 
 
-def test_again_gives_another_instance(write):
+def test_build_again_returns_a_new_instance(write):
     """A second instance is a different object; a module-level instance cannot be built again."""
     built = make(write(SIMPLE, "Net(2)"))
     assert built.build_again() is not built.module

@@ -78,7 +78,7 @@ STAND_INS = {
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """Create the current folder, and next to it the fake libraries as installed packages."""
     with contextlib.suppress(ImportError):  # before the fake torchvision exists, which transformers would import
         from transformers import BertForMaskedLM, BertModel, PreTrainedModel  # noqa: F401
@@ -99,7 +99,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def real(in_tmp_path):
+def installed_transformers(in_tmp_path):
     """Create the current folder, with the installed transformers."""
     return pytest.importorskip("transformers")
 
@@ -142,14 +142,16 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("text", SPELLINGS)
-def test_every_spelling_of_a_class_is_the_model_of_its_configuration(real, text):
+def test_every_spelling_of_a_class_is_the_model_of_its_configuration(installed_transformers, text):
     """The names and shapes are those of the model that transformers builds."""
     configure("bert", **BERT)
-    model = real.BertModel(real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"}))
+    model = installed_transformers.BertModel(
+        installed_transformers.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
+    )
     assert shapes(text) == {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def test_further_arguments_are_the_constructors_or_the_configurations(real):
+def test_further_arguments_are_the_constructors_or_the_configurations(installed_transformers):
     """An unknown argument is refused before the model is built."""
     configure("bert", **BERT)
     assert not any(
@@ -160,7 +162,7 @@ def test_further_arguments_are_the_constructors_or_the_configurations(real):
         shapes("transformers:BertModel('bert', sise=1)")
 
 
-def test_a_head_is_chosen_by_the_auto_class(real):
+def test_a_head_is_chosen_by_the_auto_class(installed_transformers):
     """The model_type selects the class; a head that the library does not have is an error."""
     configure("bert", **BERT)
     assert "cls.predictions.bias" in shapes("transformers:AutoModelForMaskedLM('bert')")
@@ -173,11 +175,11 @@ def test_a_head_is_chosen_by_the_auto_class(real):
         shapes("transformers:AutoModel('bert')")
 
 
-def test_a_folder_with_weights_stays_a_checkpoint(statecli, real):
+def test_a_folder_with_weights_stays_a_checkpoint(statecli, installed_transformers):
     """config.json, or --from-config, is needed to build the class instead."""
     configure("bert", **BERT)
-    settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
-    real.BertModel(settings).save_pretrained("full")
+    settings = installed_transformers.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
+    installed_transformers.BertModel(settings).save_pretrained("full")
     assert statecli("inspect", "full", "-f", "json").json["format"] == "safetensors"
     for words in (["full/config.json"], ["full", "--from-config"]):
         result = statecli("inspect", *words, "-f", "json").json
@@ -191,7 +193,7 @@ def test_a_folder_with_weights_stays_a_checkpoint(statecli, real):
     )
 
 
-def test_the_model_is_on_meta_unless_a_device_is_given(statecli, real):
+def test_the_model_is_on_meta_unless_a_device_is_given(statecli, installed_transformers):
     """On the cpu, verify proves save and step, also for a folder with weights."""
     configure("bert", **BERT)
     devices = {row["device"] for row in statecli("inspect", "bert", "-f", "json").rows().values()}
@@ -202,7 +204,7 @@ def test_the_model_is_on_meta_unless_a_device_is_given(statecli, real):
     assert (verdicts["save"], verdicts["step"]) == ("passed", "passed")
 
 
-def test_no_code_next_to_a_configuration_runs(real, statecli, monkeypatch):
+def test_no_code_next_to_a_configuration_runs(installed_transformers, statecli, monkeypatch):
     """Neither the code of auto_map nor a module with the name of a library runs, and nothing is downloaded."""
     configure("bert", **BERT, auto_map={"AutoModel": "mine.Mine"})
     ran = 'open("ran", "w").close()\n'
@@ -237,7 +239,7 @@ class Mine(PreTrainedModel):
 """
 
 
-def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_path):
+def test_trusted_code_of_the_folder_is_built(installed_transformers, statecli, monkeypatch, tmp_path):
     """The code runs only with the option, and only from the local disk."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
     auto_map = {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
@@ -249,7 +251,7 @@ def test_trusted_code_of_the_folder_is_built(real, statecli, monkeypatch, tmp_pa
     assert result.rows()["layer.weight"]["shape"] == [4, 4]
 
 
-def test_the_name_of_a_folder_is_never_an_option(real, statecli, tmp_path):
+def test_the_name_of_a_folder_is_never_an_option(installed_transformers, statecli, tmp_path):
     """A stranger's folder that ends like the option runs nothing, and never takes the place of a trusted folder."""
     name, auto_map = "mine --trust-remote-code", {"AutoConfig": "mine.MineConfig", "AutoModel": "mine.Mine"}
     configure(name, architectures=["Mine"], model_type="mine", auto_map=auto_map)
@@ -265,16 +267,16 @@ def test_the_name_of_a_folder_is_never_an_option(real, statecli, tmp_path):
     assert not Path("ran").exists()
 
 
-def test_other_calls_of_a_library_are_the_users_own(real, statecli):
+def test_from_pretrained_call_loads_the_weights_on_cpu(installed_transformers, statecli):
     """A folder with weights is loaded by from_pretrained, as the user typed."""
-    settings = real.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
-    real.BertModel(settings).save_pretrained("full")
+    settings = installed_transformers.BertConfig(**{key: value for key, value in BERT.items() if key != "model_type"})
+    installed_transformers.BertModel(settings).save_pretrained("full")
     result = statecli("inspect", "transformers:AutoModel.from_pretrained('full')", "-f", "json")
     assert result.code == 0, result.err
     assert {row["device"] for row in result.rows().values()} == {"cpu"}
 
 
-def test_what_is_not_there_is_one_line(real, statecli):
+def test_error_about_a_missing_name_says_what_to_type(installed_transformers, statecli):
     """The error line says what to type instead."""
     missing = statecli("inspect", "transformers:BertModel(config='bert-base-uncased')").err
     hub = "for a repository of the Hugging Face hub, write hf://google-bert/bert-base-uncased"
@@ -312,7 +314,7 @@ def test_what_is_not_there_is_one_line(real, statecli):
 # --- other libraries --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_timm_is_built_from_its_configuration(here):
+def test_a_model_of_timm_is_built_from_its_configuration(working_folder):
     """The registry of timm builds the model; an argument that loads a file is refused."""
     configure("r18", architecture="resnet18", num_classes=5, pretrained_cfg={"url": "https://x"})
     assert shapes("r18")["0.weight"] == (5, 2)
@@ -326,7 +328,7 @@ def test_a_model_of_timm_is_built_from_its_configuration(here):
             shapes("r18")
 
 
-def test_a_model_of_diffusers_is_built_from_its_configuration(here):
+def test_a_model_of_diffusers_is_built_from_its_configuration(working_folder):
     """The class's own from_config builds the model; a class that is not a module is refused."""
     configure("unet", _class_name="UNet2DModel", _diffusers_version="1", width=3)
     for text in (
@@ -376,7 +378,7 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(here):
         ),
     ],
 )
-def test_a_configuration_with_an_unknown_name_has_the_nearest(here, statecli, fields, problem, written):
+def test_a_configuration_with_an_unknown_name_has_the_nearest(working_folder, statecli, fields, problem, written):
     """The error has the name in the file, and the line that builds the model without an edit of the file."""
     pytest.importorskip("transformers")
     configure("bad", **fields)
@@ -387,7 +389,7 @@ def test_a_configuration_with_an_unknown_name_has_the_nearest(here, statecli, fi
     assert result.code == 0, result.err
 
 
-def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
+def test_the_modules_of_sentence_transformers_are_built_in_their_order(working_folder):
     """The configuration of transformers builds the first module; no class or function of the files is imported."""
     pytest.importorskip("transformers")
     dense = {"in_features": 16, "out_features": 4, "activation_function": "torch.nn.modules.activation.Tanh"}
@@ -417,7 +419,7 @@ def test_the_modules_of_sentence_transformers_are_built_in_their_order(here):
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "{}", "[1]", '[{"type": 1}]', "[" * 100_000])
-def test_a_damaged_list_of_modules_is_one_line(here, text):
+def test_a_damaged_list_of_modules_is_one_line(working_folder, text):
     """The error names the file and says what to do."""
     Path("st").mkdir()
     Path("st/modules.json").write_text(text)
@@ -425,7 +427,7 @@ def test_a_damaged_list_of_modules_is_one_line(here, text):
         shapes("st")
 
 
-def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
+def test_a_library_that_is_not_installed_is_named(working_folder, monkeypatch):
     """The error has the line to type."""
     configure("r18", architecture="resnet18")
     monkeypatch.setitem(sys.modules, "timm", None)
@@ -453,12 +455,12 @@ def test_a_library_that_is_not_installed_is_named(here, monkeypatch):
         "torchvision.models.get_model('resnet18')",
     ],
 )
-def test_a_registry_builds_a_model_by_its_name(here, text):
+def test_a_registry_builds_a_model_by_its_name(working_folder, text):
     """Every spelling of the name is accepted."""
     assert next(iter(shapes(text).values())) == (1000, 2)
 
 
-def test_an_unknown_name_has_the_nearest(statecli, here):
+def test_an_unknown_name_has_the_nearest(statecli, working_folder):
     """The error spells the similar name as the user typed the target."""
     assert statecli("inspect", "timm:resnet19").err.startswith(
         "statecli: timm:resnet19: timm has no model called resnet19; did you mean timm:resnet18 or timm:resnet34?"
@@ -477,9 +479,9 @@ def test_an_unknown_name_has_the_nearest(statecli, here):
         ("timm.create_model(vit_b_16)", "the name of a model needs quotes; write \"timm:create_model('vit_b_16')\""),
     ],
 )
-def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(here, statecli, typed, written):
+def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(working_folder, statecli, typed, written):
     """A name without quotes gets its quotes."""
-    library = Path(here.parent, "installed/timm/__init__.py")
+    library = Path(working_folder.parent, "installed/timm/__init__.py")
     library.write_text(library.read_text().replace('"resnet34"', '"vit_a_18x2_16", "vit_b_16"'))
     assert statecli("inspect", typed).err.endswith(f"{written}\n")
 
@@ -494,7 +496,7 @@ def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(he
         ("torchvision:list_models", "lists names and does not build a model; for a model, write torchvision:resnet18"),
     ],
 )
-def test_a_function_of_a_registry_without_a_name_has_a_model(here, statecli, typed, problem):
+def test_a_function_of_a_registry_without_a_name_has_a_model(working_folder, statecli, typed, problem):
     """The error names a line that builds a model."""
     refused = statecli("inspect", typed)
     assert (refused.code, refused.err.count("\n")) == (2, 1)
@@ -502,21 +504,21 @@ def test_a_function_of_a_registry_without_a_name_has_a_model(here, statecli, typ
     assert statecli("inspect", refused.err.rpartition("write ")[2].strip()).code == 0
 
 
-def test_a_library_that_lacks_another_has_the_line_that_installs_it(here, statecli, monkeypatch):
+def test_a_library_that_lacks_another_has_the_line_that_installs_it(working_folder, statecli, monkeypatch):
     """The line installs the missing package, not the library."""
     configure("r18", architecture="resnet18")
-    (here.parent / "installed/site-packages").mkdir()
-    (here.parent / "installed/site-packages/lacking.py").write_text("import PIL.missing_package\n")
-    monkeypatch.syspath_prepend(str(here.parent / "installed/site-packages"))
+    (working_folder.parent / "installed/site-packages").mkdir()
+    (working_folder.parent / "installed/site-packages/lacking.py").write_text("import PIL.missing_package\n")
+    monkeypatch.syspath_prepend(str(working_folder.parent / "installed/site-packages"))
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    Path(here.parent, "installed/timm/__init__.py").write_text("import torchvision\n")
+    Path(working_folder.parent, "installed/timm/__init__.py").write_text("import torchvision\n")
     assert statecli("inspect", "r18").err.endswith("needs timm, which needs torchvision: pip install torchvision\n")
     assert statecli("inspect", "timm:resnet18").err.endswith("; install the package: pip install torchvision\n")
     assert statecli("inspect", "lacking:Net").err.endswith("; install the package: pip install pillow\n")
 
 
-def test_config_json_of_a_class_of_diffusers_has_the_line_to_type(here, statecli):
+def test_config_json_of_a_class_of_diffusers_has_the_line_to_type(working_folder, statecli):
     """The class takes its configuration as an argument."""
     configure("unet", _class_name="UNet2DModel", width=3)
     refused = statecli("inspect", "diffusers:UNet2DModel", "--config-json", "unet/config.json").err
@@ -525,7 +527,7 @@ def test_config_json_of_a_class_of_diffusers_has_the_line_to_type(here, statecli
     assert statecli("inspect", line).code == 0
 
 
-def test_a_dotted_call_imports_only_installed_packages(here, statecli):
+def test_a_dotted_call_imports_only_installed_packages(working_folder, statecli):
     """A package of the current folder is written with a colon."""
     Path("timm.py").write_text('open("ran", "w").close()\n')
     Path("own").mkdir()
@@ -635,7 +637,7 @@ def test_objects_are_built_again_for_each_instance(net):
         ("cfg=Config.size.real", "Config.size.real is not a class or a value in net.py"),
     ],
 )
-def test_what_an_argument_may_not_be_is_one_line(net, arguments, problem):
+def test_invalid_constructor_argument_is_a_one_line_error(net, arguments, problem):
     """No code of the argument runs."""
     with pytest.raises(ModelError, match=problem) as caught:
         shapes(f"net.py:Net({arguments})")
@@ -721,7 +723,7 @@ def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, probl
         ('{"model_type": "nonsense"}', "architectures does not name a class; name the class: file.py:Class"),
     ],
 )
-def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
+def test_a_hostile_configuration_is_one_line(installed_transformers, statecli, text, problem):
     """The error has the file and the problem, and no code is imported or downloaded."""
     Path("hostile").mkdir()
     Path("hostile/config.json").write_text(text)
@@ -744,7 +746,7 @@ def test_a_hostile_configuration_is_one_line(real, statecli, text, problem):
         "r18",
     ],
 )
-def test_the_lines_of_explain_build_the_same_model(here, text):
+def test_the_lines_of_explain_build_the_same_model(working_folder, text):
     """The lines run in Python."""
     pytest.importorskip("transformers")
     from statecli.commands.explain.model_code import build_model_code
@@ -778,10 +780,10 @@ def test_the_function_of_inputs_takes_names_too(net, statecli):
 
 
 @pytest.fixture
-def bert(real):
+def bert(installed_transformers):
     """Create a folder with a config.json that transformers wrote."""
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
-    config = real.BertConfig(**sizes, vocab_size=9, architectures=["BertModel"], dtype="float32")
+    config = installed_transformers.BertConfig(**sizes, vocab_size=9, architectures=["BertModel"], dtype="float32")
     config.save_pretrained("bert")
 
 
@@ -861,11 +863,11 @@ def test_a_wrong_file_for_config_json_is_one_line(bert, statecli, fields, messag
         ),
     ],
 )
-def test_a_wrong_name_has_the_right_one(bert, real, statecli, target, message):
+def test_error_about_a_wrong_name_has_the_right_name(bert, installed_transformers, statecli, target, message):
     """The error describes only the names in the file."""
     configure("wrong", architectures=["BertForNothing"], model_type="bert")
     configure("unknown", architectures=["FooModel"], model_type="foo")
-    assert statecli("inspect", target).err == f"statecli: {message.format(real.__version__)}\n"
+    assert statecli("inspect", target).err == f"statecli: {message.format(installed_transformers.__version__)}\n"
 
 
 def test_the_line_to_type_for_a_wrong_class_works(bert, statecli):
@@ -875,7 +877,7 @@ def test_the_line_to_type_for_a_wrong_class_works(bert, statecli):
     assert statecli("inspect", line).code == 0
 
 
-def test_a_model_of_timm_has_the_nearest_name(here):
+def test_a_model_of_timm_has_the_nearest_name(working_folder):
     """A name in a configuration gets the most similar name too."""
     configure("r18", architecture="resnet1")
     with pytest.raises(ModelError, match=r"r18/config.json: architecture is 'resnet1', .*; did you mean .*resnet18"):
@@ -908,20 +910,20 @@ def test_from_pretrained_without_weights_has_the_line_to_type(bert, statecli, ta
     assert statecli("inspect", message.partition('write "')[2].removesuffix('"')).code == 0
 
 
-def test_from_pretrained_with_weights_is_the_users_own_call(bert, real, statecli):
+def test_from_pretrained_with_weights_is_accepted(bert, installed_transformers, statecli):
     """from_pretrained loads the weights."""
-    real.BertModel(real.BertConfig.from_pretrained("bert")).save_pretrained("bert")
+    installed_transformers.BertModel(installed_transformers.BertConfig.from_pretrained("bert")).save_pretrained("bert")
     assert statecli("inspect", "transformers:AutoModel.from_pretrained('bert')").code == 0
 
 
-def test_the_name_of_a_model_has_its_library(here, statecli):
+def test_the_name_of_a_model_has_its_library(working_folder, statecli):
     """timm and torchvision are installed; nothing is imported for the message."""
     line = "for a model of that name in a library, write timm:resnet50 or torchvision:resnet50\n"
     assert statecli("inspect", "resnet50").err.endswith(line)
     assert "timm" not in statecli("inspect", "weights").err
 
 
-def test_a_configuration_without_a_model_class_is_named(real, statecli):
+def test_a_configuration_without_a_model_class_is_named(installed_transformers, statecli):
     """A folder with only such a file is neither a checkpoint nor a class."""
     configure("nomodel", hello=1)
     end = "*.index.json file, and its config.json does not name a model class; "
@@ -932,7 +934,7 @@ def test_a_configuration_without_a_model_class_is_named(real, statecli):
     assert statecli("inspect", "transformers:BertModel(config='nomodel/config.json')").code == 0
 
 
-def test_what_a_library_logs_while_advice_is_sought_is_hidden(statecli, monkeypatch):
+def test_log_of_a_library_is_hidden_while_advice_is_built(statecli, monkeypatch):
     """An Auto class imports the class of its example, and the libraries of the example."""
     pytest.importorskip("transformers")
     code = "import logging\ndef find_example(auto_class):\n    logging.getLogger('noisy').warning('failed to load')\n"

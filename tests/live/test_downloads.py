@@ -127,7 +127,7 @@ def test_the_variable_allows_downloads(monkeypatch):
     assert "raised gaierror" in refuse("net.py:connect")
 
 
-def test_this_machine_may_be_asked(tmp_path):
+def test_requests_to_localhost_are_allowed(tmp_path):
     """A request to a server on localhost is not a download."""
     server = http.server.HTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -140,7 +140,7 @@ def test_this_machine_may_be_asked(tmp_path):
         server.server_close()
 
 
-def test_everything_is_as_before():
+def test_nested_blocks_restore_the_patched_functions():
     """Nested blocks restore the patched functions, and other threads are never affected."""
     before = (urllib.request.OpenerDirector.open, socket.getaddrinfo, "connect" in vars(socket.socket))
     with downloads.refuse_downloads(), downloads.refuse_downloads():

@@ -98,7 +98,7 @@ def _lines(fix: str, indent: str) -> str:
     return "".join(f"{indent}{line}\n" for line in fix.splitlines())
 
 
-def _pasted(source: str, row) -> str:
+def _apply_fix(source: str, row) -> str:
     """Return `source` with the fix in place of the assignment, or at the end of __init__ if the fix says so."""
     indent = " " * 8
     if row.fix.startswith("# at the end"):
@@ -122,7 +122,7 @@ def _inspect_fixed(inspect, source: str):
     state = inspect(source)
     for _ in range(2):
         if row := _find_unregistered(state):
-            source = _pasted(source, row)
+            source = _apply_fix(source, row)
             state = inspect(source)
     return state
 
@@ -168,7 +168,7 @@ def _load_older_checkpoint(fixed: nn.Module, unfixed: nn.Module, fix: str) -> No
 
 
 @pytest.mark.parametrize(("body", "start", "names"), FIXES)
-def test_the_fix_registers_it_and_a_checkpoint_of_the_unfixed_model_loads(inspect, write, body, start, names):
+def test_pasted_fix_registers_the_tensor_and_loads_older_checkpoints(inspect, write, body, start, names):
     """After the fix is pasted into the source, all tensors are registered and follow a move.
 
     A checkpoint of the unfixed model loads strictly, or the fix names the added keys and says how to load without them.
@@ -176,7 +176,7 @@ def test_the_fix_registers_it_and_a_checkpoint_of_the_unfixed_model_loads(inspec
     source = f"{HEADER}        self.other = nn.PReLU()\n        {body}\n"
     row = _find_unregistered(inspect(source))
     assert row.fix.startswith(start)
-    fixed_source = _pasted(source, row)
+    fixed_source = _apply_fix(source, row)
     fixed = _inspect_fixed(inspect, fixed_source)
     assert sorted(t.fqn for t in fixed.tensors) == sorted([*names, "other.weight"])
     assert {t.kind for t in fixed.tensors} <= {Kind.PARAMETER, Kind.BUFFER}
@@ -185,7 +185,7 @@ def test_the_fix_registers_it_and_a_checkpoint_of_the_unfixed_model_loads(inspec
     _load_older_checkpoint(_build(write(fixed_source)), _build(write(source)), row.fix)
 
 
-def test_a_random_buffer_is_saved_from_now_on(inspect):
+def test_fix_of_a_random_tensor_is_a_persistent_buffer(inspect):
     """A value that each build draws again is kept in the checkpoint; a value that each build computes is not."""
     body = "self.random = torch.rand(3)\n        self.computed = torch.arange(3)\n"
     fixes = {row.fqn: row.fix for row in inspect(f"{HEADER}        {body}").tensors}
@@ -196,7 +196,7 @@ def test_a_random_buffer_is_saved_from_now_on(inspect):
     assert fixes["computed"] == 'self.register_buffer("computed", torch.arange(3), persistent=False)'
 
 
-def test_a_value_of_the_class_is_not_said_to_be_rebuilt(inspect):
+def test_fix_of_a_class_attribute_does_not_claim_a_rebuild(inspect):
     """Two instances share a class attribute, which does not show whether another process rebuilds the value."""
     source = "class Net(nn.Module):\n    t = torch.rand(5)\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source).tensors
@@ -212,7 +212,7 @@ def test_a_table_computed_from_a_large_random_parameter_is_random(inspect):
     assert "persistent=False" not in row.fix
 
 
-def test_a_model_that_builds_once_gets_no_claim(inspect):
+def test_fix_of_a_model_that_builds_only_once_does_not_claim_a_rebuild(inspect):
     """A constructor that fails the second time does not show whether the value is rebuilt."""
     source = (
         "count = []\n"
@@ -264,14 +264,14 @@ def test_a_complex_table_that_forward_moves_is_left(inspect, read, moves):
         ("{{'a': {0}}}", "{key: part.to(x.device) for key, part in self.freqs.items()}"),
     ],
 )
-def test_complex_tables_in_a_container_are_moved_one_by_one(inspect, value, moved):
+def test_fix_moves_each_complex_table_of_a_container(inspect, value, moved):
     """A list does not have a .to() method."""
     table = value.format("torch.polar(torch.ones(2), torch.ones(2))")
     row = inspect(f"{HEADER}        self.freqs = {table}\n").tensors[0]
     assert row.fix.splitlines()[0].endswith(f": freqs = {moved}")
 
 
-def test_the_line_of_a_setter_is_its_callers(inspect):
+def test_fix_quotes_the_line_that_calls_the_setter(inspect):
     """The line to change is never inside a class's own __setattr__."""
     source = HEADER + (
         "        self.t = torch.ones(3)\n"
@@ -293,14 +293,14 @@ def test_the_class_body_moves_into_init(inspect):
     assert (row.fqn, row.kind, row.moves) == ("t", Kind.BUFFER, True)
 
 
-def test_a_class_attribute_in_the_way_is_named(inspect):
+def test_fix_first_deletes_a_class_attribute_of_the_same_name(inspect):
     """register_buffer refuses the name of a class attribute, so the fix says which attribute to delete first."""
     source = "class Net(nn.Module):\n    t = None\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect(source + "        self.t = torch.ones(1)\n").tensors
     assert row.fix.startswith("# first delete the class attribute t")
 
 
-def test_before_super_init_is_said(inspect):
+def test_fix_of_a_tensor_before_super_init_goes_after_super_init(inspect):
     """A tensor assigned before super().__init__() can be registered only after super().__init__()."""
     source = (
         "class Net(nn.Module):\n    def __init__(self):\n        self.t = torch.ones(1)\n        super().__init__()\n"
@@ -317,7 +317,7 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected_text"),
     [
         (
             "k = torch.ones(1)\n        self.register_forward_hook(lambda *a: k)",
@@ -364,14 +364,14 @@ def test_the_files_own_name_of_torch_nn_is_used(inspect):
         ),
     ],
 )
-def test_what_one_line_cannot_fix_is_said_in_words(inspect, body, said):
+def test_tensors_without_a_one_line_fix_get_a_comment(inspect, body, expected_text):
     """For closures, partials, other objects and distributions, a comment says what to change."""
     row = _find_unregistered(inspect(f"{HEADER}        {body}\n"))
-    assert said in row.fix
+    assert expected_text in row.fix
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 
-def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
+def test_fix_of_a_view_reads_the_larger_tensor(inspect, rows):
     """Of two tensors in the same memory, the larger is registered and the view is taken from it."""
     actual_rows = rows(inspect(f"{HEADER}        self.a = torch.ones(3)\n        self.v = self.a[1:]\n"))
     assert "read this name instead of v" in actual_rows["a"].fix
@@ -379,12 +379,12 @@ def test_a_view_is_told_from_what_it_lies_in(inspect, rows):
     assert all(line.startswith("#") for row in actual_rows.values() for line in row.fix.splitlines())
 
 
-def test_a_parent_that_assigns_it_first_is_minded(inspect):
+def test_fix_works_if_the_parent_class_assigns_the_attribute_first(inspect):
     """If parent and child both assign the attribute, the fix goes to the end of __init__ and takes over the name."""
     source = HEADER + "        self.t = None\nclass Child(Net):\n    def __init__(self):\n        super().__init__()\n"
     source += "        self.t = torch.ones(2)\n"
     (row,) = inspect(source, "Child").tensors
-    (fixed,) = inspect(_pasted(source, row), "Child").tensors
+    (fixed,) = inspect(_apply_fix(source, row), "Child").tensors
     assert (fixed.fqn, fixed.kind, fixed.moves) == ("t", Kind.BUFFER, True)
 
 
@@ -415,19 +415,19 @@ def test_a_value_that_forward_accumulates_is_saved(inspect, write, forward):
     """The constructor rebuilds only the first value of a running mean."""
     source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
     assert row.fix.startswith('self.register_buffer("t", torch.zeros(3))\n# older checkpoints lack t')
-    _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
+    _load_older_checkpoint(_build(write(_apply_fix(source, row))), _build(write(source)), row.fix)
 
 
 @pytest.mark.parametrize("forward", ["self.t = torch.ones(4)", "self.t[:2] = x", "self.t.copy_(x)"])
-def test_of_a_cache_or_a_state_both_ways_are_printed(inspect, write, forward):
+def test_fix_of_a_cache_or_state_shows_both_kinds_of_buffer(inspect, write, forward):
     """An assignment that does not read the old value may be a cache, whose shape changes."""
     source, row = _inspect_with_forward(inspect, forward, "self.t = torch.zeros(3)")
     assert "persistent=False" in row.fix
     assert row.fix.endswith(IF_SAVED)
-    _load_older_checkpoint(_build(write(_pasted(source, row))), _build(write(source)), row.fix)
+    _load_older_checkpoint(_build(write(_apply_fix(source, row))), _build(write(source)), row.fix)
 
 
-def test_a_change_in_another_class_is_not_its(inspect):
+def test_change_in_another_class_does_not_affect_the_fix(inspect):
     """A change to an attribute of the same name in another class does not count."""
     other = "class Other:\n    def step(self):\n        self.t += 1\n        self.b.pop()\n"
     body = "self.t = torch.zeros(3)\n        self.b = [nn.PReLU()]"
@@ -437,7 +437,7 @@ def test_a_change_in_another_class_is_not_its(inspect):
 
 
 @pytest.mark.parametrize(
-    ("forward", "body", "said"),
+    ("forward", "body", "expected_text"),
     [
         ("self.b.get('x')", "self.b = {'x': nn.PReLU()}", "# and replace .get() in forward()"),
         ("self.b.pop()", "self.b = [nn.PReLU()]", "# and replace .pop() without an index in forward()"),
@@ -455,10 +455,10 @@ def test_a_change_in_another_class_is_not_its(inspect):
         ("self.t = 2", "self.t = torch.ones(3)", "because a registered t refuses"),
     ],
 )
-def test_what_forward_must_do_otherwise_is_said(inspect, forward, body, said):
+def test_fix_says_what_to_change_in_forward(inspect, forward, body, expected_text):
     """nn.ModuleList is not a list, and a registered name takes no other type."""
     _, row = _inspect_with_forward(inspect, forward, body)
-    assert said in row.fix
+    assert expected_text in row.fix
     assert all(line.startswith("#") or ast.parse(line) for line in row.fix.splitlines())
 
 

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
-def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
+def test_listing_does_not_call_torch_function_of_a_subclass(inspect, to):
     """Tensors of a class whose __torch_function__ raises are listed, in any container."""
     state = inspect(RAISING, to=to)
     assert [(t.fqn, t.shape, t.moves) for t in state.tensors] == [
@@ -42,7 +42,7 @@ def test_no_torch_function_of_a_subclass_is_asked(inspect, to):
     ]
 
 
-def test_no_torch_function_is_asked_for_values(write):
+def test_statistics_do_not_call_torch_function(write):
     """The statistics are computed from the stored values of the tensor."""
     from statecli.live.model_reader import read
     from statecli.values.live_tensor import build_view, get_stored_values
@@ -55,7 +55,7 @@ def test_no_torch_function_is_asked_for_values(write):
     assert sums == [4, 8, 12]
 
 
-def test_the_torch_function_of_the_users_own_move_counts(inspect):
+def test_own_move_runs_with_its_torch_function_active(inspect):
     """A class whose move uses its own __torch_function__ is measured with the function active."""
     source = """
     class Seen(torch.Tensor):
@@ -80,7 +80,7 @@ def test_the_torch_function_of_the_users_own_move_counts(inspect):
 
 
 @pytest.mark.parametrize("raised", ["SystemExit(0)", "GeneratorExit", "RuntimeError"])
-def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
+def test_exception_whose_str_raises_is_a_model_error(write, raised):
     """An exception whose __str__ raises anything at all cannot turn a failure into a success."""
     source = f"""
     class Odd(Exception):
@@ -91,7 +91,7 @@ def test_an_exception_whose_str_ends_the_process_is_told(write, raised):
         build(parse_spec(write(source, "f")))
 
 
-def test_code_that_ends_the_process_is_told(write):
+def test_os_exit_in_a_factory_is_a_model_error(write):
     """os._exit(0) would be a silent success; after the build it works again, and in a forked child it always works."""
     before = os._exit
     with pytest.raises(ModelError, match=r"building the model raised SystemExit: 0 \(net0\.py:4\)"):
@@ -128,14 +128,14 @@ def test_a_forked_child_ends_with_the_code_of_the_model(write, end, status):
 
 
 @pytest.mark.parametrize("statement", ["os.chdir('/')", "sys.argv[:] = []", "sys.stdout = sys.stderr = None"])
-def test_the_process_is_put_back(write, statement):
+def test_build_restores_folder_arguments_and_streams(write, statement):
     """After building, the current directory, sys.argv and the standard streams are restored."""
     before = os.getcwd(), list(sys.argv), sys.stdout, sys.stderr
     build(parse_spec(write(f"import os, sys\ndef f():\n    {statement}\n    return nn.Linear(1, 1)", "f")))
     assert (os.getcwd(), list(sys.argv), sys.stdout, sys.stderr) == before
 
 
-def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
+def test_folder_that_a_move_changed_is_restored(inspect):
     """Code that runs during a tried move cannot change the folder of the output."""
     before = Path.cwd()
     source = """
@@ -151,7 +151,7 @@ def test_a_directory_changed_by_the_users_move_is_put_back(inspect):
 
 
 @pytest.mark.filterwarnings("error")
-def test_an_async_factory_is_told_and_leaves_no_warning(write):
+def test_async_factory_is_an_error_without_a_warning(write):
     """A coroutine is not a model, and the coroutine of the call is closed."""
     with pytest.raises(ModelError, match="f is async"):
         build(parse_spec(write("async def f():\n    return nn.Linear(1, 1)", "f")))
@@ -196,7 +196,7 @@ def test_the_stream_that_a_thread_of_the_model_prints_to_is_kept():
     assert streams[0]() is streams[1]() is not None
 
 
-def test_the_output_file_is_where_it_was_asked_for(write):
+def test_chdir_in_a_constructor_does_not_move_the_output_file(write):
     """A constructor that changes the directory does not move the file of -o."""
     run = _run(
         "inspect", write("import os\ndef f():\n    os.chdir('/')\n    return nn.Linear(1, 1)", "f"), "-o", "r.txt"
@@ -205,7 +205,7 @@ def test_the_output_file_is_where_it_was_asked_for(write):
     assert "weight" in Path("r.txt").read_text("utf-8")
 
 
-def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
+def test_closed_pipe_exits_with_141_without_a_message(write):
     """With a separate standard output, a closed pipe still gives exit status 141 without a message."""
     target = write("def f():\n    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(3000)))", "f")
     reading, writing = os.pipe()
@@ -215,7 +215,7 @@ def test_a_reader_that_goes_away_is_told_by_the_code_alone(write):
     assert (run.returncode, run.stderr) == (141, "")
 
 
-def test_an_endless_recursion_is_told_with_the_line_that_recurses(write):
+def test_endless_recursion_error_names_the_line_that_recurses(write):
     """The line is not the line at which the stack was full: every level runs this constructor and its base's."""
     source = """
     class Base(nn.Module):

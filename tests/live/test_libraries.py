@@ -67,7 +67,7 @@ def test_the_line_of_the_user_that_made_the_module_is_shown(library, inspect, st
 
 
 @pytest.mark.parametrize("library", ["site-packages", "dist-packages", "target"], indirect=True)
-def test_a_subclass_of_a_library_is_the_users(library, inspect):
+def test_origin_of_a_subclass_is_the_users_line(library, inspect):
     """The origin is the user's line that runs the library's constructor."""
     source = "import poslib\nclass Net(poslib.Pos):\n    def __init__(self):\n        super().__init__(4)\n"
     (row,) = rows(inspect(source), "table")
@@ -75,13 +75,13 @@ def test_a_subclass_of_a_library_is_the_users(library, inspect):
     assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
 
 
-def test_a_function_of_the_user_that_builds_a_librarys_class(library, inspect):
+def test_origin_of_a_library_class_is_the_users_function(library, inspect):
     """The model's class is the library's, and the line that built the model is the user's."""
     (row,) = rows(inspect("import poslib\ndef make():\n    return poslib.Pos()\n", "make"), "table")
     assert (row.origin.file.startswith("net"), row.origin.line) == (True, 5)
 
 
-def test_a_model_of_a_library_alone_keeps_its_line(library, inspect):
+def test_library_model_without_user_code_shows_the_library_line(library, inspect):
     """Without a line of the user, the library's line is shown, without code to paste."""
     state = inspect("from poslib import Pos as Net\n")
     (row,) = rows(state, "table")
@@ -89,7 +89,7 @@ def test_a_model_of_a_library_alone_keeps_its_line(library, inspect):
     assert row.fix.startswith("# poslib/__init__.py:7 is in a library")
 
 
-def test_what_the_user_assigns_to_a_librarys_module_is_registered_there(library, inspect):
+def test_tensor_assigned_to_a_library_module_gets_code_as_its_fix(library, inspect):
     """The file belongs to the user, so the fix is code."""
     (row,) = rows(inspect(NET.format("self.pos = poslib.Pos(); self.pos.extra = torch.ones(2)")), "extra")
     assert (row.origin.line, row.fix) == (
@@ -107,7 +107,7 @@ def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected_text"),
     [
         ("torch.arange(4.0)", "or move table yourself after each .to()"),
         ("torch.randn(4)", "save it next to the state_dict()"),
@@ -115,8 +115,8 @@ def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
         ("[nn.Linear(2, 2)]", "pass table to the optimizer"),
     ],
 )
-def test_what_to_decide_depends_on_what_is_lost(library, inspect, value, said):
+def test_advice_for_a_library_tensor_depends_on_its_value(library, inspect, value, expected_text):
     """A value that each build draws must be saved, and a trainable value must be trained."""
     (library / "poslib" / "__init__.py").write_text(LIBRARY.replace("torch.arange(float(n))", value))
     state = inspect(NET.format("self.pos = poslib.Pos()"))
-    assert {said in row.fix for row in state.tensors if row.fqn.startswith("pos.table")} == {True}
+    assert {expected_text in row.fix for row in state.tensors if row.fqn.startswith("pos.table")} == {True}

@@ -60,7 +60,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_plain_attribute_stays(inspect, rows):
+def test_plain_tensor_attribute_does_not_move(inspect, rows):
     """A parameter follows and a plain tensor does not; the origin of each tensor is the line of its assignment."""
     actual_rows = rows(inspect(PLAIN))
     assert (actual_rows["w"].moves, actual_rows["t"].moves) == (True, False)
@@ -68,7 +68,7 @@ def test_a_plain_attribute_stays(inspect, rows):
     assert actual_rows["t"].origin.file == "net0.py"
 
 
-def test_an_overridden_apply_is_believed_where_it_acts(inspect, rows):
+def test_tensor_that_own_apply_moves_needs_no_fix(inspect, rows):
     """A tensor that the class's own `_apply` moves needs no fix; a tensor that `_apply` forgets does not follow."""
     actual_rows = rows(inspect(OVERRIDES_APPLY))
     assert (actual_rows["t"].moves, actual_rows["t"].fix) == (True, None)
@@ -99,7 +99,7 @@ def test_a_view_of_a_parameter_is_stale(inspect):
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
-def test_tied_buffers_come_apart(inspect, rows, to):
+def test_move_separates_tied_buffers(inspect, rows, to):
     """After a move, two names of a buffer have separate storages; two names of a parameter still share a storage."""
     state = inspect(TIED_BUFFERS, to=to)
     assert rows(state)["b"].tied_to == ("a",)
@@ -117,7 +117,7 @@ def test_tied_buffers_come_apart(inspect, rows, to):
     ],
 )
 @pytest.mark.parametrize("to", [None, "meta"])
-def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
+def test_hiding_attribute_and_registered_tensor_have_two_rows(inspect, rows, lines, to):
     """Python reads the hiding attribute, state_dict and moves use the registered tensor: both have a row."""
     actual_rows = rows(
         inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}", to=to)
@@ -131,14 +131,14 @@ def test_what_hides_a_registered_name_is_told_apart(inspect, rows, lines, to):
     assert followed == ([True, False] if to else [None, None])
 
 
-def test_a_buffer_under_a_parameters_name(inspect, rows):
+def test_state_dict_has_the_buffer_with_the_name_of_a_parameter(inspect, rows):
     """state_dict() holds the buffer, so the parameter is not saved; both move."""
     actual_rows = rows(inspect(PLAIN + '        self._buffers["w"] = torch.ones(7)\n'))
     assert (actual_rows["w"].kind, actual_rows["w"].saved, actual_rows["w"].moves) == (Kind.PARAMETER, False, True)
     assert (actual_rows["w (2)"].shape, actual_rows["w (2)"].saved, actual_rows["w (2)"].moves) == ((7,), True, True)
 
 
-def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
+def test_tensor_from_numpy_is_an_alias_of_the_parameter(inspect):
     """torch.from_numpy makes a new storage around the parameter's own memory; a move separates the two."""
     state = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.t = torch.from_numpy(self.w.detach().numpy())"))
     assert [t.fqn for t in state.tensors] == ["w"]
@@ -146,7 +146,7 @@ def test_memory_that_numpy_handed_back_is_the_same_memory(inspect):
     assert ("stale-view", "t") in [(odd.name, odd.fqn) for odd in state.oddities]
 
 
-def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
+def test_note_reports_a_class_with_special_code_for_meta(inspect, rows):
     """The fake move and the real move may differ; the row shows the real move, and a note reports the difference."""
     source = PLAIN + (
         "    def _apply(self, fn, recurse=True):\n"
@@ -158,7 +158,7 @@ def test_a_class_that_treats_meta_apart_is_said_to(inspect, rows):
     assert "the class has special code for meta" in moved.note
 
 
-def test_what_a_move_clears_cannot_be_told(inspect, rows):
+def test_move_that_removes_a_tensor_is_inconclusive(inspect, rows):
     """A cache that `_apply` drops neither follows nor stays, and the note says so."""
     row = rows(inspect(CLEARS))["cache"]
     assert row.moves is None
@@ -206,7 +206,7 @@ def test_a_tensor_that_was_on_the_device_before_has_not_followed(inspect, rows):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda_names_meta():
+def test_error_without_cuda_suggests_meta():
     """Without CUDA the error suggests the check that works on every machine."""
     from statecli.live.requested_device import parse_device
 
@@ -215,7 +215,7 @@ def test_no_cuda_names_meta():
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "said"),
+    ("device", "options", "expected_text"),
     [
         ("cpu", {}, "--to meta"),
         ("warp", {}, "torch does not know this device"),
@@ -223,10 +223,10 @@ def test_no_cuda_names_meta():
         ("cpu", {"init_device": "meta"}, "built on meta"),
     ],
 )
-def test_moves_that_prove_nothing_are_refused(inspect, device, options, said):
+def test_move_that_cannot_be_checked_is_a_usage_error(inspect, device, options, expected_text):
     """A move to the current device, to an unknown device or out of meta is refused in one line."""
     source = PLAIN.replace("self.t = torch.ones(3)", "pass")
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=expected_text) as caught:
         inspect(source, to=device, **options)
     assert "\n" not in str(caught.value)
 
@@ -241,7 +241,7 @@ def test_an_exception_in_to_gives_its_line(inspect):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("source", [PLAIN, OVERRIDES_APPLY, OVERRIDES_TO, ROTARY, TIED_BUFFERS])
-def test_cuda_agrees_with_the_stand_in(inspect, source):
+def test_real_move_to_cuda_agrees_with_the_fake_move(inspect, source):
     """A real move to CUDA agrees with the fake move."""
     guess, real = inspect(source), inspect(source, to="cuda")
     assert [t.moves for t in guess.tensors] == [t.after.followed for t in real.tensors]
@@ -265,7 +265,7 @@ SAVES = {
 
 
 @pytest.mark.parametrize("line", SAVES)
-def test_saved_is_what_state_dict_holds(inspect, rows, line):
+def test_saved_follows_the_real_state_dict(inspect, rows, line):
     """The real state_dict() decides: by name, by storage or through extra state; a copy in extra state is unknown."""
     source = f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {line}\n"
     source = source.replace("self.get_extra_state =", "type(self).get_extra_state = lambda self:").replace(
@@ -292,7 +292,7 @@ def test_torchmetrics_states_follow(read_live, rows):
     assert {(t.kind, t.moves, t.saved, t.fix) for t in states} == {(Kind.UNREGISTERED, True, False, None)}
 
 
-def test_stats_are_taken_before_the_values_go(inspect, write):
+def test_statistics_are_computed_before_values_are_overwritten(inspect, write):
     """`stats_of` gets each tensor with its values, before the measurement overwrites them."""
     from statecli.core.model_state import Stats
     from statecli.live.build import build
@@ -304,7 +304,7 @@ def test_stats_are_taken_before_the_values_go(inspect, write):
     assert [t.stats.max for t in state.tensors] == [1.0, 1.0]
 
 
-def test_an_overridden_to_cannot_be_judged_on_meta(inspect):
+def test_own_to_is_inconclusive_for_a_model_on_meta(inspect):
     """For a model on meta, a class's own .to cannot be tested: no verdict, no fix, and a note with the reason."""
     (row,) = inspect(OVERRIDES_TO, init_device="meta").tensors
     assert (row.moves, row.fix) == (None, None)
@@ -364,7 +364,7 @@ def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
-def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
+def test_oddity_says_that_own_cuda_was_not_tried(inspect, to):
     """The check runs .to, and a note says that the class's own .cuda was not tried."""
     state = inspect(OVERRIDES_TO.replace("def to(", "def cuda(").replace("super().to", "super().cuda"), to=to)
     (oddity,) = state.oddities
@@ -374,7 +374,7 @@ def test_an_overridden_cuda_is_said_not_to_be_tried(inspect, to):
 
 @pytest.mark.parametrize("wrap", [nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore")
-def test_what_torch_recomputes_is_no_finding(statecli, tmp_path, wrap):
+def test_weight_that_weight_norm_recomputes_is_a_note(statecli, tmp_path, wrap):
     """Old weight_norm and spectral_norm leave a plain `weight` on cpu and recompute it before each forward."""
     (tmp_path / "old.py").write_text(
         f"import torch\nfrom torch import nn\ndef net():\n    return nn.utils.{wrap.__name__}(nn.Linear(3, 2))\n"
@@ -392,19 +392,19 @@ def test_a_non_persistent_buffer_tied_to_a_saved_one_is_not_saved_itself(inspect
     assert "under the name of a tied tensor" in actual_rows["b"].note
 
 
-def test_three_of_one_storage_come_apart_in_each_pair(inspect):
+def test_message_names_each_earlier_tensor_of_the_storage(inspect):
     """The message about each later tensor names every earlier tensor of the storage."""
     lines = "self.p = nn.Parameter(torch.ones(4)); self.register_buffer('a', self.p.data); "
     lines += "self.register_buffer('b', self.p.data)"
     state = inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}")
-    said = [odd.message for odd in state.oddities if odd.name == "untied-by-move"]
-    assert [message.partition(", but")[0] for message in said] == [
+    messages = [odd.message for odd in state.oddities if odd.name == "untied-by-move"]
+    assert [message.partition(", but")[0] for message in messages] == [
         "a shares memory with p",
         "b shares memory with p, a",
     ]
 
 
-def test_the_lines_of_what_passed_no_setter(inspect, rows):
+def test_captured_and_deep_copied_tensors_have_an_origin(inspect, rows):
     """The origin is the function that captured a closure's tensor, and the module around a deep-copied parameter."""
     source = """
 import copy
@@ -427,7 +427,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("to", [None, "meta"])
-def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
+def test_sample_input_is_listed_without_a_fix(inspect, rows, to):
     """A sample input is listed without a fix, because a sample input should not be registered."""
     row = rows(inspect(PLAIN.replace("self.t", "self.example_input_array"), to=to))["example_input_array"]
     assert (row.kind, row.fix, row.is_input) == (Kind.UNREGISTERED, None, True)
@@ -435,7 +435,7 @@ def test_a_sample_input_is_told_to_be_one(inspect, rows, to):
     assert not rows(inspect(PLAIN, to=to))["t"].is_input
 
 
-def test_what_a_state_dict_holds_a_copy_of_under_its_own_name_is_saved(read_live, rows):
+def test_tensor_with_a_copy_in_state_dict_is_saved(read_live, rows):
     """A metric of torchmetrics saves copies of its persistent states, including a list."""
 
     class Metric(nn.Module):

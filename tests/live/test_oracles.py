@@ -75,7 +75,7 @@ def oracle(model: nn.Module) -> dict[str, tuple[object, ...]]:
     }
 
 
-def seen(state) -> dict[str, tuple[object, ...]]:
+def list_registered_rows(state) -> dict[str, tuple[object, ...]]:
     """Return the registered rows of a state in the form of the oracle."""
     return {
         t.fqn: (t.kind, f"torch.{t.dtype}", t.shape, t.requires_grad, t.saved)
@@ -94,7 +94,7 @@ def test_the_rows_are_the_tensors_of_torch(name, read_live):
     memory of `weight_orig` until the first forward, and is a row then too.
     """
     state, model = read_live(MODELS[name]), MODELS[name]()
-    assert seen(state) == oracle(model)
+    assert list_registered_rows(state) == oracle(model)
     saved = [t.fqn for t in state.tensors if t.saved]
     assert saved == [key for key in model.state_dict() if not key.endswith("_extra_state")]
     assert {t.moves for t in state.tensors if t.kind is not Kind.UNREGISTERED} <= {True}

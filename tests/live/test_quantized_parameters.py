@@ -127,7 +127,7 @@ def test_a_real_pickled_layer_of_four_bits_is_one_weight(tmp_path):
 
 
 @pytest.fixture
-def lost_class(monkeypatch):
+def unpickled_layer(monkeypatch):
     """Return a bitsandbytes layer as `torch.load` returns it: a plain Parameter with the attributes of `Int8Params`."""
 
     class Linear8bitLt(torch.nn.Linear):
@@ -142,9 +142,9 @@ def lost_class(monkeypatch):
     return torch.nn.Sequential(layer)
 
 
-def test_a_pickled_parameter_has_its_parts(lost_class):
+def test_a_pickled_parameter_has_its_parts(unpickled_layer):
     """The copy that is moved has the attributes, and the move leaves the attributes on the old device."""
-    result = statecli.inspect(lost_class)
+    result = statecli.inspect(unpickled_layer)
     assert [weight.names for weight in result.weights] == [("weight", "SCB")]
     assert [finding.fqn for finding in result.findings].count("0.weight.SCB") == 1
     assert [tensor.moves for tensor in result.state.tensors if tensor.fqn == "0.weight.SCB"] == [False]
@@ -221,7 +221,7 @@ def mesh():
     dist.destroy_process_group()
 
 
-def test_a_dtensor_says_what_this_rank_holds(mesh):
+def test_note_of_a_dtensor_has_the_local_shape(mesh):
     """The shape is the shape of the whole tensor; a pickled DTensor has the same note."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -237,7 +237,7 @@ def test_a_dtensor_says_what_this_rank_holds(mesh):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_the_state_of_fully_shard_is_no_tensor_of_the_model(mesh, device):
+def test_fully_shard_adds_no_tensor_to_the_model(mesh, device):
     """`fully_shard` keeps shards and gather buffers in its own objects, and FSDP moves the shards and buffers."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     with torch.device(device):

@@ -30,7 +30,7 @@ def _spec(path: Path) -> str:
     return str(SAMPLES / match[1])
 
 
-def of(name: str, to: str | None = None):
+def read_sample(name: str, to: str | None = None):
     """Read a sample; return its rows by name and its state."""
     target = _spec(SAMPLES / f"{name}.py")
     built = build(parse_spec(target))
@@ -39,17 +39,17 @@ def of(name: str, to: str | None = None):
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
-def test_each_sample_says_what_to_try_and_what_it_shows(path):
+def test_docstring_of_each_sample_has_a_command_and_a_lesson(path):
     """The docstring has a command for the sample's own file and the lesson, and the class can be read."""
     text = ast.get_docstring(ast.parse(path.read_text()))
     assert f"sample_models/{path.name}:" in text
     assert "Shows:" in text
-    assert of(path.stem)[0]
+    assert read_sample(path.stem)[0]
 
 
-def test_net():
+def test_plain_tensor_of_net_does_not_move():
     """A parameter and a buffer follow; the plain tensor stays, with its line and its fix."""
-    actual, _ = of("net", "meta")
+    actual, _ = read_sample("net", "meta")
     assert {name: t.kind.value for name, t in actual.items()} == {
         "param": "parameter",
         "mybuffer1": "buffer",
@@ -63,53 +63,53 @@ def test_net():
     )
 
 
-def test_frozen_and_grad_buffer():
+def test_requires_grad_does_not_change_the_kind():
     """A frozen parameter is a parameter, a buffer a buffer, whether it requires grad or not."""
-    actual, _ = of("frozen")
+    actual, _ = read_sample("frozen")
     assert (actual["scale"].kind, actual["scale"].requires_grad) == (Kind.PARAMETER, False)
     assert (actual["offset"].kind, actual["offset"].requires_grad) == (Kind.BUFFER, False)
-    row = of("grad_buffer")[0]["scale"]
+    row = read_sample("grad_buffer")[0]["scale"]
     assert (row.kind, row.requires_grad) == (Kind.BUFFER, True)
 
 
-def test_batchnorm():
+def test_running_statistics_are_persistent_buffers():
     """Running statistics are persistent buffers, the count an integer."""
-    actual, _ = of("batchnorm")
+    actual, _ = read_sample("batchnorm")
     buffers = {name for name, t in actual.items() if t.kind is Kind.BUFFER and t.persistent and t.saved}
     assert buffers == {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     assert actual["norm.num_batches_tracked"].dtype == "int64"
 
 
-def test_positions():
+def test_non_persistent_table_moves_and_is_not_saved():
     """The table moves and is not saved."""
-    row = of("positions", "meta")[0]["positions"]
+    row = read_sample("positions", "meta")[0]["positions"]
     assert (row.persistent, row.saved, row.after.followed) == (False, False, True)
 
 
-def test_anchors():
+def test_tensors_in_a_list_do_not_move():
     """Three tensors in a list do not follow a move."""
-    actual, _ = of("anchors", "meta")
+    actual, _ = read_sample("anchors", "meta")
     assert [name for name, t in actual.items() if not t.after.followed] == ["anchors[0]", "anchors[1]", "anchors[2]"]
 
 
-def test_plain_lists():
+def test_fix_of_a_plain_container_is_an_nn_container():
     """Only `out` is registered; the fix for each container is a container of the same kind."""
-    actual, _ = of("plain_lists")
+    actual, _ = read_sample("plain_lists")
     assert {name for name, t in actual.items() if t.kind is Kind.PARAMETER} == {"out.weight", "out.bias"}
     assert "nn.ParameterList(" in actual["scales[0]"].fix
     assert "nn.ModuleList(" in actual["blocks[0].weight"].fix
     assert "nn.ModuleDict(" in actual["heads['a'].weight"].fix
 
 
-def test_tied():
+def test_tied_weight_names_the_other_weight():
     """Each of the two tensors names the other."""
-    actual, _ = of("tied")
+    actual, _ = read_sample("tied")
     assert actual["embed.weight"].tied_to == ("head.weight",)
 
 
-def test_none_parameter():
+def test_parameter_set_to_none_is_an_oddity():
     """The reserved name is an oddity, not a tensor."""
-    actual, state = of("none_parameter")
+    actual, state = read_sample("none_parameter")
     assert set(actual) == {"weight"}
     assert [(o.name, o.fqn) for o in state.oddities] == [("none-parameter", "bias")]
 
@@ -125,7 +125,7 @@ def checkpoints(tmp_path_factory):
     return out
 
 
-def _listed() -> dict[str, str]:
+def _load_models() -> dict[str, str]:
     spec = importlib.util.spec_from_file_location("_make_checkpoints", SAMPLES / "make_checkpoints.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -134,7 +134,7 @@ def _listed() -> dict[str, str]:
 
 def test_every_model_is_written():
     """The script lists every model of the folder."""
-    assert sorted(_listed()) == [path.stem for path in MODELS]
+    assert sorted(_load_models()) == [path.stem for path in MODELS]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in MODELS])

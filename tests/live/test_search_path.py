@@ -32,7 +32,7 @@ BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embe
 
 
 @pytest.fixture
-def hostile(tmp_path):
+def hostile_folder(tmp_path):
     """Create a folder with weights, a config.json and a module with the name of each package."""
     folder = tmp_path / "downloaded"
     folder.mkdir()
@@ -63,30 +63,30 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
-def test_no_command_imports_from_the_current_folder(hostile, words, monkeypatch):
+def test_no_command_imports_from_the_current_folder(hostile_folder, words, monkeypatch):
     """This holds for every package that a command needs."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    assert run(hostile, *words).returncode == (2 if "https://127.0.0.1:1/x.pt" in words else 0)
+    assert run(hostile_folder, *words).returncode == (2 if "https://127.0.0.1:1/x.pt" in words else 0)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: isolated runpy")
-def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile):
+def test_python_m_statecli_imports_nothing_from_the_current_folder(hostile_folder):
     """Python puts the folder first on the path; statecli removes the folder before any import."""
-    result = run(hostile, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
+    result = run(hostile_folder, "audit", ".", "--values", command=(sys.executable, "-m", "statecli"))
     assert result.returncode == 0, result.stderr
 
 
 CLASS = "transformers:BertModel(config='config.json')"
 
 
-def test_auto_imports_nothing_from_the_folders_around(hostile, tmp_path):
+def test_auto_imports_nothing_from_the_folders_around(hostile_folder, tmp_path):
     """The folders are the current folder, the folder of the weights, and a relative entry of PYTHONPATH.
 
     The child process that runs code of models does not import from these folders either.
     """
     pytest.importorskip("transformers")
     for name in ("here", "there"):
-        shutil.copytree(hostile, tmp_path / name)
+        shutil.copytree(hostile_folder, tmp_path / name)
     for name in ("json", "re", "struct", "typing", "ctypes", "resource", "multiprocessing"):
         (tmp_path / "there" / f"{name}.py").unlink()  # Python's own start imports these modules from PYTHONPATH
     environment = {**os.environ, "PYTHONPATH": "../there"}
@@ -94,10 +94,10 @@ def test_auto_imports_nothing_from_the_folders_around(hostile, tmp_path):
     assert (result.returncode, "missing-entry" in result.stdout) == (1, True), result.stderr
 
 
-def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile):
+def test_a_class_of_a_package_imports_nothing_from_the_current_folder(hostile_folder):
     """The forked process has imported torch, but not transformers."""
     pytest.importorskip("transformers")
-    result = run_python([SCRIPT, "diff", CLASS, "."], cwd=hostile)
+    result = run_python([SCRIPT, "diff", CLASS, "."], cwd=hostile_folder)
     assert (result.returncode, "embeddings.LayerNorm" in result.stdout) == (1, True), result.stderr
 
 
@@ -113,7 +113,7 @@ def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry
     assert sys.path == ["/a", "/b"]
 
 
-def test_python_s_own_auto_imports_installed_packages_alone(tmp_path, monkeypatch):
+def test_auto_in_interactive_python_imports_only_installed_packages(tmp_path, monkeypatch):
     """In interactive Python, the current folder is on the path."""
     pytest.importorskip("transformers")
     (tmp_path / "accelerate.py").write_text("open('ran', 'w')\n")
@@ -137,7 +137,7 @@ def test_typed_code_comes_from_the_current_folder(tmp_path, spec):
     assert result.returncode == 0, result.stderr
 
 
-def test_the_path_is_what_it_was_afterwards(tmp_path, monkeypatch):
+def test_search_path_is_restored_after_the_block(tmp_path, monkeypatch):
     """Entries that an imported package added stay on the path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", "/a", os.getcwd(), "/b"])

@@ -57,7 +57,7 @@ def test_specs_are_read(text, module, is_file, attribute, args, kwargs):
         "net.py:a-b",
     ],
 )
-def test_what_is_no_spec_is_none(text):
+def test_text_that_is_not_a_spec_gives_none(text):
     """Paths, URLs, drives and sections are not specs."""
     assert parse_spec(text) is None
 

@@ -14,7 +14,7 @@ from statecli.core.model_state import Kind
 from statecli.live import walk as walk_module
 
 #: assignment in __init__ -> the names of the unregistered tensors of the assignment
-HELD = {
+CONTAINERS = {
     "self.t = torch.ones(1)": ["t"],
     "self.t = [torch.ones(1), (torch.ones(2),)]": ["t[0]", "t[1][0]"],
     "self.c = {'cos': torch.ones(1), 3: torch.ones(1), (1, 'a'): torch.ones(1)}": ["c['cos']", "c[3]", "c[(1, 'a')]"],
@@ -48,7 +48,7 @@ HELD = {
     "self.x = staticmethod(functools.partial(print, torch.ones(3)))": ["x[#0].args[0]"],
 }
 #: assignments without a report: another name of a tensor, or a place that a move need not reach
-QUIET = [
+LINES_WITHOUT_ROWS = [
     "self.w = nn.Parameter(torch.ones(2)); self.l = [self.w]",
     "self.w = nn.Parameter(torch.ones(2)); self.v = self.w.data[0]",
     "self.register_buffer('b', torch.ones(2)); self.v = {'x': self.b[:1]}",
@@ -87,16 +87,16 @@ class Net(nn.Module):
         """
 
 
-def unregistered(state) -> list[str]:
+def list_unregistered(state) -> list[str]:
     """Return the names of the unregistered rows."""
     return [t.fqn for t in state.tensors if t.kind is Kind.UNREGISTERED]
 
 
-@pytest.mark.parametrize("line", HELD)
-def test_held_tensors_are_found_and_named(inspect, line):
+@pytest.mark.parametrize("line", CONTAINERS)
+def test_tensors_in_containers_have_named_rows(inspect, line):
     """Each container of a tensor gives a row, named as Python reaches the tensor; the tensor stays and is not saved."""
     state = inspect(HEADER + line)
-    assert unregistered(state) == HELD[line]
+    assert list_unregistered(state) == CONTAINERS[line]
     assert {(t.saved, t.moves) for t in state.tensors} == {(False, False)}
 
 
@@ -107,17 +107,17 @@ def test_tensors_in_objects_of_c_are_found(inspect, value):
     assert (row.kind, row.shape, row.moves) == (Kind.UNREGISTERED, (3,), False)
 
 
-@pytest.mark.parametrize("line", QUIET)
-def test_other_names_and_far_places_are_quiet(inspect, line):
+@pytest.mark.parametrize("line", LINES_WITHOUT_ROWS)
+def test_aliases_gradients_and_globals_have_no_rows(inspect, line):
     """Further names of registered tensors, gradients, globals and classes do not have rows."""
-    assert unregistered(inspect(HEADER + line)) == []
+    assert list_unregistered(inspect(HEADER + line)) == []
 
 
 def test_optimizer_state_is_found(inspect):
     """The state of the model's optimizer is listed without a fix, because an optimizer has its own state_dict."""
     line = "self.w = nn.Parameter(torch.ones(2)); self.opt = torch.optim.Adam([self.w]); self.w.sum().backward()"
     state = inspect(HEADER + line + "; self.opt.step()")
-    assert "opt.state[#0]['exp_avg']" in unregistered(state)
+    assert "opt.state[#0]['exp_avg']" in list_unregistered(state)
     assert {t.fix for t in state.tensors} == {None}
 
 
@@ -132,7 +132,7 @@ def test_class_attributes_are_marked(inspect, rows):
     assert actual_rows["c"].note is None
 
 
-def test_each_tensor_is_one_row(inspect, rows):
+def test_tensor_with_two_references_is_one_row(inspect, rows):
     """A tensor with two references is one row with an alias; a view of the tensor is a tied row."""
     actual_rows = rows(inspect(HEADER + "self.a = torch.ones(2); self.b = [self.a]; self.c = self.a[:1]"))
     assert set(actual_rows) == {"a", "c"}
@@ -193,14 +193,14 @@ class Net(nn.Module):
 
 def test_no_user_code_runs_on_the_way(inspect):
     """Objects whose every method raises are searched too."""
-    names = unregistered(inspect(TRICKY))
+    names = list_unregistered(inspect(TRICKY))
     assert names == ["bomb.t", "louder.t", "dict['a']", "list[0]", "made.t", "str['k']", "keys[#0]"]
 
 
-def test_cycles_end(inspect):
+def test_objects_that_contain_themselves_are_visited_once(inspect):
     """Structures that contain themselves are visited once."""
     line = "self.a = [torch.ones(1)]; self.a.append(self.a); self.d = {'d': self.a}; self.d['e'] = self.d"
-    assert unregistered(inspect(HEADER + line)) == ["a[0]"]
+    assert list_unregistered(inspect(HEADER + line)) == ["a[0]"]
 
 
 def test_a_module_that_contains_itself_is_an_oddity(inspect):
@@ -211,17 +211,17 @@ def test_a_module_that_contains_itself_is_an_oddity(inspect):
     assert state.tensors[0].saved is None
 
 
-def test_deep_nesting_is_cut_and_said(inspect):
+def test_deep_nesting_is_cut_with_an_oddity(inspect):
     """A list nested 100,000 deep causes neither a recursion error nor a silent omission."""
     line = "deep = [torch.ones(1)]\n        for _ in range(100_000): deep = [deep]\n        self.deep = deep"
     state = inspect(HEADER + line + "; self.near = torch.ones(1)")
-    assert unregistered(state) == ["near"]
+    assert list_unregistered(state) == ["near"]
     (oddity,) = [o for o in state.oddities if o.name == "not-searched"]
     assert "1,000 levels" in oddity.message
     assert len(oddity.message) < 200
 
 
-def test_too_many_objects_are_cut_and_said(inspect, monkeypatch):
+def test_search_ends_at_the_object_limit_with_an_oddity(inspect, monkeypatch):
     """If a model has more objects than the limit, the state says that the search ended."""
     monkeypatch.setattr(walk_module, "MAX_OBJECTS", 1000)
     state = inspect(HEADER + "self.many = [[[]] for _ in range(5000)]")
@@ -242,7 +242,7 @@ def test_large_plain_data_counts_as_one_object(inspect, monkeypatch):
     """A search of each string of a vocabulary would reach the limit."""
     monkeypatch.setattr(walk_module, "MAX_OBJECTS", 1000)
     state = inspect(HEADER + "self.v = {str(i): i for i in range(5000)}; self.t = torch.ones(1)")
-    assert unregistered(state) == ["t"]
+    assert list_unregistered(state) == ["t"]
     assert state.oddities == ()
 
 
@@ -260,7 +260,7 @@ def test_large_plain_data_counts_as_one_object(inspect, monkeypatch):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_odd_tensors_as_buffers(read_live, rows, make, layout, nbytes):
+def test_buffers_of_unusual_layouts_and_dtypes_are_read(read_live, rows, make, layout, nbytes):
     """Sparse, quantized, conjugate, float8, empty, 0-dim and meta buffers are read, move and are saved."""
 
     class Net(nn.Module):
@@ -273,7 +273,7 @@ def test_odd_tensors_as_buffers(read_live, rows, make, layout, nbytes):
     assert row.shape == tuple(make().shape)
 
 
-def test_a_sparse_tensor_is_as_large_here_as_in_a_file(read_live, tmp_path):
+def test_sparse_tensor_has_the_same_size_live_and_in_a_file(read_live, tmp_path):
     """The size is that of indices and values, not of the dense shape; the saved module has the same bytes."""
 
     class Net(nn.Module):
@@ -287,7 +287,7 @@ def test_a_sparse_tensor_is_as_large_here_as_in_a_file(read_live, tmp_path):
     assert [(t.fqn, t.nbytes) for t in read_live(Net).tensors] == [(t.fqn, t.nbytes) for t in saved]
 
 
-def test_wrapper_subclasses_are_one_tensor(read_live, rows):
+def test_wrapper_subclass_is_one_row(read_live, rows):
     """A subclass that wraps another tensor is one row of the outer shape; the inner tensors have no row."""
     from torch.testing._internal.two_tensor import TwoTensor
 
@@ -325,7 +325,7 @@ def test_nested_tensors_have_elements_and_no_shape(read_live):
     assert all("nested" in t.note for t in state.tensors)
 
 
-def test_derived_from_what(inspect, rows):
+def test_note_says_if_a_tensor_is_derived_from_registered_tensors(inspect, rows):
     """A tensor is derived from registered tensors only if all its sources are registered."""
     line = (
         "self.w = nn.Parameter(torch.ones(1)); self.d = self.w * 2; self.e = torch.ones(1, requires_grad=True) * self.w"
@@ -406,7 +406,7 @@ def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_in_compiled_code_are_said_to_be_there(read_live):
+def test_oddity_counts_the_constant_tensors_of_a_trace(read_live):
     """A trace turns plain tensors into constants without rows, but an oddity counts them; numbers are not counted."""
     state = read_live(lambda: nn.Sequential(traced()))
     assert [t.fqn for t in state.tensors] == ["0.fc.weight", "0.fc.bias"]

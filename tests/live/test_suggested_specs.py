@@ -177,7 +177,7 @@ STAND_INS = {
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """Create the current folder, and the fake libraries as installed packages of another folder; forget them later."""
     for path, source in STAND_INS.items():
         (tmp_path / "installed" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ def paste(statecli):
     ["bodies:Body(BodyConfig(4))", "bodies.Body(BodyConfig(4))", "bodies:Body(bodies.settings:BodyConfig(width=4))"],
 )
 @pytest.mark.parametrize("callee", ["adapt", "Adapted"])
-def test_an_argument_is_a_class_of_another_package(here, statecli, callee, model):
+def test_an_argument_is_a_class_of_another_package(working_folder, statecli, callee, model):
     """The class is written with a colon or a dot, and its arguments use the names of its own module."""
     result = statecli("inspect", f"adapters:{callee}({model}, config=LoraConfig(rank=5))", "-f", "json")
     assert result.code == 0, result.err
@@ -252,7 +252,7 @@ def test_an_argument_is_a_class_of_another_package(here, statecli, callee, model
     assert (shapes["model.layer.weight"], shapes["adapter.weight"]) == ([2, 4], [2, 5])
 
 
-def test_only_packages_that_the_line_names_are_imported(here, statecli):
+def test_only_packages_that_the_line_names_are_imported(working_folder, statecli):
     """A refused line imports no other package."""
     assert statecli("inspect", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())").code == 0
     assert statecli("inspect", "adapters:adapt(Body(), LoraConfig())").code == 2
@@ -260,7 +260,7 @@ def test_only_packages_that_the_line_names_are_imported(here, statecli):
     assert "bodies" not in sys.modules
 
 
-def test_a_dotted_name_is_of_an_installed_package(here, statecli):
+def test_a_dotted_name_is_of_an_installed_package(working_folder, statecli):
     """A module of the current folder is written with a colon; an installed module of the name is imported first."""
     Path("own.py").write_text(
         "import torch\nclass Own(torch.nn.Linear):\n    def __init__(self): super().__init__(1, 1)\n"
@@ -283,7 +283,7 @@ def test_a_dotted_name_is_of_an_installed_package(here, statecli):
         ("bodies:_hidden()", "is code, not a literal"),
     ],
 )
-def test_a_name_of_another_package_runs_no_command(here, statecli, model, problem):
+def test_a_name_of_another_package_runs_no_command(working_folder, statecli, model, problem):
     """The error is one line, and no command runs."""
     result = statecli("inspect", f"adapters:adapt({model}, LoraConfig())")
     assert (result.code, result.err.count("\n")) == (2, 1)
@@ -314,7 +314,7 @@ def test_a_name_of_another_package_runs_no_command(here, statecli, model, proble
         ),
     ],
 )
-def test_the_line_for_a_class_of_another_package_works(here, advise, typed, written):
+def test_the_line_for_a_class_of_another_package_works(working_folder, advise, typed, written):
     """The package is written before the class."""
     assert shlex.split(advise(typed)[1]) == [written]
 
@@ -328,7 +328,7 @@ def test_the_line_for_a_class_of_another_package_works(here, advise, typed, writ
         ("transformers:bert-base-uncased", "write hf://google-bert/bert-base-uncased"),
     ],
 )
-def test_an_import_or_the_name_of_a_repository(here, statecli, typed, end):
+def test_import_statement_or_repository_name_has_the_line_to_type(working_folder, statecli, typed, end):
     result = statecli("inspect", typed)
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert result.err.endswith(f"{end}\n")
@@ -343,14 +343,14 @@ def test_an_import_or_the_name_of_a_repository(here, statecli, typed, end):
         ("a b", "torch.nn.Linear(2, 3)"),
     ],
 )
-def test_a_text_in_place_of_a_module_is_refused(here, advise, text, module):
+def test_a_text_in_place_of_a_module_is_refused(working_folder, advise, text, module):
     """A class that calls the attribute never works with a text; another argument may be a text."""
     message, line = advise(f"graphs.layers:Conv(nn={text!r}, name='x')")
     assert "nn must be a module, because the class calls self.nn, but" in message
     assert shlex.split(line) == [f"graphs.layers:Conv(nn={module}, name='x')"]
 
 
-def test_the_lines_of_explain_import_the_other_package(here):
+def test_the_lines_of_explain_import_the_other_package(working_folder):
     """The lines run in Python."""
     from statecli.commands.explain.model_code import build_model_code
     from statecli.targets.load import find_class_spec
@@ -371,7 +371,7 @@ def test_the_lines_of_explain_import_the_other_package(here):
         ("graphs.lost.Recurrent(3, hidden_size=2, bias=True)", "graphs.wrapped:Recurrent(3, hidden_size=2, bias=True)"),
     ],
 )
-def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(here, advise, typed, written):
+def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(working_folder, advise, typed, written):
     """The line keeps the arguments of the user."""
     Path("../installed/graphs/__init__.py").write_text("import graphs.wrapped\nclass Nest: pass\n")
     assert shlex.split(advise(typed)[1]) == [written]
@@ -389,7 +389,7 @@ def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(her
         ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
     ],
 )
-def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, written):
+def test_a_value_is_written_for_the_name_of_a_variable(working_folder, advise, typed, written):
     """The other arguments are the user's; the message mentions a text only if the line has a text."""
     message, line = advise(typed)
     assert shlex.split(line)[0].endswith(written)
@@ -404,16 +404,16 @@ def test_a_value_is_written_for_the_name_of_a_variable(here, advise, typed, writ
         ("kornia.drawing.tall_net.ShortNet.load", "needs folder, kind", "kornia.drawing.tall_net:ShortNet"),
     ],
 )
-def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(here, advise, typed, problem, written):
+def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(working_folder, advise, typed, problem, written):
     """The line is not refused again and keeps the arguments."""
     message, line = advise(typed)
     assert problem in message
     assert shlex.split(line) == [written]
 
 
-def test_a_function_with_the_name_of_a_folder_is_called(here, statecli):
+def test_a_function_with_the_name_of_a_folder_is_called(working_folder, statecli):
     """torchao.quantization has both a function and a folder `quantize_`."""
-    package = here.parent / "installed/folders"
+    package = working_folder.parent / "installed/folders"
     (package / "shrink").mkdir(parents=True)
     (package / "shrink/__init__.py").touch()
     (package / "__init__.py").write_text(
@@ -423,20 +423,20 @@ def test_a_function_with_the_name_of_a_folder_is_called(here, statecli):
     assert "is a Python package" in statecli("inspect", "folders.shrink").err
 
 
-def test_the_end_of_the_name_of_a_file_is_not_a_function(here, statecli):
+def test_the_end_of_the_name_of_a_file_is_not_a_function(working_folder, statecli):
     """A library of models is imported, and does not define the name."""
     assert statecli("inspect", "kornia.pt").err.startswith("statecli: kornia.pt: cannot be opened: no such file")
     error = statecli("inspect", "kornia.drawing.warp").err
     assert error.startswith("statecli: kornia.drawing.warp: warp is a function of tensors, not a model class; ")
 
 
-def test_an_argument_without_a_known_value_has_another_model_of_the_library(here, advise):
+def test_an_argument_without_a_known_value_has_another_model_of_the_library(working_folder, advise):
     message, line = advise("kornia.drawing.tall_net:Opened")
     assert "kornia.drawing.tall_net:Opened(folder=...)' with a number" in message
     assert shlex.split(line) == ["kornia.feature:HardNet(pretrained=False)"]
 
 
-def test_a_folder_without_weights_in_the_arguments_of_an_argument(here, statecli):
+def test_folder_in_a_nested_argument_has_the_line_without_weights(working_folder, statecli):
     """The configuration of the folder builds the class."""
     Path("plain").mkdir()
     Path("plain/config.json").write_text("{}")
@@ -471,7 +471,7 @@ class Other(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["Block", "Net"])
-def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise, statecli, name):
+def test_the_configuration_with_the_fields_that_are_read_is_the_one(working_folder, advise, statecli, name):
     """If the constructor reads no fields, the fields that the other classes read select the configuration."""
     Path("net.py").write_text(GUESSED)
     assert f"'net.py:{name}(cfg=NetConfig())'" in statecli("inspect", "net.py").err
@@ -482,7 +482,7 @@ def test_the_configuration_with_the_fields_that_are_read_is_the_one(here, advise
 
 
 @pytest.mark.parametrize("words", [["net.py:Other"], ["net.py:Other", "--config-json", "net.json"]])
-def test_a_configuration_that_lacks_a_field_is_not_guessed(here, paste, words):
+def test_a_configuration_that_lacks_a_field_is_not_guessed(working_folder, paste, words):
     """The function of the message works after a value replaces the dots."""
     Path("net.py").write_text(GUESSED)
     Path("net.json").write_text('{"size": 3, "lr": 2}')
@@ -507,19 +507,19 @@ def tiny(pretrained=True, width=3):
 @pytest.mark.parametrize(
     "arguments", ["'tiny'", "'tiny', pretrained=True", "'old', pretrained=True", "'tiny', width=4"]
 )
-def test_a_model_of_torch_hub_has_the_line_without_weights(here, advise, monkeypatch, arguments):
+def test_a_model_of_torch_hub_has_the_line_without_weights(working_folder, advise, monkeypatch, arguments):
     """The lines of torch about its cache and the download do not come before the error."""
-    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
-    (here / "torch/hub/own_repo_main").mkdir(parents=True)
-    (here / "torch/hub/own_repo_main/hubconf.py").write_text(HUB)
+    monkeypatch.setenv("TORCH_HOME", str(working_folder / "torch"))
+    (working_folder / "torch/hub/own_repo_main").mkdir(parents=True)
+    (working_folder / "torch/hub/own_repo_main/hubconf.py").write_text(HUB)
     message, line = advise(f"torch.hub:load('own/repo:main', {arguments})")
     assert "needs a download from https://example.invalid/tiny.pt" in message
     assert "pretrained=False" in line
 
 
-def test_a_repository_without_trust_has_the_line_that_trusts_it(here, statecli, monkeypatch):
+def test_a_repository_without_trust_has_the_line_that_trusts_it(working_folder, statecli, monkeypatch):
     """The prompt of torch.hub gets no answer, so the line trusts the repository."""
-    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    monkeypatch.setenv("TORCH_HOME", str(working_folder / "torch"))
     error = statecli("inspect", "torch.hub:load('own/repo', 'tiny')").err
     assert "needs a download" in error
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -544,7 +544,7 @@ def say(text): print(text, file=sys.stderr)
 """
 
 
-def test_lines_of_an_installed_library_do_not_come_before_the_result(here, statecli, tmp_path, monkeypatch):
+def test_lines_of_an_installed_library_do_not_come_before_the_result(working_folder, statecli, tmp_path, monkeypatch):
     """Lines at import and in a constructor are hidden; a library function that the user's code calls may print."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages/loud.py").write_text(LOUD)
@@ -587,7 +587,7 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(here, state
         ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
     ],
 )
-def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, written):
+def test_an_error_of_a_constructor_has_the_line_to_type(working_folder, advise, typed, written):
     """The line has the arguments of a base class, the arguments in the message, and arguments that take modules.
 
     It adds a configuration, a number of the message, or the subclass of an abstract class.
@@ -595,7 +595,7 @@ def test_an_error_of_a_constructor_has_the_line_to_type(here, advise, typed, wri
     assert shlex.split(advise(typed, values="3")[1]) == [written]
 
 
-def test_an_error_that_names_models_has_the_line_to_type(here, advise):
+def test_an_error_that_names_models_has_the_line_to_type(working_folder, advise):
     """The line has the arguments that take models of transformers, without quotes in the message."""
     pytest.importorskip("transformers")
     model = "transformers.BertModel(BertConfig())"
@@ -603,7 +603,7 @@ def test_an_error_that_names_models_has_the_line_to_type(here, advise):
     assert advise("transformers:EncoderDecoderModel")[1] == shlex.quote(line)
 
 
-def test_a_folder_without_weights_has_the_line_to_type(here, advise):
+def test_a_folder_without_weights_has_the_line_to_type(working_folder, advise):
     """The library looks for weights, but the folder only describes a class."""
     pytest.importorskip("transformers")
     sizes = {
@@ -630,7 +630,7 @@ def test_a_folder_without_weights_has_the_line_to_type(here, advise):
         ("config=transformers:GPT2Config(n_layer=1)", "config=BertConfig()"),
     ],
 )
-def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise, config, written):
+def test_a_wrong_configuration_of_transformers_has_the_line_to_type(working_folder, advise, config, written):
     """The cases are a dict, the configuration of another model, and fields of the configuration as arguments."""
     pytest.importorskip("transformers")
     assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]
@@ -659,14 +659,14 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(here, advise
         ("metrics:LFD", "metrics.image:LearnedFrechetDistance"),
     ],
 )
-def test_a_misspelt_name_has_the_line_to_type(here, advise, typed, written):
+def test_a_misspelt_name_has_the_line_to_type(working_folder, advise, typed, written):
     """The line has the most similar name, with the arguments that were typed or are needed."""
     message, line = advise(typed, values="3")
     assert "did you mean" in message
     assert shlex.split(line) == [written]
 
 
-def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
+def test_a_class_of_a_module_of_the_package_has_the_line_to_type(working_folder, advise):
     """The name is right, and the module is missing or another; a class with a similar name is in the same module."""
     assert advise("graphs.layers:Decorated")[1] == "'graphs.wrapped:Decorated(size=3)'"
     assert advise("metrics.image:MeanPartSharpness")[1] == "metrics.parts.sharp:MeanPartSharpness"
@@ -693,7 +693,7 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(here, advise):
         ("adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())", "build.py"),
     ],
 )
-def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, paste, typed, file):
+def test_a_model_that_no_line_spells_has_the_function_that_builds_it(working_folder, paste, typed, file):
     """The cases are a class of a file as an argument of a library's class, and a function that returns nothing."""
     Path("net.py").write_text(
         "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n): super().__init__(n, 2)\n"
@@ -716,14 +716,14 @@ def test_a_model_that_no_line_spells_has_the_function_that_builds_it(here, paste
         "own.py:Net(size=2 + 2)",
     ],
 )
-def test_code_in_the_arguments_has_the_function_that_builds_the_model(here, paste, typed):
+def test_code_in_the_arguments_has_the_function_that_builds_the_model(working_folder, paste, typed):
     """The function has the imports of the names in the code."""
     source = "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, size): super().__init__(size, 2)\n"
     Path("own.py").write_text(source)
     paste(typed)
 
 
-def test_the_function_for_a_name_in_quotes_is_not_a_string(here, statecli):
+def test_the_function_for_a_name_in_quotes_is_not_a_string(working_folder, statecli):
     error = statecli("inspect", "adapters:change(torch.nn.Linear(2, 3), zqxj)").err
     assert "zqxj is not defined in adapters; add the line `def make(): from adapters import " in error
 
@@ -765,7 +765,7 @@ def test_the_function_for_a_model_of_a_registry_calls_the_registry():
         "graphs:wrapped.Sized(classes=4)",
     ],
 )
-def test_code_that_builds_or_names_a_model_is_the_model(here, statecli, typed):
+def test_code_that_builds_or_names_a_model_is_the_model(working_folder, statecli, typed):
     """The call is read from the code, and the code is not run; the package need not import the module of the class."""
     result = statecli("inspect", typed, "-f", "json")
     assert result.code == 0, result.err
@@ -774,14 +774,14 @@ def test_code_that_builds_or_names_a_model_is_the_model(here, statecli, typed):
 @pytest.mark.parametrize(
     "typed", ["model = ", "model = 3", "import torch; torch", "python -c 'print(1)'", "a = b = (lambda: 1)()", "from x"]
 )
-def test_other_code_is_not_a_model(here, statecli, typed):
+def test_other_code_is_not_a_model(working_folder, statecli, typed):
     result = statecli("inspect", typed)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
 
 
-def test_a_module_in_place_of_its_class_has_the_line_to_type(here, advise):
+def test_a_module_in_place_of_its_class_has_the_line_to_type(working_folder, advise):
     """The class has the name of the module."""
-    installed = here.parent / "installed/graphs"
+    installed = working_folder.parent / "installed/graphs"
     source = "from torch import nn\nclass Other(nn.Identity): pass\nclass TinyNet(nn.Linear): pass\n"
     (installed / "tiny_net.py").write_text(source)
     (installed / "__init__.py").write_text("import graphs.tiny_net")
@@ -857,10 +857,10 @@ class Impossible(nn.Module):
 
 
 @pytest.fixture
-def fetching(here):
+def fetching(working_folder):
     """Create the module `graphs.fetching`, imported by its package."""
-    (here.parent / "installed/graphs/fetching.py").write_text(FETCHING)
-    (here.parent / "installed/graphs/__init__.py").write_text("import graphs.layers, graphs.fetching")
+    (working_folder.parent / "installed/graphs/fetching.py").write_text(FETCHING)
+    (working_folder.parent / "installed/graphs/__init__.py").write_text("import graphs.layers, graphs.fetching")
 
 
 @pytest.mark.parametrize(
@@ -916,7 +916,7 @@ def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
     assert error.endswith(end)
 
 
-def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(here, paste):
+def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(working_folder, paste):
     """The target has no arguments; a line with arguments would be refused."""
     error, file, _ = paste("adapters:change")
     start = "the function needs model, config; add the line `def make(): from adapters import LoraConfig, change; "
@@ -952,9 +952,9 @@ def get_model(name, **arguments): return globals()[name](**arguments)
         ("torchvision.models.nets:Broad", "torchvision.models.nets:wide_b_16"),
     ],
 )
-def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, typed, written):
+def test_a_class_that_takes_parts_has_the_function_that_builds_it(working_folder, advise, typed, written):
     """The function has the name of the class, or returns the class."""
-    folder = here.parent / "installed/torchvision/models"
+    folder = working_folder.parent / "installed/torchvision/models"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
     (folder / "nets.py").write_text(MODELS)
@@ -962,16 +962,18 @@ def test_a_class_that_takes_parts_has_the_function_that_builds_it(here, advise, 
     assert shlex.split(advise(typed)[1]) == [written]
 
 
-def test_the_command_that_a_library_names_is_the_line_to_type(here, statecli):
+def test_the_command_that_a_library_names_is_the_line_to_type(working_folder, statecli):
     """The line is the last command of the message, without extras."""
     end = "; install the package: pip install torch-fidelity\n"
     assert statecli("inspect", "metrics.image:Quality").err.endswith(end)
     assert statecli("inspect", "metrics:Quality").err == f"statecli: metrics has no Quality{end}"
 
 
-def test_a_package_for_another_torch_has_the_command_that_installs_both(here, statecli):
+def test_a_package_for_another_torch_has_the_command_that_installs_both(working_folder, statecli):
     """torch does not find the operators of the package."""
-    (here.parent / "installed/unfit.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    (working_folder.parent / "installed/unfit.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    )
     end = "; torchvision was built for another version of torch: pip install -U torch torchvision\n"
     assert statecli("inspect", "unfit:Net").err.endswith(end)
 
@@ -1009,7 +1011,7 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(here, st
         ("graphs.layers:Conv(other.Conv(torch.nn.ReLU()))", "graphs.layers:Conv(Conv(torch.nn.ReLU()))"),
     ],
 )
-def test_modules_have_the_line_to_type(here, advise, typed, written):
+def test_modules_have_the_line_to_type(working_folder, advise, typed, written):
     """The typed argument is a list of modules, a class or text instead of a module, or a module without a list."""
     assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == written
 
@@ -1046,7 +1048,7 @@ def test_modules_have_the_line_to_type(here, advise, typed, written):
         ("torch.nn:Sequential(torch.nn:Linear(2, 3)).eval().weight[0]", "torch.nn:Sequential(torch.nn:Linear(2, 3))"),
     ],
 )
-def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(here, advise, typed, written):
+def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(working_folder, advise, typed, written):
     """Open brackets are closed, and a method call on the model is removed. The corrected line is tried first."""
     assert shlex.split(advise(typed)[1]) == [written]
 
@@ -1054,14 +1056,14 @@ def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(here,
 @pytest.mark.parametrize(
     ("typed", "call"), [("hold(size=3)", "hold(size=3).model"), ("hold", "hold().model"), ("pack", "pack()[0]")]
 )
-def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(here, paste, typed, call):
+def test_a_function_that_returns_more_than_a_model_has_the_function_to_write(working_folder, paste, typed, call):
     """The model is an attribute of the result, or the only model of a tuple."""
     error, *_ = paste(f"graphs.layers:{typed}")
     assert "for its model, add the line `" in error
     assert error.endswith(f"return {call}` to build.py, and give build.py:make\n")
 
 
-def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, advise):
+def test_a_class_that_the_package_does_not_export_has_the_line_to_type(working_folder, advise):
     """Its module is loaded only when another class of the module is named."""
     pytest.importorskip("transformers")
     module = "transformers.models.llama.modeling_llama"
@@ -1075,7 +1077,7 @@ def test_a_class_that_the_package_does_not_export_has_the_line_to_type(here, adv
     assert shlex.split(advise("transformers:BertLayer")[1]) == ["transformers:BertLayer(config=BertConfig())"]
 
 
-def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
+def test_the_name_of_a_configuration_has_the_line_to_type(working_folder, advise):
     """No file has this name."""
     pytest.importorskip("transformers")
     for config in ("config='BertConfig'", "'BertConfig'"):
@@ -1088,7 +1090,7 @@ def test_the_name_of_a_configuration_has_the_line_to_type(here, advise):
 
 
 @pytest.mark.parametrize("task", ["'fil-mask'", "'summarization'", "task='nothing'", ""])
-def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(here, advise, task):
+def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(working_folder, advise, task):
     """The task is misspelt, was removed from the library, or is missing."""
     pytest.importorskip("transformers")
     message, _ = advise(f"transformers:pipeline({task})")
@@ -1107,17 +1109,17 @@ def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(here, advise, tas
         ("AutoModel.from_pretrained('no/distilbert-base')", "DistilBertModel(config=DistilBertConfig())"),
     ],
 )
-def test_a_pretrained_model_has_the_line_with_random_values(here, statecli, monkeypatch, typed, written):
+def test_a_pretrained_model_has_the_line_with_random_values(working_folder, statecli, monkeypatch, typed, written):
     """Its class is known from the call, or from the name of the repository."""
     pytest.importorskip("transformers")
-    monkeypatch.setenv("HF_HOME", str(here / "empty"))
+    monkeypatch.setenv("HF_HOME", str(working_folder / "empty"))
     line = f"transformers:{written}"
     error = statecli("inspect", f"transformers:{typed}").err
     assert f"for random values, write '{line}', or set STATECLI_DOWNLOADS=1 to allow the download" in error
     assert statecli("inspect", line, "--init-device", "meta").code == 0
 
 
-def test_a_repository_of_an_unknown_model_is_read_in_place(here, statecli):
+def test_a_repository_of_an_unknown_model_is_read_in_place(working_folder, statecli):
     """No type of model has the name."""
     pytest.importorskip("transformers")
     error = statecli("inspect", "transformers:AutoModel.from_pretrained('no/zzz')").err
@@ -1127,9 +1129,9 @@ def test_a_repository_of_an_unknown_model_is_read_in_place(here, statecli):
 @pytest.mark.parametrize(
     "typed", ["torch.hub:load('own/repo', 'tiny')", "torchhub:own/repo/tiny", "torch.hub:own/repo:tiny"]
 )
-def test_a_model_of_torch_hub_has_the_line_for_a_copy(here, statecli, monkeypatch, typed):
+def test_a_model_of_torch_hub_has_the_line_for_a_copy(working_folder, statecli, monkeypatch, typed):
     """The line builds the model of a folder."""
-    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
+    monkeypatch.setenv("TORCH_HOME", str(working_folder / "torch"))
     error = statecli("inspect", typed).err
     assert "needs a download from https://github.com/own/repo" in error
     (line,) = re.findall(r'with a copy of the repository in FOLDER, write "(.*)", or set STATECLI_DOWNLOADS=1', error)
@@ -1138,10 +1140,10 @@ def test_a_model_of_torch_hub_has_the_line_for_a_copy(here, statecli, monkeypatc
     assert statecli("inspect", line).code == 0
 
 
-def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatch):
+def test_a_model_of_torch_hub_has_the_line_of_a_library(working_folder, advise, monkeypatch):
     """An installed library builds a model of the same name."""
-    monkeypatch.setenv("TORCH_HOME", str(here / "torch"))
-    (here.parent / "installed/timm.py").write_text(
+    monkeypatch.setenv("TORCH_HOME", str(working_folder / "torch"))
+    (working_folder.parent / "installed/timm.py").write_text(
         "import torch\ndef list_models(): return ['tiny']\ndef create_model(name): return torch.nn.Linear(2, 3)\n"
     )
     assert "for random values, write timm:tiny, or set" in advise("torchhub:own/repo/tiny")[0]
@@ -1150,16 +1152,16 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(here, advise, monkeypatc
 # --- names without a colon --------------------------------------------------------------------------------------------
 
 
-def test_a_class_of_a_file_comes_before_a_layer(here, statecli):
+def test_a_class_of_a_file_comes_before_a_layer(working_folder, statecli):
     """The file is in the current folder."""
     Path("net.py").write_text("from torch import nn\nclass Identity(nn.Linear): pass\n")
     assert "net.py:Identity" in statecli("inspect", "Identity").err
 
 
 @pytest.mark.parametrize("typed", ["torch-geometric:Own", "torch-geometric.Own"])
-def test_the_name_of_a_package_on_the_index_names_its_module(here, statecli, typed):
+def test_the_name_of_a_package_on_the_index_names_its_module(working_folder, statecli, typed):
     """The name has a hyphen in place of the underscore."""
-    (here.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
+    (working_folder.parent / "installed/torch_geometric.py").write_text("from torch.nn import Identity as Own\n")
     assert statecli("inspect", typed).code == 0
 
 
@@ -1197,7 +1199,9 @@ def make(): return Small()
         ("Callable[..., nn.Module]", "torch.nn.Identity"),
     ],
 )
-def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statecli, advise, annotation, value):
+def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(
+    working_folder, statecli, advise, annotation, value
+):
     """The line has the class as an argument, instead of a function to add."""
     Path("net.py").write_text(PARTS.format(annotation))
     target = f"net.py:Wrap(inner={value})"
@@ -1205,7 +1209,7 @@ def test_a_class_that_takes_classes_of_its_file_is_listed_with_them(here, statec
     assert shlex.split(advise("net.py:Wrap")[1]) == [target]
 
 
-def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(here, statecli):
+def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(working_folder, statecli):
     """The class is, for example, the configuration of a model."""
     pytest.importorskip("transformers")
     for config, arguments, model in (("BertConfig", "", "BertModel"), ("GPT2Config", "(n_layer=3)", "GPT2Model")):
@@ -1224,7 +1228,7 @@ def test_a_class_of_a_library_that_is_not_a_module_has_a_model_of_the_library(he
         ("BertConfig).eval(", "BertConfig()"),
     ],
 )
-def test_arguments_of_a_class_of_transformers_are_those_of_its_configuration(here, advise, arguments, config):
+def test_arguments_of_a_transformers_class_go_to_its_configuration(working_folder, advise, arguments, config):
     """The line does not have an argument for weights."""
     pytest.importorskip("transformers")
     line = advise(f"transformers:BertForSequenceClassification({arguments})")[1]

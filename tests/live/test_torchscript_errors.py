@@ -46,14 +46,14 @@ def parse_raised_error(module, *args, library=lambda _: False):
     return parse_script_error(error(module, *args), library)
 
 
-def test_what_the_models_code_raises():
+def test_exception_of_the_model_is_parsed_with_its_line():
     """The result has the exception as the model raised it, and the deepest line of the model."""
     actual = parse_raised_error(torch.jit.script(Outer()), torch.ones(3, 2))
     assert actual.text == "ValueError: no such luck"
     assert actual.place == (__file__, line(Inner.forward, "raise"))
 
 
-def test_what_an_operator_raises():
+def test_error_of_an_operator_is_parsed_with_the_calling_line():
     """The result has torch's message, and the line that calls the operator."""
     actual = parse_raised_error(torch.jit.script(Outer()), torch.ones(1, 5))
     assert actual.text == "RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x5 and 2x2)"
@@ -77,12 +77,12 @@ def test_an_error_without_words():
     assert (script_error.text, script_error.place) == ("RuntimeError: TorchScript gives no reason", ("net.py", 3))
 
 
-def test_other_errors_are_none_of_it():
+def test_other_exceptions_are_not_parsed():
     """Other exceptions, and classes whose text would run their code, are not parsed."""
 
-    class Odd(Exception):
+    class UnprintableError(Exception):
         def __str__(self):
             raise AssertionError
 
-    for exception in (RuntimeError("no"), Odd()):
+    for exception in (RuntimeError("no"), UnprintableError()):
         assert parse_script_error(exception, lambda _: False) is None

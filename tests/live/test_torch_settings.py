@@ -13,7 +13,7 @@ from statecli.live.built_model import BuiltModel
 from statecli.live.spec import parse_spec
 
 #: Call in a constructor -> function that returns the setting.
-SET = {
+SETTINGS = {
     "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
     'torch.set_default_device("meta")': lambda: torch.empty(0).device,
     "torch.use_deterministic_algorithms(True)": torch.are_deterministic_algorithms_enabled,
@@ -22,16 +22,16 @@ SET = {
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
+def _restore_settings() -> Iterator[None]:
     with torch_settings.keep_settings():
         yield
 
 
 @pytest.fixture
-def built(write):
+def build_net(write):
     """Return a function that builds a model whose constructor ends with a given call."""
 
-    def build_one(call: str) -> BuiltModel:
+    def build_from_call(call: str) -> BuiltModel:
         source = f"""
         class Net(nn.Linear):
             def __init__(self):
@@ -42,40 +42,40 @@ def built(write):
         assert spec is not None
         return build(spec)
 
-    return build_one
+    return build_from_call
 
 
-@pytest.mark.parametrize("call", SET)
-def test_what_a_constructor_sets_holds_for_its_own_code_alone(built, call):
+@pytest.mark.parametrize("call", SETTINGS)
+def test_setting_of_a_constructor_applies_only_to_its_model(build_net, call):
     """forward may rely on the settings of its constructor; the next instance starts from the original settings."""
-    start = SET[call]()
-    built_model = built(call)
-    assert SET[call]() == start
+    start = SETTINGS[call]()
+    built_model = build_net(call)
+    assert SETTINGS[call]() == start
     with built_model.user_code("calling it"):
-        inside = SET[call]()
+        inside = SETTINGS[call]()
     assert inside != start
-    assert SET[call]() == start
+    assert SETTINGS[call]() == start
     built_model.build_again()
-    assert SET[call]() == start
+    assert SETTINGS[call]() == start
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_each_instance_starts_from_the_same_settings(built, values):
+def test_each_instance_starts_from_the_same_settings(build_net, values):
     """The second instance has float32 parameters like the first, although the first set another default dtype."""
-    actual = built("torch.set_default_dtype(torch.float64)")
+    actual = build_net("torch.set_default_dtype(torch.float64)")
     assert actual.build_again(values=values).weight.dtype is actual.module.weight.dtype is torch.float32
 
 
-def test_what_a_call_sets_is_gone_with_the_next(built):
+def test_setting_of_a_call_does_not_reach_the_next_call(build_net):
     """Each call of forward starts from the settings of the constructor."""
-    built_model = built("torch.set_default_dtype(torch.float64)")
+    built_model = build_net("torch.set_default_dtype(torch.float64)")
     with built_model.user_code("calling it"):
         torch.set_default_dtype(torch.float16)
     with built_model.user_code("calling it"):
         assert torch.get_default_dtype() is torch.float64
 
 
-def test_what_the_file_sets_at_import_holds_for_all(write):
+def test_setting_at_import_applies_to_every_instance(write):
     """The setting applies before any instance is built, for building and for calls."""
     source = """
     torch.set_default_dtype(torch.float64)
@@ -87,7 +87,7 @@ def test_what_the_file_sets_at_import_holds_for_all(write):
         assert torch.get_default_dtype() is torch.float64
 
 
-def test_a_second_attempt_at_building_starts_anew(write):
+def test_second_build_attempt_starts_from_the_original_settings(write):
     """A constructor that fails without its initial values is run again with the original settings."""
     source = """
     class Net(nn.Module):
@@ -101,9 +101,9 @@ def test_a_second_attempt_at_building_starts_anew(write):
     assert build(parse_spec(write(source))).module.small.weight.dtype is torch.float32
 
 
-def test_a_constructor_cannot_turn_gradients_off_for_others(built):
+def test_a_constructor_cannot_turn_gradients_off_for_others(build_net):
     """The proofs enable gradients where they need a graph."""
-    built_model = built("torch.set_grad_enabled(False)")
+    built_model = build_net("torch.set_grad_enabled(False)")
     assert torch.is_grad_enabled()
     built_model.build_again()
     assert torch.is_grad_enabled()

@@ -67,7 +67,7 @@ class Net(nn.Module):
 """
 
 
-def test_the_functions_of_the_class_are_looked_into(inspect):
+def test_tensors_in_method_defaults_and_static_methods_are_listed(inspect):
     """Tensors in defaults of the class's own methods and in its static methods belong to the model."""
     state = inspect(CODE)
     assert sorted(t.shape for t in state.tensors) == [(3,), (4,), (5,), (6,)]
@@ -76,7 +76,7 @@ def test_the_functions_of_the_class_are_looked_into(inspect):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_packed_weights_are_said_to_be_there(read_live):
+def test_packed_weights_are_an_oddity(read_live):
     """A quantized layer keeps its weights in C++: the weights have no rows, but an oddity."""
     quantized = torch.ao.nn.quantized
     (oddity,) = [o for o in read_live(lambda: quantized.Linear(3, 4)).oddities if o.name == "packed-params"]
@@ -101,14 +101,14 @@ def test_each_dynamically_quantized_layer_is_named(read_live):
 EMPTY = "class Net(nn.Module): pass\n"
 
 
-def test_an_empty_model_is_said_to_be_empty(inspect):
+def test_model_without_tensors_is_an_oddity(inspect):
     """A model without tensors is not an error, but is reported."""
     state = inspect(EMPTY)
     assert state.tensors == ()
     assert [o.name for o in state.oddities] == ["no-tensors"]
 
 
-def test_moving_nothing_is_refused(inspect):
+def test_move_of_a_model_without_tensors_is_refused(inspect):
     """--to has nothing to check without tensors."""
     with pytest.raises(UsageError, match="the model has no tensors, so there is nothing to move"):
         inspect(EMPTY, to="meta")
