@@ -19,7 +19,7 @@ def bars(values, labels=None):
     return build_picture(Bars("t", tuple(labels or (f"x{n}" for n in range(len(values)))), tuple(values), "u"))
 
 
-def test_a_bar_ten_times_as_large_is_a_decade_higher():
+def test_y_axis_of_bars_is_logarithmic():
     """The y axis counts orders of magnitude, and each tick is at its value."""
     picture = bars([0.001, 0.01, 0.1])
     heights = [mark.height for mark in picture.marks]
@@ -47,7 +47,7 @@ def test_a_zero_and_a_nan_look_like_neither_a_small_nor_a_large_value():
     assert [mark.title for mark in picture.marks[1:3]] == ["x1: not finite", "x2: infinite"]
 
 
-def test_what_has_no_bound_is_named_by_the_chart():
+def test_chart_names_bars_without_a_bound_and_bars_with_nan():
     """This holds among neighbours too; if a bar also has a NaN, the bar has the colour of NaN."""
     values = [1.0] * 5000
     values[7] = values[777] = math.inf
@@ -61,7 +61,7 @@ def test_what_has_no_bound_is_named_by_the_chart():
     assert "2 from zero (drawn from the top)" in picture.note
 
 
-def test_what_has_no_measure_is_counted_by_what_it_is():
+def test_note_counts_bars_without_a_value_by_reason():
     """Each bar without a value has its own reason, and the note counts the reasons."""
     words = ("of another shape", "not compared", "not compared", "")
     picture = build_picture(Bars("t", ("a", "b", "c", "d"), (math.inf, math.inf, math.inf, 0.5), "u", words))
@@ -115,17 +115,17 @@ def test_bars_outside_of_the_layers_have_their_names():
 
 
 @given(st.lists(st.one_of(st.floats(), st.just(0.0)), max_size=60).flatmap(lambda v: st.just(v * 11)))
-def test_whatever_the_values_the_bars_are_inside(values):
+def test_bars_of_any_values_are_inside_the_plot(values):
     """From the least denormal to the greatest float, signed or not: finite coordinates in the plot, in order."""
     picture = bars(values)
-    inside(picture)
-    drawn_ones = [mark for mark in picture.marks if mark.mood not in ("least", "boundless")]
-    assert [mark.x for mark in drawn_ones] == sorted(mark.x for mark in drawn_ones)
-    assert len(drawn_ones) <= MAX_BARS
+    check_bounds(picture)
+    drawn_marks = [mark for mark in picture.marks if mark.mood not in ("least", "boundless")]
+    assert [mark.x for mark in drawn_marks] == sorted(mark.x for mark in drawn_marks)
+    assert len(drawn_marks) <= MAX_BARS
     assert len(picture.y_ticks) <= 12
 
 
-def inside(picture):
+def check_bounds(picture):
     for mark in picture.marks:
         assert picture.plot.left - 1e-6 <= mark.x <= mark.x + mark.width <= picture.plot.right + 1
         assert picture.plot.top - 5 <= mark.y <= mark.y + mark.height <= picture.plot.bottom + 5
@@ -134,12 +134,12 @@ def inside(picture):
 
 
 @given(st.lists(finite, min_size=2, max_size=50, unique=True), st.data())
-def test_a_histogram_is_inside_whatever_its_edges(edges, data):
+def test_histogram_with_any_edges_is_inside_the_plot(edges, data):
     """This holds for denormal and huge ranges; zero is marked exactly if zero lies between the ends."""
     edges = sorted(edges)
     counts = data.draw(st.lists(st.integers(0, 10**12), min_size=len(edges) - 1, max_size=len(edges) - 1))
     picture = build_picture(Spread("t", tuple(edges), tuple(counts), "Δ"))
-    inside(picture)
+    check_bounds(picture)
     assert (picture.zero is not None) == (edges[0] <= 0 <= edges[-1])
     assert all(picture.plot.left - 1e-6 <= tick.at <= picture.plot.right + 1e-6 for tick in picture.x_ticks)
 

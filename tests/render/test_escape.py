@@ -20,10 +20,17 @@ from statecli.report import Column, Fix, Group, Line, Page, Problem, Report, Tab
 
 from ..audits import accept_findings, failed_target, finding, render_audit, skipped_rule, skipped_target, target
 
-PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
+OUTPUTS_FOR_PEOPLE = (Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.HTML)
 #: Texts that a terminal or a workflow's runner would act on, and texts that contain them in every place.
-LIVE = ["\x1b[31m", "\n::error::z", "\r\n::debug::", "::error::x", " ::set-output name=a::b", "\u2028::x::"]
-LIVE += [
+CONTROL_SEQUENCES = [
+    "\x1b[31m",
+    "\n::error::z",
+    "\r\n::debug::",
+    "::error::x",
+    " ::set-output name=a::b",
+    "\u2028::x::",
+]
+CONTROL_SEQUENCES += [
     "##[error]",
     "##vso[task.setvariable]",
     "\x9b0m",
@@ -35,11 +42,13 @@ LIVE += [
     "\t",
     "\x00",
 ]
-LIVE += ["a.::x::"]
-hostile = st.lists(st.sampled_from([*LIVE, "model.", "w", " ", "x" * 30]), min_size=1, max_size=6).map("".join)
+CONTROL_SEQUENCES += ["a.::x::"]
+HOSTILE_TEXTS = st.lists(
+    st.sampled_from([*CONTROL_SEQUENCES, "model.", "w", " ", "x" * 30]), min_size=1, max_size=6
+).map("".join)
 
 
-def harmless(text, output):
+def check_harmless(text, output):
     """Raise unless no character acts and no line is a command."""
     acting = {
         character for character in text if unicodedata.category(character) in ("Cc", "Cs", "Cn", "Zl", "Zp", "Cf")
@@ -51,11 +60,11 @@ def harmless(text, output):
         assert not re.search(r"##\w*\[", text)
 
 
-@pytest.mark.parametrize("text", [*LIVE[:1], "::x::", "  ::x::", "##[x]", "\u202e"])
-def test_the_reader_of_these_tests_can_fail(text):
+@pytest.mark.parametrize("text", [*CONTROL_SEQUENCES[:1], "::x::", "  ::x::", "##[x]", "\u202e"])
+def test_check_harmless_rejects_a_harmful_text(text):
     """`harmless` rejects each of these texts."""
     with pytest.raises(AssertionError):
-        harmless(f"ok\n{text}\n", Output.PLAIN)
+        check_harmless(f"ok\n{text}\n", Output.PLAIN)
 
 
 def report(text, outline=False):
@@ -84,37 +93,37 @@ def render_text(output, document, **look):
     return render.format_report(document, output, RenderOptions(terminal=True, **look))
 
 
-@pytest.mark.parametrize("output", PEOPLE)
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 @settings(max_examples=25, deadline=None)
-@given(hostile, st.booleans(), st.booleans(), st.sampled_from([20, 80, 200]))
-def test_no_text_acts_wherever_it_stands(output, text, outline, quiet, width):
+@given(HOSTILE_TEXTS, st.booleans(), st.booleans(), st.sampled_from([20, 80, 200]))
+def test_control_sequences_of_a_text_have_no_effect(output, text, outline, quiet, width):
     """The text is a title, heading, cell, remark, total, note, fix, verdict, finding, rule or target."""
-    harmless(render_text(output, report(text, outline), quiet=quiet, width=width), output)
+    check_harmless(render_text(output, report(text, outline), quiet=quiet, width=width), output)
 
 
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN])
 @settings(max_examples=25, deadline=None)
-@given(hostile, st.booleans())
-def test_no_text_is_two_lines(output, text, outline):
+@given(HOSTILE_TEXTS, st.booleans())
+def test_line_breaks_of_a_text_add_no_lines(output, text, outline):
     """A text with line breaks takes as many lines as a word; only lines to paste are separate lines."""
-    word, odd = (report(sample, outline) for sample in ("x" * len(text), text.replace(" ", "_")))
-    line_counts = [render_text(output, sample, width=10_000).count("\n") for sample in (word, odd)]
+    word, escaped = (report(sample, outline) for sample in ("x" * len(text), text.replace(" ", "_")))
+    line_counts = [render_text(output, sample, width=10_000).count("\n") for sample in (word, escaped)]
     more = len(text.splitlines()) - 1 if text.splitlines() else 0
     is_block = output is Output.MARKDOWN and more and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line
     assert line_counts[1] - line_counts[0] == 2 * more + block  # of the fix, and of the problem's
 
 
-def test_colours_are_our_own():
+def test_colour_codes_of_a_text_are_escaped():
     """The colour codes around a text are statecli's own, without the codes in the text."""
     text = render_text(Output.PLAIN, report("\x1b[31mred\x1b[0m"), color=True)
     assert "\x1b[1m" in text
     assert "\x1b[31mred" not in text
 
 
-@pytest.mark.parametrize("output", [*PEOPLE, Output.GITHUB])
+@pytest.mark.parametrize("output", [*OUTPUTS_FOR_PEOPLE, Output.GITHUB])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_no_part_of_an_audit_acts(output, terminal):
+def test_control_sequences_in_an_audit_have_no_effect(output, terminal):
     """The text is in the reasons of accepted, failed and skipped targets and rules, a format, a name and a remedy."""
     text = "r\x1b[31m\n::error::z"
     problem = finding(message=text, help=text, target=text)
@@ -130,7 +139,7 @@ def test_no_part_of_an_audit_acts(output, terminal):
         assert "::error::z" not in audit.replace("%0A::error::z", "").split("::", 2)[0]
         assert not [line for line in audit.splitlines() if line.startswith("::error::")]
     else:
-        harmless(audit, output)
+        check_harmless(audit, output)
     assert "\x1b" not in audit
     assert "\\x1b[31m" in audit
 
@@ -146,26 +155,26 @@ def test_no_part_of_an_audit_acts(output, terminal):
         ("### x [y]", "### x [y]"),
     ],
 )
-def test_a_command_is_broken_where_it_begins(text, line):
+def test_only_the_start_of_a_command_is_escaped(text, line):
     """Only the start of the command is escaped."""
     assert escape_line(text) == line
 
 
 @given(st.text(st.characters()))
-def test_what_is_visible_stays_so(text):
+def test_escape_of_an_escaped_text_changes_nothing(text):
     """Escaping an escaped text does not change it."""
     assert escape(escape(text)) == escape(text)
     assert escape_line(escape_line(text)) == escape_line(text)
 
 
 @pytest.mark.parametrize("character", ["\x9b", "\ufffe", "\U000e0041", "\ud800"], ids=ascii)
-def test_in_json_it_reads_back(character):
+def test_character_in_escaped_json_reads_back(character):
     """A character of any plane reads back as itself."""
     assert escape_json(json.dumps(character, ensure_ascii=False)).isascii()
     assert json.loads(escape_json(json.dumps(character, ensure_ascii=False))) == character
 
 
-def test_rows_are_encoded_together_as_each_alone():
+def test_batch_of_rows_is_encoded_like_single_rows():
     """Control characters and lone surrogates in a row of a batch do not change other rows."""
     for values in (["a", "b"], ["a", "\x7f", "é"], ["a\nb", "\udc80", "\x1b[2J"], [{"x": [1, None]}]):
         assert encode_json_lines(values, b",\n") == b",\n".join(map(encode_json, values))

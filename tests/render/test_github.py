@@ -18,7 +18,7 @@ def notes(*targets, **options):
 
 
 @pytest.mark.parametrize("line", ["::error::x", "::error file=a:b::x", "  ::debug::x", "a ##[error]b"])
-def test_the_grammar_refuses_what_is_none(line):
+def test_reader_of_annotations_rejects_invalid_lines(line):
     """The reader of these tests can fail."""
     with pytest.raises(AssertionError):
         github(line + "\n")
@@ -37,7 +37,7 @@ def test_an_annotation_has_its_file_line_and_rule():
 
 
 @pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "notice")])
-def test_levels(severity, level):
+def test_severity_sets_the_level_of_the_annotation(severity, level):
     """A note becomes a notice."""
     assert [note[0] for note in notes(target("a.pt", finding(severity=severity)))] == [level]
 
@@ -58,14 +58,14 @@ def test_more_than_ten_of_a_rule_are_one_annotation():
     assert message.splitlines()[9:] == ["namexxxxxxxxx: is nan", "… and 15 more"]
 
 
-def test_what_to_do_about_many_is_said_once():
+def test_equal_remedy_of_many_findings_is_written_once():
     """The remedy is written once if it is the same for all findings; otherwise it would seem to apply to all."""
     same = [finding(fqn=f"name{'x' * n}", help="go back") for n in range(25)]
     ((_, _, message),) = notes(target("a.pt", *same))
     assert message.splitlines() == ["name, namex, namexx and 22 more: are nan", "help: go back"]
 
 
-def test_ten_are_told_one_by_one():
+def test_ten_findings_have_ten_annotations():
     """GitHub shows ten annotations."""
     numbers = [finding(fqn=f"name{'x' * n}", help=str(n)) for n in range(10)]
     assert len(notes(target("a.pt", *numbers))) == 10
@@ -86,7 +86,7 @@ def test_each_level_has_ten_of_its_own():
     assert {level: levels.count(level) for level in levels} == {"error": 10, "warning": 10, "notice": 10}
 
 
-def of_lines(count, each=1):
+def build_findings_by_line(count, each=1):
     """Return findings of a class: `each` findings at each of `count` lines."""
     return [
         finding(f"rule{k}", fqn=f"{'x' * n}t", origin=Origin("net.py", n))
@@ -97,7 +97,7 @@ def of_lines(count, each=1):
 
 def test_each_source_line_has_its_own_annotation():
     """More than ten findings at three lines are three annotations, each at its line."""
-    annotations = notes(target("net.py:Net", *of_lines(3, each=5)))
+    annotations = notes(target("net.py:Net", *build_findings_by_line(3, each=5)))
     assert [annotation[1]["line"] for annotation in annotations] == ["1", "2", "3"]
     assert [annotation[2].count("\n") for annotation in annotations] == [4, 4, 4]
 
@@ -119,7 +119,7 @@ def test_two_findings_of_one_line_are_one_annotation():
 
 def test_no_finding_is_annotated_at_another_line():
     """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
-    *shown, last = notes(target("net.py:Net", *of_lines(145)))
+    *shown, last = notes(target("net.py:Net", *build_findings_by_line(145)))
     assert [annotation[1]["line"] for annotation in shown] == [str(n) for n in range(1, 10)]
     assert last[2].startswith("and 136 findings at 136 more places: net.py:10, net.py:11, ")
     assert "line" not in last[1]
@@ -139,7 +139,7 @@ def test_findings_of_several_targets_are_at_the_first():
     assert message == f"{', '.join(names[:10])} and 990 more: fc.weight: is nan"
 
 
-def test_what_is_said_of_several_targets_is_behind_their_names():
+def test_message_about_several_targets_starts_with_their_names():
     """Each message is one line, with ten lines at most; unreadable targets are named in one line."""
     numbers = [target(f"{n}.pt", finding(target=f"{n}.pt", message=f"w: {n // 2} NaN")) for n in range(24)]
     ((_, _, message),) = notes(*numbers)
@@ -181,7 +181,7 @@ def test_the_last_line_is_the_verdict():
     assert render_audit("github", target()).splitlines() == ["statecli: 1 audited: clean; 2 rules ran"]
 
 
-def test_quiet_leaves_what_fails():
+def test_quiet_shows_only_findings_that_fail():
     """-q: no notice, no verdict."""
     text = render_audit("github", target("a.pt", finding(severity=NOTE), finding("inf", WARNING)), quiet=True)
     assert [annotation[1]["title"] for annotation in github(text)] == ["statecli inf"]
@@ -190,7 +190,7 @@ def test_quiet_leaves_what_fails():
 
 
 @given(st.text(st.characters(), max_size=60), st.text(st.characters(), min_size=1, max_size=30))
-def test_no_name_is_a_command(fqn, name):
+def test_annotation_with_any_name_is_one_line(fqn, name):
     """An annotation is one line, whatever its text, and reads back unchanged."""
     text = render_audit("github", target(name, finding(fqn=fqn, message=f"{fqn}: x", target=name), ran=()))
     assert text.count("\n") == 2

@@ -15,13 +15,13 @@ def issues(*targets, **options):
     return gitlab(render_audit("gitlab", *targets, **options))
 
 
-def test_the_reader_refuses_what_is_none():
+def test_reader_of_issues_rejects_incomplete_issues():
     """The reader of these tests can fail."""
     with pytest.raises(KeyError):
         gitlab('[{"description": "x"}]')
 
 
-def test_an_issue_has_what_gitlab_asks_for():
+def test_issue_has_the_fields_that_gitlab_requires():
     """The issue has the finding's own fingerprint and file, and line 1: GitLab hides an issue without a line."""
     problem = finding(help="go back one epoch")
     assert issues(target("a.pt", problem)) == [
@@ -36,13 +36,13 @@ def test_an_issue_has_what_gitlab_asks_for():
 
 
 @pytest.mark.parametrize(("severity", "word"), [(ERROR, "major"), (WARNING, "minor"), (NOTE, "info")])
-def test_severities(severity, word):
+def test_severity_is_major_minor_info_or_blocker(severity, word):
     """Three of GitLab's five severities are used, and an unreadable target is a blocker."""
     assert [issue["severity"] for issue in issues(target("a.pt", finding(severity=severity)))] == [word]
     assert [issue["severity"] for issue in issues(failed_target("no.pt"))] == ["blocker"]
 
 
-def test_a_source_line_is_the_line():
+def test_issue_has_the_source_line_or_line_1():
     """The line is in the file that assigned the tensor; a place in bytes becomes line 1 of its file."""
     actual = (finding(origin=Origin("pkg/net.py", 9)), finding("inf", place=Place("m/s-1.safetensors", 8, 4)))
     assert [issue["location"] for issue in issues(target("m", *actual))] == [
@@ -56,7 +56,7 @@ def test_a_path_does_not_begin_with_a_dot():
     assert issues(target("./a.pt", finding(target="./a.pt")))[0]["location"]["path"] == "a.pt"
 
 
-def test_fingerprints_are_unique_and_stay():
+def test_fingerprints_are_unique_and_the_same_in_each_run():
     """Two findings of a tensor and a rule are two issues, with the same fingerprints in the next run."""
     numbers = [finding(message=f"fc.weight: {n}", help=str(n)) for n in range(3)]
     first = [issue["fingerprint"] for issue in issues(target("a.pt", *numbers))]
@@ -64,7 +64,7 @@ def test_fingerprints_are_unique_and_stay():
     assert first == [issue["fingerprint"] for issue in issues(target("a.pt", *numbers))]
 
 
-def test_what_is_accepted_or_skipped_is_no_issue():
+def test_accepted_findings_and_skipped_targets_have_no_issue():
     """The report has only problems to fix."""
     assert issues(target("a.pt", accepted=accept_findings("known", finding())), skipped_target("README.md")) == []
 
@@ -74,6 +74,6 @@ def test_a_clean_run_is_an_empty_list():
     assert render_audit("gitlab", target()) == "[]\n"
 
 
-def test_quiet_is_whole():
+def test_quiet_keeps_all_issues():
     """The report stays complete, because programs read it."""
     assert issues(target("a.pt", finding(severity=NOTE)), quiet=True)

@@ -54,7 +54,7 @@ def _values(rows, columns, n):
 
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_terminal_shows_this(statecli, folder, monkeypatch, name, width):
+def test_output_on_a_terminal_equals_the_golden_file(statecli, folder, monkeypatch, name, width):
     """A changed file of tests/data/golden changes the output for users."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(width))

@@ -108,7 +108,7 @@ def bars(values, labels=None):
     return Bars("change", tuple(labels or (f"l.{n}.w" for n in range(len(values)))), tuple(values), "relative L2")
 
 
-def everywhere(text, bar_count=501):
+def fill_report(text, bar_count=501):
     """Return a report with the text in every place that a file or a user may fill; more than 500 bars are cut."""
     finding = Finding(text, Severity.ERROR, text, text, text, help=text)
     shown = Page(
@@ -124,15 +124,15 @@ def everywhere(text, bar_count=501):
     return report(shown, text, notes=(Oddity(text, text),), charts=lambda: (*charts, many))
 
 
-def test_a_page_is_balanced_and_says_what_the_report_says():
+def test_page_has_all_texts_of_the_report():
     """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are texts of the page."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
     shown = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
     actual_tree = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
-    said = "".join(text for _, text in actual_tree.texts)
+    page_text = "".join(text for _, text in actual_tree.texts)
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
-        assert text in said
-    assert "module. is looked through" in said
+        assert text in page_text
+    assert "module. is looked through" in page_text
     assert actual_tree.texts_in("pre") == ["register it\n", "a = 1\n\nb = 2\n"]
     assert actual_tree.rows[0] == ["name", "dtype", "size", "remark"]
     assert actual_tree.rows[1:] == [
@@ -142,7 +142,7 @@ def test_a_page_is_balanced_and_says_what_the_report_says():
     ]
 
 
-def test_the_verdict_begins_the_page_and_is_said_once():
+def test_verdict_is_first_on_the_page_and_not_repeated():
     """The verdict is also one of the totals, which plain text ends with."""
     actual_tree = tree(report(page(verdict="2 changed", totals=("2 changed", "1 more"))))
     assert [text for _, text in actual_tree.texts].count("2 changed") == 1
@@ -151,45 +151,47 @@ def test_the_verdict_begins_the_page_and_is_said_once():
 
 
 @pytest.fixture(scope="module")
-def harmless():
+def harmless_page():
     """Return a page with a name in each place."""
-    return tree(everywhere("harmless"))
+    return tree(fill_report("harmless"))
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_names_are_text_wherever_they_stand(harmless, text):
+def test_hostile_names_add_no_markup(harmless_page, text):
     """The page has the tags, attributes and script of a harmless name; a reader sees the name, made visible."""
-    hostile = tree(everywhere(text))
+    hostile = tree(fill_report(text))
     assert hostile.rows[2][0] == escape(text)
-    assert hostile.tags == harmless.tags
-    assert [(tag, name) for tag, name, _ in hostile.attributes] == [(tag, name) for tag, name, _ in harmless.attributes]
-    assert hostile.texts_in("script") == harmless.texts_in("script")
+    assert hostile.tags == harmless_page.tags
+    assert [(tag, name) for tag, name, _ in hostile.attributes] == [
+        (tag, name) for tag, name, _ in harmless_page.attributes
+    ]
+    assert hostile.texts_in("script") == harmless_page.texts_in("script")
 
 
 @pytest.fixture(scope="module")
 def harmless_tags():
     """Return the tags of such a page with few bars, which takes a tenth of the time."""
-    return tree(everywhere("harmless", bar_count=3)).tags
+    return tree(fill_report("harmless", bar_count=3)).tags
 
 
 @given(st.text(min_size=1, max_size=30))
 @settings(max_examples=30, deadline=None)
-def test_no_text_changes_the_page_it_stands_in(harmless_tags, text):
+def test_any_text_leaves_the_tags_unchanged(harmless_tags, text):
     """Any text leaves the tags unchanged, and the line break is the only control character."""
-    raw = render_html(everywhere(text, bar_count=3))
+    raw = render_html(fill_report(text, bar_count=3))
     assert Tree(raw).tags == harmless_tags
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw.decode("utf-8"))
 
 
-def test_nothing_is_fetched():
+def test_page_has_no_address_link_or_import():
     """The page has no address, link, image or import."""
-    raw = render_html(everywhere("name")).decode()
+    raw = render_html(fill_report("name")).decode()
     assert not re.search(r"https?:|//[a-z]|@import|url\(|<link|<img|\bsrc=|\bhref=|srcset|fetch\(|XMLHttp", raw)
 
 
-def test_the_policy_admits_the_pages_own_style_and_script_alone():
+def test_policy_allows_only_the_style_and_script_of_the_page():
     """The policy has the hashes of the exact text and no unsafe-inline, and the page has no inline attributes."""
-    actual_tree = tree(everywhere("name"))
+    actual_tree = tree(fill_report("name"))
     policy = next(value for _, name, value in actual_tree.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none';")
     assert "unsafe" not in policy
@@ -202,10 +204,10 @@ def test_the_policy_admits_the_pages_own_style_and_script_alone():
 
 def test_the_same_report_gives_the_same_bytes():
     """The page does not depend on the clock, the process or the machine."""
-    assert render_html(everywhere("name")) == render_html(everywhere("name"))
+    assert render_html(fill_report("name")) == render_html(fill_report("name"))
 
 
-def test_quiet_has_the_findings_alone():
+def test_quiet_page_has_only_the_findings():
     """-q: the page has no table, chart or note, but still the findings that set exit status 1."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x")
     about = report(
@@ -217,7 +219,7 @@ def test_quiet_has_the_findings_alone():
     assert "a note" not in raw
 
 
-def test_severity_and_mood_are_classes():
+def test_severity_and_mood_are_css_classes():
     """Errors are red, warnings are not; a bad row is marked."""
     findings = (Finding("a", Severity.ERROR, "m", "x"), Finding("b", Severity.WARNING, "m", "x"))
     actual_tree = tree(report(page(problems=tuple(map(build_problem, findings)))))
@@ -254,7 +256,7 @@ def test_a_column_without_a_name_holds_a_drawing():
 
 
 @pytest.mark.parametrize("count", [1, 40, 41, 500])
-def test_a_bar_a_value(count):
+def test_chart_has_a_titled_bar_for_each_value(count):
     """Up to 500 values each have a bar, with its name and value to point at."""
     values = [10.0 ** -(n % 7) for n in range(count)]
     actual_tree = tree(report(charts=lambda: (bars(values),)))
@@ -272,13 +274,13 @@ def test_thousands_of_values_share_bars_and_stay_small():
     assert len(raw) < 400_000
 
 
-def test_a_histogram_has_a_bar_a_bin():
+def test_histogram_has_a_bar_for_each_bin():
     """The histogram has as many bars as counts."""
     spread = Spread("w", tuple(n / 48 for n in range(49)), tuple(range(48)), "Δ")
     assert tree(report(charts=lambda: (spread,))).classes("rect").count("bar") == 48
 
 
-def test_ten_thousand_rows_are_all_there_in_bounded_bytes():
+def test_page_of_ten_thousand_rows_has_every_row_and_a_size_limit():
     """Each row of the page is a row of the table, with under 100 bytes of markup."""
     lines = tuple(Line((f"layers.{n}.weight", "float32", f"{n} B")) for n in range(10_000))
     raw = render_html(report(page(groups=(Group("parameters", "", lines),))))
@@ -309,7 +311,7 @@ def _contrast(first, second):
 
 
 @pytest.mark.parametrize(("name", "colors"), _palettes(), ids=lambda value: value if isinstance(value, str) else "")
-def test_every_text_is_legible_on_every_ground_it_stands_on(name, colors):
+def test_colours_of_every_palette_have_enough_contrast(name, colors):
     """WCAG AA requires a contrast of 4.5 to 1 for text and of 3 to 1 for drawings."""
     grounds = [("ground", "text dim bad warn good info"), ("band", "text dim bad warn good info")]
     grounds += [("bad-ground", "text bad"), ("warn-ground", "text warn")]

@@ -42,7 +42,7 @@ def cases(*targets, **options):
         "<testsuites tests='0' failures='0' errors='0' color='red'/>",
     ],
 )
-def test_the_schema_refuses_what_is_none(text):
+def test_validator_of_junit_rejects_invalid_documents(text):
     """The validator of these tests can fail: on a count, an element or an attribute."""
     with pytest.raises((AssertionError, KeyError, TypeError)):
         junit(text)
@@ -73,7 +73,7 @@ def test_a_problem_of_several_tensors_lists_each():
     assert text.splitlines() == ["error[nan]: a, b: are nan", "  nan: a: is nan", "  nan: b: is nan"]
 
 
-def test_what_does_not_fail_the_run_fails_no_case():
+def test_finding_below_fail_on_is_in_a_passed_case():
     """A note below --fail-on is described in the passed case."""
     actual = cases(target("a.pt", finding(severity=NOTE)))
     assert actual["a.pt", "nan"] == [("system-out", None, "note[nan]: fc.weight: is nan")]
@@ -81,7 +81,7 @@ def test_what_does_not_fail_the_run_fails_no_case():
     assert cases(warned, fail_on=Severity.ERROR)["a.pt", "nan"][0][0] == "system-out"
 
 
-def test_what_is_accepted_passes_and_says_why():
+def test_accepted_finding_is_a_passed_case_with_the_reason():
     """The passed case has the reason."""
     actual = cases(target("a.pt", accepted=accept_findings("known", finding())))
     assert actual["a.pt", "nan"] == [("system-out", None, "accepted: error[nan]: fc.weight: is nan: known")]
@@ -123,7 +123,7 @@ def test_equal_states_are_one_case_that_passed():
 
 
 @given(st.text(st.characters(), max_size=40), st.text(st.characters(), max_size=40))
-def test_any_name_is_xml(fqn, name):
+def test_document_with_any_name_is_valid_xml(fqn, name):
     """A parser reads a name with any characters, including lone surrogates and U+FFFF."""
     problem = finding(fqn=fqn, message=f"{fqn}: x", target=name)
     junit(
@@ -136,7 +136,7 @@ def test_any_name_is_xml(fqn, name):
     )
 
 
-def test_what_xml_has_no_place_for_is_an_escape():
+def test_characters_that_xml_forbids_are_escaped():
     """The escape is readable, and the character itself does not reach the parser."""
     ((_, message, _),) = cases(target("a.pt", finding(message="a\x00\x1b\uffff\ud800]]>: x")))["a.pt", "nan"]
     assert message == r"a\x00\x1b\uffff\ud800]]>: x"

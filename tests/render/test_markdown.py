@@ -18,7 +18,7 @@ markdown_it = pytest.importorskip("markdown_it")  # installed with rich
 MANY = [nudge_tensor(f"w{chr(97 + n)}") for n in range(21)]
 
 
-def test_markdown_says_the_verdict_first():
+def test_verdict_is_below_the_title():
     """A reader of the pull request sees the verdict without opening a section."""
     title, _, verdict, *_ = render_diff(diff(nudge_tensor("a"), same("b")), "markdown").splitlines()
     assert title == "### `a.pt → b.pt`"
@@ -33,7 +33,7 @@ def test_markdown_folds_long_tables_away():
     assert "<details>" not in render_diff(diff(*MANY[:20]), "markdown")
 
 
-def test_markdown_rows_have_a_cell_a_column():
+def test_each_row_has_a_cell_for_each_column():
     """A bar in a heading or a name does not start a column."""
     text = render_diff(diff(nudge_tensor("a|b"), nudge_tensor("c", nan_after=1)), "markdown")
     table = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
@@ -71,7 +71,7 @@ HOSTILE = [
 ]
 
 
-def everywhere(text):
+def fill_diff(text):
     """Return a diff with the text in every place for a name or a text."""
     finding = Finding("frozen-changed", Severity.ERROR, f"{text}: expected to be frozen", "b.pt", text)
     note = Oddity("prefix", text)
@@ -106,8 +106,8 @@ def live(tokens):
 def test_no_name_is_markup_anywhere(text, unfold):
     """Rows, settings, findings, notes and headings add only our own tags, without links, mentions or issues."""
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    shown, tags = live(parser.parse(render_diff(everywhere(text), "markdown", unfold=unfold)))
-    _, harmless = live(parser.parse(render_diff(everywhere("harmless"), "markdown", unfold=unfold)))
+    shown, tags = live(parser.parse(render_diff(fill_diff(text), "markdown", unfold=unfold)))
+    _, harmless = live(parser.parse(render_diff(fill_diff("harmless"), "markdown", unfold=unfold)))
     html_tags = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
     assert html_tags <= set(harmless) | {"<details", "<summary", "<b"}
     assert tags.count("td_open") == harmless.count("td_open")
@@ -115,7 +115,7 @@ def test_no_name_is_markup_anywhere(text, unfold):
     assert not re.search(r"@\w|#\d|GH-\d|://|www\.|~|:\w+:|\$", shown)
 
 
-def test_what_is_shown_is_the_name():
+def test_special_characters_of_a_name_survive_the_table():
     """A pipe, a backtick and a backslash survive the table."""
     parser = markdown_it.MarkdownIt("commonmark").enable("table")
     page = parser.render(render_diff(diff(nudge_tensor("a|b`c\\|d\\")), "markdown"))
@@ -125,7 +125,7 @@ def test_what_is_shown_is_the_name():
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("expected", [False, True])
-def test_it_fits_a_comment(quiet, expected):
+def test_document_fits_into_a_comment(quiet, expected):
     """A comment has at most 65,536 characters and as many findings as fit; the last line counts the rest."""
     changes = [nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000)]
     rule = "frozen-changed" if expected else "changed"
@@ -143,7 +143,7 @@ def test_it_fits_a_comment(quiet, expected):
     assert text.count("<details>") == text.count("</details>")
 
 
-def test_all_is_all():
+def test_all_shows_every_row():
     """--all is not cut, because a file has room for all rows."""
     text = render_diff(
         diff(*(nudge_tensor(f"encoder.{n * 7919:x}zz.weight") for n in range(3000))), "markdown", unfold=True

@@ -37,7 +37,7 @@ def test_a_filter_finds_the_tensors():
         assert [state.tensors[row].fqn for row in actual["rows"]] == expected, text
 
 
-def test_a_wrong_word_says_what_to_write():
+def test_problem_of_a_wrong_word_is_shown():
     """A wrong word is ignored; for a word without matches, the values of its field are listed."""
     for (text, count, problem), actual in zip(
         PROBLEMS, find(build_state(), [case[0] for case in PROBLEMS]), strict=True
@@ -52,7 +52,7 @@ def test_names_have_their_section():
         assert [(state.tensors[row].section, state.tensors[row].fqn) for row in actual["rows"]] == expected
 
 
-def test_values_that_were_not_read_are_no_answer():
+def test_filter_by_values_names_the_option_that_reads_them():
     """The message names the option that reads the values."""
     for actual in find(build_state(with_stats=False), ["nan>0", "problem"]):
         assert "the report has no statistics; run statecli report --stats" in actual["problem"]
@@ -60,7 +60,7 @@ def test_values_that_were_not_read_are_no_answer():
 
 def test_a_tied_name_that_is_not_stored_finds_the_stored_tensor():
     """A part of the name and a glob match; names that do not exist still do not match."""
-    state = mark_state(build_state())
+    state = mark_tied_name(build_state())
     texts = ["lm_head", "LM_head.weight", "lm_head.*", "{lm_head,typo}.weight", "tied_head"]
     assert [[state.tensors[row].fqn for row in actual["rows"]] for actual in find(state, texts)] == [
         *[["embed.weight"]] * 4,
@@ -68,6 +68,6 @@ def test_a_tied_name_that_is_not_stored_finds_the_stored_tensor():
     ]
 
 
-def mark_state(state):
+def mark_tied_name(state):
     tensors = (mark_unstored_ties(t, ["lm_head.weight"]) if t.fqn == "embed.weight" else t for t in state.tensors)
     return replace(state, tensors=tuple(tensors))

@@ -38,7 +38,7 @@ def run_page(cases):
     return json.loads(subprocess.run(["node", "-"], input=code, capture_output=True, text=True, check=True).stdout)
 
 
-def test_the_globs_are_those_of_browse():
+def test_page_writes_the_same_globs_as_browse():
     """The cases are whole modules, repeated layers, single tensors, and names with brackets and wildcards."""
     plain = [name for name in HOSTILE if escape(name) == name]
     chosen = [

@@ -31,7 +31,7 @@ def location(problem):
     return where
 
 
-def test_the_schema_refuses_what_is_none():
+def test_validator_of_sarif_rejects_an_invalid_result():
     """The validator of these tests can fail."""
     with pytest.raises(jsonschema.ValidationError):
         sarif('{"version": "2.1.0", "runs": [{"tool": {"driver": {"name": "x", "rules": []}}, "results": [{}]}]}')
@@ -56,13 +56,13 @@ def test_rules_that_ran_and_found_nothing_are_listed():
 
 
 @pytest.mark.parametrize(("severity", "level"), [(ERROR, "error"), (WARNING, "warning"), (NOTE, "note")])
-def test_the_level_is_the_findings(severity, level):
+def test_level_of_a_result_is_the_severity_of_the_finding(severity, level):
     """The level does not depend on the default level of the rule."""
     (result,) = run(target("a.pt", finding(severity=severity)))["results"]
     assert (result["ruleId"], result["level"]) == ("nan", level)
 
 
-def test_a_message_says_what_to_do_as_well():
+def test_message_has_the_remedy_on_its_second_line():
     """The second line of the message is the remedy."""
     (result,) = run(target("a.pt", finding(help="go back one epoch")))["results"]
     assert result["message"]["text"] == "fc.weight: is nan\nhelp: go back one epoch"
@@ -116,12 +116,12 @@ def test_a_tensor_is_a_logical_location():
     assert named["fullyQualifiedName"] == "optimizer.state[0]['step']"
 
 
-def test_what_is_of_no_tensor_is_of_the_file_alone():
+def test_finding_without_a_tensor_has_no_logical_location():
     """Such a finding does not have a logical location."""
     assert "logicalLocations" not in location(finding(fqn=None, message="is a legacy file"))
 
 
-def test_a_fingerprint_stays_and_tells_apart():
+def test_line_hash_distinguishes_findings_with_one_fingerprint():
     """The fingerprint is the finding's own; GitHub's hash also distinguishes two findings of one tensor and rule."""
     first, second = finding(message="fc.weight: 1 NaN"), finding(message="fc.weight: 2 NaN", help="other")
     results = run(target("a.pt", first, second))["results"]
@@ -140,7 +140,7 @@ def test_a_problem_of_several_tensors_is_one_result():
     assert "logicalLocations" not in result["locations"][0]
 
 
-def test_two_problems_of_a_target_and_rule_are_told_apart():
+def test_two_problems_of_one_rule_have_different_fingerprints():
     """The names of the tensors distinguish the problems, in any order of the findings."""
     lists = [[finding(fqn=f"{name}.{n}", help=name) for n in range(5)] for name in ("a", "b")]
     first = [
@@ -153,17 +153,17 @@ def test_two_problems_of_a_target_and_rule_are_told_apart():
     assert first == again[::-1]
 
 
-def test_what_is_accepted_is_suppressed():
+def test_accepted_finding_is_suppressed_with_its_reason():
     """An accepted finding has its reason, and any other finding has an empty list of suppressions."""
-    kept = accept_findings("known since v1", finding("inf"))
-    results = run(target("a.pt", finding(), accepted=kept))["results"]
+    accepted = accept_findings("known since v1", finding("inf"))
+    results = run(target("a.pt", finding(), accepted=accepted))["results"]
     assert [(result["ruleId"], result["suppressions"]) for result in results] == [
         ("nan", []),
         ("inf", [{"kind": "external", "justification": "known since v1"}]),
     ]
 
 
-def test_without_anything_accepted_nothing_is_said_of_it():
+def test_results_have_no_suppressions_without_a_baseline():
     """The results then have no suppressions."""
     (result,) = run(target("a.pt", finding()))["results"]
     assert "suppressions" not in result
@@ -190,7 +190,7 @@ def test_a_clean_run_has_no_result():
     assert run(target())["results"] == []
 
 
-def test_quiet_is_whole():
+def test_quiet_keeps_all_results():
     """The report stays complete, because programs read it."""
     assert render_audit("sarif", target("a.pt", finding(severity=NOTE)), quiet=True) == render_audit(
         "sarif", target("a.pt", finding(severity=NOTE))
@@ -207,7 +207,7 @@ def test_one_result_is_one_line():
 @example("a%20b.pt")
 @example("a//b?c#d.pt")
 @example("C:a.pt")
-def test_a_uri_is_its_path_again(path):
+def test_unquoted_uri_is_the_path(path):
     """The unquoted URI is the path, and no part of the URI is a scheme, a query or a fragment."""
     if any("\ud800" <= char <= "\udfff" for char in path):
         return

@@ -50,7 +50,7 @@ def test_plain_lines_have_a_repeated_verdict_once():
     assert text == "1 changed: exit status 1\n"
 
 
-def test_a_result_without_problems_is_not_clean_where_values_were_not_read():
+def test_result_with_unread_values_is_not_called_clean():
     """Values that were not read may be NaN."""
     page = Page("", (Column("name"),), (), (), verdict="1 audited: no findings")
     report = Report(
@@ -110,7 +110,7 @@ def test_a_name_is_broken_between_its_parts():
     assert all(line.endswith(".") for line in shown[:-1])
 
 
-def test_the_lines_of_a_long_cell_hang():
+def test_further_lines_of_a_long_cell_are_indented():
     """Only the first line starts in the column of the next row, and no line ends in a space."""
     long = finding(message="tensor " + "is not registered and " * 8)
     two = (long, finding("inf"))
@@ -121,7 +121,7 @@ def test_the_lines_of_a_long_cell_hang():
 
 
 @pytest.mark.parametrize("width", [30, 80])
-def test_what_is_beside_the_findings_stands_in_two_columns(width):
+def test_reasons_of_failed_targets_stand_in_one_column(width):
     """An entry too long for the first column has a line above; no line is wider than the terminal."""
     others = failed_target("a.pt", "is too short"), failed_target(f"runs/{'x' * 50}.pt", "is empty")
     lines = audited("table", target(), *others, terminal=True, width=width).splitlines()
@@ -148,7 +148,7 @@ def test_only_the_signs_of_a_row_have_colours():
     assert paint("  ✓ fc  float32", "dim") == "\x1b[2m  ✓ fc  float32\x1b[0m"
 
 
-def lines_of(groups, columns, width=50, subtitle="module"):
+def render_lines(groups, columns, width=50, subtitle="module"):
     """Return the lines of a page with the given groups of rows."""
     page = Page(subtitle, columns, tuple(Group(name, "", tuple(map(Line, rows))) for name, rows in groups.items()), ())
     report = Report("a.pt", lambda: PROBLEM, lambda: Table((), ()), lambda: page)
@@ -162,26 +162,26 @@ def test_a_value_that_a_section_shares_is_in_its_heading():
     """At a narrow width, this leaves one line for each tensor; a section with two values keeps the column."""
     name = "n" * 40
     groups = {"parameters": [(name, "float32", "4 B")] * 2, "buffers": [("b", "int64", "8 B")]}
-    lines = lines_of(groups, NARROW)
+    lines = render_lines(groups, NARROW)
     assert ["parameters  all float32", f"  {name}  4 B"] == [lines[3], lines[5]]
     assert "buffers  all int64" in lines
     groups["buffers"].append(("c", "int32", "8 B"))
-    assert any("dtype" in line for line in lines_of(groups, NARROW))
-    assert any("float32" in line for line in lines_of(groups, NARROW, width=80))
+    assert any("dtype" in line for line in render_lines(groups, NARROW))
+    assert any("float32" in line for line in render_lines(groups, NARROW, width=80))
 
 
 def test_a_bar_makes_room_for_the_names():
     """The bar is left out only if all names then fit."""
     columns = (Column("name"), Column("change"), Column("bar", optional=True))
-    assert lines_of({"parameters": [("n" * 36, "0.5", "####")]}, columns)[-1] == f"  {'n' * 36}  0.5"
-    assert lines_of({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")
+    assert render_lines({"parameters": [("n" * 36, "0.5", "####")]}, columns)[-1] == f"  {'n' * 36}  0.5"
+    assert render_lines({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")
 
 
 def test_equal_signs_are_one_text_that_is_not_broken():
     """No line of the head begins with the sign of the line before."""
     columns = (Column("name"), *(Column(word, shared_format=f"{word}: all {{}}") for word in ("moves", "casts")))
     for width in range(20, 60):
-        lines = lines_of({"parameters": [("n" * 70, "✓", "✓")]}, columns, width=width)
+        lines = render_lines({"parameters": [("n" * 70, "✓", "✓")]}, columns, width=width)
         assert not any(line.startswith("✓") for line in lines)
     assert "module; moves, casts: all ✓" in lines
 
@@ -189,4 +189,4 @@ def test_equal_signs_are_one_text_that_is_not_broken():
 def test_the_count_of_hidden_rows_widens_no_column():
     """`… and 12 more` is not a name."""
     groups = {"parameters": [("a", "float32", "4 B"), ("… and 1,200 more", "", "")]}
-    assert "  a     float32  4 B" in lines_of(groups, NARROW)
+    assert "  a     float32  4 B" in render_lines(groups, NARROW)

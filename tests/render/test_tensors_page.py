@@ -224,7 +224,7 @@ def test_hostile_names_are_text(browser, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory):
+def large_page(tmp_path_factory):
     """20,000 tensors with different names and shapes."""
     folder = tmp_path_factory.mktemp("large")
     header, end = {}, 0
@@ -240,10 +240,10 @@ def large(tmp_path_factory):
     return save_page(folder / "large.safetensors", folder / "large.html")
 
 
-def test_many_thousand_tensors_are_shown_at_once(browser, large):
+def test_many_thousand_tensors_are_shown_at_once(browser, large_page):
     """The page has at most 600 bytes a tensor, draws only rows in view, and finds a tensor by its name."""
-    assert large.stat().st_size < 20_000 * 600
-    browser.show(large)
+    assert large_page.stat().st_size < 20_000 * 600
+    browser.show(large_page)
     assert browser.run("return document.querySelectorAll('#tensors-body .row').length") < 60
     browser.run(TYPE, "proj19999.")
     browser.wait("setTimeout(done, 300)")
@@ -292,7 +292,7 @@ TITLE = "return document.getElementById('tensors-title').textContent"
 GLOBS = "return [document.getElementById('tensors-told').textContent, document.getElementById('tensors-globs').value]"
 
 
-def test_the_verdict_leads_to_the_tensors(browser, tmp_path):
+def test_links_of_the_verdict_show_the_tensors(browser, tmp_path):
     """A link shows the outlier and opens its modules; `2 more` filters; the address of a tensor is a link."""
     state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
     state |= {f"n.{n}": torch.tensor([1.0, float("nan")]) for n in range(5)}
@@ -565,7 +565,7 @@ def test_the_bars_of_a_diff_are_to_scale(browser, changes):
     assert browser.run("return document.querySelectorAll('th.meter button').length") == 0
 
 
-def test_no_match_is_said_once(shown_page):
+def test_empty_filter_result_is_reported_only_in_the_status(shown_page):
     """The status has the reason; no empty row is drawn, and the copy bar has a small button."""
     filter_rows(shown_page, "typo")
     texts = shown_page.run("return document.getElementById('tensors-section').innerText")
@@ -577,7 +577,7 @@ def test_no_match_is_said_once(shown_page):
     assert shown_page.run("return document.getElementById('tensors-forget').offsetWidth") < 100
 
 
-def test_a_row_says_its_problem_once(browser, tmp_path):
+def test_remark_does_not_repeat_the_problem(browser, tmp_path):
     """The remark leaves out the words of the problem."""
     state = {f"h.{n}.w": torch.full((4,), 40.0 if n == 4 else 1.0) for n in range(9)}
     state["n"] = torch.tensor([0.0, float("nan"), float("nan"), 1.0])
