@@ -45,7 +45,7 @@ def verdict(*changes, **facts):
     return page(diff(*changes, **facts), **view).verdict
 
 
-def test_nothing_differs():
+def test_equal_states_are_identical_with_count_and_size():
     """One line reports identical tensors, their number and their size."""
     assert verdict(same("a"), same("b")) == "identical: 2 tensors, 128 B"
     assert rows(diff(same("a"))) == {}
@@ -57,7 +57,7 @@ def test_identical_within_a_tolerance_says_so():
     assert verdict(same("a"), **facts) == "identical with --atol 1e-06 --ignore dtype: 1 tensor, 64 B"
 
 
-def test_metadata_alone_are_not_called_identical():
+def test_metadata_only_diff_is_not_called_identical():
     """With --metadata-only the values were not read."""
     note = Oddity("values-not-compared", "values are not compared: --metadata-only")
     text = verdict(same("a"), notes=(note,))
@@ -65,7 +65,7 @@ def test_metadata_alone_are_not_called_identical():
     assert "values not compared" in text
 
 
-def test_what_could_not_be_compared_is_not_called_identical():
+def test_diff_with_uncompared_tensors_is_not_called_identical():
     """A pair without verdict, or with a broken file, spoils the "identical"."""
     text = verdict(same("a"), same("b", not_compared="no values on meta"))
     assert text == "no difference found in 2 tensors; values of 1 tensor not compared"
@@ -73,7 +73,7 @@ def test_what_could_not_be_compared_is_not_called_identical():
     assert text == "no difference found in 1 tensor; 1 tensor could not be compared"
 
 
-def test_the_verdict_counts_each_role_apart():
+def test_verdict_counts_parameters_and_buffers_separately():
     """A changed counter is not counted among the weights."""
     changes = [
         nudge_tensor("w"),
@@ -85,25 +85,25 @@ def test_the_verdict_counts_each_role_apart():
     assert verdict(*changes) == "1 of 2 parameters changed, 1 added; 1 of 2 buffers changed"
 
 
-def test_only_added_or_removed():
+def test_verdict_of_added_and_removed_tensors_has_no_total():
     """Without any on both sides there is no "of"."""
     assert verdict(add_tensor("x")) == "1 parameter added"
     assert verdict(add_tensor("x"), add_tensor("y"), remove_tensor("z")) == "2 parameters added, 1 removed"
 
 
-def test_only_renamed():
+def test_verdict_counts_renamed_parameters():
     """Renamed tensors are on both sides."""
     assert verdict(rename_tensor("a", "b"), same("c")) == "1 of 2 parameters renamed"
 
 
-def test_metadata_are_told_and_counted():
+def test_changed_metadata_has_a_row_and_is_in_the_verdict():
     """A changed epoch is a row, and in the verdict."""
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
     assert rows(actual_diff) == {"metadata": [(("M epoch", "3 → 4"), "")]}
     assert page(actual_diff).verdict == "metadata: 1 changed"
 
 
-def test_a_long_setting_leaves_the_others_their_column():
+def test_long_setting_does_not_move_the_column_of_short_settings():
     """A long setting is next to its name, or below; short settings are next to their names."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
     actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
@@ -112,20 +112,20 @@ def test_a_long_setting_leaves_the_others_their_column():
     assert lines[lines.index("  M epoch   3 → 4") + 1] == "  M prompt"
 
 
-def test_a_changed_row():
+def test_changed_row_has_counts_largest_and_relative_change_and_bar():
     """The row has a status letter, the number of elements, the largest and the relative change, and a bar."""
     assert rows(diff(nudge_tensor("fc.weight"))) == {
         "parameters": [(("M fc.weight", "3/16", "0.5", "0.001", "██████▎"), "")]
     }
 
 
-def test_all_elements_changed():
+def test_cell_says_all_only_if_all_elements_changed():
     """The cell has "all" only if all elements changed."""
     cells = [line[0] for line in rows(diff(nudge_tensor("a", changed=16), nudge_tensor("b", changed=15)))["parameters"]]
     assert [cell[1] for cell in cells] == ["all 16", "15/16"]
 
 
-def test_what_else_changed_is_remarked():
+def test_changed_dtype_is_a_remark_next_to_changed_values():
     """A changed dtype is given next to the changed values."""
     old, new = tensor("a"), tensor("a", "bfloat16")
     values = nudge_tensor("a").values
@@ -146,14 +146,14 @@ def test_what_else_changed_is_remarked():
         (Field.TYING, {"tied_to": ("b",)}, {"tied_to": ("c",)}, "tied otherwise"),
     ],
 )
-def test_each_field_is_told_from_and_to(field, before, after, text):
+def test_remark_has_both_sides_of_each_field(field, before, after, text):
     """Both sides of each difference are shown."""
     change = recast("a", tensor("a", **before), tensor("a", **after), field)
     (((_, remark), _),) = next(iter(rows(diff(change)).values()))
     assert remark == text
 
 
-def test_tied_names_are_told():
+def test_remark_has_old_and_new_tied_names():
     """The row has the former and the present tied names."""
     change = recast("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
     assert rows(diff(change))["parameters"][0][1] == "was b, = c"
@@ -228,7 +228,7 @@ def test_a_layer_is_one_bar():
     assert bars.tensors[4] == ("model", "blocks.3.up.weight")
 
 
-def test_a_bar_of_a_layer_says_what_it_leaves_out():
+def test_bar_of_a_layer_names_parameters_without_a_measure():
     """A parameter without a measure is counted in words; NaN stays NaN; a layer without a measure has only words."""
     reshaped = [
         recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
@@ -264,7 +264,7 @@ def test_a_page_sorts_its_rows_by_the_change():
     assert '" aria-sort' not in render_diff(diff(*changes), "html", sort=ChangeOrder.NAME)
 
 
-def test_a_lost_tie_is_no_changed_value():
+def test_lost_tie_is_not_counted_as_a_changed_value():
     """Tensors that differ only in their ties are counted as a tie; the headline, the group and the tree agree."""
     names = ("emb", "head", "third")
     tied = [recast(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING) for name in names]
@@ -280,7 +280,7 @@ def test_a_lost_tie_is_no_changed_value():
     assert group.summary == "1/4 parameters, 1 tie lost (3 tensors)"
 
 
-def test_nan_and_infinities_are_told():
+def test_remark_has_nan_and_inf_counts_of_both_sides():
     """The numbers of both sides are shown, and a row with new NaN or Inf is marked as bad."""
     actual_diff = diff(nudge_tensor("a", nan_after=3, inf_before=2), nudge_tensor("b", nan_before=1, nan_after=1))
     first, second = page(actual_diff).groups[0].lines
@@ -300,7 +300,7 @@ def test_values_that_could_not_be_compared_say_why():
     assert rows(diff(change))["parameters"][0][1] == "values not compared: quint8 has no scale"
 
 
-def test_verbose_tells_where_first():
+def test_verbose_shows_the_first_changed_index_and_statistics():
     """-v: the index of the first, and the other statistics."""
     assert (
         rows(diff(nudge_tensor("a")), verbose=True)["parameters"][0][1]
@@ -311,14 +311,14 @@ def test_verbose_tells_where_first():
 LAYERS = [nudge_tensor(f"layers.{n}.{name}", 10.0**-n) for n in range(8) for name in "abcdefg"]
 
 
-def test_layers_that_changed_alike_are_one_row():
+def test_layers_with_similar_changes_fold_into_one_row():
     """56 rows are 7, with the range of the change, the sum of elements and the largest Δ."""
     folded = rows(diff(*LAYERS))["parameters"]
     assert len(folded) == 7
     assert folded[0] == (("M layers.{0..7}.a", "24/128", "0.5", "1e-07..1", "██████████"), "")
 
 
-def test_two_layers_fold_as_eight_do():
+def test_two_layers_fold_into_one_row():
     """Folding does not depend on the number of differences."""
     folded = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w"), nudge_tensor("l.w")))["parameters"]
     assert [cells[0] for cells, _ in folded] == ["M l.{0,1}.w", "M l.w"]
@@ -332,7 +332,7 @@ def test_layers_of_different_shapes_do_not_fold():
 
 
 @pytest.mark.parametrize("view", [{"sort": ChangeOrder.CHANGE}, {"lines": 9}, {"top": 9}, {"verbose": True}])
-def test_ordered_differences_have_a_row_each(view):
+def test_ordered_differences_do_not_fold(view):
     """An order of differences is of single tensors."""
     (shown,) = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w")), **view).values()
     assert [cells[0] for cells, _ in shown] == ["M l.0.w", "M l.1.w"]
@@ -344,7 +344,7 @@ def test_a_tensor_of_zeros_before_has_no_remark():
     assert rows(diff(*zeros))["parameters"] == [((f"M {n}.b", "3/16", "0.5", "from zero", ""), "") for n in "xy"]
 
 
-def test_an_equal_remark_of_all_rows_is_said_once():
+def test_equal_remark_of_all_rows_is_in_the_heading():
     """The heading has the common remark; rows with different remarks have their own."""
     sides = tensor("x"), tensor("x", "int8")
     recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values) for name in "xy"]
@@ -400,7 +400,7 @@ def test_lines_never_hides_a_finding():
         assert "frozen" in render_diff(actual_diff, output, lines=0)
 
 
-def test_lines_and_more_add_up():
+def test_shown_and_hidden_rows_are_all_rows():
     """The shown rows and the counted rows are all rows: -n counts differences, not layers."""
     whole = rows(diff(*LAYERS), unfold=True)["parameters"]
     for lines in (0, 1, 9, 54, 55):
@@ -411,7 +411,7 @@ def test_lines_and_more_add_up():
         assert rows(diff(*LAYERS), lines=lines)["parameters"] == whole
 
 
-def test_sections_are_headings():
+def test_headings_name_the_section():
     """The moving average next to the model is distinguished."""
     actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"))
     assert list(rows(actual_diff)) == ["model: parameters", "ema: parameters"]
@@ -433,7 +433,7 @@ def test_the_tree_folds_layers():
     assert len(page(diff(*LAYERS), tree=True, unfold=True).groups[0].lines) == 1 + 8 + 56
 
 
-def test_names_as_git_lists_them():
+def test_name_status_lists_letters_and_names():
     """--name-status: a letter and the name, two names of a rename, nothing identical."""
     scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
     actual_diff = diff(
@@ -454,7 +454,7 @@ def test_names_have_their_section_where_there_are_several():
     assert render_diff(actual_diff, "plain", names=NameList.ONLY) == "model.w\nema.w\n"
 
 
-def test_a_hostile_name_is_one_line():
+def test_line_breaks_and_tabs_of_a_name_are_escaped():
     """A line break or a tab in a name makes no second line and no second field."""
     assert render_diff(diff(nudge_tensor("a\n\tb\x1b[31m")), "plain", names=NameList.STATUS) == "M\ta\\n\\tb\\x1b[31m\n"
 
@@ -462,7 +462,7 @@ def test_a_hostile_name_is_one_line():
 @pytest.mark.parametrize(
     "output", [output.value for output in Output if output.value not in ("sarif", "github", "gitlab")]
 )
-def test_every_output_of_rows_says_every_change(output):
+def test_every_output_of_rows_has_every_change(output):
     """Added, removed, changed, renamed and metadata, in each output."""
     actual_diff = diff(
         nudge_tensor("moved"),
@@ -476,13 +476,13 @@ def test_every_output_of_rows_says_every_change(output):
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-def test_rows_are_not_said_twice(output):
+def test_finding_of_a_changed_tensor_does_not_repeat_its_row(output):
     """The finding of a changed tensor is its row."""
     assert render_diff(diff(nudge_tensor("moved")), output).count("moved") == 1
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-def test_quiet_says_why_and_no_row(output):
+def test_quiet_shows_findings_and_no_rows(output):
     """-q: the findings alone."""
     text = render_diff(diff(nudge_tensor("moved")), output, quiet=True)
     assert "error[changed]" in text
@@ -497,7 +497,7 @@ def test_a_failed_expectation_is_in_every_output(output):
     assert "no matching tensor changed" in render_diff(actual_diff, output)
 
 
-def test_expected_differences_are_no_failure():
+def test_allowed_changes_do_not_fail():
     """--may-change is fulfilled: rows are shown and the command exits with 0."""
     report = build_diff_report(diff(nudge_tensor("a"), findings=(), expected=True), DiffView())
     assert not report.has_failed()
@@ -505,7 +505,7 @@ def test_expected_differences_are_no_failure():
     assert report.page().verdict == "1 of 1 parameters changed: all changes are allowed"
 
 
-def test_plain_has_a_row_for_each():
+def test_plain_output_through_a_pipe_does_not_fold():
     """Through a pipe nothing is folded, and each row is one line."""
     lines = render_diff(diff(*LAYERS), "plain", terminal=False).splitlines()
     assert len(lines) == 1 + len(LAYERS) + 2
@@ -525,7 +525,7 @@ def test_csv_has_the_columns_of_a_spreadsheet():
     assert (second["kind"], second["fqn"], second["change"]) == ("metadata", "epoch", "1 → 2")
 
 
-def test_json_lists_what_differs_and_counts_the_rest():
+def test_json_lists_changes_and_counts_identical_tensors():
     """Identical pairs are in the summary alone."""
     actual_diff = diff(
         nudge_tensor("a"), same("b"), add_tensor("c"), notes=(Oddity("prefix", "looked through module."),)
@@ -554,7 +554,7 @@ def test_depth_is_drawn_of_parameters_in_order():
     assert (bars.labels, bars.values) == (("b", "a", "s"), (0.5, 0.1, 0.0))
 
 
-def test_a_change_from_zero_is_no_nan():
+def test_bar_of_a_change_from_zero_differs_from_that_of_nan():
     """A zero bias before has a finite Δ but no ratio: its bar differs from the bar of a NaN."""
     actual_diff = diff(
         nudge_tensor("zero", None),
@@ -567,7 +567,7 @@ def test_a_change_from_zero_is_no_nan():
     assert bars.words == ("no relative change, because all old values are zero", "", "")
 
 
-def test_what_has_no_measure_is_not_drawn_as_unchanged():
+def test_tensors_without_a_measure_are_not_drawn_as_unchanged():
     """Another shape, uncompared values and a damaged file have their own words, in their own places."""
     reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
     cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
@@ -591,7 +591,7 @@ def test_histograms_are_drawn():
     assert (spread.title, spread.counts) == ("a", (3,))
 
 
-def test_nothing_to_draw():
+def test_equal_states_have_no_chart():
     """No empty picture of equal states."""
     assert build_diff_report(diff(same("a")), DiffView()).charts() == ()
 
@@ -604,7 +604,7 @@ def test_an_outline_through_a_pipe_keeps_remarks():
     assert "1 → 2" in text
 
 
-def test_a_folded_branch_speaks_of_all_its_layers():
+def test_folded_branch_has_the_combined_change_of_its_layers():
     """Under `{0..7}` each line has the sum of the elements, and the combined change of all eight layers."""
     lines = {line.cells[0]: line.cells for line in page(diff(*LAYERS), tree=True).groups[0].lines}
     assert lines["    M a"][1] == "values 24/128"
@@ -615,7 +615,7 @@ def test_a_folded_branch_speaks_of_all_its_layers():
 
 
 @given(st.lists(st.tuples(*[st.floats(1e-150, 1e150)] * 2), min_size=1, max_size=6))
-def test_tensors_together_change_as_one(norms):
+def test_combined_change_equals_the_change_of_one_joined_tensor(norms):
     """The combined change equals the change of all values in one tensor."""
     together = changed.combine_relative_change(
         [nudge_tensor("a", l2 / before, l2=l2) for l2, before in norms if l2 / before > 0]
@@ -631,12 +631,12 @@ def test_a_change_without_a_norm_is_left_out_of_the_sum():
     assert changed.combine_relative_change([nudge_tensor("a", None)]) is None
 
 
-def test_norms_beyond_float64_have_a_sum():
+def test_norms_beyond_float64_have_a_combined_change():
     """Two tensors with norms of 1e311 before, and changes of a thousandth of the norms."""
     assert changed.combine_relative_change([nudge_tensor("a", 1e-3, l2=1e308)] * 2) == pytest.approx(1e-3)
 
 
-def test_what_is_damaged_is_counted_among_all():
+def test_total_includes_tensors_that_cannot_be_read():
     """Both sides have four tensors, and one tensor cannot be read: two of four changed."""
     change = diff(nudge_tensor("a"), nudge_tensor("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
     after = replace(change.after, tensors=(*change.after.tensors, tensor("d")))
@@ -644,7 +644,7 @@ def test_what_is_damaged_is_counted_among_all():
     assert page(replace(change, after=after)).groups[0].summary == "2 of 4 changed"
 
 
-def test_an_empty_name_is_seen():
+def test_empty_name_is_shown_as_two_quotes():
     """Two quotes stand for the empty name, in each output for people."""
     actual_diff = diff(
         nudge_tensor(""),
@@ -683,7 +683,7 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
     assert bars.labels == ("model.w", "ema.w")
 
 
-def test_lines_limit_what_could_not_be_compared():
+def test_lines_limit_tensors_that_could_not_be_compared():
     """-n 2 limits tensors that could not be compared, as in other groups; without -n, repeated layers fold."""
     damage = tuple(Broken(f"l.{n}.w", "", f"b.pt: l.{n}.w: cut short") for n in range(50))
     actual_diff = diff(same("a"), broken=damage)
@@ -695,7 +695,7 @@ def test_lines_limit_what_could_not_be_compared():
     assert render_diff(actual_diff, "plain").count("cut short") == 50
 
 
-def test_the_tree_tells_nan_and_old_names():
+def test_tree_has_nan_counts_and_old_names_as_remarks():
     """Facts without a column in the tree are remarks there too."""
     lines = page(
         diff(nudge_tensor("a", nan_after=1, max_abs=0.0, relative=0.0, left_out=1), rename_tensor("x", "y")), tree=True
@@ -703,33 +703,33 @@ def test_the_tree_tells_nan_and_old_names():
     assert [line.remark for line in lines.groups[0].lines] == ["NaN 0 → 1", "was x"]
 
 
-def test_a_nan_is_no_zero_change():
+def test_row_with_only_a_new_nan_has_no_size_of_change():
     """If only a NaN is new, the finite values did not change: no number gives the size of a change."""
     actual_diff = diff(nudge_tensor("a", 0.0, max_abs=0.0, nan_after=1, left_out=1))
     assert rows(actual_diff)["parameters"] == [(("M a", "3/16", "-", "-", ""), "NaN 0 → 1")]
 
 
-def test_a_column_that_says_nothing_is_not_shown():
+def test_plain_output_leaves_out_an_empty_change_column():
     """Plain text has the column "change" if any change is not of values; CSV always has the column."""
     assert "change " not in render_diff(diff(nudge_tensor("a")), "plain").splitlines()[0] + " "
     assert render_diff(diff(nudge_tensor("a"), add_tensor("b")), "plain").splitlines()[0].endswith("  change")
     assert render_diff(diff(nudge_tensor("a")), "csv").splitlines()[0].endswith(",change,finding")
 
 
-def test_all_but_a_few():
+def test_cell_says_all_but_n_if_few_elements_are_unchanged():
     """If both numbers would look equal, the number of unchanged elements follows the large number."""
     text = rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_345_617)))["parameters"][0][0][1]
     assert text == "all 2.35 M but 61"
     assert rows(diff(nudge_tensor("a", elements=2_345_678, changed=2_300_000)))["parameters"][0][0][1] == "2.3 M/2.35 M"
 
 
-def test_one_position_is_no_positions():
+def test_one_left_out_position_is_singular():
     """-v counts the positions left out of the statistics."""
     for count, text in ((1, "1 position left out"), (2, "2 positions left out")):
         assert rows(diff(nudge_tensor("a", left_out=count)), verbose=True)["parameters"][0][1].endswith(f", {text}")
 
 
-def test_plain_has_what_verbose_promises():
+def test_verbose_plain_output_has_a_column_for_each_statistic():
     """-v through a pipe: where first, mean, L2, cosine in columns of their own; how many elements there are always."""
     head, row, *_ = render_diff(diff(nudge_tensor("a")), "plain").splitlines()
     assert head.split() == ["status", "kind", "fqn", "elements", "changed", "relative_l2", "max_abs"]
@@ -782,7 +782,7 @@ def test_a_load_that_fails_is_not_called_without_difference():
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-def test_a_load_says_why_it_ends_1(output):
+def test_dtype_that_a_load_casts_is_a_finding_of_every_output(output):
     """The dtype is named too, although load_state_dict accepts and casts the tensor."""
     half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")

@@ -26,7 +26,7 @@ def test_two_numbers_fold_together():
     assert names(*rows) == ["layers.{0..3}.experts.{0..7}.w"]
 
 
-def test_an_odd_layer_stands_apart():
+def test_layer_of_another_shape_has_its_own_row():
     """A layer of another shape is not hidden in the range."""
     rows = [(f"h.{n}.w", "[9]" if n == 5 else "[3]") for n in range(8)]
     assert names(*rows) == ["h.{0..4,6,7}.w", "h.5.w"]
@@ -58,7 +58,7 @@ def expand_name(name):
 
 
 @given(st.sets(st.tuples(number, number), min_size=1), st.sampled_from(["x", "y"]))
-def test_folding_loses_and_invents_nothing(pairs, cell):
+def test_folded_rows_have_each_name_exactly_once(pairs, cell):
     """The folded rows stand for exactly the given names, each once."""
     rows = [Line((f"a.{i}.b.{j}.w", cell)) for i, j in sorted(pairs)]
     stood_for = [name for line in fold.fold_lines(rows) for name in expand_name(line.cells[0])]
@@ -73,7 +73,7 @@ def test_findings_of_repeated_layers_fold_however_many_they_are():
     assert fold.fold_findings(many[:1]) == tuple(many[:1])
 
 
-def test_numbers_that_are_no_layers_keep_rows_apart():
+def test_rows_with_different_counts_in_remarks_do_not_fold():
     """A count in a remark is a fact of its row, not a layer's number."""
     rows = [Line((f"l.{n}.w", "x"), f"{n % 3} nan") for n in range(9)]
     folded = fold.fold_lines(rows)
@@ -87,33 +87,33 @@ def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
     assert [(line.cells[0], line.remark) for line in fold.fold_lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]
 
 
-def test_a_remark_that_names_one_layer_does_not():
+def test_remarks_with_different_layer_numbers_do_not_fold():
     """`= emb.0.w` and `= emb.1.w` are different remarks, so rows with them do not fold together."""
     rows = [Line((f"h.{n}.a", "x"), f"= emb.{n % 2}.w") for n in range(2, 8)]
     assert {line.remark for line in fold.fold_lines(rows)} == {"= emb.0.w", "= emb.1.w"}
 
 
-def test_one_name_twice_is_two_rows():
+def test_rows_with_equal_names_are_both_shown():
     """Rows with equal names are both shown."""
     assert names("h.0.w", "h.0.w") == ["h.0.w", "h.0.w"]
 
 
-def test_a_name_that_holds_the_sign_for_a_number_is_its_own():
+def test_name_with_a_number_sign_does_not_fold_with_numbers():
     """`a.#.w` is not a layer of `a.5.w`."""
     rows = [Line((name, "x")) for name in ("a.#.w", "a.5.w", "a.6.w")]
     assert [line.cells[0] for line in fold.fold_lines(rows)] == ["a.#.w", "a.{5,6}.w"]
 
 
-def test_joined_says_which_rows_each_stands_for():
+def test_folded_line_lists_the_indexes_of_its_rows():
     """Every row is in exactly one line, in the order of its first row."""
     rows = [Line((name, "x")) for name in ("a.0", "b", "a.1", "a.3")]
-    assert [(line.cells[0], those) for line, those in fold.fold_rows(rows)] == [
+    assert [(line.cells[0], indexes) for line, indexes in fold.fold_rows(rows)] == [
         ("a.{0,1,3}", [0, 2, 3]),
         ("b", [1]),
     ]
 
 
-def test_causes_are_told_once_each():
+def test_errors_with_one_cause_are_one_line():
     """Different figures are left out, equal figures are kept; other causes and files are separate."""
     many = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
     rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
@@ -126,7 +126,7 @@ def test_causes_are_told_once_each():
 
 @given(st.lists(st.text("a[]…0 1", max_size=6), max_size=4))
 @example(["a [0]", "a []"])
-def test_any_errors_are_counted(causes):
+def test_counts_of_causes_add_up_to_the_errors(causes):
     """Causes with more figures, or with fewer, are other causes."""
     lines = group_by_cause([(f"w{n}", f"x.pt: w{n}: {cause}") for n, cause in enumerate(causes)])
     assert sum(count for _, count in lines) == len(causes)
@@ -139,7 +139,7 @@ def test_tied_tensors_have_one_message():
 
 
 @given(st.data())
-def test_rows_that_share_their_lines_fold_as_lines_of_their_own(data):
+def test_rows_that_share_lines_fold_like_separate_lines(data):
     """Names, numbers and remarks are arbitrary."""
     lines = [Line(("", cell), remark) for cell in "xy" for remark in ("", "= layers.1.b", "tied")]
     kinds = data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=40))

@@ -25,7 +25,7 @@ def folder(tmp_path):
     return make
 
 
-def test_a_class_has_a_verdict_and_a_checkpoint_has_none(statecli, tmp_path, in_tmp_path):
+def test_only_a_class_has_a_verdict(statecli, tmp_path, in_tmp_path):
     """Inspect checks the tensors of a class; of a checkpoint it only lists the tensors."""
     save_file({"w": torch.ones(2, 2)}, "w.safetensors")
     (tmp_path / "net.py").write_text("from torch import nn\nclass Net(nn.Linear):\n    def __init__(self):\n"
@@ -45,7 +45,7 @@ class Net(nn.Module):
 """
 
 
-def test_four_blocks_fold_as_twelve_do(statecli, tmp_path, in_tmp_path):
+def test_four_blocks_and_twelve_blocks_both_fold(statecli, tmp_path, in_tmp_path):
     """Folding does not depend on the number of tensors; --all shows each."""
     (tmp_path / "four.py").write_text(FOUR)
     for spec, numbers in (("four.py:Net", "0..3"), ("four.py:Net(layers=12)", "0..11")):
@@ -81,7 +81,7 @@ def test_a_tensor_without_a_finding_has_no_fix(statecli, tmp_path, in_tmp_path):
     assert 'self.register_buffer("eps"' in statecli("inspect", "net.py:Net", "-f", "table", "-v").out
 
 
-SAID = {
+NOTES_OF_FOLDERS = {
     "adapter": ({"adapter_config": ADAPTER}, "adapter (LORA) of base model org/base"),
     "a base that is null": (
         {"adapter_config": {**ADAPTER, "base_model_name_or_path": None}},
@@ -104,10 +104,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("case", SAID)
-def test_what_a_folder_is_stands_below_its_rows(case, folder, statecli):
+@pytest.mark.parametrize("case", NOTES_OF_FOLDERS)
+def test_note_below_the_rows_names_base_model_or_class(case, folder, statecli):
     """One line names the base model of an adapter, or the class of a model."""
-    files, expected = SAID[case]
+    files, expected = NOTES_OF_FOLDERS[case]
     path = folder(**files)
     for arguments in ((), ("-f", "plain")):
         result = statecli("inspect", path, *arguments)
@@ -117,7 +117,7 @@ def test_what_a_folder_is_stands_below_its_rows(case, folder, statecli):
         assert [line.split(": ", 1)[1] for line in lines] == ([expected] if expected else [])
 
 
-def test_plain_ends_as_the_page_does(folder, statecli):
+def test_plain_output_ends_with_the_totals(folder, statecli):
     """Totals are the same, whether or not rows were made for a page."""
     path = folder()
     plain, table = (statecli("inspect", path, "-f", output).out for output in ("plain", "table"))
@@ -126,7 +126,7 @@ def test_plain_ends_as_the_page_does(folder, statecli):
     assert "w" in statecli("inspect", path, "--tree", "-f", "plain").out
 
 
-def test_no_tensor_is_said(tmp_path, statecli):
+def test_file_without_tensors_has_a_note(tmp_path, statecli):
     """An empty file of safetensors: a line in place of the rows."""
     save_file({}, tmp_path / "none.safetensors", {"by": "me"})
     result = statecli("inspect", str(tmp_path / "none.safetensors"))

@@ -68,7 +68,7 @@ def test_the_chart_shows_the_layer_with_nan(statecli, tmp_path):
     assert re.search(r"<title>h\.9\.q\.weight: [\d.]+; 2 Inf</title>", page)
 
 
-def test_equal_layers_are_a_line_of_text(statecli, tmp_path):
+def test_equal_values_of_layers_are_text_and_not_a_chart(statecli, tmp_path):
     """A chart of equal values shows nothing; the value is in the text."""
     torch.save(layers(l3=1) | {f"a.{n}.w": torch.ones(8) for n in range(5)}, tmp_path / "net.pt")
     page = statecli("inspect", tmp_path / "net.pt", "--stats", "-f", "html").out
@@ -77,7 +77,7 @@ def test_equal_layers_are_a_line_of_text(statecli, tmp_path):
     assert not re.search(r'<figcaption><b class="name">a\.\{', page)
 
 
-def test_few_layers_are_not_a_role(read_roles):
+def test_four_layers_are_too_few_for_a_role(read_roles):
     """Four layers are too few for a usual value."""
     assert read_roles({f"h.{n}.w": torch.ones(2) for n in range(4)}) == []
 

@@ -103,7 +103,7 @@ def test_the_rules_of_audit_say_their_consequences():
     ],
     ids=["a dict", "a tuple", "an object", "a parameter", "a list of tensors"],
 )
-def test_the_cause_is_named(rows, message):
+def test_message_names_the_container_or_the_attribute(rows, message):
     """The cause depends on the container of the tensors."""
     (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
     assert problem.message.startswith(message)
@@ -149,7 +149,7 @@ def test_every_help_of_a_tensor_without_a_fix_is_shown():
     assert problem.help == "create the tensor again\ndetach"
 
 
-def test_a_method_to_mend_is_one_problem():
+def test_tensors_with_one_method_to_fix_are_one_problem():
     """It drops two tensors, which other lines assign."""
     rows = [row("a", 3, kind=Kind.BUFFER), row("b", 4, kind=Kind.BUFFER)]
     findings = [

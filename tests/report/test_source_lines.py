@@ -31,7 +31,7 @@ def source_folder(tmp_path, in_tmp_path):
     (tmp_path / "net_around.py").write_text(SOURCE)
 
 
-def test_the_lines_are_those_of_the_file():
+def test_lines_around_an_origin_are_read_from_the_file():
     """The line of the problem and its neighbours, less their common indentation."""
     lines = read_lines_around(Origin("net_around.py", 9))
     assert [line.number for line in lines] == [*range(6, 13)]

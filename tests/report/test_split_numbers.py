@@ -8,7 +8,7 @@ from statecli.report import fold
 
 
 @given(st.lists(st.text("ab.[]:\n#0123", max_size=12), max_size=20))
-def test_the_numbers_are_those_of_a_search_in_the_whole_name(names):
+def test_split_equals_a_search_in_the_whole_name(names):
     """The result does not depend on names with the same beginning that were split before."""
     for name in names:
         template, numbers = fold.split_numbers(name)

@@ -37,12 +37,12 @@ def test_counts_are_scaled(count, text):
     assert format_count(count) == text
 
 
-def test_shapes_are_brackets():
+def test_shape_is_formatted_in_brackets():
     """A scalar is [] and an unknown shape a question mark."""
     assert [format_shape(s) for s in ((2, 3), (), None)] == ["[2,3]", "[]", "?"]
 
 
-def test_a_bar_shows_what_is_not_zero():
+def test_bar_of_a_value_other_than_zero_is_not_empty():
     """Full at 1 and above; a rounding of float32 and less is still seen; nothing for nothing."""
     assert [draw_bar(value) for value in (None, 0.0, 1e-30, 1.0, 1e9)] == ["", "", "▏", "█" * 10, "█" * 10]
 

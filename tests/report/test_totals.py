@@ -20,7 +20,7 @@ def test_tied_names_count_their_bytes_once():
     assert (total.tensors, total.elements, total.bytes) == (2, 4, 16)
 
 
-def test_disjoint_views_count_each():
+def test_disjoint_views_are_summed():
     """Slices of one flat storage have the sum of the storage."""
     rows = [tensor(f"v{n}", (2,), tied_to=("x",), storage=1, storage_bytes=32, storage_offset=2 * n) for n in range(4)]
     assert sum_by_kind(rows)["parameter"].bytes == 32
@@ -33,12 +33,12 @@ def test_overlapping_views_never_exceed_their_storage():
     assert sum_by_kind([base, view])["parameter"].bytes == 32
 
 
-def test_an_expanded_tensor_counts_what_is_stored():
+def test_expanded_tensor_counts_only_its_stored_bytes():
     """Stride 0 repeats bytes that exist once."""
     assert sum_by_kind([tensor("e", (1024, 1024), storage=1, storage_bytes=4)])["parameter"].bytes == 4
 
 
-def test_the_four_kinds_are_always_there():
+def test_totals_always_have_the_four_kinds():
     """Scripts can read each kind; `other` appears only if a tensor has this kind."""
     assert list(sum_by_kind([])) == ["parameter", "buffer", "unregistered", "optimizer"]
     assert sum_by_kind([tensor("rng", kind=Kind.OTHER)])["other"].tensors == 1

@@ -82,18 +82,18 @@ BROKEN = run(move_check(w=passed_cell(), table=Cell(FAILED, "cpu", "cpu", "stays
 # Rows.
 
 
-def test_what_passed_everything_has_no_remark():
+def test_tensor_that_passed_every_check_has_no_remark():
     """A row of ticks needs no remark."""
     assert lines(BROKEN)["w"] == ("✓", "")
 
 
-def test_what_failed_has_the_line_that_assigned_it():
+def test_verbose_row_of_a_failed_tensor_has_the_assigning_line():
     """The problem below has the line and the cause; the row does not repeat them."""
     assert lines(BROKEN)["table"] == ("✗", "")
     assert lines(BROKEN, verbose=True)["table"][1].endswith("net.py:9")
 
 
-def test_a_failure_that_no_finding_tells_keeps_its_reason():
+def test_failure_without_a_finding_keeps_its_reason():
     """A cross always has a cause; the heading has the cause if several rows share it."""
     cells = {name: Cell(FAILED, reason="stays on cpu") for name in "wv"}
     check = Check(Name.MOVE, FAILED, columns=(Column("moves", {"w": cells["w"]}),))
@@ -120,14 +120,14 @@ def test_a_tensor_without_a_cell_is_drawn_as_skipped():
     assert lines(run(move_check(w=passed_cell()), rows=[tensor("w"), tensor("v")]))["v"] == ("–", "")
 
 
-def test_one_reason_of_two_columns_is_said_once():
+def test_common_reason_of_two_columns_is_written_once():
     """The columns are named before the reason."""
     cells = {"w": Cell(SKIPPED, reason="frozen"), "v": passed_cell()}
     check = Check(Name.STEP, PASSED, columns=(Column("gradient", cells), Column("updated", cells)))
     assert lines(run(check, rows=[tensor("w"), tensor("v")]))["w"] == ("––", "gradient, updated: frozen")
 
 
-def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
+def test_common_reason_of_a_group_is_in_its_heading():
     """Twelve rows do not repeat the reason."""
     rows = [tensor(f"b{n}", Kind.BUFFER) for n in range(12)]
     cells = {row.fqn: Cell(SKIPPED, reason="a buffer") for row in rows}
@@ -136,7 +136,7 @@ def test_a_reason_of_the_whole_group_is_said_beside_its_heading():
     assert {remark for _, remark in lines(result).values()} == {""}
 
 
-def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
+def test_reason_of_a_whole_check_is_only_in_the_line_of_the_check():
     """If backward fails, every cell has the same reason."""
     cells = {"w": Cell(UNSURE, reason="no backward"), "v": passed_cell()}
     check = Check(Name.STEP, UNSURE, "one step", "no backward", columns=(Column("gradient", cells),))
@@ -145,19 +145,19 @@ def test_the_reason_of_a_whole_proof_is_in_its_own_line_alone():
     assert list_outcomes(result) == [("? step", "one step: no backward")]
 
 
-def test_a_remark_that_is_no_failure_is_told():
+def test_passed_tensor_with_a_reason_has_a_remark():
     """A harmless tensor left on the CPU has the reason."""
     result = run(move_check(w=passed_cell(reason="forward moves it"), v=passed_cell()), rows=[tensor("w"), tensor("v")])
     assert lines(result)["w"] == ("✓", "moves: forward moves it")
 
 
-def test_what_forward_made_appear_says_so():
+def test_passed_tensor_keeps_the_note_of_its_row():
     """The note of a row is kept, also for a passed tensor."""
     result = run(move_check(w=passed_cell()), rows=[tensor("w", note="created by the first forward")])
     assert lines(result)["w"] == ("✓", "created by the first forward")
 
 
-def test_verbose_has_what_was_measured():
+def test_verbose_row_has_the_devices_before_and_after():
     """-v: before and after, for each column with a measurement."""
     result = run(
         move_check(w=passed_cell(before="cpu", after="cuda:0"), v=passed_cell()), rows=[tensor("w"), tensor("v")]
@@ -165,7 +165,7 @@ def test_verbose_has_what_was_measured():
     assert lines(result, verbose=True) == {"w": ("✓", "moves: cpu → cuda:0"), "v": ("✓", "")}
 
 
-def test_repeated_layers_are_folded_and_unfolded():
+def test_repeated_layers_fold_and_all_shows_each():
     """Many rows fold if they agree in every sign; --all has each row."""
     rows = [tensor(f"layers.{n}.w") for n in range(50)]
     cells = {row.fqn: passed_cell() for row in rows}
@@ -181,7 +181,7 @@ def test_rows_are_grouped_by_kind_in_order():
     assert [group.heading for group in page(result).groups] == ["parameters", "buffers", "unregistered"]
 
 
-def test_columns_of_one_name_are_told_apart():
+def test_columns_with_equal_names_get_the_name_of_the_check():
     """Two proofs with a column `moves` have different headings."""
     two = (move_check(w=passed_cell()), Check(Name.FORWARD, PASSED, columns=(Column("moves", {"w": Cell(UNSURE)}),)))
     report = build_verify_report(run(*two, rows=[tensor("w")]), View())
@@ -193,7 +193,7 @@ def test_columns_of_one_name_are_told_apart():
 # The proofs' own lines, and the verdict.
 
 
-def test_every_proof_has_a_line():
+def test_every_check_has_a_line():
     """The line has the operation and its result, with the number of failed and tried tensors."""
     checks = (
         *BROKEN.checks,
@@ -209,7 +209,7 @@ def test_every_proof_has_a_line():
     ]
 
 
-def test_what_has_no_row_is_named():
+def test_failed_names_without_a_row_are_listed():
     """A failed second name is named next to the count; the count is of the rows of the table."""
     cells = {"a": Cell(FAILED), "b": passed_cell(), "old": Cell(FAILED), "older": Cell(FAILED)}
     assert list_outcomes(run(move_check(**cells), rows=map(tensor, "ab"))) == [
@@ -227,7 +227,7 @@ def test_a_note_is_not_counted_as_a_failure():
     assert list_outcomes(run(check, rows=map(tensor, "ab"))) == [("✗ move", '1 of 1 failed: .to("meta")')]
 
 
-def test_a_sign_of_all_rows_names_what_has_no_row_and_failed():
+def test_common_sign_of_all_rows_names_a_failed_name_without_a_row():
     """Otherwise a column of ticks would contradict its failed proof."""
     first, second = "layers.first.attention.output.weight", "layers.second.attention.output.weight"
     cells = {first: passed_cell(), second: passed_cell(), "x.{old}": Cell(FAILED)}
@@ -252,14 +252,14 @@ def test_a_proof_that_is_unsure_of_some_tensors_names_the_first():
     assert list_outcomes(result) == [("? move", '.to("meta"): a: sparse; 1 more tensor inconclusive')]
 
 
-def test_the_verdict_names_what_failed_first():
+def test_verdict_starts_with_the_failed_check():
     """One line has all results, in the order of importance."""
     rest = [Check(Name.COPY, PASSED), Check(Name.STEP, UNSURE), Check(Name.FORWARD, SKIPPED)]
     text = page(run(*rest, *BROKEN.checks, rows=BROKEN.state.tensors)).verdict
     assert text == "1 error: 1 of 2 tensors failed move; step inconclusive; copy passed; forward skipped"
 
 
-def test_the_verdict_of_a_clean_model():
+def test_verdict_of_a_clean_model_names_passed_checks():
     """Only passed proofs are named."""
     assert (
         page(run(move_check(w=passed_cell()), Check(Name.COPY, PASSED), rows=[tensor("w")])).verdict
@@ -267,7 +267,7 @@ def test_the_verdict_of_a_clean_model():
     )
 
 
-def test_a_failure_of_no_tensor_counts_none():
+def test_failed_check_without_failed_tensors_has_no_count():
     """A forward that raises is not a failure of a tensor."""
     check = Check(Name.FORWARD, FAILED, "on cuda", findings=(finding(None),))
     result = run(check, rows=[tensor("w")])
@@ -278,15 +278,15 @@ def test_a_failure_of_no_tensor_counts_none():
 # Fixes and notes.
 
 
-def place_of(problem):
+def format_place(problem):
     return None if problem.origin is UNSET else format_origin(problem.origin)
 
 
-def test_a_fix_is_said_once_at_its_line():
+def test_two_findings_with_one_fix_are_one_problem():
     """Three failed proofs for one tensor are one problem, mended in one line of source."""
     twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
     (problem,) = page(run(*twice, rows=BROKEN.state.tensors)).problems
-    assert (problem.rule, place_of(problem), problem.help) == ("unregistered-tensor", "net.py:9", FIX)
+    assert (problem.rule, format_place(problem), problem.help) == ("unregistered-tensor", "net.py:9", FIX)
     assert problem.effects == ("stays on cpu",)
     assert len(problem.findings) == 2
 
@@ -295,7 +295,7 @@ def test_advice_in_words_stands_below_the_problem():
     """Line by line."""
     check = Check(Name.MOVE, FAILED, findings=(finding("w", help="tie them again\nafter the move"),))
     (problem,) = page(run(check, rows=[tensor("w")])).problems
-    assert (place_of(problem), problem.help) == (None, "tie them again\nafter the move")
+    assert (format_place(problem), problem.help) == (None, "tie them again\nafter the move")
 
 
 @pytest.mark.parametrize(
@@ -316,14 +316,14 @@ def test_the_help_of_a_problem_does_not_repeat_its_line(help, origin, advice):
     assert (problem.origin, problem.help) == (origin, advice)
 
 
-def test_a_further_name_of_a_tensor_is_mended_at_its_own_line():
+def test_problem_of_a_second_name_has_its_own_line():
     """The second name has no row, and its finding has the line."""
     actual_finding = finding("w", "stale-view", "a property", Origin("m.py", 7))
     (problem,) = page(run(Check(Name.MOVE, FAILED, findings=(actual_finding,)), rows=[TABLE])).problems
-    assert (place_of(problem), problem.help) == ("m.py:7", "a property")
+    assert (format_place(problem), problem.help) == ("m.py:7", "a property")
 
 
-def test_a_note_that_a_proof_has_found_is_not_said_twice():
+def test_note_about_a_finding_of_a_check_is_left_out():
     """The note is only a suspicion, and the proof has a finding for it."""
     notes = (Oddity("left-behind", "table: stays", "table"), Oddity("lazy", "w: has no shape yet", "w"))
     report = build_verify_report(run(*BROKEN.checks, rows=BROKEN.state.tensors, notes=notes), View())
@@ -333,7 +333,7 @@ def test_a_note_that_a_proof_has_found_is_not_said_twice():
 # Results with exit status 2.
 
 
-def test_what_packs_its_weights_is_named():
+def test_module_that_packs_its_weights_is_named():
     """A quantized model has weights, but none is visible."""
     notes = (
         Oddity("packed-params", "0._packed_params._packed_params holds weights", "0._packed_params._packed_params"),
@@ -345,7 +345,7 @@ def test_what_packs_its_weights_is_named():
     )
 
 
-def test_what_nobody_asked_for_may_be_skipped():
+def test_only_requested_checks_are_inconclusive_if_skipped():
     """Without an input, step and forward are reported and do not fail the command."""
     result = run(move_check(w=passed_cell()), Check(Name.STEP, SKIPPED, reason=NO_INPUT), rows=[tensor("w")])
     assert list_inconclusive(result, ()) == ()
@@ -353,7 +353,7 @@ def test_what_nobody_asked_for_may_be_skipped():
     assert list_inconclusive(result, (Name.STEP,)) == (f"net.py:Net: step: {NO_INPUT}",)
 
 
-def test_what_is_inconclusive_is_no_pass():
+def test_inconclusive_check_is_listed_without_a_request():
     """Asked for by name or not."""
     result = run(move_check(w=passed_cell()), Check(Name.STEP, UNSURE, reason="net.py:4: no"), rows=[tensor("w")])
     assert list_inconclusive(result, ()) == ("net.py:Net: step: net.py:4: no",)
@@ -374,7 +374,7 @@ def test_proofs_that_fail_for_one_reason_are_one_line():
     )
 
 
-def test_nothing_proved_is_not_nothing_found():
+def test_run_without_a_finished_check_is_inconclusive():
     """If every proof was skipped, or there is no tensor, the exit status is not 0."""
     skipped = [Check(name, SKIPPED, reason=NO_INPUT) for name in (Name.STEP, Name.FORWARD)]
     assert list_inconclusive(run(*skipped, rows=[tensor("w")]), ()) == (
@@ -401,7 +401,7 @@ GROUPED = ("table", "plain", "markdown", "html", "json", "jsonl", "sarif", "juni
 
 
 @pytest.mark.parametrize("output", [output.value for output in Output])
-def test_every_output_says_what_failed_and_how_to_mend_it(output):
+def test_every_output_has_the_failed_tensor_and_its_fix(output):
     """Every output has the tensor, the rule and the line of the tensor, and the fix where it has room."""
     text = render_result(BROKEN, output)
     assert ("unregistered-tensor" if output in GROUPED else "left-behind") in text
@@ -430,7 +430,7 @@ def test_a_table_is_never_wider_than_its_terminal(width):
     assert all(name in text for name in columns)
 
 
-def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
+def test_narrow_table_moves_uniform_columns_to_the_checks():
     """A column of ticks and dashes, equal in each group, is written with the checks; a column with a cross stays."""
     rows = [tensor("encoder.weight"), tensor("b", Kind.BUFFER), TABLE]
     cells = {"encoder.weight": passed_cell(), "b": passed_cell(), "table": Cell(SKIPPED)}
@@ -442,7 +442,7 @@ def test_a_narrow_table_says_by_group_what_no_reader_looks_for():
     assert "saved, restored:" not in render_result(result, width=60)
 
 
-def test_columns_move_together_before_rows_are_broken():
+def test_narrow_table_reduces_column_gaps_before_breaking_rows():
     """A slightly too wide table keeps one line a tensor."""
     cells = {"w": Cell(FAILED), "v": passed_cell()}
     columns = tuple(Column(f"column{n}", cells) for n in range(6))
@@ -452,7 +452,7 @@ def test_columns_move_together_before_rows_are_broken():
     assert "\n  w\n    ✗        ✗  " in render_result(result, width=50)
 
 
-def test_quiet_prints_what_failed_alone():
+def test_quiet_prints_only_failures():
     """A gate: nothing at all for a clean model."""
     assert render_result(run(move_check(w=passed_cell()), rows=[tensor("w")]), quiet=True) == ""
     text = "error[unregistered-tensor]: table: is a plain attribute, not registered (float32 [3])"
@@ -460,7 +460,7 @@ def test_quiet_prints_what_failed_alone():
     assert render_result(BROKEN, "plain", quiet=True) == f"{text} [net.py:9]\n"
 
 
-def test_plain_can_be_searched_for_what_failed():
+def test_plain_row_of_a_failed_tensor_is_one_line():
     """Each tensor is one line, each verdict one word."""
     (row,) = [
         line for line in render_result(BROKEN, "plain").splitlines() if " failed " in line and "move:" not in line
@@ -477,7 +477,7 @@ def test_csv_has_each_measurement_in_its_cell():
     assert rows["w"]["finding"] == ""
 
 
-def test_json_is_the_contracts():
+def test_json_has_the_fields_of_the_schema():
     """checks[].check, .passed and .tensors[] with fqn, before and after; the rows as inspect has them."""
     document = json.loads(render_result(BROKEN, "json"))
     assert document["schema"] == "statecli.verify/1"
@@ -554,7 +554,7 @@ def test_any_run_fits_the_schema_and_is_whole_in_every_output(verification, outp
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_verbose_shows_what_was_measured_off_a_terminal_too(verbose):
+def test_verbose_plain_output_has_columns_for_the_measurement(verbose):
     """The devices before and after and the line, in columns of their own."""
     row = tensor("table", origin=Origin("net.py", 9))
     result = run(move_check(table=passed_cell(before="cpu", after="meta")), rows=[row])
