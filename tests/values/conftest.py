@@ -38,7 +38,7 @@ def storage_bytes(tensor: torch.Tensor) -> bytes:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
 
 
-def info_of(data: TensorData, **more: object) -> TensorInfo:
+def build_row(data: TensorData, **more: object) -> TensorInfo:
     """Return a row for `data`."""
     elements = torch.Size(data.shape).numel()
     return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
@@ -68,7 +68,7 @@ def store(tmp_path: Path) -> Store:
         written.append(path)
         path.write_bytes(b"\xff" * at + content + b"\xff" * 5)
         where = ByteRange(str(path), at, len(content), zlib.crc32(content), big_endian)
-        return info_of(
+        return build_row(
             TensorData(
                 where,
                 str(tensor.dtype).removeprefix("torch."),

@@ -32,7 +32,7 @@ def q5_storage(tmp_path_factory) -> tuple[ByteRange, bytes]:
 
 
 @given(at=some.integers(0, ROWS * COLUMNS * 4), length=some.integers(0, 5000))
-def test_any_piece_is_that_of_the_whole(q5_storage, at, length):
+def test_any_piece_equals_the_same_part_of_the_whole(q5_storage, at, length):
     """The piece may begin and end inside a block or between two blocks."""
     where, worth = q5_storage
     into = np.zeros(min(length, where.length - at), np.uint8)
@@ -41,7 +41,7 @@ def test_any_piece_is_that_of_the_whole(q5_storage, at, length):
     assert into.tobytes() == worth[at : at + length]
 
 
-def test_little_is_held_at_a_time(q5_storage, monkeypatch):
+def test_blocks_are_dequantized_in_pieces_of_bounded_size(q5_storage, monkeypatch):
     """Pieces of bounded size are read one after another."""
     where, worth = q5_storage
     sizes = []
@@ -59,7 +59,7 @@ def test_little_is_held_at_a_time(q5_storage, monkeypatch):
     assert max(sizes) == 8192 // 4 // 256 * BLOCK_SIZES["q5_k"][1]
 
 
-def test_a_view_of_it_is_read(q5_storage):
+def test_view_of_dequantized_blocks_is_read(q5_storage):
     """Offset and strides count values."""
     where, worth = q5_storage
     whole = np.frombuffer(worth, np.float32).reshape(ROWS, COLUMNS)
@@ -78,7 +78,7 @@ def test_a_file_that_has_shrunk_is_an_error(q5_storage, tmp_path):
         source.read(0, np.zeros(where.length, np.uint8))
 
 
-def test_as_it_is_stored(q5_storage):
+def test_stored_blocks_have_their_own_type_and_size(q5_storage):
     """Each block is an element of its own type and stored size; a tensor that is not quantized does not change."""
     where, _ = q5_storage
     data = TensorData(where, "float32", (ROWS, COLUMNS))
@@ -97,7 +97,7 @@ def test_a_type_that_the_package_does_not_read():
         )
 
 
-def test_without_the_package_its_values_are_refused(q5_storage, monkeypatch):
+def test_values_need_the_gguf_package(q5_storage, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
     ggml_blocks.explain_unreadable_blocks.cache_clear()

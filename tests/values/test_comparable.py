@@ -15,7 +15,7 @@ from statecli.values import compare, gpu_kernel
 from statecli.values.compare import NotCompared, Pair, compare_pairs, compute_fingerprints
 from statecli.values.delta import CompareOptions, Delta
 
-from .conftest import info_of
+from .conftest import build_row
 from .test_ranges import write_boxes
 
 
@@ -50,7 +50,7 @@ def test_the_side_before_is_named_first():
     assert outcome(NOTHING, replace(NOTHING, device="meta")) == NotCompared("its values are not in the file")
 
 
-def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
+def test_tensor_is_not_compared_with_a_tensor_of_parts(store):
     """Two tensors whose parts have different names are not compared either; a changed layout is reported."""
     whole = store(torch.arange(6.0))
     parts, others = (replace(whole, data=None, parts=((name, whole.data),)) for name in "ab")
@@ -60,7 +60,7 @@ def test_a_tensor_beside_one_made_of_parts_is_not_compared(store):
     assert outcome(replace(parts, layout="jagged"), whole) == NotCompared("the layout changed from jagged to strided")
 
 
-def test_types_of_numpy_are_compared_with_themselves_alone(store):
+def test_numpy_type_is_not_compared_with_another_type(store):
     """The numbers of a numpy type are unknown, so the type cannot be compared with float32."""
     plain = store(torch.arange(6.0))
     strange = replace(plain, dtype="numpy.datetime64")
@@ -70,10 +70,10 @@ def test_types_of_numpy_are_compared_with_themselves_alone(store):
 
 
 @pytest.mark.parametrize("dtype", ["uint3", "qint8", "q8_0"])
-def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
+def test_type_without_numbers_is_not_compared_with_another_type(store, dtype):
     """The reason is about the type without numbers, on either side."""
     plain = store(torch.zeros(8, dtype=torch.int8))
-    strange = info_of(replace(plain.data, dtype=dtype))
+    strange = build_row(replace(plain.data, dtype=dtype))
     for pair in ((strange, plain), (plain, strange)):
         actual_outcome = outcome(*pair)
         assert isinstance(actual_outcome, NotCompared)
@@ -83,7 +83,7 @@ def test_a_type_that_is_no_number_is_not_compared_with_another(store, dtype):
 
 def test_an_unknown_type_is_not_compared_with_itself(store):
     """The number of bytes of an element is unknown."""
-    strange = info_of(replace(store(torch.zeros(8)).data, dtype="uint3"))
+    strange = build_row(replace(store(torch.zeros(8)).data, dtype="uint3"))
     assert outcome(strange, strange) == NotCompared("statecli cannot read uint3 elements as numbers")
 
 
@@ -100,40 +100,40 @@ def test_parts_of_other_shapes_are_named(store):
 def test_elements_of_other_numbers_of_values_are_not_compared(store):
     """A byte with two float4 values is not comparable with a uint8."""
     plain = store(torch.zeros(8, dtype=torch.uint8))
-    packed = info_of(replace(plain.data, dtype="float4_e2m1fn_x2"))
+    packed = build_row(replace(plain.data, dtype="float4_e2m1fn_x2"))
     for tensor, two in ((plain, packed), (packed, plain)):
         assert outcome(tensor, two) == NotCompared(
             f"an element of {tensor.dtype} has another number of values than an element of {two.dtype}"
         )
 
 
-def test_a_storage_that_is_too_short_is_no_reason_to_read_beyond_it(tmp_path):
+def test_short_storage_is_an_error_and_not_read_beyond_its_end(tmp_path):
     """The bytes after the storage exist, but belong to another tensor."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
     data = TensorData(ByteRange(str(tmp_path / "a"), 0, 8), "float32", (3,))
-    assert isinstance(outcome(info_of(data), info_of(data)), MalformedError)
-    assert isinstance(outcome(*[info_of(replace(data, shape=(1,), offset=2))] * 2), MalformedError)
-    assert outcome(*[info_of(replace(data, shape=(1,), offset=1))] * 2) == Delta(elements=1)
+    assert isinstance(outcome(build_row(data), build_row(data)), MalformedError)
+    assert isinstance(outcome(*[build_row(replace(data, shape=(1,), offset=2))] * 2), MalformedError)
+    assert outcome(*[build_row(replace(data, shape=(1,), offset=1))] * 2) == Delta(elements=1)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def in_parts(store, *tensors: torch.Tensor) -> TensorInfo:
+def build_tensor_of_parts(store, *tensors: torch.Tensor) -> TensorInfo:
     """Return a tensor subclass of three elements with the given parts."""
     parts = tuple((name, store(tensor).data) for name, tensor in zip("ab", tensors, strict=True))
     return TensorInfo("w", "float32", (3,), 3, 12, parts=parts)
 
 
-def without_checksums(row: TensorInfo) -> TensorInfo:
+def remove_checksums(row: TensorInfo) -> TensorInfo:
     parts = ((name, replace(data, storage=replace(data.storage, crc32=None))) for name, data in row.parts)
     return replace(row, parts=tuple(parts))
 
 
 def test_parts_are_compared_together(store):
     """The sums cover all parts, the element count is the tensor's, and there is no first index."""
-    before = in_parts(store, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
-    after = in_parts(store, torch.tensor([1.0, 4.0]), torch.tensor([3.0, 4.0, 8.0]))
+    before = build_tensor_of_parts(store, torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    after = build_tensor_of_parts(store, torch.tensor([1.0, 4.0]), torch.tensor([3.0, 4.0, 8.0]))
     actual_outcome = outcome(before, after)
     assert (actual_outcome.changed, actual_outcome.max_abs, actual_outcome.elements, actual_outcome.first) == (
         2,
@@ -147,40 +147,40 @@ def test_parts_are_compared_together(store):
     assert outcome(before, before) == Delta(elements=3)
 
 
-def test_of_parts_that_hold_nan_the_reason_names_the_parts(store):
+def test_reason_of_left_out_elements_names_the_parts(store):
     """Elements left out of the sums are counted over all parts together."""
-    before = in_parts(store, torch.tensor([1.0, torch.nan]), torch.tensor([3.0]))
-    after = in_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
+    before = build_tensor_of_parts(store, torch.tensor([1.0, torch.nan]), torch.tensor([3.0]))
+    after = build_tensor_of_parts(store, torch.tensor([2.0, 7.0]), torch.tensor([3.0]))
     actual_outcome = outcome(before, after)
     assert (actual_outcome.changed, actual_outcome.left_out) == (2, 1)
     assert actual_outcome.reason == "computed over all inner tensors together: a, b"
 
 
-def with_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
+def add_attributes(values: TensorInfo, **attributes: TensorInfo) -> TensorInfo:
     return replace(values, parts=tuple((name, row.data) for name, row in attributes.items()))
 
 
 def test_a_tensor_with_attributes_is_compared_with_them(store):
     """The sums and the left-out elements cover the tensor's own values and each attribute."""
     ones, before, after = store(torch.ones(3)), store(torch.tensor([1.0, 2.0])), store(torch.tensor([1.0, torch.nan]))
-    actual_outcome = outcome(with_attributes(ones, scale=before), with_attributes(ones, scale=after))
+    actual_outcome = outcome(add_attributes(ones, scale=before), add_attributes(ones, scale=after))
     assert (actual_outcome.elements, actual_outcome.changed, actual_outcome.left_out) == (3, 1, 1)
     assert actual_outcome.reason == "computed over all inner tensors together: its own values, scale"
-    assert outcome(*[with_attributes(ones, scale=before)] * 2) == Delta(elements=3)
+    assert outcome(*[add_attributes(ones, scale=before)] * 2) == Delta(elements=3)
 
 
 def test_an_attribute_of_another_shape_is_named(store):
     """The reason names the first attribute with a different shape, without the name of its tensor."""
     ones, two, three = (store(torch.ones(size)) for size in (3, 2, 3))
-    rows = with_attributes(ones, zero=two, scale=two), with_attributes(ones, zero=two, scale=three)
+    rows = add_attributes(ones, zero=two, scale=two), add_attributes(ones, zero=two, scale=three)
     assert outcome(*rows) == NotCompared("the shape of its attribute scale differs")
 
 
 def test_a_part_that_cannot_be_read_is_named(store):
-    before = in_parts(store, torch.ones(2), torch.ones(3))
-    after = in_parts(store, torch.ones(2), torch.zeros(3))
+    before = build_tensor_of_parts(store, torch.ones(2), torch.ones(3))
+    after = build_tensor_of_parts(store, torch.ones(2), torch.zeros(3))
     os.truncate(after.parts[1][1].storage.path, 4)
-    actual_outcome = outcome(*map(without_checksums, (before, after)))
+    actual_outcome = outcome(*map(remove_checksums, (before, after)))
     assert isinstance(actual_outcome, StateError)
     assert "w: b" in str(actual_outcome)
 
@@ -197,10 +197,10 @@ def test_an_index_of_a_ragged_tensor_that_cannot_be_read_is_named(store):
     values, ends = store(torch.ones(3)).data, store(torch.tensor([0, 1, 3])).data
     row = replace(NOTHING, layout="jagged", parts=(("values", values), ("offsets", ends)))
     os.truncate(ends.storage.path, 4)
-    assert "w: offsets" in str(outcome(*[without_checksums(row)] * 2))
+    assert "w: offsets" in str(outcome(*[remove_checksums(row)] * 2))
 
 
-def test_one_changed_value_of_a_damaged_sparse_tensor_is_its_damage(store):
+def test_changed_value_of_a_damaged_sparse_tensor_is_a_checksum_error(store):
     """The checksum of differing parts is verified, even if a single value differs."""
     places = store(torch.tensor([[0, 2]])).data
     sides = [store(torch.tensor([1.0, value])).data for value in (2.0, 3.0)]
@@ -213,7 +213,7 @@ def test_one_changed_value_of_a_damaged_sparse_tensor_is_its_damage(store):
     assert outcome(*rows).changed == 1
     bad = replace(sides[1], storage=replace(sides[1].storage, crc32=1))
     damaged = replace(rows[1], parts=(("indices", places), ("values", bad)))
-    unrecorded = without_checksums(rows[0])
+    unrecorded = remove_checksums(rows[0])
     for pair in ((unrecorded, damaged), (damaged, unrecorded)):
         assert isinstance(outcome(*pair), ChecksumMismatch)
 
@@ -233,7 +233,7 @@ CUTS = {
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("task", [1 << 22, 7])
-def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeypatch, cuts, order, task):
+def test_boxes_are_compared_like_the_whole_array(store, tmp_path, monkeypatch, cuts, order, task):
     """Boxes in any order are compared with a single file and with other boxes, with the index of the change."""
     monkeypatch.setattr(compare, "TASK_ELEMENTS", task)
     before = np.arange(30, dtype=np.float32).reshape(6, 5)
@@ -243,18 +243,18 @@ def test_boxes_are_compared_as_the_array_that_they_make(store, tmp_path, monkeyp
     for name, array in (("a", before), ("b", after)):
         data = write_boxes(array, cuts, tmp_path, name=name)
         listed = replace(data.storage.boxes, boxes=data.storage.boxes.boxes[::order])
-        rows.append(info_of(replace(data, storage=replace(data.storage, boxes=listed))))
-    other = info_of(write_boxes(after, ([4], [3]), tmp_path, name="c"))
+        rows.append(build_row(replace(data, storage=replace(data.storage, boxes=listed))))
+    other = build_row(write_boxes(after, ([4], [3]), tmp_path, name="c"))
     single = store(torch.from_numpy(after))
     for actual in (outcome(rows[0], rows[1]), outcome(rows[0], single), outcome(rows[0], other)):
         assert (actual.elements, actual.changed, actual.first, actual.max_abs) == (30, 2, (2, 4), 85.0)
     assert outcome(rows[1], rows[1]) == outcome(rows[1], single) == outcome(other, rows[1]) == Delta(elements=30)
 
 
-def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
+def test_contiguous_boxes_are_read_in_place(store, tmp_path):
     """Neither side is assembled: each task names the file of its box and its first element."""
     array = np.arange(12, dtype=np.float32).reshape(6, 2)
-    parted, single = info_of(write_boxes(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
+    parted, single = build_row(write_boxes(array, ([4], []), tmp_path)), store(torch.from_numpy(array))
     tasks = compare._plan_or_error(0, Pair(parted, single), CompareOptions())
     boxes = [box.data.storage for box in parted.data.storage.boxes.boxes]
     where = single.data.storage
@@ -266,7 +266,7 @@ def test_boxes_that_are_runs_are_read_where_they_lie(store, tmp_path):
 
 
 @pytest.mark.parametrize("view", ["transposed", "a part", "the beginning", "big endian"])
-def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
+def test_view_of_boxes_is_compared_in_its_c_order(store, tmp_path, view):
     """The elements are compared in the C order of the view."""
     array = np.arange(16, dtype=np.float32).reshape(4, 4)
     data = write_boxes(array.byteswap() if view == "big endian" else array, ([1, 3], []), tmp_path)
@@ -278,12 +278,12 @@ def test_a_view_of_boxes_is_no_run_of_them(store, tmp_path, view):
         data, array = replace(data, shape=(2, 4)), array[:2]
     else:
         data = replace(data, storage=replace(data.storage, big_endian=True))
-    assert outcome(info_of(data), store(torch.tensor(array))) == Delta(elements=array.size)
+    assert outcome(build_row(data), store(torch.tensor(array))) == Delta(elements=array.size)
 
 
-def test_boxes_have_the_fingerprint_of_their_array(store, tmp_path):
+def test_boxes_have_the_fingerprint_of_the_whole_array(store, tmp_path):
     array = np.arange(30, dtype=np.float32).reshape(6, 5)
-    rows = [info_of(write_boxes(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
+    rows = [build_row(write_boxes(array, cuts, tmp_path, name=f"n{n}-")) for n, cuts in enumerate(CUTS.values())]
     assert set(compute_fingerprints([*rows, store(torch.from_numpy(array))], jobs=1)) == set(
         compute_fingerprints([store(torch.from_numpy(array))], jobs=1)
     )
@@ -298,11 +298,11 @@ def test_a_quantized_tensor_has_no_fingerprint(store):
     per_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.qint8)
     assert compute_fingerprints([store(tensor), store(per_channel)], jobs=1) == [None, None]
     plain = store(torch.tensor([2, 4], dtype=torch.int8))
-    lent = info_of(replace(plain.data, quantizer=store(tensor).data.quantizer))
+    lent = build_row(replace(plain.data, quantizer=store(tensor).data.quantizer))
     assert compute_fingerprints([plain, lent], jobs=1) == [plain.data.storage.crc32, None]
 
 
-def test_a_task_on_another_device_is_the_same(store, monkeypatch):
+def test_tasks_on_another_device_give_the_same_result(store, monkeypatch):
     """Every pair runs in order on the requested device, and each byte is reported."""
     devices = []
     run_on = gpu_kernel.run_batch_on_device

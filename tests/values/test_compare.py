@@ -72,7 +72,7 @@ def oracle(before, after):
     }
 
 
-def agrees(delta, expected):
+def check_delta(delta, expected):
     assert isinstance(delta, Delta), delta
     for name, value in expected.items():
         got = getattr(delta, name)
@@ -89,7 +89,7 @@ def test_every_type_agrees_with_numpy(pair_states, dtype, n):
     expected = oracle(before, after)
     if not expected["changed"]:
         expected = {"changed": 0}
-    agrees(delta, expected)
+    check_delta(delta, expected)
 
 
 @pytest.mark.parametrize("first", FLOATS + INTEGERS)
@@ -100,18 +100,18 @@ def test_types_are_compared_by_value(pair_states, first, second):
     after = before.to(torch.float64).to(getattr(torch, second))
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     expected = oracle(before, after)
-    agrees(delta, expected if expected["changed"] else {"changed": 0})
+    check_delta(delta, expected if expected["changed"] else {"changed": 0})
 
 
 @pytest.mark.parametrize("dtype", FLOATS + INTEGERS + COMPLEX)
-def test_one_element_is_found_where_it_is(pair_states, dtype):
+def test_index_of_a_single_changed_element_is_reported(pair_states, dtype):
     """For a single change among 200,000 equal elements, the count is 1 and the index is right."""
     before = random_tensor(dtype, 200_000, 5).reshape(400, 500)
     after = before.clone()
     after[311, 77] = 1 if before[311, 77].to(torch.complex128) != 1 else 0
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
     assert (delta.changed, delta.first) == (1, (311, 77))
-    agrees(delta, oracle(before, after))
+    check_delta(delta, oracle(before, after))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_one_element_is_found_where_it_is(pair_states, dtype):
     ids=["transposed", "sliced", "column", "expanded", "permuted"],
 )
 @pytest.mark.parametrize("both", [True, False])
-def test_strides_do_not_matter(pair_states, view, both):
+def test_strided_views_are_compared_in_element_order(pair_states, view, both):
     """A view saved with its strides is compared in the order of its elements."""
     base = torch.randn(64, 64)
     changed = base.clone()
@@ -136,12 +136,12 @@ def test_strides_do_not_matter(pair_states, view, both):
     different = (before != after).nonzero()
     assert (delta.changed, delta.first) == (len(different), tuple(different[0].tolist()) if len(different) else None)
     if len(different):
-        agrees(delta, oracle(before, after))
+        check_delta(delta, oracle(before, after))
 
 
 @pytest.mark.parametrize("strided", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64", "complex128", "float16"])
-def test_nan_zero_and_bits(pair_states, dtype, strided):
+def test_nan_equals_nan_and_bitwise_distinguishes_zeros(pair_states, dtype, strided):
     """NaN equals NaN at the same index, and -0.0 equals 0.0; --bitwise treats the zeros as different."""
     kind = getattr(torch, dtype)
     before = torch.tensor([[math.nan, 0.0, 1.0], [2.0, math.inf, 3.0]]).to(kind)
@@ -156,7 +156,7 @@ def test_nan_zero_and_bits(pair_states, dtype, strided):
     assert bitwise.inf_before == bitwise.inf_after == 1
 
 
-def test_what_is_no_number_is_counted_and_left_out(pair_states):
+def test_nan_and_infinities_are_left_out_of_the_sums(pair_states):
     """NaN and infinities on one side are changes; the sums cover only finite elements."""
     before = torch.tensor([1.0, 2.0, math.nan, math.inf, 5.0])
     after = torch.tensor([1.5, math.nan, 3.0, -math.inf, 5.0])
@@ -166,7 +166,7 @@ def test_what_is_no_number_is_counted_and_left_out(pair_states):
     assert (delta.max_abs, delta.mean_abs, delta.l2) == (0.5, 0.25, 0.5)
 
 
-def test_nothing_finite_is_said(pair_states):
+def test_tensor_without_finite_pairs_has_a_reason(pair_states):
     """If each element is NaN or Inf on one of the sides, there are no sums, and the reason is given."""
     (delta,) = compare_pairs(pair_states({"t": torch.tensor([math.nan])}, {"t": torch.tensor([1.0])}), CompareOptions())
     assert (delta.changed, delta.max_abs, delta.l2, delta.cosine) == (1, None, None, None)
@@ -174,7 +174,7 @@ def test_nothing_finite_is_said(pair_states):
 
 
 @pytest.mark.parametrize("size", [1e300, 1e-300, 1e-200, 1e160])
-def test_no_size_overflows_or_vanishes(pair_states, size):
+def test_norms_of_huge_and_tiny_values_are_exact(pair_states, size):
     """The squares of the values are beyond float64; the norms are not."""
     before = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64) * size
     after = torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64) * size
@@ -184,7 +184,7 @@ def test_no_size_overflows_or_vanishes(pair_states, size):
     assert delta.cosine == pytest.approx(34 / math.sqrt(30 * 39), rel=1e-9)
 
 
-def test_a_difference_beyond_float64_is_said(pair_states):
+def test_difference_beyond_float64_is_null_with_a_reason(pair_states):
     """max |Δ| of 1.8e308 + 1.8e308 is null with a reason, not infinite and not zero."""
     top = torch.finfo(torch.float64).max
     pairs = pair_states(
@@ -195,7 +195,7 @@ def test_a_difference_beyond_float64_is_said(pair_states):
     assert "too large for float64" in delta.reason
 
 
-def test_big_integers_differ_exactly(pair_states):
+def test_large_integers_are_compared_exactly(pair_states):
     """2 ** 62 + 1 differs from 2 ** 62, although both have the same float64."""
     before = torch.tensor([2**62, -(2**63), 5])
     after = torch.tensor([2**62 + 1, 2**63 - 1, 5])
@@ -220,7 +220,7 @@ def test_tolerance_is_that_of_isclose(pair_states, how):
 
 
 @pytest.mark.parametrize("tensor", [torch.tensor(1.5), torch.empty(0, 3), torch.ones(1, 1, 1)])
-def test_scalars_and_empty_tensors(pair_states, tensor):
+def test_scalars_and_empty_tensors_are_compared(pair_states, tensor):
     """A scalar has the index (), and an empty tensor cannot differ."""
     assert compare_pairs(pair_states({"t": tensor}, {"t": tensor}), CompareOptions())[0].changed == 0
     if tensor.numel():
@@ -229,7 +229,7 @@ def test_scalars_and_empty_tensors(pair_states, tensor):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_tensors_by_what_they_are_worth(pair_states):
+def test_quantized_tensors_are_compared_by_value(pair_states):
     """Different codes with a different scale may represent the same values."""
     values = torch.tensor([0.5, 1.0, -1.0])
     half = torch.quantize_per_tensor(values, 0.5, 0, torch.qint8)
@@ -267,7 +267,7 @@ def test_the_size_of_blocks_makes_no_difference(pair_states, monkeypatch, block)
         assert getattr(pair, name) == pytest.approx(getattr(expected, name), rel=1e-9)
 
 
-def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
+def test_equal_bytes_with_a_wrong_checksum_in_an_archive_are_an_error(tmp_path):
     """The sums of a distributed checkpoint are in the archives of its tensors, and looked up there."""
     values = torch.arange(1.0, 9.0)
     for name, tensor in (("saved", values), ("same", values), ("damaged", values * 2)):
@@ -281,7 +281,7 @@ def test_damage_on_one_side_of_equal_bytes_in_archives_is_told(tmp_path):
     assert pair.place.path == str(file)
 
 
-def test_a_file_cut_short_is_its_pairs_error(pair_states):
+def test_truncated_file_fails_only_its_pair(pair_states):
     """The error of a truncated file names the file and the tensor in one line, and the other pairs are compared."""
     pairs = pair_states(
         {"a": torch.ones(4), "t": torch.ones(99_999)},
@@ -298,7 +298,7 @@ def test_a_file_cut_short_is_its_pairs_error(pair_states):
     assert actual["a"].changed == 0
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(pair_states, monkeypatch):
+def test_result_of_a_file_that_changes_during_the_run_is_an_error(pair_states, monkeypatch):
     """If the file's modification time changes during the run, its result is discarded."""
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     path = pair.after.data.storage.path
@@ -322,7 +322,7 @@ def test_an_error_of_a_file_names_the_tensor(pair_states):
     assert str(error) == f"{path}: t: permission denied"
 
 
-def test_a_file_that_is_gone(pair_states):
+def test_deleted_file_is_an_error_with_its_path(pair_states):
     (pair,) = pair_states({"t": torch.ones(4)}, {"t": torch.ones(4)})
     os.remove(pair.before.data.storage.path)
     (actual_pair,) = compare_pairs([pair], CompareOptions())
@@ -330,7 +330,7 @@ def test_a_file_that_is_gone(pair_states):
     assert str(actual_pair) == f"{path}: cannot be opened: no such file or directory"
 
 
-def test_what_overlaps_without_end_has_no_fingerprint(pair_states):
+def test_huge_expanded_tensor_has_no_fingerprint(pair_states):
     """Reading 2 ** 62 elements for a hint would never end."""
     (pair,) = pair_states({"t": torch.ones(1).expand(2**62)}, {"t": torch.ones(1)})
     assert compute_fingerprints([pair.before]) == [None]
@@ -348,7 +348,7 @@ def test_histograms_count_every_difference(pair_states):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "float8_e5m2", "int32", "complex64"])
-def test_torch_adds_up_to_the_same(pair_states, dtype):
+def test_torch_kernel_agrees_with_the_numpy_result(pair_states, dtype):
     """The kernel of another device, run by torch on the CPU: equal counts, sums within 1e-6."""
     before, after = random_tensor(dtype, 70_000, 1), random_tensor(dtype, 70_000, 2)
     pairs = pair_states({"t": before}, {"t": after})
@@ -364,7 +364,7 @@ def test_torch_adds_up_to_the_same(pair_states, dtype):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_adds_up_to_the_same(pair_states):
+def test_cuda_kernel_agrees_with_the_cpu_result(pair_states):
     """A GPU gives equal counts, and sums within 1e-6."""
     before, after = torch.randn(1_000_000), torch.randn(1_000_000)
     pairs = pair_states({"t": before}, {"t": after})
@@ -375,7 +375,7 @@ def test_cuda_adds_up_to_the_same(pair_states):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_two_arrays(tmp_path_factory, data):
+def test_counts_and_sums_of_any_two_arrays_equal_numpy(tmp_path_factory, data):
     """Random sizes, values and places of NaN: counts and sums are numpy's."""
     n = data.draw(st.integers(1, 3000))
     seed = data.draw(st.integers(0, 2**32 - 1))
@@ -393,7 +393,7 @@ def test_any_two_arrays(tmp_path_factory, data):
         expected = oracle(before[finite], after[finite])
         expected.pop("elements")
         expected["changed"] = delta.changed
-        agrees(delta, expected)
+        check_delta(delta, expected)
 
 
 # --- bits that mean something else -----------------------------------------------------------------------------------
@@ -421,7 +421,7 @@ LAZY = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", LAZY)
-def test_bitwise_sees_what_bits_mean(pair_states, case):
+def test_bitwise_resolves_conjugate_and_negative_views(pair_states, case):
     """A conjugated or negated view differs by its bits or by its values, and equals itself."""
     before, after, count = LAZY[case]
     assert compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))[0].changed == count
@@ -433,7 +433,7 @@ def test_bitwise_sees_what_bits_mean(pair_states, case):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int8", "uint8", "bool", "float32", "float64", "complex64"])
-def test_an_uncoalesced_tensor_is_its_coalesced_self(pair_states, dtype):
+def test_uncoalesced_tensor_equals_its_coalesced_tensor(pair_states, dtype):
     """Duplicates are summed in their own type: integers wrap, and large integers are exact."""
     big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
     values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
@@ -450,7 +450,7 @@ def test_duplicates_of_big_integers_are_exact(pair_states):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_bits_of_sparse_values(pair_states):
+def test_bitwise_distinguishes_zeros_of_sparse_values(pair_states):
     """--bitwise treats -0.0 and 0.0 in sparse values as different; otherwise they are equal."""
     first, second = (torch.sparse_coo_tensor([[0, 2]], [zero, 1.0], (4,)).coalesce() for zero in (0.0, -0.0))
     assert compare_pairs(pair_states({"t": first}, {"t": second}), CompareOptions())[0].changed == 0
@@ -462,7 +462,7 @@ def test_bits_of_sparse_values(pair_states):
 
 
 @pytest.mark.parametrize("complex_", [torch.complex64, torch.complex128])
-def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
+def test_large_integer_is_compared_exactly_with_a_complex_value(pair_states, complex_):
     """An integer equals a complex value only if the real part is exactly the integer and the imaginary part is 0."""
     before = torch.tensor([2**53 + 1, 2**53, 7, 7, -(2**63), 2**63 - 1])
     after = torch.tensor([2**53, 2**53, 7, 7 + 1j, -(2**63), 2**63]).to(complex_)
@@ -479,7 +479,7 @@ def test_a_big_integer_beside_a_complex_value(pair_states, complex_):
     nudge=st.integers(-(2**54), 2**54) | st.integers(-2, 2),
     dtype=st.sampled_from([np.float64, np.complex128, np.int64, np.uint64]),
 )
-def test_integers_beside_anything(whole, nudge, dtype):
+def test_integers_are_compared_exactly_with_any_type(whole, nudge, dtype):
     """Changed elements and differences are checked against Python's exact integers."""
     low, high = (-(2**63), 2**63 - 1) if min(whole) < 0 else (0, 2**64 - 1)
     exact = [min(max(n, low), high) for n in whole]
@@ -498,7 +498,7 @@ def test_integers_beside_anything(whole, nudge, dtype):
     assert (delta.max_abs, delta.mean_abs, delta.l2) == pytest.approx(figures, rel=1e-14)
 
 
-def test_a_uint64_beside_an_int64(pair_states):
+def test_difference_of_uint64_and_int64_is_exact(pair_states):
     """The two values are 1.5 * 2 ** 64 apart, more than a 64-bit integer can represent."""
     before, after = torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([-(2**63)])
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions())
@@ -507,7 +507,7 @@ def test_a_uint64_beside_an_int64(pair_states):
 
 
 @pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(atol=1.0), CompareOptions(bitwise=True)])
-def test_complex_values_are_their_parts(pair_states, how):
+def test_complex_values_are_compared_part_by_part(pair_states, how):
     """nan+1j is not nan+2j, whichever part is NaN; NaN equals NaN part by part."""
     nan, inf = math.nan, math.inf
     pairs = [
@@ -547,7 +547,7 @@ def test_float4_counts_elements(pair_states, how, view):
 @pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
 @pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
-def test_bits_are_equal_or_not(pair_states, dtype, view, how):
+def test_bits_types_have_counts_and_no_statistics(pair_states, dtype, view, how):
     """For elements that are not numbers, only changed elements are reported, without statistics."""
     codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
     other = codes.clone()
@@ -563,7 +563,7 @@ def test_bits_are_equal_or_not(pair_states, dtype, view, how):
 
 @pytest.mark.parametrize("dtype", ["quint4x2", "quint2x4"])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_packed_quantized_tensors(tmp_path, dtype, scaled):
+def test_packed_quantized_elements_are_compared_singly(tmp_path, dtype, scaled):
     """Elements that share a byte are compared singly, with or without a scale, also across rows of odd length."""
     per = {"quint4x2": 2, "quint2x4": 4}[dtype]
     pair = []
@@ -595,7 +595,7 @@ def test_an_expanded_tensor_is_compared_once(pair_states):
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (2.0, 2.0, 10_000.0, 2.0, 1.0)
 
 
-def test_one_element_that_is_as_many_as_there_can_be(pair_states):
+def test_tensor_of_2_to_the_62_repeated_elements_is_compared(pair_states):
     """2 ** 62 elements are compared by the stored value, and by the strides if the tensor has two stored values."""
     shape = (2**31, 2, 2**30)
     first, second = (torch.full((1, 1, 1), value).expand(shape) for value in (1.0, 3.0))
@@ -606,7 +606,7 @@ def test_one_element_that_is_as_many_as_there_can_be(pair_states):
     assert (delta.changed, delta.first, delta.mean_abs) == (2**61, (0, 1, 0), 1.0)
 
 
-def test_repeats_count_as_often_as_they_are_there(pair_states):
+def test_expanded_tensor_has_the_statistics_of_its_copy(pair_states):
     """An expanded tensor has the same statistics as its contiguous copy."""
     before = torch.randn(7, 1, 5, dtype=torch.float64)
     after = before.clone()
@@ -621,7 +621,7 @@ def test_repeats_count_as_often_as_they_are_there(pair_states):
         assert first == (pytest.approx(second, rel=1e-12) if isinstance(second, float) else second), name
 
 
-def test_one_side_that_repeats_itself(pair_states):
+def test_expanded_side_is_compared_with_each_element(pair_states):
     """The expanded side is compared with each element of the other side."""
     before = torch.ones(1).expand(5000, 5000)
     after = before.contiguous()
@@ -630,13 +630,13 @@ def test_one_side_that_repeats_itself(pair_states):
     assert (delta.changed, delta.first) == (1, (4321, 1234))
 
 
-def test_quantized_and_dequantized_are_the_same(pair_states):
+def test_quantized_tensor_equals_its_dequantized_tensor(pair_states):
     """The values of a quantized tensor are the values that torch dequantizes."""
     tensor = torch.quantize_per_tensor(torch.randn(50, 40), 0.0371, 3, torch.qint8)
     assert compare_pairs(pair_states({"t": tensor}, {"t": tensor.dequantize()}), CompareOptions())[0].changed == 0
 
 
-def test_windows_that_overlap_without_end(pair_states):
+def test_huge_overlapping_windows_are_equal_or_an_error(pair_states):
     """2 ** 32 elements in 4 kB: equal bytes are equal elements; with different bytes, the comparison is an error."""
     first, second = torch.zeros(1 << 10), torch.zeros(1 << 10)
     second[1000] = 1
@@ -659,7 +659,7 @@ def test_impossible_strides_are_an_error_of_the_file(tmp_path, strides):
         assert isinstance(compare_pairs([pair], CompareOptions())[0], MalformedError)
 
 
-def test_a_zero_that_lost_its_sign_beside_a_nan_is_no_change_of_a_nan(pair_states):
+def test_changed_sign_of_a_zero_is_not_attributed_to_a_nan(pair_states):
     """The two zeros differ in their bits by a distance of 0; the NaN next to the zero did not change."""
     before, after = (torch.tensor([zero, math.nan, 1.0]) for zero in (0.0, -0.0))
     (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(bitwise=True))

@@ -28,14 +28,14 @@ DTYPES = (
 )
 
 
-def raw(tensor: torch.Tensor) -> bytes:
+def encode_in_c_order(tensor: torch.Tensor) -> bytes:
     """Return the expected bytes: torch's copy of the tensor in C order."""
     in_order = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.resolve_conj().resolve_neg())
     storage = in_order.untyped_storage()
     return ctypes.string_at(storage.data_ptr(), storage.nbytes())
 
 
-def of_file(path, algorithm=Algorithm.BLAKE3, jobs=1):
+def compute_file_digests(path, algorithm=Algorithm.BLAKE3, jobs=1):
     tensors = formats.read(str(path)).tensors
     return dict(
         zip([tensor.fqn for tensor in tensors], digest.compute_digests(tensors, algorithm, jobs=jobs), strict=True)
@@ -65,26 +65,26 @@ def test_a_digest_is_that_of_the_elements_in_c_order(tmp_path_factory, tensor, z
     """Strides, offset and container do not change the digest."""
     path = tmp_path_factory.mktemp("a") / "a.pt"
     torch.save({"w": tensor}, path, _use_new_zipfile_serialization=zipped)
-    assert of_file(path) == {"w": blake3(raw(tensor)).hexdigest()}
-    assert of_file(path, Algorithm.SHA256) == {"w": hashlib.sha256(raw(tensor)).hexdigest()}
+    assert compute_file_digests(path) == {"w": blake3(encode_in_c_order(tensor)).hexdigest()}
+    assert compute_file_digests(path, Algorithm.SHA256) == {"w": hashlib.sha256(encode_in_c_order(tensor)).hexdigest()}
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_conjugation_that_was_put_off_is_done(tmp_path, dtype):
+def test_digest_of_a_conjugate_view_covers_the_resolved_values(tmp_path, dtype):
     """torch stores the original bits and a flag; the imaginary part is a view with its own flag."""
     kept = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
     views = {"c": kept.conj(), "n": kept.clone().conj().imag, "both": torch._neg_view(kept.conj())}
     torch.save(views, tmp_path / "a.pt")
-    actual = of_file(tmp_path / "a.pt")
-    assert actual == {name: blake3(raw(view)).hexdigest() for name, view in views.items()}
-    assert actual["c"] != blake3(raw(kept)).hexdigest()
+    actual = compute_file_digests(tmp_path / "a.pt")
+    assert actual == {name: blake3(encode_in_c_order(view)).hexdigest() for name, view in views.items()}
+    assert actual["c"] != blake3(encode_in_c_order(kept)).hexdigest()
 
 
-def test_negated_integers_are_negated_as_integers(tmp_path):
+def test_digest_of_a_negative_view_of_integers_is_that_of_its_values(tmp_path):
     """The sign of an integer is not a single bit."""
     kept = torch._neg_view(torch.tensor([1, -2, 0, -(2**31)], dtype=torch.int32))
     torch.save({"n": kept}, tmp_path / "a.pt")
-    assert of_file(tmp_path / "a.pt") == {"n": blake3(raw(kept)).hexdigest()}
+    assert compute_file_digests(tmp_path / "a.pt") == {"n": blake3(encode_in_c_order(kept)).hexdigest()}
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
@@ -99,9 +99,9 @@ def test_a_sparse_tensor_has_the_digest_of_its_parts(tmp_path, layout):
     moved, nudged = dense.roll(1, 0), dense * 2
     torch.save({"a": sparse(dense), "moved": sparse(moved), "nudged": sparse(nudged)}, tmp_path / "a.pt")
     torch.save({"a": sparse(dense)}, tmp_path / "b.pt", _use_new_zipfile_serialization=False)
-    actual = of_file(tmp_path / "a.pt")
+    actual = compute_file_digests(tmp_path / "a.pt")
     assert len(set(actual.values())) == 3
-    assert of_file(tmp_path / "b.pt")["a"] == actual["a"]
+    assert compute_file_digests(tmp_path / "b.pt")["a"] == actual["a"]
 
 
 @pytest.mark.parametrize("names", [("sparse_csr", "sparse_csc"), ("sparse_bsr", "sparse_bsc")])
@@ -114,21 +114,21 @@ def test_the_transposed_matrix_has_another_digest(tmp_path, names):
     first, two = (torch.sparse_compressed_tensor(*parts, size, layout=layout) for layout in layouts)
     assert not torch.equal(first.to_dense(), two.to_dense())
     torch.save({"rows": first, "columns": two}, tmp_path / "a.pt")
-    digests = of_file(tmp_path / "a.pt")
+    digests = compute_file_digests(tmp_path / "a.pt")
     assert digests["rows"] != digests["columns"]
 
 
-def test_the_parts_are_a_text_with_a_line_each(tmp_path):
+def test_digest_of_a_sparse_tensor_covers_a_line_for_each_part(tmp_path):
     """The text is computed without statecli, as the documentation of the format describes."""
     kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
     torch.save({"s": kept}, tmp_path / "a.pt")
-    indices, values = (blake3(raw(tensor)).hexdigest() for tensor in (kept.indices(), kept.values()))
+    indices, values = (blake3(encode_in_c_order(tensor)).hexdigest() for tensor in (kept.indices(), kept.values()))
     text = f"indices int64 [1, 2] {indices}\nvalues float32 [2] {values}\n"
-    assert of_file(tmp_path / "a.pt") == {"s": blake3(text.encode()).hexdigest()}
+    assert compute_file_digests(tmp_path / "a.pt") == {"s": blake3(text.encode()).hexdigest()}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
+def test_digest_of_a_quantized_tensor_covers_codes_and_scale(tmp_path):
     """The same codes with another scale are other values."""
     values = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
     first, two = (torch.quantize_per_tensor(values * scale, 0.1 * scale, 3, torch.qint8) for scale in (1, 2))
@@ -137,18 +137,18 @@ def test_a_quantized_tensor_is_its_codes_and_its_scale(tmp_path):
     assert first.int_repr().equal(two.int_repr())
     assert channels.int_repr().equal(others.int_repr())
     torch.save({"one": first, "two": two, "channels": channels, "others": others}, tmp_path / "a.pt")
-    assert len(set(of_file(tmp_path / "a.pt").values())) == 4
+    assert len(set(compute_file_digests(tmp_path / "a.pt").values())) == 4
 
 
-def test_what_has_no_values_has_no_digest(tmp_path):
+def test_meta_tensor_has_no_digest(tmp_path):
     """A tensor saved on meta has a shape and no data."""
     torch.save({"m": torch.empty(2, device="meta"), "w": torch.ones(2)}, tmp_path / "a.pt")
-    actual = of_file(tmp_path / "a.pt")
+    actual = compute_file_digests(tmp_path / "a.pt")
     assert actual["m"] is None
     assert actual["w"] is not None
 
 
-def test_every_core_gives_the_same(tmp_path, monkeypatch):
+def test_workers_compute_the_same_digests_as_one_process(tmp_path, monkeypatch):
     """Workers and a single process agree, and a shared storage is read once."""
     shared = torch.randn(100)
     state = {f"w{n}": torch.randn(50, 7) for n in range(20)} | {"a": shared, "b": shared}
@@ -162,7 +162,7 @@ def test_every_core_gives_the_same(tmp_path, monkeypatch):
         jobs=3,
         progress=lambda _, size: sizes.append(size),
     )
-    assert many == [blake3(raw(tensor)).hexdigest() for tensor in state.values()]
+    assert many == [blake3(encode_in_c_order(tensor)).hexdigest() for tensor in state.values()]
     assert sum(sizes) == 20 * 50 * 7 * 4 + 400
 
 
@@ -176,20 +176,20 @@ def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
         digest.compute_digests(tensors, Algorithm.BLAKE3)
 
 
-def test_windows_without_end_are_refused(tmp_path):
+def test_huge_expanded_tensor_is_refused(tmp_path):
     """A file of a kilobyte may claim a tensor of terabytes."""
     torch.save({"w": torch.ones(1).expand(1 << 40)}, tmp_path / "a.pt")
     with pytest.raises(UnreadableError, match=r"a\.pt: w: .*repeats.*-x"):
-        of_file(tmp_path / "a.pt")
+        compute_file_digests(tmp_path / "a.pt")
 
 
-def test_without_its_package_it_says_what_to_install(tmp_path, monkeypatch):
+def test_missing_blake3_package_names_the_command_to_install(tmp_path, monkeypatch):
     """sha256 does not need a package."""
     monkeypatch.setitem(sys.modules, "blake3", None)
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(MissingDependency, match="pip install blake3"):
-        of_file(tmp_path / "a.pt")
-    assert of_file(tmp_path / "a.pt", Algorithm.SHA256)
+        compute_file_digests(tmp_path / "a.pt")
+    assert compute_file_digests(tmp_path / "a.pt", Algorithm.SHA256)
 
 
 @pytest.mark.parametrize(("name", "save"), [("a.safetensors", save_file), ("a.pt", torch.save)])
@@ -207,7 +207,7 @@ def test_small_neighbours_are_read_together(tmp_path, monkeypatch, name, save):
     values_by_fqn = {tensor.fqn: value for tensor, value in zip(state.tensors, digests, strict=True)}
     assert compare.check_checksums(state.tensors, jobs=1) == [()] * len(tensors)
     for key, tensor in tensors.items():
-        assert values_by_fqn[key] == hashlib.sha256(raw(tensor)).hexdigest(), key
+        assert values_by_fqn[key] == hashlib.sha256(encode_in_c_order(tensor)).hexdigest(), key
     assert 0 < len(reads) < 10
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_storage_among_neighbours_is_named(tmp_path, number):
     assert [tensor.fqn for tensor, actual in zip(state.tensors, errors, strict=True) if actual] == [f"t{number}"]
 
 
-def test_many_files_stay_open_and_no_more(tmp_path):
+def test_number_of_open_files_is_limited(tmp_path):
     """A file with a reader stays open, even if unused for long."""
     paths = [str(tmp_path / f"{n}") for n in range(3 * open_files.MAX_OPEN_FILES)]
     for path in paths:

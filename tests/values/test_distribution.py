@@ -30,7 +30,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bins_are_those_of_numpy(compute, dtype):
+def test_bins_equal_numpy(compute, dtype):
     """Bins of equal width from the smallest to the largest value."""
     tensor = (torch.randn(300, 50, generator=torch.Generator().manual_seed(1)) * 20).to(dtype)
     values = tensor.double().numpy()
@@ -46,7 +46,7 @@ def test_bins_are_those_of_numpy(compute, dtype):
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_quantiles_are_those_of_numpy_within_their_precision(compute, numbers):
+def test_quantiles_equal_numpy_within_their_precision(compute, numbers):
     """Each quantile is a value of the tensor (numpy's "lower" method), within 0.4 % or the smallest normal float."""
     values = np.array(numbers, np.float32)
     actual = compute(torch.from_numpy(values))
@@ -54,7 +54,7 @@ def test_quantiles_are_those_of_numpy_within_their_precision(compute, numbers):
     assert np.allclose(actual.quantiles, expected, rtol=0.004, atol=1e-37)
 
 
-def test_first_values_are_those_of_the_tensor(compute):
+def test_first_values_are_in_element_order(compute):
     """Values are in the order of the elements, also for a transposed view; NaN and infinities are null."""
     tensor = torch.arange(24.0).reshape(4, 6)
     assert compute(tensor.t()).first == tuple(tensor.t().reshape(-1)[:16].tolist())

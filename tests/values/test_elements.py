@@ -13,7 +13,7 @@ from statecli.values.elements import build_small_float_table, find_element
 @pytest.mark.parametrize(
     "name", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )
-def test_all_256_codes_of_a_float8_are_what_torch_says(name):
+def test_all_256_codes_of_float8_types_decode_like_torch(name):
     """Value, sign of zero and NaN of each code agree with torch's own conversion."""
     expected = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float().numpy()
     table = find_element(name).table
@@ -22,7 +22,7 @@ def test_all_256_codes_of_a_float8_are_what_torch_says(name):
     np.testing.assert_array_equal(np.signbit(table[numbers]), np.signbit(expected[numbers]))
 
 
-def test_all_65536_codes_of_a_float16_are_what_torch_says():
+def test_all_65536_codes_of_float16_decode_like_torch():
     """Subnormals, infinities and NaN included."""
     codes = torch.from_numpy(np.arange(65536, dtype=np.uint16).view(np.int16))
     np.testing.assert_array_equal(find_element("float16").table, codes.view(torch.float16).float().numpy())

@@ -16,7 +16,7 @@ from statecli.values import facts, facts_kernel
 from statecli.values.elements import Decoder
 from statecli.values.summary import Facts
 
-from .conftest import info_of
+from .conftest import build_row
 
 torch = pytest.importorskip("torch")
 import torch.distributed.checkpoint as dcp  # noqa: E402
@@ -37,7 +37,7 @@ needs_kernel = pytest.mark.skipif(facts_kernel._native is None, reason="no compi
 
 
 @pytest.fixture(params=["compiled", "numpy"])
-def way(request, monkeypatch):
+def kernel(request, monkeypatch):
     """Run the test with both kernels: the compiled C kernel, and numpy as used without the C kernel."""
     if request.param == "numpy":
         monkeypatch.setattr(facts_kernel, "_native", None)
@@ -53,7 +53,7 @@ def small(monkeypatch):
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
 
 
-def of(info, **options):
+def read_fact(info, **options):
     (fact,) = facts.read_facts([info], **options)
     return fact
 
@@ -95,47 +95,47 @@ def select_facts(result):
 
 @pytest.mark.parametrize("dtype", FLOATS + EIGHT_BITS, ids=str)
 @pytest.mark.parametrize("n", [16, 333])
-def test_floats_of_any_bits(store, way, small, dtype, n):
+def test_facts_of_floats_with_any_bits_equal_torch(store, kernel, small, dtype, n):
     """Counts, lowest and highest are torch's, for every float type."""
     tensor = any_bits(dtype, n)
-    assert select_facts(of(store(tensor))) == expected_facts(tensor)
+    assert select_facts(read_fact(store(tensor))) == expected_facts(tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *EIGHT_BITS], ids=str)
-def test_every_value_of_a_small_type(store, way, dtype):
+def test_facts_of_every_code_of_a_small_type_equal_torch(store, kernel, dtype):
     """The facts of each code of the type equal torch's."""
     codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
     every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
     for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
-        assert select_facts(of(store(part.clone()))) == expected_facts(part)
+        assert select_facts(read_fact(store(part.clone()))) == expected_facts(part)
 
 
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
-def test_integers_are_exact(store, way, small, dtype):
+def test_integers_are_exact(store, kernel, small, dtype):
     """Lowest and highest are exact integers, also beyond the integers that float64 represents."""
     tensor = any_bits(dtype, 300)
     tensor[7] = 0
     listed = tensor.tolist()
-    actual = of(store(tensor))
+    actual = read_fact(store(tensor))
     assert (actual.low, actual.high, actual.zeros) == (min(listed), max(listed), listed.count(0))
     assert (actual.nan, actual.inf, actual.denormal) == (0, 0, 0)
 
 
-def test_bools(store, way, small):
+def test_true_counts_as_1(store, kernel, small):
     """True counts as 1."""
     tensor = torch.arange(300) % 3 == 0
-    assert select_facts(of(store(tensor))) == select_facts(Facts(300, zeros=200, low=0, high=1))
+    assert select_facts(read_fact(store(tensor))) == select_facts(Facts(300, zeros=200, low=0, high=1))
 
 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
-def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
+def test_complex_element_is_nan_or_infinite_if_a_part_is(store, kernel, small, dtype):
     """An element is NaN, infinite or denormal if one part is, and zero if both are; complex numbers have no order."""
     part = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}[dtype]
     tensor = any_bits(part, 400).view(dtype)
     tensor[100] = 0
     parts = torch.view_as_real(tensor).to(torch.float64)
     tiny = torch.finfo(part).smallest_normal
-    actual = of(store(tensor))
+    actual = read_fact(store(tensor))
     assert actual.elements == 200
     assert actual.nan == int(parts.isnan().any(1).sum())
     assert actual.inf == int(parts.isinf().any(1).sum())
@@ -144,104 +144,104 @@ def test_complex_elements_are_what_a_part_of_them_is(store, way, small, dtype):
     assert (actual.low, actual.high) == (None, None)
 
 
-def test_float4_has_two_values_in_a_byte(tmp_path, way):
+def test_float4_has_two_values_in_a_byte(tmp_path, kernel):
     """The sixteen codes are eight sizes of two signs; the size 0.5 is denormal."""
     sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     content = bytes(range(256))
     (tmp_path / "a").write_bytes(content)
-    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 256), "float4_e2m1fn_x2", (256,))))
+    actual = read_fact(build_row(TensorData(ByteRange(str(tmp_path / "a"), 0, 256), "float4_e2m1fn_x2", (256,))))
     values = [sizes[code % 8] * (-1 if code > 7 else 1) for byte in content for code in (byte % 16, byte // 16)]
     assert (actual.elements, actual.low, actual.high) == (512, min(values), max(values))
     assert (actual.zeros, actual.denormal) == (values.count(0), sum(abs(value) == 0.5 for value in values))
 
 
-def test_quantized_values_are_scaled(store, way):
+def test_quantized_values_are_scaled(store, kernel):
     """The facts are of (code - zero point) * scale, as in torch, with a single scale or a scale per channel."""
     values = torch.randn(8, 40) * torch.arange(8)[:, None]
     whole = torch.quantize_per_tensor(values, 0.1, 3, torch.qint8)
     scales, zeros = torch.arange(1, 9) / 50, torch.zeros(8, dtype=torch.long)
     channels = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
     for tensor in (whole, channels):
-        assert select_facts(of(store(tensor))) == expected_facts(tensor.dequantize())
+        assert select_facts(read_fact(store(tensor))) == expected_facts(tensor.dequantize())
 
 
-def test_each_channel_has_its_own_scale_in_every_block(store, way, small):
+def test_each_channel_has_its_own_scale_in_every_block(store, kernel, small):
     """The last element of a channel and the first of the next keep their own scales, also many blocks later."""
     for at, highest in ((39, 127.0), (40, 254.0), (279, 127.0 * 64), (280, 127.0 * 128)):
         codes = torch.zeros(8, 40, dtype=torch.int8)
         codes.view(-1)[at] = 127
         scales = 2.0 ** torch.arange(8)
         tensor = torch._make_per_channel_quantized_tensor(codes, scales, torch.zeros(8, dtype=torch.long), 0)
-        assert of(store(tensor)).high == highest
+        assert read_fact(store(tensor)).high == highest
 
 
-def test_a_scale_that_is_not_a_number_makes_values_nan(store, way):
+def test_a_scale_that_is_not_a_number_makes_values_nan(store, kernel):
     """A scale of NaN makes every value NaN, although no code shows this."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
     broken = replace(info, data=replace(info.data, quantizer=Quantizer("torch.per_tensor_affine", math.nan, 0)))
-    assert of(broken).nan == 10
+    assert read_fact(broken).nan == 10
 
 
 # --- layouts and containers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex64], ids=str)
-def test_byte_order_and_strides_leave_no_trace(store, way, small, dtype):
+def test_byte_order_and_strides_do_not_change_the_facts(store, kernel, small, dtype):
     """Facts and digest cover the logical elements: big-endian, transposed and plain storages give the same facts."""
     tensor = torch.arange(17 * 23).reshape(17, 23).to(dtype)
-    plain = of(store(tensor))
-    assert of(store(tensor.t().contiguous().t())) == plain
-    assert of(store(tensor, big_endian=True)) == plain
-    assert of(store(torch.cat([tensor, tensor])[17:])) == plain
+    plain = read_fact(store(tensor))
+    assert read_fact(store(tensor.t().contiguous().t())) == plain
+    assert read_fact(store(tensor, big_endian=True)) == plain
+    assert read_fact(store(torch.cat([tensor, tensor])[17:])) == plain
 
 
-def test_expanded_elements_count_each_time(store, way):
+def test_expanded_elements_count_each_time(store, kernel):
     row = any_bits(torch.float32, 50)
-    actual = of(store(row.expand(1000, 50)))
+    actual = read_fact(store(row.expand(1000, 50)))
     assert select_facts(actual) == expected_facts(row.expand(1000, 50))
     assert actual.digest is None
 
 
-def test_what_torch_has_put_off_is_done(store, way):
+def test_facts_of_a_negative_view_cover_the_resolved_values(store, kernel):
     """The lowest value of a lazily negated tensor is the negated highest value."""
     pair = torch.complex(torch.zeros(9), torch.arange(9.0))
     negated = pair.conj().imag
     assert negated.is_neg()
-    assert select_facts(of(store(negated))) == expected_facts(negated.resolve_neg())
+    assert select_facts(read_fact(store(negated))) == expected_facts(negated.resolve_neg())
 
 
-def test_zeros_that_a_sparse_tensor_does_not_store_count(tmp_path):
+def test_facts_of_a_sparse_tensor_count_zeros_that_are_not_stored(tmp_path):
     """An element that is not stored counts as zero, in the number of zeros and in the range."""
     dense = torch.zeros(10, 10)
     dense[3, 4], dense[5, 6] = 2.0, math.nan
     torch.save({"w": dense.to_sparse()}, tmp_path / "a.pt")
-    assert select_facts(of(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected_facts(dense)
+    assert select_facts(read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected_facts(dense)
 
 
-def test_nothing_is_read_of_an_empty_tensor(store):
-    assert of(store(torch.empty(0, 3))) == Facts()
+def test_empty_tensor_has_empty_facts(store):
+    assert read_fact(store(torch.empty(0, 3))) == Facts()
 
 
 # --- constant tensors, digests ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.complex128], ids=str)
-@pytest.mark.parametrize("odd", [None, 0, 1, 150, 299])
-def test_all_elements_are_one_bit_by_bit(store, way, small, dtype, odd):
+@pytest.mark.parametrize("differing_index", [None, 0, 1, 150, 299])
+def test_tensor_with_one_differing_element_is_not_constant(store, kernel, small, dtype, differing_index):
     """A single differing element, at any index, makes the tensor not constant."""
     tensor = torch.full((300,), 3).to(dtype)
-    if odd is not None:
-        tensor[odd] = 4
+    if differing_index is not None:
+        tensor[differing_index] = 4
     element = tensor[0].reshape(1).view(torch.uint8).numpy().tobytes()
-    assert of(store(tensor)).only == (element if odd is None else None)
+    assert read_fact(store(tensor)).only == (element if differing_index is None else None)
 
 
-def test_zeros_of_two_signs_are_not_one(store, way):
+def test_tensor_with_zeros_of_both_signs_is_not_constant(store, kernel):
     """Bits are compared: -0.0 is not 0.0, and NaNs with different bits are different."""
-    assert of(store(torch.tensor([0.0, -0.0]))).only is None
+    assert read_fact(store(torch.tensor([0.0, -0.0]))).only is None
 
 
-def test_digests_know_every_bit_and_place(store, way, small):
+def test_digest_depends_on_every_bit_and_its_position(store, kernel, small):
     """A flipped bit, two swapped elements, or two swapped blocks give another digest."""
     tensor = torch.arange(300, dtype=torch.int32)
     changed = [tensor]
@@ -252,12 +252,12 @@ def test_digests_know_every_bit_and_place(store, way, small):
         changed.append(tensor.clone())
         changed[-1][[a, b]] = changed[-1][[b, a]]
     changed.append(torch.cat([tensor[16:32], tensor[:16], tensor[32:]]))
-    assert len({of(store(variant)).digest for variant in changed}) == len(changed)
+    assert len({read_fact(store(variant)).digest for variant in changed}) == len(changed)
 
 
 @needs_kernel
 @given(st.binary(max_size=5000))
-def test_both_ways_have_one_digest(content):
+def test_both_kernels_compute_the_same_digest(content):
     """The C kernel and numpy agree for any bytes."""
     raw = np.frombuffer(content, np.uint8)
     assert facts_kernel._native.digest(raw) == facts_kernel._hash_block(raw)
@@ -265,7 +265,7 @@ def test_both_ways_have_one_digest(content):
 
 @needs_kernel
 @given(st.integers(0, 6000), st.integers(0, 2**32))
-def test_both_ways_count_the_same(n, seed):
+def test_both_kernels_count_the_same(n, seed):
     """The C kernel and numpy agree for floats and codes of any bits and length."""
     raw = np.random.default_rng(seed).integers(0, 256, 8 * n).astype(np.uint8)
     counts = np.zeros(256, np.int64)
@@ -282,7 +282,7 @@ def test_both_ways_count_the_same(n, seed):
 
 
 @needs_kernel
-def test_the_kernel_refuses_what_it_would_misread():
+def test_kernel_refuses_blocks_that_are_not_whole_floats():
     """Half an element, or a size of no float type, is an error and not a count."""
     for block, size in ((b"123", 2), (b"123", 3), (b"", 0)):
         with pytest.raises(ValueError, match="not a block of floats"):
@@ -295,7 +295,7 @@ def test_the_kernel_refuses_what_it_would_misread():
 @given(
     st.integers(1, 400), st.randoms(use_true_random=False), st.sampled_from([torch.float32, torch.float16, torch.int64])
 )
-def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
+def test_facts_of_blocks_merge_in_any_order(n, shuffled: random.Random, dtype):
     """The facts of the whole tensor do not depend on the order in which its blocks are merged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts_kernel, "BLOCK_BYTES", 64)
@@ -318,17 +318,17 @@ def test_pieces_add_up_in_any_order(n, shuffled: random.Random, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8], ids=str)
-def test_tasks_are_cut_without_a_trace(store, monkeypatch, dtype):
+def test_number_of_tasks_does_not_change_the_facts(store, monkeypatch, dtype):
     """A tensor read in one task or in many has the same facts, because the type alone decides where blocks begin."""
     info = store(any_bits(torch.float32, 3000).view(dtype))
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
-    whole = of(info)
+    whole = read_fact(info)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
     assert len(list(facts._build_tasks(0, "w", info.data))) > 10
-    assert of(info) == whole
+    assert read_fact(info) == whole
 
 
-def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, way):
+def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, kernel):
     """A tensor of several tasks is stored plainly, in its own archive, deflated, or split among ranks."""
     values = any_bits(torch.float32, 2000)
     dcp.save({"w": values}, checkpoint_id=tmp_path / "dcp", no_dist=True)
@@ -338,14 +338,14 @@ def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, way):
     torch.save({"w": values}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file({"w": values}, tmp_path / "a.safetensors")
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
-    plain = of(formats.read(str(tmp_path / "a.pt")).tensors[0])
+    plain = read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])
     assert select_facts(plain) == expected_facts(values)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
     for name in ("dcp", "a.npz", "zero", "legacy.pt", "a.safetensors"):
-        assert of(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
+        assert read_fact(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
 
 
-def test_processes_find_what_one_does(store, monkeypatch):
+def test_two_processes_compute_the_same_facts_as_one(store, monkeypatch):
     """Two processes compute the same facts as a single process."""
     monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(facts.pool, "MIN_BATCH_BYTES", 1)
@@ -353,7 +353,7 @@ def test_processes_find_what_one_does(store, monkeypatch):
     assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
 
 
-def test_what_lies_in_one_place_is_read_once(store):
+def test_storage_of_tied_tensors_is_read_once(store):
     """Tied tensors share their facts, and the reported bytes count the storage once."""
     info, read = store(torch.randn(100)), []
     first, second = facts.read_facts([info, replace(info, fqn="tied")], progress=lambda name, size: read.append(size))
@@ -367,7 +367,7 @@ def test_what_lies_in_one_place_is_read_once(store):
 def test_a_type_without_numbers_says_so(tmp_path):
     """bits8 is not a number: the result has a reason and no facts, but still a digest of the bytes."""
     (tmp_path / "a").write_bytes(bytes(range(64)))
-    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
+    actual = read_fact(build_row(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "bits8", (64,))))
     assert "cannot read bits8 elements as numbers" in actual.reason
     assert actual.digest
     assert not actual.damaged
@@ -375,18 +375,18 @@ def test_a_type_without_numbers_says_so(tmp_path):
 
 def test_a_type_that_is_not_known_says_so(tmp_path):
     """The reason names the type that this version does not know."""
-    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
+    actual = read_fact(build_row(TensorData(ByteRange(str(tmp_path / "a"), 0, 64), "float3_e1m1", (64,))))
     assert "float3_e1m1" in actual.reason
 
 
 def test_a_quantized_tensor_without_its_scale_says_so(store):
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
-    assert of(replace(info, data=replace(info.data, quantizer=None))).reason == (
+    assert read_fact(replace(info, data=replace(info.data, quantizer=None))).reason == (
         "qint8 elements have no recorded scale, so statecli cannot convert them to numbers"
     )
 
 
-def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
+def test_only_the_tensor_of_a_truncated_file_is_damaged(store):
     """The tensor of the truncated file is damaged, in one line with the name; the other tensor is not."""
     good, cut = store(torch.randn(100)), store(torch.randn(100))
     with open(cut.data.storage.path, "r+b") as file:
@@ -398,27 +398,29 @@ def test_a_file_that_is_cut_short_spoils_what_lay_there(store):
     assert "\n" not in second.reason
 
 
-def test_a_file_that_changes_meanwhile_is_not_judged(store, monkeypatch):
+def test_facts_of_a_file_that_changes_during_the_run_are_discarded(store, monkeypatch):
     """Facts of a file that changed during the run are discarded."""
     info = store(torch.randn(100))
     monkeypatch.setattr(facts, "find_changed", lambda _: [info.data.storage.path])
-    assert "changed while statecli read it" in of(info).reason
+    assert "changed while statecli read it" in read_fact(info).reason
 
 
 def test_windows_that_overlap_without_end_are_not_read(tmp_path):
     """A few bytes that claim to be 10 ** 12 elements are not read, and the result gives the reason."""
     (tmp_path / "a").write_bytes(bytes(8_000_008))
     shape, strides = (1_000_000, 1_000_001), (1, 1)
-    actual = of(info_of(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides)))
+    actual = read_fact(
+        build_row(TensorData(ByteRange(str(tmp_path / "a"), 0, 8_000_008), "float32", shape, 0, strides))
+    )
     assert "repeats" in actual.reason
 
 
 def test_meta_has_no_values():
     """The result gives the reason: the tensor has no data."""
-    assert "meta" in of(TensorInfo("w", "float32", (3,), 3, 12, device="meta")).reason
+    assert "meta" in read_fact(TensorInfo("w", "float32", (3,), 3, 12, device="meta")).reason
 
 
-def test_one_digest_in_common_is_looked_at_again(store, monkeypatch):
+def test_tensors_with_equal_short_digests_are_distinguished(store, monkeypatch):
     """If two tensors have the same short digest by accident, SHA-256 distinguishes them; copies still match."""
     monkeypatch.setattr(facts_kernel, "mix_bits", lambda _: 7)
     a, b, c = store(torch.arange(9)), store(torch.arange(9) + 1), store(torch.arange(9))

@@ -14,7 +14,7 @@ from statecli.values.histogram import compute_histograms  # noqa: E402
 
 
 @pytest.mark.parametrize("largest", [1.5e308, 1.0, 5e-324])
-def test_every_difference_is_counted_whatever_its_size(store, largest):
+def test_histogram_counts_differences_of_any_size(store, largest):
     """Bins cover -max |Δ| to max |Δ|, a range that float64 may not represent; numpy does not warn."""
     before = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
     after = torch.tensor([largest, -largest, 1.0], dtype=torch.float64)

@@ -18,7 +18,7 @@ def test_each_field_of_a_summary_has_a_rule():
 
 
 @pytest.mark.parametrize("choose", [choose_smallest, choose_largest])
-def test_an_unknown_value_gives_way_to_a_known_one(choose):
+def test_known_value_is_chosen_over_an_unknown_value(choose):
     """A 0 is known."""
     assert choose(None, 0) == choose(0, None) == 0
     assert choose(None, None) is None

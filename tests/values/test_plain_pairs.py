@@ -48,7 +48,7 @@ def assert_same(before, after, options):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from(OPTIONS), st.booleans())
-def test_the_differences_are_those_of_tasks(tmp_path_factory, seed, dtype, options, special):
+def test_differences_equal_those_of_tasks(tmp_path_factory, seed, dtype, options, special):
     """Each type and tolerance, with NaN, infinities, -0.0, denormals, tails, scalars and equal tensors."""
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("pairs")  # noqa: S311  # reproducible, no secret
     torch.manual_seed(seed)
@@ -64,7 +64,7 @@ def test_the_differences_are_those_of_tasks(tmp_path_factory, seed, dtype, optio
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
-def test_tensors_of_several_blocks(tmp_path, dtype, suffix):
+def test_tensors_of_several_blocks_have_the_same_result(tmp_path, dtype, suffix):
     """Sums of blocks are added in their order; a pair with equal blocks is left to numpy."""
     torch.manual_seed(1)
     before = {"w": torch.randn(70_000).mul(9).to(getattr(torch, dtype)), "b": torch.zeros(3)}
@@ -76,7 +76,7 @@ def test_tensors_of_several_blocks(tmp_path, dtype, suffix):
     assert not assert_same(old, save_rows(tmp_path / f"c.{suffix}", start), CompareOptions())
 
 
-def test_a_damaged_record_is_left_to_the_reader_that_names_it(tmp_path):
+def test_damaged_zip_record_is_left_to_another_reader(tmp_path):
     """The checksum of a zip record is verified, because damage must not be reported as training."""
     tensors = {"w": torch.full((8,), 7.0)}
     old = save_rows(tmp_path / "a.pt", tensors)

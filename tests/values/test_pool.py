@@ -20,15 +20,15 @@ def double_numbers(times, batch):
     return [2 * times * n for n in batch]
 
 
-def failing(_, batch):
+def fail_odd_numbers(_, batch):
     return [MalformedError(f"{n}: no") if n % 2 else n for n in batch]
 
 
-def failing_at_once(_, batch):
+def fail_batch(_, batch):
     raise MalformedError(f"{batch[0]}: no")
 
 
-def dying(_, batch):
+def kill_worker(_, batch):
     if 3 in batch:
         os.kill(os.getpid(), signal.SIGKILL)
     return batch
@@ -59,7 +59,7 @@ def test_results_are_in_order(jobs):
     assert sorted(seen) == [(n,) for n in range(20)]
 
 
-def test_small_tasks_are_handed_out_together():
+def test_small_tasks_are_run_in_batches():
     """Each task in a batch has its own result; an empty list of tasks has no results."""
     seen = []
     tasks = pool.run_tasks(double_numbers, 3, [Small(n) for n in range(2000)], absent=None, on_batch=seen.append)
@@ -69,38 +69,38 @@ def test_small_tasks_are_handed_out_together():
     assert run(double_numbers, [], 2) == []
 
 
-def test_small_work_is_done_here():
+def test_small_tasks_run_in_this_process():
     """Starting workers would take longer than the tasks."""
     tasks = pool.run_tasks(lambda _, batch: [os.getpid()] * len(batch), None, [Small(1), Small(2)], absent=None)
     assert tasks == [os.getpid()] * 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_what_goes_wrong_with_a_task_is_its_result(jobs):
+def test_error_of_a_task_is_its_result(jobs):
     """The result is the error with its own type and text; other tasks have their own results."""
-    result = run(failing, [0, 1, 2], jobs)
+    result = run(fail_odd_numbers, [0, 1, 2], jobs)
     assert (result[0], result[2]) == (0, 2)
     assert isinstance(result[1], MalformedError)
     assert str(result[1]) == "1: no"
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_an_error_of_a_batch_is_that_of_its_tasks(jobs):
-    assert [str(error) for error in run(failing_at_once, [5, 6], jobs)] == ["5: no", "6: no"]
+def test_error_of_a_batch_is_the_result_of_each_task(jobs):
+    assert [str(error) for error in run(fail_batch, [5, 6], jobs)] == ["5: no", "6: no"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_of_what_is_wanted_whole_the_first_error_is_raised(jobs):
+def test_first_error_is_raised_if_all_results_are_needed(jobs):
     """A lock without one of its digests is useless, so the remaining tasks need not be run."""
     with pytest.raises(MalformedError, match="1: no"):
-        run(failing, [0, 1, 2], jobs, raise_errors=True)
+        run(fail_odd_numbers, [0, 1, 2], jobs, raise_errors=True)
 
 
 @linux
 @pytest.mark.parametrize("jobs", [2, 3])
-def test_a_worker_that_dies_is_told(jobs):
+def test_only_the_task_of_a_killed_worker_is_an_error(jobs):
     """The task of a killed worker (for example out of memory) has an error, and all other tasks are done."""
-    result = run(dying, list(range(12)), jobs)
+    result = run(kill_worker, list(range(12)), jobs)
     assert isinstance(result[3], UnreadableError)
     assert "a worker process was killed" in str(result[3])
     assert [n for n in result if n is not result[3]] == [n for n in range(12) if n != 3]
@@ -122,7 +122,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def sleeping(tmp_path):
+def start_sleeping(tmp_path):
     """A process in its own group with two sleeping workers, and the workers' process ids."""
     script, pids = tmp_path / "long.py", tmp_path / "pids"
     script.write_text(SLEEPY)
@@ -149,9 +149,9 @@ def is_running(pid):
 
 
 @linux
-def test_ctrl_c_stops_all_workers(sleeping):
+def test_ctrl_c_stops_all_workers(start_sleeping):
     """A terminal sends SIGINT to the whole group: statecli exits, and no worker remains or prints a traceback."""
-    process, pids = sleeping
+    process, pids = start_sleeping
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
@@ -161,9 +161,9 @@ def test_ctrl_c_stops_all_workers(sleeping):
 
 @linux
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent(sleeping, how):
+def test_workers_end_with_their_parent(start_sleeping, how):
     """A killed parent cannot stop its workers; the workers exit by themselves, or a CI step would wait forever."""
-    process, pids = sleeping
+    process, pids = start_sleeping
     process.send_signal(how)
     process.communicate(timeout=20)
     assert process.returncode == -how

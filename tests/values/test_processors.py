@@ -79,13 +79,13 @@ def documents(request, files, tmp_path_factory):
     reason="numpy is not built on OpenBLAS",
 )
 @pytest.mark.parametrize("name", COMMANDS)
-def test_one_result_on_all_processors(name, documents):
+def test_result_is_the_same_on_all_processors(name, documents):
     (document,) = documents[name]
     assert document.startswith("{")
 
 
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
-def test_one_result_of_all_instruction_sets(files):
+def test_result_is_the_same_with_all_instruction_sets(files):
     """The compiled kernel computes the same bits with narrow and with wide vectors."""
     native = compiled_kernel.native
     widest = native.instruction_set()

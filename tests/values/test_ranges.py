@@ -54,7 +54,7 @@ def row(data, fqn="w"):
     return TensorInfo(fqn, data.dtype, data.shape, prod(data.shape), data.storage.length, data=data)
 
 
-def values_of(data):
+def read_values(data):
     return read_all_values(data, "w")
 
 
@@ -64,11 +64,11 @@ CUTS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=4, max_size=4)
 
 @settings(max_examples=60, deadline=None)
 @given(SHAPES, CUTS, st.booleans(), st.sampled_from(["f4", "f8", "i2", "u1", "c8"]))
-def test_any_boxes_are_the_array_that_they_were_cut_from(tmp_path_factory, shape, cuts, columns_first, dtype):
+def test_boxes_of_any_cuts_have_the_values_of_the_array(tmp_path_factory, shape, cuts, columns_first, dtype):
     """The values equal numpy's for any cuts along the axes and any order of the boxes."""
     array = (np.arange(prod(shape)) * 1.5).astype(dtype).reshape(shape)
     data = write_boxes(array, cuts[: len(shape)], tmp_path_factory.mktemp("boxes"), columns_first=columns_first)
-    assert np.array_equal(values_of(data).reshape(shape), array)
+    assert np.array_equal(read_values(data).reshape(shape), array)
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,31 +90,31 @@ def test_pieces_cut_differently_are_compared_element_by_element(tmp_path_factory
     assert delta.first == (tuple(map(int, np.unravel_index(at % array.size, shape))) if changed else None)
 
 
-def test_a_view_into_boxes_reads_what_torch_would(tmp_path):
+def test_view_into_boxes_has_the_values_of_torch(tmp_path):
     """Offset and strides of a view of a storage in boxes count in the whole storage."""
     array = np.arange(60, dtype="f4").reshape(6, 10)
     whole = write_boxes(array, [[2, 4], [3]], tmp_path)
     view = TensorData(whole.storage, "float32", (3, 4), offset=11, strides=(2, 10))
     expected = torch.from_numpy(array).as_strided((3, 4), (2, 10), 11).numpy()
-    assert np.array_equal(values_of(view).reshape(3, 4), expected)
+    assert np.array_equal(read_values(view).reshape(3, 4), expected)
 
 
 def test_many_pieces_open_few_files_at_a_time(tmp_path, monkeypatch):
     """A storage in more files than may be open at once is read whole."""
     monkeypatch.setattr(ranges, "MAX_OPEN_FILES", 2)
     array = np.arange(40, dtype="f4")
-    assert np.array_equal(values_of(write_boxes(array, [range(40)], tmp_path)), array)
+    assert np.array_equal(read_values(write_boxes(array, [range(40)], tmp_path)), array)
 
 
 @pytest.mark.parametrize("left_out", [0, 1], ids=["first", "last"])
-def test_a_missing_box_is_no_values(tmp_path, left_out):
+def test_missing_box_is_an_error(tmp_path, left_out):
     """Boxes that leave a gap are an error; uninitialized memory is never returned."""
     data = write_boxes(np.arange(8, dtype="f4"), [[3]], tmp_path)
     boxes = data.storage.boxes
     kept = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
     holed = ByteRange("x", 0, data.storage.length, boxes=Boxes(boxes.shape, 4, kept))
     with pytest.raises(MalformedError, match="its chunks leave a gap; save the checkpoint again"):
-        values_of(TensorData(holed, "float32", (8,)))
+        read_values(TensorData(holed, "float32", (8,)))
 
 
 def deflate_content(content, path, *, claims=None, cut_to=None):
@@ -127,7 +127,7 @@ def deflate_content(content, path, *, claims=None, cut_to=None):
 
 @settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=5000).map(lambda part: part * 60), st.lists(st.integers(0, 300_000), max_size=6))
-def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory, content, places):
+def test_deflated_content_is_read_from_any_position(tmp_path_factory, content, places):
     """Reads may go forwards, backwards, and to the last byte."""
     where = deflate_content(content, tmp_path_factory.mktemp("deflate") / "x")
     with open_range(where) as source:
@@ -140,7 +140,7 @@ def test_what_was_deflated_reads_as_it_was_wherever_one_begins(tmp_path_factory,
 
 
 @pytest.mark.parametrize("claims", [99_999, 100_001], ids=["fewer", "more"])
-def test_a_lie_about_the_unpacked_size_is_named(tmp_path, claims):
+def test_wrong_recorded_size_of_deflated_content_is_an_error(tmp_path, claims):
     """Content that decompresses to more or fewer bytes than its archive records is damaged."""
     where = deflate_content(bytes(100_000), tmp_path / "x", claims=claims)
     with (
@@ -173,10 +173,10 @@ def archive_tensor(tensor, path):
     [torch.arange(12.0).reshape(3, 4), torch.arange(12.0).reshape(3, 4).t(), torch.arange(5, dtype=torch.bfloat16)],
     ids=["plain", "transposed", "bfloat16"],
 )
-def test_a_tensor_in_an_archive_of_its_own_is_found_there(tmp_path, tensor):
+def test_tensor_in_a_separate_archive_is_read(tmp_path, tensor):
     """Values, checksum and digest equal those of the tensor that torch saved."""
     data = archive_tensor(tensor, tmp_path / "x.distcp")
-    assert np.array_equal(values_of(data).reshape(data.shape), tensor.float().numpy())
+    assert np.array_equal(read_values(data).reshape(data.shape), tensor.float().numpy())
     check_crc(data.storage)
     plain = ByteRange(
         write_content(tmp_path / "raw", tensor.contiguous().view(torch.uint8).numpy().tobytes()), 0, tensor.nbytes
@@ -193,7 +193,7 @@ def test_an_archive_that_holds_another_tensor_is_refused(tmp_path):
     with pytest.raises(
         MalformedError, match=r"the index records float32 \[2, 2\], but the array at byte \d+ holds float32 \[4\]"
     ):
-        values_of(TensorData(data.storage, "float32", (2, 2)))
+        read_values(TensorData(data.storage, "float32", (2, 2)))
 
 
 def test_a_damaged_archive_inside_a_file_fails_its_checksum(tmp_path):

@@ -67,7 +67,7 @@ def test_lazy_conjugates_and_negatives_are_applied(store, lazy):
     chunk=st.sampled_from([1, 2, 7, 65536]),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
-def test_any_strides_any_chunk_size(store, monkeypatch, shape, strides, offset, chunk):
+def test_views_of_any_strides_are_read_in_chunks_of_any_size(store, monkeypatch, shape, strides, offset, chunk):
     """Merging dimensions and cutting chunks never loses, repeats or reorders an element."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     tensor = torch.as_strided(torch.arange(150.0), shape, strides[: len(shape)], offset)
@@ -102,7 +102,7 @@ def test_packed_quantized_values_are_unpacked(store, monkeypatch, dtype, chunk):
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8], ids=str)
-def test_quantized_values_are_those_of_torch(store, dtype):
+def test_quantized_values_equal_torch_to_the_last_bit(store, dtype):
     """Values agree to the last bit: torch subtracts integers and multiplies in float32."""
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
     scales = (torch.rand(64) * 0.1 + 1e-4).double()
@@ -154,7 +154,7 @@ def test_one_flipped_byte_breaks_the_checksum(store, at):
         check_crc(where, "fc.weight")
 
 
-def test_a_checksum_over_many_pieces(tmp_path):
+def test_checksum_of_a_storage_of_several_pieces_is_right(tmp_path):
     """The storage is larger than the piece of a single read."""
     import zlib
 
@@ -165,7 +165,7 @@ def test_a_checksum_over_many_pieces(tmp_path):
 
 
 @pytest.mark.parametrize("left", [0, 1, 38])
-def test_a_file_cut_short_after_listing(store, left):
+def test_file_truncated_after_the_listing_is_an_error_with_both_sizes(store, left):
     """The error has both sizes, and the process does not crash."""
     data = store(torch.arange(9.0)).data
     os.truncate(data.storage.path, left)
@@ -174,7 +174,7 @@ def test_a_file_cut_short_after_listing(store, left):
 
 
 @pytest.mark.parametrize("layout", [lambda x: x, torch.t], ids=["in order", "transposed"])
-def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
+def test_file_truncated_during_the_read_is_an_error(store, layout, monkeypatch):
     """The next chunk or band is refused."""
     monkeypatch.setattr(read, "BAND_BYTES", read.CHUNK_ELEMENTS * 4)
     data = store(layout(torch.zeros(512, read.CHUNK_ELEMENTS * 4 // 512))).data
@@ -186,7 +186,7 @@ def test_a_file_cut_short_while_it_is_read(store, layout, monkeypatch):
             list(chunks)
 
 
-def test_a_file_that_vanished(store):
+def test_deleted_file_is_an_error(store):
     data = store(torch.zeros(4)).data
     os.unlink(data.storage.path)
     with pytest.raises(UnreadableError, match="no such file"):
@@ -202,7 +202,7 @@ def test_a_file_replaced_by_a_pipe_does_not_block(store):
         read_all_values(data)
 
 
-def test_a_range_without_bytes_is_no_error(tmp_path):
+def test_empty_range_is_not_damaged(tmp_path):
     """An empty range has nothing to read and is not damaged."""
     path = tmp_path / "empty"
     path.touch()
@@ -230,7 +230,7 @@ def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, sa
         read_all_values(TensorData(where, "float32", shape, offset, strides))
 
 
-def test_more_dimensions_than_numpy_can_hold(store):
+def test_view_with_too_many_dimensions_is_refused(store):
     """2 ** 33 expanded elements in 33 dimensions that cannot be merged are refused without a crash."""
     where = store(torch.zeros(400)).data.storage
     strides = tuple(3 + n * (n % 2) for n in range(33))
@@ -333,7 +333,9 @@ def test_quantized_values_without_a_scale_are_refused(store):
     dtype=st.sampled_from([torch.uint8, torch.float32, torch.complex32, torch.complex128]),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
-def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window, gap, dtype):
+def test_views_of_any_strides_are_read_in_bands_of_any_size(
+    store, monkeypatch, shape, strides, band, window, gap, dtype
+):
     """For any sizes of bands and windows, every element of the tensor arrives at its place."""
     for name, value in (("BAND_BYTES", band), ("CHUNK_ELEMENTS", 8)):
         monkeypatch.setattr(read, name, value)
@@ -345,7 +347,7 @@ def test_any_strides_any_bands(store, monkeypatch, shape, strides, band, window,
     np.testing.assert_array_equal(read_all_values(store(tensor).data), as_numpy(tensor))
 
 
-def test_rows_that_would_share_lines_of_the_cache(store):
+def test_rows_a_power_of_two_apart_are_read_correctly(store):
     """Bands whose rows are a power of two apart are padded, without loss."""
     tensor = torch.arange(1024.0 * 512).reshape(1024, 512).t()
     np.testing.assert_array_equal(read_all_values(store(tensor).data), tensor.reshape(-1).numpy())

@@ -31,7 +31,7 @@ def settle_pairs(pairs):
     return compare_small_pairs(both, CompareOptions())
 
 
-def some_tensor(rng):
+def draw_tensor(rng):
     shape = rng.choice([(), (0,), (3,), (5, 7), (300,), (MAX_TENSOR_BYTES // 4,), (MAX_TENSOR_BYTES // 4 + 1,)])
     tensor = torch.randint(0, 2, shape).to(getattr(torch, rng.choice(DTYPES)))
     return tensor.t().contiguous().t() if tensor.dim() == 2 and rng.random() < 0.5 else tensor
@@ -39,11 +39,11 @@ def some_tensor(rng):
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_outcome_is_that_of_each_pair_by_itself(tmp_path, monkeypatch, suffix, seed):
+def test_pairs_compared_together_have_the_results_of_single_pairs(tmp_path, monkeypatch, suffix, seed):
     """Forty neighbours with any types, sizes, strides and changes."""
     rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
     torch.manual_seed(seed)
-    before = {f"t{n}": some_tensor(rng) for n in range(40)}
+    before = {f"t{n}": draw_tensor(rng) for n in range(40)}
     after = {name: t.clone() for name, t in before.items()}
     for name in rng.sample(sorted(after), 8):
         flat = after[name].contiguous().view(-1)
@@ -69,7 +69,7 @@ def planned_names(monkeypatch):
     return names
 
 
-def neighbours(tmp_path, dtype):
+def build_neighbours(tmp_path, dtype):
     """Five hundred pairs: a pair differs in all elements, a pair in one element, and a pair in the sign of a zero."""
     tensors = {f"layers.{n}.bias": torch.full((4,), float(n)).to(dtype) for n in range(500)}
     tensors["layers.1.bias"][2] = 0
@@ -84,7 +84,7 @@ def neighbours(tmp_path, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     """Neither equal pairs nor different pairs need a task."""
-    pairs = neighbours(tmp_path, dtype)
+    pairs = build_neighbours(tmp_path, dtype)
     planned = planned_names(monkeypatch)
     outcomes = compare_pairs(pairs, CompareOptions())
     assert planned == []
@@ -98,7 +98,7 @@ def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     "how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=1e-3), CompareOptions(rtol=1e-3)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
-def test_numbers_are_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
+def test_statistics_equal_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
     """The values include NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign."""
     torch.manual_seed(3)
     before = {f"t{n}": (torch.randn(n % 300 + 1) * 10.0 ** (n % 7 * 12 - 36)).to(dtype) for n in range(90)}
@@ -123,7 +123,7 @@ def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(("gap", "count"), [(MAX_GAP_BYTES, 2), (MAX_GAP_BYTES + 1, 0)])
-def test_what_lies_far_apart_is_not_read_together(tmp_path, gap, count):
+def test_tensors_with_a_large_gap_are_not_read_together(tmp_path, gap, count):
     """Unneeded bytes between two tensors are read only if there are few of them."""
     tensors = {"a": torch.zeros(2), "b": torch.zeros(gap, dtype=torch.uint8), "c": torch.zeros(2)}
     for name in ("x", "y"):
@@ -165,7 +165,7 @@ def test_a_file_that_ends_early_fails_its_own_pairs(tmp_path):
     assert all(place.path in str(outcomes[n]) for n in errors)
 
 
-def test_who_does_a_part_leaves_all_pairs_to_their_tasks(tmp_path):
+def test_shard_of_a_command_runs_a_task_for_each_pair(tmp_path):
     """A shard of a command must plan the same tasks as the other shards."""
 
     class Everything:

@@ -67,11 +67,11 @@ def compare_tensors(read):
     return outcome
 
 
-def coo(places, values, size, dtype=torch.float32):
+def build_coo(places, values, size, dtype=torch.float32):
     return torch.sparse_coo_tensor(torch.tensor([places]), torch.tensor(values, dtype=dtype), (size,))
 
 
-def crow(*starts):
+def build_csr_parts(*starts):
     return torch.tensor(starts), torch.tensor([0, 1]), torch.tensor([1.0, 3.0])
 
 
@@ -81,7 +81,7 @@ def crow(*starts):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
-def test_a_sparse_tensor_is_its_dense_self(compare_tensors, layout, seed):
+def test_sparse_tensor_is_compared_like_its_dense_tensor(compare_tensors, layout, seed):
     """Sparse tensors with different places or blocks give the same numbers as dense tensors, also the first index."""
     numbers = torch.Generator().manual_seed(seed)
     before, after = (
@@ -107,15 +107,15 @@ def test_equal_parts_are_equal_tensors(compare_tensors, layout, monkeypatch):
     assert compare_tensors(tensor, tensor.clone()) == Delta(elements=tensor.numel())
 
 
-def test_too_many_values_are_not_told(compare_tensors, monkeypatch):
+def test_sparse_tensor_above_the_limit_of_values_is_not_compared(compare_tensors, monkeypatch):
     """Above the limit of values kept in memory, the tensors are reported neither equal nor different."""
     monkeypatch.setattr(sparse, "MAX_STORED_VALUES", 3)
-    actual = compare_tensors(coo([0, 1], [1, 2], 4), coo([0, 2], [1, 2], 4))
+    actual = compare_tensors(build_coo([0, 1], [1, 2], 4), build_coo([0, 2], [1, 2], 4))
     assert isinstance(actual, NotCompared)
     assert "more than 3 indices and values" in actual.reason
 
 
-def test_blocks_of_other_sizes(compare_tensors):
+def test_blocks_of_different_sizes_are_compared_by_value(compare_tensors):
     """The values are compared, and not the places where the values are stored."""
     dense = torch.arange(24.0).reshape(4, 6)
     assert compare_tensors(dense.to_sparse_bsr((2, 3)), dense.to_sparse_bsr((4, 2))).changed == 0
@@ -123,15 +123,15 @@ def test_blocks_of_other_sizes(compare_tensors):
 
 @pytest.mark.parametrize("bitwise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float32, torch.int64])
-def test_nothing_stored_on_one_side(compare_tensors, dtype, bitwise):
+def test_side_without_stored_values_counts_as_zeros(compare_tensors, dtype, bitwise):
     """A side without stored values is zero everywhere, of any type."""
-    nothing, first = coo([], [], 4, dtype), coo([2], [1], 4, dtype)
+    nothing, first = build_coo([], [], 4, dtype), build_coo([2], [1], 4, dtype)
     for pair in ((nothing, first), (first, nothing)):
         actual = compare_tensors(*pair, bitwise=bitwise)
         assert (actual.changed, actual.first, actual.max_abs) == (1, (2,), 1.0)
 
 
-def test_indices_of_another_type(compare_tensors):
+def test_int32_and_int64_indices_are_equal(compare_tensors):
     """int32 and int64 indices mean the same places."""
     wide = torch.eye(3).to_sparse_csr()
     narrow = torch.sparse_csr_tensor(wide.crow_indices().int(), wide.col_indices().int(), wide.values(), (3, 3))
@@ -149,27 +149,27 @@ def test_sums_are_rounded_as_torch_rounds_them(compare_tensors, dtype, seed):
     """Duplicates are added one after another in their own type, so the result equals `to_dense` to the last digit."""
     numbers = np.random.default_rng(seed)
     values = (numbers.standard_normal(40) * 10.0 ** numbers.integers(-4, 5, 40)).tolist()
-    twice = coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
+    twice = build_coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
     assert compare_tensors(twice, twice.to_dense().to_sparse()).changed == 0
 
 
-def test_a_negative_zero_stored_twice(compare_tensors):
+def test_sum_of_two_negative_zeros_is_a_negative_zero(compare_tensors):
     """-0.0 + -0.0 is -0.0, because the sum does not start from 0.0."""
-    assert compare_tensors(coo([1, 1], [-0.0, -0.0], 3), coo([1], [-0.0], 3), bitwise=True).changed == 0
+    assert compare_tensors(build_coo([1, 1], [-0.0, -0.0], 3), build_coo([1], [-0.0], 3), bitwise=True).changed == 0
 
 
-def test_what_torch_cannot_add_is_not_told(compare_tensors):
+def test_duplicates_of_a_type_that_torch_cannot_add_are_not_compared(compare_tensors):
     """Two float8 values at one index have no sum in their own type."""
-    actual = compare_tensors(*(coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
+    actual = compare_tensors(*(build_coo([1, 1], [1.0, k], 3, torch.float8_e5m2) for k in (1, 2)))
     assert actual == NotCompared(
         "stores several float8_e5m2 values at one index, and torch cannot add values of this dtype"
     )
 
 
-def test_more_short_values_at_a_place_than_are_added(compare_tensors, monkeypatch):
+def test_too_many_duplicates_at_one_index_are_not_compared(compare_tensors, monkeypatch):
     """Each addition is a separate step; beyond the limit of steps, the sum is unknown."""
     monkeypatch.setattr(sparse, "MAX_DUPLICATES", 3)
-    actual = compare_tensors(coo([1] * 4, [1] * 4, 3, torch.bfloat16), coo([1], [4], 3, torch.bfloat16))
+    actual = compare_tensors(build_coo([1] * 4, [1] * 4, 3, torch.bfloat16), build_coo([1], [4], 3, torch.bfloat16))
     assert actual == NotCompared("stores more than 3 bfloat16 values at one index, the limit of statecli")
 
 
@@ -177,10 +177,10 @@ def test_more_short_values_at_a_place_than_are_added(compare_tensors, monkeypatc
 
 two, three = torch.tensor([1.0, 2.0]), torch.tensor([[0, 1, 2]])
 DAMAGED = {
-    "starts that fall": ("sparse_csr", *crow(0, 2, 1), (2, 2)),
-    "starts that fall and come back": ("sparse_csr", *crow(0, 3, 2), (2, 2)),
-    "starts beyond what is stored": ("sparse_csr", *crow(0, 1, 300_000_000), (2, 2)),
-    "starts after zero": ("sparse_csr", *crow(1, 1, 2), (2, 2)),
+    "starts that fall": ("sparse_csr", *build_csr_parts(0, 2, 1), (2, 2)),
+    "starts that fall and come back": ("sparse_csr", *build_csr_parts(0, 3, 2), (2, 2)),
+    "starts beyond what is stored": ("sparse_csr", *build_csr_parts(0, 1, 300_000_000), (2, 2)),
+    "starts after zero": ("sparse_csr", *build_csr_parts(1, 1, 2), (2, 2)),
     "starts that wrap around": (
         "sparse_csr",
         torch.tensor([0, 2**63 - 1, -(2**63), -1, 2]),
@@ -188,15 +188,15 @@ DAMAGED = {
         two,
         (4, 2),
     ),
-    "too few starts": ("sparse_csr", *crow(0, 2), (2, 2)),
-    "starts of no dimension": ("sparse_csr", torch.tensor(0), *crow(0, 2)[1:], (1, 2)),
+    "too few starts": ("sparse_csr", *build_csr_parts(0, 2), (2, 2)),
+    "starts of no dimension": ("sparse_csr", torch.tensor(0), *build_csr_parts(0, 2)[1:], (1, 2)),
     "a column outside": ("sparse_csr", torch.tensor([0, 2, 2]), torch.tensor([0, 2]), two, (2, 2)),
     "a column before the first": ("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, -1]), two, (2, 2)),
     "a row outside": ("sparse_csc", torch.tensor([0, 2, 2]), torch.tensor([0, 2]), two, (2, 2)),
     "columns of floats": ("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0.5, 1]), two, (2, 2)),
-    "fewer values than columns": ("sparse_csr", *crow(0, 1, 2)[:2], torch.ones(1), (2, 2)),
-    "one dimension": ("sparse_csr", *crow(0, 1, 2), (2,)),
-    "another batch": ("sparse_csr", *(part[None] for part in crow(0, 1, 2)), (3, 2, 2)),
+    "fewer values than columns": ("sparse_csr", *build_csr_parts(0, 1, 2)[:2], torch.ones(1), (2, 2)),
+    "one dimension": ("sparse_csr", *build_csr_parts(0, 1, 2), (2,)),
+    "another batch": ("sparse_csr", *(part[None] for part in build_csr_parts(0, 1, 2)), (3, 2, 2)),
     "blocks that do not fit": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2, 3), (2, 4)),
     "blocks of nothing": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 0, 2), (2, 2)),
     "blocks of one dimension": ("sparse_bsr", torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1, 2), (2, 2)),
@@ -213,7 +213,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damage_is_told_with_its_file_and_tensor(read, case):
+def test_error_of_a_damaged_tensor_has_file_and_name(read, case):
     """The pair has an error of one line, whichever side is damaged; the next pair is compared."""
     bad, other = read(Rebuilt(*DAMAGED[case])), read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6)))
     dense = [read(torch.zeros(3)), read(torch.ones(3))]
@@ -225,7 +225,7 @@ def test_damage_is_told_with_its_file_and_tensor(read, case):
         assert delta.changed == 3
 
 
-def test_a_hidden_value_is_not_taken_for_another_place(compare_tensors):
+def test_column_index_outside_of_the_matrix_is_an_error(compare_tensors):
     """Column 2 of row 0 of a matrix of two columns is not column 0 of row 1."""
     good = Rebuilt("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, 0]), two, (2, 2))
     assert type(compare_tensors(good, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
@@ -239,14 +239,14 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("case", ENDLESS)
-def test_memory_is_bounded_whatever_is_claimed(compare_tensors, case):
+def test_sparse_tensor_of_a_claimed_huge_size_is_not_compared(compare_tensors, case):
     """A file of two kilobytes cannot cause an allocation of a terabyte: its tensor is not compared."""
     other = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,))
     outcome = compare_tensors(other, Rebuilt("sparse_coo", *ENDLESS[case]))
     assert isinstance(outcome, NotCompared)
 
 
-def test_a_flipped_bit_is_told_by_its_checksum(read):
+def test_damaged_indices_are_reported_as_a_wrong_checksum(read):
     """If the file recorded a checksum, damaged indices are reported as a wrong checksum."""
     row = read(torch.eye(3).to_sparse_csr())
     (where,) = (part.storage for name, part in row.parts if name == "plain_indices")
@@ -258,7 +258,7 @@ def test_a_flipped_bit_is_told_by_its_checksum(read):
     assert "checksum wrong" in str(pair)
 
 
-def test_parts_that_are_not_in_the_file(compare_tensors):
+def test_tensor_with_indices_on_meta_is_not_compared(compare_tensors):
     """If the indices are on meta, the tensor is reported as not compared."""
     there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
     gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
@@ -283,7 +283,7 @@ def test_statistics_of_a_nested_tensor_are_of_its_values(compare_tensors, layout
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-def test_inner_shapes_that_differ(compare_tensors, layout):
+def test_nested_tensors_of_different_inner_shapes_are_not_compared(compare_tensors, layout):
     """As many values in other rows are another shape, whatever the values."""
     actual = compare_tensors(
         *(nested_tensor(*shapes, layout=layout) for shapes in (((2, 2), (3, 2)), ((3, 2), (2, 2))))
@@ -291,7 +291,7 @@ def test_inner_shapes_that_differ(compare_tensors, layout):
     assert actual == NotCompared("the shapes of its inner tensors differ", reshaped=True)
 
 
-def test_values_that_lie_in_another_order(compare_tensors):
+def test_nested_tensors_with_different_offsets_are_not_compared(compare_tensors):
     """With the same sizes and other offsets, the values cannot be assigned to inner tensors."""
     first, second = nested_tensor((2,), (2,)), nested_tensor((2,), (2,))
     parts = (
@@ -303,7 +303,7 @@ def test_values_that_lie_in_another_order(compare_tensors):
     assert compare_tensors(first, flipped) == NotCompared("its inner tensors have another order than before")
 
 
-def test_every_layout_of_inner_tensors_says_where_its_shapes_are():
+def test_both_kinds_of_nested_tensors_are_compared():
     """Both kinds of nested tensors in torch are compared in the same way."""
     assert set(compare.RAGGED) == {"nested", "jagged"}
 

@@ -22,7 +22,7 @@ def compute(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(30, 50), (50, 30), (1, 1), (64, 64), (200, 300)], ids=str)
-def test_values_are_those_of_torch(compute, dtype, shape):
+def test_singular_values_equal_torch(compute, dtype, shape):
     """A small matrix has all values; a larger matrix has MAX_VALUES, evenly from the largest to the smallest."""
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     actual = compute(w=tensor)["w"]

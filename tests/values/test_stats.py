@@ -43,7 +43,7 @@ def oracle(tensor):
     )
 
 
-def agree(actual, expected, rel=1e-9, scale=0.0):
+def check_stats(actual, expected, rel=1e-9, scale=0.0):
     """Check counts and extremes exactly, and moments within `rel`."""
     exact = ("min", "max", "zeros", "nan", "inf", "reason")
     assert [getattr(actual, name) for name in exact] == [getattr(expected, name) for name in exact]
@@ -64,14 +64,14 @@ def sample(dtype):
 
 
 @pytest.fixture(params=["decoded", "counted"])
-def way(request, monkeypatch):
+def algorithm(request, monkeypatch):
     """Run the test with both ways of computing statistics, for any size of tensor."""
     monkeypatch.setattr(module, "MIN_ELEMENTS_TO_COUNT", 0 if request.param == "counted" else 1 << 60)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("algorithm")
 @pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype):
+def test_statistics_of_a_stored_tensor_equal_torch(store, monkeypatch, dtype):
     """The statistics equal torch's for every type and layout, in one chunk and in dozens."""
     chunks = 71, read.CHUNK_ELEMENTS
     for lay_out in LAYOUTS.values():
@@ -79,23 +79,23 @@ def test_a_stored_tensor_is_what_torch_says(store, monkeypatch, dtype):
         stored, expected = store(tensor), oracle(tensor)
         for chunk in chunks:
             monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
-            agree(read_stats(stored), expected)
+            check_stats(read_stats(stored), expected)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("algorithm")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32], ids=str)
-def test_big_endian_is_what_torch_says(store, dtype):
+def test_statistics_of_a_big_endian_tensor_equal_torch(store, dtype):
     """The bytes of each element are swapped."""
     tensor = sample(dtype)
-    agree(read_stats(store(tensor, big_endian=True)), oracle(tensor))
+    check_stats(read_stats(store(tensor, big_endian=True)), oracle(tensor))
 
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_a_live_tensor_is_what_torch_says(dtype):
+def test_statistics_of_a_live_tensor_equal_torch(dtype):
     """The tensor is read through its own storage, in every layout."""
     for lay_out in LAYOUTS.values():
         tensor = lay_out(sample(dtype))
-        agree(compute_live_stats(tensor), oracle(tensor))
+        check_stats(compute_live_stats(tensor), oracle(tensor))
 
 
 @given(
@@ -105,7 +105,7 @@ def test_a_live_tensor_is_what_torch_says(dtype):
     chunk=st.integers(1, 40),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100, deadline=None)
-def test_any_values_at_all(monkeypatch, values, chunk):
+def test_statistics_of_any_values_equal_numpy(monkeypatch, values, chunk):
     """With NaN payloads, infinities, subnormals and maxima, extremes and counts are exact, and moments nearly exact."""
     monkeypatch.setattr(read, "CHUNK_ELEMENTS", chunk)
     actual, finite = compute_live_stats(torch.from_numpy(values)), values[np.isfinite(values)].astype(np.float64)
@@ -219,7 +219,7 @@ def test_one_element_has_no_std():
     assert compute_live_stats(torch.tensor(5.0)) == Stats(5.0, 5.0, 5.0, None, 0, 0, 0)
 
 
-def test_nothing_finite_leaves_nulls_and_counts():
+def test_tensor_without_finite_values_has_counts_and_no_statistics():
     """For example a tensor that is masked out."""
     x = torch.tensor([math.nan, -math.inf, math.inf])
     assert compute_live_stats(x) == Stats(zeros=0, nan=1, inf=2)
@@ -230,18 +230,18 @@ def test_zeros_of_either_sign_count():
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, -(2**62) - 1])
-def test_integers_that_no_float_holds_are_said(value):
+def test_reason_has_integers_that_float64_cannot_represent(value):
     """min and max are floats in the output; the exact integers are in the reason."""
     live_stats = compute_live_stats(torch.tensor([value, 0]))
     assert str(value) in live_stats.reason
     assert "rounded" in live_stats.reason
 
 
-def test_integers_that_a_float_holds_are_not_said():
+def test_integers_that_float64_can_represent_have_no_reason():
     assert compute_live_stats(torch.tensor([2**60, 7])).reason is None
 
 
-def test_uint64_beyond_int64(store):
+def test_uint64_beyond_int64_is_read_as_unsigned(store):
     """Unsigned integers are not read as signed."""
     stats = read_stats(store(torch.tensor([2**64 - 1024 * 2, 0], dtype=torch.uint64)))
     assert (stats.min, stats.max, stats.zeros) == (0, 2**64 - 2048, 1)
@@ -270,7 +270,7 @@ def test_complex_values_are_counted_and_not_ordered(store, dtype):
     assert compute_live_stats(x) == stats
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("algorithm")
 def test_float4_counts_values_not_bytes(store):
     """Eight bytes have sixteen codes, two of them zero."""
     codes = torch.arange(16, dtype=torch.uint8)
@@ -282,7 +282,7 @@ def test_float4_counts_values_not_bytes(store):
     assert compute_live_stats(packed) == stats
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("algorithm")
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32, torch.quint4x2], ids=str)
 def test_quantized_tensors_are_dequantized(store, dtype):
     """Stored and live values agree with torch's dequantization, within float32 precision."""
@@ -316,7 +316,7 @@ def sparse_row(store, tensor, name, **more):
 
 
 @pytest.mark.parametrize("name", ["sparse_coo", "sparse_csr", "sparse_bsr"])
-def test_sparse_tensors_count_what_they_do_not_store(store, name):
+def test_statistics_of_a_sparse_tensor_equal_its_dense_tensor(store, name):
     """The statistics equal the dense tensor's, also with explicit zeros and blocks."""
     dense = torch.randn(6, 8).double() * (torch.rand(6, 8) > 0.7)
     sparse = {
@@ -324,17 +324,17 @@ def test_sparse_tensors_count_what_they_do_not_store(store, name):
         "sparse_csr": lambda: dense.to_sparse_csr(),
         "sparse_bsr": lambda: dense.to_sparse_bsr((2, 2)),
     }[name]()
-    agree(read_stats(sparse_row(store, sparse, name)), oracle(dense))
-    agree(compute_live_stats(sparse), oracle(dense))
+    check_stats(read_stats(sparse_row(store, sparse, name)), oracle(dense))
+    check_stats(compute_live_stats(sparse), oracle(dense))
 
 
 def test_a_full_sparse_tensor_has_no_implicit_zeros(store):
     """min is the smallest stored value, not 0."""
     dense = torch.rand(4, 4).double() + 1
-    agree(read_stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
+    check_stats(read_stats(sparse_row(store, dense.to_sparse(), "sparse_coo")), oracle(dense))
 
 
-def test_uncoalesced_is_said(store):
+def test_uncoalesced_tensor_has_a_reason(store):
     """Entries with the same index are not summed."""
     tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (4,))
     for actual in (
@@ -443,10 +443,10 @@ def test_a_fake_tensor_has_a_reason():
 def test_an_mkldnn_tensor_is_read_densely():
     """Its own layout is opaque."""
     x = torch.randn(4, 5)
-    agree(compute_live_stats(x.to_mkldnn()), oracle(x))
+    check_stats(compute_live_stats(x.to_mkldnn()), oracle(x))
 
 
-def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
+def test_tensor_on_another_device_is_copied_in_bounded_pieces(monkeypatch):
     """Expanded dimensions are not copied; pieces cover everything once."""
     from statecli.values import live_tensor as live
 
@@ -462,19 +462,19 @@ def test_a_tensor_elsewhere_is_copied_in_bounded_pieces(monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_tensor_on_cuda_is_what_torch_says(monkeypatch, layout):
+def test_statistics_of_a_cuda_tensor_equal_torch(monkeypatch, layout):
     """The tensor is copied in pieces, from any layout."""
     from statecli.values import live_tensor as live
 
     monkeypatch.setattr(live, "PIECE_BYTES", 512)
     tensor = LAYOUTS[layout](sample(torch.float32).cuda())
-    agree(compute_live_stats(tensor), oracle(tensor.cpu()))
+    check_stats(compute_live_stats(tensor), oracle(tensor.cpu()))
 
 
 def test_parameters_and_their_views_need_no_detach():
     """requires_grad does not prevent reading, and no gradient is recorded."""
     weight = torch.nn.Parameter(torch.randn(3, 4))
-    agree(compute_live_stats(weight.t()), oracle(weight.detach().t()))
+    check_stats(compute_live_stats(weight.t()), oracle(weight.detach().t()))
     assert weight.grad is None
 
 
@@ -491,22 +491,22 @@ def test_all_tensors_of_a_state_are_filled_and_storages_checked_once(store, monk
     third = msgspec.structs.replace(first, fqn="tied")
     state = ModelState("t", "torch_zip", (first, second, third))
     filled = fill_stats(state, lambda name, size: reported.append((name, size)))
-    agree(filled.tensors[0].stats, oracle(x))
-    agree(filled.tensors[1].stats, oracle(x[:, 0]))
+    check_stats(filled.tensors[0].stats, oracle(x))
+    check_stats(filled.tensors[1].stats, oracle(x[:, 0]))
     assert filled.tensors[2].stats == filled.tensors[0].stats
     assert len(checked) == 1
     assert [name for name, _ in reported] == ["w", "v", "tied"]
 
 
-def test_processes_find_the_same(store, monkeypatch):
+def test_number_of_processes_does_not_change_the_statistics(store, monkeypatch):
     """Any number of processes gives the same statistics and errors, also for tied and damaged tensors."""
     infos = [msgspec.structs.replace(store(torch.randn(3000) * n), fqn=f"w{n}") for n in range(5)]
     infos.append(msgspec.structs.replace(infos[1], fqn="tied"))
     state = ModelState("t", "torch_zip", tuple(infos))
-    alone = fill_stats(state)
+    expected = fill_stats(state)
     monkeypatch.setattr(module.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(module.pool, "MIN_BATCH_BYTES", 1)
-    assert fill_stats(state) == alone
+    assert fill_stats(state) == expected
     with open(infos[2].data.storage.path, "r+b") as file:
         file.seek(4)
         file.write(b"\x13\x37")

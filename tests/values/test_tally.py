@@ -21,7 +21,7 @@ needs_kernel = pytest.mark.skipif(compiled_kernel.native is None, reason="no com
 
 
 @pytest.fixture(params=["compiled", "numpy"])
-def way(request, monkeypatch):
+def kernel(request, monkeypatch):
     """Run the test with both kernels: the compiled C kernel, and numpy as used without the C kernel."""
     if request.param == "numpy":
         monkeypatch.setattr(compiled_kernel, "native", None)
@@ -33,34 +33,36 @@ def way(request, monkeypatch):
 wides = st.builds(Wide, st.floats(1e-100, 1e100), st.integers(-400, 400))
 
 
-def exact(wide):
+def to_fraction(wide):
     return Fraction(wide.mantissa) * Fraction(4) ** wide.exponent
 
 
 @given(wides, wides)
-def test_wide_sums_are_those_of_fractions(first, second):
+def test_wide_sums_equal_sums_of_fractions(first, second):
     """Sums are scaled to the larger exponent and have the precision of float64."""
-    assert float(exact(first.add(second)) / (exact(first) + exact(second))) == pytest.approx(1, rel=1e-12)
+    assert float(to_fraction(first.add(second)) / (to_fraction(first) + to_fraction(second))) == pytest.approx(
+        1, rel=1e-12
+    )
 
 
 @given(wides)
 @example(Wide(1.0, 1023))
 @example(Wide(1.0, 1024))
-def test_a_root_is_a_root(wide):
+def test_square_of_the_root_equals_the_sum(wide):
     """The square of the root equals the sum within float64's range; beyond the range, the root is infinite."""
     root = wide.square_root()
-    assert math.isinf(root) == (exact(wide) > Fraction(sys.float_info.max) ** 2)
+    assert math.isinf(root) == (to_fraction(wide) > Fraction(sys.float_info.max) ** 2)
     if not math.isinf(root):
-        assert float(Fraction(root) ** 2 / exact(wide)) == pytest.approx(1, rel=1e-12)
+        assert float(Fraction(root) ** 2 / to_fraction(wide)) == pytest.approx(1, rel=1e-12)
 
 
-def test_nothing_added_changes_nothing(way):
+def test_merge_with_an_empty_tally_changes_nothing(kernel):
     """The empty tally is neutral on both sides."""
     values = kernels.tally_values(np.ones(5, np.float32), np.arange(5, dtype=np.float32), CompareOptions(), Decoder())
     assert Tally().merge(values) == values == values.merge(Tally())
 
 
-def test_one_large_and_many_small(way):
+def test_sum_of_one_large_and_many_small_terms_is_precise(kernel):
     """The worst case for float32: each sum starts with a 1, next to which each small term alone vanishes."""
     gap = np.full(64 * TERMS_PER_SUM, 2.0**-12.5, np.float32)
     gap[:64] = 1  # of numpy, whose terms lie as far apart as they can
@@ -72,7 +74,7 @@ def test_one_large_and_many_small(way):
 
 
 @pytest.mark.parametrize("n", [1, TERMS_PER_SUM - 1, TERMS_PER_SUM, TERMS_PER_SUM + 1, 3 * TERMS_PER_SUM + 17])
-def test_rows_that_are_not_full(n, way):
+def test_padding_of_the_last_row_is_not_counted(n, kernel):
     """The padding of the last row is not counted, and does not affect the next block."""
     decoder = Decoder()
     numbers = np.random.default_rng(n)
@@ -84,7 +86,7 @@ def test_rows_that_are_not_full(n, way):
         assert values.product.to_float() == pytest.approx(expected, rel=1e-6)
 
 
-def test_half_precision_by_its_bits():
+def test_all_codes_of_float16_decode_like_numpy():
     """Each of the 65,536 codes of float16 decodes as in numpy, also subnormals, infinities and NaN."""
     codes = np.arange(65536, dtype=np.uint16)
     kind, decoder = find_element("float16"), Decoder()
@@ -100,7 +102,7 @@ def stored_integers(tensor):
     return tensor.view(torch.int32 if tensor.itemsize == 4 else torch.int16).numpy()
 
 
-def in_float64(before, after):
+def sum_in_float64(before, after):
     a, b = before.to(torch.float64).numpy(), after.to(torch.float64).numpy()
     gap = np.abs(b - a)
     return [gap.sum(), np.square(gap).sum(), np.square(a).sum(), np.square(b).sum()], float(a @ b), float(gap.max())
@@ -117,7 +119,7 @@ def test_stored_blocks_are_summed_as_float64_would(first, second, n):
     after = torch.where(torch.rand(n, generator=numbers) < 0.3, before, torch.randn(n, generator=numbers))
     after = after.to(STORED[second])
     change = compiled_kernel.tally_stored(stored_integers(before), stored_integers(after), (first, second))
-    sums, product, largest = in_float64(before, after)
+    sums, product, largest = sum_in_float64(before, after)
     differ = (before.to(torch.float64) != after.to(torch.float64)).numpy()
     assert (change.changed, change.finite) == (int(differ.sum()), n)
     assert change.first == (int(differ.argmax()) if differ.any() else None)
@@ -129,7 +131,7 @@ def test_stored_blocks_are_summed_as_float64_would(first, second, n):
 
 @needs_kernel
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
-def test_every_value_of_sixteen_bits(name):
+def test_kernel_is_right_for_every_value_of_16_bit_types(name):
     """The size of each of the 65,536 values against zero is torch's; blocks that are not finite are left to float64."""
     every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
     for part in every.split(128):
@@ -160,7 +162,7 @@ def tally_values(before, after):
     return kernels.tally_values(tensor, two, CompareOptions(), Decoder()).to_delta(tensor.shape)
 
 
-def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
+def test_tensor_that_changed_only_to_nan_has_no_statistics():
     """Other elements are equal; their cosine of 1 would hide a change that cannot be measured."""
     delta = tally_values([1.0, 2.0, 3.0], [math.nan, 2.0, 3.0])
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine) == (None,) * 5
@@ -194,7 +196,7 @@ def test_where_only_nan_came_up_no_statistic_speaks_of_the_rest():
         ),
     ],
 )
-def test_what_is_null_has_a_reason(before, after, missing, reason):
+def test_missing_statistic_has_a_reason(before, after, missing, reason):
     """The reason is given for each statistic that float64 cannot represent."""
     delta = tally_values(before, after)
     assert (getattr(delta, missing), delta.reason) == (None, reason)
@@ -204,13 +206,13 @@ def test_what_is_null_has_a_reason(before, after, missing, reason):
     ("before", "after", "expected"),
     [([1e149, 0.0], [1e149, 1e-140], 1e-289), ([1e-140], [1e149], 1e289), ([1e-300, 0.0], [1e-300, 1e-20], 1e280)],
 )
-def test_a_relative_change_of_any_size(before, after, expected):
+def test_relative_change_of_extreme_sizes_is_right(before, after, expected):
     """The squares are too far apart for float64, but the roots are not."""
     delta = tally_values(before, after)
     assert (delta.relative_l2, delta.reason) == (pytest.approx(expected, rel=1e-12, abs=0), None)
 
 
-def test_what_is_there_needs_no_reason():
+def test_complete_statistics_have_no_reason():
     delta = tally_values([1.0, 2.0], [1.0, 2.5])
     assert delta.reason is None
     assert None not in (delta.max_abs, delta.mean_abs, delta.l2, delta.relative_l2, delta.cosine)
@@ -218,7 +220,7 @@ def test_what_is_there_needs_no_reason():
 
 @pytest.mark.parametrize("angle", [-0.5, -0.0102, 0.0101, 0.011, 0.05, 0.3, 0.49, 0.6])
 @pytest.mark.parametrize("n", [5, 128, 1000, 65536])
-def test_the_cosine_of_what_points_elsewhere(n, angle, way):
+def test_cosine_near_a_right_angle_is_precise(n, angle, kernel):
     """Near a right angle the products cancel, but the cosine is still within 1e-6."""
     numbers = np.random.default_rng(n)
     for _ in range(8):
@@ -246,7 +248,7 @@ def test_the_cosine_of_what_points_elsewhere(n, angle, way):
         (1.5e308 + 1.5e308j, 1.5e308 - 1.5e308j, 0, 1.5, False),
     ],
 )
-def test_tolerances_beyond_float64(before, after, atol, rtol, beyond):
+def test_tolerance_that_overflows_float64_is_applied(before, after, atol, rtol, beyond):
     """Values are compared correctly even if their difference or the tolerance overflows."""
     values = kernels.tally_values(
         np.array([before]), np.array([after]), CompareOptions(atol=atol, rtol=rtol), Decoder()

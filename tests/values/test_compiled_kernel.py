@@ -93,7 +93,7 @@ COMPARED_BY_VALUE = {"bool", "float64", "complex64", "complex128"}
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("count", COUNTS)
-def test_each_type_by_each_tolerance(dtype, count):
+def test_kernel_equals_numpy_for_each_type_and_tolerance(dtype, count):
     """Some blocks have few changed elements, or differences close to the tolerance."""
     rng = np.random.default_rng(count)
     before, after = draw_block(dtype, rng, count), draw_block(dtype, rng, count)
@@ -105,7 +105,7 @@ def test_each_type_by_each_tolerance(dtype, count):
 
 
 @pytest.mark.parametrize("before_type", TYPES)
-def test_pairs_of_types(before_type):
+def test_kernel_equals_numpy_for_each_pair_of_types(before_type):
     """Different types are compared by value; 64-bit integers only with the same type, complex only with complex."""
     rng = np.random.default_rng(5)
     before = draw_block(before_type, rng, 300)
@@ -121,7 +121,7 @@ def test_pairs_of_types(before_type):
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(TYPES), st.integers(0, 2**32), st.sampled_from(OPTIONS), st.integers(1, 300))
-def test_any_bits(dtype, seed, options, count):
+def test_kernel_equals_numpy_for_any_bits(dtype, seed, options, count):
     """NaN, infinities, -0.0, denormal and extreme numbers: the kernel is right, or leaves the block to numpy."""
     rng = np.random.default_rng(seed)
     before = draw_block(dtype, rng, count, special=True)
@@ -146,7 +146,7 @@ def test_squares_beyond_float32_are_summed_in_float64(dtype, options, size):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_block_at_any_address(dtype):
+def test_kernel_reads_blocks_at_unaligned_addresses(dtype):
     """Elements of a mapped file may lie at an odd byte."""
     rng = np.random.default_rng(7)
     before, after = draw_block(dtype, rng, 500), draw_block(dtype, rng, 500)
