@@ -150,7 +150,7 @@ def test_an_ignored_problem_is_one_problem_without_a_fix(command, statecli, in_t
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_outputs_say_what_is_accepted_and_why(command, statecli, net):
+def test_every_output_has_the_accepted_findings_and_the_reason(command, statecli, net):
     """The reason explains why "clean" may stand next to a cross."""
     words = (command, net, "--ignore", "unregistered-tensor")
     table = " ".join(statecli(*words, "-f", "table").out.split())

@@ -264,7 +264,7 @@ def test_a_reason_in_a_result_names_the_argument():
     assert check.reason.endswith("takes 4 values in the last dimension: inputs='2x4'")
 
 
-def test_a_specs_constructor_leaves_the_random_generators():
+def test_build_of_a_spec_keeps_the_state_of_the_process():
     """Building a class seeds them; the caller's go on as if nothing had been built."""
     before = process()
     statecli.verify(f"{SAMPLES}/net.py:Net", inputs="4x3")
@@ -286,7 +286,7 @@ def test_inspecting_leaves_a_live_model_as_it_was():
 
 
 #: Inconclusive proofs of a live model, which has no constructor to call again and no graph back to its parameters.
-UNTOLD_LIVE = {
+INCONCLUSIVE_CHECKS = {
     "anchors:Head": {"save"},
     "net:Net": {"save"},
     "precomputed:Normed": {"save", "step"},
@@ -301,9 +301,9 @@ def test_a_live_model_fails_as_its_class_does(name):
     file, _, attribute = name.partition(":")
     spec = verify_sample(name, input, "fake-cuda")
     live = statecli.verify(getattr(sample(file), attribute)(), inputs=input, device="fake-cuda")
-    untold = UNTOLD_LIVE.get(name, set())
+    inconclusive = INCONCLUSIVE_CHECKS.get(name, set())
     for check, other in zip(spec.checks, live.checks, strict=True):
-        if check.check.value in untold:
+        if check.check.value in inconclusive:
             assert other.verdict is Verdict.INCONCLUSIVE
         else:
             assert (check.verdict, rules(check)) == (other.verdict, rules(other)), check.check
@@ -374,7 +374,7 @@ def test_a_parameter_that_copies_share_is_never_spoiled():
     assert model.scale.tolist() == [3.0] * 4
 
 
-def test_a_function_of_the_model_is_the_copys_own():
+def test_tensor_in_a_closure_moves_with_its_copy_of_the_model():
     """A tensor in the closure of an activation trains and moves with its own copy of the model."""
     verification = statecli.verify(Closed(), checks=["move", "cast", "step", "forward"], inputs="6x4")
     assert set(verdicts(verification).values()) == {"passed"}
@@ -432,14 +432,14 @@ X, S = torch.ones(2, 4), torch.ones(4)
         {"x": "2x4", "scale": "4"},
     ],
 )
-def test_inputs_in_every_form(given):
+def test_several_inputs_are_accepted_in_every_form(given):
     """(args, kwargs), keywords, functions and texts all reach forward."""
     verification = statecli.verify(TwoInputs(), checks=["step"], inputs=given)
     assert verdicts(verification) == {"step": "passed"}
 
 
 @pytest.mark.parametrize("given", [X, (X,), [X], "2x4", lambda: X, {"input": X}])
-def test_one_input_in_every_form(given):
+def test_single_input_is_accepted_in_every_form(given):
     """A tensor by itself, a sequence, a text, a function, by name."""
     assert verdicts(statecli.verify(nn.Linear(4, 4), checks=["step"], inputs=given)) == {"step": "passed"}
     assert verdicts(statecli.verify("torch.nn:Linear(4, 4)", checks=["step"], inputs=given)) == {"step": "passed"}
@@ -458,14 +458,14 @@ def test_inputs_are_left_as_they_were():
     assert given.grad is None
 
 
-def test_inputs_that_the_live_model_carries():
+def test_example_input_array_is_the_default_input():
     """If no inputs are given, forward is called with `example_input_array`."""
     model = nn.Linear(4, 4)
     model.example_input_array = torch.ones(2, 4)
     assert verdicts(statecli.verify(model, checks=["step"])) == {"step": "passed"}
 
 
-def test_state_that_appears_with_forward():
+def test_tensor_created_by_forward_has_a_row():
     """A cache is a row, and is proved."""
 
     class Cached(nn.Module):
@@ -493,7 +493,7 @@ def test_state_that_appears_with_forward():
 # --- results and errors ---------------------------------------------------------------------------------------------
 
 
-def test_inspect_of_a_file_is_the_commands_own(tmp_path):
+def test_inspect_of_a_file_equals_the_result_of_the_command(tmp_path):
     """The same data as the command has."""
     torch.save({"a.weight": torch.ones(2, 3)}, tmp_path / "a.pt")
     state = statecli.inspect(tmp_path / "a.pt", stats=True, kind="parameter")
@@ -503,7 +503,7 @@ def test_inspect_of_a_file_is_the_commands_own(tmp_path):
     assert state.state.tensors[0].stats.mean == 1.0
 
 
-def test_diff_of_files_is_the_commands_own(tmp_path):
+def test_diff_of_files_equals_the_result_of_the_command(tmp_path):
     """The same data as the command has."""
     torch.save({"w": torch.zeros(3)}, tmp_path / "a.pt")
     torch.save({"w": torch.tensor([0.0, 0.5, 0.0])}, tmp_path / "b.pt")
@@ -513,7 +513,7 @@ def test_diff_of_files_is_the_commands_own(tmp_path):
     assert statecli.diff(tmp_path / "a.pt", tmp_path / "b.pt", atol=1).findings == ()
 
 
-def test_verify_of_a_spec_is_the_commands_own():
+def test_verify_of_a_spec_equals_the_result_of_the_command():
     """The same data as the command has."""
     target = f"{SAMPLES}/net.py:Net"
     verification = statecli.verify(target, device=torch.device("meta"), dtype=torch.float16, inputs="4x3")
@@ -524,7 +524,7 @@ def test_verify_of_a_spec_is_the_commands_own():
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "said"),
+    ("call", "kind", "expected_text"),
     [
         (lambda: statecli.inspect("missing.pt"), UnreadableError, "missing.pt"),
         (lambda: statecli.inspect(3), UsageError, "not int"),
@@ -612,19 +612,19 @@ def test_verify_of_a_spec_is_the_commands_own():
         (lambda: statecli.verify(f"{SAMPLES}/net.py:Nett"), ModelError, "Net"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(call, kind, said):
+def test_error_in_python_is_the_line_of_the_command(call, kind, expected_text):
     """The error is a subclass of StateError with the line that the command would print."""
     with pytest.raises(kind) as raised:
         call()
     assert issubclass(kind, statecli.StateError)
-    assert said in str(raised.value)
+    assert expected_text in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_none_is_every_check_and_every_tensor():
+def test_none_is_the_default_of_each_argument():
     """None means the same as an argument that is not given."""
-    nothing = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
-    verification = statecli.verify(nn.Linear(2, 2), **nothing)
+    none_arguments = dict.fromkeys(("checks", "device", "dtype", "optimizer", "inputs", "include", "exclude", "kind"))
+    verification = statecli.verify(nn.Linear(2, 2), **none_arguments)
     assert [check.check for check in verification.checks] == list(DEFAULT_PROOFS)
     assert len(verification.state.tensors) == 2
 
@@ -644,7 +644,7 @@ def test_an_optimizer_may_be_a_class():
 @pytest.mark.parametrize(
     ("inputs", "text"), [([(2, 4)], "2x4"), ((2, 4), "2x4"), ([[2, 4], (3,)], "2x4"), ([1.5], "2x3")]
 )
-def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
+def test_error_about_inputs_without_a_tensor_says_what_to_pass(inputs, text):
     """A shape is written as a text; the message contains the text."""
     with pytest.raises(ModelError, match="contains no tensor; pass a tensor, or its shape as a string") as raised:
         statecli.verify(nn.Linear(4, 2), inputs=inputs)
@@ -653,7 +653,7 @@ def test_inputs_without_a_tensor_are_answered_with_what_to_pass(inputs, text):
     assert statecli.verify(model, checks="forward", inputs=[text]).checks[0].verdict is Verdict.PASSED
 
 
-def test_without_inputs_it_is_said_how_python_gives_them():
+def test_reason_without_inputs_names_the_python_argument():
     """The reason names arguments of Python, not options of the command line."""
     checks = statecli.verify(nn.Linear(2, 2)).checks
     unknown = statecli.verify(nn.BatchNorm1d(2)).checks
@@ -680,7 +680,7 @@ def test_an_error_comes_from_the_call(given):
         assert cause.__traceback__.tb_frame.f_code.co_filename == __file__
 
 
-def test_a_forward_that_raises_spoils_its_own_proofs_alone():
+def test_failing_forward_makes_only_its_checks_inconclusive():
     """With wrong inputs step and forward are inconclusive; the other proofs are not."""
     actual = verdicts(statecli.verify(nn.Linear(4, 4), inputs="2x5"))
     assert (actual["step"], actual["forward"], actual["move"]) == ("inconclusive", "inconclusive", "passed")
@@ -704,7 +704,7 @@ def test_importing_statecli_imports_nothing_heavy(tmp_path):
     assert result.stdout == "[]\nFalse\n"
 
 
-def test_every_type_of_a_result_is_to_be_had_from_the_package():
+def test_package_exports_every_type_of_a_result():
     """Each type is listed once, under its own name; a misspelt name raises AttributeError."""
     listed = [name for names in statecli._TYPES.values() for name in names]
     assert set(listed) <= set(statecli.__all__)
@@ -750,7 +750,7 @@ def test_options_of_the_shell_have_no_argument(command, left_out):
     assert not left_out & parameters.keys()
 
 
-def test_the_signatures_accept_what_the_options_accept():
+def test_default_of_each_argument_is_that_of_its_option():
     """Each argument is converted to the field of its option; the defaults of Python give the defaults of the table."""
     for command in ("inspect", "diff", "lock", "audit", "merge", "verify"):
         known = {parameter.argument: parameter for parameter in parameters_of(COMMANDS[command])}

@@ -14,7 +14,7 @@ from statecli.callbacks.training_check import StatecliWarning, TrainingCheck
 
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
+def _hide_warnings(monkeypatch):
     """A finding is asserted, not shown."""
     warnings.simplefilter("ignore")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -101,7 +101,7 @@ def find_moved_buffers(model):
     return [line for line in train(model, torch.optim.SGD(trainable, 0.1)) if "these buffers" in line]
 
 
-def test_moved_buffers_name_the_frozen_module_alone():
+def test_finding_about_moved_buffers_names_only_the_frozen_module():
     """`net` has trainable parameters, so `.eval()` belongs to `net.norm`."""
     model = Nested()
     model.net.norm.requires_grad_(requires_grad=False)
@@ -119,7 +119,7 @@ def test_moved_buffers_name_the_whole_frozen_module():
     assert line.startswith("net.frozen.*: ")
 
 
-def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
+def test_zero_learning_rate_in_warmup_is_not_a_finding():
     """A scheduler often begins at zero: the check waits for the first update."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), 0.0)
@@ -137,7 +137,7 @@ def test_a_learning_rate_of_zero_in_warmup_is_no_finding():
     ]
 
 
-def test_a_lora_factor_without_a_gradient_in_step_1_is_no_finding():
+def test_lora_factor_without_a_gradient_in_step_1_is_not_a_finding():
     """B is zero at first, so the gradient of A is zero too; in step 2 the gradient is not zero."""
     model = nn.ParameterDict({"A": torch.randn(2, 3), "B": torch.zeros(3, 2)})
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -362,7 +362,7 @@ def test_accelerate_reports_nothing_for_a_sound_training(tmp_path):
     assert run_accelerator(tmp_path, lambda model: torch.optim.AdamW(model.parameters(), 0.1)) == []
 
 
-def test_accelerate_names_what_was_not_trained_and_not_saved(tmp_path):
+def test_accelerate_names_untrained_and_differing_tensors(tmp_path):
     """The optimizer lacks a module, and the value of a tensor in the file differs from the model."""
 
     def make_optimizer(model):

@@ -75,20 +75,20 @@ def path(in_tmp_path, statecli) -> Path:
 
 
 @pytest.fixture
-def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
+def call_after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     """Call a function once, after the header of a checkpoint is read and before its values are read."""
 
     def arrange(act: Callable[[], None]) -> None:
         whole, done = load.read_whole_checkpoint, []
 
-        def and_act(text, *args, **more):
+        def read_and_act(text, *args, **more):
             state = whole(text, *args, **more)
             if text.startswith(("a.pt", "a")) and not done:
                 done.append(True)
                 act()
             return state
 
-        monkeypatch.setattr(load, "read_whole_checkpoint", and_act)
+        monkeypatch.setattr(load, "read_whole_checkpoint", read_and_act)
 
     return arrange
 
@@ -98,9 +98,9 @@ def after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     [*((command, rewrite) for command in COMMANDS), (COMMANDS[0], replace), (COMMANDS[0], touch)],
     ids=lambda value: getattr(value, "__name__", None) or " ".join(value),
 )
-def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, after_listing, statecli):
+def test_change_after_the_listing_exits_with_2_and_one_line(command, change, path, call_after_listing, statecli):
     """The values read are of two files: status 2, and one line names the changed file."""
-    after_listing(lambda: change(path))
+    call_after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
     lines = [line for line in result.err.splitlines() if "changed while statecli read it" in line]
@@ -109,18 +109,18 @@ def test_a_change_behind_the_listing_is_one_line_and_2(command, change, path, af
 
 
 @each_command
-def test_an_unchanged_file_is_not_said_to_change(command, path, after_listing, statecli):
+def test_unchanged_file_is_not_reported_as_changed(command, path, call_after_listing, statecli):
     """Reading a file or its status is not a change."""
-    after_listing(lambda: path.stat())
+    call_after_listing(lambda: path.stat())
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 0, result
 
 
 @pytest.mark.parametrize("change", [cut_file, remove], ids=lambda change: change.__name__)
 @each_command
-def test_a_file_that_is_cut_or_removed_is_2(command, change, path, after_listing, statecli):
+def test_truncated_or_removed_file_exits_with_2(command, change, path, call_after_listing, statecli):
     """Each command names the file and exits with status 2."""
-    after_listing(lambda: change(path))
+    call_after_listing(lambda: change(path))
     result = statecli(*(word.format(path) for word in command))
     assert result.code == 2, result
     assert "a.pt" in result.out + result.err
@@ -131,26 +131,26 @@ def test_a_change_between_the_scan_and_the_listing_fails_the_target(change, path
     """The scanned pickles are not the listed pickles."""
     scan = auditing.scan_pickles
 
-    def and_change(text):
+    def scan_and_change(text):
         scan_result = scan(text)
         change(path)
         return scan_result
 
-    monkeypatch.setattr(auditing, "scan_pickles", and_change)
+    monkeypatch.setattr(auditing, "scan_pickles", scan_and_change)
     result = statecli("audit", path, "-f", "json")
     assert result.code == 2
     (row,) = result.json["targets"]
     assert (row["status"], row["reason"]) == ("failed", "changed while statecli read it; try again")
 
 
-def test_other_targets_of_an_audit_are_judged(path, after_listing, statecli):
+def test_only_the_changed_target_of_an_audit_fails(path, call_after_listing, statecli):
     """Only the changed file fails."""
-    after_listing(lambda: touch(path))
+    call_after_listing(lambda: touch(path))
     result = statecli("audit", "a.pt", "other.pt", "--values", "-f", "json")
     assert [row["status"] for row in result.json["targets"]] == ["failed", "audited"]
 
 
-def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, after_listing, statecli):
+def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, call_after_listing, statecli):
     """In a folder each opened file counts, also a file of a subfolder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "global_step1").mkdir(parents=True)
@@ -165,44 +165,44 @@ def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, after_listin
         ("inspect", "a", "--stats"),
     ):
         with monkeypatch.context() as _:
-            after_listing(lambda: touch(shard))
+            call_after_listing(lambda: touch(shard))
             result = statecli(*command)
         assert result.code == 2, command
         assert "mp_rank_00_model_states.pt: " in result.out + result.err
         touch(shard)
 
 
-def test_settings_beside_the_weights_are_noticed(tmp_path, in_tmp_path, after_listing, statecli):
+def test_change_of_config_json_is_reported(tmp_path, in_tmp_path, call_after_listing, statecli):
     """`config.json` was compared as well."""
     for name in "ab":
         (tmp_path / name).mkdir()
         save_file({"w": torch.ones(2)}, tmp_path / name / "model.safetensors")
         (tmp_path / name / "config.json").write_text('{"architectures": ["Net"]}')
-    after_listing(lambda: touch(tmp_path / "a" / "config.json"))
+    call_after_listing(lambda: touch(tmp_path / "a" / "config.json"))
     result = statecli("diff", "a", "b")
     assert (result.code, "config.json: changed while statecli read it" in result.err) == (2, True)
 
 
-def test_a_log_that_nobody_reads_may_change(tmp_path, in_tmp_path, after_listing, statecli):
+def test_change_of_a_file_that_is_not_read_is_ignored(tmp_path, in_tmp_path, call_after_listing, statecli):
     """A training may write a log next to the inspected checkpoint."""
     (tmp_path / "a").mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text('{"architectures": ["Net"]}')
     log = tmp_path / "a" / "train.log"
     log.write_text("x")
-    after_listing(lambda: log.write_text("xy"))
+    call_after_listing(lambda: log.write_text("xy"))
     assert statecli("inspect", "a", "--stats").code == 0
     assert statecli("lock", "a", "-o", "-").code == 0
 
 
-def test_git_keeps_no_text_of_a_file_that_changed(path, after_listing):
+def test_git_keeps_no_text_of_a_file_that_changed(path, call_after_listing):
     """git caches the lines of the driver under the former content of the file."""
-    after_listing(lambda: touch(path))
+    call_after_listing(lambda: touch(path))
     with pytest.raises(UnreadableError, match="changed while statecli read it"):
         list(git_textconv.convert_to_text(str(path)))
 
 
-def test_what_is_opened_within_is_opened_without(path):
+def test_file_opened_in_an_inner_block_is_recorded_in_both_blocks(path):
     """A file opened first in an inner block is recorded for both blocks, with its version at the first opening."""
     with files.record_opened_files() as outer:
         with files.record_opened_files() as inner:

@@ -83,7 +83,7 @@ def test_quiet_prints_findings_or_nothing(statecli, small, output):
     assert "unregistered-tensor" in statecli("inspect", NET, "--to", "meta", "-q", "-f", output.value).out
 
 
-def test_json_is_the_contracts(statecli):
+def test_json_has_the_documented_keys(statecli):
     """The document's keys, and a row's, as promised."""
     document = statecli("inspect", NET, "-f", "json").json
     assert document["schema"] == "statecli.inspect/1"
@@ -129,7 +129,7 @@ def test_json_fits_its_schema(statecli, options):
     jsonschema.validate(statecli("inspect", NET, "-f", "json", *options).json, schema)
 
 
-def test_an_unknown_schema_names_those_there_are(statecli):
+def test_error_about_an_unknown_schema_lists_the_schemas(statecli):
     """`schema nope` is a usage error."""
     result = statecli("schema", "nope")
     assert (result.code, result.out) == (2, "")
@@ -150,7 +150,7 @@ def test_jsonl_has_a_type_on_each_line(statecli):
     assert {line["type"] for line in lines[1:]} >= {"tensor", "finding"}
 
 
-def test_csv_has_a_row_a_tensor(statecli, small):
+def test_csv_has_a_row_for_each_tensor(statecli, small):
     """Python's csv reads the output: one header, one row a tensor."""
     table = list(csv.DictReader(io.StringIO(statecli("inspect", small, "-f", "csv").out)))
     assert [row["fqn"] for row in table] == ["fc.bias", "fc.weight"]
@@ -166,7 +166,7 @@ def test_csv_gives_findings_without_a_tensor_a_row(statecli, tmp_path):
     assert all(row["kind"] == "" for row in missing)
 
 
-def test_markdown_escapes_what_would_be_markup(statecli, tmp_path):
+def test_markdown_escapes_markup_in_names(statecli, tmp_path):
     """A pipe, a backtick and a star in a name do not break the table."""
     save_file({"a|b`c*d": torch.ones(1)}, tmp_path / "odd.safetensors")
     shown = statecli("inspect", tmp_path / "odd.safetensors", "-f", "markdown").out
@@ -175,13 +175,13 @@ def test_markdown_escapes_what_would_be_markup(statecli, tmp_path):
     assert "<code>a&#124;b&#96;c&#42;d</code>" in line
 
 
-def test_globs_keep_and_drop(statecli, small):
+def test_include_and_exclude_globs_select_tensors(statecli, small):
     """-i and -x match whole names, and combine."""
     assert list(statecli("inspect", small, "-i", "*.weight", "-f", "json").rows()) == ["fc.weight"]
     assert list(statecli("inspect", small, "-i", "fc.*", "-x", "*.weight", "-f", "json").rows()) == ["fc.bias"]
 
 
-def test_globs_of_several_sections(statecli, tmp_path):
+def test_globs_match_names_with_and_without_the_section(statecli, tmp_path):
     """With several sections a glob matches the name, or section and name; printed brackets match themselves."""
     moment = "state[0]['exp_avg']"
     state = {"model": {"w": torch.ones(2)}, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": []}}
@@ -191,7 +191,7 @@ def test_globs_of_several_sections(statecli, tmp_path):
         assert list(statecli("inspect", tmp_path / "train.ckpt", "-x", glob, "-f", "json").rows()) == ["w"]
 
 
-def test_the_only_section_is_in_no_name(statecli, tmp_path):
+def test_glob_does_not_match_the_name_of_the_only_section(statecli, tmp_path):
     """-x 'model.*' leaves the head of a state_dict next to its module `model`."""
     torch.save({"model.w": torch.ones(2), "head.w": torch.ones(2)}, tmp_path / "net.pt")
     assert list(statecli("inspect", tmp_path / "net.pt", "-x", "model.*", "-f", "json").rows()) == ["head.w"]
@@ -204,7 +204,7 @@ def test_a_name_with_brackets_can_be_typed(statecli):
     assert list(statecli("inspect", result.json["target"], "-i", name, "-f", "json").rows()) == [name]
 
 
-def test_nothing_matched_is_never_0(inspect_error, small):
+def test_glob_without_a_match_is_an_error_with_a_hint(inspect_error, small):
     """A glob without a match gives status 2 and a hint."""
     assert "try '*weight*'" in inspect_error(small, "-i", "weight")
     assert "try '*zzz*'" in inspect_error(small, "-i", "zzz*")
@@ -220,7 +220,7 @@ def test_a_module_name_gets_the_glob_of_its_tensors(statecli, in_tmp_path, words
     assert "did you mean" not in statecli(*words, "-i", "layers.00").err
 
 
-def test_kind_filters(statecli):
+def test_kind_option_selects_rows_of_the_kind(statecli):
     """--kind unregistered leaves the lesson alone."""
     rows = statecli("inspect", NET, "--kind", "unregistered", "-f", "json").rows()
     assert {row["kind"] for row in rows.values()} == {"unregistered"}
@@ -252,7 +252,7 @@ def test_cuda_and_another_device_contradict(inspect_error):
     assert "contradict" in inspect_error(NET, "--cuda", "--to", "meta")
 
 
-def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypatch):
+def test_internal_error_is_one_line_and_exits_with_2(statecli, small, monkeypatch):
     """A crash is never 1 and never a traceback, unless --debug asks."""
     from statecli.cli import command_runner
 
@@ -264,7 +264,7 @@ def test_a_bug_of_ours_is_told_in_one_line_and_ends_2(statecli, small, monkeypat
     assert "Traceback" in statecli("inspect", small, "--debug").err
 
 
-def test_no_thread_of_its_own_hinders_the_end(tmp_path):
+def test_failed_command_exits_with_2_in_each_of_eight_runs(tmp_path):
     """Python 3.11.2 crashed in about one run of six, because a thread was still starting."""
     line = [sys.executable, "-X", "dev", "-m", "statecli", "inspect", str(tmp_path / "none.safetensors")]
     assert [subprocess.run(line, capture_output=True, check=False).returncode for _ in range(8)] == [2] * 8
@@ -312,7 +312,7 @@ def test_no_line_is_wider_than_the_terminal(columns):
     assert "table" in shown
 
 
-def test_the_table_folds_and_all_unfolds(statecli, tmp_path):
+def test_table_folds_layers_and_all_lists_each(statecli, tmp_path):
     """Repeated layers are one line on a terminal, and one line each with --all."""
     path = tmp_path / "deep.safetensors"
     save_file({f"layers.{n}.fc.weight": torch.ones(2) for n in range(50)}, path)
@@ -330,7 +330,7 @@ def test_the_tree_sums_modules(statecli, tmp_path):
 
 
 #: Names, and their spellings in outputs for people.
-ODD_NAMES = {
+HOSTILE_NAMES = {
     "a\x1b[31mred": "\\x1b[31mred",
     "two\nlines": "two\\nlines",
     "bidi\u202egpj": "bidi\\u202egpj",
@@ -342,13 +342,13 @@ ODD_NAMES = {
 @pytest.mark.parametrize("output", list(Output))
 def test_names_are_escaped_in_every_output(statecli, tmp_path, output):
     """No control character of a file reaches a terminal; JSON still parses back to the names."""
-    save_file({name: torch.ones(1) for name in ODD_NAMES}, tmp_path / "odd.safetensors")
+    save_file({name: torch.ones(1) for name in HOSTILE_NAMES}, tmp_path / "odd.safetensors")
     out = statecli("inspect", tmp_path / "odd.safetensors", "-f", output.value).out
     assert not any((ord(char) < 32 and char != "\n") or 127 <= ord(char) < 160 or char == "\u202e" for char in out)
     if output is Output.JSON:
-        assert {row["fqn"] for row in json.loads(out)["tensors"]} == set(ODD_NAMES)
+        assert {row["fqn"] for row in json.loads(out)["tensors"]} == set(HOSTILE_NAMES)
     elif output in (Output.TABLE, Output.PLAIN, Output.CSV, Output.HTML):
-        assert all(shown in out for shown in ODD_NAMES.values())
+        assert all(shown in out for shown in HOSTILE_NAMES.values())
 
 
 def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
@@ -419,13 +419,13 @@ def test_without_a_place_to_write_it_ends_2(small, line):
     assert "Traceback" not in result.stderr
 
 
-def test_a_megabyte_of_name_is_no_megabyte_of_message(inspect_error, tmp_path):
+def test_message_about_a_very_long_name_is_short(inspect_error, tmp_path):
     """The one line of an error has a limited length."""
     torch.save({"k" * 1_000_000: torch.ones(1), "d": {"w": 1}}, tmp_path / "long.pt")
     assert len(inspect_error(tmp_path / "long.pt", "-i", "x" * 100_000)) < 3000
 
 
-def test_dash_is_stdout(statecli, small):
+def test_output_dash_writes_to_stdout(statecli, small):
     """-o - writes where no -o writes."""
     assert statecli("inspect", small, "-o", "-").out == statecli("inspect", small).out
 
@@ -445,7 +445,7 @@ def test_many_sections_take_no_quadratic_time(statecli, tmp_path):
     assert time.process_time() - start < 10
 
 
-def test_a_name_wider_than_the_terminal_is_whole(statecli, tmp_path, monkeypatch):
+def test_name_wider_than_the_terminal_is_broken_over_lines(statecli, tmp_path, monkeypatch):
     """The name is broken over lines, not truncated."""
     name = ".".join(f"block{n}" for n in range(12))
     save_file({name: torch.ones(1)}, tmp_path / "long.safetensors")
@@ -513,7 +513,7 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected_text"),
     [
         (
             "diff a.pt",
@@ -552,12 +552,12 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
         ("--nope", "No such option: --nope; see statecli --help"),
     ],
 )
-def test_a_mistake_on_the_line_is_told_in_one(statecli, line, said):
+def test_usage_error_is_one_line(statecli, line, expected_text):
     """The line has only the mistake and the command for help; the status is 2."""
     done = statecli(*line.split())
     assert (done.code, done.out) == (2, "")
     assert done.err.count("\n") == 1
-    assert said in done.err
+    assert expected_text in done.err
 
 
 def test_a_device_to_build_on_is_for_classes(inspect_error, small):
@@ -567,7 +567,7 @@ def test_a_device_to_build_on_is_for_classes(inspect_error, small):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
-def test_an_error_that_cannot_be_told_is_still_2(small, stderr):
+def test_unwritable_stderr_does_not_change_the_exit_status(small, stderr):
     """A full disk or a closed stderr turns neither an error into a finding nor a good run into an error."""
     for line, code in ((f"inspect {small}.not", 2), (f"diff {small} {small} --bogus", 2), (f"diff {small} {small}", 0)):
         command = ["sh", "-c", f"exec {sys.executable} -m statecli {line} {stderr}"]

@@ -64,7 +64,7 @@ def _audit_folder(in_tmp_path):
         (("clean.pt", "--select", "values", "--select", "names"), 0),
     ],
 )
-def test_exit_codes(statecli, words, code):
+def test_exit_status_tells_clean_from_findings_and_failures(statecli, words, code):
     """Status 0: clean, 1: findings, 2: targets that could not be audited, whatever the other findings."""
     assert statecli("audit", *words).code == code
 
@@ -97,13 +97,13 @@ def test_quiet_says_why_or_nothing(statecli, output):
 
 
 @pytest.mark.parametrize("output", ["plain", "table", "markdown", "github"])
-def test_quiet_says_what_the_configuration_disables(statecli, output):
+def test_quiet_names_rules_that_the_configuration_disables(statecli, output):
     """A clean target prints nothing else; a rule disabled by a pull request is never silent."""
     Path("statecli.toml").write_text('ignore = ["nan"]\n')
     assert "configuration statecli.toml: disables 1 rule (nan)" in statecli("audit", "clean.pt", "-q", "-f", output).out
 
 
-def test_quiet_leaves_out_what_does_not_fail(statecli):
+def test_quiet_leaves_out_findings_below_fail_on(statecli):
     """A finding below --fail-on does not cause the exit status."""
     assert statecli("audit", "found.pt", "-q", "--fail-on", "error").out == ""
 
@@ -111,7 +111,7 @@ def test_quiet_leaves_out_what_does_not_fail(statecli):
 # Outputs for people.
 
 
-def test_one_bar_is_drawn_for_all_that_is_read():
+def test_several_targets_share_one_progress_bar():
     """The targets are several checkpoints: bars do not pile up, and no bar is left at the end."""
     for n in range(5):
         torch.save({"w": torch.ones(9) + n}, f"more-{n}.pt")
@@ -154,7 +154,7 @@ def test_one_target_is_grouped_by_rule():
     ]
 
 
-def test_several_targets_are_a_group_each():
+def test_each_target_with_findings_has_a_group():
     """Each group has the rules of its findings; a clean target is named in the heading."""
     text = render_table(target("a.pt", finding()), target("b.pt"), target("c.pt", finding("inf", NOTE, target="c.pt")))
     assert [line for line in text.splitlines() if "." in line] == [
@@ -167,7 +167,7 @@ def test_several_targets_are_a_group_each():
     assert text.splitlines()[1] == "3 audited: 1 error, 1 note in 2 targets; 2 rules ran"
 
 
-def test_targets_of_which_the_same_is_said_are_one_group():
+def test_targets_with_the_same_finding_are_one_group():
     """Checkpoints of one run with the same finding are one group; --all lists each."""
     targets = [target(f"step-{n}.pt", finding(target=f"step-{n}.pt")) for n in range(300)]
     text = render_table(*targets)
@@ -242,11 +242,11 @@ def test_csv_has_every_fact_in_a_column():
     }
 
 
-PEOPLE = ("table", "plain", "markdown", "html")
+OUTPUTS_FOR_PEOPLE = ("table", "plain", "markdown", "html")
 
 
-@pytest.mark.parametrize("output", PEOPLE)
-def test_what_was_not_audited_is_said(output):
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
+def test_failed_and_skipped_targets_are_listed(output):
     """Each failed target is named; skipped targets are grouped by reason, with their number."""
     texts = [skipped_target(f"{name}.md") for name in "abcd"]
     text = render_audit(output, target(), failed_target("no.pt", "is empty"), *texts, terminal=True)
@@ -256,18 +256,20 @@ def test_what_was_not_audited_is_said(output):
     assert "1 audited: clean; 1 failed; 4 skipped" in text
 
 
-@pytest.mark.parametrize("output", PEOPLE)
-def test_what_is_accepted_is_said_with_its_reason(output):
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
+def test_accepted_findings_are_counted_with_their_reason(output):
     """Accepted findings with one remedy are counted as one problem, by rule and reason; -v lists each."""
-    kept = accept_findings("known since v1", finding(fqn="a"), finding(fqn="b"))
-    text = render_audit(output, target("a.pt", accepted=kept), terminal=True)
+    accepted = accept_findings("known since v1", finding(fqn="a"), finding(fqn="b"))
+    text = render_audit(output, target("a.pt", accepted=accepted), terminal=True)
     assert "1 problem accepted (nan)" in text
     assert "known since v1" in text
     assert "a: is nan" not in text
-    assert "a: is nan" in render_audit(output, target("a.pt", accepted=kept), terminal=True, view=View(verbose=True))
+    assert "a: is nan" in render_audit(
+        output, target("a.pt", accepted=accepted), terminal=True, view=View(verbose=True)
+    )
 
 
-@pytest.mark.parametrize("output", PEOPLE)
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 def test_verbose_says_which_rules_did_not_run(output):
     """With -v, skipped rules are listed by reason; without -v they are counted."""
     audited = target(
@@ -288,7 +290,7 @@ def test_verbose_does_not_advise_to_run_audit(statecli):
     assert "run statecli audit" not in text
 
 
-def test_a_rule_that_ran_on_other_targets_is_not_said_to_have_run_nowhere(statecli):
+def test_verbose_names_the_target_on_which_a_rule_did_not_run(statecli):
     """A class has no pickles; the other target, a checkpoint, was scanned."""
     text = statecli("audit", "clean.pt", "torch.nn:Linear(2, 2)", "-v").out
     (of_class,) = (line for line in text.splitlines() if "unsafe-global" in line)
@@ -307,7 +309,7 @@ def test_rules_of_the_other_sort_are_not_listed_with_model(statecli):
     )
 
 
-@pytest.mark.parametrize("output", PEOPLE)
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 def test_nothing_audited_is_never_clean(output):
     """Failed and skipped targets are not called clean."""
     text = render_audit(output, failed_target("no.pt"), skipped_target("a.md"), terminal=True)
@@ -315,8 +317,8 @@ def test_nothing_audited_is_never_clean(output):
     assert "clean" not in text.replace("clean up", "")
 
 
-@pytest.mark.parametrize("output", PEOPLE)
-def test_what_is_found_in_a_target_that_failed_is_counted(output):
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
+def test_verdict_counts_findings_in_a_failed_target(output):
     """Often only the last line is read: it counts an error in a file that is not a checkpoint."""
     refused = msgspec.structs.replace(failed_target("no.bin"), findings=(finding("unsafe-global", target="no.bin"),))
     assert "nothing audited: 1 error; 1 failed" in render_audit(output, refused, terminal=True)
@@ -324,7 +326,7 @@ def test_what_is_found_in_a_target_that_failed_is_counted(output):
     assert "nothing audited: 1 error in 1 target; 1 failed; 1 skipped" in text
 
 
-@pytest.mark.parametrize("output", PEOPLE)
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 def test_a_damaged_file_is_counted_once(output):
     """A finding with the reason of the failure is not counted as an error too."""
     cut = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
@@ -363,15 +365,15 @@ def test_a_class_that_is_given_as_a_target_is_counted(statecli):
     assert f"1 audited against {spec}: " in statecli("audit", "clean.pt", "--model", spec).out
 
 
-UNTOLD = [
+NOTHING_AUDITED = [
     (("clean.pt", "--select", "nan", "--no-values"), "nan did not run: values not read: --no-values"),
     (("none/",), "nothing was audited"),
 ]
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
-@pytest.mark.parametrize(("words", "why"), UNTOLD, ids=["no-rule-ran", "nothing-there"])
-def test_no_output_looks_clean_where_nothing_was_judged(statecli, output, words, why):
+@pytest.mark.parametrize(("words", "why"), NOTHING_AUDITED, ids=["no-rule-ran", "nothing-there"])
+def test_audit_of_nothing_fails_in_every_output(statecli, output, words, why):
     """The status is 2, and the output alone shows the failure, also with -q. A log of github has the failure once."""
     Path("none").mkdir()
     result = statecli("audit", *words, "-q", "-f", output)
@@ -384,7 +386,7 @@ SIGNS = {"sarif": '"executionSuccessful":false', "junit": ' errors="1"', "gitlab
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
-def test_what_is_allowed_to_be_empty_is_clean(statecli, output):
+def test_allow_empty_makes_an_audit_of_nothing_clean(statecli, output):
     """With --allow-empty, nothing to audit is not an error."""
     Path("none").mkdir()
     result = statecli("audit", "none", "--allow-empty", "-q", "-f", output)
@@ -440,7 +442,7 @@ def test_rules_are_listed(statecli):
 
 
 @pytest.mark.parametrize("output", list(Output))
-def test_lists_in_every_output(statecli, output):
+def test_lists_are_written_in_every_output_except_for_findings(statecli, output):
     """A format for findings is refused, because a list has no findings."""
     for command, entry in (("rules", "case-collision"), ("config", "fail-on")):
         result = statecli(command, "-f", output.value)
@@ -474,7 +476,7 @@ def test_a_rule_is_explained(statecli, monkeypatch):
         assert max(map(len, result.out.splitlines())) <= longest, rule.name
 
 
-def test_a_placeholder_is_no_address(statecli, monkeypatch):
+def test_placeholder_address_is_not_shown(statecli, monkeypatch):
     """A placeholder address cannot be opened."""
     monkeypatch.setattr(documentation, "DOCUMENTATION_URL", "https://statecli.example/")
     assert "statecli.example" not in statecli("rules", "nan").out
@@ -519,7 +521,7 @@ def test_a_former_name_that_audit_still_has_means_the_renamed_rule(statecli, in_
     assert result.err == f"statecli: warning: {UNTIED}\n"
 
 
-def test_a_former_name_in_a_configuration(statecli, in_tmp_path):
+def test_former_rule_name_in_a_configuration_is_accepted(statecli, in_tmp_path):
     """Each key that takes rules accepts the name, and one line warns about it."""
     torch.save({"w": torch.ones(1)}, "a.pt")
     ignored = '[per-target-ignore]\n"*.pt" = { rules = ["module-size-mismatch"], reason = "known" }\n'
@@ -536,14 +538,14 @@ def test_a_former_name_in_a_configuration(statecli, in_tmp_path):
         assert statecli("config").err.count("are now called inconsistent-module\n") == 1
 
 
-def test_a_former_name_in_a_baseline(in_tmp_path):
+def test_former_rule_name_in_a_baseline_is_translated(in_tmp_path):
     """The entry accepts the finding with the present name."""
     entry = {"target": "a.pt", "rule": "module-size-mismatch", "section": None, "fqn": "w", "reason": "known"}
     Path("old.json").write_text(json.dumps({"schema": "statecli.baseline/2", "findings": [entry]}))
     assert [entry.rule for entry in baseline.read_baseline("old.json").findings] == ["inconsistent-module"]
 
 
-def test_a_former_name_in_python(in_tmp_path):
+def test_former_rule_name_in_python_is_a_future_warning(in_tmp_path):
     """The warning of the command is a FutureWarning at the caller's line."""
     Path("tie.py").write_text(TIED)
     with pytest.warns(FutureWarning, match=UNTIED) as caught:
@@ -560,7 +562,7 @@ def test_a_former_name_in_python(in_tmp_path):
         ("frozen-changed", "verify with this name are now called frozen-updated"),
     ],
 )
-def test_a_name_that_meant_two_rules_is_explained_with_a_warning(statecli, former, warning):
+def test_former_name_of_two_rules_is_explained_with_a_warning(statecli, former, warning):
     """The name stands for the rule that kept the name; one line on stderr names the other rule."""
     result = statecli("rules", former)
     assert (result.code, result.err) == (0, f"statecli: warning: {former}: findings of {warning}\n")
@@ -585,7 +587,7 @@ def test_a_rule_whose_name_had_two_meanings_stays_in_configuration_and_baseline(
     assert result.code != 2, result.err
 
 
-def test_an_unknown_rule_is_told_with_the_near_names(statecli):
+def test_error_about_an_unknown_rule_suggests_similar_names(statecli):
     """The status is 2, and the error is one line."""
     result = statecli("rules", "case-colision")
     assert (result.code, result.out) == (2, "")
@@ -612,7 +614,7 @@ def test_a_comment_has_room_for_everything_that_failed():
     assert "more lines, because a comment has at most 65,536 characters" in text
 
 
-def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
+def test_quiet_does_not_change_a_report_file(statecli):
     """-q is of stdout."""
     statecli("audit", "found.pt", "-q", "--report", "markdown=quiet.md")
     statecli("audit", "found.pt", "--report", "markdown=loud.md")
@@ -622,8 +624,8 @@ def test_a_report_beside_a_quiet_run_says_nothing_twice(statecli):
     assert Path("quiet.md").read_text() == Path("loud.md").read_text()
 
 
-@pytest.mark.parametrize("output", PEOPLE)
-def test_what_is_skipped_is_said_in_the_right_number(output):
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
+def test_reason_of_skipped_targets_has_the_right_number(output):
     """For several skipped targets the line has "each is"."""
     first, text_files = skipped_target("z.md", "is an XML document"), [skipped_target(f"{name}.md") for name in "abcd"]
     text = " ".join(render_audit(output, target(), first, *text_files, terminal=True, width=200).split())
@@ -632,8 +634,8 @@ def test_what_is_skipped_is_said_in_the_right_number(output):
     assert "is an XML document" in text
 
 
-@pytest.mark.parametrize("output", PEOPLE)
-def test_targets_that_failed_for_one_reason_beside_them_share_a_line(output):
+@pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
+def test_targets_that_failed_for_a_common_reason_share_a_line(output):
     """A missing checkpoint of --against is one line for all targets; an error of a target has a line of its own."""
     why = "--against acc: is a folder without a checkpoint"
     shared = [msgspec.structs.replace(failed_target(f"{name}.pt"), reason=why) for name in "abcd"]
@@ -651,7 +653,7 @@ def test_a_walk_gives_no_advice_about_a_document(statecli):
     assert "does not name a model class; name the class too" in statecli("audit", "config.json").err
 
 
-def test_what_is_wrong_with_the_reference_is_said_once(statecli):
+def test_error_about_the_reference_is_written_once(statecli):
     """A folder of steps is compared with itself: the error names the option once, not for each step."""
     for step in ("step_0", "step_1", "step_2"):
         Path("acc", step).mkdir(parents=True)
@@ -669,7 +671,7 @@ def test_a_reason_in_json_does_not_repeat_its_target(statecli):
     assert (row["target"], row["reason"]) == ("empty.pt", "is an empty file")
 
 
-def test_each_target_is_told_why_a_rule_did_not_run_on_it():
+def test_each_target_has_its_reason_why_a_rule_did_not_run():
     """The reason for the first target differs from the reason for the second."""
     first = target("a.pt", skipped=(skipped_rule("nan", "there is no optimizer"),))
     second = target("b.pt", skipped=(skipped_rule("nan", "it saved no names"),))
@@ -679,7 +681,7 @@ def test_each_target_is_told_why_a_rule_did_not_run_on_it():
     assert "not run on b.pt: nan: it saved no names" in text
 
 
-def test_a_reason_is_said_once(statecli, in_tmp_path):
+def test_reason_of_a_failed_target_is_written_once(statecli, in_tmp_path):
     """A finding has the reason why the target failed; an audit of nothing does not count its tensors."""
     torch.save({"w": torch.ones(100)}, "a.pt")
     Path("a.pt").write_bytes(Path("a.pt").read_bytes()[:500])

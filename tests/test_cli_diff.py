@@ -74,7 +74,7 @@ def test_json_fits_its_schema(statecli, b, options):
     jsonschema.validate(statecli("diff", "a.pt", "b.pt", "-f", "json", *options).json, described)
 
 
-def test_json_is_the_contracts(statecli, b):
+def test_json_has_the_documented_keys(statecli, b):
     """The keys of the document and of a change are as documented."""
     document = statecli("diff", "a.pt", "b.pt", "-f", "json").json
     assert (document["before"], document["after"]) == ("a.pt", "b.pt")
@@ -90,7 +90,7 @@ def test_json_is_the_contracts(statecli, b):
     assert change["values"]["max_abs"] == pytest.approx(0.5, rel=1e-6)
 
 
-def test_jsonl_and_csv_have_a_row_a_change(statecli, b):
+def test_jsonl_and_csv_have_a_row_for_each_change(statecli, b):
     """The same change in both."""
     lines = [json.loads(line) for line in statecli("diff", "a.pt", "b.pt", "-f", "jsonl").out.splitlines()]
     assert [line["fqn"] for line in lines if line["type"] == "change"] == ["layers.1.weight"]
@@ -98,7 +98,7 @@ def test_jsonl_and_csv_have_a_row_a_change(statecli, b):
     assert (row["fqn"], row["changed"]) == ("layers.1.weight", "1")
 
 
-def test_names_alone(statecli, b):
+def test_name_only_prints_a_line_for_each_change(statecli, b):
     """Exactly one line a change, and the exit status of a difference."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only")
     assert (result.code, result.out, result.err) == (1, "layers.1.weight\n", "")
@@ -106,7 +106,7 @@ def test_names_alone(statecli, b):
     assert statecli("diff", "a.pt", "a.pt", "--name-only").out == ""
 
 
-def test_names_alone_and_a_failed_expectation(statecli, b):
+def test_name_only_reports_a_failed_expectation_on_stderr(statecli, b):
     """The names stay alone on stdout; the reason of exit 1 is on stderr."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only", "--must-not-change", "layers.*")
     assert (result.code, result.out) == (1, "layers.1.weight\n")
@@ -162,7 +162,7 @@ def test_metadata_only_reads_no_values(statecli, b):
         ("--ignore", "values", "--atol", "1e-6"),
     ],
 )
-def test_what_makes_no_sense_is_refused(statecli, words):
+def test_contradicting_options_are_refused(statecli, words):
     """One line and status 2, before anything is read: the files do not exist."""
     result = statecli("diff", "missing.pt", "gone.pt", *words)
     assert (result.code, result.out) == (2, "")
@@ -172,7 +172,7 @@ def test_what_makes_no_sense_is_refused(statecli, words):
 
 
 @pytest.mark.parametrize(
-    ("targets", "words", "said"),
+    ("targets", "words", "expected_text"),
     [
         (("a.pt", "b.pt"), ("--init-device", "bogus"), "a.pt and b.pt are not model classes"),
         (("net.py:Net", "b.pt"), ("--bitwise",), "values are not compared with the class net.py:Net"),
@@ -181,12 +181,12 @@ def test_what_makes_no_sense_is_refused(statecli, words):
         (("net.py:Net", "net.py:Net"), ("--device", "cuda"), "values are not compared with the class net.py:Net"),
     ],
 )
-def test_what_does_not_go_with_the_targets_is_refused(statecli, targets, words, said):
+def test_options_that_do_not_apply_to_the_targets_are_refused(statecli, targets, words, expected_text):
     """One line and status 2, before anything is read: the files do not exist."""
     result = statecli("diff", *targets, *words)
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith(f"statecli: {words[0]}" if words else f"statecli: {said}")
-    assert said in result.err
+    assert result.err.startswith(f"statecli: {words[0]}" if words else f"statecli: {expected_text}")
+    assert expected_text in result.err
     assert result.err.count("\n") == 1
 
 
@@ -199,7 +199,7 @@ def test_every_problem_is_one_line(statecli, a):
         assert result.err.count("\n") == 1
 
 
-def test_a_corrupt_tensor_spoils_itself_alone(statecli, b):
+def test_corrupt_tensor_does_not_hide_the_other_changes(statecli, b):
     """The status is 2, stderr names the corrupt tensor, and the result of the comparison is shown."""
     torch.save({name: tensor + 0 for name, tensor in b.items()}, "c.pt")
     raw = bytearray(Path("c.pt").read_bytes())
@@ -282,7 +282,7 @@ def test_ctrl_c_ends_130():
         os.killpg(run.pid, 0)
 
 
-def test_a_class_against_its_checkpoint(statecli, tmp_path):
+def test_diff_of_a_class_and_a_checkpoint_shows_missing_keys(statecli, tmp_path):
     """The diff shows the keys that load_state_dict would call missing."""
     (tmp_path / "net.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
@@ -299,7 +299,7 @@ def test_a_class_against_its_checkpoint(statecli, tmp_path):
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "json", "jsonl", "csv", "markdown", "html"])
-def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, output):
+def test_every_output_has_tensors_that_could_not_be_compared(statecli, tmp_path, output):
     """A damaged tensor has a row in every output, besides its line on stderr."""
     import torch
 
@@ -315,7 +315,7 @@ def test_what_could_not_be_compared_is_in_every_output(statecli, tmp_path, outpu
     assert "w: checksum wrong" in result.err
 
 
-def test_filters_and_expectations_of_settings(statecli):
+def test_settings_are_filtered_and_checked_by_expectations(statecli):
     """Hidden changes are counted, selected settings are found, and each finding has the name of its setting."""
     for name, epoch in (("a.pt", 1), ("b.pt", 2)):
         torch.save({"model": {"w": torch.ones(3)}, "epoch": epoch}, name)
@@ -330,7 +330,7 @@ def test_filters_and_expectations_of_settings(statecli):
     assert (finding["rule"], finding["fqn"]) == ("frozen-changed", "epoch")
 
 
-def test_an_expectation_that_nobody_can_tell_ends_2(statecli, b):
+def test_inconclusive_expectation_exits_with_2(statecli, b):
     """The expectation has neither passed nor failed; the result of the comparison is shown."""
     result = statecli("diff", "a.pt", "b.pt", "--metadata-only", "--must-change", "layers.*")
     assert result.code == 2

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 CACHED = "sample_models/cached_mask.py:Causal"
 
 
-def test_every_output_says_what_appeared(statecli, tmp_path):
+def test_every_output_marks_tensors_created_by_forward(statecli, tmp_path):
     """In JSON, `appeared` is written only if true, `inputs` only if forward was called; the page has the inputs too."""
     outputs = ("table", "plain", "markdown", "csv", "jsonl", "html")
     reports = [word for output in outputs for word in ("--report", f"{output}={tmp_path / output}")]
@@ -34,7 +34,7 @@ def test_a_function_makes_the_inputs(statecli, tmp_path):
     assert result.rows()["mask"]["shape"] == [4, 4]
 
 
-def test_what_stays_behind_on_a_move_ends_1(statecli):
+def test_tensor_left_on_cpu_by_a_move_exits_with_1(statecli):
     """The mask of the CPU, when the model goes elsewhere; inspect does not know whether forward makes another."""
     moved = ("inspect", CACHED, "--to", "meta", "--fail-on", "warning")
     assert statecli(*moved).code == 0
@@ -42,7 +42,7 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_text"),
     [
         ([CACHED, "--input", "2x4x8", "--input-from", "a.py:b"], "--input and --input-from contradict each other"),
         ([CACHED, "--input", "2xx8"], "--input 2xx8: '2xx8' is not a shape"),
@@ -56,9 +56,9 @@ def test_what_stays_behind_on_a_move_ends_1(statecli):
         (["pyproject.toml", "--input-from", "a.py:b"], "--input-from a.py:b: pyproject.toml is a checkpoint"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(inspect_error, words, said):
+def test_wrong_input_is_one_line_and_exits_with_2(inspect_error, words, expected_text):
     """Exit 2, nothing on stdout."""
-    assert said in inspect_error(*words)
+    assert expected_text in inspect_error(*words)
 
 
 def test_a_cache_is_mended_where_forward_assigns_it(statecli):

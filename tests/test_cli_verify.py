@@ -23,7 +23,7 @@ NET = "sample_models/net.py:Net"
 pytestmark = pytest.mark.usefixtures("in_project")
 
 
-def passing(name):
+def build_passing_check(name):
     """Return a proof that passes for each tensor."""
 
     def prove(subject, _request):
@@ -33,7 +33,7 @@ def passing(name):
     return prove
 
 
-def ending(name, verdict, reason=None, fqn=None):
+def build_check(name, verdict, reason=None, fqn=None):
     """Return a proof with this verdict, for all tensors or for one."""
 
     def prove(subject, _request):
@@ -52,7 +52,7 @@ def proofs(monkeypatch):
 
     def set_proofs(**others):
         def prove(name, subject, request):
-            return others.get(name.value, passing(name))(subject, request)
+            return others.get(name.value, build_passing_check(name))(subject, request)
 
         monkeypatch.setattr(proving, "_prove", prove)
 
@@ -61,15 +61,15 @@ def proofs(monkeypatch):
 
 
 def failed_check(fqn="table"):
-    return ending(Name.MOVE, Verdict.FAILED, "stays", fqn)
+    return build_check(Name.MOVE, Verdict.FAILED, "stays", fqn)
 
 
 def skipped_check():
-    return ending(Name.STEP, Verdict.SKIPPED, "no input given")
+    return build_check(Name.STEP, Verdict.SKIPPED, "no input given")
 
 
-def unsure():
-    return ending(Name.FORWARD, Verdict.INCONCLUSIVE, "net.py:7: depends on data")
+def inconclusive_check():
+    return build_check(Name.FORWARD, Verdict.INCONCLUSIVE, "net.py:7: depends on data")
 
 
 # Exit codes.
@@ -81,7 +81,7 @@ def test_all_passed_ends_0(statecli, proofs):
     assert (result.code, result.err) == (0, "")
 
 
-def test_what_was_proved_false_ends_1(statecli, proofs):
+def test_failed_check_exits_with_1(statecli, proofs):
     """The finding is in the result, and stderr stays empty."""
     proofs(move=failed_check())
     result = statecli("verify", NET)
@@ -89,23 +89,23 @@ def test_what_was_proved_false_ends_1(statecli, proofs):
     assert "error[unregistered-tensor]: table: is a plain attribute" in result.out
 
 
-def test_what_cannot_be_told_ends_2(statecli, proofs):
+def test_inconclusive_check_exits_with_2(statecli, proofs):
     """Inconclusive is not passed; one line names the proof and the reason, and the other results are shown."""
-    proofs(forward=unsure())
+    proofs(forward=inconclusive_check())
     result = statecli("verify", NET)
     assert (result.code, result.err) == (2, f"statecli: {NET}: forward: net.py:7: depends on data\n")
     assert "move: a move" in result.out
 
 
-def test_one_wins_over_two_and_both_are_told(statecli, proofs):
+def test_failed_and_inconclusive_checks_exit_with_1(statecli, proofs):
     """A failure gives status 1, even if another proof is inconclusive."""
-    proofs(move=failed_check(), forward=unsure())
+    proofs(move=failed_check(), forward=inconclusive_check())
     result = statecli("verify", NET)
     assert result.code == 1
     assert result.err == f"statecli: {NET}: forward: net.py:7: depends on data\n"
 
 
-def test_a_proof_that_has_nothing_to_try_with_is_no_failure(statecli, proofs):
+def test_skipped_check_fails_only_if_requested(statecli, proofs):
     """A skipped proof is a failure only if requested."""
     proofs(step=skipped_check())
     result = statecli("verify", NET)
@@ -115,9 +115,9 @@ def test_a_proof_that_has_nothing_to_try_with_is_no_failure(statecli, proofs):
     assert (requested.code, requested.err) == (2, f"statecli: {NET}: step: no input given\n")
 
 
-def test_nothing_checked_is_never_0(statecli, proofs):
+def test_run_with_only_skipped_checks_exits_with_2(statecli, proofs):
     """If every proof is skipped, there is no result."""
-    proofs(**{name.value: ending(name, Verdict.SKIPPED, "no") for name in Name})
+    proofs(**{name.value: build_check(name, Verdict.SKIPPED, "no") for name in Name})
     result = statecli("verify", NET)
     assert result.code == 2
     assert "no check ran" in result.err
@@ -131,20 +131,20 @@ def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):
     assert "no tensor" in result.err
 
 
-def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
+def test_check_that_raises_does_not_stop_the_other_checks(statecli, proofs):
     """The other proofs run all the same."""
 
-    def raising(_subject, _request):
+    def raise_model_error(_subject, _request):
         raise ModelError(f"{NET}: net.py:9: ValueError: no")
 
-    proofs(copy=raising)
+    proofs(copy=raise_model_error)
     result = statecli("verify", NET, "-f", "json")
     assert (result.code, result.err) == (2, f"statecli: {NET}: copy: net.py:9: ValueError: no\n")
     assert [check["passed"] for check in result.json["checks"]] == [True, True, True, None, True, True]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_text"),
     [
         (["model.safetensors"], "is not a model class"),
         ([NET, "--device", "gpu"], "--device gpu: must be cuda, cuda:N, cpu, meta or fake-cuda"),
@@ -159,11 +159,11 @@ def test_code_that_raises_spoils_its_own_proof_alone(statecli, proofs):
         ([], "MODEL"),
     ],
 )
-def test_a_mistake_is_one_line(statecli, proofs, words, said):
+def test_a_mistake_is_one_line(statecli, proofs, words, expected_text):
     """The status is 2, stdout is empty, and the line names the mistake."""
     result = statecli("verify", *words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert said in result.err
+    assert expected_text in result.err
 
 
 # Options reach the proofs.
@@ -226,7 +226,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
 
 def test_json_holds_to_the_printed_schema(statecli, proofs):
     """The schema of `statecli schema verify` fits the output of `verify -f json`."""
-    proofs(move=failed_check(), step=skipped_check(), forward=unsure())
+    proofs(move=failed_check(), step=skipped_check(), forward=inconclusive_check())
     document = statecli("verify", NET, "-f", "json").json
     schema = statecli("schema", "verify")
     assert schema.code == 0
@@ -277,7 +277,7 @@ class Net(nn.Linear):
     assert "raised SystemExit: 0 (net.py:7)" in done.stderr
 
 
-def test_an_error_that_cannot_be_shown_is_told_by_its_name_and_line(tmp_path):
+def test_exception_whose_str_raises_is_reported_by_name_and_line(tmp_path):
     """An exception whose own `__str__` raises makes its proofs inconclusive; the other proofs are shown."""
     source = """
 class Odd(Exception):
@@ -293,7 +293,7 @@ class Net(nn.Linear):
     assert "forward: calling the model raised Odd: (its message cannot be shown) (net.py:9)" in done.stderr
 
 
-def test_what_a_constructor_sets_of_torch_does_not_reach_the_next_instance(tmp_path):
+def test_torch_setting_of_a_constructor_does_not_affect_checks(tmp_path):
     """Each proof gets a float32 instance, as in the table, although the constructor changes the default dtype."""
     source = """
 class Net(nn.Linear):
@@ -305,7 +305,7 @@ class Net(nn.Linear):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_a_model_begins_does_not_keep_the_process(tmp_path):
+def test_child_process_of_a_model_does_not_block_the_exit(tmp_path):
     """An exit handler that waits for a child, as Python's own for multiprocessing, and a reader of the output."""
     source = """
 import multiprocessing
@@ -319,7 +319,7 @@ class Net(nn.Linear):
     assert json.loads(done.stdout)["checks"][0]["passed"] is True
 
 
-def test_a_warning_is_told_once_and_in_one_line(tmp_path):
+def test_repeated_warning_is_one_line(tmp_path):
     """Every instance and every call warns; warnings with the same line and words are one warning."""
     code = """import warnings, torch
 class Net(torch.nn.Module):
@@ -334,11 +334,11 @@ class Net(torch.nn.Module):
     (tmp_path / "net.py").write_text(code)
     done = run_python(["-m", "statecli", "verify", "net.py:Net", "--input", "3x2"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = sorted(line.rpartition("net.py:")[2] for line in done.stderr.splitlines())
-    assert said == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
+    warning_lines = sorted(line.rpartition("net.py:")[2] for line in done.stderr.splitlines())
+    assert warning_lines == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
 
 
-def test_a_wrong_input_of_an_embedding_is_answered_with_the_right_one(statecli, in_tmp_path):
+def test_error_about_embedding_indices_has_the_right_input(statecli, in_tmp_path):
     """torch names neither the option nor the number of ids."""
     Path("emb.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Sequential):\n"
@@ -372,7 +372,7 @@ def later(): return nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 2))
         ("later", "2x4", None),
     ],
 )
-def test_a_wrong_size_of_an_input_is_answered_with_the_right_one(statecli, in_tmp_path, spec, given, answer):
+def test_error_about_an_input_size_has_the_right_input(statecli, in_tmp_path, spec, given, answer):
     """The right size is given only if the input of the layer is that of the model, so the printed line works."""
     Path("layers.py").write_text(LAYERS)
     result = statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", given)

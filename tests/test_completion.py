@@ -119,7 +119,7 @@ def test_values_are_offered(line, words):
     assert list_candidates(line) == words
 
 
-def test_rules_are_those_that_the_command_takes(statecli):
+def test_each_command_offers_the_rules_that_it_accepts(statecli):
     """`audit` offers its own rules, `inspect` and `verify` the rules that they report, `rules` all rules."""
     rule_names = {rule.name for rule in RULES}
     assert set(list_candidates("statecli audit --select ")) == rule_names | {rule.group for rule in RULES}
@@ -205,7 +205,7 @@ def test_report_formats_are_offered():
         ("statecli verify --inputs net.py:m", ["net.py:make"]),
     ],
 )
-def test_names_in_a_python_file(hostile_folder, line, words):
+def test_classes_and_functions_of_a_python_file_are_offered(hostile_folder, line, words):
     """Module classes are found in the syntax tree; without them, classes with a base; for inputs, functions."""
     assert list_candidates(line) == words
 
@@ -219,7 +219,7 @@ def test_names_in_a_python_file(hostile_folder, line, words):
         ("statecli inspect none.ckpt#", []),
     ],
 )
-def test_sections_of_a_checkpoint(hostile_folder, line, words):
+def test_sections_of_a_checkpoint_are_offered(hostile_folder, line, words):
     """A name is left out if a shell would interpret it, because names come from the file."""
     assert list_candidates(line) == words
 
@@ -244,7 +244,7 @@ def test_sections_of_a_checkpoint(hostile_folder, line, words):
         (["inspect", "--executor", "dask", ":"], "", []),
     ],
 )
-def test_bash_gets_what_it_inserts(hostile_folder, words, current, inserted):
+def test_bash_candidates_replace_only_the_last_piece(hostile_folder, words, current, inserted):
     """Bash splits the words at `:` and `=`, and replaces the last piece as typed."""
     answer = completion._format_answer("bash", current, words)
     assert [line.split("\t")[0] for line in answer.splitlines()[2:]] == inserted
@@ -313,7 +313,7 @@ def test_names_from_files_and_rules_need_no_torch(hostile_folder, arguments):
     "arguments",
     [[], ["zsh"], ["tcsh", "=", "inspect"], ["zsh", "=\udce4#", "inspect"], ["zsh", "=old.py:", "inspect"]],
 )
-def test_a_wrong_question_is_answered_without_a_word_on_stderr(hostile_folder, arguments):
+def test_invalid_completion_request_prints_nothing_on_stderr(hostile_folder, arguments):
     """A prompt must not show an error, nor Python's warning about an invalid escape."""
     (hostile_folder / "old.py").write_text("class Net(nn.Module):\n    pattern = '\\d'\n")
     result = subprocess.run(

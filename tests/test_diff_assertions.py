@@ -28,14 +28,14 @@ class Adapted(nn.Module):
         self.adapter = nn.Linear(2, 2)
 
 
-def fails(call):
+def get_failure(call):
     with pytest.raises(AssertionError) as raised:
         call()
     return str(raised.value)
 
 
 @pytest.mark.parametrize("take", [statecli.Snapshot, lambda model: statecli.Snapshot(model, values=True)])
-def test_a_step_of_an_adapter_changes_the_adapter_alone(take):
+def test_step_of_an_adapter_changes_only_the_adapter(take):
     """The snapshot has digests or values; assert_only_changed returns the diff."""
     model = Adapted()
     before = take(model)
@@ -51,7 +51,7 @@ def test_another_changed_tensor_fails_by_name():
     with torch.no_grad():
         model.base.bias += 1
         model.adapter.bias += 1
-    message = fails(lambda: assert_only_changed(before, model, "adapter.*"))
+    message = get_failure(lambda: assert_only_changed(before, model, "adapter.*"))
     assert message.splitlines()[0].startswith("base.bias: changed, but does not match globs 'adapter.*': ")
     assert "--" not in message
     assert "M base.bias" in message
@@ -62,7 +62,9 @@ def test_a_glob_without_a_change_fails():
     """An adapter without an update fails, and a misspelt glob is an error."""
     model = Adapted()
     before = statecli.Snapshot(model)
-    assert fails(lambda: assert_only_changed(before, model, "adapter.*")).startswith("globs 'adapter.*': no matching ")
+    assert get_failure(lambda: assert_only_changed(before, model, "adapter.*")).startswith(
+        "globs 'adapter.*': no matching "
+    )
     step(model, torch.optim.SGD(model.adapter.parameters(), 0.1))
     with pytest.raises(statecli.NothingMatched, match=r"\Aglobs='adaptor\.\*': matches none"):
         assert_only_changed(before, model, "adapter.*", "adaptor.*")
@@ -89,7 +91,7 @@ def test_without_globs_nothing_may_change():
     assert_only_changed(before, model)
     with torch.no_grad():
         model.base.bias += 1
-    assert "base.bias" in fails(lambda: assert_only_changed(before, model))
+    assert "base.bias" in get_failure(lambda: assert_only_changed(before, model))
     assert_only_changed(before, model, exclude="base.bias")
 
 
@@ -107,11 +109,11 @@ def test_a_complete_load_passes(tmp_path):
         assert_loaded(fresh, checkpoint)
     assert_loaded(optimizer, f"{tmp_path / 'train.pt'}#optimizer")
     step(model, optimizer)
-    assert "other values" in fails(lambda: assert_loaded(optimizer, f"{tmp_path / 'train.pt'}#optimizer"))
+    assert "other values" in get_failure(lambda: assert_loaded(optimizer, f"{tmp_path / 'train.pt'}#optimizer"))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected_text"),
     [
         (lambda s: s.pop("norm.bias"), "1 missing key in the model and not in state_dict: norm.bias"),
         (lambda s: s.update(other=torch.ones(2)), "1 unexpected key in state_dict and not in the model: other"),
@@ -120,7 +122,7 @@ def test_a_complete_load_passes(tmp_path):
     ],
     ids=["missing", "unexpected", "values", "renamed"],
 )
-def test_what_strict_false_ignores_fails(change, said):
+def test_keys_that_strict_false_ignores_fail(change, expected_text):
     """A key without a tensor of the model, and the reverse; the model keeps the values of its initialization."""
     model = Tied()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -128,7 +130,7 @@ def test_what_strict_false_ignores_fails(change, said):
     state["low"] = torch.full((3,), 7).half()
     change(state)
     model.load_state_dict({k: v for k, v in state.items() if k != "norm.weight"}, strict=False)
-    assert said in fails(lambda: assert_loaded(model, state))
+    assert expected_text in get_failure(lambda: assert_loaded(model, state))
 
 
 def test_a_new_head_may_be_excluded():
@@ -150,7 +152,7 @@ def test_a_cast_and_a_prefix_and_a_tie_count_as_loaded(tmp_path):
     assert_loaded(half.bfloat16(), model.state_dict())
     with torch.no_grad():
         half.norm.weight[0] += 1
-    assert "norm.weight" in fails(lambda: assert_loaded(half, model.state_dict()))
+    assert "norm.weight" in get_failure(lambda: assert_loaded(half, model.state_dict()))
 
 
 TYPED = """

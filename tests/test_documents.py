@@ -50,13 +50,13 @@ def blocks(text, language):
 
 RUN = tuple(f"statecli {command}" for command in ("inspect", "diff", "verify", "audit", "lock", "rules", "config"))
 #: Examples that need servers, clusters or parts: tests/storage, tests/executors and tests/shards run such examples.
-ELSEWHERE = ("docs/how-to/split-the-work.md", "docs/how-to/one-terabyte.md", "docs/reference/executors.md")
+PAGES_NOT_RUN = ("docs/how-to/split-the-work.md", "docs/how-to/one-terabyte.md", "docs/reference/executors.md")
 #: Targets that are not tested: the files of explanation/scale.md take too long to write.
 REMOTE = re.compile(r"\b(https?|s3|gs|hf)://|\bmoe/|< targets")
 LINES = [
     line.strip()
     for name, text in PAGES.items()
-    if name not in ELSEWHERE
+    if name not in PAGES_NOT_RUN
     for block in blocks(text, "sh")
     for line in block.splitlines()
     if line.strip().startswith(RUN) and not REMOTE.search(line)
@@ -111,19 +111,19 @@ def example_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def desk(example_folder, tmp_path, monkeypatch):
+def working_folder(example_folder, tmp_path, monkeypatch):
     """A copy of the folder as current folder."""
     shutil.copytree(example_folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
 
-def test_there_are_examples():
+def test_pattern_finds_at_least_30_examples():
     """The pattern finds them."""
     assert len(LINES) >= 30
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_example_runs(statecli, desk, line):
+def test_an_example_runs(statecli, working_folder, line):
     """Each example exits with 0 or 1, or needs CUDA and reports that CUDA is missing."""
     words = shlex.split(re.split(r" #| \|", line)[0])
     if "bert" in line.lower():
@@ -155,7 +155,7 @@ PYTHON_EXAMPLES = [
 
 
 @pytest.mark.parametrize(("page", "call"), PYTHON_EXAMPLES)
-def test_a_python_example_prints_what_stands_below_it(page, call):
+def test_output_of_each_python_example_is_in_the_page(page, call):
     """The blocks run one after another in a folder with the sample files."""
     pytest.importorskip("torch")
     name, *numbers = [part.strip().strip('"') for part in call.split(",")]
@@ -164,12 +164,12 @@ def test_a_python_example_prints_what_stands_below_it(page, call):
     assert f"{call}) ]]]-->\n```text\n{printed}\n```" in PAGES[page].replace("]]] -->", "]]]-->")
 
 
-def keys(kind):
+def map_field_names(kind):
     return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
 
 
 @pytest.fixture
-def whole(tmp_path, monkeypatch):
+def complete_configuration(tmp_path, monkeypatch):
     """The complete configuration of docs/reference/configuration.md: its text, and the loaded configuration."""
     (text,) = blocks(PAGES["docs/reference/configuration.md"], "toml")
     (tmp_path / "pyproject.toml").write_text(text, "utf-8")
@@ -184,22 +184,28 @@ def with_sample_plugin(request):
     return import_plugins(PluginRequest(typed)) if request.configured else ()
 
 
-def test_the_whole_configuration_has_every_key(whole):
+def test_the_whole_configuration_has_every_key(complete_configuration):
     """Each existing key has a value other than its default; an unknown key cannot have a value."""
-    _, loaded = whole
+    _, loaded = complete_configuration
     for kind, given in ((Config, loaded.config), (Policy, loaded.config.policy)):
-        same = [key for field, key in keys(kind).items() if getattr(given, field) == getattr(kind(), field)]
+        same = [key for field, key in map_field_names(kind).items() if getattr(given, field) == getattr(kind(), field)]
         assert not same
     assert all(accepted.rules and accepted.reason for accepted in loaded.config.per_target_ignore.values())
 
 
-def test_the_whole_configuration_says_what_each_key_is_for(whole):
+def test_every_key_of_the_whole_configuration_has_a_comment(complete_configuration):
     """Each key is followed by a comment."""
-    text, _ = whole
-    said = [line for line in text.splitlines() if re.search(r"\S  +# \S", line)]
-    for key in (*keys(Config).values(), *keys(Policy).values(), *keys(IgnoreEntry).values()):
+    text, _ = complete_configuration
+    commented_lines = [line for line in text.splitlines() if re.search(r"\S  +# \S", line)]
+    for key in (
+        *map_field_names(Config).values(),
+        *map_field_names(Policy).values(),
+        *map_field_names(IgnoreEntry).values(),
+    ):
         assert [
-            line for line in said if re.match(rf"({re.escape(key)} =|\[tool\.statecli\.{re.escape(key)}\b)", line)
+            line
+            for line in commented_lines
+            if re.match(rf"({re.escape(key)} =|\[tool\.statecli\.{re.escape(key)}\b)", line)
         ], key
 
 
@@ -215,17 +221,17 @@ def test_every_configuration_of_a_page_can_be_read(page, tmp_path, monkeypatch):
         assert config.load_config().path
 
 
-def uses(document):
+def list_mappings(document):
     """Each mapping in a YAML document, however deep."""
     inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
-    return [document] * isinstance(document, dict) + [use for value in inner for use in uses(value)]
+    return [document] * isinstance(document, dict) + [use for value in inner for use in list_mappings(value)]
 
 
 def steps_of(page):
-    return [use for text in blocks(PAGES[page], "yaml") for use in uses(yaml.safe_load(text))]
+    return [use for text in blocks(PAGES[page], "yaml") for use in list_mappings(yaml.safe_load(text))]
 
 
-def test_the_integrations_are_called_as_they_are():
+def test_documented_inputs_of_the_integrations_exist():
     """The action and the component have the inputs used by the page, and the hook is named by its id."""
     action = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
     component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
@@ -268,7 +274,7 @@ def test_every_link_of_a_document_leads_somewhere(document):
             assert (path.parent / link.partition("#")[0]).exists(), link
 
 
-def test_the_files_of_the_package_are_those_of_the_table():
+def test_generated_files_of_the_package_are_up_to_date():
     """`make docs` writes them."""
     for path, text in prebuilt.build_files().items():
         assert path.read_text("utf-8") == text, path

@@ -29,7 +29,7 @@ ENDS = {
 }
 
 
-def start_anew(words, **options):
+def start_new_process(words, **options):
     """Run a newly started process without imported libraries."""
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
 
@@ -39,7 +39,7 @@ def test_the_exit_status_is_that_of_python(name, monkeypatch):
     """A number, an error, a signal; the last line on standard error is the same too."""
     code, status = ENDS[name]
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # nothing would be left to write at the end
-    forked, expected = run_python(["-c", code], "statecli"), start_anew(["-c", code])
+    forked, expected = run_python(["-c", code], "statecli"), start_new_process(["-c", code])
     assert forked.returncode == expected.returncode == status
     assert forked.stderr.splitlines()[-1:] == expected.stderr.splitlines()[-1:]
 
@@ -56,7 +56,7 @@ def test_a_fork_has_its_own_words_folder_variables_and_input(tmp_path, monkeypat
     environment = {**os.environ, "A": "b", "PYTHONPATH": "lib", "PYTHONIOENCODING": "latin-1"}
     words = ["-c", code, "x", "y z"]
     options = {"cwd": tmp_path, "env": environment, "encoding": "latin-1"}
-    forked, expected = run_python(words, given="né\n", **options), start_anew(words, input="né\n", **options)
+    forked, expected = run_python(words, given="né\n", **options), start_new_process(words, input="né\n", **options)
     assert (forked.returncode, forked.stdout, forked.stderr) == (0, expected.stdout, "")
 
 
@@ -66,7 +66,7 @@ def test_threads_and_exit_handlers_end_before_the_process():
         "import atexit, threading, time\natexit.register(print, 'handler')\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"
     )
-    assert run_python(["-c", code]).stdout == start_anew(["-c", code]).stdout == "thread\nhandler\n"
+    assert run_python(["-c", code]).stdout == start_new_process(["-c", code]).stdout == "thread\nhandler\n"
 
 
 def test_a_fork_has_only_the_libraries_that_it_asks_for():
@@ -113,7 +113,7 @@ def test_a_command_in_a_shell_ends_as_its_process(tmp_path):
     assert killed.returncode == -15
 
 
-def test_what_only_the_start_of_python_reads_is_refused(monkeypatch):
+def test_variable_that_only_a_new_python_reads_is_refused(monkeypatch):
     """A fork would ignore the setting."""
     monkeypatch.setenv("PYTHONDEVMODE", "")
     with pytest.raises(AssertionError, match="PYTHONDEVMODE needs a newly started process"):

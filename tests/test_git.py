@@ -89,7 +89,7 @@ def test_the_text_is_the_outcome_of_the_command(statecli, in_tmp_path):
     assert "FILE: is empty; give a value; fix the error, then" in empty.out
 
 
-def test_the_driver_ends_0_whatever_a_file_is(repository):
+def test_driver_exits_with_0_for_any_file(repository):
     """git diff aborts if the driver exits with another status."""
     contents = (b"", b"not a checkpoint", b"PK\x03\x04 broken", b"\x80\x02cos\nsystem\n.")
     for number in range(len(contents)):
@@ -103,7 +103,7 @@ def test_the_driver_ends_0_whatever_a_file_is(repository):
     assert [line for line in lines if line.startswith("changed: ")] == [f"changed: m{n}.pt" for n in range(4)]
 
 
-def test_two_files_that_fail_alike_differ(repository):
+def test_two_unreadable_files_with_different_bytes_differ(repository):
     """A hostile .gitattributes may also give a text to the driver: an edit of code is not hidden."""
     (repository / "a.py").write_text("x = 1\n")
     (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
@@ -117,7 +117,7 @@ def test_two_files_that_fail_alike_differ(repository):
         assert call("git", "diff", "--no-ext-diff", name).count("cannot be read: ") == 2
 
 
-def test_no_files_name_ends_a_git_diff(repository):
+def test_git_diff_works_with_any_file_name(repository):
     """git gives the driver the name of the file in the working tree."""
     names = ("-o.pt", "--output=x.pt", "--made-by=x.pt", "--.pt", "a#b.pt", "it's $(touch x).pt")
     for name in names:
@@ -133,7 +133,7 @@ def test_no_files_name_ends_a_git_diff(repository):
         assert shown.count("changed: ") == shown.count("1 of 1 parameters changed") == len(names)
 
 
-def test_what_loading_would_run_is_a_line(repository):
+def test_driver_has_a_line_for_code_that_loading_would_run(repository):
     """The files have the same tensors, and loading one of the two runs a shell."""
     torch.save({"w": torch.ones(3)}, "m.pt")
     with zipfile.ZipFile("m.pt") as source, zipfile.ZipFile("n.pt", "w") as copy:
@@ -187,7 +187,7 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     assert "git-annex pointer: SHA256E-s100--abc.pt; run" in call("statecli", "git", "difftool", "n.pt", "p.pt")
 
 
-def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
+def test_error_of_the_environment_is_not_cached_by_git(repository, monkeypatch):
     """git caches each line of the driver: without numpy two checkpoints would get equal lines, also later."""
     for value in (0.0, 1.0):
         torch.save({"w": torch.full((3,), value)}, "m.pt")
@@ -207,7 +207,7 @@ def test_what_is_missing_here_is_no_fact_of_the_file(repository, monkeypatch):
     assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
 
 
-def test_what_is_wrong_with_the_file_is_a_fact_of_it(repository):
+def test_error_of_a_damaged_file_is_the_same_each_time(repository):
     """The text is the same each time: two files with the same damage do not differ."""
     (repository / "m.pt").write_bytes(b"PK\x03\x04 broken")
     words = ("statecli", "git", "textconv", "m.pt")
@@ -226,7 +226,7 @@ def test_lines_of_another_version_are_not_mixed_with_these(repository, monkeypat
     assert call("git", "config", "diff.statecli.textconv").strip().endswith(" --made-by 99-blake4 --")
 
 
-def test_the_difftool_ends_0_whatever_it_is_given(repository):
+def test_difftool_exits_with_0_for_missing_files(repository):
     """The error is printed on standard output, as git prints its own output."""
     assert "no such file" in call("statecli", "git", "difftool", "none.pt", "none.pt")
 
@@ -276,33 +276,35 @@ def test_without_a_subcommand_it_says_which_there_are(statecli):
     assert "\n  setup " in result.err
 
 
-SET = "git check-attr diff -- m.pt"
+CHECK_ATTRIBUTE = "git check-attr diff -- m.pt"
 
 
 @pytest.mark.parametrize("line", ["*.pt filter=lfs diff=lfs merge=lfs -text", "*.pt binary", "*.pt -diff", "m* diff=x"])
-def test_what_came_later_gives_way_again(repository, line):
+def test_second_setup_overrides_a_later_line(repository, line):
     """git takes the last matching line: `git lfs track` appends its line, and a later setup appends ours again."""
     call("statecli", "git", "setup")
     (repository / "m.pt").touch()
     call("git", "add", "m.pt")
     with (repository / ".gitattributes").open("a") as file:
         file.write(f"{line}\n")
-    assert "diff: statecli" not in call(*SET.split())
+    assert "diff: statecli" not in call(*CHECK_ATTRIBUTE.split())
     assert "*.pt" in call("statecli", "git", "setup")
-    assert "diff: statecli" in call(*SET.split())
+    assert "diff: statecli" in call(*CHECK_ATTRIBUTE.split())
     assert line in (repository / ".gitattributes").read_text()
     assert "nothing to add" in call("statecli", "git", "setup")
 
 
-def test_what_is_stronger_than_the_file_is_named(repository):
+def test_setup_names_the_file_that_overrides_it(repository):
     """`.git/info/attributes` belongs to the user and overrides `.gitattributes`: setup names the file and remedy."""
     (repository / ".git" / "info" / "attributes").write_text("*.pt diff=other\n")
-    said = call("statecli", "git", "setup")
-    assert "*.pt: diff=other in .git/info/attributes or in the .gitattributes of a folder overrides this setup" in said
-    assert "*.pth: " not in said
+    output = call("statecli", "git", "setup")
+    assert (
+        "*.pt: diff=other in .git/info/attributes or in the .gitattributes of a folder overrides this setup" in output
+    )
+    assert "*.pth: " not in output
 
 
-def test_git_shows_what_the_hook_takes(repository):
+def test_git_and_the_hook_use_the_same_names(repository):
     """For files with the suffix `.bin`, git and the hook take the same names."""
     call("statecli", "git", "setup")
     names = [f"x/{begin}-00001.bin" for begin in checkpoint_names.WEIGHT_BIN_PREFIXES]
@@ -446,7 +448,7 @@ def test_the_lines_have_the_norm_next_to_the_digest(repository):
     assert [" ".join(line[4:-1]) for line in lines] == ["norm 2", "norm 5", "norm 1 NaN 1 Inf 1"]
 
 
-def test_remove_takes_back_what_the_setup_wrote(repository):
+def test_remove_deletes_only_the_lines_of_the_setup(repository):
     """Lines of the user stay; a second time there is nothing to remove."""
     (repository / ".gitattributes").write_text("*.png binary\n")
     before = (repository / ".git" / "config").read_text()

@@ -91,11 +91,11 @@ def example_folder(tmp_path_factory):
 
 
 @pytest.fixture
-def desk(example_folder, tmp_path, monkeypatch, statecli):
+def working_folder(example_folder, tmp_path, monkeypatch, statecli):
     """A copy of the example folder as current folder, with its own home and the files of earlier commands."""
-    desk = tmp_path / "desk"
-    shutil.copytree(example_folder, desk)
-    monkeypatch.chdir(desk)
+    working_folder = tmp_path / "desk"
+    shutil.copytree(example_folder, working_folder)
+    monkeypatch.chdir(working_folder)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / ".gitconfig"))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
@@ -103,7 +103,7 @@ def desk(example_folder, tmp_path, monkeypatch, statecli):
     monkeypatch.setattr(watch_run, "__defaults__", (lambda _: None, itertools.count(0, 10).__next__))
     started = SimpleNamespace(run=run_command, DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(resume_run, "subprocess", started)
-    return desk
+    return working_folder
 
 
 #: Command -> lines to run before its examples.
@@ -122,10 +122,10 @@ def test_every_command_has_three_to_five_examples_and_its_statuses():
         statuses = [status for status, _ in manual.list_statuses()]
         assert {"0", "2", "130"} <= set(statuses), command
         assert statuses == sorted(statuses, key=int)
-        assert all(f"statecli {command}".rstrip() in line or line == "git diff" for line in lines_of(command))
+        assert all(f"statecli {command}".rstrip() in line or line == "git diff" for line in list_examples(command))
 
 
-def lines_of(command):
+def list_examples(command):
     return [line for name, line in EXAMPLES if name == command]
 
 
@@ -140,7 +140,7 @@ FOUND = ("statecli diff old.pt new.", "statecli bisect ", "statecli resume-check
 
 
 @pytest.mark.parametrize(("command", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
-def test_an_example_runs(statecli, desk, command, line):
+def test_an_example_runs(statecli, working_folder, command, line):
     """The help of the command lists the exit status as success or findings."""
     if line.startswith("git ") or command.startswith("git"):
         if shutil.which("git") is None:
@@ -166,7 +166,7 @@ def test_an_example_runs(statecli, desk, command, line):
     assert str(result.code) in dict(MANUALS[command].list_statuses())
     assert result.code == line.startswith(FOUND), result
     written = words[words.index("-o") + 1] if "-o" in words else None
-    assert (desk / written).stat().st_size if written else result.out
+    assert (working_folder / written).stat().st_size if written else result.out
 
 
 # --- text of the help -------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_defaults_are_shown(command, said):
 
 
 @pytest.mark.parametrize("command", PAGES)
-def test_no_line_is_wider_than_asked(command):
+def test_help_fits_the_requested_width(command):
     """Only a word, a usage or an example that cannot be broken may be wider."""
     page = help_table.build_page(command)
     unbreakable = {example.line for example in page.examples}
@@ -218,7 +218,7 @@ def test_no_line_is_wider_than_asked(command):
 
 
 @pytest.mark.parametrize("color", [False, True])
-def test_lines_break_as_those_of_textwrap(color):
+def test_lines_break_like_those_of_textwrap(color):
     """Lines break as those of textwrap, at every width, with the colour of the usage too."""
     texts = [line.partition("\t")[2] for line in help_page_lines() if "\t" in line]
     texts += [f"\x1b[1mUsage:\x1b[0m {texts[0]}"] if color else []
@@ -264,7 +264,7 @@ def test_the_list_of_commands_has_whole_descriptions():
     assert "..." not in help_of("").partition("OPTIONS")[0].replace("[ARGS]...", "")
 
 
-def test_the_end_of_a_help_is_examples_and_exit_status():
+def test_help_ends_with_examples_and_exit_statuses():
     """The options are first, then the examples, then the exit statuses."""
     for command in COMMANDS:
         text = help_of(command)
@@ -285,7 +285,7 @@ def test_options_of_distribution_have_a_group():
     assert grouped == {"--executor", "--shard", "--copies", "--allow-code", "--url"}
 
 
-def test_a_hidden_option_still_works(statecli, desk):
+def test_a_hidden_option_still_works(statecli, working_folder):
     """`--as-found` is of the hook for pre-commit."""
     assert "--as-found" not in statecli("audit", "--help").out
     assert statecli("audit", "--as-found", "checkpoints/step-100.pt").code == 0
@@ -293,7 +293,7 @@ def test_a_hidden_option_still_works(statecli, desk):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected_text"),
     [
         ("inspect a.pt --inputz x", "inspect has no option --inputz; did you mean --input or --input-from?"),
         ("inspect a.pt --reasn x", "inspect has no option --reasn; did you mean --reason?"),
@@ -304,11 +304,11 @@ def test_a_hidden_option_still_works(statecli, desk):
         ("completion", "completion needs SHELL: "),
     ],
 )
-def test_a_mistake_is_answered_with_what_is_listed(statecli, line, said):
+def test_error_suggests_only_listed_options(statecli, line, expected_text):
     """The answer is one line; old spellings are not proposed."""
     result = statecli(*line.split())
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {said}")
+    assert result.err.startswith(f"statecli: {expected_text}")
     assert "--inputs" not in result.err
     assert "--as-found" not in result.err
 
@@ -466,7 +466,7 @@ def test_any_text_survives_roff(text):
 
 
 @pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
-def test_mandoc_has_nothing_to_say(tmp_path):
+def test_mandoc_reports_no_problem(tmp_path):
     """mandoc reports no problem, not even about style."""
     paths = man_page.write_man_pages(str(tmp_path))
     lint = subprocess.run(["mandoc", "-T", "lint", *paths], capture_output=True, text=True, check=False)
@@ -474,7 +474,7 @@ def test_mandoc_has_nothing_to_say(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_groff_warns_of_nothing(tmp_path):
+def test_groff_reports_no_warning(tmp_path):
     """groff reports no warning, as `man --warnings` would."""
     paths = man_page.write_man_pages(str(tmp_path))
     lint = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z", *paths], capture_output=True, text=True, check=False)

@@ -130,7 +130,7 @@ def allowed_top(path):
     return {"torch"} if room in (("commands", "verify"), ("commands", "resume_check")) else heavy.get(room[0], set())
 
 
-def test_heavy_packages_stay_in_their_rooms():
+def test_heavy_packages_are_imported_only_in_their_packages():
     """torch in live/, values/ and two commands, numpy in values/, rich in browse/, at import time."""
     for path in MODULES:
         at_top = [statement for statement in imports(path) if not statement.in_function and not statement.for_types]
@@ -271,7 +271,7 @@ def private_imports(tree_nodes, package):
                     yield f"{node.module}.{alias.name}"
 
 
-def test_the_first_waist_imports_nothing_of_ours():
+def test_model_state_imports_only_two_modules_of_statecli():
     """All other modules depend on model_state.py; model_state.py imports two modules, and they import nothing."""
     below = {"statecli.core.format_traits", "statecli.core.oddity_kind"}
     used = set(list_modules(PACKAGE / "core" / "model_state.py"))
@@ -399,7 +399,7 @@ def test_nothing_decides_by_a_sentence():
             assert not [*decides_by_sentence(nodes(path))], path
 
 
-def test_the_rules_of_this_file_find_what_they_forbid():
+def test_searches_of_this_file_find_forbidden_code():
     """Both functions find a comparison, a set, a prefix, or a comparison with a constant or another state."""
     texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
     assert all([*decides_by(ast.walk(ast.parse(text)), "format", bool)] for text in texts)
@@ -443,7 +443,7 @@ def test_nothing_unpickles_or_evaluates():
     assert calls_of == {PACKAGE / "commands" / "verify" / "save_roundtrip.py": {"torch.load"}}
 
 
-def test_only_main_catches_our_errors():
+def test_state_errors_are_caught_only_in_listed_modules():
     """StateError becomes text in one place, and errors of Python in one place. An error about one pair of a diff, one
     target of an audit or one checkpoint of a run becomes its result, and git gets the error as a line. So does the
     screen of `browse`, which stays open. An advised line is tried, and its own error may advise another line.
@@ -573,7 +573,7 @@ def recipes():
     return [" ".join(recipe.split()) for recipe in re.split(r"\n\n(?=An? [^\n]*:\n)", section)[1:]]
 
 
-def claims(recipe):
+def list_claims(recipe):
     """Yield each path and name for which a recipe states that the file defines the name."""
     for match in re.finditer(rf"{_NAMES} in `([\w/.]+)`", recipe):
         yield from ((match[2], name) for name in re.findall(r"\w+", match[1]) if name not in ("and", "or", "to"))
@@ -600,7 +600,7 @@ def test_each_step_of_a_recipe_is_true(recipe):
     for path in re.findall(r"`(\w+/[\w/.]+)`", recipe):
         pattern = re.sub("NAME|COMMAND|PART", "*", path)
         assert [*PACKAGE.parent.glob(pattern), *PACKAGE.glob(pattern)], path
-    bound = {*claims(recipe)}
+    bound = {*list_claims(recipe)}
     for path, name in bound:
         files = [*PACKAGE.parent.glob(re.sub("NAME|COMMAND", "*", path))]
         assert any(name in definitions(file) for file in files), (path, name)
@@ -613,13 +613,13 @@ def test_each_step_of_a_recipe_is_true(recipe):
 def test_the_claims_of_a_recipe_are_found():
     """Before the file, after the file, and of the file before; several at once."""
     recipe = "Write `a/x.py` with `N`, `f` and `g`. Add `A` or `B` in `a/b.py`, to `C` in `d.py`, and to `D` there."
-    assert {*claims(recipe)} == {
+    assert {*list_claims(recipe)} == {
         *(("a/x.py", name) for name in "Nfg"),
         *(("a/b.py", name) for name in "AB"),
         ("d.py", "C"),
         ("a/b.py", "D"),
     }
-    all_claims = {claim for recipe in recipes() for claim in claims(recipe)}
+    all_claims = {claim for recipe in recipes() for claim in list_claims(recipe)}
     assert ("statecli/core/proof_names.py", "Name") in all_claims
     assert ("statecli/formats/NAME.py", "sniff") in all_claims
     assert ("statecli/requests/options.py", "COMMANDS") in all_claims

@@ -75,7 +75,7 @@ def repository(locked_folder, tmp_path, monkeypatch):
     return folder
 
 
-def nudge():
+def change_one_weight():
     save_file({"fc.weight": torch.eye(3), "fc.bias": torch.tensor([0.0, 1.0, 2.0000002])}, "m.safetensors")
 
 
@@ -100,7 +100,7 @@ def act(name, **inputs):
     return done, *(Path(path).read_text() for path in files.values())
 
 
-def test_the_actions_command_passes_a_checkpoint_that_is_what_it_was(repository):
+def test_action_passes_an_unchanged_checkpoint(repository):
     """The action passes, with a summary and a SARIF report whose path is an output."""
     done, outputs, summary = act("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -111,7 +111,7 @@ def test_the_actions_command_passes_a_checkpoint_that_is_what_it_was(repository)
 
 def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repository):
     """The nudged weight is named in an annotation, in the summary and in SARIF."""
-    nudge()
+    change_one_weight()
     done, outputs, summary = act("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
     assert done.returncode == 1
     assert "exit-code=1" in outputs
@@ -122,7 +122,7 @@ def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repo
         assert "fc.weight" not in text
 
 
-def test_the_actions_targets_are_no_options(repository):
+def test_targets_of_the_action_are_not_read_as_options(repository):
     """A file named like an option is audited; a missing file has failed."""
     Path("m.safetensors").rename("-o.safetensors")
     done, _, summary = act("Audit", targets="-o.safetensors")
@@ -183,7 +183,7 @@ SHADOWED = (
 
 
 @pytest.fixture
-def hostile(repository):
+def hostile_repository(repository):
     """The same repository with a module for each of the SHADOWED names; importing a module ends the process with 0.
 
     `python3` is a new process, because a fork has already imported its modules.
@@ -193,14 +193,14 @@ def hostile(repository):
             f"open('{repository.parent}/ran', 'a').write('{name}\\n')\nimport os; os._exit(0)\n"
         )
     (repository.parent / "bin" / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    nudge()
+    change_one_weight()
     yield repository
     ran = repository.parent / "ran"
     assert not ran.exists(), ran.read_text()
 
 
 @pytest.mark.parametrize("path", [None, ".", ""])
-def test_the_actions_audit_imports_nothing_of_the_checkout(hostile, monkeypatch, path):
+def test_the_actions_audit_imports_nothing_of_the_checkout(hostile_repository, monkeypatch, path):
     """Modules of the checkout are not imported, even if PYTHONPATH names the checkout."""
     if path is not None:
         monkeypatch.setenv("PYTHONPATH", path)
@@ -210,16 +210,16 @@ def test_the_actions_audit_imports_nothing_of_the_checkout(hostile, monkeypatch,
     assert "exit-code=1" in outputs
 
 
-def test_the_actions_installation_imports_nothing_of_the_checkout(hostile, monkeypatch):
+def test_the_actions_installation_imports_nothing_of_the_checkout(hostile_repository, monkeypatch):
     """pip is that of the interpreter, and no file of the checkout configures pip."""
     for name in ("pip.conf", "setup.cfg", "pip.ini"):
-        (hostile / name).write_text("[global]\nindex-url = http://127.0.0.1:1/\n")
+        (hostile_repository / name).write_text("[global]\nindex-url = http://127.0.0.1:1/\n")
     step = next(
         step
         for step in yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
         if step["name"] == "Install statecli"
     )
-    nothing = str(hostile / "no-such-folder")
+    nothing = str(hostile_repository / "no-such-folder")
     environment = os.environ | {"STATECLI_SOURCE": nothing, "STATECLI_PYTHON": "python3"}
     done = run("bash", "-eo", "pipefail", "-c", step["run"], env=environment)
     assert (done.returncode, "no-such-folder" in done.stderr) == (1, True), done.stderr
@@ -259,7 +259,7 @@ def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own
     assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
 
 
-def test_the_installation_alone_needs_no_numpy(repository):
+def test_installation_step_installs_only_the_package(repository):
     """The action and the GitLab component install only the package."""
     installed = record_installations(repository)
     given = {"STATECLI_SOURCE": "SOURCE", "STATECLI_PACKAGE": "SOURCE", "STATECLI_PYTHON": "python3"}
@@ -309,12 +309,12 @@ def read_component():
     return yaml.safe_load((ROOT / "templates" / "audit.yml").read_text().split("\n---\n")[1])["statecli-audit"]
 
 
-def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile, monkeypatch):
+def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile_repository, monkeypatch):
     """The audit of the script fails for the nudged weight."""
     assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
 
 
-def test_a_link_of_the_checkout_leads_no_report_elsewhere(repository):
+def test_report_does_not_follow_a_link_of_the_checkout(repository):
     """The reports for GitLab and of the action are files of the checkout; the target of a link is not changed."""
     reports = ("gl-code-quality-report.json", "statecli.xml", "statecli.sarif")
     victims = [repository.parent / f"victim-{name}" for name in reports]
@@ -327,7 +327,7 @@ def test_a_link_of_the_checkout_leads_no_report_elsewhere(repository):
     assert all(Path(name).is_file() and not Path(name).is_symlink() for name in reports)
 
 
-def test_a_folder_of_the_checkout_leads_no_report_elsewhere(repository):
+def test_report_does_not_follow_a_linked_folder_of_the_checkout(repository):
     """A link in the way of the action's report ends the step; a folder does not."""
     outside = repository.parent / "outside"
     outside.mkdir()
@@ -349,7 +349,7 @@ def component(targets, args="", **more):
 @pytest.fixture
 def configured_upstream(repository, monkeypatch):
     """A clone on a branch whose statecli.toml makes findings about the lock notes, unlike that of main."""
-    nudge()
+    change_one_weight()
     upstream = repository.parent / "upstream"
     upstream.mkdir()
     (upstream / "statecli.toml").write_text('lock = "statecli.lock.json"\n')
@@ -468,7 +468,7 @@ def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured_upstre
     assert (done.returncode, "symbolic link" in done.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
 
 
-def test_gitlab_uses_the_configuration_of_the_default_branch_alone(configured_upstream):
+def test_gitlab_uses_only_the_configuration_of_the_default_branch(configured_upstream):
     """A merge request is audited without any, unless the input names a file."""
     args = "--lock=statecli.lock.json"
     assert component("m.safetensors", args, CI_COMMIT_BRANCH="main", CI_DEFAULT_BRANCH="main").returncode == 0
@@ -496,7 +496,7 @@ def test_pre_commit_stops_a_commit_that_nudges_a_locked_weight(repository):
     clean = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert clean.returncode == 0, clean.stdout + clean.stderr
     assert "1 audited" in clean.stdout
-    nudge()
+    change_one_weight()
     stopped = run_hook(repository, args=["--lock", "statecli.lock.json", "--"])
     assert stopped.returncode == 1
     assert "fc.bias" in stopped.stdout
@@ -569,7 +569,7 @@ def test_no_files_name_makes_the_hook_pass(repository, own):
         ("model.pt.md", False),
     ],
 )
-def test_the_hook_takes_what_is_called_like_a_checkpoint(name, is_taken):
+def test_hook_takes_files_with_the_name_of_a_checkpoint(name, is_taken):
     """A name that any file may have is not taken; the user can set `files:`."""
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     assert (re.search(hook["files"], name) is not None) is is_taken
@@ -593,7 +593,7 @@ def test_the_action_compares_the_checkpoints_of_a_pull_request(repository, monke
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "s@example.org")
     first = ("init -qb main", "add .", "commit -qm one", "switch -qc change")
     assert [run("git", *words.split()).stderr for words in first] == [""] * 4
-    nudge()
+    change_one_weight()
     Path("json.py").write_text("raise SystemExit('imported')\n")
     assert [run("git", *words.split()).stderr for words in ("add .", "commit -qm two")] == ["", ""]
     clone = repository.parent / "clone"

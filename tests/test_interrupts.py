@@ -44,30 +44,30 @@ process_exit.run_body_and_exit(run, debug=False)
 """
 
 
-def ran(program):
+def run_program(program):
     return run_python(["-c", program], timeout=30)
 
 
-def test_an_interrupt_lost_in_a_callback_still_ends_the_process():
+def test_interrupt_swallowed_by_a_callback_ends_the_process():
     """Python prints and drops an exception in the callback of a weak reference; the process still ends soon."""
     begun = time.monotonic()
-    done = ran(SWALLOWED)
+    done = run_program(SWALLOWED)
     assert (done.returncode, done.stderr) == (130, "")
     assert time.monotonic() - begun < 100
 
 
-def test_an_error_that_an_interrupt_caused_is_not_told():
+def test_error_caused_by_an_interrupt_is_not_reported():
     """A killed worker raises an error after an interrupt; only the interrupt is reported."""
-    done = ran(TURNED)
+    done = run_program(TURNED)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_where_interrupts_are_ignored_they_stay_so():
+def test_ignored_interrupt_signal_stays_ignored():
     """Behind `nohup` or `&` a shell has turned them off."""
-    assert ran(IGNORED).stdout == "still here\n"
+    assert run_program(IGNORED).stdout == "still here\n"
 
 
-def test_the_interrupt_signal_is_left_alone_by_an_import():
+def test_import_keeps_the_handler_of_the_interrupt_signal():
     """Only the command handles the signal; a program that imports statecli keeps its own handler."""
     before = signal.getsignal(signal.SIGINT)
     __import__("statecli.cli.interrupts")
@@ -92,7 +92,7 @@ while True:
 
 def test_an_interrupt_inside_one_long_operator_ends_the_process():
     """The main thread is in C for twenty seconds, and runs no handler of Python's."""
-    done = ran(OPERATOR)
+    done = run_program(OPERATOR)
     assert (done.returncode, done.stderr) == (130, "")
 
 
@@ -113,6 +113,6 @@ print("still here")
 """
 
 
-def test_an_interrupt_of_a_child_alone_is_not_ours():
+def test_interrupt_of_a_child_does_not_end_the_parent():
     """A model may end its own child with the signal; nothing is written to the pipe of parent and child."""
-    assert ran(CHILD).stdout == "still here\n"
+    assert run_program(CHILD).stdout == "still here\n"

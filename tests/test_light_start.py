@@ -29,7 +29,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def imported_by_each(lines, heavy=HEAVY):
+def list_imports_of_commands(lines, heavy=HEAVY):
     """Return (exit code, imported heavy modules) after each of the command lines, in one process."""
     words = json.dumps([[*map(str, line)] for line in lines])
     command = [sys.executable, "-c", CHILD.format(heavy=heavy), words]
@@ -39,7 +39,7 @@ def imported_by_each(lines, heavy=HEAVY):
 
 def import_status(*args, heavy=HEAVY):
     """Return (exit code, heavy modules imported by the command line)."""
-    (result,) = imported_by_each([args], heavy)
+    (result,) = list_imports_of_commands([args], heavy)
     return result
 
 
@@ -62,7 +62,7 @@ LISTINGS = [(name, "json") for name in ("a.safetensors", "a.pt", "legacy.pt", "w
 def test_listing_a_checkpoint_imports_nothing_heavy(files):
     """No torch, no numpy, no rich, and none of the libraries whose formats are read."""
     lines = [("inspect", files / name, "-f", output) for name, output in LISTINGS]
-    assert dict(zip(LISTINGS, imported_by_each(lines), strict=True)) == dict.fromkeys(LISTINGS, (0, []))
+    assert dict(zip(LISTINGS, list_imports_of_commands(lines), strict=True)) == dict.fromkeys(LISTINGS, (0, []))
 
 
 def test_a_listing_imports_the_reader_and_the_renderer_that_it_uses(files):
@@ -87,7 +87,7 @@ def test_small_files_are_locked_and_found_equal_without_numpy(files):
     """The bytes of small files are hashed and compared without conversion."""
     path = files / "a.safetensors"
     lines = [("lock", path, "-o", files / "a.lock"), ("diff", path, path)]
-    assert imported_by_each(lines, ("torch", "numpy")) == [(0, []), (0, [])]
+    assert list_imports_of_commands(lines, ("torch", "numpy")) == [(0, []), (0, [])]
 
 
 @pytest.mark.skipif(compiled_kernel.native is None, reason="no compiled kernel")
@@ -104,14 +104,14 @@ def test_two_epochs_of_a_small_model_are_compared_without_numpy(tmp_path):
         ("diff", *(tmp_path / f"{name}.{suffix}" for name in "ab"), "-f", "json") for suffix in ("safetensors", "pt")
     ]
     heavy = ("torch", "numpy", "statecli.commands.diff.transformations.find")
-    assert imported_by_each(lines, heavy) == [(1, []), (1, [])]
+    assert list_imports_of_commands(lines, heavy) == [(1, []), (1, [])]
 
 
 def test_a_wrong_input_is_refused_without_torch(files):
     """The import of torch takes seconds."""
     (files / "net.py").write_text("import torch\nclass Net(torch.nn.Module): pass\n")
     lines = [(command, f"{files}/net.py:Net", "--input", "2,16") for command in ("inspect", "verify", "fix")]
-    assert imported_by_each(lines, ("torch",)) == [(2, [])] * 3
+    assert list_imports_of_commands(lines, ("torch",)) == [(2, [])] * 3
 
 
 def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
@@ -123,7 +123,7 @@ def test_an_audit_without_plugins_imports_nothing_for_plugins(files):
 def test_the_version_imports_nothing_of_the_commands():
     """No msgspec either."""
     heavy = (*HEAVY, "msgspec", "statecli.cli.command_runner", "statecli.requests.options")
-    assert imported_by_each([("--version",), ("-V",), ("version",)], heavy) == [(0, [])] * 3
+    assert list_imports_of_commands([("--version",), ("-V",), ("version",)], heavy) == [(0, [])] * 3
 
 
 def test_modules_that_msgspec_gets_later_do_the_same():
@@ -186,7 +186,7 @@ except SystemExit as done:
 """
 
 
-def test_the_inspection_of_a_file_enters_twelve_rooms(files):
+def test_inspect_of_a_file_loads_at_most_twelve_packages(files):
     """A room is a package, the package of a command, or a single module; a reader of this call reads each room."""
     command = [sys.executable, "-c", ROOMS, "inspect", str(files / "a.safetensors")]
     code, entered = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stderr)

@@ -53,7 +53,7 @@ def describe(side):
     return side and (side.dtype, side.shape, side.tied_to, side.device)
 
 
-def both(before, after, folder, **options):
+def diff_objects_and_files(before, after, folder, **options):
     """The diff of two objects, and the diff of their files."""
     paths = [folder / "before.pt", folder / "after.pt"]
     for value, path in zip((before, after), paths, strict=True):
@@ -106,7 +106,7 @@ def test_a_diff_of_models_is_the_diff_of_their_state_dicts(tmp_path):
     """The models have ties, views, half precision and an empty tensor."""
     torch.manual_seed(0)
     before, after = Tied(), Tied()
-    live, files = both(before, after, tmp_path)
+    live, files = diff_objects_and_files(before, after, tmp_path)
     assert rows(live) == rows(files)
     assert (live.before.target, live.after.target) == ("Tied", "Tied (2)")
 
@@ -205,7 +205,7 @@ def test_memory_is_chosen_by_the_size_of_the_storages():
 def test_unusual_objects_are_compared_as_their_files(before, tmp_path):
     """Without values, with another layout, with settings, with a module inside."""
     after = nn.Linear(2, 2)
-    live, files = both(before, after, tmp_path)
+    live, files = diff_objects_and_files(before, after, tmp_path)
     assert rows(live) == rows(files)
     assert len(live.broken) == len(files.broken)
     assert [scalar.key for scalar in live.scalars] == [scalar.key for scalar in files.scalars]
@@ -274,7 +274,7 @@ def test_a_method_that_keeps_another_method_of_the_layer_is_copied():
     assert torch.equal(layer.weight, weight)
 
 
-def test_nothing_is_said_of_a_file_of_an_object_in_memory():
+def test_messages_about_an_object_in_memory_name_no_file():
     """Neither the error nor a note calls the object a file or a pickle."""
     with pytest.raises(statecli.MalformedError) as caught:
         statecli.inspect({"a": 1})

@@ -47,7 +47,7 @@ def test_any_text_has_a_file(text):
     assert isinstance(location.find_file(text), str)
 
 
-def _is_there(path, tensor, state):
+def _check_bytes(path, tensor, state):
     (row,) = (row_ for row_ in state.tensors if row_.fqn == tensor[0])
     place = location.find_bytes(row)
     assert place is not None
@@ -58,7 +58,7 @@ def _is_there(path, tensor, state):
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
-def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
+def test_bytes_at_the_place_of_a_tensor_are_its_values(tmp_path, form):
     """Bytes read from the place are the tensor; a contiguous view has its own bytes only."""
     base = torch.arange(24, dtype=torch.float32)
     state = {"a": torch.randn(3, 4), "b": torch.arange(5, dtype=torch.int16)}
@@ -69,10 +69,10 @@ def test_a_tensors_bytes_are_those_in_the_file(tmp_path, form):
         torch.save({**state, "base": base}, tmp_path / "m", _use_new_zipfile_serialization=form == "zip")
     read = load.read_checkpoint(str(tmp_path / "m"))
     for entry in state.items():
-        _is_there(tmp_path / "m", entry, read)
+        _check_bytes(tmp_path / "m", entry, read)
 
 
-def test_a_view_that_is_no_piece_is_its_storage(tmp_path):
+def test_view_without_contiguous_bytes_has_the_place_of_its_storage(tmp_path):
     """A column of a matrix has no bytes of its own in a row."""
     base = torch.arange(12, dtype=torch.float32).view(3, 4)
     torch.save({"column": base[:, 1]}, tmp_path / "m.pt")
@@ -92,7 +92,7 @@ def test_a_finding_is_at_its_tensors_line():
     assert place.place is UNSET
 
 
-def test_a_finding_that_says_where_it_is_stays_there():
+def test_finding_with_a_place_keeps_its_place():
     """The rule knows better."""
     own = finding(place=Place("a.pt", 1, 2))
     assert location.add_places([own], [tensor(origin=Origin("net.py", 9))]) == (own,)
@@ -119,7 +119,7 @@ def test_fingerprints_are_counted():
 
 @pytest.mark.parametrize("typed", ["ck/a.pt", "./ck//a.pt", "ck/../ck/a.pt", "{}/ck/a.pt"])
 @pytest.mark.parametrize("rest", ["", "#model"])
-def test_a_target_has_one_name_however_it_is_typed_and_from_wherever(tmp_path, monkeypatch, typed, rest):
+def test_name_of_a_target_does_not_depend_on_spelling_or_folder(tmp_path, monkeypatch, typed, rest):
     """The name is the path from the folder of the file that names the target."""
     (tmp_path / "ck").mkdir()
     (tmp_path / "ck" / "a.pt").touch()
@@ -161,7 +161,7 @@ def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
         ("pkg.mod:Net(4)", "pkg.mod:Net(4)"),
     ],
 )
-def test_a_name_is_the_way_from_the_file_that_has_it(tmp_path, monkeypatch, text, name):
+def test_name_is_the_path_from_the_file_that_contains_the_name(tmp_path, monkeypatch, text, name):
     """The name is the same from any folder, and resolves to the target. A class is named by its file, or by dots."""
     (tmp_path / "ckpts").mkdir()
     (tmp_path / "ckpts" / "a.pt").touch()

@@ -38,7 +38,7 @@ def test_glibc_is_given_one_arena(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [None, TypeError, OSError])
-def test_other_c_libraries_are_left_alone(error, monkeypatch):
+def test_missing_mallopt_is_not_an_error(error, monkeypatch):
     """musl and macOS have no `mallopt`; Windows does not open the library without a name."""
 
     def open_library(name):

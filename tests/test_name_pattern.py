@@ -47,7 +47,7 @@ def test_a_range_has_exactly_its_numbers(first, last, number):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize("glob", ["layers.{3,40}.w", "layers.{0..12}.{w,b}", "{layers,x}.{1,2}.w"])
-def test_braces_select_what_bash_expands(glob):
+def test_braces_select_the_names_that_bash_expands(glob):
     """The names are those of `echo GLOB` that exist as tensors."""
     expanded = subprocess.run(["bash", "-c", f"echo {glob}"], capture_output=True, text=True, check=True).stdout.split()
     names = [f"{stack}.{n}.{name}" for stack in ("layers", "x") for n in range(50) for name in "wb"]

@@ -21,7 +21,7 @@ def test_numbers_are_in_the_order_of_numbers(names):
         assert make_natural_key(name) == expected
 
 
-def test_layers_are_counted():
+def test_layers_are_sorted_by_number():
     """`layers.2` comes before `layers.10`, and names without a number are their own keys."""
     names = ["layers.10.a", "layers.9.b", "layers.2.b", "layers.2.a", "a"]
     assert sorted(names, key=make_natural_key) == ["a", "layers.2.a", "layers.2.b", "layers.9.b", "layers.10.a"]

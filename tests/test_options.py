@@ -92,7 +92,7 @@ def test_an_empty_path_in_a_configuration_is_refused(statecli, key):
     assert f"{key}: is empty; write the path of a file, or remove the key" in result.err
 
 
-def test_the_empty_name_of_a_tensor_can_be_asked_for(statecli):
+def test_empty_glob_selects_the_tensor_with_the_empty_name(statecli):
     """The empty name is a name like any other; an empty glob matches only the empty name."""
     torch.save({"": torch.ones(2), "w": torch.ones(2)}, "a.pt")
     assert [tensor["fqn"] for tensor in statecli("inspect", "a.pt", "-i", "", "-f", "json").json["tensors"]] == [""]

@@ -63,7 +63,7 @@ def reports(*outputs):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected_text"),
     [
         (("--report", "sarf=x"), "--report sarf=x: 'sarf' is not a format; did you mean sarif?"),
         (("--report", "=x"), "is not a format; choose one of: table, plain, json"),
@@ -80,24 +80,24 @@ def reports(*outputs):
         ),
     ],
 )
-def test_a_report_that_cannot_be_is_one_line(statecli, target_folder, words, said):
+def test_invalid_report_option_is_a_one_line_error(statecli, target_folder, words, expected_text):
     """Exit 2, nothing on stdout, and nothing is written."""
     before = sorted(os.listdir())
     result = statecli("diff", "a.pt", "b.pt", *words)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert said in result.err
+    assert expected_text in result.err
     assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize("command", [("inspect", "no.pt"), ("audit", "no.pt"), ("verify", "no.py:Net")])
-def test_a_wrong_report_is_told_before_anything_is_read(statecli, target_folder, command):
+def test_invalid_report_option_fails_before_a_file_is_read(statecli, target_folder, command):
     """Other errors in the line are not reported."""
     assert "is not a format" in statecli(*command, "--report", "x=y").err
 
 
 @pytest.mark.parametrize("path", ["statecli.toml", "l.json", "b.json", "a.safetensors"])
 @pytest.mark.parametrize("option", ["-o", "--report"])
-def test_what_the_configuration_names_is_never_written_to(statecli, target_folder, path, option):
+def test_files_that_the_configuration_names_are_not_overwritten(statecli, target_folder, path, option):
     """The configuration file itself is not overwritten either."""
     statecli("lock", "b.pt", "-o", "l.json")
     statecli("audit", "found.pt", "--write-baseline", "b.json", "--reason", "x")
@@ -261,7 +261,7 @@ def test_a_report_in_an_audited_folder_is_written_again(statecli, target_folder)
 # Content of the outputs.
 
 
-def test_each_report_is_what_its_output_alone_is(statecli, target_folder):
+def test_each_report_equals_the_output_of_its_format(statecli, target_folder):
     """The reports are written next to the output of -f, and the exit code is the same."""
     result = statecli("audit", "found.pt", "-f", "json", *reports(*Output))
     assert result.code == 1
@@ -271,7 +271,7 @@ def test_each_report_is_what_its_output_alone_is(statecli, target_folder):
         assert written == statecli("audit", "found.pt", "-f", output.value).out
 
 
-def test_quiet_is_of_the_terminal(statecli, target_folder):
+def test_quiet_does_not_shorten_reports(statecli, target_folder):
     """-q of a clean target prints nothing, and the reports are whole."""
     result = statecli("audit", "a.pt", "-q", "--report", "markdown=out.md", "--report", "plain=out.txt")
     assert (result.code, result.out) == (0, "")
@@ -288,7 +288,7 @@ def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
     assert statecli("inspect", "a.pt", "-o", "out.txt").err == ""
 
 
-def test_names_alone_are_not_reported(statecli, target_folder):
+def test_report_of_name_only_is_complete(statecli, target_folder):
     """--name-only applies to stdout; a document next to stdout is complete."""
     result = statecli("diff", "a.pt", "b.pt", "--name-only", "--report", "json=out.json")
     assert result.out == "fc.bias\n"
@@ -326,7 +326,7 @@ REASONS = {"inspect found": "table", "diff found": "fc.bias", "verify found": "t
 UNGROUPED = (Output.CSV,)
 
 
-def valid(output, text):
+def check_valid(output, text):
     """Raise an error unless the text is valid for the output."""
     checks = {
         Output.SARIF: sarif,
@@ -351,7 +351,7 @@ def test_every_output_of_every_command(statecli, target_folder, run):
         assert REASONS.get(run, "") in text
         if run in ("inspect found", "verify found"):
             assert ("left-behind" if output in UNGROUPED else "unregistered-tensor") in text
-    parsed = {output: valid(output, text) for output, text in texts.items()}
+    parsed = {output: check_valid(output, text) for output, text in texts.items()}
     findings = parsed[Output.JSON]["findings"]
     assert bool(findings) == actual
     assert len(parsed[Output.CSV]) == 1
@@ -378,7 +378,7 @@ def test_every_output_of_every_command(statecli, target_folder, run):
 
 
 @pytest.fixture
-def hostile(target_folder):
+def hostile_files(target_folder):
     """Checkpoints and a class with hostile names; every command reports findings about these files."""
     names = HOSTILE[:-1]
     torch.save({name + end: torch.zeros(1) for name in names for end in ("w", "W")}, "before.pt")
@@ -402,13 +402,13 @@ HOSTILE_RUNS = {
 
 
 @pytest.mark.parametrize("run", HOSTILE_RUNS)
-def test_hostile_names_are_names(statecli, hostile, run):
+def test_every_output_escapes_hostile_names(statecli, hostile_files, run):
     """Every output is valid, without a control character for a terminal. A name of a megabyte is whole only in JSON."""
     result = statecli(*HOSTILE_RUNS[run], "-q", *reports(*Output))
     assert result.code == 1, result.err[:500]
     for output in Output:
         text = Path(f"out.{output.value}").read_bytes().decode("utf-8")
-        assert valid(output, text)
+        assert check_valid(output, text)
         assert not any(char in text for char in "\x1b\x9b\x00\u202e\u2028\ud800")
         if output is Output.GITHUB:
             assert all(properties["title"].startswith("statecli ") for _, properties, _ in github(text))
@@ -421,22 +421,22 @@ def test_hostile_names_are_names(statecli, hostile, run):
 @pytest.mark.parametrize(
     "name", ["a b.pt", "100%.pt", "a:b,c.pt", "two\nlines.pt", "q'\"<&>.pt", "ü.pt", "::error::x.pt"]
 )
-def test_hostile_file_names_are_file_names(statecli, target_folder, name):
+def test_every_output_is_valid_for_hostile_file_names(statecli, target_folder, name):
     """The name in each output finds the file again."""
     os.rename("found.pt", name)
     statecli("audit", name, *reports(*Output))
     for output in Output:
-        assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
+        assert check_valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
 
 
-def test_a_name_that_is_no_utf8(statecli, target_folder):
+def test_file_name_that_is_not_utf8_is_encoded_in_every_output(statecli, target_folder):
     """The bytes of the name are percent-encoded in SARIF, and escaped in the other outputs."""
     os.rename("found.pt", b"caf\xe9.pt")
     statecli("audit", os.fsdecode(b"caf\xe9.pt"), *reports(*Output))
     (result,) = sarif(Path("out.sarif").read_text("utf-8"))["results"]
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "caf%E9.pt"
     for output in Output:
-        assert valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
+        assert check_valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
 
 
 def test_the_page_of_the_outputs_has_each():
@@ -478,7 +478,7 @@ def process(line, *targets, limit=""):
 
 @posix
 @pytest.mark.parametrize("write", WRITES)
-def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
+def test_failed_write_keeps_the_old_file(target_folder, write):
     """The old file is complete, no other file is left, and one line names the file and the reason."""
     old = Path("old.json")
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
@@ -491,7 +491,7 @@ def test_what_cannot_be_written_leaves_what_was_there(target_folder, write):
 
 
 @posix
-def test_an_interrupt_leaves_what_was_there(target_folder, monkeypatch):
+def test_interrupted_write_keeps_the_old_file(target_folder, monkeypatch):
     """No other file is left: an output is written completely, or not at all."""
     Path("old.json").write_text("old")
     files = sorted(os.listdir())
@@ -525,7 +525,7 @@ def test_a_file_keeps_its_mode_and_its_links(statecli, target_folder, write):
 
 
 @posix
-def test_a_link_to_nothing_yet_makes_what_it_leads_to(statecli, target_folder):
+def test_output_to_a_dangling_link_creates_its_target(statecli, target_folder):
     """-o with a dangling link creates the target of the link, as `>` of a shell does."""
     os.symlink("made.json", "link.json")
     assert statecli("inspect", "a.pt", "-f", "json", "-o", "link.json").code == 0

@@ -216,7 +216,7 @@ class TestSamples:
         written = {path.name: path.read_bytes() for path in folder.iterdir()}
         assert written == {path.name: path.read_bytes() for path in (ROOT / "sample_models").glob("*.py")}
 
-    def test_a_file_in_the_way_stays(self, statecli, tmp_path):
+    def test_existing_file_is_not_overwritten_by_a_sample(self, statecli, tmp_path):
         """An edited sample, or a folder with the name of a sample, is an error before anything is written."""
         for make in (lambda path: path.write_text("mine\n"), lambda path: (path.unlink(), path.mkdir())):
             make(tmp_path / "net.py")

@@ -167,7 +167,7 @@ def test_an_averaged_model_is_a_copy_too(tmp_path):
     assert evidences == {Evidence.OPTIMIZER}
 
 
-def test_a_twin_is_no_copy(tmp_path):
+def test_network_with_the_same_shapes_is_not_taken_for_a_copy(tmp_path):
     """Two networks have the same names and shapes: the network trained by the optimizer is unknown."""
     net, twin = nn.Linear(2, 2), nn.Linear(2, 2)
     optimizer = step_optimizer(net, torch.optim.AdamW(net.named_parameters()))
@@ -219,7 +219,7 @@ def test_optimizers_that_share_a_model_are_evidence_together(tmp_path):
     assert {row.evidence for row in actual.values()} == {Evidence.OPTIMIZER}
 
 
-def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
+def test_optimizers_that_do_not_train_a_head_are_not_evidence_for_it(tmp_path):
     """No optimizer trains one head: the tensors of the smaller optimizer could also be those of this head."""
     net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 1), nn.Linear(6, 1))
     shared = [torch.optim.Adam(net[:2].parameters()), torch.optim.SGD(net[2:3].parameters(), 0.1, momentum=0.9)]
@@ -230,7 +230,7 @@ def test_optimizers_that_leave_something_out_are_no_evidence_together(tmp_path):
     }
 
 
-def test_groups_that_split_by_weight_decay_are_told(tmp_path):
+def test_groups_split_by_weight_decay_are_matched(tmp_path):
     """Biases are often in a group without weight decay: the groups interleave, and all parameters are trained."""
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2))
     net.register_buffer("table", torch.ones(3, 3))
@@ -289,7 +289,7 @@ shapes = st.lists(st.sampled_from([(1,), (2,), (3, 3)]), min_size=1, max_size=9)
 
 @settings(max_examples=100, deadline=None)
 @given(shapes, st.data())
-def test_what_is_forced_is_true_whatever_was_frozen(tensor_shapes, data):
+def test_tensor_reported_as_trained_is_trained(tensor_shapes, data):
     """If some parameters are frozen, a tensor reported as trained is always a trained tensor."""
     trained = [n for n in range(len(tensor_shapes)) if data.draw(st.booleans())]
     tensors = [TensorInfo(f"t{n}", "float32", shape, 1, 4) for n, shape in enumerate(tensor_shapes)]
@@ -362,7 +362,7 @@ def test_a_tied_entry_that_a_pickle_lacks_is_missing(statecli, tmp_path, spec):
     assert "tied to fc.weight, which is present" in result.json["findings"][0]["message"]
 
 
-def test_another_shape_names_both(statecli, tmp_path, spec):
+def test_shape_mismatch_names_both_shapes(statecli, tmp_path, spec):
     """One line has the shapes of the file and the class."""
     result = inspect_with_model(statecli, tmp_path, spec, {**entries(), "fc.bias": torch.ones(7)})
     assert rules(result) == [("shape-mismatch", "fc.bias")]
@@ -370,7 +370,7 @@ def test_another_shape_names_both(statecli, tmp_path, spec):
     assert "registers [4]" in result.out
 
 
-def test_a_wrappers_prefix_is_seen_through_and_said(statecli, tmp_path, spec):
+def test_prefix_of_a_wrapper_is_stripped_and_is_one_finding(statecli, tmp_path, spec):
     """`module._orig_mod.` before every name is one finding, not two for each tensor."""
     wrapped = {f"module._orig_mod.{key}": value for key, value in entries().items()}
     result = inspect_with_model(statecli, tmp_path, spec, wrapped)
@@ -406,7 +406,7 @@ def test_a_model_must_be_a_class(inspect_error, tmp_path):
     assert "write file.py:Class" in inspect_error(tmp_path / "net.safetensors", "--model", tmp_path / "net.safetensors")
 
 
-def test_weight_norms_direction_is_no_buffer(tmp_path):
+def test_direction_of_weight_norm_is_not_a_buffer(tmp_path):
     """`weight_v` next to `weight_g` is trained; next to `weight_orig` it is a vector of the old spectral_norm."""
     actual = classify_saved(tmp_path, {"weight_g": torch.ones(2, 1), "weight_v": torch.ones(2, 2)})
     assert {row.kind for row in actual.values()} == {Kind.PARAMETER}
@@ -427,7 +427,7 @@ def test_the_optimizer_is_stronger_than_a_name(tmp_path, name, named):
     assert trained == {n for n, _ in net.named_parameters()}
 
 
-def test_one_shape_alone_is_no_evidence(tmp_path):
+def test_single_matching_shape_is_not_evidence(tmp_path):
     """An optimizer with a single id that fits one of two entries may train another tensor of the same shape."""
     centers = nn.Parameter(torch.ones(3, 4))
     centers.grad = torch.ones_like(centers)
@@ -439,7 +439,7 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sections", "meant"),
+    ("sections", "expected"),
     [
         (["model", "model_ema"], ["model"]),
         (["teacher", "model"], ["model"]),
@@ -450,9 +450,9 @@ def test_one_shape_alone_is_no_evidence(tmp_path):
     ],
     ids=" ".join,
 )
-def test_the_model_that_a_load_takes_is_told_by_names(sections, meant):
+def test_names_of_sections_select_the_loaded_model(sections, expected):
     """`model` is chosen, then `state_dict` of Lightning, then sections that are not an average, then all."""
-    assert parameter_or_buffer.select_loaded_sections(sections) == meant
+    assert parameter_or_buffer.select_loaded_sections(sections) == expected
 
 
 @pytest.mark.parametrize("groups", [1, 2])

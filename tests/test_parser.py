@@ -125,7 +125,7 @@ def lines(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(lines())
-def test_whatever_it_parses_typer_parses_the_same(words):
+def test_parsed_line_has_the_options_of_typer(words):
     """The options are equal, or the parser leaves the line to Typer."""
     quick = parser.parse(words)
     if quick is not None:
@@ -205,7 +205,7 @@ def test_former_spellings_of_options_are_parsed(former, present):
         ["--version"],
     ],
 )
-def test_all_else_is_left_to_typer(words):
+def test_lines_with_mistakes_or_help_are_left_to_typer(words):
     """Mistakes and help are Typer's to explain."""
     assert parser.parse(words) is None
 

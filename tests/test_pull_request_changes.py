@@ -165,7 +165,7 @@ def test_a_large_number_of_checkpoints_is_limited(repository):
     assert "- and 2 more, which were not compared\n" in text
 
 
-def test_a_base_that_is_not_there_is_a_warning(repository):
+def test_missing_base_is_a_warning(repository):
     """A shallow clone without the base branch."""
     done = subprocess.run([sys.executable, "-I", SCRIPT, "nowhere"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")

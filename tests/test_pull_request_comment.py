@@ -96,7 +96,7 @@ def test_the_next_run_replaces_the_comment(github, comment):
     assert len(github.comments) == 152
 
 
-def test_the_comment_of_a_person_is_left_alone(github, comment):
+def test_comment_of_a_person_is_not_replaced(github, comment):
     """A person may copy the invisible line: the action does not replace the comment of the person."""
     comment("first")
     github.comments[0]["user"]["type"] = "User"
@@ -114,7 +114,7 @@ def test_a_token_that_may_not_write_is_a_warning(comment):
     )
 
 
-def test_a_long_summary_is_shortened_and_names_notify_nobody(github, comment):
+def test_long_summary_is_shortened_and_has_no_mentions(github, comment):
     """The text has at most the length that GitHub accepts, with the details closed; a tensor may be called @team."""
     comment("<details>\n" + "- @team `layer.weight`\n" * 5000 + "</details>\n")
     body = github.comments[0]["body"]
@@ -124,7 +124,7 @@ def test_a_long_summary_is_shortened_and_names_notify_nobody(github, comment):
     assert body.endswith("the summary of the job has all of it.\n")
 
 
-def test_an_event_without_a_pull_request_is_no_comment(github, comment):
+def test_event_without_a_pull_request_writes_no_comment(github, comment):
     """A push, for example."""
     assert comment("text", event={"ref": "refs/heads/main"}).stdout == ""
     assert not github.comments

@@ -239,7 +239,7 @@ def test_bytes_with_scales_of_powers_of_two_may_be_pairs(document):
     assert (weight["shape"], weight["bits"], weight["defect"]) == (None, None, None)
 
 
-def test_awq_for_vectors(document):
+def test_awq_gemv_layout_has_its_shape(document):
     """Buffers of `WQLinear_GEMV` of autoawq 0.2.9, awq/modules/linear/gemv.py: rows of codes are outputs."""
     tensors = {
         "proj.qweight": torch.zeros(96, 16, dtype=torch.int32),
@@ -251,7 +251,7 @@ def test_awq_for_vectors(document):
     assert weight["defect"] is None
 
 
-def test_modelopt_nvfp4(document):
+def test_nvfp4_of_modelopt_has_its_shape_and_bytes(document):
     """Names and shapes of ModelOpt: hf_quant_config.json with NVFP4, export/quant_utils.py of nvidia-modelopt."""
     tensors = {
         "proj.weight": torch.zeros(32, 32, dtype=torch.uint8),
@@ -321,7 +321,7 @@ def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, quantize
 
 # --- copies with a missing or wrong part ----------------------------------------------------------------------------
 
-LOST = [
+MISSING_PARTS = [
     ("gptq", "scales", "scales is missing"),
     ("gptq", "qzeros", "qzeros is missing"),
     ("awq", "scales", "scales is missing"),
@@ -344,14 +344,14 @@ def list_gaps(statecli, path):
     return [finding["message"] for finding in findings if finding["rule"] == "sibling-gap"]
 
 
-def stack(stored, form, count=9):
+def build_layers(stored, form, count=9):
     return {k: v for n in range(count) for k, v in parts_of(stored, form, f"layers.{n}.proj").items()}
 
 
-@pytest.mark.parametrize(("form", "name", "defect"), LOST)
+@pytest.mark.parametrize(("form", "name", "defect"), MISSING_PARTS)
 def test_a_missing_part_is_named(document, statecli, quantized_tensors, save, form, name, defect):
     """A part is missing in one of nine layers: the weight names the part, and the audit has a finding."""
-    tensors = stack(quantized_tensors, form)
+    tensors = build_layers(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = document(tensors)
     defects = {weight["fqn"]: weight["defect"] for weight in result["quantized"]}
@@ -373,7 +373,7 @@ def test_a_missing_part_is_named(document, statecli, quantized_tensors, save, fo
 )
 def test_a_missing_optional_part_is_a_gap(statecli, quantized_tensors, save, form, name):
     """One of nine layers lacks a part of the other eight layers."""
-    tensors = stack(quantized_tensors, form)
+    tensors = build_layers(quantized_tensors, form)
     del tensors[f"layers.4.proj.{name}"]
     result = json.loads(statecli("audit", save(tensors, "a.pt"), "-f", "json", "--select", "sibling-gap").out)
     (message,) = [finding["message"] for finding in result["findings"]]
@@ -383,7 +383,7 @@ def test_a_missing_optional_part_is_a_gap(statecli, quantized_tensors, save, for
 @pytest.mark.parametrize("form", ["w8a8", "fp8", "fp8_dynamic", "llm_int8", "gptq", "packed_4", "nf4"])
 def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, quantized_tensors, save, form):
     """A list of ignored layers is usual. The dtype is reported, as for a layer forgotten by a conversion."""
-    tensors = stack(quantized_tensors, form)
+    tensors = build_layers(quantized_tensors, form)
     for name in [name for name in tensors if ".4." in name]:
         del tensors[name]
     tensors["layers.4.proj.weight"] = torch.ones(32, 64).bfloat16()
@@ -393,7 +393,7 @@ def test_a_layer_that_is_not_quantized_lacks_no_scales(statecli, quantized_tenso
 @pytest.mark.parametrize(("form", "name"), [("gptq", "scales"), ("awq", "scales"), ("packed_4", "weight_scale")])
 def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, quantized_tensors, save, form, name):
     """A scale applied twice, and scales of another dtype; buffers are part of the stack if they are of a weight."""
-    tensors = stack(quantized_tensors, form)
+    tensors = build_layers(quantized_tensors, form)
     fqn = f"layers.4.proj.{name}"
     for wrong, expected in (
         (tensors[fqn] * 2.0**12, f"{fqn}: values are 4,096 times larger than in the other layers"),
@@ -406,7 +406,7 @@ def test_the_scales_of_one_layer_are_compared_with_the_others(statecli, quantize
 
 @pytest.mark.parametrize("form", FORMS)
 def test_whole_stacks_have_no_finding(statecli, save, quantized_tensors, form):
-    path = save(stack(quantized_tensors, form), "a.safetensors")
+    path = save(build_layers(quantized_tensors, form), "a.safetensors")
     assert list_gaps(statecli, path) == []
 
 
@@ -513,8 +513,8 @@ def test_float8_without_scales_is_a_plain_weight(document):
     assert result.get("quantized", []) == []
 
 
-def test_norms_next_to_quantized_weights_are_no_codes(document, quantized_tensors):
-    tensors = stack(quantized_tensors, "nf4") | {f"layers.{n}.norm.weight": torch.ones(64) for n in range(9)}
+def test_norms_next_to_quantized_weights_are_plain_weights(document, quantized_tensors):
+    tensors = build_layers(quantized_tensors, "nf4") | {f"layers.{n}.norm.weight": torch.ones(64) for n in range(9)}
     tensors |= {"lm_head.weight": torch.ones(5, 64).bfloat16()}
     result = document(tensors)
     assert len(result["quantized"]) == 9
@@ -545,7 +545,7 @@ STORED = st.one_of(
     rows=st.lists(ROW, max_size=8, unique_by=lambda row: row[0]), stored=STORED, bits=st.sampled_from([None, 0, 4, 64])
 )
 @settings(max_examples=400, deadline=None)
-def test_any_names_types_and_shapes_give_a_weight_or_none(rows, stored, bits):
+def test_any_names_types_and_shapes_give_a_consistent_shape(rows, stored, bits):
     """No combination fails, and a shape is never of another size than its elements, nor larger than the codes allow."""
     tensors = [
         TensorInfo(f"proj.{name}", dtype, shape, math.prod(shape or ()), dtypes.nbytes(dtype, math.prod(shape or ())))
@@ -565,7 +565,7 @@ def test_any_names_types_and_shapes_give_a_weight_or_none(rows, stored, bits):
 # --- copies of a few weights with a missing part --------------------------------------------------------------------
 
 #: LOST has the layers that are incomplete without a comparison with other layers.
-LOST_NEXT_TO_ONE = [
+MISSING_PARTS_WITH_A_SIBLING = [
     ("fp8_block", "weight_scale_inv"),
     ("fp8_dynamic", "weight_scale"),
     ("fp8", "weight_scale"),
@@ -580,13 +580,13 @@ LOST_NEXT_TO_ONE = [
 ]
 
 
-def lose(tensors, fqn):
+def remove_tensor(tensors, fqn):
     """Return the tensors without `fqn`; the argument is not changed."""
     assert fqn in tensors
     return {name: tensor for name, tensor in tensors.items() if name != fqn}
 
 
-@pytest.mark.parametrize(("form", "name"), LOST_NEXT_TO_ONE)
+@pytest.mark.parametrize(("form", "name"), MISSING_PARTS_WITH_A_SIBLING)
 @pytest.mark.parametrize("others", [["mlp.down"], ["attn.q", "attn.k", "attn.v"]])
 def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors, form, name, others):
     """One sibling in the same block, or three in another block, are enough: no stack of layers is needed."""
@@ -596,11 +596,11 @@ def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors,
         k: v for prefix in ("mlp.up", *others) for k, v in parts_of(quantized_tensors, form, f"block.{prefix}").items()
     }
     assert list_gaps(statecli, save(tensors, "whole.safetensors")) == []
-    (message,) = list_gaps(statecli, save(lose(tensors, f"block.mlp.up.{name}"), "a.safetensors"))
+    (message,) = list_gaps(statecli, save(remove_tensor(tensors, f"block.mlp.up.{name}"), "a.safetensors"))
     assert message.startswith(f"block.mlp.up.weight: {name} is missing; ")
 
 
-def test_most_scales_of_one_name_are_lost(statecli, save):
+def test_missing_scales_are_reported_if_a_layer_has_scales(statecli, save):
     """One of eight layers kept its scales: one layer of the same name with scales is enough."""
     layers = {f"layers.{n}.up.weight": torch.ones(256, 128).to(torch.float8_e4m3fn) for n in range(8)}
     scale = {"layers.5.up.weight_scale_inv": torch.ones(2, 1)}
@@ -608,7 +608,7 @@ def test_most_scales_of_one_name_are_lost(statecli, save):
     assert [message.partition(":")[0] for message in gaps] == [f"layers.{n}.up.weight" for n in range(8) if n != 5]
 
 
-def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):
+def test_float8_with_only_an_input_scale_is_incomplete(statecli, save):
     """The scale of the activations is of a quantized layer, so its weight has a scale."""
     tensors = {"up.weight": torch.ones(8, 8).to(torch.float8_e4m3fn), "up.input_scale": torch.ones(1)}
     (message,) = list_gaps(statecli, save(tensors, "a.safetensors"))
@@ -619,7 +619,7 @@ def test_an_input_scale_alone_makes_float8_incomplete(statecli, save):
 def test_double_quantization_needs_both_tables(statecli, save, quantized_tensors, name):
     """bitsandbytes restores `absmax` from both tables; a single weight shows a missing table."""
     (message,) = list_gaps(
-        statecli, save(lose(parts_of(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
+        statecli, save(remove_tensor(parts_of(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
     )
     assert message == f"proj.weight: {name} is missing"
 
@@ -658,15 +658,15 @@ def test_float8_of_another_component_needs_no_scales(statecli, save):
         ("torchao_int8", "_weight_qdata", "_weight_scale"),
     ],
 )
-def test_lost_codes_are_named(statecli, save, quantized_tensors, form, codes, scales):
+def test_missing_codes_are_named(statecli, save, quantized_tensors, form, codes, scales):
     """The scales are there, and a sibling has both."""
     tensors = parts_of(quantized_tensors, form, "mlp.up") | parts_of(quantized_tensors, form, "mlp.down")
-    (message,) = list_gaps(statecli, save(lose(tensors, f"mlp.up.{codes}"), "a.safetensors"))
+    (message,) = list_gaps(statecli, save(remove_tensor(tensors, f"mlp.up.{codes}"), "a.safetensors"))
     others = "1 other weight of this layout has all its tensors"
     assert message == f"mlp.up.{codes}: is missing, but mlp.up.{scales} is its scale; {others}"
 
 
-def test_scales_of_codes_with_another_name_are_no_gap(statecli, save, quantized_tensors):
+def test_scales_of_codes_with_another_name_are_not_a_gap(statecli, save, quantized_tensors):
     """A library of its own may use the same name for the scales."""
     tensors = parts_of(quantized_tensors, "w8a8", "mlp.up") | {
         "mlp.down.weight_int4": torch.zeros(32, 32, dtype=torch.uint8),

@@ -25,7 +25,7 @@ def rows(path):
     return {row.fqn: row for row in parameter_or_buffer.classify_tensors(formats.read(str(path))).tensors}
 
 
-def agree(row, tensor):
+def check_row(row, tensor):
     assert f"torch.{row.dtype}" == str(tensor.dtype)
     assert row.shape == tuple(tensor.shape)
     assert row.nbytes == tensor.numel() * tensor.element_size()
@@ -33,14 +33,14 @@ def agree(row, tensor):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
+def test_rows_of_a_state_dict_agree_with_torch_load(tmp_path, name, legacy):
     """Names in order, dtypes, shapes, bytes and ties agree with torch.load, and no parameter is called a buffer."""
     path, module = tmp_path / "net.pt", shared_model(name)
     torch.save(module.state_dict(), path, _use_new_zipfile_serialization=not legacy)
     loaded, actual = torch.load(path, weights_only=True), rows(path)
     assert list(actual) == list(loaded)
     for fqn, tensor in loaded.items():
-        agree(actual[fqn], tensor)
+        check_row(actual[fqn], tensor)
         same = {n for n, t in loaded.items() if t.untyped_storage()._cdata == tensor.untyped_storage()._cdata}
         assert set(actual[fqn].tied_to) == same - {fqn}
     parameters = {n for n, _ in module.named_parameters(remove_duplicate=False)}
@@ -48,16 +48,16 @@ def test_a_state_dict_is_what_torch_loads(tmp_path, name, legacy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_safetensors_are_what_safe_open_gives(tmp_path, name):
+def test_rows_of_safetensors_agree_with_safe_open(tmp_path, name):
     """save_model and safe_open: names, dtypes, shapes."""
     path = tmp_path / "net.safetensors"
     save_model(shared_model(name), str(path))
     actual_rows = rows(path)
     with safe_open(path, "pt") as file:
-        kept = set(file.keys())
-        for fqn in kept:
-            agree(actual_rows[fqn], file.get_tensor(fqn))
-    dropped = set(actual_rows) - kept
+        stored_names = set(file.keys())
+        for fqn in stored_names:
+            check_row(actual_rows[fqn], file.get_tensor(fqn))
+    dropped = set(actual_rows) - stored_names
     assert all(actual_rows[fqn].tied_to for fqn in dropped)
 
 
@@ -80,7 +80,7 @@ def test_a_whole_pickled_model_is_grouped_as_the_live_one(tmp_path, name):
     assert {n for n, row in registered.items() if row.kind is Kind.PARAMETER} == set(parameters)
     assert {n for n, row in registered.items() if row.kind is Kind.BUFFER} == set(buffers)
     for fqn, tensor in {**parameters, **buffers}.items():
-        agree(actual_rows[fqn], tensor)
+        check_row(actual_rows[fqn], tensor)
         assert actual_rows[fqn].requires_grad is tensor.requires_grad
     assert {n for n, row in registered.items() if row.saved} == set(module.state_dict())
 
@@ -101,7 +101,7 @@ def test_a_training_checkpoint_knows_its_parameters(tmp_path, name):
     assert trained <= {n for n, _ in module.named_parameters(remove_duplicate=False)}
 
 
-def test_the_real_folder_is_what_safe_open_gives(statecli, minilm):
+def test_rows_of_the_real_folder_agree_with_safe_open(statecli, minilm):
     """A BERT of 22.7 M parameters: names, dtypes and shapes, and no byte of data read."""
     actual_rows = statecli("inspect", minilm, "-f", "json").rows()
     with safe_open(minilm / "model.safetensors", "pt") as file:
@@ -112,7 +112,7 @@ def test_the_real_folder_is_what_safe_open_gives(statecli, minilm):
             assert actual_rows[fqn]["dtype"] == {"F32": "float32", "I64": "int64"}[piece.get_dtype()]
 
 
-def test_the_real_folder_against_its_class(statecli, minilm, tmp_path, monkeypatch):
+def test_class_of_the_real_folder_does_not_expect_position_ids(statecli, minilm, tmp_path, monkeypatch):
     """Grouped by BertModel: its position ids are there, and today's class does not expect them."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "of_config.py").write_text(
@@ -127,7 +127,7 @@ def test_the_real_folder_against_its_class(statecli, minilm, tmp_path, monkeypat
     assert "transformers" in sys.modules
 
 
-def test_the_real_folder_arrives_on_the_cpu(statecli, minilm):
+def test_all_tensors_of_the_real_folder_load_to_cpu(statecli, minilm):
     """--to cpu: 90 MB loaded tensor by tensor, every byte compared."""
     result = statecli("inspect", minilm, "--to", "cpu", "-f", "json")
     assert result.code == 0

@@ -62,7 +62,7 @@ CALLS = [
 ]
 
 
-def of_command(line):
+def run_command_line(line):
     """The table of a command on a terminal of 80 columns, and its JSON."""
     report = run(parser.parse(line.split())).report
     look = RenderOptions(terminal=True, width=80)
@@ -88,14 +88,14 @@ class Balanced(html.parser.HTMLParser):
 
 
 @pytest.mark.parametrize(("call", "line"), CALLS, ids=[line for _, line in CALLS])
-def test_the_views_of_a_result_are_those_of_the_command(files, call, line):
+def test_views_of_a_result_equal_the_output_of_the_command(files, call, line):
     """print(result) is the terminal's table, without colour, and to_dict is `-f json`. A notebook has a part of a page:
     no document of its own, no script, no heading of the notebook's outline, no id twice.
     """
     result = call()
     text = str(result)
     if "verify" not in line or "--input" in line:  # Python has other words for a missing input
-        table, document = of_command(line)
+        table, document = run_command_line(line)
         assert text == table.rstrip("\n")
         assert result.to_dict() == json.loads(document)
     assert "\x1b" not in text

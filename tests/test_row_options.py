@@ -59,7 +59,7 @@ def test_a_shape_is_sizes_or_asterisks(text):
         Selection(shape=(text,)).check()
 
 
-def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
+def test_error_about_an_absent_dtype_lists_the_dtypes_of_the_file(statecli):
     """The error lists the dtypes of the file."""
     torch.save({"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}, "a.pt")
     result = statecli("inspect", "a.pt", "--dtype", "float17")
@@ -69,7 +69,7 @@ def test_an_absent_dtype_is_answered_with_those_of_the_file(statecli):
     )
 
 
-def test_an_absent_shape_is_answered_with_those_of_the_file(statecli):
+def test_error_about_an_absent_shape_lists_the_shapes_of_the_file(statecli):
     """The error lists the shapes of the file in the spelling of the help; a comma may separate sizes too."""
     torch.save({"w": torch.ones(3, 4), "s": torch.tensor(1.0)}, "a.pt")
     assert statecli("inspect", "a.pt", "--shape", "3,4").code == 0

@@ -61,7 +61,7 @@ def expected_verdicts(sample: str) -> dict[Name, Verdict]:
     return {name: Verdict.FAILED if name.value in failing else Verdict.PASSED for name in DEFAULT_PROOFS}
 
 
-def twin_of(fixed: str) -> str:
+def find_twin(fixed: str) -> str:
     """Return the entry of FAILING for the model mended by `fixed`."""
     (actual_sample,) = [sample for sample in FAILING if sample.startswith(fixed.removesuffix("_fixed") + ":")]
     return actual_sample
@@ -69,22 +69,22 @@ def twin_of(fixed: str) -> str:
 
 @ANY_GPU
 @pytest.mark.parametrize("sample", FAILING)
-def test_a_sample_fails_what_it_was_written_to_fail(sample, device):
+def test_sample_fails_only_its_documented_checks(sample, device):
     """Every other proof passes."""
     assert verdicts(sample, FAILING[sample][0], device) == expected_verdicts(sample)
 
 
 @ANY_GPU
 @pytest.mark.parametrize("fixed", FIXED)
-def test_the_fixed_twin_passes_all(fixed, device):
+def test_fixed_sample_passes_all_checks(fixed, device):
     """The same class, called with the same input."""
-    twin = twin_of(fixed)
+    twin = find_twin(fixed)
     sample = f"{fixed}:{twin.partition(':')[2]}"
     assert set(verdicts(sample, FAILING[twin][0], device).values()) == {Verdict.PASSED}
 
 
 @pytest.mark.parametrize("sample", FAILING)
-def test_a_move_to_meta_says_the_same(sample):
+def test_move_to_meta_gives_the_expected_verdict(sample):
     """A move to meta creates new objects, a move to a GPU does not; the verdict is the same."""
     actual = verdicts(sample, FAILING[sample][0], "meta", Name.MOVE)
     assert actual == {Name.MOVE: expected_verdicts(sample)[Name.MOVE]}
@@ -96,11 +96,11 @@ def test_every_sample_is_in_the_table():
     assert models == {sample.partition(":")[0] for sample in FAILING}
 
 
-def test_what_fails_has_a_twin():
+def test_each_failing_sample_has_a_fixed_twin():
     """A sample with a failing proof has a mended twin."""
-    without = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
-    without -= {fixed.removesuffix("_fixed") for fixed in FIXED}
-    assert not without
+    samples_without_twin = {sample.partition(":")[0] for sample, (_, failing) in FAILING.items() if failing}
+    samples_without_twin -= {fixed.removesuffix("_fixed") for fixed in FIXED}
+    assert not samples_without_twin
 
 
 def test_the_file_of_the_page_about_load_state_dict_is_written(tmp_path, monkeypatch, statecli):

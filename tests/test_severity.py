@@ -37,11 +37,11 @@ CASES = {
 def write(tmp_path, in_tmp_path):
     """Write net.py with this constructor; returns the target."""
 
-    def write_one(body, read=""):
+    def write_net(body, read=""):
         (tmp_path / "net.py").write_text(HEADER.format(body=body, read=read))
         return "net.py:Net"
 
-    return write_one
+    return write_net
 
 
 def severities(result):
@@ -50,7 +50,7 @@ def severities(result):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_same_in_every_command(write, statecli, case):
+def test_severity_is_the_same_in_every_command(write, statecli, case):
     """A note is not shown by inspect without --to, because nothing is wrong."""
     body, read, severity = CASES[case]
     target = write(body, read)
@@ -62,7 +62,7 @@ def test_the_same_in_every_command(write, statecli, case):
 
 
 @pytest.mark.parametrize(("value", "expected"), [("torch.randn(4)", {"error"}), ("torch.arange(4)", set())])
-def test_a_non_persistent_buffer_is_reported_by_all_or_none(write, statecli, value, expected):
+def test_all_commands_agree_about_a_non_persistent_buffer(write, statecli, value, expected):
     """Random values are lost: the constructor computes other values."""
     target = write(f"self.register_buffer('t', {value}, persistent=False)")
     for arguments in (("inspect", target), ("inspect", target, "--to", "meta"), ("verify", target), ("audit", target)):
@@ -141,7 +141,7 @@ def test_inspect_with_an_input_has_the_severity_of_verify(write, statecli, case)
     assert severities(statecli("inspect", target, "--input", "2x4", "-f", "json")) == expected - {"note"}
 
 
-def test_inspect_says_what_forward_does_with_the_tensor(write, statecli):
+def test_inspect_reports_the_result_of_forward_for_the_tensor(write, statecli):
     """The message has the line that mixes devices, or reports that forward ran."""
     mixes = statecli("inspect", write("self.t = torch.arange(4.0)", " + self.t"), "--to", "meta", "--input", "2x4")
     assert "on cpu while the rest is on cuda:0, in add at net.py:10" in mixes.out
@@ -249,7 +249,7 @@ def test_a_tie_that_a_move_breaks_is_one_problem_of_one_severity_everywhere(writ
         assert problem["help"], arguments
 
 
-def test_a_proof_alone_has_the_line_and_the_severity_of_the_broken_tie(write, statecli):
+def test_single_check_has_line_and_severity_of_the_broken_tie(write, statecli):
     """The copy and the forward report the tie that a move breaks, although no move is tried."""
     target = write("self.v = self.fc.weight.detach().t()", " @ self.v")
     for check, rule in (("copy", "untied-by-copy"), ("forward", "device-mismatch")):
@@ -293,7 +293,7 @@ def test_a_prefix_that_the_checkpoint_lacks_is_an_error_of_audit_too(tmp_path, i
         )
 
 
-def test_what_a_load_refuses_has_the_line_of_the_class_everywhere(write, statecli):
+def test_findings_of_a_refused_load_have_the_line_of_the_class(write, statecli):
     """The line registers the tensor, also for a missing tensor, and for the class on either side."""
     target = write("self.register_buffer('scale', torch.ones(3))")
     torch.save({"fc.weight": torch.zeros(4, 4), "fc.bias": torch.zeros(7)}, "wrong.pt")

@@ -30,7 +30,7 @@ NAMES = [
         (10, "…3.…proj…"),
     ],
 )
-def test_a_name_loses_first_what_all_names_share(width, expected):
+def test_common_ends_of_names_are_cut_first(width, expected):
     """The common start, then the common end, then words, never the number of the layer."""
     assert shorten_name(NAMES[2], find_common_ends(NAMES), width) == expected
 

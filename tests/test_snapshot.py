@@ -20,7 +20,7 @@ def statuses(diff):
     return {change.fqn: (change.status.value, [field.value for field in change.fields]) for change in diff.changes}
 
 
-def test_a_step_is_seen_tensor_by_tensor():
+def test_diff_with_a_snapshot_names_the_tensors_changed_by_a_step():
     """The frozen weight is identical, the trained weights changed, and no number is invented."""
     model = Tied()
     model.norm.bias.requires_grad_(False)
@@ -37,7 +37,7 @@ def test_a_step_is_seen_tensor_by_tensor():
     assert diff.how.bitwise
 
 
-def test_a_snapshot_may_be_either_side_and_both():
+def test_snapshot_is_accepted_on_either_side_of_a_diff():
     """Two snapshots are compared without any values."""
     model = Tied()
     first = statecli.Snapshot(model)
@@ -53,7 +53,7 @@ def test_a_snapshot_may_be_either_side_and_both():
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(STATES, STATES)
-def test_a_snapshot_sees_what_a_bitwise_diff_sees(before, after):
+def test_diff_with_a_snapshot_agrees_with_a_bitwise_diff(before, after):
     """For any two state_dicts: the same status and fields, up to renames and changed dtypes."""
     try:
         expected = statecli.diff(before, after, bitwise=True, no_renames=True)

@@ -216,7 +216,7 @@ LOOP = """if True:
         while True: pass"""
 
 
-def looping(ignored="SIG_IGN", **options):
+def start_loop(ignored="SIG_IGN", **options):
     """Return (process, number of its child); the child runs an endless loop."""
     process = start_supervised(LOOP.format(ignored=ignored), **options)
     while not Path("ready").exists():
@@ -225,9 +225,9 @@ def looping(ignored="SIG_IGN", **options):
 
 
 @pytest.mark.parametrize("ignored", ["SIG_IGN", "default_int_handler"])
-def test_ctrl_c_is_130_without_a_word(ignored):
+def test_ctrl_c_exits_with_130_and_prints_no_result(ignored):
     """Sent to the parent alone, while the model's code is in a loop."""
-    process, _ = looping(ignored)
+    process, _ = start_loop(ignored)
     process.send_signal(signal.SIGINT)
     code, out, _ = finish(process)
     assert (code, out) == (130, "")
@@ -235,7 +235,7 @@ def test_ctrl_c_is_130_without_a_word(ignored):
 
 def test_sigterm_ends_parent_and_child():
     """The signal ends the parent as without a child, and the parent ends the child."""
-    process, child = looping()
+    process, child = start_loop()
     process.send_signal(signal.SIGTERM)
     assert finish(process) == (-signal.SIGTERM, "", "")
     with pytest.raises(ProcessLookupError):
@@ -245,7 +245,7 @@ def test_sigterm_ends_parent_and_child():
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: PR_SET_PDEATHSIG")
 def test_the_child_of_a_killed_parent_ends():
     """SIGKILL of the parent leaves no loop running."""
-    process, child = looping(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process, child = start_loop(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     process.kill()
     process.wait(60)
     assert ends(child)
@@ -274,7 +274,7 @@ def test_a_full_disk_is_reported_by_the_parent():
     assert (code, err) == (2, "statecli: cannot write to standard output: No space left on device\n")
 
 
-def test_a_closed_pipe_is_141_without_a_word():
+def test_closed_pipe_exits_with_141_silently():
     """The pipe is closed as by `| head`."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -380,7 +380,7 @@ def test_lines_without_code_are_not_supervised():
     ],
     ids=["signal", "trace", "profile"],
 )
-def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
+def test_system_exit_of_model_code_does_not_set_the_status(code):
     """For example a watchdog that fires while statecli writes its report: exit code 2 and one line."""
     code_, out, err = inspect_model("--to", "meta", constructor=f"import sys; {code}")
     assert code_ == 2
@@ -388,7 +388,7 @@ def test_a_system_exit_that_model_code_raises_is_no_verdict(code):
     assert "there is no result" in err
 
 
-def test_a_system_exit_that_python_wraps_is_no_verdict(capsys):
+def test_wrapped_system_exit_does_not_set_the_status(capsys):
     """Python 3.11 raises a RuntimeError from any error in `__set_name__` while a class is created."""
 
     def body():

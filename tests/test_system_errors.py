@@ -32,7 +32,7 @@ def _checkpoints(in_tmp_path):
 
 
 @pytest.fixture
-def failing(monkeypatch):
+def fail_reads(monkeypatch):
     """Return a function that makes reads of a file fail with an error number, after a number of reads."""
 
     def fail(name, number=errno.EIO, after=0):
@@ -77,37 +77,37 @@ COMMANDS = {
         *(("stats", "a.pt", number) for number in (errno.ESTALE, errno.EAGAIN)),
     ],
 )
-def test_a_read_that_fails_names_its_file(statecli, failing, command, name, number):
+def test_a_read_that_fails_names_its_file(statecli, fail_reads, command, name, number):
     """Each command exits with 2 with the file and the reason; the line does not name standard output."""
-    failing(name, number)
+    fail_reads(name, number)
     result = statecli(*COMMANDS[command].format(name).split())
     assert result.code == 2
-    said = result.out + result.err
-    assert f"{name}: cannot be " in said
-    assert os.strerror(number).lower() in said
-    assert "standard output" not in said
+    output = result.out + result.err
+    assert f"{name}: cannot be " in output
+    assert os.strerror(number).lower() in output
+    assert "standard output" not in output
 
 
 @linux
 @pytest.mark.parametrize("after", range(1, 12, 2))
 @pytest.mark.parametrize("command", ["stats", "diff-before", "audit-values", "lock"])
-def test_a_read_that_fails_later_names_its_file(statecli, failing, command, after):
+def test_a_read_that_fails_later_names_its_file(statecli, fail_reads, command, after):
     """The read fails in the middle of the headers or of the values."""
-    failing("a.pt", after=after)
+    fail_reads("a.pt", after=after)
     result = statecli(*COMMANDS[command].format("a.pt").split())
-    said = result.out + result.err
+    output = result.out + result.err
     if result.code == 2:
-        assert "a.pt" in said
-        assert "input/output error" in said
-    assert "standard output" not in said
+        assert "a.pt" in output
+        assert "input/output error" in output
+    assert "standard output" not in output
 
 
 @linux
 @pytest.mark.parametrize("arguments", [(), ("--values",)])
-def test_the_other_files_of_an_audit_go_on(statecli, failing, arguments):
+def test_the_other_files_of_an_audit_go_on(statecli, fail_reads, arguments):
     """One target fails; the findings of the other targets are shown."""
     torch.save({"w": torch.full((3,), float("nan"))}, "c.pt")
-    failing("a.pt")
+    fail_reads("a.pt")
     result = statecli("audit", ".", "--values", "-f", "json", *arguments)
     assert result.code == 2
     statuses = {target["target"]: target["status"] for target in result.json["targets"]}
@@ -117,20 +117,20 @@ def test_the_other_files_of_an_audit_go_on(statecli, failing, arguments):
 
 
 @linux
-def test_a_read_that_fails_once_is_not_a_clean_scan(failing):
+def test_a_read_that_fails_once_is_not_a_clean_scan(fail_reads):
     """The listing may succeed a moment later: the pickles were not judged all the same."""
-    failing("a.pt")
+    fail_reads("a.pt")
     with pytest.raises(UnreadableError, match=r"a\.pt: cannot be read: input/output error"):
         scan_pickles("a.pt")
 
 
 @linux
-def test_a_shard_that_cannot_be_read_is_named(failing):
+def test_a_shard_that_cannot_be_read_is_named(fail_reads):
     """The error has the path of the shard and not of the index."""
     save_file({"w": torch.ones(2)}, "model-00001-of-00001.safetensors")
     index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
     Path("model.safetensors.index.json").write_text(json.dumps(index))
-    failing("model-00001-of-00001.safetensors")
+    fail_reads("model-00001-of-00001.safetensors")
     with pytest.raises(UnreadableError, match=r"model-00001-of-00001\.safetensors: cannot be read: input/output error"):
         formats.read("model.safetensors.index.json")
 
@@ -201,7 +201,7 @@ def refuse_fork(*_, **__):
 
 
 @pytest.mark.parametrize("where", ["fork", "semaphore"])
-def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, where):
+def test_tasks_run_in_this_process_if_no_process_can_be_started(monkeypatch, where):
     """The causes are `ulimit -u` and a full /dev/shm: the result is the same."""
     if where == "fork":
         monkeypatch.setattr(os, "fork", refuse_fork)
@@ -216,7 +216,7 @@ def test_the_work_is_done_here_where_no_process_can_be_started(monkeypatch, wher
 
 
 @pytest.mark.parametrize("threads", range(5))
-def test_the_work_is_done_where_few_threads_can_be_started(monkeypatch, threads, capsys):
+def test_tasks_run_if_few_threads_can_be_started(monkeypatch, threads, capsys):
     """A container may limit threads: the pool of processes needs one thread, and this thread needs another thread."""
     start, left = threading.Thread.start, [threads]
 
@@ -254,7 +254,7 @@ def test_a_library_that_does_not_fit_into_memory_is_one_line():
         ("OSError(11, 'no')", "command_runner.execute"),
     ],
 )
-def test_a_crash_is_never_1(error, where):
+def test_crash_exits_with_2_and_one_line(error, where):
     """A crash in any step gives one line and status 2."""
     module, function = where.split(".")
     body = f"import statecli.cli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
@@ -276,13 +276,13 @@ NO_THREAD = (
 )
 
 
-def test_no_thread_can_be_started():
+def test_inspect_works_without_threads():
     """Listing a checkpoint needs none."""
     done = _program(NO_THREAD + MAIN.format(["inspect", "a.pt"]))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_blas_starts_no_thread_where_none_can_be_started():
+def test_blas_uses_one_thread_if_no_thread_can_be_started():
     """OpenBLAS raises SIGINT otherwise, and the command ended with 130."""
     body = "import atexit, os, sys\nos.environ.pop('OPENBLAS_NUM_THREADS', None)\n"
     body += "atexit.register(lambda: print(os.environ.get('OPENBLAS_NUM_THREADS')))\n"

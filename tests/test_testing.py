@@ -39,7 +39,7 @@ class Left(nn.Module):
         return self.fc(x) + self.table
 
 
-def test_what_follows_is_given_back():
+def test_passing_model_returns_the_verification():
     """The result of verify; without inputs, step and forward may be skipped."""
     result = checked(nn.Linear(4, 4))
     assert isinstance(result, Verification)
@@ -74,45 +74,45 @@ def test_a_failure_is_laid_out_for_a_terminal():
     assert " ".join(text.split()).count("pickling the model raised") <= 2
 
 
-def test_a_proof_that_says_nothing_of_what_is_left_is_no_pass():
+def test_check_without_a_remaining_tensor_does_not_pass():
     """A tensor without a gradient has no part in a step, so the requested proof proves nothing."""
     with pytest.raises(AssertionError, match="step: the filters exclude all tensors of this check"):
         checked(Left(), include="table", checks=["step"], inputs="2x4")
     assert checked(Left(), include="fc.*", checks=["step"], inputs="2x4").checks[0].verdict is Verdict.PASSED
 
 
-def test_a_live_model_fails_too():
+def test_failure_of_a_live_model_names_the_tensor():
     """The failure of a live model names the tensor."""
     with pytest.raises(AssertionError, match=r"warning\[unregistered-tensor\]: table: is a plain attribute"):
         checked(Left(), device="meta", checks="move")
 
 
-def test_inconclusive_is_no_pass():
+def test_inconclusive_check_does_not_pass():
     """The assertion has the error of forward."""
     with pytest.raises(AssertionError, match="step inconclusive") as raised:
         checked(nn.Linear(4, 4), checks=["step"], inputs="2x5")
     assert "shapes cannot be multiplied" in " ".join(str(raised.value).split())
 
 
-def test_a_proof_asked_for_is_not_skipped_in_silence():
+def test_skipped_requested_check_does_not_pass():
     """No inputs, and step was named: nothing was checked."""
     with pytest.raises(AssertionError, match="no input given"):
         checked(nn.Linear(4, 4), checks=["step"])
 
 
-def test_a_model_without_tensors_is_no_pass():
+def test_model_without_tensors_does_not_pass():
     """There was nothing to prove."""
     with pytest.raises(AssertionError, match="no tensor"):
         checked(nn.ReLU())
 
 
-def test_what_is_filtered_out_is_not_judged():
+def test_excluded_tensor_is_not_checked():
     """A tensor that may stay on its device is excluded by name."""
     actual = checked(Left(), checks=["move", "cast"], device="meta", exclude="table")
     assert [row.fqn for row in actual.state.tensors] == ["fc.weight", "fc.bias"]
 
 
-def test_what_cannot_be_tried_raises_its_own_error():
+def test_invalid_input_raises_a_state_error():
     """The error is not an AssertionError, because the model is not at fault."""
     with pytest.raises(StateError, match="is not a shape"):
         checked(nn.Linear(2, 2), inputs="2xx")
@@ -152,7 +152,7 @@ def run_pytest(folder, source, run=run_python):
     return run(["-m", "pytest", *words], cwd=folder, env=environment)
 
 
-def start_anew(words, **options):
+def start_new_process(words, **options):
     """Run like `run_python`, in a newly started process without imports."""
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, **options)
 
@@ -167,7 +167,7 @@ def test_the_fixture_passes_and_fails(tmp_path):
     assert "statecli/testing.py" not in result.stdout
 
 
-def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
+def test_usage_error_in_the_fixture_is_one_line(tmp_path):
     """Below the line of the test; no line of ours."""
     using = "def test_it(assert_state_follows):\n    assert_state_follows(object, inputs=3)\n"
     result = run_pytest(tmp_path, using)
@@ -178,7 +178,7 @@ def test_what_cannot_be_tried_is_one_line_of_the_fixture_too(tmp_path):
 
 def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
     """The plugin is loaded by every pytest run on the machine."""
-    result = run_pytest(tmp_path, NOT_USING, start_anew)
+    result = run_pytest(tmp_path, NOT_USING, start_new_process)
     assert result.returncode == 0, result.stdout
 
 

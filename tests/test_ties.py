@@ -32,7 +32,7 @@ def list_ties(*rows: TensorInfo) -> dict[str, tuple[str, ...]]:
         st.tuples(st.none() | st.integers(0, 3) | st.sampled_from(["0", "1"]), st.sampled_from([0, 4])), max_size=12
     )
 )
-def test_by_definition(spec):
+def test_tensors_of_one_storage_are_tied(spec):
     """Tensors of the same storage are tied, in order, unless one has no byte or an unknown storage."""
     rows = [row(f"t{n}", storage, nbytes) for n, (storage, nbytes) in enumerate(spec)]
     expected = {
@@ -46,10 +46,10 @@ def test_by_definition(spec):
     assert list_ties(*rows) == expected
 
 
-def test_nothing_but_tied_to_changes():
+def test_fill_changes_only_the_field_tied_to():
     """Order, other fields and an untied state are left as they are."""
-    alone = ModelState("t", "f", (row("a", 1), row("b", 2), row("c", None)))
-    assert tied_tensors.fill_tied_to(alone) is alone
+    untied = ModelState("t", "f", (row("a", 1), row("b", 2), row("c", None)))
+    assert tied_tensors.fill_tied_to(untied) is untied
     rows = (row("a", 1, note="x"), row("b", 2), row("c", 1))
     tensors = tied_tensors.fill_tied_to(ModelState("t", "f", rows)).tensors
     assert [tensor.fqn for tensor in tensors] == ["a", "b", "c"]
@@ -86,7 +86,7 @@ def test_many_views_of_one_storage_take_linear_time():
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_against_torch(zipped, tmp_path):
+def test_ties_agree_with_shared_storages_in_torch(zipped, tmp_path):
     """Two entries of a loaded checkpoint share a storage if and only if we say they are tied."""
     flat = torch.arange(12.0)
     entries = {

@@ -22,7 +22,7 @@ def save(path, value, **options):
 
 
 @pytest.fixture
-def hostile(in_tmp_path, tmp_path):
+def hostile_checkpoint(in_tmp_path, tmp_path):
     save(tmp_path / "net.pt", Call(os.system, "echo hi"))
     return "net.pt"
 
@@ -44,9 +44,9 @@ def test_inspect_reports_the_calls_as_audit_does(legacy, statecli, in_tmp_path, 
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
-def test_the_verdict_names_the_call_and_the_next_step(output, statecli, hostile):
+def test_the_verdict_names_the_call_and_the_next_step(output, statecli, hostile_checkpoint):
     """The user of a download sees the call and the next step, and the note about imports repeats neither."""
-    result = statecli("inspect", hostile, "-f", output)
+    result = statecli("inspect", hostile_checkpoint, "-f", output)
     text = " ".join(result.out.split())
     verdict = "1 error: loading the file imports or calls posix.system; statecli audit net.pt lists all calls"
     assert result.code == 1
@@ -71,11 +71,11 @@ def test_the_names_of_one_section_do_not_hide_the_calls(statecli, in_tmp_path, t
     assert statecli("inspect", "net.pt", "-i", "w*", "-q").code == 1
 
 
-def test_ignore_and_the_baseline_of_audit_accept_the_call(statecli, hostile):
+def test_ignore_and_the_baseline_of_audit_accept_the_call(statecli, hostile_checkpoint):
     """The import is accepted like any finding of inspect."""
-    assert statecli("inspect", hostile, "--ignore", "unsafe-global", "-q").code == 0
-    assert statecli("audit", hostile, "--write-baseline", "known.json", "--reason", "a test", "-q").code == 0
-    assert statecli("inspect", hostile, "--baseline", "known.json", "-q").code == 0
+    assert statecli("inspect", hostile_checkpoint, "--ignore", "unsafe-global", "-q").code == 0
+    assert statecli("audit", hostile_checkpoint, "--write-baseline", "known.json", "--reason", "a test", "-q").code == 0
+    assert statecli("inspect", hostile_checkpoint, "--baseline", "known.json", "-q").code == 0
 
 
 @pytest.mark.parametrize("value", [argparse.Namespace(lr=1), torch.nn.Linear(2, 2)])

@@ -65,7 +65,7 @@ def test_a_stored_head_is_not_an_alias(statecli, tmp_path, folder):
 
 
 @pytest.mark.parametrize("name", TIED_NAMES)
-def test_the_names_are_those_of_transformers(name):
+def test_tied_names_agree_with_transformers(name):
     """Each class of the table ties these names if tie_word_embeddings is true, as in transformers."""
     transformers = pytest.importorskip("transformers")
     model = getattr(transformers, name, None)

@@ -44,7 +44,7 @@ def test_an_option_becomes_the_argument(named, on_line, in_python):
     assert str(error) == f"{in_python}: no such \ufdd0 {in_python}"
 
 
-def test_arguments_that_python_calls_otherwise():
+def test_options_with_another_argument_name_are_translated():
     """The table of options has their names."""
     arguments = map_flags(["inputs", "checks", "include", "exclude"])
     flags = ("--input", "--input-from", "--check", "-i", "--include", "-x")
@@ -53,7 +53,7 @@ def test_arguments_that_python_calls_otherwise():
     assert spelled == "inputs='x' inputs='x' checks='x' include='x' include='x' exclude='x'"
 
 
-def test_an_option_that_the_function_lacks_stays():
+def test_option_without_an_argument_is_not_translated():
     """A text that looks like an option stays too."""
     text = f"{option('--device', 'x')} and {option('--shard', '1/2')}: my--device.py, --device"
     assert spell_options(text, {"--device": "device"}) == "device='x' and --shard 1/2: my--device.py, --device"
@@ -67,35 +67,37 @@ def test_errors_cross_processes():
     assert str(error) == "to='x': no such"
 
 
-def raising(error):
+def raise_error(error):
     raise error
 
 
-def test_only_what_is_said_of_options_is_retold():
+def test_only_usage_errors_get_argument_names():
     """An error of the model's own code may name options of its own."""
     with pytest.raises(UsageError, match=r"^to='x'$") as raised:
-        call(lambda to: raising(UsageError(option("--to", to))), {"to": "x"})
+        call(lambda to: raise_error(UsageError(option("--to", to))), {"to": "x"})
     assert raised.value.args == ("to='x'",)
     with pytest.raises(ModelError, match=r"^--to x$"):
-        call(lambda to: raising(ModelError(f"--to {to}")), {"to": "x"})
+        call(lambda to: raise_error(ModelError(f"--to {to}")), {"to": "x"})
 
 
 @pytest.mark.parametrize("error_type", [EngineError, ModelError, UsageError])
 def test_every_error_names_the_arguments(error_type):
     """The advice after the message too."""
     with pytest.raises(error_type) as raised:
-        call(lambda to: raising(error_type(option("--to", to), advice=f"give {option('--to', 'cpu')}")), {"to": "x"})
+        call(
+            lambda to: raise_error(error_type(option("--to", to), advice=f"give {option('--to', 'cpu')}")), {"to": "x"}
+        )
     assert str(raised.value) == "to='x'; give to='cpu'"
 
 
-def test_an_executor_that_cannot_be_used(monkeypatch):
+def test_error_about_an_executor_names_the_argument(monkeypatch):
     """A missing package is an error about the argument `executor`."""
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(statecli.MissingDependency, match=r"^executor='dask:tcp://h:1' needs Dask: "):
         statecli.diff("a.pt", "b.pt", executor="dask:tcp://h:1")
 
 
-def test_an_input_that_the_model_does_not_take(tmp_path):
+def test_error_about_an_input_shape_names_the_argument(tmp_path):
     """The error of the model ends with the input to give."""
     net = tmp_path / "net.py"
     net.write_text("from torch import nn\n\n\nclass Net(nn.Linear):\n    def __init__(self): super().__init__(12, 3)\n")

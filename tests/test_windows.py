@@ -207,13 +207,13 @@ def test_a_checkpoint_is_browsed(folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_documents_are_those_of_posix(folder, statecli, monkeypatch):
+def test_documents_are_the_same_without_os_pread(folder, statecli, monkeypatch):
     """Every number is the same where files are read without os.pread."""
     monkeypatch.chdir(folder)
     for words in ("diff before.pt after.safetensors -f json", "lock before.pt", "inspect after.pt --stats -f json"):
-        here = statecli(*words.split()).out
-        assert run(folder, *words.split()).stdout == here
-        assert here.startswith("{")
+        expected = statecli(*words.split()).out
+        assert run(folder, *words.split()).stdout == expected
+        assert expected.startswith("{")
 
 
 def test_names_are_removed():

@@ -27,7 +27,7 @@ main()
 """
 
 
-def without(modules, *args):
+def run_without(modules, *args):
     return run_python(["-c", CHILD.format(modules=set(modules)), *args], "statecli")
 
 
@@ -48,7 +48,7 @@ def files(tmp_path):
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "legacy.pt", "whole.pt", "train.pt"])
 def test_checkpoints_are_read_without_torch(files, name):
     """The listing and the statistics need no torch."""
-    result = without(("torch", "safetensors"), "inspect", files / name, "-f", "json", "--stats")
+    result = run_without(("torch", "safetensors"), "inspect", files / name, "-f", "json", "--stats")
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)["tensors"]
 
@@ -71,7 +71,7 @@ def test_checkpoints_are_read_without_torch(files, name):
 def test_a_class_or_a_move_without_torch_is_one_line(files, args):
     """The line names the package to install; the exit status is 2."""
     args = [str(files / arg) if "." in arg else arg for arg in args]
-    result = without(("torch",), *args)
+    result = run_without(("torch",), *args)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "pip install 'torch-statecli[torch]'" in result.stderr
@@ -87,7 +87,7 @@ def test_a_class_or_a_move_without_torch_is_one_line(files, args):
     ],
     ids=lambda args: args[-1],
 )
-def test_what_reads_values_without_numpy_is_one_line(tmp_path, args):
+def test_command_that_needs_numpy_fails_in_one_line(tmp_path, args):
     """Small tensors are compared without numpy, but neither their ranks nor a part of the work."""
     for name, value in (("a", 1.0), ("b", 2.0)):
         save_file({"weight": torch.full((8, 8), value)}, tmp_path / f"{name}.safetensors")

@@ -105,7 +105,7 @@ def test_messages_use_plain_words():
         assert not list_refused(path, messages, RULES)
 
 
-def test_docstrings_and_comments_have_none_of_the_worst_words():
+def test_docstrings_and_comments_avoid_the_worst_words():
     """Contributors read docstrings and comments, and many of these texts become messages."""
     for path, source in sources():
         if ANY_WORST.search(source):
@@ -123,5 +123,5 @@ def test_a_bad_phrase_is_found(text):
 
 
 @pytest.mark.parametrize("text", ["x is no longer there", "there is no such file", "`model` is None", "not a file"])
-def test_an_ordinary_phrase_is_not(text):
+def test_ordinary_phrase_is_not_refused(text):
     assert not list_refused(ROOT / "x", [(1, text)], RULES)

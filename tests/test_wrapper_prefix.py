@@ -138,7 +138,7 @@ def test_the_fix_for_a_class_with_a_wrapper_loads(nets, statecli, name, prefix):
             model.load_state_dict(run(actual_findings["wrapper-prefix"]["help"], state, model))
 
 
-def test_the_fix_leaves_names_alone_that_the_class_has(nets, statecli, tmp_path):
+def test_fix_renames_only_keys_that_the_class_lacks(nets, statecli, tmp_path):
     """A part of the model is called `module`."""
     text = NET.replace("self.scale =", "self.module = nn.Linear(2, 2)\n        self.scale =")
     (tmp_path / "other.py").write_text(text)

@@ -168,7 +168,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
-def test_a_mistake_is_one_line_with_what_to_type(class_folder, statecli, words):
+def test_error_about_a_wrong_target_has_the_line_to_type(class_folder, statecli, words):
     """The file is parsed, because an import would fail."""
     result = statecli(*words)
     assert (result.code, result.out) == (2, "")
@@ -325,7 +325,7 @@ def test_an_error_in_python_has_the_function(class_folder):
 
 
 @pytest.mark.parametrize("spec", ["need.py:Other", "need.py:Other(size=3)"])
-def test_a_class_that_is_no_module_is_refused_at_once(class_folder, statecli, spec):
+def test_class_that_is_not_a_module_is_refused_with_alternatives(class_folder, statecli, spec):
     """Arguments would not help; a class of another file is looked up in its own file."""
     (class_folder / "need.py").write_text(NEEDS)
     lines = statecli("verify", spec).err.splitlines()
@@ -360,7 +360,7 @@ def test_a_checkpoint_has_the_classes_of_files_next_to_it(class_folder, statecli
     assert statecli("verify", "weights.pt").err.endswith(end)
 
 
-def test_a_wrong_function_for_inputs_is_answered_with_functions(class_folder, statecli):
+def test_error_about_a_function_for_inputs_lists_the_functions(class_folder, statecli):
     """A class of the file is not listed as a function for inputs."""
     (class_folder / "need.py").write_text(
         NEEDS + "def mk_batch(): return torch.ones(2, dtype=torch.int64)\ndef other(): pass\n"
@@ -394,7 +394,7 @@ def test_the_version_has_three_spellings(statecli, words):
         ),
     ],
 )
-def test_a_command_of_another_program_is_answered_with_ours(statecli, in_tmp_path, words, answer):
+def test_command_of_another_program_gets_a_suggestion(statecli, in_tmp_path, words, answer):
     """The words are commands of other programs."""
     Path("a.lock").write_text('{"schema": "statecli.lock/1", "digest": "blake3", "targets": []}\n')
     result = statecli(*words)
@@ -452,7 +452,7 @@ CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
     ],
     ids=["a deep annotation", "a chain of variables", "a chain of classes"],
 )
-def test_odd_code_is_answered_at_once(in_tmp_path, statecli, monkeypatch, code):
+def test_unusual_code_gets_an_error_quickly(in_tmp_path, statecli, monkeypatch, code):
     """The file is only read, for a suggestion: these were internal errors, and 20 seconds for the classes."""
     Path("odd.py").write_text(f"from torch import nn\n{code}")
     written, write_code = [], configuration_fields.write_code

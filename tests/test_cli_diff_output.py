@@ -127,7 +127,7 @@ def test_csv_has_every_digit(statecli, layers):
 
 
 @pytest.mark.parametrize("name", ['=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1"])
-def test_csv_holds_no_formula(statecli, name):
+def test_csv_contains_no_formula(statecli, name):
     """A name from a file that a spreadsheet would compute is a text; negative numbers are numbers."""
     torch.save({name: torch.tensor([1.0, 2.0]), "lr": 1}, "a.pt")
     torch.save({name: torch.tensor([-1.0, -2.0]), "lr": 1, "delta": -5}, "b.pt")
@@ -154,7 +154,7 @@ def sections():
         torch.save({name: {"w": torch.full((3,), value)} for name in ("model", "ema")}, path)
 
 
-def test_what_fails_names_its_section(statecli, sections):
+def test_failed_tensor_is_named_with_its_section(statecli, sections):
     """The name of `--name-only`, on stdout as on stderr; JSON has the section next to the name."""
     lines = statecli("diff", "a.pt", "b.pt", "-q").out.splitlines()
     assert [line.split()[1] for line in lines] == ["model.w:", "ema.w:"]
@@ -187,7 +187,7 @@ def test_one_cause_is_one_line_on_stderr(statecli):
     assert "… and 38 more (-n 2)" in result.out
 
 
-def test_a_picture_has_what_could_not_be_measured(statecli):
+def test_chart_counts_tensors_that_could_not_be_compared(statecli):
     """Another shape and a damaged tensor are not among the zeros; a page ends with its line."""
     torch.save({"a": torch.ones(9), "b": torch.ones(2), "c": torch.full((9,), 3.0), "d": torch.ones(4)}, "a.pt")
     torch.save({"a": torch.zeros(9), "b": torch.ones(3), "c": torch.full((9,), 5.0), "d": torch.ones(4)}, "b.pt")
@@ -202,7 +202,7 @@ def test_a_picture_has_what_could_not_be_measured(statecli):
     assert "2 of 4 parameters changed" in page
 
 
-def test_lines_limit_what_quiet_says(statecli, layers):
+def test_lines_limit_the_findings_of_quiet(statecli, layers):
     """-q -n 2: two reasons and how many more; -n next to a failed expectation too."""
     both = ("a.safetensors", "b.safetensors")
     result = statecli("diff", *both, "-q", "-n", "2")
@@ -256,7 +256,7 @@ def test_a_setting_is_written_in_one_way(statecli):
 
 
 @pytest.mark.parametrize("words", [("-f", "github"), ("-q",), ("-f", "gitlab")])
-def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
+def test_message_of_a_change_has_its_size(statecli, tmp_path, words):
     """One tensor has its largest change; a folded annotation of layers has the smallest and the largest change."""
     before = {f"layers.{n}.w": torch.zeros(2) for n in range(12)}
     save_file(before, tmp_path / "a.safetensors")
@@ -265,9 +265,9 @@ def test_what_is_told_of_a_change_is_how_much(statecli, tmp_path, words):
     assert "layers.0.w: values differ, by at most 0.5" in statecli(
         "diff", tmp_path / "a.safetensors", tmp_path / "one.safetensors", "--must-not-change", "*", *words
     ).out.replace("changed, but matches --must-not-change '*': ", "")
-    said = statecli("diff", tmp_path / "a.safetensors", tmp_path / "all.safetensors", *words).out
+    text = statecli("diff", tmp_path / "a.safetensors", tmp_path / "all.safetensors", *words).out
     if "github" not in words:
-        assert "layers.11.w: values differ, by at most 2.05e+03" in said
+        assert "layers.11.w: values differ, by at most 2.05e+03" in text
     else:
-        assert "layers.{0..11}.w: values differ, by at most 1..2.05e+03" in said
-        assert said.count("by at most") == 1
+        assert "layers.{0..11}.w: values differ, by at most 1..2.05e+03" in text
+        assert text.count("by at most") == 1
