@@ -19,13 +19,13 @@ def write(in_tmp_path) -> Callable[..., str]:
     """Return a function that writes a model file into the current directory and returns the spec of its class."""
     numbers = itertools.count()
 
-    def write_one(source: str, call: str = "Net", name: str | None = None) -> str:
+    def write_source(source: str, call: str = "Net", name: str | None = None) -> str:
         name = name or f"net{next(numbers)}.py"
         header = "import torch\nfrom torch import nn\n"
         Path(name).write_text(header + textwrap.dedent(source), "utf-8")
         return f"{name}:{call}"
 
-    return write_one
+    return write_source
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def inspect(write: Callable[..., str]) -> Callable[..., ModelState]:
     from statecli.live.model_reader import move, read
     from statecli.live.spec import parse_spec
 
-    def inspect_one(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
+    def inspect_source(source: str, call: str = "Net", *, to: str | None = None, **options: object) -> ModelState:
         target = write(source, call)
         spec = parse_spec(target)
         assert spec is not None
         built = build(spec, **options)
         return read(built, target) if to is None else move(built, target, to)
 
-    return inspect_one
+    return inspect_source
 
 
 @pytest.fixture
@@ -53,20 +53,20 @@ def read_live() -> Callable[..., ModelState]:
     from statecli.live.model_reader import read
     from statecli.live.spec import ModelSpec
 
-    def read_one(make: Callable[[], object]) -> ModelState:
+    def read_module(make: Callable[[], object]) -> ModelState:
         spec = ModelSpec("live:Net", "live", False, "Net")
         return read(BuiltModel(spec, make(), Origins(), "cpu", True, make), "live:Net")
 
-    return read_one
+    return read_module
 
 
 @pytest.fixture
 def rows() -> Callable[[ModelState], dict[str, TensorInfo]]:
     """Return the rows of a state by name; fail if two rows have the same name."""
 
-    def by_name(state: ModelState) -> dict[str, TensorInfo]:
+    def map_by_name(state: ModelState) -> dict[str, TensorInfo]:
         infos_by_fqn = {info.fqn: info for info in state.tensors}
         assert len(infos_by_fqn) == len(state.tensors)
         return infos_by_fqn
 
-    return by_name
+    return map_by_name

@@ -72,14 +72,14 @@ def test_a_wrong_name_has_the_similar_name_or_the_only_class(write):
         ("x = 1\ny = = 2", "SyntaxError", 4),
     ],
 )
-def test_a_raising_constructor_or_import_gives_its_own_line(write, source, wanted, number):
+def test_error_of_a_constructor_or_import_names_the_users_line(write, source, wanted, number):
     """For any exception, a single line has the type, the message and the user's own line."""
     line = refusal(write(source))
     assert wanted in line
     assert f"(net0.py:{number})" in line
 
 
-def test_a_helper_that_raises_is_the_deepest_own_line(write):
+def test_error_names_the_line_of_the_sibling_module_that_raised(write):
     """The error names the line of the sibling module that raised, with a relative path."""
     Path("helper_deep.py").write_text("def check(x):\n    raise KeyError(x)\n")
     source = "from helper_deep import check\nclass Net(nn.Module):\n    def __init__(self):\n        check('k')"
@@ -196,7 +196,7 @@ def test_small_parameters_are_always_drawn(write):
     assert torch.equal(make(target).module.fc.weight, make(target, values=True).module.fc.weight)
 
 
-def test_a_constructor_that_needs_the_values_gets_them(write):
+def test_constructor_that_fails_on_zeros_gets_drawn_values(write):
     """A constructor that fails on zeros is run again with drawn values."""
     source = """
     class Net(nn.Module):
@@ -217,7 +217,7 @@ def test_build_again_returns_a_new_instance(write):
 
 
 @pytest.mark.parametrize("init", [True, False])
-def test_a_file_that_imports_relatively_is_its_packages_module(write, init, tmp_path):
+def test_file_with_relative_imports_is_a_module_of_its_package(write, init, tmp_path):
     """`pkg/net.py:net` with `from .layers import L` works, __init__.py or not, and two packages are not mixed up."""
     for outer, size in (("one", 1), ("two", 2)):
         folder = tmp_path / outer / f"pkg_rel_{init}" / "sub"

@@ -142,7 +142,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("text", SPELLINGS)
-def test_every_spelling_of_a_class_is_the_model_of_its_configuration(installed_transformers, text):
+def test_every_spelling_of_a_class_builds_the_configured_model(installed_transformers, text):
     """The names and shapes are those of the model that transformers builds."""
     configure("bert", **BERT)
     model = installed_transformers.BertModel(
@@ -693,7 +693,7 @@ def test_a_configuration_is_built_from_a_file(net, statecli):
         ("{}", "net.py:Wide(3)", "no argument of Wide takes a configuration class; write the arguments in parentheses"),
     ],
 )
-def test_a_file_that_does_not_fit_is_one_line(net, statecli, text, target, problem):
+def test_config_file_that_does_not_fit_is_a_one_line_error(net, statecli, text, target, problem):
     """The error names the file and the field, and says what to do."""
     torch.save({}, "net.pt")
     configure("bert", **BERT)
@@ -916,7 +916,7 @@ def test_from_pretrained_with_weights_is_accepted(bert, installed_transformers, 
     assert statecli("inspect", "transformers:AutoModel.from_pretrained('bert')").code == 0
 
 
-def test_the_name_of_a_model_has_its_library(working_folder, statecli):
+def test_error_about_a_model_name_lists_the_libraries(working_folder, statecli):
     """timm and torchvision are installed; nothing is imported for the message."""
     line = "for a model of that name in a library, write timm:resnet50 or torchvision:resnet50\n"
     assert statecli("inspect", "resnet50").err.endswith(line)

@@ -309,7 +309,7 @@ def test_fix_of_a_tensor_before_super_init_goes_after_super_init(inspect):
     assert row.fix.startswith("# after super().__init__():\nself.register_buffer")
 
 
-def test_the_files_own_name_of_torch_nn_is_used(inspect):
+def test_fix_uses_the_name_of_torch_nn_in_the_file(inspect):
     """A file that imports only torch gets torch.nn.Parameter; a file that renames nn gets its own name."""
     source = "import torch.nn as N\nclass Net(N.Module):\n    def __init__(self):\n        super().__init__()\n"
     (row,) = inspect("nn = None\n" + source + "        self.t = torch.ones(1, requires_grad=True)\n").tensors
@@ -482,7 +482,7 @@ def test_a_list_with_a_registered_buffer_is_not_registered_twice(inspect, rows):
     )
 
 
-def test_the_module_has_the_name_that_its_constructor_uses(inspect):
+def test_fix_uses_the_name_of_self_in_the_constructor(inspect):
     """A fix away from the assignment uses `this` if the constructor does."""
     source = "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
     (row,) = inspect(source + "        setattr(this, 't', torch.ones(1))\n").tensors

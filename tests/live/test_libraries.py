@@ -98,7 +98,7 @@ def test_tensor_assigned_to_a_library_module_gets_code_as_its_fix(library, inspe
     )
 
 
-def test_a_live_model_of_a_library_gets_no_edit_of_it(library, read_live):
+def test_live_model_of_a_library_gets_a_comment_as_its_fix(library, read_live):
     """No line was recorded during construction."""
     import poslib
 

@@ -175,7 +175,7 @@ def test_a_failing_move_says_why(inspect, rows):
     assert "not movable" in oddity.message
 
 
-def test_a_move_that_needs_values_is_tried_again_with_them(inspect, rows):
+def test_move_that_needs_values_is_repeated_with_values(inspect, rows):
     """If `_apply` asserts a value, the move is repeated with clones of the values on a second instance."""
     source = """
     class Net(nn.Module):
@@ -343,7 +343,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("to", ["", "def to(self, *args, **kwargs): return super().to(*args, **kwargs)"])
 @pytest.mark.parametrize("check", ["pass", "assert low.item() >= 0"])
 @pytest.mark.parametrize("wrap", ["Net", "Wrapped"])
-def test_samplers_that_are_made_again_on_the_device_follow(inspect, rows, to, check, wrap):
+def test_samplers_that_a_move_creates_on_the_device_follow(inspect, rows, to, check, wrap):
     """Neither a move within a device nor meta, if values are read, shows the new samplers; a fake CUDA device does."""
     source = SAMPLERS.format(check=check, validate=check != "pass", to=to)
     source += "\nclass Wrapped(nn.Sequential):\n    def __init__(self): super().__init__(nn.Linear(2, 2), Net())\n"

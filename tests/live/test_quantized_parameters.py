@@ -150,7 +150,7 @@ def test_a_pickled_parameter_has_its_parts(unpickled_layer):
     assert [tensor.moves for tensor in result.state.tensors if tensor.fqn == "0.weight.SCB"] == [False]
 
 
-def test_attributes_of_the_layer_that_its_weight_moves(params4bit):
+def test_attribute_shared_by_layer_and_weight_is_one_part(params4bit):
     """The layer holds the same `quant_state`, and the weight a reference to the layer, as in bitsandbytes."""
     layer = params4bit[0]
     layer.quant_state, layer.weight.module = layer.weight.quant_state, layer

@@ -471,7 +471,7 @@ class Other(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["Block", "Net"])
-def test_the_configuration_with_the_fields_that_are_read_is_the_one(working_folder, advise, statecli, name):
+def test_configuration_is_selected_by_the_fields_that_are_read(working_folder, advise, statecli, name):
     """If the constructor reads no fields, the fields that the other classes read select the configuration."""
     Path("net.py").write_text(GUESSED)
     assert f"'net.py:{name}(cfg=NetConfig())'" in statecli("inspect", "net.py").err
@@ -693,7 +693,7 @@ def test_a_class_of_a_module_of_the_package_has_the_line_to_type(working_folder,
         ("adapters:change(bodies.Body(BodyConfig(4)), LoraConfig())", "build.py"),
     ],
 )
-def test_a_model_that_no_line_spells_has_the_function_that_builds_it(working_folder, paste, typed, file):
+def test_model_without_a_possible_spec_gets_a_function_to_write(working_folder, paste, typed, file):
     """The cases are a class of a file as an argument of a library's class, and a function that returns nothing."""
     Path("net.py").write_text(
         "from torch import nn\nclass Net(nn.Linear):\n    def __init__(self, n): super().__init__(n, 2)\n"
@@ -916,7 +916,7 @@ def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
     assert error.endswith(end)
 
 
-def test_a_function_that_returns_nothing_has_the_function_to_write_at_once(working_folder, paste):
+def test_function_that_returns_nothing_gets_a_function_to_write(working_folder, paste):
     """The target has no arguments; a line with arguments would be refused."""
     error, file, _ = paste("adapters:change")
     start = "the function needs model, config; add the line `def make(): from adapters import LoraConfig, change; "
@@ -1152,7 +1152,7 @@ def test_a_model_of_torch_hub_has_the_line_of_a_library(working_folder, advise, 
 # --- names without a colon --------------------------------------------------------------------------------------------
 
 
-def test_a_class_of_a_file_comes_before_a_layer(working_folder, statecli):
+def test_class_of_a_file_is_suggested_before_a_layer_of_torch(working_folder, statecli):
     """The file is in the current folder."""
     Path("net.py").write_text("from torch import nn\nclass Identity(nn.Linear): pass\n")
     assert "net.py:Identity" in statecli("inspect", "Identity").err
@@ -1262,7 +1262,7 @@ class Tower(nn.Module):
         ("breadth=8", "missing a required argument: 'config'; its signature is Tower(config: Config)"),
     ],
 )
-def test_a_field_of_the_configuration_is_written_in_it(in_tmp_path, statecli, arguments, text):
+def test_suggested_configuration_has_the_fields_of_the_user(in_tmp_path, statecli, arguments, text):
     """The line to type has the user's value, without the module name that statecli gave to the file."""
     Path("tower.py").write_text(TOWER)
     result = statecli("inspect", f"tower.py:Tower({arguments})")

@@ -60,7 +60,7 @@ def test_error_of_an_operator_is_parsed_with_the_calling_line():
     assert actual.place == (__file__, line(Outer.forward, "@"))
 
 
-def test_a_trace_tells_the_lines_it_was_made_from():
+def test_error_of_a_trace_has_the_deepest_line_outside_libraries():
     """The line is the deepest line outside of libraries."""
     module = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     actual = parse_raised_error(module, torch.ones(1, 5), library=lambda file: "site-packages" in file)
@@ -69,7 +69,7 @@ def test_a_trace_tells_the_lines_it_was_made_from():
     assert parse_raised_error(module, torch.ones(1, 5)).place[0].endswith("linear.py")
 
 
-def test_an_error_without_words():
+def test_error_without_a_message_gets_a_text():
     """The text says that TorchScript gives no reason."""
     frame = '  File "net.py", line 3, in forward\n    x\n    ~ <--- HERE\n'
     text = f"Traceback of TorchScript (most recent call last):\n{frame}RuntimeError"
