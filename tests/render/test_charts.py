@@ -153,7 +153,7 @@ def test_a_histograms_bars_are_to_scale():
     assert whole == pytest.approx(picture.plot.bottom - picture.plot.top)
 
 
-def test_ticks_of_a_histogram_are_round_numbers_where_they_stand():
+def test_ticks_of_a_histogram_are_round_numbers_at_their_values():
     """-0.02, 0, 0.02 between -0.03 and 0.03; zero in the middle."""
     picture = build_picture(Spread("t", (-0.03, 0.03), (4,), "Δ"))
     at = {tick.text: tick.at for tick in picture.x_ticks}

@@ -79,7 +79,7 @@ def test_more_than_ten_rules_end_with_how_many_more():
     assert annotations[-1][2] == "and 5 findings of 5 more rules: " + ", ".join(f"rule{'x' * n}" for n in range(9, 14))
 
 
-def test_each_level_has_ten_of_its_own():
+def test_each_level_has_at_most_ten_annotations():
     """Errors do not crowd out warnings."""
     findings = [finding(f"r{'x' * n}", level) for level in (ERROR, WARNING, NOTE) for n in range(20)]
     levels = [note[0] for note in notes(target("a.pt", *findings))]

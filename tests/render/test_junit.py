@@ -94,7 +94,7 @@ def test_a_target_that_was_not_audited_is_a_case():
     assert actual["README.md", "audit"] == [("skipped", "is a text file", None)]
 
 
-def test_a_changed_tensor_says_by_how_much():
+def test_failure_of_a_changed_tensor_has_the_size_of_the_change():
     """The text has the number of changed values, the largest change, and new NaN values."""
     diff = changes.diff(changes.nudge_tensor("w", changed=2, nan_after=1))
     (failure,) = junit(changes.render_diff(diff, "junit")).iter("failure")

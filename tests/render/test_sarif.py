@@ -68,7 +68,7 @@ def test_message_has_the_remedy_on_its_second_line():
     assert result["message"]["text"] == "fc.weight: is nan\nhelp: go back one epoch"
 
 
-def test_a_name_makes_no_link():
+def test_brackets_in_a_message_are_escaped():
     """`[text](target)` is a link in a plain message too, unless its bracket is escaped (SARIF 2.1.0, 3.11.6)."""
     (result,) = run(target("a.pt", finding(message="[click](http://x.y)[1](2): is nan")))["results"]
     assert result["message"]["text"] == r"[click\](http://x.y)[1\](2): is nan"

@@ -177,7 +177,7 @@ def test_a_bar_makes_room_for_the_names():
     assert render_lines({"parameters": [("n" * 60, "0.5", "####")]}, columns)[-1].endswith("0.5     ####")
 
 
-def test_equal_signs_are_one_text_that_is_not_broken():
+def test_common_sign_of_two_columns_is_not_broken_over_lines():
     """No line of the head begins with the sign of the line before."""
     columns = (Column("name"), *(Column(word, shared_format=f"{word}: all {{}}") for word in ("moves", "casts")))
     for width in range(20, 60):

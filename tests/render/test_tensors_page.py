@@ -328,7 +328,7 @@ SHOWN_DETAIL = """const detail = document.getElementById('tensors-detail');
   return detail.hidden ? null : document.getElementById('tensors-title').textContent"""
 
 
-def test_the_facts_of_a_tensor_leave_the_list_with_it(browser, tmp_path):
+def test_facts_close_if_the_tensor_leaves_the_list(browser, tmp_path):
     """The facts close if a filter or an order hides the tensor; they never cover the selected row."""
     torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)} | {"a": torch.ones(2)}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"), height=700)
@@ -589,7 +589,7 @@ def test_remark_does_not_repeat_the_problem(browser, tmp_path):
     assert names[1] == "n2 NaN1 zeros"
 
 
-def test_the_head_stays_and_the_facts_are_below_the_list(browser, tmp_path):
+def test_column_names_stay_in_view_and_facts_cover_no_row(browser, tmp_path):
     """The names of the columns stay in view; the facts cover no row, and the selected row is in view above them."""
     torch.save({f"h.{n}.w": torch.ones(n + 1) for n in range(90)}, tmp_path / "net.pt")
     browser.show(save_page(tmp_path / "net.pt", tmp_path / "net.html", "--stats"))
