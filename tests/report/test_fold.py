@@ -81,7 +81,7 @@ def test_rows_with_different_counts_in_remarks_do_not_fold():
     assert {line.cells[0] for line in folded} == {"l.{0,3,6}.w", "l.{1,4,7}.w", "l.{2,5,8}.w"}
 
 
-def test_a_remark_that_names_the_rows_own_layer_folds_with_it():
+def test_remark_with_the_layer_number_of_its_row_folds():
     """`= h.3.b` next to `h.3.a` is the same fact in each layer."""
     rows = [Line((f"h.{n}.a", "x"), f"= h.{n}.b") for n in range(5)]
     assert [(line.cells[0], line.remark) for line in fold.fold_lines(rows)] == [("h.{0..4}.a", "= h.{0..4}.b")]

@@ -491,11 +491,11 @@ def test_json_has_the_fields_of_the_schema():
     assert [finding["rule"] for finding in document["findings"]] == ["left-behind"]
 
 
-@pytest.mark.parametrize(("verdict", "said"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
-def test_passed_is_null_where_nothing_was_proved(verdict, said):
+@pytest.mark.parametrize(("verdict", "passed"), [(PASSED, True), (FAILED, False), (SKIPPED, None), (UNSURE, None)])
+def test_passed_field_follows_the_verdict(verdict, passed):
     """A skipped or inconclusive proof is neither passed nor failed."""
     document = json.loads(render_result(run(Check(Name.STEP, verdict), rows=[tensor("w")]), "json"))
-    assert document["checks"][0]["passed"] is said
+    assert document["checks"][0]["passed"] is passed
 
 
 CELLS = st.builds(
