@@ -166,7 +166,7 @@ def test_workers_compute_the_same_digests_as_one_process(tmp_path, monkeypatch):
     assert sum(sizes) == 20 * 50 * 7 * 4 + 400
 
 
-def test_a_file_that_is_cut_short_meanwhile_is_named(tmp_path):
+def test_truncated_file_is_named(tmp_path):
     """A digest of the remaining bytes would be wrong."""
     path = tmp_path / "a.pt"
     torch.save({"w": torch.zeros(1000)}, path)

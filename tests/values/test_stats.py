@@ -133,7 +133,7 @@ def test_statistics_of_any_values_equal_numpy(monkeypatch, values, chunk):
 )
 @settings(max_examples=100, deadline=None)
 @example(parts=[[0.0], [5e-324, 5e-324]])
-def test_merging_parts_is_the_same_as_one_whole(parts):
+def test_merged_parts_have_the_statistics_of_the_whole(parts):
     """Parts are merged forwards, backwards and in two halves, with empty parts among them."""
     summaries = [summarize_chunk(np.array(part), Decoder()) if part else Facts() for part in parts]
     whole = np.array([value for part in parts for value in part])
