@@ -126,7 +126,7 @@ def test_a_result_of_an_operation_is_accepted_in_every_command(statecli, in_tmp_
         assert "baseline-fixed" not in result.out, command
 
 
-def test_an_entry_of_a_mended_tensor_is_reported_by_audit(statecli, in_tmp_path, tmp_path):
+def test_audit_reports_the_entry_of_a_fixed_tensor(statecli, in_tmp_path, tmp_path):
     """Only audit runs all rules about registration, so only audit can report an entry of a mended tensor."""
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
     statecli("verify", "net.py:Net", "--write-baseline", "known.json", "--reason", "why", "-q")

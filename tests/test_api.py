@@ -224,7 +224,7 @@ def test_a_class_of_torch_is_a_spec_in_python_too(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Plain, NonLeaf, Locked, Closed, Global, Returns, Reset])
-def test_a_live_model_is_left_as_it_was(kind):
+def test_verify_does_not_change_a_live_model(kind):
     """Proofs with inputs leave modes, values, gradients, objects, hooks and the settings of the process as before."""
     model = kind()
     for parameter in model.parameters():
@@ -237,7 +237,7 @@ def test_a_live_model_is_left_as_it_was(kind):
 
 
 @pytest.mark.parametrize("check", Name)
-def test_a_model_that_copies_lead_back_to_is_put_back(check):
+def test_model_that_its_copies_return_is_restored(check):
     """Each proof moves, casts or trains the original model, because `to` of a copy returns the original."""
     model = Returns()
     before = capture_state(model), process()
@@ -272,7 +272,7 @@ def test_build_of_a_spec_keeps_the_state_of_the_process():
     assert process() == before
 
 
-def test_inspecting_leaves_a_live_model_as_it_was():
+def test_inspect_does_not_change_a_live_model():
     """Statistics and a real move to meta use a copy."""
     model = Plain()
     before = capture_state(model), process()
@@ -445,7 +445,7 @@ def test_single_input_is_accepted_in_every_form(given):
     assert verdicts(statecli.verify("torch.nn:Linear(4, 4)", checks=["step"], inputs=given)) == {"step": "passed"}
 
 
-def test_inputs_are_left_as_they_were():
+def test_verify_does_not_change_the_inputs():
     """Forward gets copies of the inputs, because forward may write to its inputs."""
 
     class Writes(nn.Linear):

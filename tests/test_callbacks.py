@@ -175,7 +175,7 @@ def test_a_finding_warns_or_raises():
         TrainingCheck(fail=True).report(["adapter.* got no update"])
 
 
-def test_globs_name_nothing_else():
+def test_joined_globs_match_exactly_the_names():
     """`a.*` stands for all names of `a`, and `a.b.*` for a part of them."""
     join = training_check._join_globs
     names = ["a.w", "a.b.w", "a.b.v", "c"]

@@ -150,7 +150,7 @@ def test_only_the_changed_target_of_an_audit_fails(path, call_after_listing, sta
     assert [row["status"] for row in result.json["targets"]] == ["failed", "audited"]
 
 
-def test_a_shard_below_the_folder_is_noticed(tmp_path, monkeypatch, call_after_listing, statecli):
+def test_change_of_a_shard_in_a_subfolder_is_reported(tmp_path, monkeypatch, call_after_listing, statecli):
     """In a folder each opened file counts, also a file of a subfolder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "global_step1").mkdir(parents=True)

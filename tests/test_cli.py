@@ -70,7 +70,7 @@ def process(*args, **options):
     return run_python(["-m", "statecli", *args], **options)
 
 
-def test_a_clean_checkpoint_ends_0(statecli, small):
+def test_inspect_of_a_clean_checkpoint_exits_with_0(statecli, small):
     """Nothing found, nothing on stderr."""
     result = statecli("inspect", small)
     assert (result.code, result.err) == (0, "")
@@ -270,7 +270,7 @@ def test_failed_command_exits_with_2_in_each_of_eight_runs(tmp_path):
     assert [subprocess.run(line, capture_output=True, check=False).returncode for _ in range(8)] == [2] * 8
 
 
-def test_interrupted_ends_130(tmp_path):
+def test_interrupted_command_exits_with_130(tmp_path):
     """Ctrl-C while a constructor runs."""
     (tmp_path / "slow.py").write_text("import time\nprint('up', flush=True)\ndef make():\n    time.sleep(60)\n")
     words = ["-m", "statecli", "inspect", f"{tmp_path}/slow.py:make"]
@@ -283,7 +283,7 @@ def test_interrupted_ends_130(tmp_path):
     assert b"Traceback" not in err
 
 
-def test_a_closed_pipe_ends_141_quietly(tmp_path):
+def test_closed_pipe_exits_with_141_silently(tmp_path):
     """`| head` ends without a word."""
     names = [f"layer.{n}.{'x' * 500}" for n in range(1000)]  # more than a pipe holds
     save_file({name: torch.ones(1) for name in names}, tmp_path / "big.safetensors")
@@ -391,7 +391,7 @@ def test_stats_are_in_table_and_json(statecli, small):
     assert "mean" in statecli("inspect", small, "--stats").out.splitlines()[0]
 
 
-def test_a_checkpoint_can_be_placed(statecli, small):
+def test_checkpoint_can_be_moved_to_a_device(statecli, small):
     """--to cpu loads each tensor and compares its bytes."""
     result = statecli("inspect", small, "--to", "cpu", "-f", "json")
     assert result.code == 0
@@ -411,7 +411,7 @@ def test_prints_of_user_code_stay_off_stdout(statecli, tmp_path):
 
 
 @pytest.mark.parametrize("line", ["inspect {} >&-", "inspect nope.pt >&- 2>&-", "--help >&-", "inspect {} > /dev/full"])
-def test_without_a_place_to_write_it_ends_2(small, line):
+def test_closed_or_full_stdout_exits_with_2(small, line):
     """A closed or full stdout causes neither a finding nor a traceback."""
     command = f"{sys.executable} -m statecli {line.format(small)}"
     result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)

@@ -69,7 +69,7 @@ def test_exit_status_tells_clean_from_findings_and_failures(statecli, words, cod
     assert statecli("audit", *words).code == code
 
 
-def test_a_target_that_fails_ends_no_run(statecli):
+def test_failed_target_does_not_stop_the_run(statecli):
     """The other targets are audited; the failure is a line on stderr and in the result."""
     result = statecli("audit", "empty.pt", "found.pt", "-f", "json")
     assert result.err.count("\n") == 1
@@ -87,7 +87,7 @@ def test_json_fits_its_schema(statecli):
 
 
 @pytest.mark.parametrize("output", [Output.TABLE, Output.PLAIN, Output.MARKDOWN, Output.GITHUB])
-def test_quiet_says_why_or_nothing(statecli, output):
+def test_quiet_prints_only_findings_that_fail(statecli, output):
     """With -q, clean targets print nothing; findings that cause status 1 are printed with their target."""
     assert statecli("audit", "clean.pt", "-q", "-f", output.value).out == ""
     text = statecli("audit", "found.pt", "clean.pt", "-q", "-f", output.value).out
@@ -310,7 +310,7 @@ def test_rules_of_the_other_sort_are_not_listed_with_model(statecli):
 
 
 @pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
-def test_nothing_audited_is_never_clean(output):
+def test_failed_and_skipped_targets_are_not_called_clean(output):
     """Failed and skipped targets are not called clean."""
     text = render_audit(output, failed_target("no.pt"), skipped_target("a.md"), terminal=True)
     assert "nothing audited; 1 failed; 1 skipped" in text

@@ -47,20 +47,20 @@ def b(a):
     return changed
 
 
-def test_a_file_and_itself_are_identical(statecli, a):
+def test_diff_of_a_file_with_itself_is_identical(statecli, a):
     """The status is 0, one line says "identical", and stderr is empty."""
     result = statecli("diff", "a.pt", "a.pt")
     assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B: exit status 0\n", "")
 
 
-def test_another_format_of_the_same_is_identical(statecli, a):
+def test_same_tensors_in_another_format_exit_with_0(statecli, a):
     """The models are compared, not the files."""
     save_file(a, "a.safetensors")
     assert statecli("diff", "a.pt", "a.safetensors").code == 0
 
 
 @pytest.mark.parametrize("output", [output for output in Output if output not in (*DOCUMENTS, Output.HTML)])
-def test_quiet_says_why_or_nothing(statecli, b, output):
+def test_quiet_prints_only_differences(statecli, b, output):
     """With -q, equal states print nothing, and a difference is reported."""
     assert statecli("diff", "a.pt", "a.pt", "-q", "-f", output.value).out == ""
     reason = "title=statecli changed::layers.1.weight" if output is Output.GITHUB else "error[changed]: layers.1.weight"
@@ -113,14 +113,14 @@ def test_name_only_reports_a_failed_expectation_on_stderr(statecli, b):
     assert result.err.startswith("error[frozen-changed]: layers.1.weight")
 
 
-def test_an_expectation_that_holds_ends_0(statecli, b):
+def test_fulfilled_expectation_exits_with_0(statecli, b):
     """An expected difference is shown, and is not a failure."""
     result = statecli("diff", "a.pt", "b.pt", "--may-change", "layers.1.*", "--must-change", "layers.1.*")
     assert result.code == 0
     assert "layers.1.weight" in result.out
 
 
-def test_a_tolerance_is_named(statecli, b):
+def test_result_within_a_tolerance_names_the_tolerance(statecli, b):
     """Tensors that are equal only within a tolerance are called identical with the tolerance."""
     result = statecli("diff", "a.pt", "b.pt", "--atol", "1")
     assert (result.code, result.out) == (0, "identical with --atol 1: 6 tensors, 288 B: exit status 0\n")
@@ -265,7 +265,7 @@ def _sparse(path, elements):
         file.truncate(8 + len(header) + elements * 4)
 
 
-def test_ctrl_c_ends_130():
+def test_interrupt_exits_with_130_and_leaves_no_process():
     """The process ends at once, with nothing on stdout or stderr, and no process is left running."""
     _sparse("a.safetensors", 20 << 30)
     _sparse("b.safetensors", 20 << 30)

@@ -105,7 +105,7 @@ def test_a_refused_load_has_its_line_and_its_help(statecli, tmp_path):
     assert "partial.pt does not contain this tensor [net.py:4]\n" in missing
 
 
-def test_a_page_of_the_largest_differences():
+def test_page_draws_differences_near_the_end_of_float64():
     """Δ near the end of float64 is drawn, and stderr is empty."""
     torch.save({"w": torch.tensor([1e308, -1.0], dtype=torch.float64)}, "a.pt")
     torch.save({"w": torch.tensor([-1.0, 1.5e308], dtype=torch.float64)}, "b.pt")
@@ -139,7 +139,7 @@ def test_csv_contains_no_formula(statecli, name):
     assert (float(first["cosine"]), second["change"]) == (pytest.approx(-1), "-5")
 
 
-def test_verbose_says_more_through_a_pipe(statecli, layers):
+def test_verbose_adds_columns_through_a_pipe(statecli, layers):
     """The facts of -v have columns of their own."""
     both = ("a.safetensors", "b.safetensors")
     promised = {"first", "mean_abs", "l2", "cosine"}
@@ -228,23 +228,23 @@ STATE = {"fc.weight": torch.zeros(3, 2), "fc.bias": torch.zeros(3)}
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "expected_text"),
     [
         ({f"module.{name}": tensor for name, tensor in STATE.items()}, "have the prefix 'module.'"),
         ({**STATE, "fc.bias": torch.zeros(3).half()}, "error[changed]: fc.bias: dtype"),
         ({"fc.weight": STATE["fc.weight"]}, "the file lacks 1 tensor of net.py:Net"),
     ],
 )
-def test_a_load_that_ends_1_says_why_and_nothing_else(statecli, spec, state, said, output):
+def test_failed_load_has_its_reason_in_every_output(statecli, spec, state, expected_text, output):
     """The verdict does not claim equality, and a file is named by its name."""
     torch.save(state, "net.pt")
     result = statecli("diff", spec, "net.pt", "-f", output)
     assert result.code == 1
-    assert said in result.out
+    assert expected_text in result.out
     assert "nothing differs" not in result.out
 
 
-def test_a_setting_is_written_in_one_way(statecli):
+def test_quiet_and_table_write_settings_in_the_same_way(statecli):
     """-q and the table have the same words for null and true."""
     torch.save({"w": torch.ones(1), "best": None, "flag": True}, "a.pt")
     torch.save({"w": torch.ones(1), "best": 0.5, "flag": False}, "b.pt")

@@ -61,7 +61,7 @@ def test_wrong_input_is_one_line_and_exits_with_2(inspect_error, words, expected
     assert expected_text in inspect_error(*words)
 
 
-def test_a_cache_is_mended_where_forward_assigns_it(statecli):
+def test_fix_of_a_cache_is_at_the_assignment_in_forward(statecli):
     """There is no code to paste: the advice is a text, for the line that created the cache."""
     result = statecli("verify", CACHED, "--input", "2x4x8", "--check", "move", "--device", "meta", "-f", "plain")
     assert result.code == 1

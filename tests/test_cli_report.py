@@ -14,7 +14,7 @@ def report_folder(tmp_path, in_tmp_path):
     (tmp_path / "net.py").write_text("from torch import nn\ndef make(): return nn.Linear(2, 3)\n")
 
 
-def test_the_page_is_that_of_inspect(statecli, tmp_path):
+def test_page_equals_the_html_of_inspect(statecli, tmp_path):
     """The pages of report and inspect are equal; --stats of report equals --distributions of inspect."""
     assert statecli("report", "net.pt", "-o", "report.html").code == 0
     statecli("inspect", "net.pt", "-o", "inspect.html")

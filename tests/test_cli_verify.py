@@ -75,7 +75,7 @@ def inconclusive_check():
 # Exit codes.
 
 
-def test_all_passed_ends_0(statecli, proofs):
+def test_passed_checks_exit_with_0(statecli, proofs):
     """Nothing found, nothing on stderr."""
     result = statecli("verify", NET)
     assert (result.code, result.err) == (0, "")
@@ -123,7 +123,7 @@ def test_run_with_only_skipped_checks_exits_with_2(statecli, proofs):
     assert "no check ran" in result.err
 
 
-def test_a_model_without_tensors_ends_2(statecli, proofs, tmp_path):
+def test_model_without_tensors_exits_with_2(statecli, proofs, tmp_path):
     """Without a tensor, there is nothing to prove."""
     (tmp_path / "empty.py").write_text("from torch import nn\nEmpty = nn.ReLU\n")
     result = statecli("verify", f"{tmp_path}/empty.py:Empty")
@@ -224,7 +224,7 @@ def test_quiet_prints_findings_or_nothing(statecli, proofs):
     )
 
 
-def test_json_holds_to_the_printed_schema(statecli, proofs):
+def test_json_fits_its_printed_schema(statecli, proofs):
     """The schema of `statecli schema verify` fits the output of `verify -f json`."""
     proofs(move=failed_check(), step=skipped_check(), forward=inconclusive_check())
     document = statecli("verify", NET, "-f", "json").json
@@ -458,7 +458,7 @@ def test_a_layer_that_forward_does_not_read_takes_no_screen(
     assert len(table.splitlines()) <= 45, table
 
 
-def test_all_shows_each_tensor_of_a_line(statecli, in_tmp_path, tmp_path, monkeypatch):
+def test_all_option_shows_every_tensor(statecli, in_tmp_path, tmp_path, monkeypatch):
     """The lines of one consequence are joined without the option."""
     (tmp_path / "big.py").write_text(BIG)
     monkeypatch.setenv("COLUMNS", "100")

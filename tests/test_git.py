@@ -146,7 +146,7 @@ def test_driver_has_a_line_for_code_that_loading_would_run(repository):
     }
 
 
-def test_settings_of_two_types_are_two_lines(repository):
+def test_equal_settings_of_different_types_have_different_lines(repository):
     """A number and its text are different settings."""
     lines = []
     for value in (1, "1", True, "True"):
@@ -260,7 +260,7 @@ def test_without_an_identity_nothing_is_cached_and_the_difference_is_shown(repos
     assert "+w float32 [3]" in call("git", "diff", "--no-ext-diff")
 
 
-def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
+def test_setup_outside_a_repository_is_an_error(tmp_path, monkeypatch):
     """The error is one line, and no file is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
@@ -268,7 +268,7 @@ def test_outside_a_repository_it_is_one_line(tmp_path, monkeypatch):
         git_setup.set_up()
 
 
-def test_without_a_subcommand_it_says_which_there_are(statecli):
+def test_git_without_a_subcommand_lists_the_subcommands(statecli):
     """The subcommands are shown as help, not in the line of an error; the status is 2, because no command ran."""
     result = statecli("git")
     assert result.code == 2

@@ -130,7 +130,7 @@ def list_examples(command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_wrong_line_is_status_2(statecli, command):
+def test_wrong_command_line_exits_with_2(statecli, command):
     """Each command exits with 2, as its help states."""
     assert statecli(*command.split(), "--no-such-option").code == 2
 
@@ -348,7 +348,7 @@ def test_help_of_a_command_that_does_not_exist_is_a_mistake(statecli, line):
     assert result.err.startswith("statecli: No such command 'nope'")
 
 
-def test_after_two_dashes_it_is_a_target(statecli):
+def test_help_option_after_two_dashes_is_a_target(statecli):
     """`--help` after `--` is a target, as in every command."""
     assert "--help: cannot be opened" in statecli("inspect", "--", "--help").err
 

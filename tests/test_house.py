@@ -309,7 +309,7 @@ def compares(tree_nodes, attribute, owners):
                 yield node.lineno
 
 
-def test_commands_know_no_format_by_its_name():
+def test_no_command_compares_the_name_of_a_format():
     """A command reads the traits of a format, filled by its reader: see core/format_traits.py. So does formats.read."""
     assert not [*compares(nodes(PACKAGE / "formats" / "__init__.py"), "name", ("format",))]
     for path in MODULES:
@@ -330,7 +330,7 @@ def test_a_reader_does_not_ask_where_a_file_is():
             assert not linenos, path
 
 
-def test_nothing_decides_by_the_name_of_an_oddity():
+def test_no_module_compares_the_name_of_an_oddity():
     """Code decides by the kind of an oddity, because mypy reports a misspelt kind."""
     kinds = {kind.value for kind in OddityKind}
 
@@ -392,7 +392,7 @@ COMPARES_SENTENCES = {
 }
 
 
-def test_nothing_decides_by_a_sentence():
+def test_no_module_compares_a_sentence():
     """A sentence has names and paths of the user in it, and changes: code decides by a type, a field or an enum."""
     for path in MODULES:
         if path.relative_to(PACKAGE).as_posix() not in COMPARES_SENTENCES:

@@ -109,7 +109,7 @@ def test_action_passes_an_unchanged_checkpoint(repository):
     assert json.loads(Path("statecli.sarif").read_text())["version"] == "2.1.0"
 
 
-def test_the_actions_command_fails_where_one_weight_was_nudged_and_names_it(repository):
+def test_action_fails_and_names_the_changed_weight(repository):
     """The nudged weight is named in an annotation, in the summary and in SARIF."""
     change_one_weight()
     done, outputs, summary = act("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
@@ -132,7 +132,7 @@ def test_targets_of_the_action_are_not_read_as_options(repository):
     assert act("Audit", targets="--allow-empty")[0].returncode == 2
 
 
-def test_the_actions_lines_may_have_blanks_around_them(repository):
+def test_blanks_around_lines_of_the_action_are_ignored(repository):
     """The blanks are from blocks of YAML, the carriage returns from Windows; blanks inside a name are kept."""
     Path("m.safetensors").rename("a m.safetensors")
     done, outputs, _ = act("Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r")
@@ -538,7 +538,7 @@ def test_pre_commit_holds_the_shards_of_a_commit_as_their_model(repository, what
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 @pytest.mark.parametrize("own", [{}, {"args": ["--values", "--"]}, {"args": ["--values"]}])
-def test_no_files_name_makes_the_hook_pass(repository, own):
+def test_hook_fails_for_a_file_named_like_an_option(repository, own):
     """A file named like `-o .pt` is audited after `--`, and refused if the user's own args omit `--`."""
     torch.save({"w": torch.ones(2)}, "-o.pt")
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")

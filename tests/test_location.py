@@ -85,7 +85,7 @@ def test_a_tensor_in_no_file_has_no_bytes():
     assert location.find_bytes(tensor()) is None
 
 
-def test_a_finding_is_at_its_tensors_line():
+def test_finding_has_the_line_of_its_tensor():
     """The line is where a class assigned the tensor."""
     (place,) = location.add_places([finding()], [tensor(origin=Origin("net.py", 9))])
     assert place.origin == Origin("net.py", 9)
@@ -98,14 +98,14 @@ def test_finding_with_a_place_keeps_its_place():
     assert location.add_places([own], [tensor(origin=Origin("net.py", 9))]) == (own,)
 
 
-def test_a_finding_is_of_the_tensor_in_its_section():
+def test_finding_has_the_line_of_the_tensor_in_its_section():
     """Two sections may have tensors of the same name; a finding without a section belongs to the first section."""
     rows = [tensor(section="model", origin=Origin("a.py", 1)), tensor(section="ema", origin=Origin("b.py", 2))]
     places = location.add_places([finding(section="ema"), finding(section="model"), finding()], rows)
     assert [place.origin.file for place in places] == ["b.py", "a.py", "a.py"]
 
 
-def test_a_finding_of_no_tensor_is_of_the_whole_file():
+def test_finding_without_a_tensor_has_no_line():
     """A finding without a tensor has no line, also if a tensor has an empty name."""
     (place,) = location.add_places([finding(fqn=None)], [tensor(fqn="", origin=Origin("net.py", 9))])
     assert (place.origin, place.place) == (UNSET, UNSET)
@@ -132,7 +132,7 @@ def test_name_of_a_target_does_not_depend_on_spelling_or_folder(tmp_path, monkey
     assert location.make_relative_name(f"../ck/a.pt{rest}", str(tmp_path)) == f"ck/a.pt{rest}"
 
 
-def test_a_link_keeps_its_name_and_a_class_its_arguments(tmp_path, monkeypatch):
+def test_name_keeps_links_and_the_arguments_of_a_class(tmp_path, monkeypatch):
     """`latest` is a name of its own; a dotted module name is not changed."""
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-1" / "a.pt").touch()
@@ -189,7 +189,7 @@ def test_any_text_has_a_name(text, folder):
     assert location.make_relative_name(location.resolve_name(name, folder), folder) == name
 
 
-def test_a_fingerprint_does_not_depend_on_where_one_stands(tmp_path, monkeypatch):
+def test_fingerprint_does_not_depend_on_the_current_folder(tmp_path, monkeypatch):
     """Within one repository the fingerprint is the same; files of the same name in two folders differ."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "ckpts").mkdir()

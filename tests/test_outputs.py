@@ -241,7 +241,7 @@ def test_a_baseline_is_written_again_with_its_reasons(statecli, target_folder):
         assert statecli("audit", "found.pt", *words, "--write-baseline", "b.json", "--reason", "x").code == 0
 
 
-def test_two_names_of_one_file_are_two_outputs_in_one_file(statecli, target_folder):
+def test_hard_links_of_one_file_are_refused_as_two_outputs(statecli, target_folder):
     """A hard link is another name of the file."""
     Path("x.json").write_text("")
     os.link("x.json", "y.json")
@@ -536,7 +536,7 @@ def test_output_to_a_dangling_link_creates_its_target(statecli, target_folder):
 @posix
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "stdout"])
 @pytest.mark.parametrize("into", ["| cat", "> into.json; cat into.json"])
-def test_standard_output_by_its_path_is_standard_output(target_folder, name, into):
+def test_path_of_standard_output_writes_to_standard_output(target_folder, name, into):
     """Standard output is a pipe or an open file of the shell, although a command keeps prints of a model apart."""
     if not os.path.exists(os.path.dirname(name) or "."):
         pytest.skip(f"no such file: {name}")
@@ -548,7 +548,7 @@ def test_standard_output_by_its_path_is_standard_output(target_folder, name, int
 
 @posix
 @pytest.mark.parametrize("write", ["-o", "--report", "lock", "rule"])
-def test_pipes_and_devices_are_written_to_and_stay(target_folder, write):
+def test_pipes_and_devices_are_not_replaced(target_folder, write):
     """A process substitution, a fifo, the null device."""
     os.mkfifo("fifo")
     done = process("> /dev/null & timeout 30 cat fifo; wait $!", *words(write, "fifo"))
@@ -560,7 +560,7 @@ def test_pipes_and_devices_are_written_to_and_stay(target_folder, write):
 
 @posix
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_of_several_outputs_the_one_that_failed_is_named(target_folder):
+def test_error_names_the_output_that_failed(target_folder):
     """The other outputs are complete."""
     reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
     done = process("", "inspect", "a.pt", *reports)
@@ -572,7 +572,7 @@ def test_of_several_outputs_the_one_that_failed_is_named(target_folder):
 
 @posix
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="runs as root: may write anywhere")
-def test_a_file_that_may_be_written_in_a_folder_that_may_not(statecli, target_folder):
+def test_writable_file_in_a_read_only_folder_is_written_in_place(statecli, target_folder):
     """The file is written in place; a read-only file is left, although its folder would permit a replacement."""
     Path("shut").mkdir()
     Path("shut/o.json").write_text("old")

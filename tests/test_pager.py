@@ -99,7 +99,7 @@ def test_a_pager_that_is_off_or_missing_loses_nothing(environment, folder):
     assert [n for n in range(30) if f"weight_{n:02}" not in shown] == []
 
 
-def test_the_own_variable_is_preferred(folder):
+def test_statecli_pager_is_preferred_over_pager(folder):
     """`STATECLI_PAGER` may differ from the pager of other programs."""
     _, shown = run_on_terminal(folder, "inspect", "long.pt", PAGER="cat", STATECLI_PAGER=PAGER)
     assert shown.startswith("paged: ")

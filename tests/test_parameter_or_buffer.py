@@ -175,7 +175,7 @@ def test_network_with_the_same_shapes_is_not_taken_for_a_copy(tmp_path):
     assert {t.evidence for t in rows if t.kind is Kind.PARAMETER} == {Evidence.ASSUMED}
 
 
-def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
+def test_optimizer_of_another_model_is_not_evidence(tmp_path):
     """A generator's optimizer does not make a parameter of the discriminator's buffer of the same name."""
     generator = nn.Linear(3, 3)
     other = {"fc.weight": torch.ones(3, 3), "bias": torch.ones(3), "weight": torch.ones(3, 3), "scale": torch.ones(3)}
@@ -185,7 +185,7 @@ def test_another_models_optimizer_says_nothing_of_this_one(tmp_path):
     assert {t.evidence for t in rows if t.section == "discriminator"} == {Evidence.ASSUMED}
 
 
-def test_an_optimizer_of_something_else_says_nothing(tmp_path):
+def test_optimizer_of_a_tensor_outside_the_file_is_not_evidence(tmp_path):
     """A second optimizer trains a weight that is not in the file; by chance a buffer has the same shape."""
     net = Net()
     center = nn.Parameter(torch.ones(4, 4))
@@ -196,7 +196,7 @@ def test_an_optimizer_of_something_else_says_nothing(tmp_path):
     assert Evidence.OPTIMIZER not in {row.evidence for row in actual.values()}
 
 
-def test_a_criterion_that_learns_too_makes_no_parameter_of_a_buffer(tmp_path):
+def test_weight_of_a_loss_does_not_make_a_buffer_a_parameter(tmp_path):
     """A loss with weights of its own, in the same optimizer, may have the shape of a buffer."""
     net, criterion = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Linear(3, 3, bias=False)
     net.register_buffer("table", torch.ones(3, 3))
@@ -244,7 +244,7 @@ def test_groups_split_by_weight_decay_are_matched(tmp_path):
     assert trained == {n for n, _ in net.named_parameters()}
 
 
-def test_ids_without_shapes_say_nothing(tmp_path):
+def test_optimizer_ids_without_shapes_are_not_evidence(tmp_path):
     """SGD without momentum saves only numbers; an equal count is not evidence."""
     sd = {"a.w": torch.ones(2), "b.w": torch.ones(3), "scale": torch.ones(4)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(3)], 0.1).state_dict()
@@ -259,7 +259,7 @@ def test_a_file_without_a_models_tensors_cannot_be_grouped(inspect_error, tmp_pa
     assert "contains no model tensors" in inspect_error(tmp_path / "opt.pt", "--model", spec)
 
 
-def test_findings_of_several_sections_say_which(statecli, tmp_path, spec):
+def test_findings_name_their_section(statecli, tmp_path, spec):
     """Two models in one file: each finding names its section, and is in the row of this section."""
     import csv
     import io
@@ -474,7 +474,7 @@ def test_an_unnamed_optimizer_tensor_has_its_parameter(tmp_path, groups):
     }
 
 
-def test_an_optimizer_of_which_nothing_is_known_names_no_parameter(tmp_path):
+def test_ambiguous_optimizer_entries_name_no_parameter(tmp_path):
     """The optimizer trains one of two parameters with the same shape."""
     state = {"a": torch.ones(2), "b": torch.ones(2)}
     moments = {0: {"exp_avg": torch.ones(2)}}

@@ -76,7 +76,7 @@ def test_a_changed_checkpoint_has_the_table_of_diff(repository):
     assert str(repository) not in text
 
 
-def test_a_change_of_the_base_branch_is_not_one_of_the_pull_request(repository):
+def test_change_of_the_base_branch_is_not_reported(repository):
     """The pull request is compared with its merge base."""
     git("switch", "--quiet", "main")
     change_bias()
@@ -111,7 +111,7 @@ def test_pointers_are_compared_by_their_files(repository):
     assert "<code>lfs.safetensors</code>: 1 of 1 parameters changed" in compare()
 
 
-def test_a_file_that_is_not_that_of_its_pointer_is_not_read(repository):
+def test_stored_file_with_a_wrong_digest_is_not_read(repository):
     """A store with another content."""
     git("switch", "--quiet", "main")
     digest = save_pointer("lfs.safetensors", b"one")

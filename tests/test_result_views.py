@@ -125,7 +125,7 @@ def test_a_notebook_shows_at_most_500_rows():
     assert statecli.inspect(state)._repr_html_().count("<tr") < 520
 
 
-def test_a_lock_is_its_file(files, tmp_path):
+def test_text_of_a_lock_is_the_lock_file(files, tmp_path):
     """str(lock) is the output of `statecli lock`, and audit reads it."""
     lock = statecli.lock("a.pt")
     (tmp_path / "lock.json").write_text(f"{lock}\n")

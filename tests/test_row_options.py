@@ -168,7 +168,7 @@ def test_a_tie_at_the_end_of_the_largest_tensors_is_counted(statecli, in_tmp_pat
         assert "of the last" not in show(*options)
 
 
-def test_the_largest_tensors_are_one_list(statecli):
+def test_top_lists_the_largest_tensors_of_all_sections(statecli):
     """--top ignores sections and kinds; the rows contain them."""
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())

@@ -181,7 +181,7 @@ def test_a_fix_in_a_row_is_one_line(write, statecli):
         assert "# at the end of __init__" in text, output
 
 
-def test_guessed_inputs_that_do_not_run_prove_nothing(statecli, tmp_path, in_tmp_path):
+def test_checks_with_failing_guessed_inputs_are_skipped(statecli, tmp_path, in_tmp_path):
     """The user did not request the proofs with a forward: they are skipped with the reason, and the status is 0."""
     (tmp_path / "odd.py").write_text(
         "from transformers import BertConfig, BertModel\n\n\nclass Net(BertModel):\n"
@@ -213,7 +213,7 @@ def test_tied_weights_exit_0(statecli, tmp_path, in_tmp_path):
     assert "save_model" in result.out
 
 
-def test_a_registered_tensor_that_stays_is_an_error():
+def test_registered_tensor_that_does_not_move_is_an_error():
     """The class's own code undoes the move."""
     row = TensorInfo("w", "float32", (4,), 4, 16, kind=Kind.BUFFER, moves=False)
     assert decide_tensor_severity(row) is Severity.ERROR
@@ -233,7 +233,7 @@ TIES = {
 
 
 @pytest.mark.parametrize("case", TIES)
-def test_a_tie_that_a_move_breaks_is_one_problem_of_one_severity_everywhere(write, statecli, case):
+def test_broken_tie_has_the_same_severity_in_every_command(write, statecli, case):
     """Other proofs of verify that find the same tie are consequences; the line of the problem created the tie."""
     body, read, rule, severity = TIES[case]
     target = write(body, read)
@@ -267,7 +267,7 @@ def test_a_proof_that_failed_for_a_name_without_a_row_is_not_called_all_passed(w
     assert "v failed" in text
 
 
-def test_a_prefix_that_the_class_refuses_is_an_error_everywhere(write, statecli, tmp_path):
+def test_prefix_that_the_class_lacks_is_an_error_in_every_command(write, statecli, tmp_path):
     """Without a class the finding is a warning, because the wrapper itself may load the names."""
     target = write("")
     torch.save(torch.nn.DataParallel(torch.nn.ModuleDict({"fc": torch.nn.Linear(4, 4)})).state_dict(), "dp.pt")

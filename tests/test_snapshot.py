@@ -100,7 +100,7 @@ def test_the_prefix_of_a_wrapper_is_stripped():
     assert {status for status, _ in actual.values()} == {"identical"}
 
 
-def test_a_snapshot_with_values_is_the_diff_of_the_states():
+def test_snapshot_with_values_gives_the_diff_of_the_states():
     """Numbers, renames and transformations; the copy is removed with the snapshot."""
     model = Tied()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

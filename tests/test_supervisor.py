@@ -117,7 +117,7 @@ def test_code_that_runs_after_the_verdict_changes_neither_the_result_nor_the_cod
     assert "statecli: a note\n" in err
 
 
-def test_a_thread_that_never_ends_is_waited_for_two_seconds():
+def test_endless_thread_does_not_block_the_exit():
     """Python would wait for ever."""
     begun = time.monotonic()
     assert finish(start_supervised("threading.Thread(target=time.sleep, args=(1e4,)).start()"))[:2] == (1, "result\n")
@@ -149,7 +149,7 @@ WITHOUT_A_VERDICT = {
 @pytest.mark.parametrize(
     ("case", "late"), [*((case, False) for case in WITHOUT_A_VERDICT), ("exit", True), ("segfault", True)]
 )
-def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
+def test_process_that_ends_without_a_verdict_exits_with_2(case, late):
     """The line names the model and the way the process ended; an earlier result is not printed."""
     code, reason = WITHOUT_A_VERDICT[case]
     code, out, err = finish(start_supervised(**{"late" if late else "code": code}))
@@ -160,7 +160,7 @@ def test_a_process_that_ends_without_a_verdict_is_one_line_and_2(case, late):
     assert reason in line
 
 
-def test_a_finalizer_between_the_result_and_the_verdict_is_2():
+def test_exit_in_a_finalizer_after_the_result_exits_with_2():
     """The model is freed when its frame ends."""
     code, out, err = finish(start_supervised(finalizer="posix._exit(0)"))
     assert (code, out) == (2, "")
@@ -185,7 +185,7 @@ def test_a_limit_ends_code_that_ignores_interrupts():
     assert time.monotonic() - begun < 30
 
 
-def test_the_first_limit_counts():
+def test_first_time_limit_cannot_be_extended():
     """The model's code cannot set another."""
     loop = "[supervisor.get_connection().limit_time(n) for n in (0.5, 1e9)]; time.sleep(60)"
     assert finish(start_supervised(loop))[0] == 2
@@ -248,10 +248,10 @@ def test_the_child_of_a_killed_parent_ends():
     process, child = start_loop(stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     process.kill()
     process.wait(60)
-    assert ends(child)
+    assert has_ended(child)
 
 
-def ends(pid):
+def has_ended(pid):
     """Return True if the process ends within half a minute; a process that is not yet waited for has ended."""
     state = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + 30
@@ -318,7 +318,7 @@ def test_a_finalizer_of_a_model_does_not_turn_1_into_0():
     assert "net.py:Net: the model's code ended the process with status 0" in err
 
 
-def test_a_model_that_crashes_is_one_line_and_2():
+def test_crash_of_a_model_is_one_line_and_exits_with_2():
     """The signal by its name."""
     code, out, err = inspect_model(constructor="ctypes.string_at(0)")
     expected = "statecli: net.py:Net: the model's code crashed (SIGSEGV); there is no result\n"
@@ -339,7 +339,7 @@ def test_dev_stdout_is_standard_output():
     assert json.loads(out)["tensors"]
 
 
-def test_a_timeout_changes_nothing_for_a_checkpoint_in_time():
+def test_timeout_does_not_change_the_result_of_a_fast_command():
     """A line without code is supervised where a limit is set."""
     Path("a.npy").write_bytes(b"")
     line = ["-m", "statecli", "inspect", "a.npy"]
@@ -408,4 +408,4 @@ def test_processes_that_a_model_leaves_end_with_the_command():
     """Processes left by a model would otherwise continue the command and start more processes."""
     code = "left = os.fork(); left or time.sleep(600); open('left', 'w').write(str(left))"
     assert finish(start_supervised(code))[0] == 1
-    assert ends(int(Path("left").read_text()))
+    assert has_ended(int(Path("left").read_text()))

@@ -263,7 +263,7 @@ def test_crash_exits_with_2_and_one_line(error, where):
     assert done.stderr.startswith("statecli: ")
 
 
-def test_no_process_for_model_code_is_2():
+def test_failed_fork_for_model_code_exits_with_2():
     """The line of `os.fork`'s own error."""
     body = "import os\ndef fail(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fail\n"
     done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
@@ -290,7 +290,7 @@ def test_blas_uses_one_thread_if_no_thread_can_be_started():
     assert (done.returncode, done.stderr) == (0, "1\n")
 
 
-def test_no_memory_for_the_supervisor_is_2():
+def test_memory_error_at_the_start_exits_with_2():
     """The supervisor is the first import of a process with `ulimit -v`, and its import fails."""
     body = "import sys\nfrom statecli import __main__\n"
     body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
@@ -302,7 +302,7 @@ def test_no_memory_for_the_supervisor_is_2():
 @linux
 @pytest.mark.parametrize("megabytes", [100, 150, 200, 300, 400])
 @pytest.mark.parametrize("line", [["inspect", "a.pt", "--stats"], ["diff", "a.pt", "a.pt"]])
-def test_little_memory_is_0_or_2(line, megabytes):
+def test_low_memory_exits_with_0_or_2(line, megabytes):
     """The limit is `ulimit -v`. Without memory, BLAS of numpy would end the process with status 1."""
     limit = megabytes << 20
     done = _program(MAIN.format(line), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))

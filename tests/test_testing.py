@@ -176,7 +176,7 @@ def test_usage_error_in_the_fixture_is_one_line(tmp_path):
     assert "statecli/" not in result.stdout
 
 
-def test_a_run_that_does_not_use_it_imports_nothing(tmp_path):
+def test_pytest_run_without_the_fixture_imports_nothing(tmp_path):
     """The plugin is loaded by every pytest run on the machine."""
     result = run_pytest(tmp_path, NOT_USING, start_new_process)
     assert result.returncode == 0, result.stdout

@@ -57,7 +57,7 @@ def findings(statecli, arguments):
     return {finding["rule"]: finding for finding in statecli(*arguments, "-f", "json").json["findings"]}
 
 
-def test_one_prefixed_name_next_to_another_mistake_is_the_same_in_all_commands(nets, statecli):
+def test_single_prefixed_name_has_the_same_finding_in_all_commands(nets, statecli):
     """The file contains the trained weight: no command calls the weight missing, or advises strict=False."""
     state = nets.Net().state_dict()
     state["module.scale"], state["head.weight"] = state.pop("scale"), torch.zeros(3, 4)
