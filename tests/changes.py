@@ -30,12 +30,12 @@ def nudge_tensor(fqn, relative=0.001, kind=Kind.PARAMETER, section="model", **fa
     return Change(fqn, section, Status.CHANGED, kind, (Field.VALUES,), before=side, after=side, values=values)
 
 
-def recast(fqn, before, after, *fields, **facts):
+def change_metadata(fqn, before, after, *fields, **facts):
     """Return a change of a tensor: the metadata differ."""
     return Change(fqn, "model", Status.CHANGED, after.kind, fields, before=before, after=after, **facts)
 
 
-def same(fqn, kind=Kind.PARAMETER, **facts):
+def keep_tensor(fqn, kind=Kind.PARAMETER, **facts):
     side = tensor(fqn, kind=kind)
     return Change(fqn, "model", Status.IDENTICAL, kind, before=side, after=side, **facts)
 

@@ -198,7 +198,7 @@ def capture_state(model):
     }
 
 
-def process():
+def capture_process():
     """Return everything of the process that must not change."""
     return (
         torch.get_rng_state().tolist(),
@@ -231,18 +231,18 @@ def test_verify_does_not_change_a_live_model(kind):
         if parameter.requires_grad:
             parameter.grad = torch.full_like(parameter, 0.5)
     model.fc.eval() if kind is Closed else None
-    before = capture_state(model), process()
+    before = capture_state(model), capture_process()
     statecli.verify(model, inputs="6x4")
-    assert (capture_state(model), process()) == before
+    assert (capture_state(model), capture_process()) == before
 
 
 @pytest.mark.parametrize("check", Name)
 def test_model_that_its_copies_return_is_restored(check):
     """Each proof moves, casts or trains the original model, because `to` of a copy returns the original."""
     model = Returns()
-    before = capture_state(model), process()
+    before = capture_state(model), capture_process()
     statecli.verify(model, checks=[check], inputs="6x4", device="meta" if check is Name.MOVE else None)
-    assert (capture_state(model), process()) == before
+    assert (capture_state(model), capture_process()) == before
 
 
 def test_the_callers_grad_mode_changes_nothing():
@@ -266,18 +266,18 @@ def test_a_reason_in_a_result_names_the_argument():
 
 def test_build_of_a_spec_keeps_the_state_of_the_process():
     """Building a class seeds them; the caller's go on as if nothing had been built."""
-    before = process()
+    before = capture_process()
     statecli.verify(f"{SAMPLES}/net.py:Net", inputs="4x3")
     statecli.inspect(f"{SAMPLES}/net.py:Net", to="meta")
-    assert process() == before
+    assert capture_process() == before
 
 
 def test_inspect_does_not_change_a_live_model():
     """Statistics and a real move to meta use a copy."""
     model = Plain()
-    before = capture_state(model), process()
+    before = capture_state(model), capture_process()
     state = statecli.inspect(model, to="meta", stats=True)
-    assert (capture_state(model), process()) == before
+    assert (capture_state(model), capture_process()) == before
     (row,) = [row for row in state.state.tensors if row.fqn == "table"]
     assert (row.stats.min, row.stats.max, row.after.device) == (0.0, 7.0, "meta")
 
@@ -300,7 +300,7 @@ def test_a_live_model_fails_as_its_class_does(name):
     input, _ = FAILING[name]
     file, _, attribute = name.partition(":")
     spec = verify_sample(name, input, "fake-cuda")
-    live = statecli.verify(getattr(sample(file), attribute)(), inputs=input, device="fake-cuda")
+    live = statecli.verify(getattr(load_sample(file), attribute)(), inputs=input, device="fake-cuda")
     inconclusive = INCONCLUSIVE_CHECKS.get(name, set())
     for check, other in zip(spec.checks, live.checks, strict=True):
         if check.check.value in inconclusive:
@@ -309,7 +309,7 @@ def test_a_live_model_fails_as_its_class_does(name):
             assert (check.verdict, rules(check)) == (other.verdict, rules(other)), check.check
 
 
-def sample(name):
+def load_sample(name):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(f"sample_{name}", SAMPLES / f"{name}.py")
@@ -321,7 +321,7 @@ def sample(name):
 
 def test_a_fixed_live_model_passes_everything():
     """Every proof runs on the live model."""
-    verification = statecli.verify(sample("net_fixed").Net(), inputs="4x3")
+    verification = statecli.verify(load_sample("net_fixed").Net(), inputs="4x3")
     assert verdicts(verification) == dict.fromkeys([name.value for name in DEFAULT_PROOFS], "passed")
 
 

@@ -507,7 +507,9 @@ class Net(torch.nn.Module):
         self.register_buffer("a", table)
         self.register_buffer("b", table)
 """
-UNTIED = "broken-tie: findings of inspect and verify with this name are now called untied-by-move or untied-by-copy"
+RENAME_WARNING = (
+    "broken-tie: findings of inspect and verify with this name are now called untied-by-move or untied-by-copy"
+)
 
 
 @pytest.mark.parametrize("line", [("inspect", "tie.py:Net"), ("verify", "tie.py:Net", "--check", "move")])
@@ -518,7 +520,7 @@ def test_a_former_name_that_audit_still_has_means_the_renamed_rule(statecli, in_
     assert "untied-by-move" in reported
     result = statecli(*line, "--ignore", "broken-tie", "-f", "json")
     assert "untied-by-move" not in {finding["rule"] for finding in result.json["findings"]}
-    assert result.err == f"statecli: warning: {UNTIED}\n"
+    assert result.err == f"statecli: warning: {RENAME_WARNING}\n"
 
 
 def test_former_rule_name_in_a_configuration_is_accepted(statecli, in_tmp_path):
@@ -548,7 +550,7 @@ def test_former_rule_name_in_a_baseline_is_translated(in_tmp_path):
 def test_former_rule_name_in_python_is_a_future_warning(in_tmp_path):
     """The warning of the command is a FutureWarning at the caller's line."""
     Path("tie.py").write_text(TIED)
-    with pytest.warns(FutureWarning, match=UNTIED) as caught:
+    with pytest.warns(FutureWarning, match=RENAME_WARNING) as caught:
         assert package.inspect("tie.py:Net", ignore=["broken-tie"]).findings == ()
     with pytest.warns(FutureWarning, match="now called inconsistent-module") as caught_in_audit:
         package.audit({"w": torch.ones(1)}, ignore=["module-size-mismatch"], no_config=True)

@@ -227,7 +227,7 @@ def list_mappings(document):
     return [document] * isinstance(document, dict) + [use for value in inner for use in list_mappings(value)]
 
 
-def steps_of(page):
+def list_steps(page):
     return [use for text in blocks(PAGES[page], "yaml") for use in list_mappings(yaml.safe_load(text))]
 
 
@@ -236,12 +236,12 @@ def test_documented_inputs_of_the_integrations_exist():
     action = yaml.safe_load((ROOT / "action.yml").read_text())["inputs"]
     component = next(yaml.safe_load_all((ROOT / "templates" / "audit.yml").read_text()))["spec"]["inputs"]
     hooks = {hook["id"] for hook in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
-    steps = steps_of("docs/how-to/ci.md")
+    steps = list_steps("docs/how-to/ci.md")
     actions = [step["with"] for step in steps if "statecli" in step.get("uses", "")]
     components = [step["inputs"] for step in steps if "component" in step]
     assert {step["id"] for step in steps if "id" in step and "uses" not in step} == hooks
     assert (len(actions), len(components)) == (1, 1)
-    tutorial = [step["with"] for step in steps_of("docs/tutorial/gate-in-ci.md") if "uses" in step]
+    tutorial = [step["with"] for step in list_steps("docs/tutorial/gate-in-ci.md") if "uses" in step]
     assert len(tutorial) == 1
     assert all("targets" in step and set(step) <= set(action) for step in actions + tutorial)
     assert all("targets" in step and set(step) <= set(component) for step in components)

@@ -20,7 +20,7 @@ from .forked_python import run_python
 
 
 @pytest.fixture
-def flushing():
+def flush_mode():
     """Set the mode in which 2e-39 is zero."""
     if not torch.set_flush_denormal(True):
         pytest.skip("the processor cannot flush denormals")
@@ -80,15 +80,15 @@ def test_statistics_are_the_same_in_either_mode(files, kernel):
 
     tensor = torch.full((9,), 2e-39)
 
-    def everything():
+    def compute_all():
         state = api.inspect(files[0], stats=True).state
         live = compute_live_stats(tensor)
         return [row.stats for row in state.tensors], live, facts.read_facts(state.tensors)
 
-    expected = everything()
+    expected = compute_all()
     assert torch.set_flush_denormal(True)
     try:
-        actual = everything()
+        actual = compute_all()
     finally:
         torch.set_flush_denormal(False)
     assert actual == expected
@@ -109,13 +109,13 @@ def test_an_audit_is_the_same_in_either_mode(tmp_path):
         torch.set_flush_denormal(False)
 
 
-def test_threads_compute_with_denormals(files, flushing, monkeypatch):
+def test_threads_compute_with_denormals(files, flush_mode, monkeypatch):
     """A thread inherits the mode of its starting thread; a worker of an engine has a mode of its own."""
     with use_executor("threads:2"):
         assert [change.values.changed for change in api.diff(*files).changes if change.values] == [9]
 
 
-def test_the_callers_mode_is_restored(files, flushing):
+def test_the_callers_mode_is_restored(files, flush_mode):
     """After the call 2e-39 is zero again, as it was for the caller."""
     api.diff(*files)
     assert flushes_denormals()
@@ -127,7 +127,7 @@ def test_the_callers_mode_is_restored(files, flushing):
     assert flushes_denormals()
 
 
-def test_a_denormal_number_is_written_as_it_is(tmp_path, flushing):
+def test_a_denormal_number_is_written_as_it_is(tmp_path, flush_mode):
     """The setting 2e-310 is read and printed, although Python itself prints 0.0 in this mode."""
     torch.save({"w": torch.ones(1), "note": 2e-310}, tmp_path / "a.pt")
     settings = api.inspect(str(tmp_path / "a.pt")).state.metadata.values
@@ -135,7 +135,7 @@ def test_a_denormal_number_is_written_as_it_is(tmp_path, flushing):
         assert settings["note"] == 2e-310
 
 
-def test_a_mode_that_cannot_be_changed_is_an_error(files, flushing, monkeypatch):
+def test_a_mode_that_cannot_be_changed_is_an_error(files, flush_mode, monkeypatch):
     """No answer is better than a wrong answer."""
 
     class Deaf:

@@ -48,7 +48,7 @@ def make_batch():
 """
 
 
-def words_of(text):
+def join_words(text):
     """A text without its line breaks and indents."""
     return " ".join(text.split())
 
@@ -58,7 +58,7 @@ def help_page_lines():
     return (Path(help_page.__file__).parent / "help_pages.txt").read_text("utf-8").splitlines()
 
 
-def help_of(command, width=80, **options):
+def render_help(command, width=80, **options):
     return help_page.format_help(help_page.read_page(command), width, **options)
 
 
@@ -175,13 +175,13 @@ def test_an_example_runs(statecli, working_folder, command, line):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_has_every_listed_option_with_default_and_choices(command):
     """The whole text of each, under its group; hidden options and old spellings are left out."""
-    text = help_of(command)
-    said = words_of(text)
+    text = render_help(command)
+    said = join_words(text)
     for parameter in parameters_of(COMMANDS[command]):
         shown = not parameter.hidden
         assert all((f"{flag} " in text or f"{flag}," in text) == shown for flag in parameter.flags if len(flag) > 2)
         assert all(f"{alias} " not in text for alias in parameter.aliases)
-        assert (words_of(parameter.help) in said) == shown
+        assert (join_words(parameter.help) in said) == shown
         if shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
             assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)
@@ -204,7 +204,7 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command):
 )
 def test_defaults_are_shown(command, said):
     """A default of 0 is shown too."""
-    assert said in words_of(help_of(command))
+    assert said in join_words(render_help(command))
 
 
 @pytest.mark.parametrize("command", PAGES)
@@ -213,7 +213,7 @@ def test_help_fits_the_requested_width(command):
     page = help_table.build_page(command)
     unbreakable = {example.line for example in page.examples}
     for width in (40, 60, 80, 100, 200):
-        for line in help_of(command, width).splitlines():
+        for line in render_help(command, width).splitlines():
             assert len(line) <= width or line.strip() in unbreakable or " " not in line.strip() or width == 40, line
 
 
@@ -248,26 +248,26 @@ def test_help_imports_neither_msgspec_nor_typing():
 
 def test_a_wide_terminal_is_used():
     """With 200 columns, some line is longer than 120."""
-    assert max(map(len, help_of("inspect", 200).splitlines())) > 120
-    assert len(help_of("inspect", 200).splitlines()) < len(help_of("inspect", 80).splitlines())
+    assert max(map(len, render_help("inspect", 200).splitlines())) > 120
+    assert len(render_help("inspect", 200).splitlines()) < len(render_help("inspect", 80).splitlines())
 
 
 def test_the_list_of_commands_has_whole_descriptions():
     """Each command has one line of 80 columns: the first sentence of its description, without truncation."""
-    lines = help_of("").splitlines()
+    lines = render_help("").splitlines()
     for name, options in COMMANDS.items():
         if " " not in name:
             summary = help_table.summarize(options)
             assert f"  {name:<12}  {summary}" in lines
-            assert words_of(options.__doc__).startswith(summary)
+            assert join_words(options.__doc__).startswith(summary)
             assert summary.endswith(".")
-    assert "..." not in help_of("").partition("OPTIONS")[0].replace("[ARGS]...", "")
+    assert "..." not in render_help("").partition("OPTIONS")[0].replace("[ARGS]...", "")
 
 
 def test_help_ends_with_examples_and_exit_statuses():
     """The options are first, then the examples, then the exit statuses."""
     for command in COMMANDS:
-        text = help_of(command)
+        text = render_help(command)
         examples, statuses = text.index("\nEXAMPLES\n"), text.index("\nEXIT STATUS\n")
         assert text.index("--help") < examples < statuses
         assert text.rstrip().splitlines()[-1].split()[0] in ("130",)
@@ -337,7 +337,7 @@ def test_error_suggests_only_listed_options(statecli, line, expected_text):
 def test_each_way_to_ask_gives_the_same_page(statecli, line, command):
     """Each way prints the page on stdout, with status 0."""
     result = statecli(*line.split())
-    assert (result.code, result.out, result.err) == (0, help_of(command), "")
+    assert (result.code, result.out, result.err) == (0, render_help(command), "")
 
 
 @pytest.mark.parametrize("line", ["nope --help", "help nope", "git nope --help"])
@@ -357,7 +357,7 @@ def test_the_width_is_that_of_columns(statecli, monkeypatch):
     """A value of COLUMNS that is not a number is ignored."""
     for columns, width in (("100", 100), ("200", 200), ("wide", 80), ("9" * 5000, 80), ("0", 80), ("", 80)):
         monkeypatch.setenv("COLUMNS", columns)
-        assert statecli("inspect", "--help").out == help_of("inspect", width)
+        assert statecli("inspect", "--help").out == render_help("inspect", width)
 
 
 def test_the_width_is_that_of_the_terminal():
@@ -381,8 +381,8 @@ def test_the_width_is_that_of_the_terminal():
     os.close(ours)
     shown = b"".join(pieces).decode().replace("\r\n", "\n")
     assert process.returncode == 0
-    assert shown == help_of("schema", 111, color=True)
-    assert re.sub(r"\x1b\[\d*m", "", shown) == help_of("schema", 111)
+    assert shown == render_help("schema", 111, color=True)
+    assert re.sub(r"\x1b\[\d*m", "", shown) == render_help("schema", 111)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def plain(source):
         (r"\(ga", "`"),
     ):
         source = source.replace(escape, character)
-    return words_of(re.sub(r"\\f[BIR]|\\&", "", source).replace(r"\e", "\\"))
+    return join_words(re.sub(r"\\f[BIR]|\\&", "", source).replace(r"\e", "\\"))
 
 
 def test_there_is_a_page_for_each_command(sources):
@@ -440,7 +440,7 @@ def test_a_manual_page_has_all_that_the_help_has(sources, command):
     page = help_table.build_page(command)
     text = plain(sources["-".join(["statecli", *command.split()]) + ".1"])
     for section in filter(None, (page.operands, *page.options)):
-        assert all(words_of(f"{term} {said}") in text for term, said in section.lines)
+        assert all(join_words(f"{term} {said}") in text for term, said in section.lines)
     assert all(f"{example.line} {example.purpose}" in text for example in page.examples)
     assert all(f"{status} {meaning}" in text for status, meaning in page.statuses)
 

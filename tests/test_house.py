@@ -207,7 +207,7 @@ def test_an_import_in_a_function_spares_a_module():
     }
     assert in_functions == IMPORTED_IN_FUNCTIONS.keys()
 
-    def loaded_with(name):
+    def list_loaded_modules(name):
         loaded, todo = set(), [name]
         while todo:
             module = todo.pop()
@@ -221,7 +221,7 @@ def test_an_import_in_a_function_spares_a_module():
         for name, path in files.items()
         if (
             modules := (_own_imports(path, in_functions=True) - _own_imports(path, in_functions=False))
-            & loaded_with(name) - {"statecli"}
+            & list_loaded_modules(name) - {"statecli"}
         )
     }
     assert not needless
@@ -281,7 +281,7 @@ def test_model_state_imports_only_two_modules_of_statecli():
         assert not [module for module in modules if module.startswith("statecli")]
 
 
-def decides_by(tree_nodes, attribute, is_name):
+def list_text_comparisons(tree_nodes, attribute, is_name):
     """Yield lines that compare the attribute with a text for which `is_name` holds, or look for such a prefix."""
     for node in tree_nodes:
         if isinstance(node, ast.Compare):
@@ -299,7 +299,7 @@ def decides_by(tree_nodes, attribute, is_name):
                 yield node.lineno
 
 
-def compares(tree_nodes, attribute, owners):
+def list_comparisons(tree_nodes, attribute, owners):
     """Yield lines that compare the attribute of a variable with one of the names, or of any value."""
     for node in tree_nodes:
         if isinstance(node, ast.Compare):
@@ -311,10 +311,13 @@ def compares(tree_nodes, attribute, owners):
 
 def test_no_command_compares_the_name_of_a_format():
     """A command reads the traits of a format, filled by its reader: see core/format_traits.py. So does formats.read."""
-    assert not [*compares(nodes(PACKAGE / "formats" / "__init__.py"), "name", ("format",))]
+    assert not [*list_comparisons(nodes(PACKAGE / "formats" / "__init__.py"), "name", ("format",))]
     for path in MODULES:
         if path.relative_to(PACKAGE).parts[0] != "formats":
-            assert not [*decides_by(nodes(path), "format", bool), *compares(nodes(path), "format", None)], path
+            assert not [
+                *list_text_comparisons(nodes(path), "format", bool),
+                *list_comparisons(nodes(path), "format", None),
+            ], path
 
 
 def test_a_reader_does_not_ask_where_a_file_is():
@@ -339,8 +342,8 @@ def test_no_module_compares_the_name_of_an_oddity():
 
     matched = PACKAGE / "core" / "finding.py"  # an oddity with the rule of a finding
     for path in MODULES:
-        assert not [*decides_by(nodes(path), "name", is_oddity)], path
-    assert [path for path in MODULES if [*compares(nodes(path), "name", ("note", "oddity"))]] == [matched]
+        assert not [*list_text_comparisons(nodes(path), "name", is_oddity)], path
+    assert [path for path in MODULES if [*list_comparisons(nodes(path), "name", ("note", "oddity"))]] == [matched]
 
 
 def is_sentence(node):
@@ -353,7 +356,7 @@ def is_sentence(node):
     return is_str and [getattr(argument, "id", "") for argument in node.args] in (["error"], ["why"])
 
 
-def decides_by_sentence(tree_nodes):
+def list_sentence_comparisons(tree_nodes):
     """Yield lines that compare a sentence with anything but None, or look for a part of it."""
     for node in tree_nodes:
         if isinstance(node, ast.Compare):
@@ -396,19 +399,19 @@ def test_no_module_compares_a_sentence():
     """A sentence has names and paths of the user in it, and changes: code decides by a type, a field or an enum."""
     for path in MODULES:
         if path.relative_to(PACKAGE).as_posix() not in COMPARES_SENTENCES:
-            assert not [*decides_by_sentence(nodes(path))], path
+            assert not [*list_sentence_comparisons(nodes(path))], path
 
 
 def test_searches_of_this_file_find_forbidden_code():
     """Both functions find a comparison, a set, a prefix, or a comparison with a constant or another state."""
     texts = ('s.format == "dcp"', '"gguf" in s.format', 's.format in ("a", "b")', 's.format.startswith("deepspeed")')
-    assert all([*decides_by(ast.walk(ast.parse(text)), "format", bool)] for text in texts)
-    assert not [*decides_by(ast.walk(ast.parse("a.format == b.format")), "format", bool)]
+    assert all([*list_text_comparisons(ast.walk(ast.parse(text)), "format", bool)] for text in texts)
+    assert not [*list_text_comparisons(ast.walk(ast.parse("a.format == b.format")), "format", bool)]
     for text in ("a.format == b.format", "FORMAT != a.format", "a.format in KNOWN", "(a.format, 1) == b"):
-        assert [*compares(ast.walk(ast.parse(text)), "format", None)] == [1]
+        assert [*list_comparisons(ast.walk(ast.parse(text)), "format", None)] == [1]
     for text in ("note.name not in NOTES", "(note.name, note.fqn) in reported", "NAME == note.name"):
-        assert [*compares(ast.walk(ast.parse(text)), "name", ("note",))] == [1]
-    assert not [*compares(ast.walk(ast.parse("row.name == a.name")), "name", ("note",))]
+        assert [*list_comparisons(ast.walk(ast.parse(text)), "name", ("note",))] == [1]
+    assert not [*list_comparisons(ast.walk(ast.parse("row.name == a.name")), "name", ("note",))]
     for text in (
         'note.message.endswith(" of a.pt")',
         '"derived from" not in (row.note or "")',
@@ -416,8 +419,8 @@ def test_searches_of_this_file_find_forbidden_code():
         '"cut" in str(why)',
         "PATTERN.search(str(error))",
     ):
-        assert [*decides_by_sentence(ast.walk(ast.parse(text)))] == [1]
-    assert not [*decides_by_sentence(ast.walk(ast.parse("row.note is None or str(error)")))]
+        assert [*list_sentence_comparisons(ast.walk(ast.parse(text)))] == [1]
+    assert not [*list_sentence_comparisons(ast.walk(ast.parse("row.note is None or str(error)")))]
     for text in ("from statecli.render import _ansi", "from statecli.render._ansi import paint"):
         assert [*private_imports(ast.walk(ast.parse(text)), "statecli.report")]
         assert not [*private_imports(ast.walk(ast.parse(text)), "statecli.render")]

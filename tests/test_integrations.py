@@ -79,7 +79,7 @@ def change_one_weight():
     save_file({"fc.weight": torch.eye(3), "fc.bias": torch.tensor([0.0, 1.0, 2.0000002])}, "m.safetensors")
 
 
-def act(name, **inputs):
+def run_action_step(name, **inputs):
     """Run one step of the action as a runner does; return the process, and the texts written for GitHub.
 
     `GITHUB_BASE_REF` and other names in capitals are variables of the runner.
@@ -102,7 +102,7 @@ def act(name, **inputs):
 
 def test_action_passes_an_unchanged_checkpoint(repository):
     """The action passes, with a summary and a SARIF report whose path is an output."""
-    done, outputs, summary = act("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
+    done, outputs, summary = run_action_step("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert outputs.splitlines() == ["sarif=statecli.sarif", "exit-code=0"]
     assert "m.safetensors" in summary
@@ -112,7 +112,7 @@ def test_action_passes_an_unchanged_checkpoint(repository):
 def test_action_fails_and_names_the_changed_weight(repository):
     """The nudged weight is named in an annotation, in the summary and in SARIF."""
     change_one_weight()
-    done, outputs, summary = act("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
+    done, outputs, summary = run_action_step("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
     assert done.returncode == 1
     assert "exit-code=1" in outputs
     assert "::error" in done.stdout
@@ -125,17 +125,19 @@ def test_action_fails_and_names_the_changed_weight(repository):
 def test_targets_of_the_action_are_not_read_as_options(repository):
     """A file named like an option is audited; a missing file has failed."""
     Path("m.safetensors").rename("-o.safetensors")
-    done, _, summary = act("Audit", targets="-o.safetensors")
+    done, _, summary = run_action_step("Audit", targets="-o.safetensors")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "o.safetensors" in summary
-    assert act("Audit", targets="-h")[0].returncode == 2
-    assert act("Audit", targets="--allow-empty")[0].returncode == 2
+    assert run_action_step("Audit", targets="-h")[0].returncode == 2
+    assert run_action_step("Audit", targets="--allow-empty")[0].returncode == 2
 
 
 def test_blanks_around_lines_of_the_action_are_ignored(repository):
     """The blanks are from blocks of YAML, the carriage returns from Windows; blanks inside a name are kept."""
     Path("m.safetensors").rename("a m.safetensors")
-    done, outputs, _ = act("Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r")
+    done, outputs, _ = run_action_step(
+        "Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "exit-code=0" in outputs
 
@@ -157,7 +159,7 @@ def test_blanks_around_lines_of_the_action_are_ignored(repository):
 def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, inputs, says):
     """Then no report exists, also if an earlier step has left a report, and no output names a report."""
     Path("statecli.sarif").write_text("of an earlier step")
-    done, outputs, summary = act("Audit", targets="m.safetensors", **inputs)
+    done, outputs, summary = run_action_step("Audit", targets="m.safetensors", **inputs)
     assert done.returncode == (1 if says == "ended with 1" else 2)
     assert outputs == f"sarif=\nexit-code={done.returncode}\n"
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("::")]
@@ -170,7 +172,7 @@ def test_the_actions_command_takes_no_input_for_shell(repository):
     """Blanks, quotes, globs and `$(…)` in a name reach statecli as they are."""
     name = "a $(touch pwned) `touch pwned` '\".safetensors"
     Path("m.safetensors").rename(name)
-    done, _, _ = act("Audit", targets=name)
+    done, _, _ = run_action_step("Audit", targets=name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not Path("pwned").exists()
 
@@ -205,7 +207,7 @@ def test_the_actions_audit_imports_nothing_of_the_checkout(hostile_repository, m
     if path is not None:
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setenv("PYTHONSTARTUP", "json.py")
-    done, outputs, _ = act("Audit", targets="m.safetensors", args="--lock=statecli.lock.json")
+    done, outputs, _ = run_action_step("Audit", targets="m.safetensors", args="--lock=statecli.lock.json")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "exit-code=1" in outputs
 
@@ -253,9 +255,9 @@ def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own
     Path("statecli.toml").write_text(own)
     Path("other.toml").write_text(other)
     installed = record_installations(repository)
-    done, *_ = act("Audit", targets="m.safetensors", args=args, config=config)
+    done, *_ = run_action_step("Audit", targets="m.safetensors", args=args, config=config)
     assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
-    done = component("m.safetensors", args.replace("\n", " "), STATECLI_CONFIG=config, CI_COMMIT_BRANCH="main")
+    done = run_component("m.safetensors", args.replace("\n", " "), STATECLI_CONFIG=config, CI_COMMIT_BRANCH="main")
     assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
 
 
@@ -275,10 +277,10 @@ def test_the_configuration_of_the_base_decides_about_numpy(configured_upstream, 
     """The configuration of the base names a lock for comparison; that of the pull request does not."""
     Path("statecli.toml").write_text("")
     installed = record_installations(repository)
-    act("Audit", targets="m.safetensors")
+    run_action_step("Audit", targets="m.safetensors")
     assert installed() == []
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    act("Audit", targets="m.safetensors")
+    run_action_step("Audit", targets="m.safetensors")
     assert installed() == ["numpy"]
 
 
@@ -311,7 +313,7 @@ def read_component():
 
 def test_the_gitlab_script_imports_nothing_of_the_checkout(hostile_repository, monkeypatch):
     """The audit of the script fails for the nudged weight."""
-    assert component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
+    assert run_component("m.safetensors", "--lock=statecli.lock.json").returncode == 1
 
 
 def test_report_does_not_follow_a_link_of_the_checkout(repository):
@@ -321,8 +323,8 @@ def test_report_does_not_follow_a_link_of_the_checkout(repository):
     for name, victim in zip(reports, victims, strict=True):
         victim.write_text("own")
         Path(name).symlink_to(victim)
-    assert component("m.safetensors").returncode == 0
-    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    assert run_component("m.safetensors").returncode == 0
+    assert run_action_step("Audit", targets="m.safetensors")[0].returncode == 0
     assert {victim.read_text() for victim in victims} == {"own"}
     assert all(Path(name).is_file() and not Path(name).is_symlink() for name in reports)
 
@@ -333,14 +335,14 @@ def test_report_does_not_follow_a_linked_folder_of_the_checkout(repository):
     outside.mkdir()
     Path("linked").symlink_to(outside)
     Path("reports").mkdir()
-    done, *_ = act("Audit", targets="m.safetensors", sarif="linked/x.sarif")
+    done, *_ = run_action_step("Audit", targets="m.safetensors", sarif="linked/x.sarif")
     assert (done.returncode, os.listdir(outside)) == (2, [])
     assert "sarif: linked lies below a symbolic link of the checkout" in done.stdout
-    assert act("Audit", targets="m.safetensors", sarif="reports/x.sarif")[0].returncode == 0
+    assert run_action_step("Audit", targets="m.safetensors", sarif="reports/x.sarif")[0].returncode == 0
     assert Path("reports/x.sarif").is_file()
 
 
-def component(targets, args="", **more):
+def run_component(targets, args="", **more):
     """Run the script of the GitLab component as a runner does."""
     given = {"STATECLI_TARGETS": targets, "STATECLI_ARGS": args, "STATECLI_CONFIG": "", **more}
     return run("sh", "-ec", "\n".join(read_component()["script"]), env=os.environ | given)
@@ -367,9 +369,9 @@ def configured_upstream(repository, monkeypatch):
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured_upstream, monkeypatch):
     """The configuration of the branch would accept the nudged weight, as it does without a base branch."""
-    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    assert run_action_step("Audit", targets="m.safetensors")[0].returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, summary = act("Audit", targets="m.safetensors")
+    done, _, summary = run_action_step("Audit", targets="m.safetensors")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "lock-mismatch" in done.stdout
     assert "configuration /" in summary
@@ -381,7 +383,7 @@ def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_config
 ):
     """A warning and the verdict say so."""
     monkeypatch.setenv("GITHUB_BASE_REF", "gone")
-    done, _, _ = act("Audit", targets="m.safetensors")
+    done, _, _ = run_action_step("Audit", targets="m.safetensors")
     assert "::warning title=statecli::audited without a configuration" in done.stdout
     assert "no configuration (--no-config)" in done.stdout
 
@@ -392,11 +394,11 @@ def test_the_actions_configuration_can_be_named(configured_upstream, monkeypatch
     """A file, or `none`."""
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     Path("own.toml").write_text('lock = "statecli.lock.json"\n')
-    done, _, _ = act("Audit", targets="m.safetensors", config=config)
+    done, _, _ = run_action_step("Audit", targets="m.safetensors", config=config)
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
 
 
-def rebase(upstream, **files):
+def commit_to_base(upstream, **files):
     """Commit these files to the base branch."""
     for name, text in files.items():
         (upstream / name).parent.mkdir(exist_ok=True)
@@ -411,7 +413,7 @@ def rebase(upstream, **files):
 def test_a_pull_request_does_not_accept_its_own_findings(configured_upstream, monkeypatch, baseline):
     """The baseline is the base branch's, and the checkout has its own again afterwards."""
     empty = b'{"schema": "statecli.baseline/2", "findings": []}'
-    rebase(configured_upstream, **{"statecli.toml": f'baseline = "{baseline}"'.encode(), baseline: empty})
+    commit_to_base(configured_upstream, **{"statecli.toml": f'baseline = "{baseline}"'.encode(), baseline: empty})
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     Path(baseline).parent.mkdir(exist_ok=True)
     line = ("audit", "evil.pt", "--no-config", "--write-baseline", baseline, "--reason", "x")
@@ -419,7 +421,7 @@ def test_a_pull_request_does_not_accept_its_own_findings(configured_upstream, mo
     own = Path(baseline).read_bytes()
     assert b"unsafe-global" in own
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = act("Audit", targets="evil.pt")
+    done, _, _ = run_action_step("Audit", targets="evil.pt")
     assert done.returncode == 2
     assert "unsafe-global" in done.stdout
     assert " accepted" not in done.stdout
@@ -431,7 +433,7 @@ def test_a_pull_request_does_not_lock_its_own_weights(configured_upstream, monke
     """A nudged weight with a lock of its own differs from the base branch's lock."""
     assert run("statecli", "lock", "m.safetensors", "-o", "statecli.lock.json").returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = act("Audit", targets="m.safetensors")
+    done, _, _ = run_action_step("Audit", targets="m.safetensors")
     assert (done.returncode, "lock-mismatch" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
@@ -441,9 +443,9 @@ def test_a_pull_request_does_not_change_the_reference(configured_upstream, monke
     former = (torch.eye(3), torch.arange(3.0))
     save_file(dict(zip(("fc.weight", "fc.bias"), former, strict=True)), configured_upstream / "m.safetensors")
     policy = b'[policy]\nreference = "m.safetensors"\nmust-not-change = "*"\n'
-    rebase(configured_upstream, **{"statecli.toml": policy})
+    commit_to_base(configured_upstream, **{"statecli.toml": policy})
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = act("Audit", targets="m.safetensors")
+    done, _, _ = run_action_step("Audit", targets="m.safetensors")
     assert (done.returncode, "fc.bias" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
@@ -451,9 +453,9 @@ def test_a_pull_request_does_not_change_the_reference(configured_upstream, monke
 def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_request(configured_upstream, monkeypatch):
     """The audit ends without a verdict."""
     (configured_upstream / "statecli.lock.json").unlink()
-    rebase(configured_upstream)
+    commit_to_base(configured_upstream)
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, outputs, _ = act("Audit", targets="m.safetensors")
+    done, outputs, _ = run_action_step("Audit", targets="m.safetensors")
     assert (done.returncode, "exit-code=2" in outputs) == (2, True), done.stdout + done.stderr
     assert Path("statecli.lock.json").exists()
 
@@ -461,19 +463,19 @@ def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_reques
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured_upstream, monkeypatch):
     """A symbolic link in the way of a named file would be followed to any folder."""
-    rebase(configured_upstream, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
+    commit_to_base(configured_upstream, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
     Path("ci").symlink_to("..")
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, outputs, _ = act("Audit", targets="m.safetensors")
+    done, outputs, _ = run_action_step("Audit", targets="m.safetensors")
     assert (done.returncode, "symbolic link" in done.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
 
 
 def test_gitlab_uses_only_the_configuration_of_the_default_branch(configured_upstream):
     """A merge request is audited without any, unless the input names a file."""
     args = "--lock=statecli.lock.json"
-    assert component("m.safetensors", args, CI_COMMIT_BRANCH="main", CI_DEFAULT_BRANCH="main").returncode == 0
-    assert component("m.safetensors", args, CI_COMMIT_BRANCH="topic", CI_DEFAULT_BRANCH="main").returncode == 1
-    assert component("m.safetensors", args, STATECLI_CONFIG="statecli.toml").returncode == 0
+    assert run_component("m.safetensors", args, CI_COMMIT_BRANCH="main", CI_DEFAULT_BRANCH="main").returncode == 0
+    assert run_component("m.safetensors", args, CI_COMMIT_BRANCH="topic", CI_DEFAULT_BRANCH="main").returncode == 1
+    assert run_component("m.safetensors", args, STATECLI_CONFIG="statecli.toml").returncode == 0
 
 
 def run_hook(repository, **own):
@@ -580,9 +582,9 @@ def test_hook_takes_files_with_the_name_of_a_checkpoint(name, is_taken):
 def test_the_action_writes_the_page_of_the_audit(repository):
     """The page is next to the summary, for the uploading step; an audit that could not begin leaves no page."""
     page = repository.parent / "statecli-page" / "audit.html"
-    assert act("Audit", targets="m.safetensors")[0].returncode == 0
+    assert run_action_step("Audit", targets="m.safetensors")[0].returncode == 0
     assert "m.safetensors" in page.read_text()
-    assert act("Audit", targets="m.safetensors", args="--nonsense")[0].returncode == 2
+    assert run_action_step("Audit", targets="m.safetensors", args="--nonsense")[0].returncode == 2
     assert not page.exists()
 
 
@@ -599,10 +601,10 @@ def test_the_action_compares_the_checkpoints_of_a_pull_request(repository, monke
     clone = repository.parent / "clone"
     assert run("git", "clone", "-q", "--depth=1", "-b", "change", repository.as_uri(), str(clone)).returncode == 0
     monkeypatch.chdir(clone)
-    done, _, summary = act("Compare", GITHUB_BASE_REF="main")
+    done, _, summary = run_action_step("Compare", GITHUB_BASE_REF="main")
     assert done.returncode == 0, done.stderr
     assert "<code>m.safetensors</code>: 1 of 2 parameters changed" in summary
     assert (repository.parent / "statecli-changes.md").read_text() == summary
-    done, _, summary = act("Compare", GITHUB_BASE_REF="nowhere")
+    done, _, summary = run_action_step("Compare", GITHUB_BASE_REF="nowhere")
     assert (done.returncode, summary) == (0, "")
     assert "cannot be fetched" in done.stdout

@@ -12,7 +12,7 @@ from .forked_python import run_python
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX: signals")
 
-SWALLOWED = """
+INTERRUPT_IN_CALLBACK = """
 import os, signal, time, weakref
 from statecli.cli import interrupts
 class Thing: pass
@@ -22,7 +22,7 @@ ref = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
 del thing
 time.sleep(300)
 """
-IGNORED = """
+INTERRUPTS_IGNORED = """
 import os, signal
 from statecli.cli import interrupts
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -30,7 +30,7 @@ interrupts.handle_interrupts()
 os.kill(os.getpid(), signal.SIGINT)
 print("still here")
 """
-TURNED = """
+ERROR_AFTER_INTERRUPT = """
 import os, signal
 from statecli.cli import process_exit, interrupts
 from statecli.core.errors import UnreadableError
@@ -51,20 +51,20 @@ def run_program(program):
 def test_interrupt_swallowed_by_a_callback_ends_the_process():
     """Python prints and drops an exception in the callback of a weak reference; the process still ends soon."""
     begun = time.monotonic()
-    done = run_program(SWALLOWED)
+    done = run_program(INTERRUPT_IN_CALLBACK)
     assert (done.returncode, done.stderr) == (130, "")
     assert time.monotonic() - begun < 100
 
 
 def test_error_caused_by_an_interrupt_is_not_reported():
     """A killed worker raises an error after an interrupt; only the interrupt is reported."""
-    done = run_program(TURNED)
+    done = run_program(ERROR_AFTER_INTERRUPT)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_ignored_interrupt_signal_stays_ignored():
     """Behind `nohup` or `&` a shell has turned them off."""
-    assert run_program(IGNORED).stdout == "still here\n"
+    assert run_program(INTERRUPTS_IGNORED).stdout == "still here\n"
 
 
 def test_import_keeps_the_handler_of_the_interrupt_signal():

@@ -16,7 +16,7 @@ from statecli.requests.parameters import parameters_of
 APP = typer_app.build_command()
 
 
-def command_of(name):
+def find_command(name):
     """Return Typer's command for a name of one or two words."""
     command = APP
     for word in name.split():
@@ -27,7 +27,7 @@ def command_of(name):
 COMMANDS = sorted(TABLE)
 OPTIONS = {
     command: [
-        param for param in command_of(command).params if param.param_type_name == "option" and param.name != "help"
+        param for param in find_command(command).params if param.param_type_name == "option" and param.name != "help"
     ]
     for command in COMMANDS
 }
@@ -39,7 +39,7 @@ TARGETS = {
 }
 
 
-def by_typer(words):
+def parse_with_typer(words):
     """Return the options that Typer parses from the words; None if Typer refuses the words."""
     parsed = []
     leave, command_runner.run_and_exit = command_runner.run_and_exit, parsed.append
@@ -61,7 +61,7 @@ def test_every_option_is_in_the_table(command):
     assert {flag for row in rows for flag in row.spellings} == {
         name for option in OPTIONS[command] for name in option.opts
     }
-    assert [row.field for row in rows] == [param.name for param in command_of(command).params if param.name != "help"]
+    assert [row.field for row in rows] == [param.name for param in find_command(command).params if param.name != "help"]
     assert {row.field for row in rows} == set(TABLE[command].__struct_fields__)
 
 
@@ -78,7 +78,7 @@ def test_every_option_has_help_and_a_long_spelling_first(command):
 def test_defaults_are_typers(command):
     """Nothing given means the same to both parsers."""
     words = [*command.split(), *(CHOSEN.get(name, name) for name in TARGETS[command])]
-    assert parser.parse(words) == by_typer(words) is not None
+    assert parser.parse(words) == parse_with_typer(words) is not None
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -129,7 +129,7 @@ def test_parsed_line_has_the_options_of_typer(words):
     """The options are equal, or the parser leaves the line to Typer."""
     quick = parser.parse(words)
     if quick is not None:
-        assert quick == by_typer(words)
+        assert quick == parse_with_typer(words)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_everyday_lines_are_parsed(words):
     """These lines need no Typer, so the fast parser is useful."""
     quick = parser.parse(words)
     assert quick is not None
-    assert quick == by_typer(words)
+    assert quick == parse_with_typer(words)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_everyday_lines_are_parsed(words):
     ],
 )
 def test_former_spellings_of_options_are_parsed(former, present):
-    assert parser.parse(former.split()) == parser.parse(present.split()) == by_typer(former.split())
+    assert parser.parse(former.split()) == parser.parse(present.split()) == parse_with_typer(former.split())
 
 
 @pytest.mark.parametrize(

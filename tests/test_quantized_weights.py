@@ -54,7 +54,7 @@ def quantized_tensors() -> dict[str, torch.Tensor]:
     return load_file(DATA / "quantized.safetensors") | load_file(DATA / "quantized_layers.safetensors")
 
 
-def parts_of(stored, form, prefix="proj"):
+def select_parts(stored, form, prefix="proj"):
     start = f"{form}."
     return {
         f"{prefix}.{name.removeprefix(start)}": tensor
@@ -97,7 +97,7 @@ def join_lines(result):
     return " ".join(result.out.split())
 
 
-def bytes_of(tensors):
+def count_bytes(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -110,14 +110,14 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tens
 
     gptqmodel and autoawq register buffers.
     """
-    tensors = parts_of(quantized_tensors, form)
+    tensors = select_parts(quantized_tensors, form)
     result = document(tensors | {"norm.weight": torch.ones(7)})
     (weight,) = result["quantized"]
     shape = SHAPES.get(form, (32, 64))
     assert weight["fqn"] == "proj.weight"
     assert (weight["dtype"], weight["bits"], tuple(weight["shape"])) == (*FORMS[form], shape)
     assert weight["elements"] == math.prod(shape)
-    assert weight["bytes"] == bytes_of(tensors)
+    assert weight["bytes"] == count_bytes(tensors)
     assert set(weight["tensors"]) == set(tensors)
     assert weight["defect"] is None
     assert result["weights"] == {
@@ -139,7 +139,7 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tens
 @pytest.mark.parametrize("form", FORMS)
 def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form):
     """A file of torch gives the same row and number of parameters as the JSON of safetensors."""
-    path = save(parts_of(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, "a.pt")
+    path = save(select_parts(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, "a.pt")
     shown = statecli("inspect", path, "-f", "table").out
     height, width = SHAPES.get(form, (32, 64))
     (row,) = [line for line in shown.splitlines() if line.strip().startswith("proj.")]
@@ -149,8 +149,8 @@ def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form):
 
 
 def test_parts_lists_the_tensors_below_the_weight(statecli, save, quantized_tensors):
-    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
-    names = list(parts_of(quantized_tensors, "nf4"))
+    path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
+    names = list(select_parts(quantized_tensors, "nf4"))
     for output in ("table", "plain", "markdown"):
         shown = statecli("inspect", path, "--parts", "-f", output).out
         assert all(name in shown for name in names)
@@ -160,14 +160,14 @@ def test_parts_lists_the_tensors_below_the_weight(statecli, save, quantized_tens
 
 def test_programs_get_every_tensor(statecli, save, quantized_tensors):
     """JSON lines and CSV have a row for each tensor of the file, with or without --parts."""
-    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
+    path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
     for output in ("csv", "jsonl"):
         assert statecli("inspect", path, "-f", output).out == statecli("inspect", path, "-f", output, "--parts").out
         assert "proj.weight.absmax" in statecli("inspect", path, "-f", output).out
 
 
 def test_repeated_layers_share_a_line(statecli, save, quantized_tensors):
-    tensors = {k: v for n in range(3) for k, v in parts_of(quantized_tensors, "awq", f"layers.{n}.proj").items()}
+    tensors = {k: v for n in range(3) for k, v in select_parts(quantized_tensors, "awq", f"layers.{n}.proj").items()}
     shown = statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
     assert "layers.{0..2}.proj.weight" in shown
     assert "3 weights in 9 tensors" in " ".join(shown.split())
@@ -292,7 +292,7 @@ def test_plain_checkpoints_are_listed_as_before(document, statecli, save):
 
 def test_stats_and_moves_list_the_tensors(statecli, save, quantized_tensors):
     """Values belong to the tensors of the file."""
-    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
+    path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
     for args in (("--stats",), ("--to", "cpu")):
         shown = statecli("inspect", path, "-f", "table", *args).out
         assert "proj.weight.absmax" in shown
@@ -301,7 +301,7 @@ def test_stats_and_moves_list_the_tensors(statecli, save, quantized_tensors):
 
 def test_a_selection_of_parts_lists_them(statecli, save, quantized_tensors):
     """Without its codes among the selected tensors, a weight has no row."""
-    path = save(parts_of(quantized_tensors, "nf4"), "a.safetensors")
+    path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
     shown = statecli("inspect", path, "-f", "table", "-i", "*absmax").out
     assert "proj.weight.absmax" in shown
     whole = statecli("inspect", path, "-f", "table", "-i", "proj.weight").out
@@ -311,7 +311,7 @@ def test_a_selection_of_parts_lists_them(statecli, save, quantized_tensors):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_is_selected_by_its_own_name_dtype_and_shape(document, quantized_tensors, form):
     """`-i '*.weight'` selects a GPTQ weight without a tensor of this name; `-x` leaves out all its tensors."""
-    tensors = parts_of(quantized_tensors, form) | {"norm.bias": torch.ones(7)}
+    tensors = select_parts(quantized_tensors, form) | {"norm.bias": torch.ones(7)}
     shape = "x".join(map(str, SHAPES.get(form, (32, 64))))
     for args in (("-i", "*.weight"), ("--dtype", FORMS[form][0]), ("--shape", shape)):
         selected = {row["fqn"] for row in document(tensors, *args)["tensors"]}
@@ -345,7 +345,7 @@ def list_gaps(statecli, path):
 
 
 def build_layers(stored, form, count=9):
-    return {k: v for n in range(count) for k, v in parts_of(stored, form, f"layers.{n}.proj").items()}
+    return {k: v for n in range(count) for k, v in select_parts(stored, form, f"layers.{n}.proj").items()}
 
 
 @pytest.mark.parametrize(("form", "name", "defect"), MISSING_PARTS)
@@ -432,7 +432,7 @@ WRONG = [
 @pytest.mark.parametrize(("form", "name", "shape"), WRONG)
 def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, quantized_tensors, form, name, shape):
     """The weight names the tensor that does not fit; its shape is the true shape or unknown."""
-    tensors = parts_of(quantized_tensors, form)
+    tensors = select_parts(quantized_tensors, form)
     old = tensors[f"proj.{name}"]
     tensors[f"proj.{name}"] = torch.ones(shape).to(old.dtype)
     (weight,) = document(tensors)["quantized"]
@@ -447,7 +447,7 @@ def test_a_part_of_the_wrong_shape_is_named(document, statecli, save, quantized_
 @pytest.mark.parametrize("form", ["nf4", "fp4", "nf4_bfloat16"])
 def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, quantized_tensors, form):
     """The codes say the number of values, rounded up to a byte, and not the shape."""
-    tensors = {name: part for name, part in parts_of(quantized_tensors, form).items() if "quant_state" not in name}
+    tensors = {name: part for name, part in select_parts(quantized_tensors, form).items() if "quant_state" not in name}
     result = document(tensors)
     (weight,) = result["quantized"]
     assert (weight["shape"], weight["elements"], weight["dtype"], weight["defect"]) == (None, 2048, "4-bit", None)
@@ -459,7 +459,7 @@ def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, q
 
 def test_without_weight_shape_the_size_is_not_known(document, statecli, save, quantized_tensors):
     """Codes fill whole words, and their bits are not stored."""
-    tensors = parts_of(quantized_tensors, "packed_4")
+    tensors = select_parts(quantized_tensors, "packed_4")
     del tensors["proj.weight_shape"]
     result = document(tensors | {"norm": torch.ones(7)})
     (weight,) = result["quantized"]
@@ -491,7 +491,7 @@ def test_without_weight_shape_the_size_is_not_known(document, statecli, save, qu
     ],
 )
 def test_a_hostile_quant_state_gives_no_shape(document, quantized_tensors, text):
-    tensors = parts_of(quantized_tensors, "nf4")
+    tensors = select_parts(quantized_tensors, "nf4")
     name = next(name for name in tensors if "quant_state" in name)
     tensors[name] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     (weight,) = document(tensors)["quantized"]
@@ -502,7 +502,7 @@ def test_a_hostile_quant_state_gives_no_shape(document, quantized_tensors, text)
 @pytest.mark.parametrize("sizes", [(32, 63), (31, 64), (-32, 64), (0, 0), (32, 64, 1), (2**62, 4)])
 def test_a_hostile_weight_shape_gives_no_shape(document, quantized_tensors, sizes):
     """[32, 63] also fits the packed words: a width is refused only if no number of bits fits the width."""
-    tensors = parts_of(quantized_tensors, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
+    tensors = select_parts(quantized_tensors, "packed_4") | {"proj.weight_shape": torch.tensor(sizes)}
     (weight,) = document(tensors)["quantized"]
     assert (weight["shape"] is None) == (sizes != (32, 63))
 
@@ -593,7 +593,9 @@ def test_a_part_that_a_sibling_has_is_missing(statecli, save, quantized_tensors,
     if f"{form}.{name}" not in quantized_tensors:
         name = name.replace("weight_scale_inv", "weight_scale")
     tensors = {
-        k: v for prefix in ("mlp.up", *others) for k, v in parts_of(quantized_tensors, form, f"block.{prefix}").items()
+        k: v
+        for prefix in ("mlp.up", *others)
+        for k, v in select_parts(quantized_tensors, form, f"block.{prefix}").items()
     }
     assert list_gaps(statecli, save(tensors, "whole.safetensors")) == []
     (message,) = list_gaps(statecli, save(remove_tensor(tensors, f"block.mlp.up.{name}"), "a.safetensors"))
@@ -619,14 +621,16 @@ def test_float8_with_only_an_input_scale_is_incomplete(statecli, save):
 def test_double_quantization_needs_both_tables(statecli, save, quantized_tensors, name):
     """bitsandbytes restores `absmax` from both tables; a single weight shows a missing table."""
     (message,) = list_gaps(
-        statecli, save(remove_tensor(parts_of(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
+        statecli, save(remove_tensor(select_parts(quantized_tensors, "nf4_double"), f"proj.{name}"), "a.safetensors")
     )
     assert message == f"proj.weight: {name} is missing"
 
 
 def test_codes_of_scales_need_both_tables(statecli, save, quantized_tensors):
     """`absmax` in bytes are codes, so double quantization is known without its tables."""
-    tensors = {name: part for name, part in parts_of(quantized_tensors, "nf4_double").items() if "nested" not in name}
+    tensors = {
+        name: part for name, part in select_parts(quantized_tensors, "nf4_double").items() if "nested" not in name
+    }
     (message,) = list_gaps(statecli, save(tensors, "a.safetensors"))
     assert message == "proj.weight: weight.nested_absmax, weight.nested_quant_map are missing"
 
@@ -635,7 +639,7 @@ def test_codes_of_scales_need_both_tables(statecli, save, quantized_tensors):
 def test_two_forms_in_one_file_have_no_gap(statecli, save, quantized_tensors, form):
     """Mixed precision is usual: other layers have other parts."""
     for other in ("packed_4_asymmetric", "fp8_dynamic", "nf4_double", "gptq", "w8a8"):
-        tensors = parts_of(quantized_tensors, form, "mlp.up") | parts_of(quantized_tensors, other, "mlp.down")
+        tensors = select_parts(quantized_tensors, form, "mlp.up") | select_parts(quantized_tensors, other, "mlp.down")
         assert list_gaps(statecli, save(tensors, "a.safetensors")) == [], other
 
 
@@ -660,7 +664,7 @@ def test_float8_of_another_component_needs_no_scales(statecli, save):
 )
 def test_missing_codes_are_named(statecli, save, quantized_tensors, form, codes, scales):
     """The scales are there, and a sibling has both."""
-    tensors = parts_of(quantized_tensors, form, "mlp.up") | parts_of(quantized_tensors, form, "mlp.down")
+    tensors = select_parts(quantized_tensors, form, "mlp.up") | select_parts(quantized_tensors, form, "mlp.down")
     (message,) = list_gaps(statecli, save(remove_tensor(tensors, f"mlp.up.{codes}"), "a.safetensors"))
     others = "1 other weight of this layout has all its tensors"
     assert message == f"mlp.up.{codes}: is missing, but mlp.up.{scales} is its scale; {others}"
@@ -668,7 +672,7 @@ def test_missing_codes_are_named(statecli, save, quantized_tensors, form, codes,
 
 def test_scales_of_codes_with_another_name_are_not_a_gap(statecli, save, quantized_tensors):
     """A library of its own may use the same name for the scales."""
-    tensors = parts_of(quantized_tensors, "w8a8", "mlp.up") | {
+    tensors = select_parts(quantized_tensors, "w8a8", "mlp.up") | {
         "mlp.down.weight_int4": torch.zeros(32, 32, dtype=torch.uint8),
         "mlp.down.weight_scale": torch.ones(32, 1),
     }

@@ -109,13 +109,13 @@ def checkpoints():
     torch.save(after, "after.pt")
 
 
-def names_of_table(result):
+def list_table_names(result):
     """Return the names in a table, without the letters of a diff."""
     rows = [line.split() for line in result.out.splitlines() if line.startswith("  ") and line.strip()]
     return [row[1] if row[0] in ("M", "A", "D", "R") else row[0] for row in rows if row[0] not in ("name", "↳")]
 
 
-def names_of_plain(result):
+def list_plain_names(result):
     """Return the names in the plain rows of a diff with one section."""
     table = result.out.partition("\n\n")[0]
     return [line.split()[2] for line in table.splitlines()[1:]]
@@ -137,7 +137,7 @@ def test_a_diff_shows_the_most_important_rows(statecli, checkpoints, options, fi
     for output in ("table", "plain"):
         result = statecli("diff", *BOTH, *options, "-f", output)
         assert result.code == 1
-        names = names_of_table(result) if output == "table" else names_of_plain(result)
+        names = list_table_names(result) if output == "table" else list_plain_names(result)
         assert [name for name in names if name in first][: len(first)] == first
 
 
@@ -176,12 +176,12 @@ def test_top_lists_the_largest_tensors_of_all_sections(statecli):
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "train.pt")
     result = statecli("inspect", "train.pt", "--top", "3", "-f", "table")
-    assert names_of_table(result) == [
+    assert list_table_names(result) == [
         "model.weight",
         "optimizer.state[0]['exp_avg']",
         "optimizer.state[0]['exp_avg_sq']",
     ]
-    assert names_of_table(statecli("inspect", "train.pt", "-n", "1", "-f", "table")) == [
+    assert list_table_names(statecli("inspect", "train.pt", "-n", "1", "-f", "table")) == [
         "weight",
         "…",
         "state[0]['exp_avg']",

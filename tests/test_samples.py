@@ -15,7 +15,13 @@ from statecli.commands.verify.run import Request, run  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "sample_models"
 #: Files that write checkpoints and have no model.
-OTHERS = {"make_checkpoints", "bad_checkpoints", "transformed_checkpoints", "training_checkpoints", "train"}
+FILES_WITHOUT_MODEL = {
+    "make_checkpoints",
+    "bad_checkpoints",
+    "transformed_checkpoints",
+    "training_checkpoints",
+    "train",
+}
 
 #: Sample and class -> the input of its forward, and the failing proofs.
 FAILING = {
@@ -92,7 +98,7 @@ def test_move_to_meta_gives_the_expected_verdict(sample):
 
 def test_every_sample_is_in_the_table():
     """A sample missing in the table would not be checked."""
-    models = {path.stem for path in SAMPLES.glob("*.py")} - set(FIXED) - OTHERS
+    models = {path.stem for path in SAMPLES.glob("*.py")} - set(FIXED) - FILES_WITHOUT_MODEL
     assert models == {sample.partition(":")[0] for sample in FAILING}
 
 

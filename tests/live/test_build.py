@@ -23,7 +23,7 @@ def make(target: str, **options):
     return build(spec, **options)
 
 
-def refusal(target: str, **options) -> str:
+def get_build_error(target: str, **options) -> str:
     """Return the error line of a failed build."""
     with pytest.raises((ModelError, UsageError)) as caught:
         make(target, **options)
@@ -49,16 +49,16 @@ def test_arguments_reach_the_constructor(write):
 
 def test_unknown_argument_shows_the_signature(write):
     """For an unknown keyword, the error shows a similar keyword, or the keywords of the class."""
-    assert "write 'net0.py:Net(hidden=3)'" in refusal(write(SIMPLE, "Net(hiden=3)"))
-    assert "its signature is Net(hidden, act='relu')" in refusal(write(SIMPLE, "Net(3, zzz='x')"))
+    assert "write 'net0.py:Net(hidden=3)'" in get_build_error(write(SIMPLE, "Net(hiden=3)"))
+    assert "its signature is Net(hidden, act='relu')" in get_build_error(write(SIMPLE, "Net(3, zzz='x')"))
 
 
 def test_a_wrong_name_has_the_similar_name_or_the_only_class(write):
     """The error suggests a similar class of the file, a similar module, or the model classes of the file."""
     write(SIMPLE, name="mymodels.py")
-    assert "did you mean Net?" in refusal("mymodels.py:Nett(3)")
-    assert "did you mean mymodels" in refusal("mymodel:Net")
-    assert "its only model class is Net" in refusal("mymodels.py:Xyzzy")
+    assert "did you mean Net?" in get_build_error("mymodels.py:Nett(3)")
+    assert "did you mean mymodels" in get_build_error("mymodel:Net")
+    assert "its only model class is Net" in get_build_error("mymodels.py:Xyzzy")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_wrong_name_has_the_similar_name_or_the_only_class(write):
 )
 def test_error_of_a_constructor_or_import_names_the_users_line(write, source, wanted, number):
     """For any exception, a single line has the type, the message and the user's own line."""
-    line = refusal(write(source))
+    line = get_build_error(write(source))
     assert wanted in line
     assert f"(net0.py:{number})" in line
 
@@ -83,7 +83,7 @@ def test_error_names_the_line_of_the_sibling_module_that_raised(write):
     """The error names the line of the sibling module that raised, with a relative path."""
     Path("helper_deep.py").write_text("def check(x):\n    raise KeyError(x)\n")
     source = "from helper_deep import check\nclass Net(nn.Module):\n    def __init__(self):\n        check('k')"
-    assert "(helper_deep.py:2)" in refusal(write(source))
+    assert "(helper_deep.py:2)" in get_build_error(write(source))
 
 
 def test_keyboard_interrupt_passes(write):
@@ -95,14 +95,14 @@ def test_keyboard_interrupt_passes(write):
 @pytest.mark.parametrize(("value", "named"), [("3", "an int"), ("None", "None"), ("torch", "a Python module")])
 def test_error_names_the_type_of_a_target_that_is_not_a_module(write, value, named):
     """The error names the type of a factory's result or an attribute that is not a module."""
-    assert f"is {named}," in refusal(write(f"net = {value}", "net"))
-    assert f"returned {named}," in refusal(write(f"def f():\n    return {value}", "f"))
+    assert f"is {named}," in get_build_error(write(f"net = {value}", "net"))
+    assert f"returned {named}," in get_build_error(write(f"def f():\n    return {value}", "f"))
 
 
 def test_module_level_instance_is_used_without_a_call(write):
     """`net.py:model` may name an existing module; a call of the module is refused."""
     assert type(make(write("model = nn.Linear(2, 2)", "model")).module) is torch.nn.Linear
-    assert "remove the parentheses" in refusal(write("model = nn.Linear(2, 2)", "model()"))
+    assert "remove the parentheses" in get_build_error(write("model = nn.Linear(2, 2)", "model()"))
 
 
 def test_nested_class_and_nested_function_are_called(write):
@@ -159,12 +159,12 @@ def test_meta_builds_hold_no_memory(write):
 def test_a_constructor_that_fails_on_meta_suggests_the_cpu(write):
     """If a constructor reads values, the build on meta fails, and the error suggests `--init-device cpu`."""
     source = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n        torch.ones(1).item()"
-    assert "--init-device cpu" in refusal(write(source), init_device="meta")
+    assert "--init-device cpu" in get_build_error(write(source), init_device="meta")
 
 
 def test_unknown_init_device_is_a_usage_error(write):
     """A device torch does not know is a usage error."""
-    assert "warp" in refusal(write(SIMPLE, "Net(2)"), init_device="warp")
+    assert "warp" in get_build_error(write(SIMPLE, "Net(2)"), init_device="warp")
 
 
 def test_build_restores_sys_path_and_patched_methods(write):
@@ -173,11 +173,11 @@ def test_build_restores_sys_path_and_patched_methods(write):
     before = {n: torch.nn.Module.__dict__[n] for n in ("__setattr__", "register_buffer", "add_module")}
     fills = torch.Tensor.normal_, torch.nn.init._no_grad_trunc_normal_
     make(write(SIMPLE, "Net(2)"))
-    refusal(write("class Net(nn.Module):\n    def __init__(self):\n        1 / 0"))
+    get_build_error(write("class Net(nn.Module):\n    def __init__(self):\n        1 / 0"))
     assert {n: torch.nn.Module.__dict__[n] for n in before} == before
     assert (torch.Tensor.normal_, torch.nn.init._no_grad_trunc_normal_) == fills
     assert "normal_" not in vars(torch.Tensor)
-    refusal(write("raise ValueError", "Net"))
+    get_build_error(write("raise ValueError", "Net"))
     assert sys.path == path
 
 
@@ -235,6 +235,6 @@ def test_file_with_relative_imports_is_a_module_of_its_package(write, init, tmp_
 def test_messages_show_no_absolute_path(write, tmp_path):
     """The path that Python puts into an ImportError is shown relative to the current directory."""
     Path("helper_short.py").write_text("")
-    line = refusal(write("from helper_short import missing"))
+    line = get_build_error(write("from helper_short import missing"))
     assert str(tmp_path) not in line
     assert "(helper_short.py)" in line

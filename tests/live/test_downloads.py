@@ -81,7 +81,7 @@ def in_tmp(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(SOURCE)
 
 
-def refuse(text):
+def get_download_error(text):
     with pytest.raises(ModelError) as caught:
         build(parse_spec(text))
     assert "\n" not in str(caught.value)
@@ -100,7 +100,7 @@ def refuse(text):
 )
 def test_a_download_is_refused_in_one_line(name, line, source, fix):
     """Downloads by torch.hub, urllib and sockets are refused; the error names the argument of the outermost call."""
-    assert refuse(f"net.py:{name}") == (
+    assert get_download_error(f"net.py:{name}") == (
         f"net.py:{name}: building the model (net.py:{line}) needs a download from {source}, but statecli does not "
         f"download by default: {fix}set STATECLI_DOWNLOADS=1 to allow the download"
     )
@@ -116,7 +116,7 @@ def test_the_hub_is_offline_without_retries():
     """huggingface_hub finds no file in its cache; its setting is restored afterwards."""
     constants = pytest.importorskip("huggingface_hub").constants
     before = constants.HF_HUB_OFFLINE
-    message = refuse("net.py:hub")
+    message = get_download_error("net.py:hub")
     assert "needs a download from the Hugging Face hub, but statecli does not download by default: set " in message
     assert constants.HF_HUB_OFFLINE is before
 
@@ -124,7 +124,7 @@ def test_the_hub_is_offline_without_retries():
 def test_the_variable_allows_downloads(monkeypatch):
     """With the variable, the error comes from the network."""
     monkeypatch.setenv(downloads.ALLOWED_BY, "1")
-    assert "raised gaierror" in refuse("net.py:connect")
+    assert "raised gaierror" in get_download_error("net.py:connect")
 
 
 def test_requests_to_localhost_are_allowed(tmp_path):

@@ -94,7 +94,7 @@ FIXES = [
 ]
 
 
-def _lines(fix: str, indent: str) -> str:
+def _indent_lines(fix: str, indent: str) -> str:
     return "".join(f"{indent}{line}\n" for line in fix.splitlines())
 
 
@@ -102,14 +102,14 @@ def _apply_fix(source: str, row) -> str:
     """Return `source` with the fix in place of the assignment, or at the end of __init__ if the fix says so."""
     indent = " " * 8
     if row.fix.startswith("# at the end"):
-        return source.rstrip() + "\n" + _lines(row.fix, indent)
+        return source.rstrip() + "\n" + _indent_lines(row.fix, indent)
     lines = source.splitlines(keepends=True)
     statement = next(
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno <= row.origin.line - 2 <= node.end_lineno
     )
-    lines[statement.lineno - 1 : statement.end_lineno] = [_lines(row.fix, indent)]
+    lines[statement.lineno - 1 : statement.end_lineno] = [_indent_lines(row.fix, indent)]
     return "".join(lines)
 
 

@@ -728,7 +728,7 @@ def test_the_function_for_a_name_in_quotes_is_not_a_string(working_folder, state
     assert "zqxj is not defined in adapters; add the line `def make(): from adapters import " in error
 
 
-def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching, statecli):
+def test_a_line_that_needs_a_package_has_the_command_that_installs_it(fetching_module, statecli):
     """The error has the command instead of a line with values to fill in."""
     assert statecli("inspect", "graphs:Optional").err.endswith("; install the package: pip install more-layers\n")
 
@@ -857,7 +857,7 @@ class Impossible(nn.Module):
 
 
 @pytest.fixture
-def fetching(working_folder):
+def fetching_module(working_folder):
     """Create the module `graphs.fetching`, imported by its package."""
     (working_folder.parent / "installed/graphs/fetching.py").write_text(FETCHING)
     (working_folder.parent / "installed/graphs/__init__.py").write_text("import graphs.layers, graphs.fetching")
@@ -896,12 +896,12 @@ def fetching(working_folder):
         ("graphs.fetching:Source('disk')", "graphs.fetching:Source(None)"),
     ],
 )
-def test_the_first_line_is_not_refused_again(fetching, advise, typed, written):
+def test_the_first_line_is_not_refused_again(fetching_module, advise, typed, written):
     """The line has arguments that the class takes, and no argument that starts a download."""
     assert shlex.split(advise(typed)[1]) == [written]
 
 
-def test_the_part_that_downloads_has_a_line(fetching, statecli):
+def test_the_part_that_downloads_has_a_line(fetching_module, statecli):
     """No argument of the class itself prevents the download."""
     error = statecli("inspect", "graphs.fetching:Around((2, 2), 0.5, 'a')").err
     line = "graphs.fetching:Fetching(pretrained=False)"
@@ -909,7 +909,7 @@ def test_the_part_that_downloads_has_a_line(fetching, statecli):
     assert statecli("inspect", line).code == 0
 
 
-def test_a_line_without_values_that_work_asks_for_values(fetching, statecli):
+def test_a_line_without_values_that_work_asks_for_values(fetching_module, statecli):
     """No number works as the argument."""
     error = statecli("inspect", "graphs.fetching:Impossible").err
     end = "write 'graphs.fetching:Impossible(size=...)' with a number, a string or a list in place of each `...`\n"

@@ -378,7 +378,7 @@ class Script(torch.jit.ScriptModule):
         return x * self.w + self.t
 
 
-def traced():
+def build_trace():
     return torch.jit.trace(Plain(), torch.ones(1, 2))
 
 
@@ -408,12 +408,12 @@ def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows
 @pytest.mark.filterwarnings("ignore")
 def test_oddity_counts_the_constant_tensors_of_a_trace(read_live):
     """A trace turns plain tensors into constants without rows, but an oddity counts them; numbers are not counted."""
-    state = read_live(lambda: nn.Sequential(traced()))
+    state = read_live(lambda: nn.Sequential(build_trace()))
     assert [t.fqn for t in state.tensors] == ["0.fc.weight", "0.fc.bias"]
     ((name, fqn, message),) = [(o.name, o.fqn, o.message) for o in state.oddities]
     assert (name, fqn) == ("script-module", "0")
     assert "contains 1 constant tensor" in message
-    assert len(traced().code_with_constants[1].const_mapping) == 2
+    assert len(build_trace().code_with_constants[1].const_mapping) == 2
     assert read_live(lambda: torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))).oddities == ()
 
 

@@ -11,7 +11,7 @@ from statecli.commands.diff.result import Field, ScalarChange, Status
 from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Oddity
 
-from ..changes import diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
+from ..changes import change_metadata, diff, keep_tensor, nudge_tensor, rename_tensor, render_diff, tensor
 
 markdown_it = pytest.importorskip("markdown_it")  # installed with rich
 
@@ -20,7 +20,7 @@ MANY = [nudge_tensor(f"w{chr(97 + n)}") for n in range(21)]
 
 def test_verdict_is_below_the_title():
     """A reader of the pull request sees the verdict without opening a section."""
-    title, _, verdict, *_ = render_diff(diff(nudge_tensor("a"), same("b")), "markdown").splitlines()
+    title, _, verdict, *_ = render_diff(diff(nudge_tensor("a"), keep_tensor("b")), "markdown").splitlines()
     assert title == "### `a.pt → b.pt`"
     assert verdict == "**1 of 2 parameters changed**"
 
@@ -76,18 +76,18 @@ def fill_diff(text):
     finding = Finding("frozen-changed", Severity.ERROR, f"{text}: expected to be frozen", "b.pt", text)
     note = Oddity("prefix", text)
     setting = ScalarChange(text, Status.CHANGED, text, text + "!")
-    tied = recast(text, tensor(text), tensor(text, tied_to=(text,)), Field.TYING)
-    changes = (nudge_tensor(text, section=text), rename_tensor(text, text + "2"), tied, same("a"))
+    tied = change_metadata(text, tensor(text), tensor(text, tied_to=(text,)), Field.TYING)
+    changes = (nudge_tensor(text, section=text), rename_tensor(text, text + "2"), tied, keep_tensor("a"))
     return diff(*changes, scalars=(setting,), findings=(finding,), notes=(note,), expected=True)
 
 
-def live(tokens):
+def list_text_and_tags(tokens):
     """Return the text outside of code in the rendered Markdown, and the tags."""
     texts, tags, in_code = [], [], False
     for token in tokens:
         tags.append(token.type)
         if token.type == "inline":
-            inner, more = live(token.children)
+            inner, more = list_text_and_tags(token.children)
             texts.append(inner)
             tags += more
         elif token.type == "html_block":
@@ -106,8 +106,8 @@ def live(tokens):
 def test_no_name_is_markup_anywhere(text, unfold):
     """Rows, settings, findings, notes and headings add only our own tags, without links, mentions or issues."""
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    shown, tags = live(parser.parse(render_diff(fill_diff(text), "markdown", unfold=unfold)))
-    _, harmless = live(parser.parse(render_diff(fill_diff("harmless"), "markdown", unfold=unfold)))
+    shown, tags = list_text_and_tags(parser.parse(render_diff(fill_diff(text), "markdown", unfold=unfold)))
+    _, harmless = list_text_and_tags(parser.parse(render_diff(fill_diff("harmless"), "markdown", unfold=unfold)))
     html_tags = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
     assert html_tags <= set(harmless) | {"<details", "<summary", "<b"}
     assert tags.count("td_open") == harmless.count("td_open")

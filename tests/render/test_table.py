@@ -12,14 +12,16 @@ from statecli.render._ansi import paint as paint_ansi
 from statecli.report import Column, Group, Line, Page, Report, Table, build_problem
 
 from ..audits import failed_target, finding, render_audit as audited, target
-from ..changes import add_tensor, diff, nudge_tensor, recast, rename_tensor, render_diff, same, tensor
+from ..changes import add_tensor, change_metadata, diff, keep_tensor, nudge_tensor, rename_tensor, render_diff, tensor
 
 PROBLEM = build_problem(finding())
 
 
 def test_the_verdict_is_below_the_title():
     """The first two lines show the compared targets and the result."""
-    assert render_diff(diff(nudge_tensor("a"), same("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
+    assert (
+        render_diff(diff(nudge_tensor("a"), keep_tensor("b")), "table").splitlines()[1] == "1 of 2 parameters changed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_a_remark_never_runs_into_a_long_name():
 def test_a_cell_wider_than_the_terminal_is_broken(width):
     """No line is wider than the terminal, however narrow."""
     old, new = tensor("a", "float8_e4m3fn", (1, 2, 3)), tensor("a", "bfloat16", (3, 2, 1), Kind.BUFFER)
-    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), rename_tensor("x" * 30, "y" * 30))
+    actual_diff = diff(
+        change_metadata("a", old, new, Field.DTYPE, Field.SHAPE, Field.KIND), rename_tensor("x" * 30, "y" * 30)
+    )
     assert max(map(len, render_diff(actual_diff, "table", width=width).splitlines())) <= width
 
 

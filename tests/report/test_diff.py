@@ -27,15 +27,15 @@ from statecli.values.delta import CompareOptions
 
 from ..changes import (
     add_tensor,
+    change_metadata,
     diff,
+    keep_tensor,
     nudge_tensor,
     page,
-    recast,
     remove_tensor,
     rename_tensor,
     render_diff,
     rows,
-    same,
     tensor,
 )
 
@@ -47,29 +47,29 @@ def verdict(*changes, **facts):
 
 def test_equal_states_are_identical_with_count_and_size():
     """One line reports identical tensors, their number and their size."""
-    assert verdict(same("a"), same("b")) == "identical: 2 tensors, 128 B"
-    assert rows(diff(same("a"))) == {}
+    assert verdict(keep_tensor("a"), keep_tensor("b")) == "identical: 2 tensors, 128 B"
+    assert rows(diff(keep_tensor("a"))) == {}
 
 
 def test_identical_within_a_tolerance_says_so():
     """Tensors equal only because of --atol are called identical with --atol."""
     facts = {"how": CompareOptions(atol=1e-6), "ignored": (Field.DTYPE,)}
-    assert verdict(same("a"), **facts) == "identical with --atol 1e-06 --ignore dtype: 1 tensor, 64 B"
+    assert verdict(keep_tensor("a"), **facts) == "identical with --atol 1e-06 --ignore dtype: 1 tensor, 64 B"
 
 
 def test_metadata_only_diff_is_not_called_identical():
     """With --metadata-only the values were not read."""
     note = Oddity("values-not-compared", "values are not compared: --metadata-only")
-    text = verdict(same("a"), notes=(note,))
+    text = verdict(keep_tensor("a"), notes=(note,))
     assert "identical" not in text
     assert "values not compared" in text
 
 
 def test_diff_with_uncompared_tensors_is_not_called_identical():
     """A pair without verdict, or with a broken file, spoils the "identical"."""
-    text = verdict(same("a"), same("b", not_compared="no values on meta"))
+    text = verdict(keep_tensor("a"), keep_tensor("b", not_compared="no values on meta"))
     assert text == "no difference found in 2 tensors; values of 1 tensor not compared"
-    text = verdict(same("a"), broken=(Broken("b", "model", "a.pt: b: cut short"),))
+    text = verdict(keep_tensor("a"), broken=(Broken("b", "model", "a.pt: b: cut short"),))
     assert text == "no difference found in 1 tensor; 1 tensor could not be compared"
 
 
@@ -77,9 +77,9 @@ def test_verdict_counts_parameters_and_buffers_separately():
     """A changed counter is not counted among the weights."""
     changes = [
         nudge_tensor("w"),
-        same("v"),
+        keep_tensor("v"),
         nudge_tensor("n", kind=Kind.BUFFER),
-        same("m", kind=Kind.BUFFER),
+        keep_tensor("m", kind=Kind.BUFFER),
         add_tensor("x"),
     ]
     assert verdict(*changes) == "1 of 2 parameters changed, 1 added; 1 of 2 buffers changed"
@@ -93,12 +93,12 @@ def test_verdict_of_added_and_removed_tensors_has_no_total():
 
 def test_verdict_counts_renamed_parameters():
     """Renamed tensors are on both sides."""
-    assert verdict(rename_tensor("a", "b"), same("c")) == "1 of 2 parameters renamed"
+    assert verdict(rename_tensor("a", "b"), keep_tensor("c")) == "1 of 2 parameters renamed"
 
 
 def test_changed_metadata_has_a_row_and_is_in_the_verdict():
     """A changed epoch is a row, and in the verdict."""
-    actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
+    actual_diff = diff(keep_tensor("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4),))
     assert rows(actual_diff) == {"metadata": [(("M epoch", "3 → 4"), "")]}
     assert page(actual_diff).verdict == "metadata: 1 changed"
 
@@ -106,7 +106,7 @@ def test_changed_metadata_has_a_row_and_is_in_the_verdict():
 def test_long_setting_does_not_move_the_column_of_short_settings():
     """A long setting is next to its name, or below; short settings are next to their names."""
     long = ScalarChange("prompt", Status.CHANGED, "x" * 50, "y" * 50)
-    actual_diff = diff(same("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
+    actual_diff = diff(keep_tensor("a"), scalars=(ScalarChange("epoch", Status.CHANGED, 3, 4), long))
     lines = render_diff(actual_diff, "table").splitlines()
     assert "  M epoch   3 → 4" in lines
     assert lines[lines.index("  M epoch   3 → 4") + 1] == "  M prompt"
@@ -129,7 +129,7 @@ def test_changed_dtype_is_a_remark_next_to_changed_values():
     """A changed dtype is given next to the changed values."""
     old, new = tensor("a"), tensor("a", "bfloat16")
     values = nudge_tensor("a").values
-    actual_diff = diff(recast("a", old, new, Field.DTYPE, Field.VALUES, values=values))
+    actual_diff = diff(change_metadata("a", old, new, Field.DTYPE, Field.VALUES, values=values))
     assert rows(actual_diff)["parameters"][0][1] == "dtype float32 → bfloat16"
 
 
@@ -148,14 +148,14 @@ def test_changed_dtype_is_a_remark_next_to_changed_values():
 )
 def test_remark_has_both_sides_of_each_field(field, before, after, text):
     """Both sides of each difference are shown."""
-    change = recast("a", tensor("a", **before), tensor("a", **after), field)
+    change = change_metadata("a", tensor("a", **before), tensor("a", **after), field)
     (((_, remark), _),) = next(iter(rows(diff(change)).values()))
     assert remark == text
 
 
 def test_remark_has_old_and_new_tied_names():
     """The row has the former and the present tied names."""
-    change = recast("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
+    change = change_metadata("a", tensor("a", tied_to=("b",)), tensor("a", tied_to=("c",)), Field.TYING)
     assert rows(diff(change))["parameters"][0][1] == "was b, = c"
 
 
@@ -186,7 +186,7 @@ def test_the_headline_names_a_layer_that_changed_ten_times_more(sizes, text):
     assert [part for part in parts if "times as much" in part] == ([text] if text else [])
 
 
-def weigh(change, relative, before, elements=100):
+def set_norms(change, relative, before, elements=100):
     """The change with norms: `before` is the root mean square of the old values."""
     norm = before * math.sqrt(elements)
     values = replace(change.values, relative_l2=relative, l2=relative * norm, elements=elements)
@@ -195,11 +195,11 @@ def weigh(change, relative, before, elements=100):
 
 def list_layers(unusual=(3, 8)):
     """Twelve layers whose bias starts near zero, a first and a last module."""
-    changes = [weigh(nudge_tensor("inp.weight"), 2e-4, 0.1)]
+    changes = [set_norms(nudge_tensor("inp.weight"), 2e-4, 0.1)]
     for n in range(12):
-        changes.append(weigh(nudge_tensor(f"blocks.{n}.norm.bias"), 0.9, 1e-5))
-        changes.append(weigh(nudge_tensor(f"blocks.{n}.up.weight"), 0.08 if n in unusual else 3e-4, 0.1))
-    return [*changes, weigh(nudge_tensor("out.weight"), 0.09, 0.1), weigh(nudge_tensor("scale"), 0.9, 1e-6)]
+        changes.append(set_norms(nudge_tensor(f"blocks.{n}.norm.bias"), 0.9, 1e-5))
+        changes.append(set_norms(nudge_tensor(f"blocks.{n}.up.weight"), 0.08 if n in unusual else 3e-4, 0.1))
+    return [*changes, set_norms(nudge_tensor("out.weight"), 0.09, 0.1), set_norms(nudge_tensor("scale"), 0.9, 1e-6)]
 
 
 def test_the_headline_names_each_unusual_module():
@@ -210,7 +210,7 @@ def test_the_headline_names_each_unusual_module():
     modules = json.loads(render_diff(actual_diff, "json"))["summary"]["modules"]
     assert [m["name"] for m in modules if "times_median" in m] == ["blocks.3", "blocks.8", "out"]
     assert modules[0] == {"name": "inp", "section": "model", "relative_l2": 2e-4}
-    many = [weigh(nudge_tensor(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
+    many = [set_norms(nudge_tensor(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
     assert verdict(*list_layers(()), *many).count(" times") == 9
     assert "13 more at least 10 times" in verdict(*list_layers(()), *many)
 
@@ -231,10 +231,14 @@ def test_a_layer_is_one_bar():
 def test_bar_of_a_layer_names_parameters_without_a_measure():
     """A parameter without a measure is counted in words; NaN stays NaN; a layer without a measure has only words."""
     reshaped = [
-        recast(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes") for n in (0, 1)
+        change_metadata(f"h.{n}.b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="shapes")
+        for n in (0, 1)
     ]
     actual_diff = diff(
-        nudge_tensor("h.0.a", 0.5), *reshaped, nudge_tensor("h.2.a", None, max_abs=None, nan_after=3), same("h.3.a")
+        nudge_tensor("h.0.a", 0.5),
+        *reshaped,
+        nudge_tensor("h.2.a", None, max_abs=None, nan_after=3),
+        keep_tensor("h.3.a"),
     )
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert bars.labels == ("h.0", "h.1", "h.2", "h.3")
@@ -267,7 +271,10 @@ def test_a_page_sorts_its_rows_by_the_change():
 def test_lost_tie_is_not_counted_as_a_changed_value():
     """Tensors that differ only in their ties are counted as a tie; the headline, the group and the tree agree."""
     names = ("emb", "head", "third")
-    tied = [recast(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING) for name in names]
+    tied = [
+        change_metadata(name, tensor(name, tied_to=tuple({*names} - {name})), tensor(name), Field.TYING)
+        for name in names
+    ]
     other = nudge_tensor("w")
     for actual, text in (
         ([*tied, other], "1 of 4 parameters changed, 1 tie lost (3 tensors)"),
@@ -296,7 +303,7 @@ def test_an_undefined_change_has_no_number_and_a_reason():
 
 def test_values_that_could_not_be_compared_say_why():
     """A dtype differs, and the values could not be read."""
-    change = recast("a", tensor("a"), tensor("a", "quint8"), Field.DTYPE, not_compared="quint8 has no scale")
+    change = change_metadata("a", tensor("a"), tensor("a", "quint8"), Field.DTYPE, not_compared="quint8 has no scale")
     assert rows(diff(change))["parameters"][0][1] == "values not compared: quint8 has no scale"
 
 
@@ -347,7 +354,9 @@ def test_a_tensor_of_zeros_before_has_no_remark():
 def test_equal_remark_of_all_rows_is_in_the_heading():
     """The heading has the common remark; rows with different remarks have their own."""
     sides = tensor("x"), tensor("x", "int8")
-    recasts = [recast(name, *sides, Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values) for name in "xy"]
+    recasts = [
+        change_metadata(name, *sides, Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values) for name in "xy"
+    ]
     (group,) = page(diff(*recasts)).groups
     assert group.summary == "2 of 2 changed; dtype float32 → int8"
     assert {line.remark for line in group.lines} == {""}
@@ -358,7 +367,7 @@ def test_equal_remark_of_all_rows_is_in_the_heading():
 def test_a_tie_of_folded_layers_is_named():
     """Layers tied to the same tensor share a line with its name."""
     before, after = tensor("x"), replace(tensor("x"), tied_to=("emb.w",))
-    tied = [recast(f"l.{n}.w", before, after, Field.TYING) for n in range(2)]
+    tied = [change_metadata(f"l.{n}.w", before, after, Field.TYING) for n in range(2)]
     ((cells, remark),) = rows(diff(*tied))["parameters"]
     assert (cells[0], cells[1], remark) == ("M l.{0,1}.w", "now tied", "= emb.w")
 
@@ -377,7 +386,7 @@ def test_renamed_layers_fold():
 
 def test_different_changes_do_not_fold():
     """A layer whose dtype changed too stands by itself."""
-    odd = recast(
+    odd = change_metadata(
         "layers.9.a", tensor("x"), tensor("x", "int8"), Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values
     )
     assert [cells[0] for cells, _ in rows(diff(*LAYERS, odd))["parameters"]].count("M layers.9.a") == 1
@@ -419,7 +428,7 @@ def test_headings_name_the_section():
 
 def test_the_tree_sums_by_module():
     """Each module has its number of changes and its largest change; identical modules are not shown."""
-    actual_diff = diff(nudge_tensor("a.x", 0.5), same("a.y"), same("b.z"))
+    actual_diff = diff(nudge_tensor("a.x", 0.5), keep_tensor("a.y"), keep_tensor("b.z"))
     (group,) = page(actual_diff, tree=True).groups
     assert group.summary == "1/3 parameters"
     cells = [line.cells[:3] for line in group.lines]
@@ -438,7 +447,7 @@ def test_name_status_lists_letters_and_names():
     scalars = (ScalarChange("epoch", Status.CHANGED, 1, 2),)
     actual_diff = diff(
         nudge_tensor("m"),
-        same("i"),
+        keep_tensor("i"),
         rename_tensor("old", "new"),
         add_tensor("x"),
         remove_tensor("gone"),
@@ -493,7 +502,7 @@ def test_quiet_shows_findings_and_no_rows(output):
 def test_a_failed_expectation_is_in_every_output(output):
     """Every output has the reason of exit status 1, even if no tensor differs."""
     finding = Finding("changed", Severity.ERROR, "head.*: no matching tensor changed", "b.pt")
-    actual_diff = diff(same("head.w"), findings=(finding,), expected=True)
+    actual_diff = diff(keep_tensor("head.w"), findings=(finding,), expected=True)
     assert "no matching tensor changed" in render_diff(actual_diff, output)
 
 
@@ -513,7 +522,7 @@ def test_plain_output_through_a_pipe_does_not_fold():
 
 def test_plain_of_equal_states_is_one_line():
     """No header over nothing."""
-    assert render_diff(diff(same("a")), "plain") == "identical: 1 tensor, 64 B\n"
+    assert render_diff(diff(keep_tensor("a")), "plain") == "identical: 1 tensor, 64 B\n"
 
 
 def test_csv_has_the_columns_of_a_spreadsheet():
@@ -528,7 +537,7 @@ def test_csv_has_the_columns_of_a_spreadsheet():
 def test_json_lists_changes_and_counts_identical_tensors():
     """Identical pairs are in the summary alone."""
     actual_diff = diff(
-        nudge_tensor("a"), same("b"), add_tensor("c"), notes=(Oddity("prefix", "looked through module."),)
+        nudge_tensor("a"), keep_tensor("b"), add_tensor("c"), notes=(Oddity("prefix", "looked through module."),)
     )
     document = json.loads(render_diff(actual_diff, "json"))
     assert document["schema"] == "statecli.diff/1"
@@ -548,7 +557,9 @@ def test_jsonl_types_each_line():
 
 def test_depth_is_drawn_of_parameters_in_order():
     """Each parameter has a bar, unchanged parameters at zero; buffers are left out."""
-    actual_diff = diff(nudge_tensor("b", 0.5), nudge_tensor("a", 0.1), nudge_tensor("n", kind=Kind.BUFFER), same("s"))
+    actual_diff = diff(
+        nudge_tensor("b", 0.5), nudge_tensor("a", 0.1), nudge_tensor("n", kind=Kind.BUFFER), keep_tensor("s")
+    )
     (bars,) = build_diff_report(actual_diff, DiffView()).charts()
     assert isinstance(bars, Bars)
     assert (bars.labels, bars.values) == (("b", "a", "s"), (0.5, 0.1, 0.0))
@@ -569,9 +580,11 @@ def test_bar_of_a_change_from_zero_differs_from_that_of_nan():
 
 def test_tensors_without_a_measure_are_not_drawn_as_unchanged():
     """Another shape, uncompared values and a damaged file have their own words, in their own places."""
-    reshaped = recast("b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ")
-    cast = recast("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
-    change = diff(nudge_tensor("a", 0.5), reshaped, same("d", not_compared="sparse"), cast)
+    reshaped = change_metadata(
+        "b", tensor("b"), tensor("b", shape=(2, 4)), Field.SHAPE, not_compared="the shapes differ"
+    )
+    cast = change_metadata("e", tensor("e"), tensor("e", "float16"), Field.DTYPE)
+    change = diff(nudge_tensor("a", 0.5), reshaped, keep_tensor("d", not_compared="sparse"), cast)
     change = replace(change, broken=(Broken("c", "model", "b.pt: c: checksum wrong"),))
     tensors = list(change.after.tensors)
     tensors.insert(2, tensor("c"))
@@ -593,7 +606,7 @@ def test_histograms_are_drawn():
 
 def test_equal_states_have_no_chart():
     """No empty picture of equal states."""
-    assert build_diff_report(diff(same("a")), DiffView()).charts() == ()
+    assert build_diff_report(diff(keep_tensor("a")), DiffView()).charts() == ()
 
 
 def test_an_outline_through_a_pipe_keeps_remarks():
@@ -638,7 +651,9 @@ def test_norms_beyond_float64_have_a_combined_change():
 
 def test_total_includes_tensors_that_cannot_be_read():
     """Both sides have four tensors, and one tensor cannot be read: two of four changed."""
-    change = diff(nudge_tensor("a"), nudge_tensor("b"), same("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),))
+    change = diff(
+        nudge_tensor("a"), nudge_tensor("b"), keep_tensor("c"), broken=(Broken("d", "model", "b.pt: d: cut short"),)
+    )
     after = replace(change.after, tensors=(*change.after.tensors, tensor("d")))
     assert page(replace(change, after=after)).verdict.startswith("2 of 4 parameters changed; 1 tensor could not")
     assert page(replace(change, after=after)).groups[0].summary == "2 of 4 changed"
@@ -686,7 +701,7 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
 def test_lines_limit_tensors_that_could_not_be_compared():
     """-n 2 limits tensors that could not be compared, as in other groups; without -n, repeated layers fold."""
     damage = tuple(Broken(f"l.{n}.w", "", f"b.pt: l.{n}.w: cut short") for n in range(50))
-    actual_diff = diff(same("a"), broken=damage)
+    actual_diff = diff(keep_tensor("a"), broken=damage)
     assert [cells[0] for cells, _ in rows(actual_diff, lines=2)["not compared"]] == ["? l.{0..49}.w"]
     assert len(rows(actual_diff, lines=2, unfold=True)["not compared"]) == 3
     plain = render_diff(actual_diff, "plain", lines=2)
@@ -775,16 +790,16 @@ def test_a_load_that_fails_is_not_called_without_difference():
     """Only the names differ, by a prefix: the verdict reports this, although no row differs."""
     note = Oddity("values-not-compared", "values are not compared: Net is a class")
     finding = Finding("wrapper-prefix", Severity.ERROR, "the names differ by 'module.'", "b.pt")
-    text = render_diff(diff_with_class(same("a"), findings=(finding,), notes=(note,)), "plain")
+    text = render_diff(diff_with_class(keep_tensor("a"), findings=(finding,), notes=(note,)), "plain")
     assert text.startswith("no tensor differs, but load_state_dict would fail (1 finding): 1 tensor, 64 B\n")
     assert "nothing differs" not in text
-    assert render_diff(diff_with_class(same("a"), notes=(note,)), "plain").startswith("nothing differs")
+    assert render_diff(diff_with_class(keep_tensor("a"), notes=(note,)), "plain").startswith("nothing differs")
 
 
 @pytest.mark.parametrize("output", ["table", "plain", "markdown"])
 def test_dtype_that_a_load_casts_is_a_finding_of_every_output(output):
     """The dtype is named too, although load_state_dict accepts and casts the tensor."""
-    half = recast("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
+    half = change_metadata("a", tensor("a"), tensor("a", "float16"), Field.DTYPE)
     finding = Finding("changed", Severity.ERROR, "a: dtype: float32 → float16", "b.pt", "a")
     assert "error[changed]" in render_diff(diff_with_class(half, findings=(finding,)), output)
 

@@ -35,7 +35,7 @@ def row(fqn, line, within=None, requires_grad=False, fix=None, kind=Kind.UNREGIS
     )
 
 
-def blocks():
+def build_block_rows():
     """Two modules in a plain list, with a parameter and a tensor each, and one attribute."""
     for n in range(2):
         yield row(f"blocks[{n}].fc.weight", 7, f"blocks[{n}].fc", requires_grad=True, fix=LIST)
@@ -43,7 +43,7 @@ def blocks():
     yield row("table", 6, fix="self.register_buffer('table', table)")
 
 
-def find(rule, rows, what, severity=Severity.ERROR):
+def build_findings(rule, rows, what, severity=Severity.ERROR):
     return [Finding(rule, severity, f"{row.fqn}: {what}", "net.py:Net", row.fqn) for row in rows]
 
 
@@ -55,8 +55,10 @@ def source(tmp_path, in_tmp_path):
 
 def test_one_line_of_source_is_one_problem(source):
     """Findings of any rule are one problem, by one name, with each consequence once and one fix."""
-    rows = list(blocks())
-    findings = find("left-behind", rows, "stays on cpu") + find("keeps-dtype", rows, "is float32 after .half()")
+    rows = list(build_block_rows())
+    findings = build_findings("left-behind", rows, "stays on cpu") + build_findings(
+        "keeps-dtype", rows, "is float32 after .half()"
+    )
     module, tensor = group_findings(findings, rows)
     assert (module.rule, tensor.rule) == ("unregistered-module", "unregistered-tensor")
     assert module.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
@@ -72,8 +74,8 @@ def test_one_line_of_source_is_one_problem(source):
 
 def test_the_rules_of_audit_say_their_consequences():
     """The message of the rule names the cause; the problem lists the consequences."""
-    rows = list(blocks())
-    (problem,) = group_findings(find("unregistered-module", rows[:1], "is no registered module"), rows)
+    rows = list(build_block_rows())
+    (problem,) = group_findings(build_findings("unregistered-module", rows[:1], "is no registered module"), rows)
     assert problem.message == "blocks: 2 modules are kept in a plain list (2 parameters, 2 other tensors)"
     assert problem.effects == (
         "not in state_dict()",
@@ -105,17 +107,20 @@ def test_the_rules_of_audit_say_their_consequences():
 )
 def test_message_names_the_container_or_the_attribute(rows, message):
     """The cause depends on the container of the tensors."""
-    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    (problem,) = group_findings(build_findings("left-behind", rows, "stays on cpu"), rows)
     assert problem.message.startswith(message)
 
 
 def test_findings_of_registered_tensors_keep_their_rule():
     """Findings are grouped by rule, file, severity and advice."""
     rows = [row("a", 1, kind=Kind.PARAMETER), row("b", 2, kind=Kind.PARAMETER)]
-    same = group_findings(find("zero-gradient", rows, "its gradient is zero"), rows)
+    same = group_findings(build_findings("zero-gradient", rows, "its gradient is zero"), rows)
     assert [problem.message for problem in same] == ["a, b: its gradient is zero"]
     (problem,) = group_findings(
-        [*find("nan", rows[:1], "1 of 4 values is NaN"), *find("nan", rows[1:], "all 4 values are NaN")]
+        [
+            *build_findings("nan", rows[:1], "1 of 4 values is NaN"),
+            *build_findings("nan", rows[1:], "all 4 values are NaN"),
+        ]
     )
     assert problem.effects == ("a: 1 of 4 values is NaN", "b: all 4 values are NaN")
     assert "(2 findings)" in problem.message
@@ -127,9 +132,9 @@ def test_the_worst_problem_stands_first():
     rows = [row("a", 1, kind=Kind.PARAMETER)]
     problems = group_findings(
         [
-            *find("x", rows, "is odd", Severity.NOTE),
-            *find("nan", rows, "is NaN"),
-            *find("y", rows, "m", Severity.WARNING),
+            *build_findings("x", rows, "is odd", Severity.NOTE),
+            *build_findings("nan", rows, "is NaN"),
+            *build_findings("y", rows, "m", Severity.WARNING),
         ]
     )
     assert [problem.severity for problem in problems] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
@@ -140,7 +145,10 @@ def test_the_worst_problem_stands_first():
 def test_every_help_of_a_tensor_without_a_fix_is_shown():
     """A cache of forward breaks the cast and the copy, and each has a remedy of its own."""
     rows = [row("cache", 3)]
-    cast, copied = find("keeps-dtype", rows, "is float32"), find("non-leaf-attribute", rows, "is not a leaf")
+    cast, copied = (
+        build_findings("keeps-dtype", rows, "is float32"),
+        build_findings("non-leaf-attribute", rows, "is not a leaf"),
+    )
     findings = [
         replace(cast[0], help="create the tensor again; assigned at net.py:3", origin=rows[0].origin),
         replace(copied[0], help="detach"),
@@ -154,7 +162,7 @@ def test_tensors_with_one_method_to_fix_are_one_problem():
     rows = [row("a", 3, kind=Kind.BUFFER), row("b", 4, kind=Kind.BUFFER)]
     findings = [
         replace(finding, help="net.py:9: call super()", origin=Origin("net.py", 9))
-        for finding in find("lost-by-saving", rows, "registered, but not in state_dict()")
+        for finding in build_findings("lost-by-saving", rows, "registered, but not in state_dict()")
     ]
     (problem,) = group_findings(findings, rows)
     assert (problem.message, problem.help) == ("a, b: registered, but not in state_dict()", "call super()")
@@ -165,7 +173,7 @@ def test_the_place_of_several_fixes_is_written_once():
     """Two tensors of one line, registered at the end of the constructor."""
     place = "# at the end of __init__:\n"
     rows = [row(name, 3, fix=f"{place}register({name})") for name in "ab"]
-    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    (problem,) = group_findings(build_findings("left-behind", rows, "stays on cpu"), rows)
     assert problem.help == f"{place}register(a)\nregister(b)"
 
 
@@ -185,7 +193,7 @@ def test_a_statement_on_several_lines_is_shown_as_one(tmp_path, in_tmp_path, lin
     """Comments are removed; for a long or unreadable statement only the first line is shown."""
     (tmp_path / "net.py").write_text("\n".join(["if True:", *(f"    {line}" for line in lines), ""]))
     rows = [row("x", 2)]
-    assert group_findings(find("left-behind", rows, "stays on cpu"), rows)[0].source == source
+    assert group_findings(build_findings("left-behind", rows, "stays on cpu"), rows)[0].source == source
 
 
 @pytest.mark.parametrize(
@@ -207,8 +215,8 @@ def test_several_tensors_have_a_verb_in_the_plural(singular, plural):
     """One problem has one sentence for all its tensors."""
     rows = [row(name, None, kind=Kind.PARAMETER) for name in "ab"]
     singular_problem, plural_problem = (
-        group_findings(find("zero-gradient", rows[:1], singular))[0],
-        group_findings(find("x", rows, singular))[0],
+        group_findings(build_findings("zero-gradient", rows[:1], singular))[0],
+        group_findings(build_findings("x", rows, singular))[0],
     )
     assert (singular_problem.message, plural_problem.message) == (f"a: {singular}", f"a, b: {plural}")
 
@@ -239,7 +247,7 @@ def test_a_module_that_a_function_captures_is_in_a_closure():
     """A closure is not a container."""
     name = "f.__closure__['inner']"
     rows = [row(f"{name}.{part}", 7, name, requires_grad=True, container=None) for part in ("weight", "bias")]
-    (problem,) = group_findings(find("left-behind", rows, "stays on cpu"), rows)
+    (problem,) = group_findings(build_findings("left-behind", rows, "stays on cpu"), rows)
     assert problem.message == "f.__closure__: 1 module is kept in a closure (2 parameters)"
 
 

@@ -304,11 +304,11 @@ def test_result_of_a_file_that_changes_during_the_run_is_an_error(pair_states, m
     path = pair.after.data.storage.path
     original = compare._run_tasks
 
-    def touching(*arguments, **more):
+    def change_mtime(*arguments, **more):
         os.utime(path, ns=(1, 1))
         return original(*arguments, **more)
 
-    monkeypatch.setattr(compare, "_run_tasks", touching)
+    monkeypatch.setattr(compare, "_run_tasks", change_mtime)
     (actual_pair,) = compare_pairs([pair], CompareOptions())
     assert isinstance(actual_pair, UnreadableError)
     assert "changed while statecli read it" in str(actual_pair)

@@ -58,7 +58,7 @@ def read_fact(info, **options):
     return fact
 
 
-def any_bits(dtype, n, seed=0):
+def draw_any_bits(dtype, n, seed=0):
     """Return elements of random bits, including NaN, infinities, zeros of both signs and denormals."""
     raw = torch.randint(0, 256, (n * dtype.itemsize,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     tensor = raw.view(dtype)
@@ -69,7 +69,7 @@ def any_bits(dtype, n, seed=0):
     return tensor
 
 
-def expected_facts(tensor):
+def compute_expected_facts(tensor):
     """Return the facts computed element by element in float64."""
     wide = tensor.to(torch.float64)
     finite = wide[wide.isfinite()]
@@ -87,7 +87,7 @@ def expected_facts(tensor):
 
 
 def select_facts(result):
-    return {name: getattr(result, name) for name in expected_facts(torch.zeros(1))}
+    return {name: getattr(result, name) for name in compute_expected_facts(torch.zeros(1))}
 
 
 # --- every type ----------------------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ def select_facts(result):
 @pytest.mark.parametrize("n", [16, 333])
 def test_facts_of_floats_with_any_bits_equal_torch(store, kernel, small, dtype, n):
     """Counts, lowest and highest are torch's, for every float type."""
-    tensor = any_bits(dtype, n)
-    assert select_facts(read_fact(store(tensor))) == expected_facts(tensor)
+    tensor = draw_any_bits(dtype, n)
+    assert select_facts(read_fact(store(tensor))) == compute_expected_facts(tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, *EIGHT_BITS], ids=str)
@@ -107,13 +107,13 @@ def test_facts_of_every_code_of_a_small_type_equal_torch(store, kernel, dtype):
     codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
     every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
     for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
-        assert select_facts(read_fact(store(part.clone()))) == expected_facts(part)
+        assert select_facts(read_fact(store(part.clone()))) == compute_expected_facts(part)
 
 
 @pytest.mark.parametrize("dtype", WHOLE, ids=str)
 def test_integers_are_exact(store, kernel, small, dtype):
     """Lowest and highest are exact integers, also beyond the integers that float64 represents."""
-    tensor = any_bits(dtype, 300)
+    tensor = draw_any_bits(dtype, 300)
     tensor[7] = 0
     listed = tensor.tolist()
     actual = read_fact(store(tensor))
@@ -131,7 +131,7 @@ def test_true_counts_as_1(store, kernel, small):
 def test_complex_element_is_nan_or_infinite_if_a_part_is(store, kernel, small, dtype):
     """An element is NaN, infinite or denormal if one part is, and zero if both are; complex numbers have no order."""
     part = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}[dtype]
-    tensor = any_bits(part, 400).view(dtype)
+    tensor = draw_any_bits(part, 400).view(dtype)
     tensor[100] = 0
     parts = torch.view_as_real(tensor).to(torch.float64)
     tiny = torch.finfo(part).smallest_normal
@@ -162,7 +162,7 @@ def test_quantized_values_are_scaled(store, kernel):
     scales, zeros = torch.arange(1, 9) / 50, torch.zeros(8, dtype=torch.long)
     channels = torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
     for tensor in (whole, channels):
-        assert select_facts(read_fact(store(tensor))) == expected_facts(tensor.dequantize())
+        assert select_facts(read_fact(store(tensor))) == compute_expected_facts(tensor.dequantize())
 
 
 def test_each_channel_has_its_own_scale_in_every_block(store, kernel, small):
@@ -196,9 +196,9 @@ def test_byte_order_and_strides_do_not_change_the_facts(store, kernel, small, dt
 
 
 def test_expanded_elements_count_each_time(store, kernel):
-    row = any_bits(torch.float32, 50)
+    row = draw_any_bits(torch.float32, 50)
     actual = read_fact(store(row.expand(1000, 50)))
-    assert select_facts(actual) == expected_facts(row.expand(1000, 50))
+    assert select_facts(actual) == compute_expected_facts(row.expand(1000, 50))
     assert actual.digest is None
 
 
@@ -207,7 +207,7 @@ def test_facts_of_a_negative_view_cover_the_resolved_values(store, kernel):
     pair = torch.complex(torch.zeros(9), torch.arange(9.0))
     negated = pair.conj().imag
     assert negated.is_neg()
-    assert select_facts(read_fact(store(negated))) == expected_facts(negated.resolve_neg())
+    assert select_facts(read_fact(store(negated))) == compute_expected_facts(negated.resolve_neg())
 
 
 def test_facts_of_a_sparse_tensor_count_zeros_that_are_not_stored(tmp_path):
@@ -215,7 +215,7 @@ def test_facts_of_a_sparse_tensor_count_zeros_that_are_not_stored(tmp_path):
     dense = torch.zeros(10, 10)
     dense[3, 4], dense[5, 6] = 2.0, math.nan
     torch.save({"w": dense.to_sparse()}, tmp_path / "a.pt")
-    assert select_facts(read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])) == expected_facts(dense)
+    assert select_facts(read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])) == compute_expected_facts(dense)
 
 
 def test_empty_tensor_has_empty_facts(store):
@@ -299,7 +299,9 @@ def test_facts_of_blocks_merge_in_any_order(n, shuffled: random.Random, dtype):
     """The facts of the whole tensor do not depend on the order in which its blocks are merged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(facts_kernel, "BLOCK_BYTES", 64)
-        items = any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
+        items = (
+            draw_any_bits(dtype, max(n, 20), seed=n).view(torch.int64 if dtype.itemsize == 8 else torch.int16).numpy()
+        )
         name, per_block = str(dtype).removeprefix("torch."), 64 // dtype.itemsize
         items = items.view({"float32": "f4", "float16": "u2", "int64": "i8"}[name])
         blocks = [
@@ -320,7 +322,7 @@ def test_facts_of_blocks_merge_in_any_order(n, shuffled: random.Random, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int8], ids=str)
 def test_number_of_tasks_does_not_change_the_facts(store, monkeypatch, dtype):
     """A tensor read in one task or in many has the same facts, because the type alone decides where blocks begin."""
-    info = store(any_bits(torch.float32, 3000).view(dtype))
+    info = store(draw_any_bits(torch.float32, 3000).view(dtype))
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     whole = read_fact(info)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
@@ -330,7 +332,7 @@ def test_number_of_tasks_does_not_change_the_facts(store, monkeypatch, dtype):
 
 def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, kernel):
     """A tensor of several tasks is stored plainly, in its own archive, deflated, or split among ranks."""
-    values = any_bits(torch.float32, 2000)
+    values = draw_any_bits(torch.float32, 2000)
     dcp.save({"w": values}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     np.savez_compressed(tmp_path / "a.npz", w=values.numpy())
     zero.write(tmp_path / "zero", 3, [{"w": values}], moments=False)
@@ -339,7 +341,7 @@ def test_every_format_gives_the_same_facts(tmp_path, monkeypatch, kernel):
     save_file({"w": values}, tmp_path / "a.safetensors")
     monkeypatch.setattr(facts_kernel, "BLOCK_BYTES", 64)
     plain = read_fact(formats.read(str(tmp_path / "a.pt")).tensors[0])
-    assert select_facts(plain) == expected_facts(values)
+    assert select_facts(plain) == compute_expected_facts(values)
     monkeypatch.setattr(facts, "TASK_BYTES", 256)
     for name in ("dcp", "a.npz", "zero", "legacy.pt", "a.safetensors"):
         assert read_fact(formats.read(str(tmp_path / name)).tensors[0]) == plain, name
@@ -349,7 +351,7 @@ def test_two_processes_compute_the_same_facts_as_one(store, monkeypatch):
     """Two processes compute the same facts as a single process."""
     monkeypatch.setattr(facts.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(facts.pool, "MIN_BATCH_BYTES", 1)
-    infos = [store(any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
+    infos = [store(draw_any_bits(torch.float32, 1000, seed=seed)) for seed in range(5)]
     assert facts.read_facts(infos, jobs=2) == facts.read_facts(infos, jobs=1)
 
 

@@ -59,7 +59,7 @@ def test_pairs_compared_together_have_the_results_of_single_pairs(tmp_path, monk
     assert together == compare_pairs(pairs, CompareOptions())
 
 
-def planned_names(monkeypatch):
+def list_planned_names(monkeypatch):
     """Return a list; the names of pairs that get tasks are appended to the list."""
     names = []
     plan = compare._plan_or_error
@@ -85,7 +85,7 @@ def build_neighbours(tmp_path, dtype):
 def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
     """Neither equal pairs nor different pairs need a task."""
     pairs = build_neighbours(tmp_path, dtype)
-    planned = planned_names(monkeypatch)
+    planned = list_planned_names(monkeypatch)
     outcomes = compare_pairs(pairs, CompareOptions())
     assert planned == []
     assert [outcome.changed for outcome in outcomes] == [0] * 77 + [4, 1] + [0] * 421
