@@ -303,7 +303,7 @@ def test_nested_tensors_with_different_offsets_are_not_compared(compare_tensors)
     assert compare_tensors(first, flipped) == NotCompared("its inner tensors have another order than before")
 
 
-def test_both_kinds_of_nested_tensors_are_compared():
+def test_table_of_ragged_layouts_has_nested_and_jagged():
     """Both kinds of nested tensors in torch are compared in the same way."""
     assert set(compare.RAGGED) == {"nested", "jagged"}
 
