@@ -106,7 +106,9 @@ def test_a_changed_file_comes_before_its_checksums(tensors_and_copy):
     (actual_pair,) = compare_pairs([pair], CompareOptions(), jobs=1, header_versions=seen)
     assert type(actual_pair) is FileChanged
     assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
-    (actual_pair,) = compare_pairs([Pair(tensors_and_copy[1], tensors_and_copy[0])], CompareOptions(), jobs=1, header_versions=seen)
+    (actual_pair,) = compare_pairs(
+        [Pair(tensors_and_copy[1], tensors_and_copy[0])], CompareOptions(), jobs=1, header_versions=seen
+    )
     assert str(actual_pair).startswith(f"{path}: w: changed while statecli read it")
 
 
