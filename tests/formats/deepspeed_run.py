@@ -65,7 +65,7 @@ def build_engine_parts(spec: str) -> tuple[dict[str, object], nn.Module, torch.o
     return config, net, torch.optim.AdamW(given, lr=1e-3)
 
 
-def work(rank: int, out: str, port: int, specs: list[str]) -> None:
+def run_rank(rank: int, out: str, port: int, specs: list[str]) -> None:
     """Run a rank: for each spec, train two steps and save."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
@@ -103,7 +103,7 @@ def convert(folders: list[Path]) -> None:
         ds_to_universal.main(ds_to_universal.parse_arguments())
 
 
-def kept_beside() -> dict[str, object]:
+def build_companion_objects() -> dict[str, object]:
     """Return loss scalers, ZeRO stages, places of parameters in their shard, and shapes of parts of a parameter."""
     return {
         "loss_scaler": [LossScaler(2), DynamicLossScaler(8, 1, 1, 2, False)],
@@ -118,10 +118,10 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.start_processes(work, (sys.argv[1], port, sys.argv[2:]), nprocs=2, start_method="fork")
+    multiprocessing.start_processes(run_rank, (sys.argv[1], port, sys.argv[2:]), nprocs=2, start_method="fork")
     os.environ["DS_ACCELERATOR"] = "cpu"
     out = Path(sys.argv[1])
     folders = sorted(out.iterdir())
     consolidate(folders)
     convert([folder for folder in folders if folder.name in ("1-bf16-1", "2-bf16-2", "3-bf16-2")])
-    torch.save(kept_beside(), out / "beside.pt")
+    torch.save(build_companion_objects(), out / "companions.pt")

@@ -15,14 +15,18 @@ from statecli.core.errors import UnreadableError
 from . import test_megatron, test_same_everywhere as same, zero
 
 
-def zero_2(folder: Path) -> Path:
+def write_zero_2(folder: Path) -> Path:
     """Write a ZeRO-2 folder of three ranks, whose partitions follow each other."""
-    return zero.write(folder / "zero", 2, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)}, ranks=3)
+    return zero.write(
+        folder / "zero", 2, PARTITIONED_GROUPS, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)}, ranks=3
+    )
 
 
-def zero_3(folder: Path) -> Path:
+def write_zero_3(folder: Path) -> Path:
     """Write a ZeRO-3 folder: two ranks have partitions of each parameter."""
-    return zero.write(folder / "zero", 3, PARTED, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)})
+    return zero.write(
+        folder / "zero", 3, PARTITIONED_GROUPS, buffers={"n": torch.arange(2)}, frozen={"f": torch.ones(3)}
+    )
 
 
 def write_accelerate_state(folder: Path) -> Path:
@@ -40,24 +44,24 @@ def write_accelerate_state(folder: Path) -> Path:
     return folder
 
 
-def megatron(folder: Path) -> Path:
+def write_megatron(folder: Path) -> Path:
     """Write a Megatron folder of two tensor-parallel ranks."""
     return test_megatron.write(folder / "run")
 
 
-PARTED = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.ones(5)}]
+PARTITIONED_GROUPS = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.ones(5)}]
 
 #: Functions that write a small checkpoint of a format and return its path: a file or a folder.
 SEEDS = (
     same.safetensors,
     *same.WRITERS,
-    zero_2,
-    zero_3,
-    megatron,
+    write_zero_2,
+    write_zero_3,
+    write_megatron,
     write_accelerate_state,
 )
 #: Number of damaged copies of each checkpoint.
-DAMAGED = 60
+DAMAGED_COPIES = 60
 
 
 def read_or_refuse(target: Path) -> None:
@@ -73,7 +77,7 @@ def read_or_refuse(target: Path) -> None:
         assert state.format
 
 
-def files_of(target: Path) -> list[Path]:
+def list_files(target: Path) -> list[Path]:
     """Return the files that may be damaged: the files of a folder, or the target itself."""
     return sorted(path for path in target.rglob("*") if path.is_file()) if target.is_dir() else [target]
 
@@ -101,40 +105,40 @@ def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
 
 
 @pytest.fixture(scope="module", params=SEEDS, ids=lambda function: function.__name__)
-def good(request, tmp_path_factory) -> Path:
+def valid_target(request, tmp_path_factory) -> Path:
     """Return a checkpoint of each format; a test that damages a file writes the file again."""
     return request.param(tmp_path_factory.mktemp("good"))
 
 
-def test_damage_is_refused_in_one_line_or_read(good):
+def test_damaged_copy_is_refused_in_one_line_or_read(valid_target):
     """Many copies of a file or folder are damaged, one file at a time: each is read or refused with one line."""
     dice = random.Random(20261121)  # noqa: S311 - the same damage in every run
-    files = files_of(good)
+    files = list_files(valid_target)
     originals = {path: path.read_bytes() for path in files}
-    for _ in range(DAMAGED):
+    for _ in range(DAMAGED_COPIES):
         path = dice.choice(files)
         path.write_bytes(damage_bytes(originals[path], dice))
-        read_or_refuse(good)
+        read_or_refuse(valid_target)
         path.write_bytes(originals[path])
-    assert formats.read(str(good)).tensors
+    assert formats.read(str(valid_target)).tensors
 
 
-def test_a_missing_or_truncated_file_is_refused_in_one_line_or_read(good):
+def test_a_missing_or_truncated_file_is_refused_in_one_line_or_read(valid_target):
     """Each file is removed, replaced by a folder, and truncated: a download may stop at any byte.
 
     Large files, and each of many files, are truncated at fewer places.
     """
-    files = files_of(good)
+    files = list_files(valid_target)
     cuts = max(10, 40 // len(files))
     for path in files:
         whole = path.read_bytes()
         path.unlink()
-        read_or_refuse(good)
+        read_or_refuse(valid_target)
         path.mkdir()
-        read_or_refuse(good)
+        read_or_refuse(valid_target)
         path.rmdir()
         for end in range(0, len(whole), max(1, len(whole) // cuts)):
             path.write_bytes(whole[:end])
-            read_or_refuse(good)
+            read_or_refuse(valid_target)
         path.write_bytes(whole)
-    assert formats.read(str(good)).tensors
+    assert formats.read(str(valid_target)).tensors

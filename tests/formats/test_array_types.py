@@ -33,23 +33,23 @@ def list_misuses(data):
     return [(mention.qualified, mention.misuse) for mention in scanner.iter_mentions() if mention.misuse]
 
 
-def list_misused(value, protocol):
+def list_misused_names(value, protocol):
     """Return the names in the pickle of `value` that are used for anything but holding data."""
     return [name for name, _ in list_misuses(pickle.dumps(value, protocol))]
 
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_numpy_writes_is_sound(shape, protocol):
+def test_dtypes_that_numpy_writes_are_not_reported(shape, protocol):
     """The dtype alone, an array and a scalar of the dtype are not reported."""
     for code in CODES.split():
         dtype = SHAPES[shape](code)
         array = np.zeros(2, dtype)
-        assert [list_misused(value, protocol) for value in (dtype, array, array[0])] == [[], [], []], code
+        assert [list_misused_names(value, protocol) for value in (dtype, array, array[0])] == [[], [], []], code
 
 
 @pytest.mark.parametrize("place", range(8))
-def test_a_state_with_one_thing_changed_is_not_sound(place):
+def test_record_dtype_with_a_changed_field_is_reported(place):
     """In a record of objects and numbers, each part that gives the place or type of the objects is changed."""
     function, args, state = np.dtype([("a", "O"), ("b", "i4")]).__reduce__()
     version, order, subarray, names, fields, size, alignment, flags = state
@@ -64,13 +64,13 @@ def test_a_state_with_one_thing_changed_is_not_sound(place):
         (version, order, (numbers, (2,)), None, None, size, alignment, flags),
         (version, order, (numbers, (-2,)), None, None, size, alignment, 0),
     ][place]
-    assert list_misused(Called(function, args, state), 4) == []
-    assert list_misused(Called(function, args, other), 4) == ["numpy.dtype"]
+    assert list_misused_names(Called(function, args, state), 4) == []
+    assert list_misused_names(Called(function, args, other), 4) == ["numpy.dtype"]
 
 
 O8 = np.dtype("O")
 #: States of types that make numpy take bytes of the file for addresses, divide by zero or look up missing fields.
-UNSOUND = {
+UNSOUND_STATES = {
     "references that are not pickled as a list": ("O8", (3, "|", None, None, None, -1, -1, 1)),
     "the same with other flags": ("O8", (3, "|", None, None, None, -1, -1, 61)),
     "the same in a record": ("V8", (3, "|", None, ("a",), {"a": (O8, 0)}, 8, 1, 1)),
@@ -94,10 +94,10 @@ UNSOUND = {
 }
 
 
-@pytest.mark.parametrize(("code", "state"), UNSOUND.values(), ids=list(UNSOUND))
-def test_a_state_that_numpy_does_not_write_is_not_sound(code, state):
+@pytest.mark.parametrize(("code", "state"), UNSOUND_STATES.values(), ids=list(UNSOUND_STATES))
+def test_dtype_state_that_numpy_never_writes_is_reported(code, state):
     """The state has wrong flags, wrong fields or a wrong unit."""
-    assert list_misused(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
+    assert list_misused_names(Called(np.dtype, (code, False, True), state), 4) == ["numpy.dtype"]
 
 
 CONSTRUCT = np.zeros(0).__reduce__()[0]
@@ -107,12 +107,12 @@ EMPTY = (np.ndarray, (0,), b"b")
 CONSTRUCTOR = f"{CONSTRUCT.__module__}._reconstruct"
 
 
-def array_of(dtype, elements, shape=(4,)):
+def build_array(dtype, elements, shape=(4,)):
     """Return an object that is pickled as an array of `dtype` with these elements."""
     return Called(CONSTRUCT, EMPTY, (1, shape, dtype, False, elements))
 
 
-def without_state(code):
+def encode_dtype_without_state(code):
     """Return the opcodes of the dtype with this code, without a state."""
     return call_function(global_name("numpy", "dtype"), text(code), b"\x89", b"\x88")
 
@@ -122,34 +122,38 @@ def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *
     array = make or call_function(
         global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
     )
-    parts = b"K\x01" + (shape or numbers(4)) + (dtype or without_state("O8")) + b"\x89" + elements + more
+    parts = b"K\x01" + (shape or numbers(4)) + (dtype or encode_dtype_without_state("O8")) + b"\x89" + elements + more
     return array + (b"](" if bracket == b"e" else b"(") + parts + bracket + b"b"
 
 
-MASKED = ("numpy.ma.core", "MaskedArray")
-STRINGS = ("numpy._core._internal", "_convert_to_stringdtype_kwargs")
+MASKED_ARRAY = ("numpy.ma.core", "MaskedArray")
+STRING_DTYPE = ("numpy._core._internal", "_convert_to_stringdtype_kwargs")
 #: Arrays whose lists are too short, with types created in every way, and states of every kind.
-TOO_SHORT = {
+SHORT_LISTS = {
     "a class of types": build_object_array(call_function(global_name("numpy.dtypes", "ObjectDType"))),
     "a class of types, made by pickle": build_object_array(global_name("numpy.dtypes", "ObjectDType") + b")\x81"),
     "a class of texts": build_object_array(call_function(global_name("numpy.dtypes", "StringDType"))),
-    "a code of texts": build_object_array(without_state("T")),
-    "texts as numpy writes them": build_object_array(call_function(global_name(*STRINGS), number(1))),
+    "a code of texts": build_object_array(encode_dtype_without_state("T")),
+    "texts as numpy writes them": build_object_array(call_function(global_name(*STRING_DTYPE), number(1))),
     "a function that gives its argument": build_object_array(
-        call_function(global_name("torch.jit._pickle", "restore_type_tag"), without_state("O8"), text("x"))
+        call_function(global_name("torch.jit._pickle", "restore_type_tag"), encode_dtype_without_state("O8"), text("x"))
     ),
     "a type by its __new__": build_object_array(
         call_function(global_name("copyreg", "__newobj__"), global_name("numpy", "dtype"), text("O8"))
     ),
     "a scalar that is a type": build_object_array(
-        call_function(global_name(CONSTRUCT.__module__, "scalar"), without_state("O8"), without_state("O8"))
+        call_function(
+            global_name(CONSTRUCT.__module__, "scalar"),
+            encode_dtype_without_state("O8"),
+            encode_dtype_without_state("O8"),
+        )
     ),
     "a list that a call gives": build_object_array(elements=call_function(global_name("builtins", "list"))),
     "a shape that a call gives": build_object_array(shape=call_function(global_name("torch", "Size"), numbers(4))),
     "a list for the state": build_object_array(bracket=b"e"),
-    "a masked array": build_object_array(make=global_name(*MASKED) + b"]\x85\x81", more=short(b"") + b"N"),
+    "a masked array": build_object_array(make=global_name(*MASKED_ARRAY) + b"]\x85\x81", more=short(b"") + b"N"),
     "a masked array that is called": build_object_array(
-        make=call_function(global_name(*MASKED), b"]"), more=short(b"") + b"N"
+        make=call_function(global_name(*MASKED_ARRAY), b"]"), more=short(b"") + b"N"
     ),
     "a matrix": build_object_array(
         make=call_function(
@@ -159,17 +163,17 @@ TOO_SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_SHORT)
-def test_a_list_that_is_too_short_is_found_whatever_makes_the_type(name):
+@pytest.mark.parametrize("name", SHORT_LISTS)
+def test_object_array_with_a_short_list_is_reported(name):
     """numpy takes the memory after the list for addresses of objects."""
-    misuses = list_misuses(build_pickle(TOO_SHORT[name]))
+    misuses = list_misuses(build_pickle(SHORT_LISTS[name]))
     assert any("a state that numpy never saves" in reason for _, reason in misuses)
 
 
 @pytest.mark.parametrize("name", ["a class of types", "a list for the state", "a masked array"])
-def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
+def test_object_array_with_a_short_list_crashes_numpy(name, tmp_path):
     """The installed numpy crashes: with a shape of 4,000, numpy reads memory far after the end of the list."""
-    data = build_pickle(TOO_SHORT[name].replace(numbers(4), numbers(4000)))
+    data = build_pickle(SHORT_LISTS[name].replace(numbers(4), numbers(4000)))
     (tmp_path / "a.pkl").write_bytes(data)
     code = "import pickle; print(pickle.load(open('a.pkl', 'rb')).shape)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
@@ -180,7 +184,7 @@ def test_an_array_of_a_list_that_is_too_short_crashes(name, tmp_path):
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.filterwarnings("ignore")
-def test_what_else_numpy_writes_is_sound(protocol):
+def test_other_kinds_of_arrays_are_not_reported(protocol):
     """Record arrays, masked arrays, arrays whose fields share bytes, matrices, polynomials, and texts of any length."""
     fields = [("a", "i4"), ("b", "f4")]
     shared = np.zeros(2, {"names": ["a", "b"], "formats": ["f8", "i2"], "offsets": [0, 4]})
@@ -189,16 +193,16 @@ def test_what_else_numpy_writes_is_sound(protocol):
     if hasattr(getattr(np, "dtypes", None), "StringDType"):
         missing = np.array(["a", np.nan], np.dtypes.StringDType(na_object=np.nan, coerce=False))
         values += [np.array(["a", "bcd"], "T"), missing, np.array([], "T"), np.array([["a"]], "T")]
-    assert [list_misused(value, protocol) for value in values] == [[] for _ in values]
+    assert [list_misused_names(value, protocol) for value in values] == [[] for _ in values]
 
 
-def test_a_type_of_texts_is_given_plain_values():
+def test_string_dtype_with_other_objects_is_reported():
     """numpy calls the methods of the missing-value object and of each element, so any other object is reported."""
     shape = numbers(1)
     space = call_function(global_name("types", "SimpleNamespace"))
     for dtype, element in [
-        (call_function(global_name(*STRINGS), number(1), space), text("a")),
-        (call_function(global_name(*STRINGS), number(1)), space),
+        (call_function(global_name(*STRING_DTYPE), number(1), space), text("a")),
+        (call_function(global_name(*STRING_DTYPE), number(1)), space),
     ]:
         assert list_misuses(build_pickle(build_object_array(dtype, b"](" + element + b"e", shape)))
 
@@ -215,19 +219,19 @@ def test_a_type_of_texts_is_given_plain_values():
     ],
     ids=["called", "of objects"],
 )
-def test_a_polynomial_is_made_of_an_array(body):
+def test_polynomial_without_a_plain_array_is_reported(body):
     """A polynomial is reported unless its coefficients are a plain array: numpy calls methods of other objects."""
     assert "numpy.poly1d" in [name for name, _ in list_misuses(build_pickle(body))]
 
 
-def test_an_array_of_fewer_objects_than_elements_is_not_sound():
+def test_array_with_fewer_objects_than_elements_is_reported():
     """numpy reads memory after the end of the list, also for a record of objects."""
     for dtype in O8, np.dtype([("a", "O")]):
-        assert list_misused(array_of(dtype, [1, 2, 3, 4]), 2) == []
-        assert list_misused(array_of(dtype, [1, 2, 3]), 2) == [CONSTRUCTOR]
+        assert list_misused_names(build_array(dtype, [1, 2, 3, 4]), 2) == []
+        assert list_misused_names(build_array(dtype, [1, 2, 3]), 2) == [CONSTRUCTOR]
 
 
-def test_a_type_that_changes_after_it_was_used_is_not_sound():
+def test_dtype_changed_after_use_is_reported():
     """Bytes of an array become addresses if its type later gets fields of objects, or other fields."""
     dtype = call_function(global_name("numpy", "dtype"), text("V8"), b"\x89", b"\x88")
     object_type = call_function(global_name("numpy", "dtype"), text("O8"), b"\x89", b"\x88")
@@ -251,12 +255,12 @@ def test_a_type_that_changes_after_it_was_used_is_not_sound():
     [
         (np.dtype([("a", "O")]),),
         (np.dtype([("a", "O")]), np.full(1, 0x41414141)),
-        (np.dtype([("a", "O")]), array_of(np.dtype([("a", "O")]), [], (0,))),
+        (np.dtype([("a", "O")]), build_array(np.dtype([("a", "O")]), [], (0,))),
     ],
     ids=["nothing", "numbers", "no element"],
 )
-def test_a_scalar_of_objects_comes_from_an_array_of_its_type(args):
+def test_scalar_from_an_array_of_objects_is_reported(args):
     """numpy reads the first element of the given array, whatever its type and size."""
     function = np.float64(1).__reduce__()[0]
-    assert list_misused(np.zeros(1, [("a", "O")])[0], 4) == []
-    assert list_misused(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]
+    assert list_misused_names(np.zeros(1, [("a", "O")])[0], 4) == []
+    assert list_misused_names(Called(function, args), 4) == [f"{CONSTRUCT.__module__}.scalar"]

@@ -39,7 +39,7 @@ def test_torch_writes_the_version_that_is_recognised():
 
 @pytest.mark.parametrize("has_checksum", [True, False], ids=["torch 2.13", "before checksums"])
 @pytest.mark.parametrize("name", ["cache", "cache.bin", "cache.pt", "cache.txt"])
-def test_a_cache_fails_as_what_it_is(tmp_path, monkeypatch, name, has_checksum):
+def test_compile_cache_fails_the_audit(tmp_path, monkeypatch, name, has_checksum):
     """A cache in a folder fails the audit too, because torch unpickles the cache."""
     data = save_artifacts(monkeypatch)
     (tmp_path / name).write_bytes(data if has_checksum else data[4:])
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_is_a_cache_too_is_unsafe(tmp_path, write, name):
     [b"abcd" + bytes(8), b"ab" + bytes(7) + b"\1abc", b"abcd" + bytes(6) + b"\1\0"],
     ids=["zeros", "shift", "one"],
 )
-def test_other_numbers_are_not_a_cache(tmp_path, data):
+def test_file_of_numbers_is_not_taken_for_a_cache(tmp_path, data):
     (tmp_path / "numbers.dat").write_bytes(data + bytes(range(256)))
     (result,) = audit(Request((str(tmp_path),))).targets
     assert (result.status, result.findings) == (Status.SKIPPED, ())

@@ -17,11 +17,11 @@ from statecli.file_scan.scan import scan_pickles
 from .attacks import Call, Called
 
 #: A pickle that runs code.
-HIDDEN = b"\x80\x04cbuiltins\nexec\n(X\x05\x00\x00\x00a = 1tR."
+HIDDEN_PICKLE = b"\x80\x04cbuiltins\nexec\n(X\x05\x00\x00\x00a = 1tR."
 
 
-NUMBERS = list(HIDDEN)
-COMPUTED = {
+NUMBERS = list(HIDDEN_PICKLE)
+COMPUTED_BYTES = {
     "bytes of numbers": Call(bytes, NUMBERS),
     "bytes of a tuple": Call(bytes, tuple(NUMBERS)),
     "bytes of a deque": Call(bytes, deque(NUMBERS)),
@@ -34,7 +34,7 @@ COMPUTED = {
     "a tensor of numbers": Call(torch.ByteTensor, NUMBERS),
     "a tensor of a tuple": Call(torch.CharTensor, tuple(number % 128 for number in NUMBERS)),
     "a tensor of large numbers": Call(torch.LongTensor, [1, 2, 3]),
-    "a tensor of a bytearray": Call(torch.ByteTensor, bytearray(HIDDEN)),
+    "a tensor of a bytearray": Call(torch.ByteTensor, bytearray(HIDDEN_PICKLE)),
     "a storage of numbers": Call(torch.UntypedStorage, NUMBERS),
     "a tensor of a tensor": Call(torch.ByteTensor, torch.tensor(NUMBERS, dtype=torch.uint8)),
     "a tensor of a storage": Call(torch.ByteTensor, torch.tensor(NUMBERS, dtype=torch.uint8).untyped_storage()),
@@ -42,14 +42,14 @@ COMPUTED = {
     "a text in UTF-16": Call(str, b"aabb", "utf-16-le"),
     "text in another spelling of the codec": Call(_codecs.encode, "torch.float32", "latin-1"),
     "text in ASCII": Call(_codecs.encode, "torch.float32", "ascii"),
-    "bytes of bytes": Call(bytes, HIDDEN),
+    "bytes of bytes": Call(bytes, HIDDEN_PICKLE),
     "an array of bytes of bytes": Call(array._array_reconstructor, array.array, "H", 3, Call(bytes, b"abcd")),
     "a record of numpy": Call(numpy.void, tuple(NUMBERS), ",".join(["u1"] * len(NUMBERS))),
     "a record of bytes": Call(numpy.void, [b"a", b"b"]),
     "numbers of numpy": Call(numpy.float64, [1.0, 2.0]),
     "a cast of an array": Call(numpy.uint8, numpy.arange(3)),
     "a masked array of numbers": Call(numpy.ma.MaskedArray, [1.0, 2.0]),
-    "a size of a bytearray": Call(torch.Size, bytearray(HIDDEN)),
+    "a size of a bytearray": Call(torch.Size, bytearray(HIDDEN_PICKLE)),
     "a size of a tensor": Call(torch.Size, torch.tensor([1, 2])),
     "an array of a deque": Call(array.array, "Q", deque([1])),
 }
@@ -57,12 +57,12 @@ COMPUTED = {
 
 def swap(size):
     """Return the hidden pickle with the bytes of each number in reverse order."""
-    return b"".join(PADDED[at : at + size][::-1] for at in range(0, len(PADDED), size))
+    return b"".join(PADDED_PICKLE[at : at + size][::-1] for at in range(0, len(PADDED_PICKLE), size))
 
 
 #: Arrays as picklers write them: their bytes in memory are the hidden pickle, their bytes in the file are not.
-PADDED = HIDDEN + b"." * (-len(HIDDEN) % 16)
-ROWS = numpy.frombuffer(PADDED, "u1").reshape(8, -1)
+PADDED_PICKLE = HIDDEN_PICKLE + b"." * (-len(HIDDEN_PICKLE) % 16)
+ROWS = numpy.frombuffer(PADDED_PICKLE, "u1").reshape(8, -1)
 ARRAYS = {
     **{f"numpy {code}": numpy.frombuffer(swap(size), f">{code}") for code, size in [("u2", 2), ("i8", 8), ("f8", 8)]},
     "numpy c16": numpy.frombuffer(swap(8), ">c16"),
@@ -70,7 +70,7 @@ ARRAYS = {
     "numpy columns": numpy.asfortranarray(ROWS.reshape(-1, 8)),
     "numpy cube": numpy.asfortranarray(ROWS.reshape(2, 2, 2, -1)),
     "numpy rows in the other order": numpy.asfortranarray(numpy.frombuffer(swap(2), ">u2").reshape(4, -1)),
-    **{f"array {code}": array.array(code, PADDED) for code in "HIQlqd"},
+    **{f"array {code}": array.array(code, PADDED_PICKLE) for code in "HIQlqd"},
     "array of another machine": Call(array._array_reconstructor, array.array, "H", 3, swap(2)),
     "an ordered buffer": Call(
         numpy._core.numeric._frombuffer, ROWS.tobytes(order="F"), numpy.dtype("u1"), ROWS.shape, "F"
@@ -94,14 +94,14 @@ def is_reported(path):
     return any(mention.misuse for finding in scan_pickles(str(path)) for mention in finding.names)
 
 
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", COMPUTED_BYTES)
 def test_computed_bytes_are_reported(name, tmp_path, statecli):
     """The bytes are in a checkpoint and in a bare pickle of each protocol."""
-    torch.save({"w": torch.ones(2), "x": COMPUTED[name]}, tmp_path / "a.pt")
+    torch.save({"w": torch.ones(2), "x": COMPUTED_BYTES[name]}, tmp_path / "a.pt")
     assert is_reported(tmp_path / "a.pt")
     assert statecli("audit", tmp_path / "a.pt", "--no-config").code == 1
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        (tmp_path / "a.pkl").write_bytes(pickle.dumps([COMPUTED[name]], protocol))
+        (tmp_path / "a.pkl").write_bytes(pickle.dumps([COMPUTED_BYTES[name]], protocol))
         assert is_reported(tmp_path / "a.pkl"), protocol
 
 
@@ -131,13 +131,15 @@ def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_pytho
     assert any(mention.name == "exec" or mention.misuse for mention in names)
 
 
-APPENDS = b"(" + b"".join(b"K" + bytes([number]) for number in HIDDEN) + b"e"
-SETITEMS = b"(" + b"".join(b"K" + bytes([at]) + b"K" + bytes([number]) for at, number in enumerate(HIDDEN)) + b"u"
-EMPTY, ZEROS = b"cbuiltins\nbytearray\n)R", b"cbuiltins\nbytearray\nK" + bytes([len(HIDDEN)]) + b"\x85R"
-BYTEARRAY8 = b"\x96" + len(HIDDEN).to_bytes(8, "little") + bytes(len(HIDDEN))
-CHANGED = {
+APPENDS = b"(" + b"".join(b"K" + bytes([number]) for number in HIDDEN_PICKLE) + b"e"
+SETITEMS = (
+    b"(" + b"".join(b"K" + bytes([at]) + b"K" + bytes([number]) for at, number in enumerate(HIDDEN_PICKLE)) + b"u"
+)
+EMPTY, ZEROS = b"cbuiltins\nbytearray\n)R", b"cbuiltins\nbytearray\nK" + bytes([len(HIDDEN_PICKLE)]) + b"\x85R"
+BYTEARRAY8 = b"\x96" + len(HIDDEN_PICKLE).to_bytes(8, "little") + bytes(len(HIDDEN_PICKLE))
+CHANGED_BYTEARRAYS = {
     "appends": EMPTY + APPENDS,
-    "append": EMPTY + b"".join(b"K" + bytes([number]) + b"a" for number in HIDDEN),
+    "append": EMPTY + b"".join(b"K" + bytes([number]) + b"a" for number in HIDDEN_PICKLE),
     "newobj": b"cbuiltins\nbytearray\n)\x81" + APPENDS,
     "setitems": ZEROS + SETITEMS,
     "bytearray8 and appends": b"\x96" + bytes(8) + APPENDS,
@@ -146,16 +148,16 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("form", CHANGED)
-def test_bytes_that_are_changed_are_reported(form, tmp_path, forked_python):
+@pytest.mark.parametrize("form", CHANGED_BYTEARRAYS)
+def test_changed_bytearray_is_reported(form, tmp_path, forked_python):
     """Python calls extend and __setitem__ of the bytearray; the pickle in the bytearray runs."""
-    (tmp_path / "a.pkl").write_bytes(b"\x80\x05]" + CHANGED[form] + b"a.")
+    (tmp_path / "a.pkl").write_bytes(b"\x80\x05]" + CHANGED_BYTEARRAYS[form] + b"a.")
     done = forked_python("import pickle; pickle.loads(bytes(pickle.load(open('a.pkl', 'rb'))[0]))", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert is_reported(tmp_path / "a.pkl")
 
 
-def test_an_order_that_is_no_text_is_no_crash(tmp_path):
+def test_byte_order_that_is_not_text_is_reported(tmp_path):
     """numpy accepts bytes as the byte order."""
     function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
     data = pickle.dumps([Called(function, arguments, (*state[:-1], swap(2)))], 2)
@@ -175,7 +177,7 @@ def test_the_work_for_shared_numbers_is_bounded(tmp_path):
     assert "at its limit" in finding.unread
 
 
-def test_bytes_as_picklers_write_them_are_clean(tmp_path):
+def test_plain_bytes_of_picklers_are_not_reported(tmp_path):
     """Every protocol: empty and literal bytes, all values of a byte, tensors, storages and a size."""
     whole = bytes(range(256))
     plain = [b"", b"a", whole, bytearray(), bytearray(whole), array.array("d", [1.0]), array.array("l", [7])]
@@ -196,5 +198,5 @@ def test_a_distributed_checkpoint_is_scanned_too(tmp_path, statecli):
     torch_save_to_dcp(tmp_path / "plain.pt", tmp_path / "dcp")
     (item,) = (tmp_path / "dcp").glob("*.distcp")
     assert statecli("audit", tmp_path / "dcp", "--no-config").code == 0
-    torch.save({"x": COMPUTED["a tensor of numbers"]}, item)
+    torch.save({"x": COMPUTED_BYTES["a tensor of numbers"]}, item)
     assert statecli("audit", tmp_path / "dcp", "--no-config").code == 2

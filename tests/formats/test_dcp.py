@@ -73,7 +73,7 @@ def load_metadata(folder: Path) -> Metadata:
     return pickle.loads((folder / ".metadata").read_bytes())
 
 
-def rewritten(folder: Path, change: Any) -> None:
+def rewrite_metadata(folder: Path, change: Any) -> None:
     """Write `.metadata` again after `change(metadata)`, as torch would."""
     metadata = load_metadata(folder)
     change(metadata)
@@ -84,7 +84,7 @@ def rewritten(folder: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixed", "fsdp2", "flat"])
-def test_it_is_what_torch_makes_of_it(name, ranks, tmp_path, statecli):
+def test_checkpoint_equals_dcp_to_torch_save(name, ranks, tmp_path, statecli):
     """Names, shapes, dtypes, values and settings equal the output of dcp_to_torch_save, which loads each chunk."""
     dcp_to_torch_save(ranks / name, tmp_path / "whole.pt")
     for pair in ((ranks / name, tmp_path / "whole.pt"), (tmp_path / "whole.pt", ranks / name)):
@@ -94,7 +94,7 @@ def test_it_is_what_torch_makes_of_it(name, ranks, tmp_path, statecli):
         assert not result.json.get("metadata")
 
 
-def test_tensors_placed_in_every_way(ranks):
+def test_note_describes_each_placement(ranks):
     """Sharded by rows, by columns, in blocks, by the last of three dimensions; replicated; on fewer ranks."""
     state = formats.read(str(ranks / "mixed"))
     assert [(t.fqn, t.dtype, t.shape, t.note) for t in state.tensors] == [
@@ -119,7 +119,7 @@ def test_tensors_placed_in_every_way(ranks):
     assert np.array_equal(values(ranks / "mixed")["blocks"], np.arange(35.0).reshape(5, 7))
 
 
-def test_a_model_and_its_optimizer(ranks):
+def test_fsdp2_folder_has_model_and_optimizer_sections(ranks):
     """Sections of FSDP2; the names in param_groups identify all parameters and the parameter of each moment."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "fsdp2")))
     assert state.sections == ("model", "optimizer", "extra")
@@ -137,7 +137,7 @@ def test_a_model_and_its_optimizer(ranks):
     assert state.metadata.values["optimizer.param_groups.0.betas.1"] == 0.999
 
 
-def test_an_optimizer_flattened(ranks):
+def test_flattened_optimizer_keeps_its_moments(ranks):
     """`flatten_optimizer_state_dict` puts names into keys: the moments still belong to the optimizer."""
     state = parameter_or_buffer.classify_tensors(formats.read(str(ranks / "flat")))
     facts = {t.fqn: (t.kind, t.evidence) for t in state.tensors}
@@ -160,7 +160,7 @@ OPTIMIZERS: dict[str, Any] = {
     [*((kind, True) for kind in OPTIMIZERS), ("adamw", False), ("groups", False)],
     ids=[*OPTIMIZERS, "adamw alone", "groups alone"],
 )
-def test_an_optimizer_that_counts_its_parameters(kind, whole, tmp_path, statecli):
+def test_numbered_parameters_equal_those_of_torch_save(kind, whole, tmp_path, statecli):
     """The planner makes text of every key; keys that param_groups lists as integers are integers again."""
     net = dcp_ranks.model()
     optimizer = OPTIMIZERS[kind](net)
@@ -184,7 +184,7 @@ def test_keys_that_are_text_stay_text(tmp_path):
     assert formats.read(str(tmp_path)).tensors[0].fqn == "state['0']['exp_avg']"
 
 
-def test_a_model_beside_its_optimizer(tmp_path):
+def test_entries_next_to_an_optimizer_are_the_model(tmp_path):
     """torchtitan saves the model's entries in the same dict as the optimizer: the entries are the model."""
     net = dcp_ranks.model()
     moments = {f"state.{fqn}.exp_avg": torch.zeros_like(w) for fqn, w in net.named_parameters()}
@@ -196,7 +196,7 @@ def test_a_model_beside_its_optimizer(tmp_path):
     assert facts["1.running_mean"][0] is Kind.BUFFER
 
 
-def test_ranks_that_saved_apart(ranks):
+def test_ranks_saved_without_collectives_are_one_model(ranks):
     """Without collectives each rank has its own metadata; all ranks together are the model."""
     state = formats.read(str(ranks / "apart"))
     assert [odd.name for odd in state.oddities] == ["rank-metadata"]
@@ -217,7 +217,7 @@ def test_metadata_parsed_by_the_scan_is_kept_for_a_command(tmp_path):
     assert parse_metadata(data, ".metadata") is not parsed
 
 
-def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
+def test_missing_independent_rank_leaves_holes(ranks, tmp_path, statecli):
     """A missing rank is a hole in the tensors that all ranks share; tensors saved whole by other ranks are read."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / "__1.metadata").unlink()
@@ -234,7 +234,7 @@ def test_a_rank_that_saved_apart_and_is_not_here(ranks, tmp_path, statecli):
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
+def test_missing_rank_metadata_is_reported(rank, ranks, tmp_path):
     """The rank's data file shows that the rank saved; the first rank and the last rank are reported as missing too."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / f"__{rank}.metadata").unlink()
@@ -244,7 +244,7 @@ def test_a_rank_whose_metadata_alone_is_not_here(rank, ranks, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02}q"])
-def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
+def test_damaged_rank_metadata_is_reported(data, ranks, tmp_path):
     """The other ranks' data is read, and the damage is reported; without readable metadata the folder is refused."""
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / "__1.metadata").write_bytes(data)
@@ -258,7 +258,7 @@ def test_a_rank_whose_metadata_is_damaged(data, ranks, tmp_path):
         formats.read(str(folder))
 
 
-def save_apart(folder: Path, *ranks: dict[str, Any]) -> None:
+def save_without_collectives(folder: Path, *ranks: dict[str, Any]) -> None:
     """Save the state of each of two ranks without collectives."""
     for number, saved in enumerate(ranks):
         dcp.save(saved, checkpoint_id=folder / "other", no_dist=True)
@@ -268,10 +268,10 @@ def save_apart(folder: Path, *ranks: dict[str, Any]) -> None:
     shutil.rmtree(folder / "other")
 
 
-def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
+def test_values_that_differ_between_ranks_are_named(tmp_path, monkeypatch):
     """Each rank saves a plain tensor whole; the names of values that differ between ranks are reported."""
     first = {"w": torch.ones(3), "v": torch.ones(2), "rank": 0}
-    save_apart(tmp_path, first, {"w": torch.full((3,), 2.0), "v": torch.ones(2), "rank": 1})
+    save_without_collectives(tmp_path, first, {"w": torch.full((3,), 2.0), "v": torch.ones(2), "rank": 1})
     said = "saved by 2 ranks without communication, so each rank has its own metadata file"
     (odd,) = formats.read(str(tmp_path)).oddities
     assert (
@@ -284,16 +284,18 @@ def test_ranks_that_saved_different_values(tmp_path, monkeypatch):
     assert odd.message.endswith("; these values were not compared between ranks: w, v")
 
 
-def test_ranks_that_disagree_about_a_shape(tmp_path):
+def test_tensor_with_two_shapes_is_unreadable(tmp_path):
     """The tensor is unreadable, with neither shape."""
-    save_apart(tmp_path, {"w": torch.ones(3), "v": torch.ones(2)}, {"w": torch.ones(4), "v": torch.ones(2)})
+    save_without_collectives(
+        tmp_path, {"w": torch.ones(3), "v": torch.ones(2)}, {"w": torch.ones(4), "v": torch.ones(2)}
+    )
     actual = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
     said = "the tensor differs between two ranks: float32 [3] and float32 [4]; save the checkpoint again"
     assert (actual["w"].shape, actual["w"].note) == (None, f"cannot be read: {said}")
     assert actual["v"].damage is None
 
 
-def test_one_process_without_a_group(tmp_path):
+def test_save_without_a_process_group_is_read(tmp_path):
     """`no_dist` and an async save write the same files as a process group with a single rank."""
     weights = {"w": torch.arange(6.0).reshape(2, 3), "step": 7}
     dcp.save(weights, checkpoint_id=tmp_path / "one", no_dist=True)
@@ -304,7 +306,7 @@ def test_one_process_without_a_group(tmp_path):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
+def test_several_files_for_each_rank_are_read(threads, tmp_path):
     """`single_file_per_rank=False` and `thread_count` write several files for each rank."""
     weights = {f"w{n}": torch.full((4,), float(n)) for n in range(5)}
     writer = dcp.FileSystemWriter(tmp_path, single_file_per_rank=threads > 1, thread_count=threads)
@@ -313,7 +315,7 @@ def test_a_file_for_each_tensor_or_thread(threads, tmp_path):
     assert {fqn: list(actual) for fqn, actual in values(tmp_path).items()} == {f"w{n}": [n] * 4 for n in range(5)}
 
 
-def test_a_state_dict_that_was_not_flattened(tmp_path):
+def test_tensors_of_an_unflattened_state_dict_are_read(tmp_path):
     """The planner then writes no paths, and a nested dict is a single value: its tensors are read from its archive."""
     net, weights = torch.nn.Linear(3, 2), {"scale": torch.ones(2)}
     whole = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
@@ -324,14 +326,14 @@ def test_a_state_dict_that_was_not_flattened(tmp_path):
     assert sorted(actual_values) == ["bias", "scale", "w", "weight"]
 
 
-def test_older_metadata(mixed_folder):
+def test_metadata_before_torch_2_3_is_read(mixed_folder):
     """torch before 2.3 wrote neither version nor storage_meta, and its writers no transforms."""
 
-    def older(metadata: Any) -> None:
+    def remove_version(metadata: Any) -> None:
         del metadata.__dict__["version"], metadata.__dict__["storage_meta"]
 
     before = values(mixed_folder)
-    rewritten(mixed_folder, older)
+    rewrite_metadata(mixed_folder, remove_version)
     assert {fqn: tensor.shape for fqn, tensor in values(mixed_folder).items()} == {
         fqn: a.shape for fqn, a in before.items()
     }
@@ -351,7 +353,7 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
     assert damaged == ["z2._extra_state"]
 
 
-def test_a_stream_of_another_kind(mixed_folder, statecli):
+def test_compressed_tensor_has_no_values(mixed_folder, statecli):
     """A tensor written through zstd is listed, with the reason why its values cannot be read."""
 
     def mark_compressed(metadata: Any) -> None:
@@ -359,7 +361,7 @@ def test_a_stream_of_another_kind(mixed_folder, statecli):
             if index.fqn in ("rows", "nested.epoch"):
                 info.transform_descriptors = ("stream.zstd",)
 
-    rewritten(mixed_folder, mark_compressed)
+    rewrite_metadata(mixed_folder, mark_compressed)
     state = formats.read(str(mixed_folder))
     rows = next(t for t in state.tensors if t.fqn == "rows")
     assert (rows.shape, rows.data) == ((10, 3), None)
@@ -371,14 +373,14 @@ def test_a_stream_of_another_kind(mixed_folder, statecli):
     assert statecli("diff", str(mixed_folder), str(mixed_folder)).code == 2
 
 
-def test_what_torch_save_makes_of_a_rank(ranks):
+def test_pickled_dtensor_has_its_global_shape(ranks):
     """A DTensor pickled by a rank has its global shape, and a note with the local shape and placement."""
     state = formats.read(str(ranks / "rank0.pt"))
     assert state.tensors[0].shape == (10, 3)
     assert state.tensors[0].note == "DTensor: local shape [3, 3], Shard(0)"
 
 
-def test_shards_of_safetensors(ranks, tmp_path, statecli):
+def test_safetensors_shards_equal_the_distributed_checkpoint(ranks, tmp_path, statecli):
     """The shards of HuggingFaceStorageWriter record the start of their pieces: together they are the model."""
     state = formats.read(str(ranks / "shards"))
     whole, actual = values(ranks / "apart"), values(ranks / "shards")
@@ -390,7 +392,7 @@ def test_shards_of_safetensors(ranks, tmp_path, statecli):
     assert statecli("audit", str(ranks / "shards"), "--values").code == 0
 
 
-def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
+def test_missing_safetensors_shard_leaves_holes(ranks, tmp_path, statecli):
     """A missing shard in the middle is a hole in each tensor that has a piece in the shard."""
     folder = shutil.copytree(ranks / "shards", tmp_path / "shards")
     (folder / "shard-00002-model-00001-of-00001.safetensors").unlink()
@@ -407,13 +409,13 @@ def test_shards_of_safetensors_with_a_hole(ranks, tmp_path, statecli):
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_a_file_of_it_named(name, mixed_folder, line):
+def test_single_file_of_the_folder_is_refused(name, mixed_folder, line):
     """A single file of the folder is not a checkpoint: the message asks for the folder."""
     said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed_folder}"
     assert line(mixed_folder / name) == said
 
 
-def test_a_missing_rank(mixed_folder, ranks, statecli):
+def test_missing_rank_file_is_named_in_one_line(mixed_folder, ranks, statecli):
     """One line names the missing file and counts files and tensors. All shapes are shown, and the rest is compared."""
     (mixed_folder / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed_folder))
@@ -433,7 +435,7 @@ def test_a_missing_rank(mixed_folder, ranks, statecli):
     assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
 
 
-def test_no_rank_is_here(mixed_folder, statecli):
+def test_metadata_without_rank_files_keeps_all_shapes(mixed_folder, statecli):
     """The metadata still has every shape; only the tensor without elements has values."""
     for path in mixed_folder.glob("*.distcp"):
         path.unlink()
@@ -445,7 +447,7 @@ def test_no_rank_is_here(mixed_folder, statecli):
     assert [name for name, tensor in tensors.items() if not tensor.damage] == ["empty"]
 
 
-def test_a_file_of_another_save(mixed_folder):
+def test_unlisted_rank_file_is_reported(mixed_folder):
     """A rank's file that no metadata lists is reported, unless empty because the rank had nothing to save."""
     (mixed_folder / "__8_0.distcp").write_bytes(b"")
     assert formats.read(str(mixed_folder)).oddities == ()
@@ -458,7 +460,7 @@ def test_a_file_of_another_save(mixed_folder):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80"])
-def test_a_save_that_broke_off(data, mixed_folder, line):
+def test_incomplete_metadata_is_refused(data, mixed_folder, line):
     """`.metadata` is written last, and the process may stop before the end."""
     (mixed_folder / ".metadata").write_bytes(data)
     cut = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
@@ -466,7 +468,7 @@ def test_a_save_that_broke_off(data, mixed_folder, line):
     assert line(mixed_folder).endswith(f": {cut}")
 
 
-def test_no_metadata(mixed_folder, line):
+def test_folder_without_metadata_is_refused(mixed_folder, line):
     """Only `.metadata` gives the places of the tensors, so that nothing can be read without the file."""
     (mixed_folder / ".metadata").unlink()
     assert line(mixed_folder) == (
@@ -474,7 +476,7 @@ def test_no_metadata(mixed_folder, line):
     )
 
 
-def test_a_rank_cut_short(mixed_folder, statecli):
+def test_truncated_rank_file_is_reported_in_one_line(mixed_folder, statecli):
     """One line reports all tensors after the truncation; the other tensors are read."""
     os.truncate(mixed_folder / "__1_0.distcp", 100)
     result = statecli("inspect", str(mixed_folder))
@@ -497,7 +499,7 @@ def move_chunk(fqn: str, chunk: int, start: list[int], shape: list[int]) -> Any:
     return change
 
 
-DAMAGED: dict[str, tuple[Any, str]] = {
+INCONSISTENT_CHUNKS: dict[str, tuple[Any, str]] = {
     "overlap": (move_chunk("rows", 1, [2, 0], [4, 3]), "rows: two chunks overlap: [0:3, 0:3] and [2:6, 0:3]"),
     "hole": (move_chunk("rows", 1, [4, 0], [2, 3]), "rows: no chunk covers [3:4, 0:3]"),
     "a hole at the end": (move_chunk("rows", 3, [9, 0], [1, 2]), "rows: no chunk covers [9:10, 2:3]"),
@@ -521,12 +523,12 @@ DAMAGED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", DAMAGED)
-def test_chunks_that_make_no_tensor(case, mixed_folder, statecli):
+@pytest.mark.parametrize("case", INCONSISTENT_CHUNKS)
+def test_inconsistent_chunks_are_reported_in_one_line(case, mixed_folder, statecli):
     """One line has the tensor and the boxes; the tensor's shape and all other tensors are still read."""
-    change, said = DAMAGED[case]
+    change, said = INCONSISTENT_CHUNKS[case]
     facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
-    rewritten(mixed_folder, change)
+    rewrite_metadata(mixed_folder, change)
     actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     assert {fqn: actual[fqn] for fqn in facts} == facts
     result = statecli("inspect", str(mixed_folder))
@@ -539,7 +541,7 @@ def break_offset(metadata: Any) -> None:
     metadata.storage_data[MetadataIndex("rows", [3, 0])].offset = -1
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
+INVALID_METADATA: dict[str, tuple[Any, str]] = {
     "version": (
         lambda metadata: setattr(metadata, "version", "2.0.0"),
         ".metadata has version '2.0.0', which a newer torch wrote; statecli knows only 1.0.0; "
@@ -568,15 +570,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_metadata_that_is_refused(case, mixed_folder, line):
+@pytest.mark.parametrize("case", INVALID_METADATA)
+def test_invalid_metadata_is_refused(case, mixed_folder, line):
     """The folder is refused with one line and exit status 2."""
-    change, said = REFUSED[case]
-    rewritten(mixed_folder, change)
+    change, said = INVALID_METADATA[case]
+    rewrite_metadata(mixed_folder, change)
     assert line(mixed_folder) == said
 
 
-def test_another_pickle(mixed_folder, line):
+def test_pickle_without_metadata_is_refused(mixed_folder, line):
     """The folder has rank files, but its `.metadata` is another pickle."""
     (mixed_folder / ".metadata").write_bytes(pickle.dumps({"a": 1}))
     assert line(mixed_folder) == (
@@ -585,14 +587,14 @@ def test_another_pickle(mixed_folder, line):
     )
 
 
-OUTSIDE = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
+OUTSIDE_PATHS = ("../x.distcp", "/etc/passwd", "C:x.distcp", "s3://b/x", "~", "..", "")
 
 
-@pytest.mark.parametrize("name", OUTSIDE, ids=[repr(name) for name in OUTSIDE])
-def test_a_path_that_leads_outside(name, mixed_folder, statecli):
+@pytest.mark.parametrize("name", OUTSIDE_PATHS, ids=[repr(name) for name in OUTSIDE_PATHS])
+def test_path_outside_the_folder_is_not_followed(name, mixed_folder, statecli):
     """The path is not followed; tensors in other files are read."""
     place = MetadataIndex("rows", [3, 0])
-    rewritten(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
+    rewrite_metadata(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed_folder))
     why = f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
     said = f"rows: {why} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
@@ -600,7 +602,7 @@ def test_a_path_that_leads_outside(name, mixed_folder, statecli):
     assert [t.fqn for t in formats.read(str(mixed_folder)).tensors if t.damage] == ["rows"]
 
 
-def test_a_rank_that_is_no_file(mixed_folder, statecli):
+def test_named_pipe_is_reported_and_not_opened(mixed_folder, statecli):
     """Opening a named pipe would block the reader."""
     (mixed_folder / "__0_0.distcp").unlink()
     os.mkfifo(mixed_folder / "__0_0.distcp")
@@ -610,7 +612,7 @@ def test_a_rank_that_is_no_file(mixed_folder, statecli):
     assert any(t.damage is None for t in formats.read(str(mixed_folder)).tensors)
 
 
-def test_an_archive_of_another_tensor(tmp_path, statecli):
+def test_chunk_that_contradicts_the_metadata_is_found(tmp_path, statecli):
     """The content of a chunk is compared with the metadata when the values are read."""
     saved = io.BytesIO()
     torch.save(torch.zeros(3), saved)
@@ -627,9 +629,9 @@ def test_an_archive_of_another_tensor(tmp_path, statecli):
 # Pickles that would run code.
 
 
-def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
+def test_call_in_metadata_is_reported_and_not_run(mixed_folder, tmp_path, statecli):
     """torch unpickles `.metadata`; statecli runs nothing from the file, and inspect and audit name the call."""
-    rewritten(
+    rewrite_metadata(
         mixed_folder,
         lambda metadata: metadata.planner_data.update(x=Called(os.system, (f"touch {tmp_path / 'harm'}",))),
     )
@@ -642,18 +644,18 @@ def test_metadata_that_attacks(mixed_folder, tmp_path, statecli):
     assert not (tmp_path / "harm").exists()
 
 
-def test_lists_that_no_names_fill_are_refused(mixed_folder, statecli):
+def test_lists_of_huge_length_are_refused(mixed_folder, statecli):
     """torch makes a list of any length that an index in the paths of `.metadata` requires."""
     for path in (("a", 10**11), ["a", "b", 10**11], ("a",) * 300 + (10**11,)):
-        rewritten(mixed_folder, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
+        rewrite_metadata(mixed_folder, lambda metadata, path=path: metadata.planner_data.update({"a.b": path}))
         result = statecli("audit", str(mixed_folder))
         assert result.code == 2
         assert "describes lists of 100,000,000,00" in result.out
-    rewritten(mixed_folder, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
+    rewrite_metadata(mixed_folder, lambda metadata: metadata.planner_data.update({"a.b": ("a", 1000)}))
     assert statecli("audit", str(mixed_folder)).code != 2
 
 
-DISGUISED = (
+LOOKALIKE_NAMES = (
     ("torch.distributed.checkpoint.filesystem", "os.system"),
     ("torch.distributed.checkpoint.metadata", "os.system"),
     ("torch.distributed.run", "main"),
@@ -665,8 +667,8 @@ DISGUISED = (
 )
 
 
-@pytest.mark.parametrize("names", DISGUISED, ids=[".".join(names) for names in DISGUISED])
-def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
+@pytest.mark.parametrize("names", LOOKALIKE_NAMES, ids=[".".join(names) for names in LOOKALIKE_NAMES])
+def test_lookalike_names_in_metadata_are_reported(names, mixed_folder, statecli):
     """Only the data classes that make up a `.metadata` are exempt, each by its full name."""
     data = (mixed_folder / ".metadata").read_bytes()
     assert data[:2] == b"\x80\x04"
@@ -679,7 +681,7 @@ def test_metadata_that_calls_what_torch_has(names, mixed_folder, statecli):
     assert statecli("audit", str(mixed_folder)).code == 1
 
 
-def test_the_names_that_metadata_needs_are_torchs_own():
+def test_allowed_names_of_metadata_are_data_classes():
     """Each name that exists in this torch is a class of data."""
     assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED
     splits = [name.rpartition(".") for name in NEEDED]
@@ -690,7 +692,7 @@ def test_the_names_that_metadata_needs_are_torchs_own():
     assert functions == {"_get_layout"}
 
 
-def test_a_value_that_attacks(tmp_path, statecli):
+def test_call_in_a_rank_file_is_reported_and_not_run(tmp_path, statecli):
     """A value in a rank file calls a function: nothing runs, and inspect and audit report the call."""
     dcp.save(
         {"w": torch.ones(2), "epoch": Called(os.system, (f"touch {tmp_path / 'harm'}",))},
@@ -717,14 +719,14 @@ def test_every_pickle_is_scanned(ranks):
 
 
 CALL = call_function(global_name("os", "system"), text("touch HARM"))
-HIDDEN = {
+HIDDEN_PICKLES = {
     "an archive": build(records(build_pickle(CALL))),
     "a legacy file": legacy(state_dict(w=tensor(), x=CALL), [("0", 4, bytes(16))]),
     "one pickle": build_pickle(CALL),
 }
 
 
-def with_a_value_at(folder: Path, file: str, offset: int, length: int, transforms: list[str] | None = None) -> None:
+def add_value(folder: Path, file: str, offset: int, length: int, transforms: list[str] | None = None) -> None:
     """Add a value `step` to `.metadata`, at this place of the file."""
 
     def change(metadata: Any) -> None:
@@ -732,10 +734,10 @@ def with_a_value_at(folder: Path, file: str, offset: int, length: int, transform
         metadata.storage_data[MetadataIndex("step")] = _StorageInfo(file, offset, length, transforms)
         metadata.planner_data["step"] = ("step",)
 
-    rewritten(folder, change)
+    rewrite_metadata(folder, change)
 
 
-def hiding(folder: Path, data: bytes, **more: Any) -> int:
+def save_tensor_with_data(folder: Path, data: bytes, **more: Any) -> int:
     """Save a tensor whose elements are zeros and `data`; return the offset of `data` in the file."""
     w = torch.zeros(9000, dtype=torch.uint8)
     w[5000 : 5000 + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -743,11 +745,11 @@ def hiding(folder: Path, data: bytes, **more: Any) -> int:
     return (folder / "__0_0.distcp").read_bytes().index(data)
 
 
-@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize("kind", HIDDEN_PICKLES)
 def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
     """torch loads the elements of a tensor as an archive where `.metadata` says so; statecli only scans them."""
-    data = HIDDEN[kind]
-    with_a_value_at(tmp_path / "x", "__0_0.distcp", hiding(tmp_path / "x", data, x=torch.ones(3)), len(data))
+    data = HIDDEN_PICKLES[kind]
+    add_value(tmp_path / "x", "__0_0.distcp", save_tensor_with_data(tmp_path / "x", data, x=torch.ones(3)), len(data))
     result = statecli("audit", str(tmp_path / "x"), "-f", "plain")
     assert result.code == 2
     assert "loading the file calls os.system" in result.out
@@ -757,8 +759,8 @@ def test_a_value_hidden_in_a_tensor_is_scanned(kind, tmp_path, statecli):
 
 def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecli, in_tmp_path):
     """The shards are in a training's folder, as saved by FSDP. The harm is real: torch unpickles the value."""
-    shards, data = tmp_path / "checkpoint-5" / "pytorch_model_fsdp_0", HIDDEN["an archive"]
-    with_a_value_at(shards, "__0_0.distcp", hiding(shards, data), len(data))
+    shards, data = tmp_path / "checkpoint-5" / "pytorch_model_fsdp_0", HIDDEN_PICKLES["an archive"]
+    add_value(shards, "__0_0.distcp", save_tensor_with_data(shards, data), len(data))
     (tmp_path / "checkpoint-5" / "trainer_state.json").write_text('{"global_step": 5}')
     result = statecli("audit", str(tmp_path / "checkpoint-5"), "-f", "plain")
     assert result.code == 2
@@ -768,23 +770,23 @@ def test_a_value_hidden_in_the_shards_of_a_training_is_scanned(tmp_path, statecl
     assert (tmp_path / "HARM").exists()
 
 
-def test_a_tensor_that_only_holds_such_bytes_is_clean(tmp_path, statecli):
+def test_pickle_bytes_in_a_tensor_are_clean(tmp_path, statecli):
     """`.metadata` gives no value at the place of the bytes."""
-    hiding(tmp_path / "x", HIDDEN["an archive"])
+    save_tensor_with_data(tmp_path / "x", HIDDEN_PICKLES["an archive"])
     assert statecli("audit", str(tmp_path / "x")).code == 0
 
 
-def test_a_value_in_any_file_of_the_folder_is_scanned(tmp_path, statecli):
+def test_value_in_a_file_of_any_name_is_scanned(tmp_path, statecli):
     """The scan does not depend on the name of the file."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
-    (tmp_path / "x" / "notes.txt").write_bytes(b"notes" + HIDDEN["an archive"])
-    with_a_value_at(tmp_path / "x", "notes.txt", 5, len(HIDDEN["an archive"]))
+    (tmp_path / "x" / "notes.txt").write_bytes(b"notes" + HIDDEN_PICKLES["an archive"])
+    add_value(tmp_path / "x", "notes.txt", 5, len(HIDDEN_PICKLES["an archive"]))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 2  # the file is an archive after other bytes as well
     assert "loading the file calls os.system" in result.out
 
 
-def test_two_names_of_one_archive_are_read(tmp_path, statecli):
+def test_two_names_for_one_archive_are_read(tmp_path, statecli):
     """Both names have all bytes of the archive, so that neither name hides bytes."""
     dcp.save({"w": torch.ones(2), "step": 3}, checkpoint_id=tmp_path / "x", no_dist=True)
 
@@ -794,22 +796,22 @@ def test_two_names_of_one_archive_are_read(tmp_path, statecli):
         metadata.storage_data[MetadataIndex("v", torch.Size([0]))] = metadata.storage_data[at["w"]]
         metadata.planner_data["v"] = ("v",)
 
-    rewritten(tmp_path / "x", change)
+    rewrite_metadata(tmp_path / "x", change)
     assert values(tmp_path / "x")["v"].tolist() == [1, 1]
     assert statecli("audit", str(tmp_path / "x")).code == 0
 
 
-def test_a_value_written_through_another_stream_is_said_not_to_be_scanned(tmp_path, statecli):
+def test_compressed_value_is_reported_as_not_scanned(tmp_path, statecli):
     """The decompressed content is unknown."""
     dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "x", no_dist=True)
-    with_a_value_at(tmp_path / "x", "notes.bin", 0, 100, ["zstd"])
+    add_value(tmp_path / "x", "notes.bin", 0, 100, ["zstd"])
     (tmp_path / "x" / "notes.bin").write_bytes(bytes(100))
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 1
     assert "1 of the values: torch.distributed.checkpoint stored them with the transform zstd" in result.out
 
 
-def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
+def test_unreadable_rank_metadata_is_an_unscanned_pickle(mixed_folder, statecli):
     """A rank has unreadable metadata next to the global metadata: the archives of the rank are not located."""
     (mixed_folder / "__0.metadata").write_bytes(b"\x80\x02N.")
     result = statecli("audit", str(mixed_folder), "--select", "unscanned-pickle")
@@ -820,22 +822,22 @@ def test_metadata_that_no_reader_asks_for_is_judged_too(mixed_folder, statecli):
 # Boxes that fill another box.
 
 
-def boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
+def build_boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
     """Return boxes from their (start, stop) in each dimension."""
     return [Box(tuple(a for a, _ in cut), tuple(b for _, b in cut)) for cut in cuts]
 
 
-def test_boxes_that_no_plane_parts():
+def test_pinwheel_of_boxes_covers_a_square():
     """Five boxes in a pinwheel fill a square, though every line across the square cuts a box."""
-    wheel = boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
+    wheel = build_boxes(((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))
     assert find_fault((3, 3), wheel) is None
     assert find_fault((3, 3), wheel[:-1]) == "its chunks cover 8 of the 9 elements of [0:3, 0:3]"
 
 
-def test_boxes_of_no_dimension():
+def test_scalar_has_exactly_one_box():
     """A scalar has exactly one chunk."""
-    assert find_fault((), boxes(())) is None
-    assert find_fault((), boxes((), ())) == "two chunks overlap: [] and []"
+    assert find_fault((), build_boxes(())) is None
+    assert find_fault((), build_boxes((), ())) == "two chunks overlap: [] and []"
     assert find_fault((), []) == "no chunk covers []"
 
 
@@ -848,7 +850,7 @@ def test_dimensions_that_torch_does_not_index_are_refused():
     assert time.process_time() - begin < 2
 
 
-def test_agrees_with_counting():
+def test_box_check_agrees_with_counting():
     """Random boxes are compared with a count of the boxes over each element of a small array."""
     dice = np.random.default_rng(5)
     seen = set()
@@ -867,7 +869,7 @@ def test_agrees_with_counting():
     assert seen == {True, False}
 
 
-def test_ten_thousand_boxes_of_no_order_are_refused():
+def test_ten_thousand_scattered_boxes_are_refused():
     """The boxes are not compared pair by pair, and a spiral of bands is not followed to its end."""
     stairs = [Box((n, n), (n + 2, n + 1)) for n in range(10_000)]
     assert find_fault((20_000, 20_000), stairs)
@@ -880,7 +882,7 @@ def test_ten_thousand_boxes_of_no_order_are_refused():
     [(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT", False), (Metadata, "__init__", True)],
     ids=["a member", "something else"],
 )
-def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, is_reported, tmp_path, monkeypatch):
+def test_enum_member_by_getattr_is_not_reported(owner, name, is_reported, tmp_path, monkeypatch):
     """Python 3.11.0 to 3.11.2 pickle a member by `getattr`, which is not reported. Any other use is reported."""
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", lambda self, protocol: (getattr, (owner, name)))
     dcp.save({"w": torch.ones(3)}, checkpoint_id=tmp_path / "x", no_dist=True)
@@ -893,66 +895,66 @@ def test_a_member_of_an_enumeration_may_be_taken_by_its_name(owner, name, is_rep
 # Entries that torch reads from a `.metadata`, in a form that no pickler writes.
 
 
-EVIL = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
+HARMFUL_PICKLE = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
 
 
-def with_a_hidden_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict[Any, Any]]:
+def hide_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict[Any, Any]]:
     """Save a tensor and `step`; return the place of a pickle inside the tensor, with its index, and the true places."""
-    at = hiding(folder, EVIL, step=3)
+    at = save_tensor_with_data(folder, HARMFUL_PICKLE, step=3)
     metadata = load_metadata(folder)
     # the value is listed under an index that torch does not look up
     places = {
         key if key.fqn == "w" else MetadataIndex("step", (0,)): info for key, info in metadata.storage_data.items()
     }
-    return MetadataIndex("step"), _StorageInfo("__0_0.distcp", at, len(EVIL)), places
+    return MetadataIndex("step"), _StorageInfo("__0_0.distcp", at, len(HARMFUL_PICKLE)), places
 
 
-def called_with_pairs(index: Any, place: Any, places: Any) -> Any:
+def call_with_pairs(index: Any, place: Any, places: Any) -> Any:
     return Called(collections.OrderedDict, (((index, place),),), None, None, iter(places.items()))
 
 
-def called_with_a_dict(index: Any, place: Any, places: Any) -> Any:
+def call_with_dict(index: Any, place: Any, places: Any) -> Any:
     return Called(dict, ({index: place},), None, None, iter(places.items()))
 
 
-def with_a_state_made_of_pairs(index: Any, place: Any, places: Any) -> Any:
+def set_state_from_pairs(index: Any, place: Any, places: Any) -> Any:
     """Hide the place of the value in the place's own state, an OrderedDict built from pairs."""
     hidden = Called(collections.OrderedDict, (tuple(vars(place).items()),))
     place.__getstate__ = lambda: hidden
     return {**places, index: place}
 
 
-def with_fields_as_arguments(index: Any, place: Any, places: Any) -> Any:
+def call_with_fields(index: Any, place: Any, places: Any) -> Any:
     """Give the place by a call: `_StorageInfo(file, offset, length)`."""
     return {**places, index: Called(_StorageInfo, (place.relative_path, place.offset, place.length))}
 
 
-def with_defaults(index: Any, place: Any, places: Any) -> Any:
+def use_default_factory(index: Any, place: Any, places: Any) -> Any:
     """Hide the place in the default of a defaultdict: a key that is absent has a value all the same."""
     factory = Called(functools.partial, (_StorageInfo, place.relative_path, place.offset, place.length))
     return Called(collections.defaultdict, (factory,), None, None, iter(places.items()))
 
 
 UNUSUAL_PLACES = (
-    called_with_pairs,
-    called_with_a_dict,
-    with_a_state_made_of_pairs,
-    with_fields_as_arguments,
-    with_defaults,
+    call_with_pairs,
+    call_with_dict,
+    set_state_from_pairs,
+    call_with_fields,
+    use_default_factory,
 )
 
 
 @pytest.mark.parametrize("storage_data", UNUSUAL_PLACES)
-def test_places_that_a_call_makes_are_not_clean(storage_data, tmp_path, in_tmp_path, statecli, forked_python):
+def test_storage_places_from_a_call_fail_the_audit(storage_data, tmp_path, in_tmp_path, statecli, forked_python):
     """torch loads a value from a place that the graph of the pickle does not list."""
-    hidden = with_a_hidden_value(tmp_path / "x")
-    rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", storage_data(*hidden)))
+    hidden = hide_value(tmp_path / "x")
+    rewrite_metadata(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", storage_data(*hidden)))
     assert statecli("audit", str(tmp_path / "x")).code == 2
     assert not (tmp_path / "HARM").exists()
-    loads_and_harms(tmp_path, forked_python)
+    assert_load_runs_command(tmp_path, forked_python)
 
 
-def loads_and_harms(folder: Path, forked_python, name: str = "x") -> None:
+def assert_load_runs_command(folder: Path, forked_python, name: str = "x") -> None:
     """Assert that torch.distributed.checkpoint.load runs the command hidden in the folder's files."""
     code = (
         "import torch, torch.distributed.checkpoint as dcp\n"
@@ -962,10 +964,10 @@ def loads_and_harms(folder: Path, forked_python, name: str = "x") -> None:
     assert (folder / "HARM").exists(), done.stderr
 
 
-def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, forked_python):
+def test_storage_places_changed_later_fail_the_audit(tmp_path, statecli, forked_python):
     """BUILD copies the items of a dict; later changes of the dict do not reach the object."""
-    index, place, places = with_a_hidden_value(tmp_path / "x")
-    rewritten(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
+    index, place, places = hide_value(tmp_path / "x")
+    rewrite_metadata(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
     data = (tmp_path / "x" / ".metadata").read_bytes()
     offset = b"K" + bytes([place.offset]) if place.offset < 256 else b"M" + place.offset.to_bytes(2, "little")
     at = data.index(offset)
@@ -976,7 +978,7 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 2
     assert "sets the contents of an object and later changes them" in result.out
-    loads_and_harms(tmp_path, forked_python)
+    assert_load_runs_command(tmp_path, forked_python)
 
 
 # Recognition of a folder.
@@ -984,9 +986,9 @@ def test_places_that_change_after_they_are_set_are_refused(tmp_path, statecli, f
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("begin", [b"", b"N0" * 40, b"(0" * 40])
-def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, forked_python):
+def test_metadata_is_recognised_by_its_name(begin, protocol, tmp_path, statecli, forked_python):
     """torch requires neither a mark at the start of the pickle nor a suffix of the other files."""
-    _, place, places = with_a_hidden_value(tmp_path / "x")
+    _, place, places = hide_value(tmp_path / "x")
     (tmp_path / "x" / "__0_0.distcp").rename(tmp_path / "x" / "data")
     places = {key: _StorageInfo("data", info.offset, info.length) for key, info in places.items()}
     places[MetadataIndex("step")] = _StorageInfo("data", place.offset, place.length)
@@ -998,21 +1000,21 @@ def test_metadata_is_known_by_its_name(begin, protocol, tmp_path, statecli, fork
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 2
     assert ("posix.system" if protocol else "cannot locate the archives in the file") in result.out
-    loads_and_harms(tmp_path, forked_python)
+    assert_load_runs_command(tmp_path, forked_python)
 
 
-def test_metadata_of_another_class_is_not_clean(tmp_path, statecli, forked_python):
+def test_metadata_of_another_class_fails_the_audit(tmp_path, statecli, forked_python):
     """torch.distributed.checkpoint reads the attributes of any object, whatever its class is."""
-    index, place, places = with_a_hidden_value(tmp_path / "x")
+    index, place, places = hide_value(tmp_path / "x")
     metadata = load_metadata(tmp_path / "x")
     metadata.storage_data = {**places, index: place}
     other = argparse.Namespace(**vars(metadata))
     (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(other))
     assert statecli("audit", str(tmp_path / "x")).code == 2
-    loads_and_harms(tmp_path, forked_python)
+    assert_load_runs_command(tmp_path, forked_python)
 
 
-def test_places_outside_the_folder_are_not_clean_in_metadata_that_is_not_read(mixed_folder, statecli):
+def test_rank_metadata_with_outside_paths_fails_the_audit(mixed_folder, statecli):
     """The metadata of rank 7 is next to the global metadata."""
     metadata = load_metadata(mixed_folder)
     for info in metadata.storage_data.values():

@@ -100,7 +100,7 @@ class Asserted(nn.Module):
 
 NORMED = nn.utils.parametrizations.weight_norm(nn.Linear(8, 4))
 IMAGE, SEQUENCE, ROWS = torch.rand(2, 8, 4, 4), torch.rand(1, 2, 8), torch.rand(4, 8)
-HONEST = {
+HONEST_PROGRAMS = {
     "lstm": (nn.LSTM(8, 6, 2, bidirectional=True), SEQUENCE),
     "lstm with a projection": (nn.LSTM(8, 6, 2, proj_size=3, batch_first=True), SEQUENCE),
     "lstm without biases": (nn.LSTM(8, 6, bias=False), SEQUENCE),
@@ -144,7 +144,7 @@ class _Outer(nn.Module):
 
 
 #: Programs that the attacks below change, and the options of their exports.
-CHANGED = {
+ATTACKED_PROGRAMS = {
     "linear": (nn.Linear(2, 2), torch.ones(1, 2)),
     "repeat": (Repeat(), torch.ones(4, 2)),
     "cast": (Cast(), torch.ones(2)),
@@ -158,7 +158,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def program(name: str) -> torch.export.ExportedProgram:
-    module, *inputs = {**HONEST, **CHANGED}[name]
+    module, *inputs = {**HONEST_PROGRAMS, **ATTACKED_PROGRAMS}[name]
     return torch.export.export(module.eval(), tuple(inputs), **OPTIONS.get(name, {}))
 
 
@@ -192,7 +192,10 @@ EXPORTED_ONLY = {"lstm with a projection", "lstm without biases", "gru", "weight
 
 @pytest.mark.parametrize(
     ("name", "decomposed"),
-    [*((name, False) for name in HONEST), *((name, True) for name in HONEST if name not in EXPORTED_ONLY)],
+    [
+        *((name, False) for name in HONEST_PROGRAMS),
+        *((name, True) for name in HONEST_PROGRAMS if name not in EXPORTED_ONLY),
+    ],
 )
 def test_modules_of_torch_are_clean(name, decomposed, tmp_path):
     """The programs are saved as exported, and after `run_decompositions`."""
@@ -248,16 +251,16 @@ def test_short_weights_of_an_lstm_crash_and_are_found(tmp_path, forked_python):
     assert forked_python(code).returncode < 0
 
 
-WIDE = {"as_ints": [1, 2, 4096]}
+WIDE_SIZES = {"as_ints": [1, 2, 4096]}
 
 
 def _widen_state(graph: dict[str, Any]) -> None:
     for number, name in enumerate(("zeros", "zeros_1")):
         graph["tensor_values"][name]["sizes"] = sizes(1, 2, 4096)
-        [zeros for zeros in graph["nodes"] if "zeros" in zeros["target"]][number]["inputs"][0]["arg"] = WIDE
+        [zeros for zeros in graph["nodes"] if "zeros" in zeros["target"]][number]["inputs"][0]["arg"] = WIDE_SIZES
 
 
-def _give(argument: str, value: dict[str, Any], operator: str) -> Callable[[dict[str, Any]], None]:
+def _set_argument(argument: str, value: dict[str, Any], operator: str) -> Callable[[dict[str, Any]], None]:
     def edit(graph: dict[str, Any]) -> None:
         inputs = node(graph, operator)["inputs"]
         next(given for given in inputs if given["name"] == argument)["arg"] = value
@@ -265,7 +268,7 @@ def _give(argument: str, value: dict[str, Any], operator: str) -> Callable[[dict
     return edit
 
 
-def _state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[dict[str, Any]], None]:
+def _set_state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[dict[str, Any]], None]:
     def edit(graph: dict[str, Any]) -> None:
         inputs = node(graph, operator)["inputs"]
         name = next(given for given in inputs if given["name"] == argument)["arg"]["as_tensor"]["name"]
@@ -278,53 +281,57 @@ ATTACKS = {
     "a wider state": ("lstm", _widen_state, "has weights that do not fit its hidden size of 4096"),
     "a state that lies": (
         "lstm without biases",
-        _give("size", WIDE, "zeros"),
+        _set_argument("size", WIDE_SIZES, "zeros"),
         "with other sizes than the graph declares",
     ),
     "a state that lies with symbols": (
         "lstm without biases",
-        _give("size", {"as_sym_ints": sizes(*WIDE["as_ints"])}, "zeros"),
+        _set_argument("size", {"as_sym_ints": sizes(*WIDE_SIZES["as_ints"])}, "zeros"),
         "with other sizes than the graph declares",
     ),
-    "fewer layers": ("lstm", _give("num_layers", {"as_int": 5}, "lstm"), "which does not match its number of layers"),
-    "no weights": ("gru", _give("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not declare"),
+    "fewer layers": (
+        "lstm",
+        _set_argument("num_layers", {"as_int": 5}, "lstm"),
+        "which does not match its number of layers",
+    ),
+    "no weights": ("gru", _set_argument("params", {"as_tensors": []}, "gru"), "whose sizes the graph does not declare"),
     "variances": (
         "batch norm",
-        _state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
+        _set_state_sizes("running_var", sizes(1), "_native_batch_norm_legit_no_training"),
         "has a running_var whose size is not 8, the number of channels",
     ),
     "a norm": (
         "weight norm",
-        _state_sizes("g", sizes(1, 1), "_weight_norm"),
+        _set_state_sizes("g", sizes(1, 1), "_weight_norm"),
         "a norm whose size does not fit its weight",
     ),
     "offsets": (
         "embedding bag",
-        _give("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),
+        _set_argument("offsets", {"as_tensor": {"name": "p_bag_weight"}}, "_embedding_bag"),
         "offsets that the program computes or stores",
     ),
     "dimensions": (
         "fourier",
-        _give("dim", {"as_ints": [2**20]}, "_fft_r2c"),
+        _set_argument("dim", {"as_ints": [2**20]}, "_fft_r2c"),
         "over dimensions that its input does not have",
     ),
     "groups": (
         "group norm",
-        _give("group", {"as_int": 0}, "native_group_norm"),
+        _set_argument("group", {"as_int": 0}, "native_group_norm"),
         ("a number of groups or a size that is not valid"),
     ),
 }
 
 
 #: Programs whose operators `run_decompositions` replaces.
-UNCHANGED = ("lstm", "lstm without biases", "gru", "weight norm")
+DECOMPOSABLE_PROGRAMS = ("lstm", "lstm without biases", "gru", "weight norm")
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_arguments_that_torch_does_not_check_are_unsafe(name, tmp_path):
     """The kernels read memory by the sizes in the arguments."""
     honest, edit, why = ATTACKS[name]
-    path = write_program(tmp_path / "x.pt2", honest, decomposed=honest not in UNCHANGED)
+    path = write_program(tmp_path / "x.pt2", honest, decomposed=honest not in DECOMPOSABLE_PROGRAMS)
     assert any(why in message for message in messages(change(path, edit)))
 
 
@@ -352,7 +359,7 @@ def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
 
 
 SIZE = "sym_size_int_1"
-ENDLESS = {
+ENDLESS_NUMBERS = {
     "a power": [("_operator.pow", 7, 10**10)],
     "a shift": [("_operator.lshift", 1, 10**11)],
     "a chain": [("_operator.pow", 7, 50), ("_operator.pow", "y0", "y0")],
@@ -365,12 +372,12 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-def test_numbers_that_grow_for_ever_are_unsafe(name, tmp_path):
+@pytest.mark.parametrize("name", ENDLESS_NUMBERS)
+def test_numbers_that_grow_without_limit_are_unsafe(name, tmp_path):
     """Python computes the numbers when a user calls the program."""
     path = write_program(tmp_path / "x.pt2", "repeat")
     assert messages(path) == []
-    (message,) = messages(change(path, _operate(*ENDLESS[name])))
+    (message,) = messages(change(path, _operate(*ENDLESS_NUMBERS[name])))
     assert "computes numbers of more than 4,194,304 bits" in message
 
 
@@ -381,7 +388,7 @@ def test_numbers_of_ordinary_sizes_are_clean(tmp_path):
     assert messages(change(path, _operate(*steps, *[("_operator.mul", SIZE, SIZE)] * 1000))) == []
 
 
-def test_a_float_that_begins_like_a_frame_is_a_float(tmp_path):
+def test_weight_that_begins_like_a_frame_is_clean(tmp_path):
     """In 1 of 256 programs a small weight begins with the byte of FRAME."""
     module = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
@@ -399,7 +406,7 @@ class Mapped(nn.Module):
         return torch.func.vmap(lambda w: x @ w)(self.w)
 
 
-def test_a_program_of_vmap_says_how_to_export_it(tmp_path):
+def test_message_about_vmap_names_run_decompositions(tmp_path):
     """The functions of vmap crash the process for other levels and sizes; a decomposed program calls only operators."""
     program = torch.export.export(Mapped(), (torch.ones(2, 3),))
     torch.export.save(program, tmp_path / "vmap.pt2")
@@ -416,7 +423,7 @@ TEXT = {"as_string": "__import__('os')"}
 OBJECT = {"as_custom_obj": {"name": "K", "class_fqn": "x"}}
 GRAPH = {"as_graph": {"name": "g", "graph": {"inputs": [], "nodes": [], "outputs": []}}}
 VALUE, PLAIN = {"as_tensor": {"name": "x"}}, {"as_operator": "torch.ops.mine.use.default"}
-OFF = {"as_bool": False}
+FALSE = {"as_bool": False}
 USE, ADD, GRADLESS = "torch.ops.mine.use.default", "torch.ops.aten.add.Tensor", "wrap_with_set_grad_enabled"
 
 
@@ -434,7 +441,7 @@ def call_higher(name: str, *arguments: dict[str, Any], names: tuple[str, ...] = 
 
 
 FUNCTION = "torch.utils._sympy.functions.ToFloat"
-FOREIGN = {
+FOREIGN_ARGUMENTS = {
     "a text for a number": (call(FUNCTION, TEXT), "gets a string or an object from the file instead of a number"),
     "a text to format": (
         call("_operator.mod", TEXT, {"as_int": 1}),
@@ -505,12 +512,12 @@ FOREIGN = {
     "a node called inf": (call(ADD, VALUE, VALUE, name="inf"), "finds a value named inf, which changes"),
     # the source reads `self.to_folder`, a method that writes files
     "a graph with the name of a method": (
-        call_higher(GRADLESS, OFF, {"as_graph": {**GRAPH["as_graph"], "name": "to_folder"}}),
+        call_higher(GRADLESS, FALSE, {"as_graph": {**GRAPH["as_graph"], "name": "to_folder"}}),
         "loading the file calls torch.export.load, which finds a graph named to_folder",
     ),
     # the called tensor may be a method: the source has `self.` and the name of a buffer in place of the tensor
-    "a value in place of a graph": (call_higher(GRADLESS, OFF, VALUE), "calls a value that is not"),
-    "nothing in place of a graph": (call_higher(GRADLESS, OFF), "calls a value that is not"),
+    "a value in place of a graph": (call_higher(GRADLESS, FALSE, VALUE), "calls a value that is not"),
+    "nothing in place of a graph": (call_higher(GRADLESS, FALSE), "calls a value that is not"),
     "texts in place of graphs": (
         call_higher("while_loop", {"as_string": "a"}, {"as_string": "b"}),
         "calls a value that is not",
@@ -543,7 +550,7 @@ FOREIGN = {
     # the graph concatenates the texts
     **{
         f"a text for a graph in {kind}": (
-            call_higher(GRADLESS, OFF, GRAPH, kind),
+            call_higher(GRADLESS, FALSE, GRAPH, kind),
             "gets a string as an input of its graph",
         )
         for kind in ({"as_string": "'"}, {"as_strings": ["'"]}, {"as_string_to_argument": {}})
@@ -558,11 +565,11 @@ FOREIGN = {
     },
     # torch counts arguments by their kind, so that an argument with a name shifts the value that an operator calls
     "a value shifted by a name": (
-        call_higher(GRADLESS, OFF, VALUE, GRAPH, names=("", "callee")),
+        call_higher(GRADLESS, FALSE, VALUE, GRAPH, names=("", "callee")),
         "calls a value",
     ),
     "a positional argument with a name": (
-        call_higher(GRADLESS, OFF, GRAPH, VALUE, names=("", "", "a")),
+        call_higher(GRADLESS, FALSE, GRAPH, VALUE, names=("", "", "a")),
         "positional argument that has a name",
     ),
     "an operator for a graph's input": (
@@ -572,17 +579,17 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", FOREIGN_ARGUMENTS)
 def test_an_argument_that_becomes_source_or_is_called_is_found(name, insert):
     """torch evaluates, calls or compiles the argument: while loading, or when an interpreter calls the graph."""
-    foreign, what = FOREIGN[name]
+    foreign, what = FOREIGN_ARGUMENTS[name]
     actual_messages = insert(foreign)
     assert any(what in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize("key", ["graph", "inputs", "nodes", "as_graph", "as_string", "arg"])
 @pytest.mark.parametrize("place", ["a node", "an output", "a signature"])
-def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
+def test_dict_key_does_not_hide_an_object(place, key, tmp_path):
     """The keys of a dict argument are free: no key is a field of the schema."""
     argument = {"as_string_to_argument": {key: OBJECT}}
     path = write_program(tmp_path / "a.pt2", "outer")
@@ -599,14 +606,14 @@ def test_a_key_of_a_dict_hides_no_object(place, key, tmp_path):
     assert any("an object from the file" in message for message in messages(change(path, edit, "graph_module")))
 
 
-def test_a_key_of_a_dict_is_no_field():
+def test_dict_key_is_not_taken_for_a_field():
     """A key with the name of a field may have a value of any kind."""
     argument = {"as_string_to_argument": {"as_int": {"as_none": True}, "name": {"as_none": True}, "as_operator": {}}}
     graph = {"nodes": [call("torch.ops.mine.use.default", argument)]}
     assert list(export_arguments.find_misuses({"graph_module": {"graph": graph}}, Steps())) == []
 
 
-def test_a_key_of_a_dict_hides_no_text_from_arithmetic():
+def test_dict_key_does_not_hide_text_in_arithmetic():
     node = call("_operator.add", {"as_string_to_argument": {"graph": TEXT}})
     misuses = list(export_arguments.find_misuses({"graph_module": {"graph": {"nodes": [node]}}}, Steps()))
     assert [misuse.why for misuse in misuses] == [
@@ -614,7 +621,7 @@ def test_a_key_of_a_dict_hides_no_text_from_arithmetic():
     ]
 
 
-def test_an_object_that_is_an_input_of_the_graph_is_no_source(tmp_path):
+def test_object_as_a_graph_input_is_not_reported(tmp_path):
     """torch gives the graph its objects as inputs."""
 
     def edit(graph: dict[str, Any]) -> None:
@@ -633,11 +640,11 @@ def constant(name: str, pickled: bytes) -> dict[str, bytes]:
 
 
 #: Fields that torch ignores next to the name of an object.
-IGNORED: dict[str, dict[str, Any]] = {"": {}, "nodes": {"nodes": []}, "a graph": {"graph": {"nodes": []}}}
+IGNORED_FIELDS: dict[str, dict[str, Any]] = {"": {}, "nodes": {"nodes": []}, "a graph": {"graph": {"nodes": []}}}
 
 
-@pytest.mark.parametrize("ignored", IGNORED.values(), ids=IGNORED)
-def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path, ignored):
+@pytest.mark.parametrize("ignored", IGNORED_FIELDS.values(), ids=IGNORED_FIELDS)
+def test_repr_of_a_constant_that_torch_compiles_is_found(tmp_path, ignored):
     """The oracle is torch: a namespace's repr() has attribute names unescaped, and loading runs them as code."""
     mark, space = tmp_path / "ran", types.SimpleNamespace()
     space.__dict__[f"a=0))\ropen('{mark}','w')\rdef g(self):\r    return dict(dict(a"] = 1
@@ -650,7 +657,7 @@ def test_torch_compiles_the_repr_of_an_object_of_the_constants(tmp_path, ignored
     assert mark.exists()
 
 
-def test_unflatten_compiles_the_repr_of_an_object_in_a_signature(tmp_path):
+def test_repr_of_a_signature_object_that_torch_compiles_is_found(tmp_path):
     """The object is an argument of a submodule, and not an argument of a node."""
     path, mark = write_program(tmp_path / "a.pt2", "outer"), tmp_path / "ran"
     assert messages(path) == []
@@ -680,7 +687,7 @@ def test_an_object_in_place_of_a_graph_is_found(tmp_path):
 
     def edit(graph: dict[str, Any]) -> None:
         graph["inputs"].append(OBJECT)
-        graph["nodes"].insert(0, call_higher(GRADLESS, OFF, OBJECT, {"as_string": "a"}))
+        graph["nodes"].insert(0, call_higher(GRADLESS, FALSE, OBJECT, {"as_string": "a"}))
 
     actual_messages = messages(change(write_program(tmp_path / "a.pt2", "linear"), edit))
     assert any(

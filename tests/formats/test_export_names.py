@@ -60,18 +60,25 @@ def overwrite_by_self(document: dict[str, Any], config: dict[str, Any], mark: Pa
         others = {key: {} for key in ("sym_int_values", "sym_bool_values", "custom_obj_values", "sym_float_values")}
         return {"inputs": [tensor("a")], "outputs": list(map(tensor, outputs)), "nodes": nodes, **values, **others}
 
-    def same(name: str) -> dict[str, Any]:
+    def build_identity(name: str) -> dict[str, Any]:
         return {"as_graph": {"name": name, "graph": build(("a",), [], "a", single=True)}}
 
-    def level(name: str, attribute: str, *more: dict[str, Any]) -> dict[str, Any]:
-        nodes = [call_wrap("self", same("same"), tensor("a")), call_wrap("r", same(attribute), *more)]
+    def build_level(name: str, attribute: str, *more: dict[str, Any]) -> dict[str, Any]:
+        nodes = [
+            call_wrap("self", build_identity("same"), tensor("a")),
+            call_wrap("r", build_identity(attribute), *more),
+        ]
         return {"as_graph": {"name": name, "graph": build(("r", "self"), nodes, "a r self")}}
 
     at, out = find_wrap(graph)
     graph["nodes"][at : at + 1] = [
-        call_wrap("l1", level("level1", "numpy"), tensor("b_w"), outputs=("arr", "k1"), single=None),
+        call_wrap("l1", build_level("level1", "numpy"), tensor("b_w"), outputs=("arr", "k1"), single=None),
         call_wrap(
-            "l2", level("level2", "tofile", {"as_string": str(mark)}), tensor("arr"), outputs=("none", out), single=None
+            "l2",
+            build_level("level2", "tofile", {"as_string": str(mark)}),
+            tensor("arr"),
+            outputs=("none", out),
+            single=None,
         ),
     ]
     graph["tensor_values"].update(dict.fromkeys(["arr", "k1", "none"], meta))
@@ -105,7 +112,7 @@ def find_wrap(graph: dict[str, Any]) -> tuple[int, str]:
     [(overwrite_by_self, "finds a value named self"), (run_by_normalized_name, "stands in place of a name")],
     ids=["a value called self", "a name of fullwidth letters"],
 )
-def test_a_name_that_means_something_else_is_found(edit: Callable[..., None], why: str, tmp_path: Path) -> None:
+def test_name_with_another_meaning_in_the_graph_is_found(edit: Callable[..., None], why: str, tmp_path: Path) -> None:
     """Calling the program writes the file; the unchanged program is clean."""
     path, mark = tmp_path / "a.pt2", tmp_path / "mark"
     torch.export.save(torch.export.export(Gradless(), (torch.ones(3),)), path)

@@ -50,14 +50,14 @@ def tensors(path: str, section: str | None = None) -> dict[tuple[str, str], Any]
     return {(tensor.section, tensor.fqn): tensor for tensor in formats.read(path, section).tensors}
 
 
-def leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def list_leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the arrays of a tree restored by Flax, by dotted path."""
     if isinstance(tree, dict):
-        return {name: leaf for key, child in tree.items() for name, leaf in leaves(child, (*path, key)).items()}
+        return {name: leaf for key, child in tree.items() for name, leaf in list_leaves(child, (*path, key)).items()}
     return {".".join(path): tree} if hasattr(tree, "shape") else {}
 
 
-def raw_of(tensor: Any) -> bytes:
+def read_stored_bytes(tensor: Any) -> bytes:
     """Return the stored bytes of the tensor's elements."""
     with open_view(tensor.data) as view:
         return b"".join(block.tobytes() for block in read_items(view))
@@ -66,12 +66,12 @@ def raw_of(tensor: Any) -> bytes:
 # Files of the library.
 
 DTYPES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64 complex128"
-SMALL = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
+SMALL_DTYPES = "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu"
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES.split(), *SMALL.split()])
+@pytest.mark.parametrize("dtype", [*DTYPES.split(), *SMALL_DTYPES.split()])
 @pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)], ids=str)
-def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
+def test_each_dtype_equals_the_array_of_flax(flax, tmp_path, dtype, shape):
     """Names, shapes, dtypes and bytes agree for every type that Flax can save."""
     library = pytest.importorskip("ml_dtypes")
     array = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
@@ -82,7 +82,7 @@ def test_each_dtype_is_as_flax_restores_it(flax, tmp_path, dtype, shape):
     assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(again.dtype), again.shape)
     assert tensor.nbytes == again.nbytes
     if shape != (0, 4):
-        assert raw_of(tensor) == again.tobytes()
+        assert read_stored_bytes(tensor) == again.tobytes()
 
 
 def train_state(flax) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def train_state(flax) -> dict[str, Any]:
     )
 
 
-def test_a_train_state(flax, tmp_path):
+def test_train_state_has_sections_and_moments(flax, tmp_path):
     """The fields are sections; a parameter with optimizer moments is trained, and each moment names its parameter."""
     path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)), "checkpoint_7")
     state = parameter_or_buffer.classify_tensors(formats.read(path))
@@ -115,7 +115,7 @@ def test_a_train_state(flax, tmp_path):
     assert (moment.kind, moment.belongs_to) == ("optimizer", "Dense_0.kernel")
     assert rows["opt_state", "0.count"].belongs_to is None
     assert rows["", "step"].kind == "other"
-    restored = leaves(flax.msgpack_restore((tmp_path / "checkpoint_7").read_bytes()))
+    restored = list_leaves(flax.msgpack_restore((tmp_path / "checkpoint_7").read_bytes()))
     assert {".".join(filter(None, key)) for key in rows} == set(restored)
     for key, row in rows.items():
         again = restored[".".join(filter(None, key))]
@@ -123,7 +123,7 @@ def test_a_train_state(flax, tmp_path):
     assert not any((tensor.device, tensor.requires_grad) != (None, None) for tensor in state.tensors)
 
 
-def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
+def test_models_in_a_map_have_separate_sections(flax, tmp_path):
     """Collections with Flax's names are recognised anywhere in the map, except below parameters."""
     ones = numpy.ones(2, numpy.float32)
     inner = {"params": {"w": ones, "cache": {"v": ones}}, "cache": {"k": ones}}
@@ -137,7 +137,7 @@ def test_models_in_a_map_have_sections_of_their_own(flax, tmp_path):
     }
 
 
-def test_params_may_be_all_variables(flax, tmp_path):
+def test_params_may_contain_all_collections(flax, tmp_path):
     """`TrainState.create(params=model.init(...))` keeps the collections one level below `params`."""
     ones = numpy.ones(2, numpy.float32)
     variables = {"params": {"w": ones}, "batch_stats": {"mean": ones}}
@@ -153,14 +153,14 @@ def test_params_may_be_all_variables(flax, tmp_path):
     assert actual["opt_state", "0.mu.params.w"].belongs_to == "w"
 
 
-def test_a_container_can_be_named(flax, tmp_path):
+def test_named_container_is_a_section(flax, tmp_path):
     """`#params.Dense_0` makes the container a section; all other tensors keep their section."""
     path = write_msgpack(tmp_path, flax.to_bytes(train_state(flax)))
     actual = tensors(path, "params.Dense_0")
     assert {("params.Dense_0", "kernel"), ("params.Dense_0", "bias"), ("params", "BatchNorm_0.scale")} <= set(actual)
 
 
-def test_what_transformers_writes_is_one_section(flax, tmp_path):
+def test_flax_model_of_transformers_is_one_section(flax, tmp_path):
     """`flax_model.msgpack` has only the parameters, and identifies the format of its folder."""
     ones = numpy.ones((2, 2), numpy.float32)
     content = flax.to_bytes({"transformer": {"h": {"0": {"attn": {"kernel": ones}}}}})
@@ -169,7 +169,7 @@ def test_what_transformers_writes_is_one_section(flax, tmp_path):
     assert set(tensors(str(tmp_path))) == {("model", "transformer.h.0.attn.kernel")}
 
 
-def test_shards_of_transformers(flax, tmp_path):
+def test_sharded_flax_model_is_read(flax, tmp_path):
     """The index of a sharded Flax model has slashes where names have dots."""
     ones = numpy.ones((2, 2), numpy.float32)
     for n, layer in enumerate(("embed", "head"), 1):
@@ -182,7 +182,7 @@ def test_shards_of_transformers(flax, tmp_path):
     assert (state.format, state.oddities) == ("sharded flax-msgpack", ())
 
 
-def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
+def test_chunked_array_is_one_tensor(flax, tmp_path, monkeypatch):
     """An array that Flax splits into flat chunks is a single tensor; reading the values joins the chunks."""
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 64)
     array = numpy.arange(60, dtype=numpy.float32).reshape(3, 20)
@@ -192,7 +192,7 @@ def test_arrays_in_pieces(flax, tmp_path, monkeypatch):
     assert numpy.array_equal(read_all_values(big.data), array.reshape(-1))
 
 
-def test_what_is_no_array_is_a_setting(flax, tmp_path):
+def test_values_that_are_not_arrays_are_settings(flax, tmp_path):
     """Numbers of Python and numpy, texts, complex numbers and bytes are settings; items of lists have their index."""
     content = {
         "w": numpy.ones(2),
@@ -225,7 +225,7 @@ def test_what_is_no_array_is_a_setting(flax, tmp_path):
     assert str(values["raw"]).startswith("3 bytes, sha256 ")
 
 
-def test_a_scalar_of_bfloat16(flax, tmp_path):
+def test_bfloat16_scalar_is_shown_by_its_bits(flax, tmp_path):
     """A number without an exact Python type is shown by its bits."""
     library = pytest.importorskip("ml_dtypes")
     path = write_msgpack(tmp_path, flax.msgpack_serialize({"w": numpy.ones(2), "x": library.bfloat16(1)}))
@@ -270,7 +270,7 @@ def test_the_parser_agrees_with_msgpack(tmp_path, value):
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 8, 15, 16, 17, 300, 70_000])
-def test_each_length_of_an_extension(tmp_path, length):
+def test_extension_of_each_length_is_parsed(tmp_path, length):
     """msgpack has five fixed lengths and three widths for other lengths."""
     library = pytest.importorskip("msgpack")
     path = tmp_path / "value"
@@ -283,7 +283,7 @@ def test_each_length_of_an_extension(tmp_path, length):
 # Names.
 
 
-def test_two_paths_that_read_the_same(tmp_path):
+def test_second_of_two_equal_names_has_its_keys(tmp_path):
     """A key may have a dot: the second of two equal names is shown with its keys."""
     path = write_msgpack(tmp_path, {"a": {"b": array([1])}, "a.b": array([2])})
     assert {key: tensor.shape for key, tensor in tensors(path).items()} == {
@@ -292,7 +292,7 @@ def test_two_paths_that_read_the_same(tmp_path):
     }
 
 
-def test_numbers_as_keys(tmp_path):
+def test_number_keys_and_list_indexes_are_parts_of_names(tmp_path):
     """Flax restores numbers as keys, and lists of arrays."""
     path = write_msgpack(tmp_path, {"layers": {0: array([1]), 1: array([2])}, "list": [array([3])]})
     assert set(tensors(path)) == {("model", "layers.0"), ("model", "layers.1"), ("model", "list.0")}
@@ -338,7 +338,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))
-def test_refused_in_one_line(case, tmp_path, line):
+def test_invalid_content_is_reported_in_one_line(case, tmp_path, line):
     """Content that another program would read otherwise, or that claims more bytes than the file has, is refused."""
     content, expected = REFUSED[case]
     path = write_msgpack(tmp_path, content)
@@ -348,12 +348,12 @@ def test_refused_in_one_line(case, tmp_path, line):
         assert expected in line(path)
 
 
-NO_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
+NOT_A_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
 DAMAGED = {
-    "no list": (Extension(1, pack({"a": 1})), NO_LIST),
-    "two of three": (Extension(1, pack([[1], "float32"])), NO_LIST),
-    "a dtype that is a number": (array([1], 5), NO_LIST),
-    "text for bytes": (array([1], "float32", "abcd"), NO_LIST),
+    "no list": (Extension(1, pack({"a": 1})), NOT_A_LIST),
+    "two of three": (Extension(1, pack([[1], "float32"])), NOT_A_LIST),
+    "a dtype that is a number": (array([1], 5), NOT_A_LIST),
+    "text for bytes": (array([1], "float32", "abcd"), NOT_A_LIST),
     "a shape that is text": (array("12"), "its shape is not a list of sizes"),
     "a negative size": (array([-1], data=b""), "its shape is not a list of sizes"),
     "a size that is true": (array([True]), "its shape is not a list of sizes"),
@@ -390,7 +390,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
-def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, inspect):
+def test_inconsistent_array_spoils_no_other_array(case, tmp_path, inspect):
     """The damaged array is listed with the reason, the other array is listed too, and the exit status is 2."""
     node, expected = DAMAGED[case]
     path = write_msgpack(tmp_path, {"bad": node, "good": array([2])})
@@ -402,14 +402,14 @@ def test_an_array_that_contradicts_itself_spoils_itself_alone(case, tmp_path, in
     assert "good" in out
 
 
-def test_a_dtype_of_nobody(tmp_path, inspect):
+def test_unknown_dtype_is_named(tmp_path, inspect):
     """An unknown dtype is named, and the values are not read."""
     path = write_msgpack(tmp_path, {"a": array([2], "float8_e9m9", b"ab")})
     assert [(tensor.dtype, tensor.nbytes) for tensor in formats.read(path).tensors] == [("numpy float8_e9m9", 2)]
     assert inspect(path, "--stats")[0] == 0
 
 
-def test_bytes_of_no_array_have_a_budget(tmp_path, line, monkeypatch):
+def test_bytes_outside_arrays_have_a_budget(tmp_path, line, monkeypatch):
     """The bytes are read to compute their digest."""
     monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
     path = write_msgpack(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
@@ -433,14 +433,14 @@ def test_names_have_a_budget(tmp_path, line, monkeypatch):
     data=st.binary(max_size=200), start=st.sampled_from([b"\x81\xa1a", b"\x82\xa6params", b"\xde\x00\x01\xa1k", b""])
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes(tmp_path, data, start):
+def test_random_bytes_are_read_or_refused(tmp_path, data, start):
     """Any bytes are read, or refused in one line."""
     path = tmp_path / "any.msgpack"
     path.write_bytes(start + data)
     read_or_refuse(path)
 
 
-def test_no_beginning_is_taken_for_whole(tmp_path):
+def test_truncated_file_has_a_damaged_entry(tmp_path):
     """In a file truncated at any byte, the tensors before the end are read, and one entry is damaged."""
     first, last = {"a": array([2])}, {"params": {"a": array([2]), "b": array([3])}, "step": 3, "name": "x"}
     whole = pack(last)
@@ -459,7 +459,7 @@ def test_no_beginning_is_taken_for_whole(tmp_path):
         assert f"{damaged.fqn}: is truncated: " in damaged.damage
 
 
-def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
+def test_entries_before_a_truncation_are_listed(tmp_path, inspect):
     """The tensors before the end have values and settings; the truncated entry is named, and the exit status is 2."""
     whole = pack({"step": 3, "params": {"a": array([2]), "b": array([3])}, "batch_stats": {"m": array([1])}})
     path = tmp_path / "cut.msgpack"
@@ -475,7 +475,7 @@ def test_what_stands_before_the_cut_is_listed(tmp_path, inspect):
         assert "a" in out.split()
 
 
-def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
+def test_truncated_list_keeps_its_complete_items(tmp_path):
     """The chunks of an incomplete array are not an array; complete items of an incomplete list are tensors."""
     for node, names in (
         ([array([1]), array([2])], ["x.0"]),
@@ -508,7 +508,7 @@ def test_a_list_or_an_array_in_pieces_that_breaks_off(tmp_path):
     ],
     ids=repr,
 )
-def test_what_is_no_map_of_names(head):
+def test_head_without_a_map_of_names_is_not_msgpack(head):
     """A file without the suffix is taken for msgpack only if its content begins with a map, a name and a value."""
     assert not flax_msgpack.sniff("model.bin", head)
 
@@ -534,7 +534,7 @@ SAME_NAMES = {
 
 @pytest.mark.parametrize("section", ["", "#params"])
 @pytest.mark.parametrize("case", SAME_NAMES)
-def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
+def test_diff_reports_keys_with_equal_names(tmp_path, statecli, case, section):
     """Flax loads either file only where the other fails, though names and values are equal."""
     paths = [write_msgpack(tmp_path, content, f"{n}.msgpack") for n, content in enumerate(SAME_NAMES[case])]
     names = [sorted(tensor.fqn for tensor in formats.read(path).tensors) for path in paths]
@@ -545,7 +545,7 @@ def test_keys_of_the_same_name_differ(tmp_path, statecli, case, section):
     assert statecli("diff", paths[1], paths[1]).code == 0
 
 
-def test_the_text_of_unusual_keys_is_not_a_setting_of_theirs(tmp_path):
+def test_file_cannot_forge_the_setting_of_unusual_keys(tmp_path):
     """A file can neither forge nor hide the setting."""
     actual = formats.read(write_msgpack(tmp_path, {"params": {"a.b": array([2])}})).metadata.values["params.(keys)"]
     forged = {"params": {"a": {"b": array([2])}, "(keys)": actual}}
@@ -572,7 +572,7 @@ def test_a_lock_has_unusual_keys(tmp_path, statecli):
         assert (result.code, text in result.out) == (code, True)
 
 
-def test_another_format_has_no_keys_to_compare(tmp_path, statecli):
+def test_diff_with_another_format_does_not_compare_keys(tmp_path, statecli):
     """Dotted keys of msgpack equal the names of safetensors."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file

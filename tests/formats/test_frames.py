@@ -23,7 +23,7 @@ from statecli.pickles.machine import read_pickle
 
 from ..forked_python import run_python
 from .attacks import PROTO, STOP, build, call_function, global_name, number, records, state_dict, tensor, text
-from .test_fuzz import outcome, record
+from .test_fuzz import parse_or_error, record
 
 #: Runs a command that creates a file, and leaves a value on the stack.
 PAYLOAD = call_function(global_name("os", "system"), text("touch PWNED"))
@@ -55,7 +55,7 @@ def hide_in_nested_frame(payload: bytes) -> bytes:
     return b"N" + frame(9 + 2) + frame(len(payload)) + b"C" + bytes([len(payload)]) + payload + b"00"
 
 
-HIDES = (hide_in_string, hide_after_number, hide_in_nested_frame)
+HIDING_FUNCTIONS = (hide_in_string, hide_after_number, hide_in_nested_frame)
 
 
 def write_zip(folder: Path, hide: Callable[[bytes], bytes]) -> None:
@@ -92,13 +92,13 @@ def frame_pickle(body: bytes) -> bytes:
 #: Name of a file -> function that writes the file into a folder as `model.pt`.
 LOAD = "torch.load('model.pt', weights_only=False)"
 FILES = {
-    **{f"data.pkl: {hide.__name__}": partial(write_zip, hide=hide) for hide in HIDES},
+    **{f"data.pkl: {hide.__name__}": partial(write_zip, hide=hide) for hide in HIDING_FUNCTIONS},
     **{f"legacy: pickle {n}": partial(write_legacy, overlong=n) for n in range(4)},
 }
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory) -> Path:
+def hostile_folder(tmp_path_factory) -> Path:
     """Folder with a subfolder for each of the files."""
     root = tmp_path_factory.mktemp("hostile")
     for number_, write in enumerate(FILES.values()):
@@ -107,29 +107,30 @@ def hostile(tmp_path_factory) -> Path:
     return root
 
 
-def place_of(name: str, root: Path) -> Path:
+def find_folder(name: str, root: Path) -> Path:
     return root / str([*FILES].index(name))
 
 
 @pytest.fixture(scope="module")
-def fired_files(hostile) -> set[str]:
+def executed_files(hostile_folder) -> set[str]:
     """Names of the files that ran their payload when torch loaded them."""
     program = "import contextlib, os, torch\n" + "\n".join(
-        f"os.chdir({str(place_of(name, hostile))!r})\nwith contextlib.suppress(Exception): {LOAD}" for name in FILES
+        f"os.chdir({str(find_folder(name, hostile_folder))!r})\nwith contextlib.suppress(Exception): {LOAD}"
+        for name in FILES
     )
     run_python(["-W", "ignore", "-c", program], check=True, timeout=120)
-    return {name for name in FILES if (place_of(name, hostile) / "PWNED").exists()}
+    return {name for name in FILES if (find_folder(name, hostile_folder) / "PWNED").exists()}
 
 
-def test_torch_runs_what_a_frame_hides(fired_files):
+def test_torch_runs_payloads_hidden_by_frames(executed_files):
     """Each of the files runs its payload until CPython refuses frames of this kind."""
-    assert fired_files == set(FILES)
+    assert executed_files == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile):
+def test_a_file_with_a_frame_that_no_pickler_writes_is_not_clean(name, hostile_folder):
     """`unscanned-pickle` reports the frame."""
-    targets = audit(Request((str(place_of(name, hostile) / "model.pt"),))).targets
+    targets = audit(Request((str(find_folder(name, hostile_folder) / "model.pt"),))).targets
     errors = [finding for target in targets for finding in target.findings if finding.severity is Severity.ERROR]
     assert "unscanned-pickle" in {error.rule for error in errors}
 
@@ -193,15 +194,15 @@ def test_frames_that_picklers_write_are_read(name):
         assert read_pickle(optimized).end == len(optimized)
 
 
-def test_a_frame_may_end_in_any_place_but_inside_an_opcode():
+def test_frame_may_end_only_between_opcodes():
     """A tensor's record read in one step accepts a frame's end at the boundaries of its opcodes, in both machines."""
     whole = record()
     begin = whole.index(b"h\2(")
     for end in range(begin, len(whole) - 1):
         data = whole[:2] + frame(end - 2) + whole[2:]
-        assert outcome(data, fast=True) == outcome(data, fast=False)
+        assert parse_or_error(data, fast=True) == parse_or_error(data, fast=False)
         is_boundary = end in BOUNDARIES
-        assert isinstance(outcome(data, fast=True), str) is not is_boundary
+        assert isinstance(parse_or_error(data, fast=True), str) is not is_boundary
 
 
 BOUNDARIES = {at for _, _, at in pickletools.genops(record()) if at}

@@ -25,7 +25,7 @@ MUTANTS = 500
 SEED = 20260
 
 
-def flat(result: Pickle) -> tuple[list[object], ...]:
+def flatten(result: Pickle) -> tuple[list[object], ...]:
     """Return a graph as a flat list: each node once, references by number. Equal lists are equal graphs."""
     numbers: dict[int, int] = {}
     out: list[object] = []
@@ -72,7 +72,7 @@ def _parts(node: object) -> list[object] | None:
     return None
 
 
-def one_line(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return the text of the error, which must be one line."""
     text = str(error)
     assert "\n" not in text
@@ -84,12 +84,12 @@ def generator(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311 - nothing secret
 
 
-def outcome(data: bytes, *, fast: bool) -> object:
+def parse_or_error(data: bytes, *, fast: bool) -> object:
     """Return the flat graph, or the error line."""
     try:
-        return flat(read_pickle(data, fast=fast))
+        return flatten(read_pickle(data, fast=fast))
     except MalformedError as error:
-        return one_line(error)
+        return format_error(error)
 
 
 def saved_pickle(value: object, protocol: int = 2) -> bytes:
@@ -129,7 +129,7 @@ def corpus_of_torch() -> list[bytes]:
     return [saved_pickle(value) for value in values] + [saved_pickle(wide, protocol=4)]
 
 
-def mutant(rng: random.Random, seeds: list[bytes]) -> bytes:
+def mutate(rng: random.Random, seeds: list[bytes]) -> bytes:
     """Return a pickle with a few bytes changed, cut out or inserted, some from another pickle."""
     data = bytearray(rng.choice(seeds))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
@@ -160,23 +160,23 @@ OPCODES = (
 )
 
 
-def differential(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
+def compare_machines(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
     """Run `count` mutants through both machines; return the number of mutants read, and `count`."""
     rng = generator(seed)
     read = 0
     for _ in range(count):
-        data = mutant(rng, seeds)
-        plain, fast = outcome(data, fast=False), outcome(data, fast=True)
+        data = mutate(rng, seeds)
+        plain, fast = parse_or_error(data, fast=False), parse_or_error(data, fast=True)
         assert plain == fast, data
         with mock.patch.object(machine, "native", None):
-            assert plain == outcome(data, fast=True), data
+            assert plain == parse_or_error(data, fast=True), data
         read += not isinstance(plain, str)
     return read, count
 
 
-def test_the_fast_path_does_what_the_plain_machine_does(corpus):
+def test_fast_path_agrees_with_the_plain_machine(corpus):
     """Hundreds of mutants of torch's pickles give the same graph or the same line. Some mutants are still read."""
-    read, count = differential(MUTANTS, SEED, corpus)
+    read, count = compare_machines(MUTANTS, SEED, corpus)
     assert count // 50 < read < count
 
 
@@ -202,8 +202,8 @@ def test_a_scan_reports_the_same_with_and_without_the_compiled_reader(corpus):
     """Names, hazards, nested pickles and all counts agree for mutants of torch's pickles."""
     rng = generator(SEED + 1)
     without_strides = state_dict(w=tensor(size=(2, 2), stride=()))
-    mutants = (mutant(rng, corpus) for _ in range(MUTANTS // 2))
-    for data in (*corpus, *NEARLY.values(), without_strides, *mutants):
+    mutants = (mutate(rng, corpus) for _ in range(MUTANTS // 2))
+    for data in (*corpus, *NEAR_RECORDS.values(), without_strides, *mutants):
         compiled = scan_report(data)
         with mock.patch.object(machine, "native", None):
             assert scan_report(data) == compiled, data
@@ -216,20 +216,20 @@ def test_bursts_end_at_the_same_opcodes(corpus, monkeypatch, budget):
     monkeypatch.setattr(machine_state, "BURST_OPCODES", 40)
     monkeypatch.setattr(machine, "BURST_OPCODES", 40)
     monkeypatch.setattr(machine, "MAX_OPCODES", 40 * budget)
-    compiled = [outcome(data, fast=True) for data in corpus]
+    compiled = [parse_or_error(data, fast=True) for data in corpus]
     monkeypatch.setattr(machine, "native", None)
-    assert [outcome(data, fast=True) for data in corpus] == compiled
+    assert [parse_or_error(data, fast=True) for data in corpus] == compiled
 
 
 @needs_compiled_records
-def test_entries_with_other_names_are_left_to_the_machine(monkeypatch):
+def test_unusual_names_agree_in_both_readers(monkeypatch):
     """The names have characters that names of tensors do not have; a scan looks for pickles in them."""
     names = ["a.b-c_9", "", "x" * 70_000, "a b", "a\n", "\u00e9", "PK\3\4", "cos\nsystem\n", "\x80\2", "a/b", "a:b"]
     import torch
 
     fill = {f"l{n}": torch.zeros(n) for n in range(50)}
     data = saved_pickle({**fill, **{name: torch.zeros(2) for name in names}, **{f"m{n}": fill["l9"] for n in range(3)}})
-    compiled, plain = outcome(data, fast=True), outcome(data, fast=False)
+    compiled, plain = parse_or_error(data, fast=True), parse_or_error(data, fast=False)
     assert compiled == plain
     scans = [scan_report(data)]
     monkeypatch.setattr(machine, "native", None)
@@ -269,7 +269,7 @@ def test_the_fast_path_is_taken(corpus, monkeypatch):
         read_pickle(data)
         assert sum(taken) > 2
     taken.clear()
-    assert not isinstance(outcome(NEARLY["exactly"], fast=True), str)
+    assert not isinstance(parse_or_error(NEAR_RECORDS["exactly"], fast=True), str)
     assert taken == [True]
 
 
@@ -295,7 +295,7 @@ def record(
     return build_pickle(start + b"h\2(" + pid + geometry + end + after)
 
 
-NEARLY = {
+NEAR_RECORDS = {
     "exactly": record(),
     "a key of another length": record(n=2),
     "a memo entry skipped": record(first=301, last=307, after=b"j\x2c\1\0\0\x86"),
@@ -321,16 +321,16 @@ NEARLY = {
 }
 
 
-@pytest.mark.parametrize("data", NEARLY.values(), ids=NEARLY)
-def test_a_record_that_is_nearly_torchs(data):
+@pytest.mark.parametrize("data", NEAR_RECORDS.values(), ids=NEAR_RECORDS)
+def test_near_records_agree_in_both_machines(data):
     """Each case breaks a condition of the fast path."""
-    assert outcome(data, fast=True) == outcome(data, fast=False)
+    assert parse_or_error(data, fast=True) == parse_or_error(data, fast=False)
 
 
 @pytest.mark.parametrize(
-    "data", [NEARLY["exactly"], record(shape=b")").replace(b")" + put(302), b")").replace(b")" + put(303), b")")]
+    "data", [NEAR_RECORDS["exactly"], record(shape=b")").replace(b")" + put(302), b")").replace(b")" + put(303), b")")]
 )
-def test_a_record_counts_as_its_opcodes_do(data):
+def test_record_has_the_same_count_in_both_machines(data):
     """A call, an OrderedDict and a storage count the same in both machines."""
     counts = []
     for fast in (True, False):
@@ -341,7 +341,7 @@ def test_a_record_counts_as_its_opcodes_do(data):
     assert counts == [3, 3]
 
 
-def test_opcodes_in_any_order():
+def test_random_opcodes_agree_in_both_machines():
     """Random opcodes give a graph or an error line, the same in both machines."""
 
     @given(
@@ -350,23 +350,23 @@ def test_opcodes_in_any_order():
     @settings(max_examples=100, deadline=None)
     def run(ops: list[bytes]) -> None:
         data = build_pickle(b"".join(ops))
-        assert outcome(data, fast=True) == outcome(data, fast=False)
+        assert parse_or_error(data, fast=True) == parse_or_error(data, fast=False)
 
     run()
 
 
-def listing(reader, path) -> object:
+def list_or_error(reader, path) -> object:
     """Return the tensors that a reader lists, or the class of its error."""
     try:
         state = reader.read(str(path))
     except UnreadableError as error:
-        one_line(error)
+        format_error(error)
         return type(error)
     return state.tensors
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
+def small_files(tmp_path_factory):
     """Bytes of an archive and of an old stream with the same two tensors."""
     import torch
 
@@ -385,51 +385,51 @@ def names(tensors) -> object:
     )
 
 
-def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small, tmp_path):
+def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small_files, tmp_path):
     """The listed facts are under data.pkl's checksum; a flip elsewhere is tensor data, padding, or a contradiction."""
-    data = small[torch_zip]
+    data = small_files[torch_zip]
     path = tmp_path / "x.pt"
     path.write_bytes(data)
-    wanted = names(listing(torch_zip, path))
+    wanted = names(list_or_error(torch_zip, path))
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-        assert names(listing(torch_zip, path)) in (wanted, UnreadableError, MalformedError, ChecksumMismatch), at
+        assert names(list_or_error(torch_zip, path)) in (wanted, UnreadableError, MalformedError, ChecksumMismatch), at
 
 
-def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small, tmp_path):
+def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small_files, tmp_path):
     """The old stream has no checksum, so that a changed name is listed; no other error is raised."""
-    data = small[torch_legacy]
+    data = small_files[torch_legacy]
     path = tmp_path / "x.pt"
     read = 0
     for at in range(len(data)):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-        read += isinstance(listing(torch_legacy, path), tuple)
+        read += isinstance(list_or_error(torch_legacy, path), tuple)
     assert 0 < read < len(data)
 
 
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
-def test_random_damage_is_refused_or_read(reader, small, tmp_path):
+def test_random_damage_is_refused_or_read(reader, small_files, tmp_path):
     """Several bytes change at once, and blocks are cut out, inserted and doubled."""
     rng = generator(SEED)
     path = tmp_path / "x.pt"
     read = 0
     for _ in range(600):
-        path.write_bytes(mutant(rng, [small[reader]]))
-        read += isinstance(listing(reader, path), tuple)
+        path.write_bytes(mutate(rng, [small_files[reader]]))
+        read += isinstance(list_or_error(reader, path), tuple)
     assert 0 < read < 600
 
 
-def test_hostile_graphs_reach_the_reader_of_tensors(tmp_path):
+def test_mutants_with_valid_checksums_are_listed_or_refused(tmp_path):
     """Damaged pickles under a right checksum: the graph's reader lists the tensors or refuses the file in one line."""
     rng = generator(SEED)
     seeds = [state_dict(w=tensor()), saved_pickle({"a": __import__("torch").ones(3)})]
     path = tmp_path / "x.pt"
     for _ in range(600):
-        path.write_bytes(build(records(mutant(rng, seeds))))
-        listing(torch_zip, path)
+        path.write_bytes(build(records(mutate(rng, seeds))))
+        list_or_error(torch_zip, path)
 
 
 if __name__ == "__main__":
     import sys
 
-    print(differential(int(sys.argv[1]), int(sys.argv[2]), corpus_of_torch()))
+    print(compare_machines(int(sys.argv[1]), int(sys.argv[2]), corpus_of_torch()))

@@ -21,12 +21,12 @@ def read(body, storages=STORAGES):
     )
 
 
-def refusal(**lie):
+def find_refusal(**lie):
     """Return the error line for a tensor `w` over 16 bytes with these wrong fields."""
-    return damage(state_dict(w=tensor(**lie)))
+    return find_damage(state_dict(w=tensor(**lie)))
 
 
-def damage(body):
+def find_damage(body):
     """Return the line, without its file, for the only tensor of a body."""
     (row,) = read(body).tensors
     assert (row.dtype, row.shape, row.data, row.parts) == ("unknown", None, None, ())
@@ -82,9 +82,9 @@ def test_an_honest_tensor_is_read():
         ),
     ],
 )
-def test_each_lie_is_named_with_both_numbers(lie, said):
+def test_false_claim_is_reported_with_both_numbers(lie, said):
     """torch.load(mmap=True) accepts several of these fields and shows the bytes of an adjacent storage."""
-    assert refusal(**lie).startswith(said)
+    assert find_refusal(**lie).startswith(said)
 
 
 def build_quantized(scales, *, size):
@@ -105,7 +105,7 @@ def test_repeated_scales_of_a_quantized_tensor_are_damage():
     assert row.damage == f"file.pt: w: {said}"
 
 
-def test_no_strides_beside_a_shape_mean_contiguous():
+def test_missing_strides_mean_contiguous():
     """torch reads the tensor as contiguous too."""
     (row,) = read(state_dict(w=tensor(size=(2, 2), stride=()))).tensors
     assert row.data.strides is None
@@ -126,10 +126,10 @@ def test_an_empty_tensor_may_lie_anywhere():
 def test_requires_grad_must_be_a_bool():
     """torch raises an error for the value, so statecli reports the tensor as damaged."""
     body = state_dict(w=tensor()).replace(b"\x89", b"K\x07")
-    assert damage(body) == "w: requires_grad is recorded as 7, not as a bool"
+    assert find_damage(body) == "w: requires_grad is recorded as 7, not as a bool"
 
 
-def test_a_key_set_twice_is_told():
+def test_key_set_twice_is_reported():
     """The last value counts, as in torch, and the report shows that the key is set twice."""
     body = build_pickle(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
     state = read(body)
@@ -137,19 +137,21 @@ def test_a_key_set_twice_is_told():
     assert [odd.name for odd in state.oddities] == ["key-set-twice"]
 
 
-def test_a_storage_that_is_no_persistent_id():
+def test_plain_object_as_a_storage_is_damage():
     """A tensor over a plain object is malformed and does not crash the reader."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(NK\x00(K\x04t(K\x01t\x89NtRs")
-    assert damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
+    assert (
+        find_damage(body) == "w: its storage is not recorded in the form that torch writes; save the checkpoint again"
+    )
 
 
-def test_a_rebuild_call_without_its_arguments():
+def test_rebuild_call_without_arguments_is_damage():
     """The error has the number of arguments."""
     body = build_pickle(b"}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n)Rs")
-    assert damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
+    assert find_damage(body).startswith("w: the call that rebuilds this tensor has 0 arguments")
 
 
-def test_a_view_of_a_storage_in_its_persistent_id():
+def test_storage_view_in_a_persistent_id_has_its_range():
     """The sixth item of an old file's id is a part of another storage, in elements."""
     view = b"(" + text("1") + number(1) + number(2) + b"t"
     pid = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(4) + view + b"tQ"
@@ -172,7 +174,7 @@ def test_a_billion_paths_are_one_row():
     assert len(read(build_pickle(b"}" + text("w") + doubled + b"s")).tensors) == 1
 
 
-def test_depth_is_cut_with_a_word():
+def test_omission_below_the_depth_limit_is_reported():
     """Levels below the limit of 200 are not listed, and the omission is reported."""
     deep = b"]" * 301 + tensor() + b"a" * 301
     body = build_pickle(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
@@ -184,8 +186,8 @@ def test_depth_is_cut_with_a_word():
 def test_long_names_and_objects_never_print_whole():
     """A message quotes scalars, cut short, and types of everything else."""
     name = "'" + "k" * 57 + "...'"
-    assert refusal(key="k" * 10_000).startswith(f"w: storage {name} is not in the file; ")
-    assert refusal(key="k" * 10_000, numel=-1).startswith(f"w: storage {name} claims -1 elements; ")
+    assert find_refusal(key="k" * 10_000).startswith(f"w: storage {name} is not in the file; ")
+    assert find_refusal(key="k" * 10_000, numel=-1).startswith(f"w: storage {name} claims -1 elements; ")
     storages = {"k" * 10_000: STORAGES["0"]}
     for lie in ({"numel": 400}, {"size": (5,)}, {"offset": -1}):
         (row,) = read(state_dict(w=tensor(key="k" * 10_000, **lie)), storages).tensors
@@ -193,12 +195,12 @@ def test_long_names_and_objects_never_print_whole():
         assert len(row.damage) < 500
 
 
-def test_rebuild_calls_inside_each_other_are_counted():
+def test_nested_rebuild_calls_are_limited():
     """Twenty thousand Parameters around a tensor are reported as damage, without recursion."""
     call = b"ctorch._utils\n_rebuild_parameter\n"
     deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(20_000))
-    said = damage(build_pickle(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
+    said = find_damage(build_pickle(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
     assert said == "w: nests tensors more than 16 levels deep, the limit of statecli"
 
 

@@ -82,7 +82,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
-def test_plain_tensors_are_those_of_the_library(big, tmp_path):
+def test_plain_tensors_equal_the_library(big, tmp_path):
     """Order of names, torch's dtypes and dimensions, and every value agree, in either byte order."""
     path = write_gguf(tmp_path / "m.gguf", PLAIN, big)
     state = formats.read(str(path))
@@ -95,7 +95,7 @@ def test_plain_tensors_are_those_of_the_library(big, tmp_path):
 
 
 @pytest.mark.parametrize("big", [False, True], ids=["little", "big"])
-def test_bfloat16_is_torchs(big, tmp_path):
+def test_bfloat16_equals_torch(big, tmp_path):
     """numpy has no bfloat16, so the library writes the bytes."""
     gguf = pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "m.gguf", {"w": (VALUES, "BF16")}, big)
@@ -110,7 +110,7 @@ def test_bfloat16_is_torchs(big, tmp_path):
     assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected)
 
 
-def test_the_sizes_of_blocks_are_the_librarys():
+def test_block_sizes_equal_the_library():
     """Every type of the installed package agrees, by number; no removed type of ggml has the number of another type."""
     gguf = pytest.importorskip("gguf")
     for kind, sizes in gguf.GGML_QUANT_SIZES.items():
@@ -123,7 +123,7 @@ def test_the_sizes_of_blocks_are_the_librarys():
 
 
 @pytest.mark.parametrize("name", [name for name in ggml_types.BLOCK_SIZES if not name.startswith("q4_0_")])
-def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
+def test_quantized_tensors_equal_the_library(name, tmp_path):
     """Shape and elements count the values, bytes count the blocks; the values equal the output of the library."""
     gguf = pytest.importorskip("gguf")
     kind = gguf.GGMLQuantizationType[name.upper()]
@@ -142,7 +142,7 @@ def test_quantized_tensors_are_those_of_the_library(name, tmp_path):
         assert np.array_equal(read_all_values(tensor.data).reshape(VALUES.shape), expected, equal_nan=True)
 
 
-def test_metadata_is_told(tmp_path):
+def test_metadata_is_listed_as_values_or_digests(tmp_path):
     """Numbers and texts are shown unchanged, short arrays as JSON, longer arrays as type, length and digest."""
     path = write_gguf(
         tmp_path / "m.gguf",
@@ -189,7 +189,7 @@ def test_metadata_does_not_depend_on_the_byte_order(tmp_path):
     assert little.metadata == big.metadata
 
 
-def test_another_vocabulary_is_another(tmp_path, run):
+def test_changed_token_is_a_metadata_change(tmp_path, run):
     """Another token among thousands gives another digest, and a diff reports the change."""
     tokens = [f"token {n}" for n in range(5000)]
     before = write_gguf(tmp_path / "one.gguf", {"w": VALUES}, token_list=(tokens,))
@@ -199,7 +199,7 @@ def test_another_vocabulary_is_another(tmp_path, run):
     assert [change["key"] for change in json.loads(output)["metadata"]] == ["tokenizer.ggml.tokens"]
 
 
-def test_an_endless_text_is_told_by_its_beginning(tmp_path):
+def test_long_text_is_shown_with_its_length_and_digest(tmp_path):
     """A text beyond 64 KiB is shown with its beginning, its length and a digest."""
     path = write_gguf(tmp_path / "m.gguf", {"w": VALUES}, chat_template="x" * 70_000)
     template = formats.read(str(path)).metadata.values["tokenizer.chat_template"]
@@ -207,7 +207,7 @@ def test_an_endless_text_is_told_by_its_beginning(tmp_path):
     assert len(template) < 40_000
 
 
-def test_a_file_of_123_tensors(tmp_path):
+def test_gguf_with_123_tensors_is_not_taken_for_safetensors(tmp_path):
     """The file's ninth byte is a brace, as at the start of a safetensors header."""
     path = write_gguf(tmp_path / "m.gguf", {f"t{n}": VALUES[:1] for n in range(123)})
     assert path.read_bytes()[8:9] == b"{"
@@ -221,56 +221,56 @@ BLOCKS = {f"blk.{n}.w": (VALUES + n, "Q8_0") for n in range(5)}
 
 
 @pytest.fixture
-def parts(tmp_path) -> Path:
+def shard_folder(tmp_path) -> Path:
     """A model in three files, in a separate folder."""
     (tmp_path / "parts").mkdir()
     write_gguf(tmp_path / "parts" / "m.gguf", BLOCKS, split=2, name="Tiny")
     return tmp_path / "parts"
 
 
-def test_a_folder_of_parts_is_one_model(parts, tmp_path, run):
+def test_folder_of_shards_is_one_model(shard_folder, tmp_path, run):
     """The folder has all tensors and the first part's metadata, equals the unsplit file, and has the same lock."""
     whole = write_gguf(tmp_path / "m.gguf", BLOCKS, name="Tiny")
-    state = formats.read(str(parts))
+    state = formats.read(str(shard_folder))
     assert [tensor.fqn for tensor in state.tensors] == list(BLOCKS)
     assert state.metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
-    assert run("diff", parts, whole)[0] == 0
-    assert run("lock", parts, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
+    assert run("diff", shard_folder, whole)[0] == 0
+    assert run("lock", shard_folder, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_a_part_says_which_it_is(parts):
+def test_shard_has_a_note_with_its_number(shard_folder):
     """A part by itself is read, with a note that the file is a shard."""
-    state = formats.read(str(parts / "m-00002-of-00003.gguf"))
+    state = formats.read(str(shard_folder / "m-00002-of-00003.gguf"))
     assert [tensor.fqn for tensor in state.tensors] == ["blk.2.w", "blk.3.w"]
-    (odd,) = state.oddities
+    (list_oddities,) = state.oddities
     assert (
-        odd.message
+        list_oddities.message
         == "this file is shard 2 of 3 (the shards have 5 tensors in total); give the folder to read all shards as "
         "one model"
     )
 
 
-def test_a_missing_part_is_named(parts, inspect):
+def test_missing_shard_is_named(shard_folder, inspect):
     """The file names give the number of parts; the tensors of present parts are shown, and the exit status is 2."""
-    (parts / "m-00002-of-00003.gguf").unlink()
-    code, out, err = inspect(parts)
+    (shard_folder / "m-00002-of-00003.gguf").unlink()
+    code, out, err = inspect(shard_folder)
     what = (
         "shard m-00002-of-00003.gguf is missing: 2 of 3 exist, according to the numbers in the file names; copy or "
         "download the missing files"
     )
-    assert (code, err) == (2, f"statecli: {parts}: {what}\n")
+    assert (code, err) == (2, f"statecli: {shard_folder}: {what}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
-    assert formats.read(str(parts)).metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
+    assert formats.read(str(shard_folder)).metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
 
 
-def test_parts_of_another_split_are_refused(parts, tmp_path, line):
+def test_shards_of_another_split_are_refused(shard_folder, tmp_path, line):
     """The file names count to 3, but the metadata of the files records another number of parts."""
     (tmp_path / "other").mkdir()
     write_gguf(tmp_path / "other" / "m.gguf", BLOCKS, split=1)
     for n in (1, 2, 3):
-        (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(parts / f"m-0000{n}-of-00003.gguf")
-    assert line(parts) == "the numbers in the file names go up to 3, but the metadata records 5 shards"
+        (tmp_path / "other" / f"m-0000{n}-of-00005.gguf").replace(shard_folder / f"m-0000{n}-of-00003.gguf")
+    assert line(shard_folder) == "the numbers in the file names go up to 3, but the metadata records 5 shards"
 
 
 # --- quantized values ------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def changes(output: str) -> dict[str, dict]:
     return {change["fqn"]: change for change in json.loads(output)["changes"] if change["status"] != "identical"}
 
 
-def test_a_quantized_tensor_that_changed_is_told_in_numbers(quantized_files, run):
+def test_change_of_a_quantized_tensor_has_numbers(quantized_files, run):
     """Unchanged tensors are equal by their bytes; for the changed tensor the values give the size of the change."""
     code, output = run("diff", *quantized_files[:2], "-f", "json")
     assert code == 1
@@ -313,7 +313,7 @@ def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run
     assert run("diff", first, full, "--ignore", "dtype")[0] == 1
 
 
-def test_other_bytes_of_the_same_values(tmp_path, run):
+def test_equal_values_with_other_bytes_differ_only_bitwise(tmp_path, run):
     """A scale of zero makes any codes zeros: no difference, unless the user compares bits."""
     raw = np.zeros((1, 34), np.uint8)
     other = raw.copy()
@@ -368,7 +368,7 @@ def test_without_the_package_equal_bytes_are_equal(quantized_files, run, without
     )
 
 
-def test_without_the_package_what_needs_numbers_says_so(quantized_files, run, without_gguf):
+def test_missing_gguf_package_is_named_where_values_are_needed(quantized_files, run, without_gguf):
     """A tolerance, another type and statistics need the package: the result is inconclusive, and names the package."""
     first, second, full = quantized_files
     hint = "reading its numbers needs the package gguf: pip install 'torch-statecli[gguf]'"
@@ -395,7 +395,7 @@ def test_a_lock_does_not_depend_on_the_package(quantized_files, run, tmp_path, r
     assert [finding["fqn"] for finding in json.loads(output)["findings"]] == ["b.w"]
 
 
-def test_a_move_takes_the_blocks_as_they_are(quantized_files, run):
+def test_quantized_tensors_follow_a_move(quantized_files, run):
     """A loader moves the stored bytes, not floats."""
     code, output = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
     assert code == 0
@@ -443,7 +443,7 @@ def write_raw_file(folder: Path, *arguments, **more) -> Path:
 
 U32 = struct.pack("<I", 7)
 HUGE = struct.pack("<Q", 2**60)
-ENDS = "but the file has {} bytes: truncated or damaged; copy or download the file again"
+TRUNCATED_HINT = "but the file has {} bytes: truncated or damaged; copy or download the file again"
 #: Defect -> the file and its error line.
 REFUSED = {
     "version 1": (
@@ -458,8 +458,8 @@ REFUSED = {
         raw_file(version=99_999_999),
         "has GGUF version 99999999, but statecli reads only 2 and 3; the header may be damaged",
     ),
-    "magic alone": (b"GGUF", "the version number ends at byte 8, " + ENDS),
-    "no counts": (b"GGUF\3\0\0\0", "the number of tensors ends at byte 16, " + ENDS),
+    "magic alone": (b"GGUF", "the version number ends at byte 8, " + TRUNCATED_HINT),
+    "no counts": (b"GGUF\3\0\0\0", "the number of tensors ends at byte 16, " + TRUNCATED_HINT),
     "2^60 tensors": (
         raw_file(counts=(2**60, 0)),
         f"the header claims {2**60} tensors and 0 metadata keys, but statecli's limits are 1000000 and 100000",
@@ -470,21 +470,21 @@ REFUSED = {
     ),
     "more tensors than lines": (
         raw_file((), [tensor("w", [8])], counts=(9, 0)),
-        "entry 2 of 9 in the list of tensors ends at byte 65, " + ENDS,
+        "entry 2 of 9 in the list of tensors ends at byte 65, " + TRUNCATED_HINT,
     ),
-    "endless key": (raw_file([HUGE]), f"metadata key 1 of 1 ends at byte {32 + 2**60}, " + ENDS),
-    "endless text": (raw_file([key("k", 8, HUGE)]), f"metadata 'k' ends at byte {45 + 2**60}, " + ENDS),
+    "endless key": (raw_file([HUGE]), f"metadata key 1 of 1 ends at byte {32 + 2**60}, " + TRUNCATED_HINT),
+    "endless text": (raw_file([key("k", 8, HUGE)]), f"metadata 'k' ends at byte {45 + 2**60}, " + TRUNCATED_HINT),
     "endless array": (
         raw_file([key("k", 9, struct.pack("<IQ", 4, 2**60))]),
-        f"metadata 'k' ends at byte {49 + 2**62}, " + ENDS,
+        f"metadata 'k' ends at byte {49 + 2**62}, " + TRUNCATED_HINT,
     ),
     "endless array of texts": (
         raw_file([key("k", 9, struct.pack("<IQ", 8, 2**60))]),
-        "metadata 'k' ends at byte 65, " + ENDS,
+        "metadata 'k' ends at byte 65, " + TRUNCATED_HINT,
     ),
     "text of an array that ends nowhere": (
         raw_file([key("k", 9, struct.pack("<IQ", 8, 2) + HUGE)]),
-        f"metadata 'k' ends at byte {57 + 2**60 + 8}, " + ENDS,
+        f"metadata 'k' ends at byte {57 + 2**60 + 8}, " + TRUNCATED_HINT,
     ),
     "arrays in arrays": (
         raw_file([key("k", 9, struct.pack("<IQ", 9, 1) * 50)]),
@@ -538,7 +538,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_lies_is_refused(case, tmp_path, line):
+def test_false_claim_is_refused_in_one_line(case, tmp_path, line):
     """One line has the claim and the real number, and statecli allocates nothing for the claim."""
     raw, expected = REFUSED[case]
     path = tmp_path / "m.gguf"
@@ -546,7 +546,7 @@ def test_a_file_that_lies_is_refused(case, tmp_path, line):
     assert line(path) == expected.replace("{}", str(len(raw)))
 
 
-def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
+def test_truncated_file_is_refused_or_damaged(tmp_path, line):
     """A download may stop at any byte: a truncated header is refused, and tensors without their data are damaged."""
     keys = [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
     lines = [tensor("v", [8]), tensor("w", [32, 2], 8, 32)]
@@ -568,17 +568,17 @@ def test_a_file_cut_anywhere_is_no_model(tmp_path, line):
         )
 
 
-UNREAD = {
+UNREADABLE_TENSORS = {
     "type 99": (tensor("w", [32], 99, 32), "w: type 99 is unknown; a newer llama.cpp may have written the file"),
     "rows": (tensor("w", [33], 8, 32), "w: q8_0 [33]: its last dimension must be a multiple of 32"),
     "scalar": (tensor("w", [], 8, 32), "w: q8_0 []: its last dimension must be a multiple of 32"),
 }
 
 
-@pytest.mark.parametrize("case", UNREAD)
-def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspect):
+@pytest.mark.parametrize("case", UNREADABLE_TENSORS)
+def test_unreadable_tensor_spoils_no_other_tensor(case, tmp_path, inspect):
     """The other tensors are listed, and the line about the unreadable tensor sets exit status 2."""
-    entry, expected = UNREAD[case]
+    entry, expected = UNREADABLE_TENSORS[case]
     path = write_raw_file(tmp_path, (), [tensor("v", [8]), entry, tensor("x", [8], 0, 96)], bytes(128))
     code, out, err = inspect(path, "-f", "plain")
     assert code == 2
@@ -587,7 +587,7 @@ def test_a_tensor_that_cannot_be_read_spoils_itself_alone(case, tmp_path, inspec
 
 
 #: Defect -> the lines of three tensors and the errors of the damaged tensors; the data has 128 bytes.
-MISPLACED = {
+MISPLACED_TENSORS = {
     "beyond the end": (
         [("v", 800, 0), ("w", 8, 32), ("x", 8, 64)],
         ["v: ends at byte 3328, but the file has 256 bytes: trunc"],
@@ -628,10 +628,10 @@ MISPLACED = {
 }
 
 
-@pytest.mark.parametrize("case", MISPLACED)
-def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
+@pytest.mark.parametrize("case", MISPLACED_TENSORS)
+def test_misplaced_tensor_spoils_no_other_tensor(case, tmp_path, inspect):
     """One line reports each tensor outside the file or with shared bytes; all other tensors stay, with their values."""
-    lines, expected = MISPLACED[case]
+    lines, expected = MISPLACED_TENSORS[case]
     path = write_raw_file(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
     code, out, err = inspect(path, "--stats")
     rows = formats.read(str(path)).tensors
@@ -645,45 +645,45 @@ def test_a_tensor_in_the_wrong_place_spoils_no_other(case, tmp_path, inspect):
     assert all(row.fqn in out for row in rows)
 
 
-def odd(path: Path) -> list[str]:
+def list_oddities(path: Path) -> list[str]:
     return [oddity.message for oddity in formats.read(str(path)).oddities]
 
 
-def test_bytes_of_nobody_are_told(tmp_path, run):
+def test_unused_bytes_are_reported(tmp_path, run):
     """An audit finds bytes between the tensors, after the header and after the last tensor."""
     path = write_raw_file(tmp_path, (), [tensor("v", [8], 0, 64), tensor("w", [8], 0, 160)], bytes(192))
-    assert odd(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
+    assert list_oddities(path) == ["128 bytes in 2 places, the first after the header, belong to no tensor"]
     path.write_bytes(path.read_bytes() + b"x" * 100)
-    assert odd(path)[1] == "100 bytes follow the last tensor, w"
+    assert list_oddities(path)[1] == "100 bytes follow the last tensor, w"
     code, output = run("audit", path, "-f", "json")
     assert code == 1
     assert {finding["rule"] for finding in json.loads(output)["findings"]} == {"unused-bytes", "trailing-bytes"}
 
 
-def test_padding_is_nobodys_and_ordinary(tmp_path):
+def test_padding_is_not_reported(tmp_path):
     """Padding up to the alignment, which the file may set, is allowed after the last tensor too."""
     keys = [key("general.alignment", 4, struct.pack("<I", 64))]
     head = raw_file(keys, [tensor("v", [3]), tensor("w", [3], 0, 64)])
     path = tmp_path / "m.gguf"
     path.write_bytes(head + bytes(-len(head) % 64) + bytes(128))
-    assert odd(path) == []
+    assert list_oddities(path) == []
 
 
-def test_a_tensor_that_lies_askew_is_read(tmp_path):
+def test_misaligned_tensor_is_read(tmp_path):
     """llama.cpp refuses the tensor; its values are readable all the same."""
     path = write_raw_file(tmp_path, (), [tensor("w", [2], 0, 4)], struct.pack("<3f", 0, 1, 2))
-    assert odd(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
+    assert list_oddities(path) == ["these tensors do not start at a multiple of 32 bytes, so llama.cpp refuses them: w"]
     assert read_all_values(formats.read(str(path)).tensors[0].data).tolist() == [1.0, 2.0]
 
 
-def test_a_key_set_twice_is_told(tmp_path):
+def test_key_set_twice_is_reported(tmp_path):
     """Readers disagree on the value that counts; statecli takes the last."""
     path = write_raw_file(tmp_path, [key("k", 4, U32), key("k", 4, bytes(4))])
-    assert odd(path) == ["the metadata sets 'k' twice; statecli shows the last value"]
+    assert list_oddities(path) == ["the metadata sets 'k' twice; statecli shows the last value"]
     assert formats.read(str(path)).metadata.values == {"k": 0}
 
 
-def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
+def test_file_with_only_metadata_is_shown(tmp_path, run):
     """Some test files of llama.cpp have only metadata, and statecli shows the metadata."""
     path = write_raw_file(tmp_path, [key("k", 4, U32)])
     state = formats.read(str(path))
@@ -695,7 +695,7 @@ def test_a_vocabulary_alone_has_no_tensors(tmp_path, run):
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0"])
-def test_ordinary_types_are_no_finding(kind, tmp_path, run):
+def test_mixed_types_have_no_finding(kind, tmp_path, run):
     """llama.cpp leaves norms, and some small matrices, in float32 next to any quantization type."""
     tensors = {"blk.0.w": (VALUES, kind), "blk.0.norm": VALUES[0], "blk.0.gate": VALUES}
     path = write_gguf(tmp_path / "m.gguf", tensors)
@@ -703,13 +703,13 @@ def test_ordinary_types_are_no_finding(kind, tmp_path, run):
     assert (code, json.loads(output)["findings"]) == (0, [])
 
 
-def test_text_that_is_none_is_escaped(tmp_path):
+def test_text_that_is_not_utf_8_is_escaped(tmp_path):
     """A value is shown even if the bytes are not UTF-8; a name must be UTF-8."""
     state = formats.read(str(write_raw_file(tmp_path, [key("k", 8, text(b"a\xff"))])))
     assert state.metadata.values == {"k": "a\\xff"}
 
 
-def array_of(kind: int, *values: bytes) -> bytes:
+def encode_array(kind: int, *values: bytes) -> bytes:
     return struct.pack("<IQ", kind, len(values)) + b"".join(values)
 
 
@@ -723,18 +723,18 @@ OTHER_VALUES = {
     "infinity and its text": (key("k", 6, struct.pack("<f", float("inf"))), key("k", 8, text(b"inf"))),
     "an invalid byte and its escape": (key("k", 8, text(b"a\xff")), key("k", 8, text(b"a\\xff"))),
     "invalid bytes at two places": (key("k", 8, text(b"\xff\\xff")), key("k", 8, text(b"\\xff\xff"))),
-    "arrays": (key("k", 9, array_of(4, FOUR)), key("k", 9, array_of(5, FOUR))),
-    "an array and its text": (key("k", 9, array_of(4, FOUR)), key("k", 8, text(b"[7]"))),
-    "arrays of bools": (key("k", 9, array_of(7, b"\1")), key("k", 9, array_of(7, b"\2"))),
+    "arrays": (key("k", 9, encode_array(4, FOUR)), key("k", 9, encode_array(5, FOUR))),
+    "an array and its text": (key("k", 9, encode_array(4, FOUR)), key("k", 8, text(b"[7]"))),
+    "arrays of bools": (key("k", 9, encode_array(7, b"\1")), key("k", 9, encode_array(7, b"\2"))),
     "arrays of invalid texts": (
-        key("k", 9, array_of(8, text(b"a\xff"))),
-        key("k", 9, array_of(8, text(b"a\\xff"))),
+        key("k", 9, encode_array(8, text(b"a\xff"))),
+        key("k", 9, encode_array(8, text(b"a\\xff"))),
     ),
 }
 
 
 @pytest.mark.parametrize("case", OTHER_VALUES)
-def test_values_that_look_alike_differ_by_their_types(tmp_path, run, case):
+def test_metadata_values_of_different_types_differ(tmp_path, run, case):
     """llama.cpp refuses a value of another type; a lock has the types too."""
     paths = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
     for path, entry in zip(paths, OTHER_VALUES[case], strict=True):

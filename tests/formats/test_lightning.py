@@ -59,7 +59,7 @@ def checkpoint(tmp_path_factory):
     return out / "one.ckpt"
 
 
-def test_its_sections_are_called_as_it_calls_them(checkpoint):
+def test_sections_have_the_names_of_lightning(checkpoint):
     """Each section has the values that torch.load finds under its name."""
     state = formats.read(str(checkpoint))
     models = ["state_dict", "current_model_state"]
@@ -72,7 +72,7 @@ def test_its_sections_are_called_as_it_calls_them(checkpoint):
             assert torch.equal(torch.from_numpy(read_all_values(rows[fqn].data)).reshape(tensor.shape), tensor)
 
 
-def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
+def test_both_optimizers_determine_the_parameters(checkpoint):
     """A single optimizer trains too little of the model to be evidence; the averages get the same kinds."""
     state = classify_tensors(formats.read(str(checkpoint)))
     for name in ("state_dict", "current_model_state"):
@@ -85,7 +85,7 @@ def test_what_it_trains_is_told_by_both_optimizers(checkpoint):
         assert {rows[fqn].evidence for fqn in learned} == {Evidence.OPTIMIZER}
 
 
-def test_its_settings_are_told(checkpoint):
+def test_settings_have_hyper_parameters_and_version(checkpoint):
     """The settings have the epoch, Lightning's version and the hyper-parameters."""
     metadata = formats.read(str(checkpoint)).metadata.values
     assert metadata["hyper_parameters.hidden"] == 8
@@ -93,7 +93,7 @@ def test_its_settings_are_told(checkpoint):
     assert metadata["pytorch-lightning_version"]
 
 
-def test_what_lies_beside_its_shards_is_said(tmp_path):
+def test_metadata_file_next_to_shards_is_noted(tmp_path):
     """Saved in shards, the checkpoint is a folder: the epoch and the hyper_parameters are in a separate file."""
     file = pytest.importorskip("lightning.fabric.strategies.fsdp")._METADATA_FILENAME
     dcp.save({"state_dict": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "a.ckpt", no_dist=True)
@@ -104,6 +104,6 @@ def test_what_lies_beside_its_shards_is_said(tmp_path):
     assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata.values["hyper_parameters.h"] == 3
 
 
-def test_an_audit_of_it_is_clean(statecli, checkpoint):
+def test_audit_of_a_checkpoint_is_clean(statecli, checkpoint):
     """The audit includes values and pickles."""
     assert statecli("audit", str(checkpoint), "--values").code == 0

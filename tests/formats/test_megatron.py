@@ -45,7 +45,7 @@ def write(folder: Path, names: tuple[str, ...] = ("mp_rank_00", "mp_rank_01"), *
     return folder
 
 
-def test_ranks_are_sections_of_their_own(tmp_path):
+def test_each_rank_has_its_own_sections(tmp_path):
     """Each rank has its own values; equal names are neither tied weights nor a clash."""
     folder = write(tmp_path / "run")
     for target in (folder, folder / "iter_0000010"):
@@ -61,7 +61,7 @@ def test_ranks_are_sections_of_their_own(tmp_path):
         assert state.metadata.values["iteration"] == 10
 
 
-def test_one_rank_differs_from_another_by_its_section(statecli, tmp_path):
+def test_section_of_a_rank_equals_its_model_file(statecli, tmp_path):
     """`#mp_rank_01.model` is a checkpoint like any other."""
     folder = write(tmp_path / "run")
     for number in range(2):
@@ -98,7 +98,7 @@ def test_a_rank_that_cannot_be_read_is_a_row(statecli, tmp_path):
     assert "mp_rank_00.model" in result.out
 
 
-def test_ranks_that_disagree_are_noted(tmp_path):
+def test_differences_between_ranks_are_noted(tmp_path):
     """The ranks differ in a name and in a dtype."""
     folder = write(tmp_path / "run")
     state = rank(1, torch.float32)
@@ -127,7 +127,7 @@ TRACKERS = {
 
 
 @pytest.mark.parametrize("what", TRACKERS)
-def test_a_tracker_that_leads_nowhere(line, tmp_path, what):
+def test_invalid_tracker_is_refused(line, tmp_path, what):
     """The tracker must be a number or a single word."""
     written, said = TRACKERS[what]
     folder = write(tmp_path / "run")
@@ -144,7 +144,7 @@ def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
     assert line(folder).endswith(f"give the folder of the latest iteration: {folder / 'iter_0000010'}")
 
 
-def test_flat_buffers_beside_it_are_not_read(tmp_path):
+def test_flat_optimizer_buffers_are_noted_and_not_read(tmp_path):
     """Only the code that wrote the buffers knows their order."""
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
@@ -155,7 +155,7 @@ def test_flat_buffers_beside_it_are_not_read(tmp_path):
     )
 
 
-def test_all_its_pickles_are_scanned(statecli, tmp_path):
+def test_pickles_of_all_ranks_are_scanned(statecli, tmp_path):
     """An ordinary folder has no finding; a crafted rank is reported, and its code does not run."""
     folder = write(tmp_path / "run")
     assert statecli("audit", str(folder), "--values").code == 0

@@ -53,7 +53,7 @@ def format_header(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
 
 
-def raw_of(tensor: Any) -> bytes:
+def read_stored_bytes(tensor: Any) -> bytes:
     """Return the bytes of the tensor's elements in C order and native byte order."""
     with open_view(tensor.data) as view:
         return b"".join(block.tobytes() for block in read_items(view))
@@ -64,7 +64,7 @@ CODES = ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", 
 
 @pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
-def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
+def test_numbers_equal_numpy_load(tmp_path, packed, order):
     """Order, shape, dtype and values agree for all types, byte orders, C and Fortran order, scalars, empty arrays.
 
     The real part and the imaginary part of a complex number are swapped separately.
@@ -114,14 +114,14 @@ def test_numbers_are_as_numpy_loads_them(tmp_path, packed, order):
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_is_no_number(tmp_path, array, dtype, note, packed):
+def test_other_dtypes_are_listed_with_their_bytes(tmp_path, array, dtype, note, packed):
     """Text, times, void and records are shown with their size, and compared by their bytes.
 
     They are not trained, but bfloat16 and float8, which numpy saves as bytes without a type, may be.
     """
     (tensor,) = formats.read(save_npz(tmp_path, packed, a=array)).tensors
     assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.note) == (dtype, array.shape, array.nbytes, note)
-    assert raw_of(tensor) == array.tobytes()
+    assert read_stored_bytes(tensor) == array.tobytes()
     is_number = "perhaps" in (note or "")
     kind = (Kind.PARAMETER, Evidence.ASSUMED) if is_number else (Kind.OTHER, Evidence.CONVENTION)
     assert (tensor.kind, tensor.evidence) == kind
@@ -157,7 +157,7 @@ def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
         torch.save({"r": array, "w": torch.ones(1)}, tmp_path / "a.pt")
         torch.save({"r": array.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
         read = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
-        assert [raw_of(tensor) for tensor in read] == [array.tobytes()] * 3
+        assert [read_stored_bytes(tensor) for tensor in read] == [array.tobytes()] * 3
         assert {tensor.dtype for tensor in read} == {read[0].dtype}
         dtypes.append(read[0].dtype)
     first, second = dtypes
@@ -219,7 +219,7 @@ def test_records_with_names_that_need_version_3(tmp_path):
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)], ids=str)
 @pytest.mark.parametrize("fortran", [False, True])
-def test_a_single_array(tmp_path, version, fortran):
+def test_npy_file_is_one_tensor(tmp_path, version, fortran):
     """A `.npy` of each version gives a tensor without a name of its own, called `tensor` as in files of torch.save."""
     array = numpy.arange(6, dtype=">f4").reshape(2, 3)
     array = numpy.asfortranarray(array) if fortran else array
@@ -231,7 +231,7 @@ def test_a_single_array(tmp_path, version, fortran):
     assert numpy.array_equal(read_all_values(tensor.data).reshape(2, 3), array)
 
 
-def test_what_the_format_does_not_record(tmp_path):
+def test_facts_that_npz_does_not_record_are_unknown(tmp_path):
     """An npz records no devices, no requires_grad and no buffers."""
     for tensor in formats.read(save_npz(tmp_path, a=numpy.ones(2), c=numpy.ones(2, "c8"))).tensors:
         assert (tensor.kind, tensor.evidence, tensor.persistent) == ("parameter", "assumed", None)
@@ -240,7 +240,7 @@ def test_what_the_format_does_not_record(tmp_path):
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 4), max_size=5), st.sampled_from(CODES), st.booleans(), st.sampled_from("<>"))
-def test_any_array(tmp_path, shape, code, fortran, order):
+def test_random_arrays_equal_numpy(tmp_path, shape, code, fortran, order):
     """The values equal numpy's for any shape, type and order."""
     tensor = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape).astype(f"{order}{code}")
     tensor = numpy.asfortranarray(tensor) if fortran else tensor
@@ -263,7 +263,7 @@ LITERALS = {
 
 
 @pytest.mark.parametrize("case", LITERALS)
-def test_other_writers(tmp_path, case):
+def test_header_spellings_of_other_writers_are_read(tmp_path, case):
     """numpy reads these spellings as the same header."""
     (tensor,) = formats.read(file(tmp_path, npy(LITERALS[case], bytes(8)))).tensors
     assert (tensor.dtype, tensor.shape, tensor.nbytes) == ("float32", (2,), 8)
@@ -373,12 +373,12 @@ DAMAGED = {
 
 SIZES = ("", "0", "1", "2", "3", "4", "8", "10", "16", "32", "08")
 #: Types of another machine, or with another size of a pointer.
-ELSEWHERE = re.compile(r"[<>|=]?(?:f12|c24|O4)")
+FOREIGN_CODES = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 
 
 @pytest.mark.parametrize("order", ["", "<", ">", "|", "="])
 @pytest.mark.parametrize("kind", "?biufcSUVOmM")
-def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
+def test_type_code_is_read_as_numpy_does_or_refused(tmp_path, kind, order):
     """numpy reads a single letter as a C type: `b` is int8, `f` float32, `c` a text of one byte."""
     refused = []
     for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
@@ -392,7 +392,7 @@ def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
         except MalformedError:
             refused += [code] if expected is not None else []
             continue
-        if ELSEWHERE.fullmatch(code) or tensor.dtype == "numpy O":
+        if FOREIGN_CODES.fullmatch(code) or tensor.dtype == "numpy O":
             continue
         assert (code, tensor.nbytes) == (code, expected.itemsize)
         if expected.kind in "biufc":
@@ -403,7 +403,7 @@ def test_a_code_is_the_type_that_numpy_reads_or_refused(tmp_path, kind, order):
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED))
-def test_a_damaged_array(case, tmp_path, line, inspect):
+def test_damaged_array_is_refused_or_unreadable(case, tmp_path, line, inspect):
     """A damaged .npy is refused in one line; in an archive, stored or deflated, only this array is unreadable."""
     data, expected = DAMAGED[case]
     assert expected in line(file(tmp_path, data))
@@ -420,7 +420,7 @@ def test_a_damaged_array(case, tmp_path, line, inspect):
 
 
 @pytest.mark.parametrize("method", [None, 0, 8], ids=["alone", "stored", "deflated"])
-def test_an_array_that_is_cut_short(method, tmp_path, inspect):
+def test_truncated_array_is_unreadable(method, tmp_path, inspect):
     """The header gives the array's dtype and shape; the exit status is 2."""
     data = npy(format_header(), bytes(7))
     path = file(tmp_path, data)
@@ -436,7 +436,7 @@ def test_an_array_that_is_cut_short(method, tmp_path, inspect):
     assert "[2]" in out
 
 
-def test_elements_of_no_bytes_are_read(tmp_path):
+def test_elements_without_bytes_are_read(tmp_path):
     """numpy can save an array of a few elements that have no bytes."""
     (tensor,) = formats.read(save_npz(tmp_path, a=numpy.empty(3, "V0"))).tensors
     assert (tensor.dtype, tensor.shape, tensor.damage) == ("numpy V0", (3,), None)
@@ -453,7 +453,7 @@ def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
     first, same, other = (str(tmp_path / name / "arrays.npz") for name in ("first", "same", "other"))
     tensor = formats.read(first).tensors[0]
     assert tensor.dtype == f"numpy {numpy.dtype(dtype).name}"
-    assert raw_of(tensor) == zeros.tobytes()
+    assert read_stored_bytes(tensor) == zeros.tobytes()
     lock = str(tmp_path / "lock.json")
     assert statecli("lock", first, "-o", lock).code == 0
     assert statecli("audit", same, "--lock", lock).code == statecli("diff", first, same).code == 0
@@ -462,7 +462,7 @@ def test_longdouble_is_compared_by_its_bytes(dtype, tmp_path, statecli):
 
 
 @pytest.mark.parametrize("code", ["U2", "m8[s]", "M8[D]", "f16"])
-def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, code):
+def test_swapped_byte_order_changes_the_elements(tmp_path, statecli, code):
     """numpy swaps text, times and long numbers as well."""
     elements = numpy.frombuffer(numpy.array([98, 99] * 4, "<i4").tobytes(), f"<{code}")
     arrays = {"a": elements, "b": numpy.frombuffer(elements.tobytes(), f">{code}"), "c": elements.astype(f">{code}")}
@@ -474,13 +474,13 @@ def test_the_same_bytes_in_another_order_are_other_elements(tmp_path, statecli, 
     assert statecli("diff", first, same).code == (2 if code == "f16" else 0)
 
 
-def test_one_that_is_no_array(tmp_path):
+def test_record_that_is_not_an_array_is_damage(tmp_path):
     """The name alone does not make a record an array."""
     path = file(tmp_path, build([Member("a.npy", b"x"), Member("b.npy", npy(format_header(), bytes(8)))]), "a.npz")
     assert "a: is not a numpy array" in formats.read(path).tensors[0].damage
 
 
-def test_bytes_behind_an_array(tmp_path):
+def test_bytes_after_an_array_are_reported(tmp_path):
     """numpy ignores the bytes after an array."""
     data = npy(format_header(), bytes(11))
     alone = formats.read(file(tmp_path, data))
@@ -495,7 +495,7 @@ def test_bytes_behind_an_array(tmp_path):
 ARRAY = npy(format_header(), bytes(8))
 
 
-def test_a_size_that_lies(tmp_path, inspect):
+def test_false_decompressed_size_is_damage(tmp_path, inspect):
     """An array that decompresses to another size than in the directory is damaged when its values are read."""
     for size in (len(ARRAY) - 1, len(ARRAY) + 1, 2**31):
         path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, size=size)]), "a.npz")
@@ -503,7 +503,7 @@ def test_a_size_that_lies(tmp_path, inspect):
         assert (code, err.count("\n")) == (2, 1)
 
 
-def test_what_does_not_inflate(tmp_path):
+def test_array_that_does_not_decompress_is_damage(tmp_path):
     """The header of the array cannot be read."""
     path = file(tmp_path, build([Member("a.npy", ARRAY, method=8, packed=b"\xff" * 40)]), "a.npz")
     assert "a: cannot be decompressed: the file is damaged" in formats.read(path).tensors[0].damage
@@ -584,21 +584,21 @@ def test_a_damaged_archive_is_refused(tmp_path, line, members, expected):
     assert expected in line(file(tmp_path, build(members), "a.npz"))
 
 
-def test_names_that_differ_by_case(tmp_path):
+def test_names_that_differ_by_case_are_an_oddity(tmp_path):
     """The archive has two arrays, which are the same file on some systems."""
     state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == ["a", "A"]
     assert [odd.name for odd in state.oddities] == ["case-only-names"]
 
 
-def test_names_of_any_kind(tmp_path):
+def test_paths_in_names_are_not_followed(tmp_path):
     """A path is part of the name, and is not followed."""
     names = ["../../etc/passwd", "/abs", "a/b", "", ".npy", "x.npy", "a\nb", "é"]
     state = formats.read(file(tmp_path, build([Member(f"{name}.npy", ARRAY) for name in names]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == names
 
 
-def test_what_lies_beside_arrays(tmp_path):
+def test_other_files_in_the_archive_are_noted(tmp_path):
     """The other files are named: a library of another format may load them."""
     members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
     (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
@@ -625,14 +625,14 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
 
 
 @pytest.mark.parametrize("method", [0, 8], ids=["stored", "deflated"])
-def test_a_damaged_array_without_the_suffix_spoils_itself_alone(tmp_path, method):
+def test_damaged_array_without_the_suffix_spoils_no_other(tmp_path, method):
     """The record begins as an array, so that numpy.load fails on the record."""
     members = [Member("w.npy", ARRAY), Member("bias", npy(format_header(), bytes(7)), method=method)]
     first, second = formats.read(file(tmp_path, build(members), "a.npz")).tensors
     assert (first.damage, "truncated" in second.damage) == (None, True)
 
 
-def test_an_archive_of_torch_stays_one(tmp_path):
+def test_torch_archive_with_an_added_array_stays_torch(tmp_path):
     """An added array does not turn the archive into an archive of numpy."""
     path = file(tmp_path, build([*records(), Member("archive/a.npy", ARRAY)]), "a.pt")
     assert formats.read(path).format == "torch-zip"
@@ -650,7 +650,7 @@ def test_every_beginning_is_refused(tmp_path, packed, line):
 
 @given(st.binary(max_size=100))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_behind_the_magic_number(tmp_path, data):
+def test_random_bytes_after_the_magic_are_read_or_refused(tmp_path, data):
     """Any bytes are read, or refused in one line."""
     for version in (b"\1\0", b"\2\0", b"\3\0", b""):
         (tmp_path / "any.npy").write_bytes(b"\x93NUMPY" + version + data)
@@ -659,7 +659,7 @@ def test_any_bytes_behind_the_magic_number(tmp_path, data):
 
 @given(st.text(alphabet="(){}[],:'\"0129LTrueFalsdc<f4 \\", max_size=60))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_literal(tmp_path, text):
+def test_random_header_text_is_read_or_refused(tmp_path, text):
     """Any text in a header is read, or refused in one line."""
     (tmp_path / "any.npy").write_bytes(npy(text, bytes(8)))
     read_or_refuse(tmp_path / "any.npy")
@@ -686,17 +686,17 @@ def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     assert any("pathlib.Path.touch" in name.qualified for pickle in scan_pickles(path) for name in pickle.names)
 
 
-SAME_NAME = {
+DUPLICATE_NAMES = {
     "bare name after": ("w.npy", "w"),
     "bare name before": ("w", "w.npy"),
     "suffix twice": ("w.npy", "w.npy.npy"),
 }
 
 
-@pytest.mark.parametrize("name", SAME_NAME)
-def test_two_records_of_one_name_cannot_be_told(tmp_path, name):
+@pytest.mark.parametrize("name", DUPLICATE_NAMES)
+def test_two_records_of_one_name_are_unreadable(tmp_path, name):
     """numpy gives the record with the bare name for both records."""
-    first, second = SAME_NAME[name]
+    first, second = DUPLICATE_NAMES[name]
     ones, zeros = io.BytesIO(), io.BytesIO()
     numpy.save(ones, numpy.ones(3))
     numpy.save(zeros, numpy.zeros(3))

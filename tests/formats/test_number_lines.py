@@ -67,14 +67,14 @@ def rules_of(path):
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_number_line_hides_no_call_of_a_bare_pickle(name, tmp_path):
+def test_number_line_does_not_hide_a_call(name, tmp_path):
     """The C unpickler reads numbers to the first NUL."""
     assert load(LOAD, LINES[name] + CALL, tmp_path)
     assert "unsafe-global" in rules_of(tmp_path / "x")
 
 
 @pytest.mark.parametrize("name", ["a float with a NUL", "an integer of NULs", "a memo entry with a NUL"])
-def test_a_number_line_hides_no_call_in_a_folder_or_an_archive(name, tmp_path):
+def test_number_line_does_not_hide_a_call_in_a_folder_or_archive(name, tmp_path):
     """A file in a folder, and a record without a pickle's suffix, are scanned in the same way."""
     (tmp_path / "vocab.bin").write_bytes(LINES[name] + CALL)
     assert "unsafe-global" in rules_of(tmp_path)
@@ -85,7 +85,7 @@ def test_a_number_line_hides_no_call_in_a_folder_or_an_archive(name, tmp_path):
 
 
 @pytest.mark.parametrize("descr", OBJECTS)
-def test_an_array_whose_fields_are_objects_hides_no_call(descr, tmp_path):
+def test_array_of_objects_does_not_hide_a_call(descr, tmp_path):
     """numpy unpickles every type with objects, so an invalid line of a pickle is reported as unscanned."""
     data = array(OBJECTS[descr], b"F1\0\n" + CALL)
     assert load(LOAD_ARRAY, data, tmp_path)

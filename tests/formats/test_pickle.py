@@ -45,7 +45,7 @@ def root(body: bytes) -> object:
 
 @given(values, st.sampled_from(PROTOCOLS))
 @settings(max_examples=100, deadline=None)
-def test_plain_data_comes_back(value, protocol):
+def test_plain_data_equals_pickle_loads(value, protocol):
     """None, numbers, text, bytes, lists, tuples and dicts equal the result of pickle.loads, in every protocol."""
     data = pickle.dumps(value, protocol)
     result = read_pickle(data)
@@ -55,7 +55,7 @@ def test_plain_data_comes_back(value, protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_shared_and_cyclic_containers_stay_so(protocol):
+def test_shared_and_cyclic_containers_keep_their_identity(protocol):
     """A list under two names stays the same list, and a list that contains itself still does."""
     shared: list[object] = [1]
     cyclic: list[object] = []
@@ -107,14 +107,14 @@ def test_newobj_ex_keeps_both_kinds_of_arguments():
     assert (root.how, root.args, root.kwargs, root.state) == ("newobj", (1, 2), {"three": 3}, {"options": {"x": 1}})
 
 
-def test_defaultdict_and_list_subclass_keep_what_is_put_into_them():
+def test_call_keeps_items_and_elements_set_later():
     """SETITEMS and APPENDS on the result of a call fill `items` and `elems`."""
     call = read_pickle(pickle.dumps(defaultdict(list, {"a": [1]}), 2)).root
     assert (call.args[0].qualified, call.items) == ("builtins.list", {"a": [1]})
     assert root(b"cm\nL\n)\x81(" + number(1) + number(2) + b"e").elems == [1, 2]
 
 
-def test_old_opcodes_of_instances():
+def test_inst_and_obj_are_calls():
     """INST and OBJ, which Python 2 wrote, are calls too."""
     inst = root(b"(" + number(7) + b"iold\nClass\n}" + text("k") + number(1) + b"sb")
     assert (inst.how, inst.cls.qualified, inst.args, inst.state) == ("inst", "old.Class", (7,), {"k": 1})
@@ -166,7 +166,7 @@ def test_old_opcodes_of_instances():
         (b"\x95" + struct.pack("<Q", 3) + b"K\7", 7),
     ],
 )
-def test_each_opcode_pushes_what_pickle_pushes(body, value):
+def test_each_opcode_pushes_the_value_of_pickle(body, value):
     """The cases cover each opcode and each way to write a value."""
     actual = root(body)
     assert (actual, type(actual)) == (value, type(value))
@@ -188,7 +188,7 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
     assert list(root(b"}(" + b"".join(key + b"N" for key in quick) + b"u")) == ["a", None, True, 2**60 - 1, b"a"]
 
 
-def test_duplicate_keys_are_told_and_the_last_one_wins():
+def test_duplicate_keys_are_reported_and_the_last_value_wins():
     """Duplicates are reported within a batch, across batches, and for a bool that equals an int."""
     body = b"}(" + (text("a") + number(1)) + (text("a") + number(2)) + b"u" + text("a") + number(3) + b"s"
     value = read_pickle(build_pickle(body + b"(" + number(1) + b"N\x88N" + b"u"))
@@ -219,7 +219,7 @@ def test_persistent_ids_are_listed_in_order():
     assert value.root == value.persistent
 
 
-def test_module_ids_stand_for_the_class_only_when_asked():
+def test_module_ids_become_classes_only_on_request():
     """Old whole modules have ("module", class, file, source) in place of the class."""
     data = build_pickle(b"(" + text("module") + b"cm\nNet\n" + text("f.py") + text("source") + b"tQ")
     assert type(read_pickle(data).root) is Persistent
@@ -234,7 +234,7 @@ def test_a_pickle_may_start_and_end_in_the_middle():
     assert (value.root, value.end) == (3, 9)
 
 
-RUNNING = {
+RUNNING_PICKLES = {
     "os.system": b"cos\nsystem\n" + text("touch PWNED") + b"\x85R",
     "stack global": text("os") + text("system") + b"\x93" + text("touch PWNED") + b"\x85R",
     "inst": b"(" + text("touch PWNED") + b"ios\nsystem\n",
@@ -247,8 +247,8 @@ RUNNING = {
 }
 
 
-@pytest.mark.parametrize("body", RUNNING.values(), ids=RUNNING)
-def test_nothing_is_imported_or_called(body, tmp_path, in_tmp_path):
+@pytest.mark.parametrize("body", RUNNING_PICKLES.values(), ids=RUNNING_PICKLES)
+def test_hostile_pickle_is_read_without_imports_or_calls(body, tmp_path, in_tmp_path):
     """A call becomes a graph: no file is written and no module is imported."""
     before = set(sys.modules)
     value = read_pickle(build_pickle(body))
@@ -321,7 +321,7 @@ REFUSED = {
 
 
 #: Errors for pickles that statecli does not read, although a loader may read them.
-NOT_DAMAGED = (
+UNSUPPORTED_PICKLES = (
     "copyreg extension code",
     "pickle protocol 9",
     "data that is not in the file (an out-of-band buffer",
@@ -339,7 +339,7 @@ def test_nonsense_is_malformed(case):
     line = str(caught.value)
     assert message in line
     assert line.startswith("data.pkl: ")
-    assert ("the pickle is damaged: " in line) is (message not in NOT_DAMAGED)
+    assert ("the pickle is damaged: " in line) is (message not in UNSUPPORTED_PICKLES)
     assert "\n" not in line
     assert len(line) < 300
 
@@ -460,7 +460,7 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
     [(build_pickle(b"N"), nullcontext()), (b"\x80\x02\xff", pytest.raises(MalformedError))],
     ids=["a pickle", "an unknown opcode"],
 )
-def test_the_collector_is_left_as_it_was(enabled, data, parse):
+def test_garbage_collector_keeps_its_state(enabled, data, parse):
     """The collector is off only during the parse, also when the parse fails."""
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
@@ -509,24 +509,28 @@ class Oracle(pickle.Unpickler):
         return ("pid", pid)
 
 
-def same(ours: object, theirs: object) -> bool:
+def equals_stub(ours: object, theirs: object) -> bool:
     """Return whether our graph equals the stubs. For small graphs without cycles."""
     if type(ours) is Persistent:
-        return isinstance(theirs, tuple) and theirs[0] == "pid" and same(ours.pid, theirs[1])
+        return isinstance(theirs, tuple) and theirs[0] == "pid" and equals_stub(ours.pid, theirs[1])
     if type(ours) is Global:
         return isinstance(theirs, type) and (theirs.__module__, theirs.__name__) == (ours.module, ours.name)
     if type(ours) is Obj:
         assert isinstance(theirs, Stub)
-        equal = (same(ours.args, theirs.args), same(ours.state, theirs.state), same(ours.items or {}, theirs.set))
-        return same(ours.cls, type(theirs)) and all(equal)
+        equal = (
+            equals_stub(ours.args, theirs.args),
+            equals_stub(ours.state, theirs.state),
+            equals_stub(ours.items or {}, theirs.set),
+        )
+        return equals_stub(ours.cls, type(theirs)) and all(equal)
     if type(ours) is SetOf:
         return isinstance(theirs, (set, frozenset)) and sorted(map(repr, ours.elems)) == sorted(map(repr, theirs))
     if type(ours) is dict:
         assert isinstance(theirs, dict)
         unwrapped = [key.value if type(key) is Key else key for key in ours]
-        return unwrapped == list(theirs) and all(map(same, ours.values(), theirs.values()))
+        return unwrapped == list(theirs) and all(map(equals_stub, ours.values(), theirs.values()))
     if type(ours) in (list, tuple):
-        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(same, ours, theirs))
+        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(equals_stub, ours, theirs))
     return type(ours) is type(theirs) and ours == theirs
 
 
@@ -569,11 +573,11 @@ def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
             data = archive.read("x/data.pkl")
         theirs = Oracle(io.BytesIO(data)).load()
         for fast in (True, False):
-            assert same(read_pickle(data, fast=fast).root, theirs), (name, fast)
+            assert equals_stub(read_pickle(data, fast=fast).root, theirs), (name, fast)
 
 
 #: An opcode of each form of argument, whose bytes are `.` where they may be.
-WITH_POINTS = (
+OPCODES_WITH_DOTS = (
     *(b"K.", b"M..", b"J....", b"G........", b"\x8a\x02..", b"\x8b\x02\0\0\0..", b"X\x02\0\0\0..", b"\x8c\x02.."),
     *(b"\x8d\x02\0\0\0\0\0\0\0..", b"U\x02..", b"T\x02\0\0\0..", b"B\x02\0\0\0..", b"C\x02..", b"Nq.", b"Nr...."),
     *(b"\x8e\x02\0\0\0\0\0\0\0..", b"\x96\x02\0\0\0\0\0\0\0..", b"Np46\n", b"I46\n", b"F1.\n", b"L46L\n", b"S'..'\n"),
@@ -582,8 +586,8 @@ WITH_POINTS = (
 )
 
 
-@pytest.mark.parametrize("piece", WITH_POINTS)
-def test_no_beginning_of_an_opcode_is_a_whole_pickle(piece):
+@pytest.mark.parametrize("piece", OPCODES_WITH_DOTS)
+def test_truncated_opcode_is_a_truncated_pickle(piece):
     """A window of the scan may end at any byte, so its last byte may equal STOP."""
     for end in range(1, len(piece) + 1):
         _, error = PickleReader("a.pkl", Steps()).scan(piece[:end], "the file")

@@ -93,7 +93,7 @@ def _list_names(kind: Kind) -> list[str]:
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_the_keys_of_metadata_are_those_that_torch_writes(name):
+def test_metadata_keys_equal_the_keys_of_torch(name):
     """torch declares the metadata as a dict of texts, and reads the texts by name."""
     source = inspect.getsource(getattr(serialize.GraphModuleSerializer, METADATA[name]))
     assert set(re.findall(r"ret\[\"(\w+)\"\]", source)) == SCHEMA[name].keys()

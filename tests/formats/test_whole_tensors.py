@@ -12,7 +12,7 @@ from statecli.core.errors import UnreadableError
 from statecli.formats import torch_zip
 from statecli.formats.torch.tensors import Decoder
 
-from .test_fuzz import mutant, saved_pickle
+from .test_fuzz import mutate, saved_pickle
 
 
 def save(path, pickle: bytes, sizes: list[int], byteorder: bytes = b"little") -> None:
@@ -71,7 +71,7 @@ def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
         if n % 3 == 0:
             key = rng.randrange(len(others))
             others[key] = max(0, others[key] + rng.choice((-1, 1, 8)))
-        save(path, mutant(rng, [pickle]) if n % 2 else pickle, others, b"big" if n % 7 == 1 else b"little")
+        save(path, mutate(rng, [pickle]) if n % 2 else pickle, others, b"big" if n % 7 == 1 else b"little")
         with monkeypatch.context() as changed:
             changed.setattr(Decoder, "_match_layout", lambda *args: used.append(real(*args)) or used[-1])
             fast = read(path)

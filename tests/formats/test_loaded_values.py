@@ -25,8 +25,8 @@ REBUILD_PARAMETER = b"ctorch._utils\n_rebuild_parameter\n"
 WITH_STATE = b"ctorch._utils\n_rebuild_parameter_with_state\n"
 FROM_TYPE = b"ctorch._tensor\n_rebuild_from_type_v2\n"
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
-SAME = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n"
-TYPE = b"ctorch\nTensor\n"
+REBUILD_FROM_CPU = b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n"
+TENSOR_TYPE = b"ctorch\nTensor\n"
 STORAGES = {"0": struct.pack("<4f", 1, 2, 3, 4), "1": struct.pack("<4f", 90, 91, 92, 93)}
 
 
@@ -83,7 +83,7 @@ def read_with_statecli(path: str) -> dict[str, list[float] | str | None]:
     }
 
 
-SET_AGAIN = {
+TENSORS_SET_TWICE = {
     "set_": tensor() + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
     "set_ of a Parameter": (
         call_function(REBUILD_PARAMETER, tensor(), b"\x89", ORDERED_DICT)
@@ -95,18 +95,18 @@ SET_AGAIN = {
     ),
     "data of an old Parameter": PARAMETER + tensor() + b"\x85R(" + tensor("1") + b"N" + ORDERED_DICT + b"\x89\x89tb",
     "a class of torch before": b"ctorch\nFloatTensor\n)R(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb",
-    "attribute data": call_function(FROM_TYPE, REBUILD, TYPE, arguments(), tree(data=tensor("1"))),
+    "attribute data": call_function(FROM_TYPE, REBUILD, TENSOR_TYPE, arguments(), tree(data=tensor("1"))),
     "attribute data of slots":
-        call_function(FROM_TYPE, REBUILD, TYPE, arguments(), b"N" + tree(data=tensor("1")) + b"\x86"),
+        call_function(FROM_TYPE, REBUILD, TENSOR_TYPE, arguments(), b"N" + tree(data=tensor("1")) + b"\x86"),
     "attribute data of a Parameter": call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, tree(data=tensor("1"))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("name", SET_AGAIN)
-def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
+@pytest.mark.parametrize("name", TENSORS_SET_TWICE)
+def test_tensor_changed_after_creation_has_no_values(tmp_path, name, legacy):
     """torch gives other values than the values at the creation of the tensor; statecli shows a reason and no values."""
-    path = write_archive(tmp_path, tree(w=SET_AGAIN[name], v=tensor("1")), legacy=legacy)
+    path = write_archive(tmp_path, tree(w=TENSORS_SET_TWICE[name], v=tensor("1")), legacy=legacy)
     assert load_with_torch(path)["w"] != [1, 2, 3, 4]
     values = read_with_statecli(path)
     assert "w: the pickle " in values["w"]
@@ -114,7 +114,7 @@ def test_a_tensor_that_is_set_again_cannot_be_told(tmp_path, name, legacy):
     assert values["v"] == [90, 91, 92, 93]
 
 
-def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
+def test_parameter_that_saves_its_own_data_is_readable(tmp_path):
     """`Params4bit` of bitsandbytes saves its own data and requires_grad among its attributes."""
     own = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
     parameter = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
@@ -135,13 +135,13 @@ def test_a_parameter_that_is_set_to_its_own_data_is_readable(tmp_path):
         tree(requires_grad=b"\x88"),
     ],
 )
-def test_a_parameter_that_is_set_to_other_data_cannot_be_told(tmp_path, attributes):
+def test_parameter_with_other_data_in_its_state_has_no_values(tmp_path, attributes):
     """The state that is set has another storage, view or requires_grad than the Parameter, or is incomplete."""
     path = write_archive(tmp_path, tree(w=call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)))
     assert "of this tensor after creating it" in read_with_statecli(path)["w"]
 
 
-def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
+def test_quantized_tensor_with_changed_scales_has_no_values(tmp_path):
     """torch compares the number of scales with the channels before the scales change."""
     scales = tensor("1", 4, kind="DoubleStorage") + b"q\1"
     changed = b"h\1(" + storage("2", "DoubleStorage", 1) + b"K\0" + numbers(4) + numbers(0) + b"tb"
@@ -160,7 +160,7 @@ def test_quantized_values_whose_scales_are_set_again_cannot_be_told(tmp_path):
     assert "of this tensor after creating it" in values["scales"]
 
 
-CHANGED_LATER = {
+LATER_CHANGES = {
     "an item of a tensor": (tree(w=tensor() + b"K\0" + real(7) + b"s"), "sets an item of a tensor"),
     "items of a tensor": (tree(w=tensor() + b"(K\0" + real(7) + b"K\1" + real(7) + b"u"), "sets an item of a tensor"),
     "an item of a tensor that is dropped": (
@@ -168,18 +168,20 @@ CHANGED_LATER = {
         "sets an item of a tensor",
     ),
     "the real part of a tensor that is dropped": (
-        call_function(FROM_TYPE, REBUILD, TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
+        call_function(FROM_TYPE, REBUILD, TENSOR_TYPE, arguments(), tree(real=tensor("1"))) + b"0" + tree(w=tensor()),
         "overwrites the attribute 'real' of a tensor",
     ),
     "a tensor by another call that gives it": (
-        tensor() + b"q\1" + call_function(SAME, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
+        tensor() + b"q\1" + call_function(REBUILD_FROM_CPU, b"h\1", b"ctorch\nfloat32\n", text("cpu"), b"\x89")
         + b"(" + storage("1") + b"K\0" + numbers(2) + numbers(2) + b"tb00" + tree(w=b"h\1"),
         "changes a tensor after creating it",
     ),
     "data by another call that gives the tensor": (
         tensor() + b"q\1"
         + call_function(
-            FROM_TYPE, SAME, TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t", tree(data=tensor("1"))
+            FROM_TYPE,
+            *(REBUILD_FROM_CPU, TENSOR_TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t"),
+            tree(data=tensor("1")),
         )
         + b"00" + tree(w=b"h\1"),
         "overwrites the attribute 'data' of a tensor",
@@ -215,10 +217,10 @@ CHANGED_LATER = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGED_LATER)
-def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
+@pytest.mark.parametrize("name", LATER_CHANGES)
+def test_later_change_of_an_object_is_refused(tmp_path, name):
     """The final graph of a pickle has no time: an object changed later is not the object that a call received."""
-    body, why = CHANGED_LATER[name]
+    body, why = LATER_CHANGES[name]
     path = write_archive(tmp_path, body)
     with pytest.raises(MalformedError, match=why):
         formats.read(path)
@@ -231,14 +233,14 @@ def test_a_change_of_what_is_made_already_is_refused(tmp_path, name):
         *("a tensor by another call that gives it", "data by another call that gives the tensor"),
     ],
 )
-def test_what_is_dropped_changes_tensors_that_are_not(tmp_path, name):
+def test_dropped_object_changes_a_kept_tensor_in_torch(tmp_path, name):
     """torch.load gives changed values for some of the files that the test above refuses."""
-    path = write_archive(tmp_path, CHANGED_LATER[name][0])
+    path = write_archive(tmp_path, LATER_CHANGES[name][0])
     assert load_with_torch(path, everything=True)["w"] != [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("state", [b"\x88\x89", b"\x89\x89"])
-def test_an_old_parameter_requires_grad_as_its_state_says(tmp_path, state):
+def test_old_parameter_takes_requires_grad_from_its_state(tmp_path, state):
     """torch before 0.4 set (requires_grad, volatile, hooks) on a Parameter."""
     path = write_archive(tmp_path, tree(w=PARAMETER + tensor() + b"\x85R(" + state + ORDERED_DICT + b"tb"), legacy=True)
     (row,) = formats.read(path).tensors
@@ -256,7 +258,7 @@ def test_attributes_of_python_stay_readable(tmp_path):
 
 
 NAN = real(math.nan)
-KEYS = {
+EQUAL_KEYS = {
     "int and float": (b"K\1", real(1.0)),
     "float and int": (real(1.0), b"K\1"),
     "int and bool": (b"K\1", b"\x88"),
@@ -292,10 +294,10 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_keys_that_are_one_in_python_are_one(tmp_path, name):
+@pytest.mark.parametrize("name", EQUAL_KEYS)
+def test_keys_equal_in_python_are_merged(tmp_path, name):
     """The first of two equal keys keeps its place and gets the last value; torch has as many keys."""
-    first, second = KEYS[name]
+    first, second = EQUAL_KEYS[name]
     path = write_archive(tmp_path, items((first, tensor("0")), (text("w"), tensor("1")), (second, tensor("1"))))
     expected = load_with_torch(path)
     values = read_with_statecli(path)
@@ -306,15 +308,15 @@ def test_keys_that_are_one_in_python_are_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["int and float", "tuples", "large ints"])
-def test_an_ordered_dict_of_pairs_has_pythons_keys(tmp_path, name):
+def test_ordered_dict_of_pairs_has_the_keys_of_python(tmp_path, name):
     """A call builds the OrderedDict from pairs, as Python 2 pickled an OrderedDict."""
-    first, second = KEYS[name]
+    first, second = EQUAL_KEYS[name]
     pairs = b"](" + b"".join(key + tensor(to) + b"\x86" for key, to in ((first, "0"), (second, "1"))) + b"e"
     path = write_archive(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
     assert list(read_with_statecli(path).values()) == list(load_with_torch(path).values()) == [[90, 91, 92, 93]]
 
 
-def test_text_that_str_makes_is_the_text(tmp_path):
+def test_key_computed_by_str_equals_the_text(tmp_path):
     """A key that `str` computes is the same key as the equal text, and has the same name."""
     computed = b"cbuiltins\nstr\n" + text("w") + b"\x85R"
     path = write_archive(tmp_path, items((text("w"), tensor("0")), (computed, tensor("1"))))
@@ -334,14 +336,14 @@ def test_numbers_of_numpy_are_numbers(tmp_path, scalar):
 
 
 @pytest.mark.parametrize("call", [b"cbuiltins\nstr\nK\1\x85R", b"cbuiltins\nint\n" + text("1") + b"\x85R"])
-def test_a_key_that_is_computed_otherwise_is_refused(tmp_path, call):
+def test_key_from_another_call_is_refused(tmp_path, call):
     """statecli does not evaluate the call, so that neither the key nor an equal key can be recognised."""
     path = write_archive(tmp_path, items((text("w"), tensor("0")), (call, tensor("1"))))
     with pytest.raises(MalformedError, match="a dictionary key is the result of calling builtins"):
         formats.read(path)
 
 
-def test_keys_cost_no_more_than_their_pickle(tmp_path):
+def test_shared_tuple_key_is_read_once(tmp_path):
     """A tuple that is a key many times is read once; so are nested tuples, and a long text in many tuples."""
     chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(9_000)) + b"0"
     long = text("a" * 4_000_000) + b"q\2" + b"0"
@@ -371,7 +373,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize("dropped", [False, True], ids=["both", "first dropped"])
 @pytest.mark.parametrize("name", DESCRIPTIONS)
-def test_a_storage_of_two_descriptions_cannot_be_told(tmp_path, name, dropped, legacy):
+def test_storage_with_two_descriptions_has_no_values(tmp_path, name, dropped, legacy):
     """torch takes the first description for all tensors of a storage, even if the first tensor was dropped."""
     first, second = (tensor().replace(storage(), description) for description in DESCRIPTIONS[name])
     body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
@@ -391,7 +393,7 @@ def test_empty_storages_may_have_two_types(tmp_path):
     assert [(row.fqn, row.dtype, row.damage) for row in rows] == [("a", "float32", None), ("b", "int32", None)]
 
 
-def test_two_views_of_one_key_cannot_be_told(tmp_path):
+def test_two_views_with_one_key_have_no_values(tmp_path):
     """torch caches the first view under its key, so that a second view with this key has the first values."""
 
     def view(key: bytes, start: int) -> bytes:
@@ -423,7 +425,7 @@ def test_a_tensor_on_meta_has_the_bytes_of_the_file(tmp_path, legacy):
     assert read_all_values(row.data).tolist() == torch.load(path, map_location="cpu")["w"].tolist()
 
 
-def in_order(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
+def write_with_byteorder(tmp_path, body: bytes, order: bytes, data: bytes) -> str:
     """Write an archive with one storage, `data`, and `order` in its byteorder record; return the path."""
     members = attacks.records(build_pickle(body), {"0": data})
     for member in members:
@@ -440,7 +442,7 @@ def rebuild_typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
     return call_function(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
 
 
-OTHER_SWAPS = {
+MISMATCHED_DTYPES = {
     "bytes as float32": ("UntypedStorage", 16, "float32", 4),
     "bytes as uint16": ("UntypedStorage", 16, "uint16", 8),
     "int16 as float32": ("ShortStorage", 8, "float32", 4),
@@ -450,22 +452,22 @@ OTHER_SWAPS = {
 VALUES = struct.pack("<4f", 1.5, 2.5, 3.5, 4.5)
 
 
-@pytest.mark.parametrize("case", OTHER_SWAPS)
-def test_a_big_endian_tensor_of_another_type_than_its_storage_cannot_be_told(tmp_path, case):
+@pytest.mark.parametrize("case", MISMATCHED_DTYPES)
+def test_big_endian_tensor_of_another_dtype_has_no_values(tmp_path, case):
     """torch swaps bytes by the element size of the storage, whatever the dtype of the tensor is."""
-    body = tree(w=rebuild_typed(*OTHER_SWAPS[case]))
-    path = in_order(tmp_path, body, b"little", VALUES)
+    body = tree(w=rebuild_typed(*MISMATCHED_DTYPES[case]))
+    path = write_with_byteorder(tmp_path, body, b"little", VALUES)
     assert read_with_statecli(path) == load_with_torch(path)
     assert (
         "w: the values depend on the loading machine"
-        in read_with_statecli(in_order(tmp_path, body, b"big", VALUES))["w"]
+        in read_with_statecli(write_with_byteorder(tmp_path, body, b"big", VALUES))["w"]
     )
 
 
 @pytest.mark.parametrize(("kind", "dtype", "size"), [("UntypedStorage", "int8", 16), ("FloatStorage", "float32", 4)])
-def test_a_big_endian_tensor_is_swapped_as_torch_swaps_it(tmp_path, kind, dtype, size):
+def test_big_endian_values_equal_torch(tmp_path, kind, dtype, size):
     """float32 elements are swapped by four bytes; int8 elements do not change."""
-    path = in_order(tmp_path, tree(w=rebuild_typed(kind, size, dtype, size)), b"big", VALUES)
+    path = write_with_byteorder(tmp_path, tree(w=rebuild_typed(kind, size, dtype, size)), b"big", VALUES)
     assert read_with_statecli(path) == load_with_torch(path)
 
 
@@ -483,7 +485,7 @@ def test_the_byte_order_in_upper_case_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("order", [b"\x88", b"\x89", b"N"], ids=["little", "big", "unknown"])
-def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
+def test_byte_order_recorded_in_a_stream_is_ignored(tmp_path, order):
     """torch ignores the description of the machine."""
     path = tmp_path / "a.pt"
     stream = attacks.legacy(build_pickle(tree(w=tensor().replace(b"tQ", b"NtQ"))), [("0", 4, VALUES)])
@@ -491,13 +493,13 @@ def test_the_machine_of_a_stream_changes_no_value(tmp_path, order):
     assert read_with_statecli(str(path)) == load_with_torch(str(path)) == {"w": [1.5, 2.5, 3.5, 4.5]}
 
 
-def test_data_that_a_load_converts_cannot_be_told(tmp_path):
+def test_device_data_of_another_dtype_has_no_values(tmp_path):
     """torch saves the data of a device in the tensor's dtype; for another dtype a load converts the data."""
 
     def write_cast(dtype: str) -> str:
         ints = tensor(kind="IntStorage")
         return write_archive(
-            tmp_path, tree(w=call_function(SAME, ints, f"ctorch\n{dtype}\n".encode(), text("cpu"), b"\x89"))
+            tmp_path, tree(w=call_function(REBUILD_FROM_CPU, ints, f"ctorch\n{dtype}\n".encode(), text("cpu"), b"\x89"))
         )
 
     path = write_cast("int32")

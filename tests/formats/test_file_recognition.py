@@ -166,7 +166,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", FOREIGN)
-def test_what_it_really_is(case, tmp_path, line):
+def test_file_is_named_by_its_content(case, tmp_path, line):
     """A file that is not a checkpoint is named by its content, under any suffix."""
     data, expected = FOREIGN[case]
     for suffix in (".pt", ".safetensors", ".bin", ""):
@@ -177,7 +177,7 @@ def test_what_it_really_is(case, tmp_path, line):
 
 @pytest.mark.parametrize("command", ["inspect", "audit", "diff", "lock"])
 @pytest.mark.parametrize("name", [".env", "x.pt", "x.safetensors", "model.safetensors.index.json", "x.npz", "x.gguf"])
-def test_no_command_prints_what_is_in_another_file(command, name, tmp_path, statecli):
+def test_no_command_prints_the_content_of_a_refused_file(command, name, tmp_path, statecli):
     """Neither the beginning of a text nor an invalid number of a header is printed."""
     for content in (b"SECRET=%s\n", b'"%s"', b"{%s", b"[%s", b"PK\3\4%s", b"\x93NUMPY%s", b"GGUF%s"):
         (tmp_path / name).write_bytes(content % b"hunter2hunter2")
@@ -188,7 +188,7 @@ def test_no_command_prints_what_is_in_another_file(command, name, tmp_path, stat
 
 
 #: Offset of the bytes that identify a kind of file, if not 0.
-SIGNS = {
+SIGN_OFFSETS = {
     "tar": 257,
     "tar with a folder first": 257,
     "tar of nothing but a long name": 257,
@@ -201,7 +201,7 @@ SIGNS = {
 def test_every_sign_is_needed(case):
     """With another byte in place of the identifying byte, the same file gets another description."""
     data, expected = FOREIGN[case]
-    at = SIGNS.get(case, 0)
+    at = SIGN_OFFSETS.get(case, 0)
     other = data[:at] + b"\xf5" + data[at + 1 :]
     assert f"is {unsupported.describe_content('file.pt', other, len(other))}" != expected.replace("FILE", "file.pt")
 
@@ -213,7 +213,7 @@ def test_every_magic_number_is_tested():
     assert missing == ["a Windows program"]
 
 
-def test_a_program_of_windows(tmp_path, line):
+def test_windows_program_is_named(tmp_path, line):
     """A program is named, and not taken for text."""
     path = tmp_path / "setup.pt"
     path.write_bytes(b"MZ\x90\0\3\0\0\0")
@@ -234,7 +234,7 @@ def test_a_program_of_windows(tmp_path, line):
     ],
     ids=["model", "folder", "archive", "text", "nothing"],
 )
-def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
+def test_checkpoints_in_a_zip_are_named_in_the_error(members, expected, tmp_path, line):
     """The message names the checkpoints, and the command to unpack them."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -248,7 +248,7 @@ def test_checkpoints_in_a_zip_archive(members, expected, tmp_path, line):
 
 
 @functools.cache
-def contents() -> dict[str, bytes]:
+def build_contents() -> dict[str, bytes]:
     """Return a file of every format that statecli reads."""
     messages = {}
     for name, zipped in (("torch-zip", True), ("torch-legacy", False)):
@@ -261,17 +261,17 @@ def contents() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".bin", ".json", ".index.json", "", ".md"])
 @pytest.mark.parametrize("format", ["safetensors", "torch-zip", "torch-legacy", "npy", "flax-msgpack"])
-def test_content_decides(format, suffix, tmp_path):
+def test_content_decides_the_format_under_any_suffix(format, suffix, tmp_path):
     """A checkpoint is read under any suffix, including a misleading suffix."""
     path = tmp_path / f"file{suffix}"
-    path.write_bytes(contents()[format])
+    path.write_bytes(build_contents()[format])
     state = formats.read(str(path))
     assert (state.format, [tensor.shape for tensor in state.tensors]) == (format, [(3,)])
 
 
 def test_formats_do_not_overlap(tmp_path):
     """Exactly one format recognises each file."""
-    for name, data in contents().items():
+    for name, data in build_contents().items():
         takers = [format.name for format in formats.FORMATS if format.sniff("file", data[:4096])]
         assert takers == [name]
 
@@ -287,14 +287,14 @@ def test_formats_do_not_overlap(tmp_path):
         ("/proc/self/environ", "is an empty file"),
     ],
 )
-def test_devices(path, expected, line):
+def test_device_files_are_refused(path, expected, line):
     """Endless and generated files are not read; files in /proc have the size 0."""
     if not os.path.exists(path):
         pytest.skip(f"no such file: {path}")
     assert line(path) == expected
 
 
-def test_a_pipe_blocks_nobody(tmp_path, line):
+def test_named_pipe_is_refused_without_blocking(tmp_path, line):
     """A named pipe without a writer is refused at once."""
     os.mkfifo(tmp_path / "fifo.pt")
     assert line(tmp_path / "fifo.pt") == "is a named pipe, not a regular file"
@@ -314,7 +314,7 @@ def test_a_pipe_blocks_nobody(tmp_path, line):
         ),
     ],
 )
-def test_a_dangling_link(tmp_path, line, in_tmp_path, to, says):
+def test_dangling_link_is_explained(tmp_path, line, in_tmp_path, to, says):
     """The line for a dangling link has the link's target and the way to get the content."""
     (tmp_path / "gone.pt").symlink_to(to)
     assert line("gone.pt") == f"cannot be opened: {says}"
@@ -338,7 +338,7 @@ def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
 
 @settings(max_examples=100, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300) | st.text(max_size=99).map(str.encode))
-def test_any_bytes(tmp_path, data):
+def test_random_bytes_are_refused_in_one_line(tmp_path, data):
     """Any content raises only UnreadableError, in one line that starts with the path."""
     path = tmp_path / "any.pt"
     path.write_bytes(data)
@@ -347,7 +347,7 @@ def test_any_bytes(tmp_path, data):
     assert re.fullmatch(rf"{re.escape(str(path))}: [^\n]+", str(refused.value))
 
 
-def test_in_a_process_of_its_own(tmp_path):
+def test_listing_imports_neither_torch_nor_numpy(tmp_path):
     """A refused file gives one line on stderr and exit status 2; a listing imports neither torch nor numpy."""
     (tmp_path / "page.pt").write_bytes(b"<html>")
     (tmp_path / "fine.safetensors").write_bytes(save({"a": torch.zeros(3)}))

@@ -10,24 +10,24 @@ from torch import nn
 
 from .attacks import build, build_pickle, records, tensor, text
 
-SAID = "a: storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
+DAMAGE_MESSAGE = "a: storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
 
 
 @pytest.fixture
-def sound(tmp_path):
+def sound_file(tmp_path):
     path = str(tmp_path / "sound.pt")
     torch.save({"a": torch.ones(100), "b": torch.zeros(3), "c": torch.ones(2)}, path)
     return path
 
 
 @pytest.fixture
-def damaged_file(tmp_path, sound):
+def damaged_file(tmp_path, sound_file):
     """A copy of the sound file with 100 bytes in place of the 400 bytes of `a`."""
-    return cut_short(sound, str(tmp_path / "damaged.pt"))
+    return truncate_storage(sound_file, str(tmp_path / "damaged.pt"))
 
 
-def cut_short(sound, path):
-    with zipfile.ZipFile(sound) as whole, zipfile.ZipFile(path, "w") as short:
+def truncate_storage(sound_file, path):
+    with zipfile.ZipFile(sound_file) as whole, zipfile.ZipFile(path, "w") as short:
         for info in whole.infolist():
             content = whole.read(info)
             short.writestr(info.filename, content[:100] if info.filename.endswith("data/0") else content)
@@ -35,17 +35,17 @@ def cut_short(sound, path):
 
 
 @pytest.mark.parametrize("options", [(), ("--stats",), ("--to", "cpu"), ("--to", "meta"), ("-i", "a")])
-def test_the_rest_is_listed(statecli, damaged_file, options):
+def test_damaged_tensor_is_named_in_one_line(statecli, damaged_file, options):
     """stderr has one line with the file, the tensor and both numbers; the note of the tensor says the same."""
     result = statecli("inspect", damaged_file, *options)
-    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
+    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {DAMAGE_MESSAGE}\n")
     rows = statecli("inspect", damaged_file, *options, "-f", "json").rows()
-    assert rows["a"]["note"].startswith(f"cannot be read: {SAID.removeprefix('a: ')}")
+    assert rows["a"]["note"].startswith(f"cannot be read: {DAMAGE_MESSAGE.removeprefix('a: ')}")
     assert (rows["a"]["dtype"], rows["a"]["shape"]) == ("unknown", None)
     assert list(rows) == (["a"] if "-i" in options else ["a", "b", "c"])
 
 
-def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
+def test_storage_without_a_tensor_is_checked(statecli, tmp_path):
     """torch.load reads the storage and refuses the file."""
     dropped = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
     pickle = build_pickle(dropped + b"}" + text("w") + tensor() + b"s")
@@ -61,41 +61,41 @@ def test_a_storage_of_no_tensor_is_checked_too(statecli, tmp_path):
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--must-not-change", "b")])
 @pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
-def test_a_diff_compares_the_rest(statecli, tmp_path, sound, damaged_file, swapped, options):
+def test_diff_compares_the_other_tensors(statecli, tmp_path, sound_file, damaged_file, swapped, options):
     """Changes of the other tensors are shown; the damaged pair is reported as broken and is not a change."""
     other = str(tmp_path / "other.pt")
     torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
-    for beside, actual in ((sound, []), (other, ["b"])):
+    for beside, actual in ((sound_file, []), (other, ["b"])):
         result = statecli(
             "diff", *((damaged_file, beside) if swapped else (beside, damaged_file)), *options, "-f", "json"
         )
-        assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
+        assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {DAMAGE_MESSAGE}\n")
         assert [change["fqn"] for change in result.json["changes"]] == actual
-        assert [finding["message"] for finding in result.json["broken"]] == [f"{damaged_file}: {SAID}"]
+        assert [finding["message"] for finding in result.json["broken"]] == [f"{damaged_file}: {DAMAGE_MESSAGE}"]
 
 
-def test_what_leaves_it_out_is_whole(statecli, sound, damaged_file):
+def test_excluding_the_damaged_tensor_gives_status_0(statecli, sound_file, damaged_file):
     """`-x a` excludes the damaged tensor, so that no error is reported; a diff compares only the other two tensors."""
     result = statecli("inspect", damaged_file, "-x", "a")
     assert (result.code, result.err) == (0, "")
-    result = statecli("diff", sound, damaged_file, "-x", "a")
+    result = statecli("diff", sound_file, damaged_file, "-x", "a")
     assert (result.code, result.out.splitlines()[-1]) == (0, "identical: 2 tensors, 20 B: exit status 0")
 
 
-def test_one_that_only_one_side_has(statecli, tmp_path, damaged_file):
+def test_damage_of_an_added_tensor_is_reported(statecli, tmp_path, damaged_file):
     """Damage of an added tensor is reported too."""
     other = str(tmp_path / "other.pt")
     torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other)
     result = statecli("diff", other, damaged_file)
-    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {SAID}\n")
+    assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {DAMAGE_MESSAGE}\n")
 
 
-def test_a_class_cannot_tell(statecli, tmp_path, sound):
+def test_comparison_with_a_class_exits_with_2(statecli, tmp_path, sound_file):
     """Whether the checkpoint fits the class is unknown, because torch.load already fails on the file."""
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(10, 10)\n")
-    torch.save(nn.Linear(10, 10).state_dict(), sound)
-    damaged = cut_short(sound, str(tmp_path / "damaged.pt"))
-    said = f"statecli: {damaged}: weight: {SAID.removeprefix('a: ')}\n"
+    torch.save(nn.Linear(10, 10).state_dict(), sound_file)
+    damaged = truncate_storage(sound_file, str(tmp_path / "damaged.pt"))
+    said = f"statecli: {damaged}: weight: {DAMAGE_MESSAGE.removeprefix('a: ')}\n"
     result = statecli("diff", f"{tmp_path / 'net.py'}:Net", damaged)
     assert result.code == 2
     assert said in result.err
@@ -103,7 +103,7 @@ def test_a_class_cannot_tell(statecli, tmp_path, sound):
     assert (result.code, result.err) == (2, said)
 
 
-def test_a_moment_of_an_optimizer(statecli, tmp_path):
+def test_damaged_optimizer_moment_is_reported(statecli, tmp_path):
     """A damaged moment is reported; the optimizer is matched with its model by the tensors that can be read."""
     net = nn.Linear(10, 10)
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
@@ -111,24 +111,24 @@ def test_a_moment_of_an_optimizer(statecli, tmp_path):
     optimizer.step()
     path = str(tmp_path / "whole.pt")
     torch.save({"optimizer": optimizer.state_dict(), "model": net.state_dict()}, path)
-    damaged = cut_short(path, str(tmp_path / "damaged.pt"))
+    damaged = truncate_storage(path, str(tmp_path / "damaged.pt"))
     result = statecli("inspect", damaged)
     assert result.code == 2
     assert result.err.startswith(f"statecli: {damaged}: state[0]['momentum_buffer']: storage 0 has ")
 
 
-def test_many_of_one_storage_are_one_line(statecli, tmp_path):
+def test_tensors_of_one_damaged_storage_share_a_line(statecli, tmp_path):
     """A cause is reported once, with the first affected tensor and the number of further tensors."""
-    sound = str(tmp_path / "sound.pt")
-    torch.save(dict.fromkeys([f"w{n}" for n in range(30)], torch.ones(100)), sound)
-    damaged = cut_short(sound, str(tmp_path / "damaged.pt"))
+    sound_file = str(tmp_path / "sound.pt")
+    torch.save(dict.fromkeys([f"w{n}" for n in range(30)], torch.ones(100)), sound_file)
+    damaged = truncate_storage(sound_file, str(tmp_path / "damaged.pt"))
     result = statecli("inspect", damaged)
     said = "storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
     assert (result.code, result.err) == (2, f"statecli: {damaged}: w0 and 29 more tensors: {said}\n")
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_an_absurd_integer_spoils_nothing(statecli, tmp_path, legacy):
+def test_huge_integer_setting_is_compared(statecli, tmp_path, legacy):
     """A setting of 20,000 bits is compared like every setting; the tensors of the file are read."""
     paths = [str(tmp_path / f"{n}.pt") for n in range(3)]
     for n, path in enumerate(paths):
