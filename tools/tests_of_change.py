@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser.py")
-FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_same_everywhere.py")
+FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_format_equality.py")
 #: Rooms whose tests do not lie in the folder of their name.
 TESTS: dict[str, tuple[str, ...]] = {
     "__init__": ("tests/test_api.py", "tests/test_package.py"),

@@ -27,7 +27,7 @@ from statecli.workers.executors import batch
 
 from ..executors.conftest import state as every_dtype
 from ..formats import test_megatron
-from ..formats.test_same_everywhere import WRITERS, safetensors
+from ..formats.test_format_equality import WRITERS, safetensors
 
 #: Settings whose paths or values a plain map of paths does not tell apart.
 SETTINGS = (

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from statecli import formats
 from statecli.core.errors import UnreadableError
 
-from . import test_megatron, test_same_everywhere as same, zero
+from . import test_format_equality, test_megatron, zero
 
 
 def write_zero_2(folder: Path) -> Path:
@@ -53,8 +53,8 @@ PARTITIONED_GROUPS = [{"a": torch.ones(3, 3), "b": torch.ones(2)}, {"c": torch.o
 
 #: Functions that write a small checkpoint of a format and return its path: a file or a folder.
 SEEDS = (
-    same.safetensors,
-    *same.WRITERS,
+    test_format_equality.safetensors,
+    *test_format_equality.WRITERS,
     write_zero_2,
     write_zero_3,
     write_megatron,

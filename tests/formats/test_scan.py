@@ -101,11 +101,11 @@ class _Inert:
     append = extend = add = __setitem__ = __setstate__ = __call__
 
 
-class FromC(Recording, pickle.Unpickler):
+class CUnpickler(Recording, pickle.Unpickler):
     """The usual unpickler, in C."""
 
 
-class FromPython(Recording, pickle._Unpickler):
+class PythonUnpickler(Recording, pickle._Unpickler):
     """The unpickler in Python, from which the C unpickler was made."""
 
 
@@ -148,7 +148,7 @@ values = st.recursive(
 @given(values, st.sampled_from(range(6)))
 @example(2.1703873502658385e-153, 1)  # its ninth byte is that of a safetensors header
 @settings(max_examples=100)
-def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp_path_factory, value, protocol):
+def test_names_of_an_honest_pickle_equal_its_imports(tmp_path_factory, value, protocol):
     """Both sets of names are equal in every protocol."""
     data = pickle.dumps(value, protocol)
     path = tmp_path_factory.getbasetemp() / "honest"
@@ -156,7 +156,7 @@ def test_the_names_of_an_honest_pickle_are_those_that_the_unpickler_asks_for(tmp
     (actual, *rest) = scan_pickles(str(path))
     assert not rest
     assert actual.unread is None
-    assert names([actual]) == list_imports(data, FromC)
+    assert names([actual]) == list_imports(data, CUnpickler)
 
 
 PIECES = [
@@ -225,23 +225,23 @@ WEIGHTED = PIECES + 3 * [piece for piece in PIECES if len(piece) > 6] + 4 * [b"N
 
 @given(st.sampled_from([b"", b"(NNN", b"NNNNN(N", b"](", b"}("]), st.lists(st.sampled_from(WEIGHTED), max_size=30))
 @settings(max_examples=100)
-def test_no_unpickler_asks_for_a_name_that_the_scan_does_not_know(tmp_path_factory, begin, pieces):
+def test_scan_knows_every_name_that_unpicklers_import(tmp_path_factory, begin, pieces):
     """For any opcodes in any order, the scan knows each name that either unpickler imports."""
     data = b"\x80\x04" + global_name("zeroth", "Zero") + begin + b"".join(pieces) + b"."
     path = tmp_path_factory.getbasetemp() / "hostile"
     path.write_bytes(data)
     findings = scan_pickles(str(path))
-    imports = list_imports(data, FromC) | list_imports(data, FromPython)
+    imports = list_imports(data, CUnpickler) | list_imports(data, PythonUnpickler)
     assert imports <= names(findings)
 
 
-def test_what_stands_behind_an_old_instance_is_read(scan_bytes):
+def test_name_after_an_inst_opcode_is_read(scan_bytes):
     """INST takes its arguments after the mark, and its result is in front of the mark again."""
     data = build_pickle(b"N(N" + b"iold\nClass\n" + b"\x86" + global_name("first", "One"))
-    assert names(scan_bytes(data)) == {"old.Class", "first.One"} == list_imports(data, FromC)
+    assert names(scan_bytes(data)) == {"old.Class", "first.One"} == list_imports(data, CUnpickler)
 
 
-def test_that_property_can_fail():
+def test_unpicklers_import_names_after_data_that_statecli_refuses():
     """Both unpicklers import a name after data that the machine refuses: a scan that stops there would miss it."""
     data = (
         b"\x80\x04"
@@ -253,14 +253,14 @@ def test_that_property_can_fail():
         + global_name("first", "One")
         + b"."
     )
-    assert list_imports(data, FromC) == list_imports(data, FromPython) == {"zeroth.Zero", "first.One"}
+    assert list_imports(data, CUnpickler) == list_imports(data, PythonUnpickler) == {"zeroth.Zero", "first.One"}
     with pytest.raises(MalformedError):
         machine.read_pickle(data)
 
 
 @given(st.binary(max_size=200))
 @settings(max_examples=100)
-def test_any_bytes_are_scanned(tmp_path_factory, data):
+def test_random_bytes_are_scanned_without_an_error(tmp_path_factory, data):
     """A file, a record, and the bytes after a protocol are scanned without an exception."""
     path = tmp_path_factory.getbasetemp() / "bytes"
     for whole in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
@@ -270,7 +270,7 @@ def test_any_bytes_are_scanned(tmp_path_factory, data):
 
 @given(st.data())
 @settings(max_examples=100)
-def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
+def test_pickle_of_a_damaged_archive_is_scanned(tmp_path_factory, data):
     """Any byte outside of the pickle and its local header may change: the name is found."""
     whole = build(records(state_dict(w=tensor(), x=SYSTEM)))
     at = data.draw(st.integers(whole.index(b"archive/.format"), len(whole) - 1))
@@ -280,7 +280,7 @@ def test_a_damaged_archive_still_gives_its_pickle(tmp_path_factory, data):
     assert "os.system" in names(scan_pickles(str(path)))
 
 
-def test_a_name_is_told_with_its_byte(scan_bytes):
+def test_name_has_the_offset_of_its_byte(scan_bytes):
     """The byte counts from the start of the pickle, and the place of the pickle counts from the start of the file."""
     data = build(records(state_dict(w=tensor(), x=SYSTEM)))
     (finding,) = scan_bytes(data)
@@ -290,7 +290,7 @@ def test_a_name_is_told_with_its_byte(scan_bytes):
     assert mention.called
 
 
-def test_a_compressed_pickle_is_told_by_its_record(scan_bytes):
+def test_compressed_pickle_has_the_place_of_its_record(scan_bytes):
     """The bytes of the decompressed pickle are not in the file."""
     members = records(state_dict(w=tensor(), x=SYSTEM))
     members[0].method = 8
@@ -319,21 +319,21 @@ def test_a_pickle_longer_than_a_window_is_read_whole(scan_bytes):
     assert actual.place.length == len(data) > 100_000
 
 
-MANY = 70_000
+LONG_LINE_REPEATS = 70_000
 CALL = b"cos\nsystem\n(S'true'\ntR."
 LONG_LINES = {
-    "a module": b"cos." + b"a" * MANY + b"\nsystem\n(S'true'\ntR.",
-    "a name": b"cos\n" + b"s" * MANY + b"\n(S'true'\ntR.",
-    "an instance": b"(S'true'\ni" + b"os." + b"a" * MANY + b"\nsystem\n.",
-    "an integer": b"I" + b"0" * MANY + b"1\n0" + CALL,
-    "an integer with underscores": b"L" + b"1_" * MANY + b"1L\n0" + CALL,
-    "a long integer": b"L" + b"7" * MANY + b"L\n0" + CALL,
-    "a hexadecimal one": b"I0x" + b"f" * MANY + b"\n0" + CALL,
-    "a float": b"F" + b"0" * MANY + b".5\n0" + CALL,
-    "bytes": b"S'" + b"a" * MANY + b"'\n0" + CALL,
+    "a module": b"cos." + b"a" * LONG_LINE_REPEATS + b"\nsystem\n(S'true'\ntR.",
+    "a name": b"cos\n" + b"s" * LONG_LINE_REPEATS + b"\n(S'true'\ntR.",
+    "an instance": b"(S'true'\ni" + b"os." + b"a" * LONG_LINE_REPEATS + b"\nsystem\n.",
+    "an integer": b"I" + b"0" * LONG_LINE_REPEATS + b"1\n0" + CALL,
+    "an integer with underscores": b"L" + b"1_" * LONG_LINE_REPEATS + b"1L\n0" + CALL,
+    "a long integer": b"L" + b"7" * LONG_LINE_REPEATS + b"L\n0" + CALL,
+    "a hexadecimal one": b"I0x" + b"f" * LONG_LINE_REPEATS + b"\n0" + CALL,
+    "a float": b"F" + b"0" * LONG_LINE_REPEATS + b".5\n0" + CALL,
+    "bytes": b"S'" + b"a" * LONG_LINE_REPEATS + b"'\n0" + CALL,
     "a text of three megabytes": b"V" + b"a" * 3_000_000 + b"\n0" + CALL,
-    "a memo entry": b"cos\nsystem\np" + b"0" * MANY + b"1\n0g1\n(S'true'\ntR.",
-    "an outer object": b"P" + b"a" * MANY + b"\n0" + CALL,
+    "a memo entry": b"cos\nsystem\np" + b"0" * LONG_LINE_REPEATS + b"1\n0g1\n(S'true'\ntR.",
+    "an outer object": b"P" + b"a" * LONG_LINE_REPEATS + b"\n0" + CALL,
 }
 
 
@@ -355,16 +355,16 @@ def test_a_line_of_any_length_is_read(tmp_path, name):
 
 @pytest.mark.parametrize("text", [b"I1,", b"cos,", b"F0,", b"{", b"S", b"V(I", b"I am ", b"0"], ids=ascii)
 @pytest.mark.parametrize("end", [b"", b"\n", b"\n1\n"], ids=ascii)
-def test_a_walk_takes_a_long_line_of_text_for_none(tmp_path, text, end):
+def test_long_line_of_text_is_not_a_pickle(tmp_path, text, end):
     """A table, numbers or a document in a single line are not a pickle."""
     path = tmp_path / "notes.dat"
-    path.write_bytes(text + text * MANY + end)
+    path.write_bytes(text + text * LONG_LINE_REPEATS + end)
     with Source(str(path)) as source:
         assert not begins_as_pickle(source)
 
 
 #: Incomplete pickles of printable text that call nothing by an opcode: their changes of an object run methods.
-_TEXT_THAT_ACTS = {
+_TEXT_PICKLES = {
     "a state of a function": b"cshutil\nwhich\n(dS'__setstate__'\ncos\nsystem\nsbS'touch PWNED'\nb~",
     "an item of an imported object": b"cos\nenviron\nS'PWNED'\nS'1'\ns~",
     "items of an imported object": b"cos\nenviron\n(S'PWNED'\nS'1'\nu~",
@@ -373,8 +373,8 @@ _TEXT_THAT_ACTS = {
 }
 
 
-@pytest.mark.parametrize("pickled", _TEXT_THAT_ACTS.values(), ids=list(_TEXT_THAT_ACTS))
-def test_text_that_changes_what_it_imports_is_a_pickle(tmp_path, pickled, statecli, forked_python):
+@pytest.mark.parametrize("pickled", _TEXT_PICKLES.values(), ids=list(_TEXT_PICKLES))
+def test_text_pickle_that_changes_an_import_fails_the_audit(tmp_path, pickled, statecli, forked_python):
     """A pickle with `touch` writes PWNED when torch loads the file; a sound model next to the pickle is no excuse."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "checkpoint.pth.tar").write_bytes(pickled)
@@ -407,7 +407,7 @@ def test_an_import_of_a_computed_name_is_not_harmless(tmp_path, statecli):
 @pytest.mark.parametrize(
     ("name", "code"), [("model.pt", 2), ("model.pkl", 1), ("features.npy", 1), ("weights.msgpack", 2)]
 )
-def test_an_import_may_be_the_name_of_another(tmp_path, name, code, statecli, forked_python):
+def test_import_by_the_name_of_another_import_fails_the_audit(tmp_path, name, code, statecli, forked_python):
     """`posix.__name__` is a text. The import by the text comes first, so that the bytes look like text."""
     pickled = b"cbuiltins\n__name__\nVopen\n\x93(VPWNED\nVw\ntR."
     save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
@@ -436,12 +436,12 @@ def test_a_number_equal_to_the_magic_number_begins_a_legacy_file(tmp_path, first
     assert statecli("audit", tmp_path / name).code == (1 if name == "model.pkl" else 2)
 
 
-_ODD_MODULES = ("lib-dynload", "évil", "7zip", "two words")
+_UNUSUAL_MODULES = ("lib-dynload", "évil", "7zip", "two words")
 
 
-@pytest.mark.parametrize("module", _ODD_MODULES)
+@pytest.mark.parametrize("module", _UNUSUAL_MODULES)
 @pytest.mark.parametrize("magic", [b"L119547037146038801333356L\n.", b""], ids=["legacy in text", "bare"])
-def test_a_module_may_have_any_name_of_a_file(tmp_path, module, magic, statecli, forked_python):
+def test_import_of_an_unusual_module_name_is_reported(tmp_path, module, magic, statecli, forked_python):
     """`import` accepts names that are not identifiers. The pickle runs in torch, and audit reports its import."""
     (tmp_path / f"{module}.py").write_text("def run(path): open(path, 'w')\n")
     protocol = b"I1001\n.}." if magic else b""
@@ -466,7 +466,7 @@ _BROKEN_CALL = (
 )
 
 
-def test_a_safetensors_file_that_is_a_pickle_too(tmp_path, statecli, forked_python):
+def test_safetensors_file_that_is_also_a_pickle_fails_the_audit(tmp_path, statecli, forked_python):
     """The length of the header begins with BINUNICODE, whose text ends within the header. torch runs the pickle."""
     (tmp_path / "two words.py").write_text("def run(path): open(path, 'w')\n")
     size = 64 * 64 * 4
@@ -486,7 +486,7 @@ def test_a_safetensors_file_that_is_a_pickle_too(tmp_path, statecli, forked_pyth
 
 
 @pytest.mark.parametrize("name", [".metadata", "weights", "notes.txt", "second.pkl"])
-def test_a_call_counts_in_any_file(tmp_path, statecli, name):
+def test_incomplete_pickle_with_a_call_fails_in_any_file(tmp_path, statecli, name):
     """The file may have any name, the pickle may be incomplete, or may be the second pickle of the file."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     first = pickle.dumps({"a": 1}) if name == "second.pkl" else b""
@@ -494,7 +494,7 @@ def test_a_call_counts_in_any_file(tmp_path, statecli, name):
     assert statecli("audit", str(tmp_path)).code == (2 if name == ".metadata" else 1)
 
 
-def test_a_name_that_nothing_calls_is_imported(tmp_path, statecli):
+def test_import_without_a_call_is_reported(tmp_path, statecli):
     """`ctypes.cdll` loads a library for each attribute; here as the third pickle of a legacy file in text."""
     name = text("ctypes") + text("cdll./tmp/library") + b"\x93."
     (tmp_path / "model.pt").write_bytes(b"L119547037146038801333356L\n.I1001\n.\x80\x04" + name + b"\x80\x04}.].")
@@ -503,7 +503,7 @@ def test_a_name_that_nothing_calls_is_imported(tmp_path, statecli):
     assert "ctypes.cdll" in done.out
 
 
-def test_text_that_begins_like_an_import_is_text(tmp_path, statecli):
+def test_text_that_begins_like_an_import_is_clean(tmp_path, statecli):
     """A list of packages, a file of ignored names, and a heading are not pickles."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     texts = ("click\nnumpy\npandas\n", "cache/\nbuild\n.venv\n", "cafés\nnaïf\nc\n", "contents\n====\n.. x\n")
@@ -541,7 +541,7 @@ def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
     assert statecli("audit", str(tmp_path / "whole.pt")).code == 0
 
 
-def test_a_dict_of_two_is_no_plain_pair(tmp_path, statecli):
+def test_ordered_dict_from_a_dict_is_reported(tmp_path, statecli):
     """torch loads `OrderedDict([{key: 0, value: 0}])` by default; an OrderedDict of a number is not listed either."""
     named = b"ccollections\nOrderedDict\n"
     pair = b"}(" + text("best_model_path") + b"K\0" + text("local:///tmp/x") + b"K\0u"
@@ -608,7 +608,7 @@ def test_an_index_does_not_lead_out_of_its_folder(tmp_path):
     assert scan_pickles(str(index)) == ()
 
 
-def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins_with(tmp_path):
+def test_metadata_file_with_an_unusual_start_is_scanned(tmp_path):
     """torch always unpickles `.metadata`, so that a module is imported even if the pickle is incomplete."""
     (tmp_path / ".metadata").write_bytes(b"N0cevil_module\nx\n\xff")
     (finding,) = scan_pickles(str(tmp_path / ".metadata"))
@@ -618,7 +618,7 @@ def test_the_metadata_of_a_distributed_checkpoint_is_a_pickle_whatever_it_begins
 
 @pytest.mark.parametrize("arguments", [b"](K\x01e", b"}", text("ab"), global_name("m", "x"), b"\x8f"], ids=repr)
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"}\x92"], ids=["REDUCE", "NEWOBJ", "NEWOBJ_EX"])
-def test_arguments_in_another_object_than_a_tuple_are_an_error(scan_bytes, opcode, arguments):
+def test_call_arguments_that_are_not_a_tuple_are_reported(scan_bytes, opcode, arguments):
     """The unpickler in Python, which joblib, dill and pandas use, calls the function with the elements."""
     (finding,) = scan_bytes(
         b"\x80\x04" + global_name("numpy.random._pickle", "__generator_ctor") + arguments + opcode + b"."
@@ -629,7 +629,7 @@ def test_arguments_in_another_object_than_a_tuple_are_an_error(scan_bytes, opcod
 
 @pytest.mark.parametrize("name", ["epoch_12.metadata", ".metadata", "__0.metadata"])
 @pytest.mark.parametrize("wrap", [records, lambda body: body])
-def test_a_name_of_metadata_hides_no_plain_data(tmp_path, name, wrap):
+def test_file_name_of_metadata_does_not_hide_a_hazard(tmp_path, name, wrap):
     """Any loader reads a file of any name; only the Metadata of torch.distributed.checkpoint has no other loader."""
     path = tmp_path / name
     data = {"w": torch.ones(1), "numpy": ("MT19937", list(range(624)), 2**30)}
@@ -653,12 +653,12 @@ def test_the_data_of_metadata_is_not_walked(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"cats\nand dogs\n", b"can\nyou\n(see)\n.", b"{}", bytes(1000), b"\x89PNG\r\n"]
 )
-def test_what_is_no_pickle_has_none(content, scan_bytes):
+def test_other_content_has_no_pickle(content, scan_bytes):
     """Text may begin with the letter of an opcode."""
     assert scan_bytes(content) == ()
 
 
-def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
+def test_text_in_a_checkpoint_is_not_a_pickle(scan_bytes):
     """A prompt or a note may begin like an opcode."""
     notes = ["cats\nand\ndogs", "(a) first\n(b) second\n", "c\nd\ne.", "I am\nhere.", "]\n}"]
     (actual,) = scan_bytes(
@@ -667,12 +667,12 @@ def test_text_in_a_checkpoint_is_no_pickle(scan_bytes):
     assert names([actual]) <= {"torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict"}
 
 
-def test_a_file_that_is_missing_has_no_pickle(tmp_path):
+def test_missing_file_has_no_pickle(tmp_path):
     """The reader of the tensors reports the missing file."""
     assert scan_pickles(str(tmp_path / "missing")) == ()
 
 
-def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
+def test_inflation_bomb_is_reported_as_unread(scan_bytes, monkeypatch):
     """200 kB of one opcode are compressed to 200 bytes."""
     monkeypatch.setattr(compressed_records, "MAX_INFLATED_BYTES", 100_000)
     members = records(b"]" * 200_000)
@@ -681,7 +681,7 @@ def test_an_inflation_bomb_is_said_and_not_inflated(scan_bytes, monkeypatch):
     assert any("unpacks to more than" in (finding.unread or "") for finding in findings)
 
 
-def test_pickles_in_pickles_have_an_end(scan_bytes):
+def test_nested_pickles_have_a_depth_limit(scan_bytes):
     """A string in a string in a string: the scan reports its last level."""
     data = build_pickle(SYSTEM)
     for _ in range(8):
@@ -691,7 +691,7 @@ def test_pickles_in_pickles_have_an_end(scan_bytes):
     assert len(actual) == 2
 
 
-def test_many_pickles_have_an_end(scan_bytes, monkeypatch):
+def test_number_of_strings_has_a_limit(scan_bytes, monkeypatch):
     """A file with more strings than the limit is reported as read in part."""
     monkeypatch.setattr(Budget.PIECES, "limit", 10)
     strings = b"".join(b"B" + struct.pack("<I", 8) + build_pickle(b"]0NNN") + b"0" for _ in range(20))
@@ -714,14 +714,14 @@ def test_code_is_read_before_many_storages(scan_bytes, monkeypatch):
     )
 
 
-def test_a_row_of_pickles_is_read_or_said_not_to_be(scan_bytes):
+def test_unread_rest_of_many_pickles_is_reported(scan_bytes):
     """After many empty pickles comes a call: the scan reports that the end was not read."""
     row = scan_bytes(b"N." * 100 + SYSTEM + b".")
     assert [finding.unread is not None for finding in row] == [True]
     assert scan_bytes(b"N." * 20 + b"\1\2") == ()
 
 
-def test_opcodes_have_an_end(scan_bytes, monkeypatch):
+def test_number_of_opcodes_has_a_limit(scan_bytes, monkeypatch):
     """The limit covers all pickles together."""
     monkeypatch.setattr(Budget.OPCODES, "limit", 200_000)
     actual = scan_bytes(build([Member(f"a/{n}.pkl", build_pickle(b"N0" * 60_000 + b"N")) for n in range(5)]))
@@ -733,7 +733,7 @@ def test_opcodes_have_an_end(scan_bytes, monkeypatch):
 
 
 #: (beginning, repeated opcodes): each repetition takes as long as a call, in three or four opcodes.
-SLOW = {
+SLOW_OPCODES = {
     "a key that is a tuple": (b"}", b"K\1\x85Ns"),
     "a key that is an object": (call_function(global_name("m", "c")) + b"q\0}", b"h\0Ns"),
     "a key that Python refuses": (b"]q\0}", b"h\0Ns"),
@@ -742,8 +742,8 @@ SLOW = {
 }
 
 
-@pytest.mark.parametrize(("begin", "unit"), SLOW.values(), ids=SLOW)
-def test_what_takes_as_long_as_a_call_counts_as_one(begin, unit, scan_bytes, monkeypatch):
+@pytest.mark.parametrize(("begin", "unit"), SLOW_OPCODES.values(), ids=SLOW_OPCODES)
+def test_slow_opcodes_count_as_calls(begin, unit, scan_bytes, monkeypatch):
     """A compressed record of 40 KB has ten million opcodes, which would take minutes."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (finding,) = scan_bytes(build_pickle(begin + unit * 1002))
@@ -779,7 +779,7 @@ def test_a_scan_imports_neither_pickle_nor_torch(tmp_path):
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_the_payloads_of_these_tests_would_run(tmp_path):
+def test_payload_of_the_tests_runs_when_unpickled(tmp_path):
     """Unpickled in a separate process, a payload writes its file: tests that find no file could have found a file."""
     (tmp_path / "a.pkl").write_bytes(build_pickle(SYSTEM))
     code = "import pickle; pickle.load(open('a.pkl', 'rb'))"
@@ -795,7 +795,7 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
     assert [finding.where for finding in findings] == ["a/data.pkl"]
 
 
-def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
+def test_equal_pickles_are_reported_at_each_place(scan_bytes):
     """Equal pickles are read once; their imports are reported in every archive."""
     evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
     data = good + evil + good + evil
@@ -805,7 +805,7 @@ def test_pickles_that_are_the_same_are_each_told_where_they_are(scan_bytes):
     ]
 
 
-def test_what_is_too_long_to_be_known_again_is_read(scan_bytes, monkeypatch):
+def test_pickle_too_long_for_the_cache_is_read(scan_bytes, monkeypatch):
     """A pickle too long for the cache is scanned, and a pickle is scanned when the cache is full."""
     monkeypatch.setattr(_scan, "MAX_CACHED_PICKLES", 1)
     long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
@@ -833,7 +833,7 @@ def _write_two_archives(harm: object) -> bytes:
 
 
 @pytest.mark.parametrize("record", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0"])
-def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
+def test_two_archives_in_a_record_fail_the_audit(tmp_path, record, statecli):
     """torch.load takes the last end record and counts from the first byte; the oracle is torch.load."""
     mark = tmp_path / "ran"
     both = _write_two_archives(Call(exec, f"open({str(mark)!r}, 'w')"))
@@ -847,13 +847,13 @@ def test_two_archives_in_a_record_are_one_archive(tmp_path, record, statecli):
     assert mark.exists()
 
 
-def test_two_archives_in_a_file_are_one_archive(tmp_path, statecli):
+def test_two_archives_in_a_file_fail_the_audit(tmp_path, statecli):
     (tmp_path / "a").write_bytes(_write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')")))
     assert any(finding.unread for finding in scan_pickles(str(tmp_path / "a")))
     assert statecli("audit", str(tmp_path / "a")).code == 2
 
 
-def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli, monkeypatch):
+def test_two_archives_in_an_item_fail_the_audit(tmp_path, statecli, monkeypatch):
     """The item is beyond the number of items that the reader of tensors opens."""
     from torch.distributed.checkpoint import metadata as dcp_metadata, save as save_dcp
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -876,7 +876,7 @@ def test_two_archives_in_an_item_are_one_archive(tmp_path, statecli, monkeypatch
     assert statecli("audit", str(folder)).code == 1
 
 
-def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
+def test_archive_folder_with_a_nul_fails_the_audit(tmp_path, statecli, forked_python):
     """torch looks up each record by the text before the NUL: a single record is version, list of modules and module."""
     mark = tmp_path / "ran"
     array = io.BytesIO()
@@ -898,7 +898,7 @@ def test_a_folder_with_a_nul_is_not_passed(tmp_path, statecli, forked_python):
     assert mark.exists()
 
 
-def test_the_graph_of_a_pickle_is_freed_at_once(tmp_path):
+def test_graph_of_a_pickle_is_freed_without_the_collector(tmp_path):
     """No object of 16,000 waits for the garbage collector, even if the first window ended inside the pickle."""
     path = tmp_path / "dates.pkl"
     path.write_bytes(pickle.dumps([date(2000 + n % 1000, 1, 1 + n % 28) for n in range(8000)]))

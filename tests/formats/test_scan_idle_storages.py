@@ -10,7 +10,7 @@ import zipfile
 from statecli.file_scan import scan
 from statecli.pickle_scan import archive_records
 
-HIDDEN = b"cos\nsystem\n(S'id'\ntR."
+HIDDEN_PICKLE = b"cos\nsystem\n(S'id'\ntR."
 FOLDERS = ("archive", "Archive", "a.b", "data", "x\\data\\aotinductor", "data\\constants")
 NAMES = (
     *("data.pkl", "data/0", "data/1", "data/2", "data/3", "DATA/3", "data/10", "data/0.pkl", "data/a", "byteorder"),
@@ -19,8 +19,15 @@ NAMES = (
 )
 CONTENTS = (
     *(b"", b"3", b"little", b"big", b"1" * 64, b"1" * 65, b"\0" * 8, b"\0" * 80, bytes(range(256)), b"P", b"(", b"c"),
-    *(HIDDEN, b"(" + HIDDEN, b"\n" + HIDDEN, pickle.dumps(OSError, 0), pickle.dumps(OSError), pickle.dumps([1, 2])),
-    *(b"\x93NUMPY\1\0\x10\0{'descr': '|O'} \n" + HIDDEN, b"PK\3\4" + b"\0" * 40 + HIDDEN, b"{}"),
+    *(
+        HIDDEN_PICKLE,
+        b"(" + HIDDEN_PICKLE,
+        b"\n" + HIDDEN_PICKLE,
+        pickle.dumps(OSError, 0),
+        pickle.dumps(OSError),
+        pickle.dumps([1, 2]),
+    ),
+    *(b"\x93NUMPY\1\0\x10\0{'descr': '|O'} \n" + HIDDEN_PICKLE, b"PK\3\4" + b"\0" * 40 + HIDDEN_PICKLE, b"{}"),
     b'{"config": {"w": {"path_name": "../0", "use_pickle": true}}}',
 )
 

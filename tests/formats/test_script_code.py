@@ -40,9 +40,9 @@ WRITES = {
     "torch.save": 't = torch.ones([4])\n    torch.save(t, "HARM")',
     "another function": 't = __torch__.tests.formats.test_script_code.made("HARM")',
 }
-MADE = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
+FILE_FUNCTION = "def made(p: str) -> Tensor:\n  return torch.from_file(p, True, 4, dtype=0)\n"
 #: Statements that only look alike.
-SPARES = {
+HARMLESS_STATEMENTS = {
     "an attribute": "t = (st)[0]\n    self.w = torch.detach(t)",
     "a text": "t = (st)[0]\n    x = \"torch.from_file('a') torch\"",
     "a text of both quotes": "t = (st)[0]\n    x = 'it \\'s torch.save'",
@@ -117,10 +117,10 @@ PICKLES = tuple(rule.name for rule in RULES)
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
+def test_code_that_writes_a_file_is_found(name, archive, tmp_path):
     """torch.jit.load compiles and runs the code; the audit names the line, and runs nothing."""
     statements = f"{WRITES[name]}\n    self.w = torch.fill_(t, 65)"
-    path = archive(statements, MADE if "made" in WRITES[name] else "")
+    path = archive(statements, FILE_FUNCTION if "made" in WRITES[name] else "")
     (message, *_) = list_messages(path, "unsafe-global")
     assert not (tmp_path / "HARM").exists()
     assert "code/__torch__" in message
@@ -138,7 +138,7 @@ def test_code_that_writes_a_file_is_found_and_does_so(name, archive, tmp_path):
     ],
     ids=repr,
 )
-def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, archive, tmp_path):
+def test_number_before_a_call_does_not_hide_the_call(number, between, root, archive, tmp_path):
     """A function of the archive has the name of the operator, so that a method of this name is not an operator."""
     statements = f't = torch.ones([4])\n    x = {number}{between}{root}.save(t, "HARM")'
     path = archive(statements, "def save(x: Tensor) -> Tensor:\n  return x\n")
@@ -149,7 +149,7 @@ def test_a_number_that_ends_in_a_point_hides_nothing(number, between, root, arch
 
 
 #: Calls whose first word follows another word, for torch's lexer; the archive defines a method of the same name.
-GLUED = (
+JOINED_WORDS = (
     "1 is not{}",
     "1.5 is not{}",
     "1.is not {}",
@@ -161,8 +161,8 @@ GLUED = (
 )
 
 
-@pytest.mark.parametrize("expression", GLUED)
-def test_a_word_without_a_space_before_it_hides_no_call(expression):
+@pytest.mark.parametrize("expression", JOINED_WORDS)
+def test_operator_without_a_space_does_not_hide_a_call(expression):
     """torch's lexer takes `is not` for a single token, whatever follows."""
     call = expression.format('torch.save(y, "HARM")')
     code = f"class N(Module):\n  def save(self, y):\n    return y\n  def f(self, x, y):\n    z = {call}\n    return y\n"
@@ -205,20 +205,20 @@ def test_a_default_that_is_a_value_is_clean(default):
     assert list(script_code.find_calls_on_load([code.encode()], Steps())) == []
 
 
-@pytest.mark.parametrize("name", SPARES)
+@pytest.mark.parametrize("name", HARMLESS_STATEMENTS)
 def test_code_that_only_computes_is_clean(name, archive):
     """The words are in texts and comments, and in longer names; torch compiles all of the code."""
-    path = archive(SPARES[name])
+    path = archive(HARMLESS_STATEMENTS[name])
     torch.jit.load(str(path))
     assert list_messages(path, *PICKLES) == []
 
 
-def test_what_runs_on_load_is_told_from_what_runs_when_called(archive):
+def test_message_distinguishes_load_from_a_later_call(archive):
     """Loading calls `__setstate__`; other functions run only when called. The place is the byte in the file."""
-    path = archive(WRITES["plain"], MADE)
+    path = archive(WRITES["plain"], FILE_FUNCTION)
     message, _ = list_messages(path, "unsafe-global")
     assert message.startswith("loading the file calls torch.from_file, which maps a file into memory")
-    path = archive("pass", MADE)
+    path = archive("pass", FILE_FUNCTION)
     (finding,) = audit(Request((str(path),), select=("unsafe-global",))).findings
     assert finding.message.startswith("the code of the file calls torch.from_file")
     assert path.read_bytes()[finding.place.offset :].startswith(b"torch.from_file(p")
@@ -241,7 +241,7 @@ def test_operators_and_classes_of_other_libraries_are_unknown():
 
 
 #: Statements that access memory at an offset from the file, far outside of the tensor.
-WILD = {
+OUT_OF_BOUNDS_STATEMENTS = {
     "reinterpret": "t = torch.fill_(ops.inductor._reinterpret_tensor(st[0], [4], [1], 100000000000), 1)",
     "pool": "t = torch.sum(ops.inductor._alloc_from_pool(st[0], 100000000000, 6, [4], [1]))",
     "strides": "t = torch.sum(torch._reshape_alias(st[0], [4], [100000000000]))",
@@ -252,10 +252,10 @@ WILD = {
 }
 
 
-@pytest.mark.parametrize("name", WILD)
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS_STATEMENTS)
 def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_python):
     """torch.jit.load runs the operator and crashes; the audit does not pass the file."""
-    path = archive(f"{WILD[name]}\n    self.w = t")
+    path = archive(f"{OUT_OF_BOUNDS_STATEMENTS[name]}\n    self.w = t")
     operator, others = list_messages(path, "unsafe-global")
     assert "__setstate__ runs" not in operator
     assert "__setstate__ runs" in others
@@ -285,7 +285,7 @@ def test_an_unknown_operator_is_a_warning(archive):
     )
 
 
-def test_names_of_attributes_and_parameters_are_no_other_names():
+def test_attribute_and_parameter_names_are_not_calls():
     """A module may use any names for its attributes and parameters."""
     code = b"class A(Module):\n  ops : Tensor\n  torch : Tensor\n  def f(self: A, torch: int):\n    g(torch=1)\n"
     assert list(script_code.find_calls(code, Steps())) == []
@@ -297,7 +297,7 @@ def test_names_of_attributes_and_parameters_are_no_other_names():
     "name",
     ["code/__torch__.py", ".data/ts_code/code/a.py", ".data/ts_code/0/code/a/b.py", ".data/ts_code/a/b/code/c.py"],
 )
-def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
+def test_code_is_read_in_each_folder_that_torch_reads(name, tmp_path):
     """Compressed code and code of torch.package are read; another Python file of the archive is not code."""
     for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         with zipfile.ZipFile(tmp_path / "a.pt", "w", method) as file:
@@ -309,7 +309,7 @@ def test_code_is_read_wherever_torch_reads_it(name, tmp_path):
         assert actual.names[0].name == "from_file"
 
 
-UNCHECKED = {
+UNCHECKED_OPERATORS = {
     "indices": "torch.max_pool2d_with_indices_backward(x, x, [2, 2], [2, 2], [0, 0], [1, 1], False, x)",
     "rows": "torch._convert_indices_from_coo_to_csr(x, 2)",
     "a method": "(x)._convert_indices_from_coo_to_csr(2)",
@@ -318,7 +318,7 @@ UNCHECKED = {
     "an optimizer": "torch._fused_sgd_([x], [x], [x], weight_decay=0., momentum=0., lr=0.)",
     "offsets": "ops.quantized.embedding_bag_byte_rowwise_offsets(x, x, x)",
 }
-UNLISTED = {
+UNLISTED_OPERATORS = {
     "labels": "torch.ctc_loss(x, x, x, x)",
     "a newer operator": "torch.operator_of_a_newer_torch(x)",
     "a method of a newer torch": "(x).operator_of_a_newer_torch()",
@@ -330,10 +330,10 @@ UNLISTED = {
 }
 
 
-@pytest.mark.parametrize("name", UNCHECKED)
+@pytest.mark.parametrize("name", UNCHECKED_OPERATORS)
 def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
     """The operator is found under any spelling, and does not run on load."""
-    (call,) = script_code.find_calls(f"    t = {UNCHECKED[name]}\n".encode(), Steps())
+    (call,) = script_code.find_calls(f"    t = {UNCHECKED_OPERATORS[name]}\n".encode(), Steps())
     assert "torch does not check" in call.why
     assert not call.on_load
 
@@ -342,7 +342,7 @@ def test_an_operator_that_trusts_its_arguments_is_unsafe(name):
     "call",
     ["clone(x, memory_format=4)", "to(x, 6, False, True, 4)", "empty_like(x, memory_format = 4)", "sum(x, dtype=-1)"],
 )
-def test_a_number_that_stands_for_nothing_is_unsafe(call, records, tmp_path, forked_python):
+def test_invalid_dtype_or_format_number_is_unsafe(call, records, tmp_path, forked_python):
     """torch looks up the number in a table; three of the calls crash."""
     (number,) = script_enumerations.find_invalid_numbers(f"    t = torch.{call}\n".encode(), Steps())
     assert number.why == (
@@ -363,10 +363,10 @@ def test_formats_and_dtypes_of_torch_are_clean():
     assert list(script_code.find_calls(code, Steps())) == []
 
 
-@pytest.mark.parametrize("name", UNLISTED)
+@pytest.mark.parametrize("name", UNLISTED_OPERATORS)
 def test_an_operator_off_the_list_is_unknown(name):
     """The list has the allowed operators: an operator that nobody has checked is not clean."""
-    (call,) = script_code.find_calls(f"    t = {UNLISTED[name]}\n".encode(), Steps())
+    (call,) = script_code.find_calls(f"    t = {UNLISTED_OPERATORS[name]}\n".encode(), Steps())
     assert call.why is None
 
 
@@ -380,7 +380,7 @@ def test_methods_of_the_archive_are_not_operators(archive):
     assert [call.name for call in script_code.find_calls(hidden, Steps())] == ["_cummax_helper"]
 
 
-def test_the_message_tells_an_operator_of_torch_from_a_library(archive):
+def test_message_names_an_unlisted_operator_of_torch(archive):
     """The message for torch's own operator differs from the message for a library's operator."""
     path = archive("pass", "def f(x: Tensor) -> Tensor:\n  return torch.ctc_loss(x, x, x, x)\n")
     (message,) = list_messages(path, "unknown-global")
@@ -396,7 +396,7 @@ def operators(forked_python) -> set[str]:
     return set(forked_python(code).stdout.split())
 
 
-def test_listed_operators_are_those_of_torch(operators):
+def test_listed_operators_exist_in_torch(operators):
     """Each listed operator belongs to the installed torch or an older torch, and has no known harm."""
     older = {
         "chain_matmul",
@@ -417,7 +417,7 @@ def test_listed_operators_are_those_of_torch(operators):
     assert [name for name in listed if program_operators.describe_harm(f"aten::{name}")] == []
 
 
-def test_harmful_methods_are_those_of_torch(forked_python):
+def test_harmful_methods_equal_those_of_torch(forked_python):
     """An operator with an argument `self`, at any place, is a method of values."""
     code = "import torch; print(*{schema.name for schema in torch._C._jit_get_all_schemas() "
     code += "if schema.name.startswith('aten::') and any(a.name == 'self' for a in schema.arguments)})"
@@ -432,7 +432,7 @@ class Writer(nn.Module):
         return torch.from_file("HARM", False, 4)
 
 
-def test_bytecode_is_searched_for_what_is_known(tmp_path):
+def test_harmful_operator_in_bytecode_is_found(tmp_path):
     """The lite interpreter runs the bytecode in place of the code."""
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
     where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "a.ptl")) if finding.doer]
@@ -441,7 +441,7 @@ def test_bytecode_is_searched_for_what_is_known(tmp_path):
     assert not [finding for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.doer]
 
 
-def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, statecli, forked_python):
+def test_bytecode_of_the_lite_interpreter_is_a_warning(tmp_path, statecli, forked_python):
     """The interpreter reads an attribute of any number: torch 2.13 crashes on this file with SIGSEGV."""
     path = tmp_path / "a.ptl"
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))._save_for_lite_interpreter(str(path))
@@ -463,7 +463,7 @@ def test_bytecode_is_a_warning_because_the_lite_interpreter_trusts_it(tmp_path, 
 
 
 @pytest.mark.parametrize("config", [b"", b"[", b"{}{}"], ids=repr)
-def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config, statecli):
+def test_unreadable_configuration_does_not_hide_bytecode(tmp_path, config, statecli):
     """Then any record of a torch.export archive may be an object; a record of bytecode stays bytecode."""
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
     # The lite interpreter does not read the code.
@@ -478,14 +478,14 @@ def test_a_configuration_that_cannot_be_read_hides_no_bytecode(tmp_path, config,
 
 
 @pytest.mark.parametrize("opcode", [b"\x8d\x0f\0\0\0\0\0\0\0", b"\x8c\x0f", b"\n"], ids=repr)
-def test_an_operator_of_bytecode_is_found_by_any_opcode(opcode):
+def test_bytecode_operator_is_found_under_each_text_opcode(opcode):
     """torch's own unpickler reads texts from several opcodes."""
     data = b"\x80\x02(X\x07\0\0\0forward" + opcode + b"aten::from_file\nt."
     assert [call.name for call in script_code.find_bytecode_calls(data, Steps())] == ["from_file"]
     assert list(script_code.find_bytecode_calls(data.replace(b"from_file", b"cos\0\0\0\0\0\0"), Steps())) == []
 
 
-def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
+def test_unread_code_is_reported(records, tmp_path, monkeypatch):
     """The report covers code beyond the limit, and archives of torch 1.0, which name their code in `model.json`."""
     path = str(build_archive(tmp_path / "a.pt", {**records, "x/model.json": b"{}"}, ""))
     assert ["torch 1.0" in finding.unread for finding in scan_pickles(path) if finding.unread] == [True]
@@ -493,7 +493,7 @@ def test_code_that_is_not_read_is_said(records, tmp_path, monkeypatch):
     assert any("the code has more than 100 bytes" in (finding.unread or "") for finding in scan_pickles(path))
 
 
-def test_every_operator_of_torch_is_of_a_namespace_that_is_known(operators):
+def test_every_torch_operator_has_a_known_namespace(operators):
     """Operators with names about files or Python have a known harm."""
     assert len(operators) > 1000
     assert [
@@ -506,7 +506,7 @@ def test_every_operator_of_torch_is_of_a_namespace_that_is_known(operators):
     assert [operator for operator in touching if not program_operators.describe_harm(operator)] == []
 
 
-def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_path):
+def test_archive_with_its_version_in_data_is_audited(records, tmp_path):
     """torch writes the version there if a trace keeps its inputs, and looks there first."""
     moved = {name.replace("/version", "/.data/version"): data for name, data in records.items()}
     path = str(build_archive(tmp_path / "a.pt", moved, ""))
@@ -516,22 +516,22 @@ def test_an_archive_whose_version_lies_with_its_data_is_audited(records, tmp_pat
 
 
 #: Statements of a `__setstate__` that crash the process or never end, though each operator is torch's own.
-POOLED = (
+POOL_ARGUMENTS = (
     "torch.full([1, 1, 1, 1], 1.5), torch.zeros([1, 1, 2, 2]), [2, 2], [2, 2], [0, 0], [1, 1], False,"
     " torch.full([1, 1, 1, 1], 1000000000000, dtype=4)"
 )
-GRADIENT = POOLED[:29]
+GRADIENT = POOL_ARGUMENTS[:29]
 CRASHES = {
-    "an operator": f"self.w = torch.max_pool2d_with_indices_backward({POOLED})",
-    "another name of it": f"ff = torch.max_pool2d_with_indices_backward\n    self.w = ff({POOLED})",
+    "an operator": f"self.w = torch.max_pool2d_with_indices_backward({POOL_ARGUMENTS})",
+    "another name of it": f"ff = torch.max_pool2d_with_indices_backward\n    self.w = ff({POOL_ARGUMENTS})",
     "a method": "g = torch.zeros([1, 1, 2, 2])\n    self.w = (g).max_pool2d_with_indices_backward("
-    f"{GRADIENT}{POOLED[56:]})",
-    "a name of a function": f"len = torch.max_pool2d_with_indices_backward\n    self.w = len({POOLED})",
+    f"{GRADIENT}{POOL_ARGUMENTS[56:]})",
+    "a name of a function": f"len = torch.max_pool2d_with_indices_backward\n    self.w = len({POOL_ARGUMENTS})",
     "a function": "self.w = __torch__.tests.formats.test_script_code.made()",
     "a function's function": "self.w = __torch__.tests.formats.test_script_code.more()",
 }
-POOLS = (
-    f"def made() -> Tensor:\n  return torch.max_pool2d_with_indices_backward({POOLED})\n"
+POOL_FUNCTIONS = (
+    f"def made() -> Tensor:\n  return torch.max_pool2d_with_indices_backward({POOL_ARGUMENTS})\n"
     "def more() -> Tensor:\n  return __torch__.tests.formats.test_script_code.made()\n"
     "def max_pool2d_with_indices_backward() -> int:\n  return 1\n"
 )
@@ -540,7 +540,7 @@ POOLS = (
 @pytest.mark.parametrize("name", CRASHES)
 def test_an_operator_that_loading_runs_is_found_and_crashes(name, archive, forked_python):
     """In a `__setstate__`, and in functions that it may call, only operators that pack weights are exempt."""
-    path = archive(CRASHES[name], POOLS)
+    path = archive(CRASHES[name], POOL_FUNCTIONS)
     assert any(
         "max_pool2d_with_indices_backward" in message or "torch.len" in message or "torch.ff" in message
         for message in list_messages(path, "unsafe-global")
@@ -559,13 +559,16 @@ def test_a_loop_that_loading_runs_is_found(loop, archive):
     )
 
 
-def test_what_runs_when_called_is_judged_by_its_operators_alone(archive):
+def test_function_that_load_does_not_run_is_checked_by_operator(archive):
     """No `__setstate__` mentions the function: its loops and calls are not findings, but its operator is."""
-    (message,) = list_messages(archive("pass", POOLS), "unsafe-global")
+    (message,) = list_messages(archive("pass", POOL_FUNCTIONS), "unsafe-global")
     assert message.startswith(
         "the code of the file calls torch.max_pool2d_with_indices_backward, which uses sizes or indices"
     )
-    assert list_messages(archive("pass", POOLS.replace("max_pool2d_with_indices_backward(", "relu(")), *PICKLES) == []
+    assert (
+        list_messages(archive("pass", POOL_FUNCTIONS.replace("max_pool2d_with_indices_backward(", "relu(")), *PICKLES)
+        == []
+    )
 
 
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
@@ -577,7 +580,7 @@ def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
     assert list_messages(tmp_path / "x.pt", *PICKLES) == []
 
 
-def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
+def save_convolution(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
     """Save a scripted quantized convolution, with its numbers in a state or, frozen, in a tensor; then set `groups`."""
     convolution = torch.ao.nn.quantized.Conv2d(4, 4, 3)
     weight = torch.quantize_per_tensor(torch.ones(4, 4, 3, 3), 1.0, 0, torch.qint8)
@@ -597,10 +600,10 @@ def convolutional(folder: Path, *, frozen: bool, groups: int = 1) -> Path:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, tmp_path, forked_python):
+def test_quantized_convolution_with_0_groups_is_unsafe(frozen, tmp_path, forked_python):
     """torch's own archive is clean. With 0 groups fbgemm divides by zero and ends the process; onednn refuses."""
-    assert list_messages(convolutional(tmp_path, frozen=frozen), "unsafe-global") == []
-    path = convolutional(tmp_path, frozen=frozen, groups=0)
+    assert list_messages(save_convolution(tmp_path, frozen=frozen), "unsafe-global") == []
+    path = save_convolution(tmp_path, frozen=frozen, groups=0)
     assert "access memory outside the weights" in list_messages(path, "unsafe-global")[0]
     code = "import torch; torch.backends.quantized.engine = 'fbgemm'; torch.jit.load('conv.pt')"
     assert forked_python(code, cwd=tmp_path).returncode < 0
@@ -610,7 +613,7 @@ def test_a_quantized_convolution_is_packed_by_numbers_that_it_can_have(frozen, t
 @pytest.mark.parametrize("name", ["byteorder", "ByteOrder"])
 def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
     """torch.load swaps the numbers, torch.jit.load does not."""
-    path = convolutional(tmp_path, frozen=True)
+    path = save_convolution(tmp_path, frozen=True)
     contents = {record: data for record, data in read_records(path).items() if not record.endswith("byteorder")}
     for order, is_known in ((b"little", True), (b"big", False)):
         build_archive(path, {**contents, f"conv/{name}": order}, "")
@@ -619,7 +622,7 @@ def test_numbers_of_a_big_endian_archive_are_unknown(name, tmp_path):
 
 
 #: Replacements in the code of a quantized convolution, so that the code packs with 0 groups.
-OTHER_NUMBERS = {
+NUMBER_REPLACEMENTS = {
     "a number in the call": (", groups)", ", 0)"),
     "a number in the call, computed": (", groups)", ", torch.len([]))"),
     "a number by another name": ("groups = self.groups", "groups = 0"),
@@ -633,11 +636,11 @@ OTHER_NUMBERS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", OTHER_NUMBERS)
-def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
+@pytest.mark.parametrize("name", NUMBER_REPLACEMENTS)
+def test_code_that_packs_with_other_numbers_is_found(name, tmp_path):
     """The state is sound, but the code takes other numbers."""
-    path = convolutional(tmp_path, frozen=False)
-    old, new = OTHER_NUMBERS[name]
+    path = save_convolution(tmp_path, frozen=False)
+    old, new = NUMBER_REPLACEMENTS[name]
     changed = {
         record.replace("modules/conv.py", "modules/other.py") if "other" in new else record: (
             data.replace(old.encode(), new.encode()) if record.endswith((".py", "data.pkl")) else data
@@ -651,7 +654,7 @@ def test_code_that_packs_by_other_numbers_is_found(name, tmp_path):
 
 
 #: Repeated texts: unfinished lists, paths, calls, words, targets, spaces and comments.
-REPEATED = (
+REPEATED_TEXTS = (
     *("s, ", "a.\n", "a . ", "a()\n", "if (", "conv", "conv_", "x(", "(self ", "(self:__torch__.", "self.stride, "),
     *("s = [s, s]\n", "s = ", "s, s =\n", "torch .\n", "torch \\\n", "dtype \n", ". \n", "#\n", "# type: ", '"', "'"),
     *("ops.quantized.conv2d_prepack(", "ops.quantized.conv2d_prepack(a, [b, ", "(state)[1] ", "stride: ", "def a("),
@@ -659,8 +662,8 @@ REPEATED = (
 )
 
 
-@pytest.mark.parametrize("unit", REPEATED)
-def test_no_text_is_read_again_and_again(unit):
+@pytest.mark.parametrize("unit", REPEATED_TEXTS)
+def test_repeated_text_is_read_in_linear_time(unit):
     """40 KB of a function that packs a convolution on load: a pass takes 0.01 s, a pass for each word minutes."""
     head = "class Conv2d(Module):\n  def __setstate__(self: __torch__.C, state: int) -> NoneType:\n    "
     pack = "\n    a = ops.quantized.conv2d_prepack(w, b, s, p, s, s)\n    return None\n"
@@ -682,7 +685,7 @@ def test_numbers_set_outside_of_convolutions_are_found_in_linear_time():
     assert time.process_time() - begin < 10
 
 
-def test_a_long_line_of_divisors_is_read_once():
+def test_long_line_of_divisors_is_read_in_linear_time():
     """Each `.stride,` of the line may begin the targets of an assignment."""
     steps = time.process_time()
     for end, count in (("", 0), (" = 1", 1)):
@@ -699,7 +702,7 @@ def test_operators_that_make_sparse_tensors_are_unsafe(kind):
     assert program_operators.describe_harm("aten::sparse_mask") is None
 
 
-_DEEP = {
+_DEEP_STATEMENTS = {
     "parentheses": "(" * 30_000 + "x" + ")" * 30_000,
     "signs": "-" * 30_000 + "x",
     "calls": "torch.neg(" * 30_000 + "x" + ")" * 30_000,
@@ -712,7 +715,7 @@ _DEEP = {
 }
 
 
-@pytest.mark.parametrize("expression", _DEEP.values(), ids=list(_DEEP))
+@pytest.mark.parametrize("expression", _DEEP_STATEMENTS.values(), ids=list(_DEEP_STATEMENTS))
 def test_a_statement_that_overflows_the_stack_of_the_parser_is_reported(expression):
     """torch.jit.load crashes at each of these statements."""
     code = f"def forward(self, x):\n  y = torch.sin(x)\n  return {expression}\n".encode()

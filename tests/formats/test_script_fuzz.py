@@ -12,7 +12,7 @@ from statecli.pickle_scan import script_code as scan
 CASES = 4000
 
 
-def test_no_spelling_hides_a_call_from_the_scan(capfd):
+def test_call_is_found_under_random_spellings(capfd):
     """Thousands of statements with other pieces before the call, the same in every run."""
     __main__.check_cases(script_code, CASES, random.Random(1))  # noqa: S311  # the same cases in every run
     assert f"{CASES} cases" in capfd.readouterr().out

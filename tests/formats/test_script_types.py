@@ -128,7 +128,7 @@ def test_every_kind_of_attribute_is_passed(archive, statecli):
     assert statecli("inspect", path).code == 0
 
 
-FORGED = {
+FORGED_DECLARATIONS = {
     "a class with other attributes": (b"  small : __torch__.Small", b"  small : __torch__.Large"),
     "the same in another module": (b"  large : __torch__.Large", b"  large : __torch__.torch.nn.modules.rnn.LSTM"),
     "a longer tuple": (b"Tuple[int, int, int]", b"Tuple[int, int, int, int]"),
@@ -143,8 +143,8 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("old", "new"), FORGED.values(), ids=FORGED)
-def test_a_value_unlike_its_declaration_is_found(old, new, archive, statecli):
+@pytest.mark.parametrize(("old", "new"), FORGED_DECLARATIONS.values(), ids=FORGED_DECLARATIONS)
+def test_value_that_contradicts_its_declaration_is_found(old, new, archive, statecli):
     old, new = (re.sub(rb"__torch__\.(?!torch)", b"__torch__." + _MODULE + b".", text) for text in (old, new))
     audit = statecli("audit", archive(old, new), "--select", "unsafe-data")
     assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
@@ -160,7 +160,7 @@ def test_the_type_in_a_pickle_is_compared_too(archive, statecli):
 
 
 #: Texts of a class that torch compiles, or may compile, and that torch's printer never writes.
-UNUSUAL = {
+UNUSUAL_CLASS_TEXTS = {
     "spaces before the bracket": "class A (Module):\n  x : int\n",
     "a comment": "class A(Module):  # x\n  x : int\n",
     "another indentation": "class A(Module):\n    x : __torch__.B\n",
@@ -175,12 +175,12 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.parametrize("text", UNUSUAL.values(), ids=UNUSUAL)
+@pytest.mark.parametrize("text", UNUSUAL_CLASS_TEXTS.values(), ids=UNUSUAL_CLASS_TEXTS)
 def test_code_that_torch_does_not_write_is_not_trusted(text):
     assert read_types([("a/code/__torch__.py", text.encode())], Steps()).unreadable_class is not None
 
 
-def test_what_torch_writes_in_strings_and_functions_declares_nothing():
+def test_strings_and_functions_declare_no_attribute():
     function = '  def f(self):\n    y = "\\n  z : int"  # z : int\n    t : int = 1\n'
     text = f"class A(Module):\n  __parameters__ = []\n  x : int\n{function}"
     types = read_types([("a/code/__torch__/b.py", text.encode())], Steps())
@@ -227,7 +227,7 @@ def test_casts_that_torch_writes_are_passed(tmp_path, statecli):
 
 
 _CAST = "  a = unchecked_cast(__torch__.A, x)\n"
-_OF_OPTIONAL = "def f(x: Optional[__torch__.A], y: List[Any]) -> int:\n"
+_OPTIONAL_FUNCTION = "def f(x: Optional[__torch__.A], y: List[Any]) -> int:\n"
 #: Functions that read other memory, in the form that torch compiles.
 CASTS = {
     "any value": f"def f(x: Any) -> int:\n{_CAST}",
@@ -235,10 +235,10 @@ CASTS = {
     "a tuple": "def f(x: Any) -> int:\n  a = unchecked_cast(Tuple[int, int], x)\n",
     "an Optional of another type": f"def f(x: Optional[__torch__.B]) -> int:\n{_CAST}",
     "an attribute of any type": f"def f(b: __torch__.C) -> int:\n  x = b.any\n{_CAST}",
-    "a name with two values": f"{_OF_OPTIONAL}  x = y[0]\n{_CAST}",
-    "a target in brackets": f"{_OF_OPTIONAL}  (x\n  ) = y[0]\n{_CAST}",
-    "two targets": f"{_OF_OPTIONAL}  x, z, = y\n{_CAST}",
-    "a loop": f"{_OF_OPTIONAL}  for x in y:\n  {_CAST}",
+    "a name with two values": f"{_OPTIONAL_FUNCTION}  x = y[0]\n{_CAST}",
+    "a target in brackets": f"{_OPTIONAL_FUNCTION}  (x\n  ) = y[0]\n{_CAST}",
+    "two targets": f"{_OPTIONAL_FUNCTION}  x, z, = y\n{_CAST}",
+    "a loop": f"{_OPTIONAL_FUNCTION}  for x in y:\n  {_CAST}",
     "another name": "def f(x: Any) -> int:\n  cast = unchecked_cast\n  a = cast(__torch__.A, x)\n",
     "a line that goes on": "def f(x: Any) -> int:\n  a = unchecked_cast(\\\n__torch__.A, x)\n",
     "a list of objects": "def f(x: Any) -> int:\n  a = unchecked_cast(List[__torch__.A], x)\n",
@@ -251,7 +251,7 @@ def test_a_cast_without_a_declaration_is_found(function):
     assert _find_casts(classes, function)
 
 
-def test_a_cast_in_what_loading_runs_is_an_error(in_tmp_path, tmp_path, statecli):
+def test_cast_that_runs_on_load_is_an_error(in_tmp_path, tmp_path, statecli):
     """torch.jit.load runs `__setstate__`, with a state of any type."""
     torch.jit.script(Large()).save(tmp_path / "a.pt")
     records = read_archive(tmp_path / "a.pt")
@@ -278,7 +278,7 @@ class Sparse(nn.Module):
 
 
 @pytest.mark.parametrize(("indices", "layout", "code"), [([0, 3], "coo", 0), ([0, 40], "coo", 1), ([0, 1], "csr", 0)])
-def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, tmp_path, statecli):
+def test_sparse_tensor_of_torch_jit_is_read(indices, layout, code, tmp_path, statecli):
     """The parts of the tensor are arguments of a single call, and the layout is a number."""
     torch.jit.script(Sparse(indices, layout)).save(tmp_path / "a.pt")
     assert torch.jit.load(tmp_path / "a.pt").table.layout == getattr(torch, f"sparse_{layout}")
@@ -288,7 +288,7 @@ def test_a_sparse_tensor_is_read_as_torch_jit_writes_it(indices, layout, code, t
 
 
 @pytest.fixture
-def colour(records) -> bytes:
+def colour_opcodes(records) -> bytes:
     """The opcodes that call the enumeration for its first member."""
     match = re.search(re.escape(b"c__torch__." + _MODULE + b"\nColour\n") + b"(?:q.)?K\x01R", records["data.pkl"])
     assert match is not None
@@ -296,20 +296,20 @@ def colour(records) -> bytes:
 
 
 @pytest.mark.parametrize("value", [b"K\x09", b"K\x01\x85", b"X\x01\0\0\0a", b"G?\xf0\0\0\0\0\0\0"], ids=repr)
-def test_a_member_that_an_enum_does_not_have(value, archive, colour, statecli):
+def test_unknown_enum_member_is_reported(value, archive, colour_opcodes, statecli):
     """torch.jit creates no object for the member, so that all later values have another place on its stack."""
-    path = archive(colour, colour.replace(b"K\x01", value), "data.pkl")
+    path = archive(colour_opcodes, colour_opcodes.replace(b"K\x01", value), "data.pkl")
     audit = statecli("audit", path, "--select", "pickles")
     assert (audit.code, "torch.jit creates no object" in audit.out) == (1, True), audit.out
 
 
-def test_a_state_of_a_member(archive, colour, statecli):
+def test_state_of_an_enum_member_is_reported(archive, colour_opcodes, statecli):
     """torch.jit takes the state for a call of another import."""
-    audit = statecli("audit", archive(colour, colour + b"}b", "data.pkl"), "--select", "pickles")
+    audit = statecli("audit", archive(colour_opcodes, colour_opcodes + b"}b", "data.pkl"), "--select", "pickles")
     assert (audit.code, "; torch.jit reads this state as a call" in audit.out) == (1, True), audit.out
 
 
-def test_an_object_that_does_not_fit_the_interface(archive, statecli):
+def test_object_that_does_not_fit_the_interface_is_reported(archive, statecli):
     """The method of the object has the right name and other types."""
     own = b"__torch__." + _MODULE + b"."
     old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
@@ -340,14 +340,14 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(("code", "is_odd"), NUMBERS.items(), ids=NUMBERS)
-def test_a_number_for_a_dtype_is_one_that_torch_has(code, is_odd):
+@pytest.mark.parametrize(("code", "is_invalid"), NUMBERS.items(), ids=NUMBERS)
+def test_invalid_number_for_a_dtype_is_found(code, is_invalid):
     """torch looks up invalid numbers in other memory; a load computes promote_types of two constants."""
     function = f"def f(x: Tensor) -> Tensor:\n    {code}\n".encode()
-    assert bool(list(find_invalid_numbers(function, Steps()))) == is_odd
+    assert bool(list(find_invalid_numbers(function, Steps()))) == is_invalid
 
 
-def test_the_positions_are_those_of_torch():
+def test_positions_cover_the_operator_schemas_of_torch():
     """POSITIONS has each argument of each operator that is a dtype, layout or memory format and may be positional."""
     kinds = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format"}
     expected = {}

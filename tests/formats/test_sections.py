@@ -47,7 +47,7 @@ def names(state):
     ],
     ids=["one of two", "below an unknown word", "in a list", "odd keys", "keys with dots", "inside a section"],
 )
-def test_a_path_selects_what_lies_below_it(read_section, thing, section, legacy):
+def test_path_selects_the_tensors_of_a_container(read_section, thing, section, legacy):
     """The state has only the tensors of the container, under their names in the container."""
     state = read_section(thing, section, _use_new_zipfile_serialization=not legacy)
     assert names(state) == [(section, "weight"), (section, "bias")]
@@ -55,13 +55,13 @@ def test_a_path_selects_what_lies_below_it(read_section, thing, section, legacy)
     assert [tensor.section for tensor in state.state_dicts if tensor.section in state.sections] == [section]
 
 
-def test_a_container_of_models_is_each_of_them(read_section):
+def test_container_of_models_has_a_section_for_each(read_section):
     """`#a` of {"a": {"net": …, "ema": …}} gives two sections, as for a file with nothing else."""
     state = read_section({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a")
     assert state.sections == ("a.net", "a.ema")
 
 
-def test_a_part_of_an_optimizer_stays_an_optimizers(read_section):
+def test_section_of_an_optimizer_has_no_parameters(read_section):
     """`#optimizer.state` has no parameters."""
     net = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(net.parameters())
@@ -85,7 +85,7 @@ KEYS = st.text("ab.1", min_size=1, max_size=3) | st.integers(0, 3)
 @settings(max_examples=60, deadline=None)
 @example({1: {"1": "leaf"}, "1": "leaf"})
 @given(st.recursive(st.just("leaf"), lambda below: st.dictionaries(KEYS, below, min_size=1, max_size=3), max_leaves=8))
-def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree):
+def test_equal_paths_select_the_tensors_of_all_containers(tmp_path_factory, tree):
     """For any nested keys, the section has as many tensors as all containers with the name of the path."""
     if tree == "leaf":
         return
@@ -112,7 +112,7 @@ def test_every_path_that_reads_as_one_selects_its_tensors(tmp_path_factory, tree
             assert len(load.read_checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts), len(alike))
 
 
-def test_a_section_of_a_diff_says_nothing_of_the_rest(statecli, tmp_path):
+def test_diff_of_a_section_ignores_other_sections(statecli, tmp_path):
     """Two files that differ in another section are identical in this section; a change in a section is reported."""
     a, b = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
     torch.save({"a": {"net": weights(), "ema": weights()}}, a)

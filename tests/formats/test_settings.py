@@ -20,7 +20,7 @@ from statecli.values.read import read_all_values
 from .attacks import Called, build, records, state_dict, tensor
 
 
-def settings(tmp_path, **entries):
+def read_settings(tmp_path, **entries):
     path = str(tmp_path / "file.pt")
     torch.save({"model": {"a.weight": torch.ones(2)}, **entries}, path)
     state = formats.read(path)
@@ -30,9 +30,9 @@ def settings(tmp_path, **entries):
 PLAIN = {"epoch": 3, "name": "run", "best": 0.5, "done": True, "none": None}
 
 
-def test_plain_ones_are_themselves(tmp_path):
+def test_plain_values_are_listed_unchanged(tmp_path):
     """Numbers, texts, bools and None are listed as they are; entries of containers by dotted path."""
-    actual, _ = settings(tmp_path, **PLAIN, args={"lr": 0.1, "betas": (0.9, 0.99)})
+    actual, _ = read_settings(tmp_path, **PLAIN, args={"lr": 0.1, "betas": (0.9, 0.99)})
     assert actual == {**PLAIN, "args.lr": 0.1, "args.betas.0": 0.9, "args.betas.1": 0.99}
 
 
@@ -56,21 +56,21 @@ def test_plain_ones_are_themselves(tmp_path):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_it_is_two_of_them_can_be_told_apart(tmp_path, value, changed, description):
+def test_different_values_have_different_texts(tmp_path, value, changed, description):
     """The text of a setting names its type, and two different contents have different texts."""
-    first, second = settings(tmp_path, x=value)[0]["x"], settings(tmp_path, x=changed)[0]["x"]
+    first, second = read_settings(tmp_path, x=value)[0]["x"], read_settings(tmp_path, x=changed)[0]["x"]
     assert first != second
-    assert first == settings(tmp_path, x=value)[0]["x"]
+    assert first == read_settings(tmp_path, x=value)[0]["x"]
     assert first == description if not isinstance(description, str) else description in str(first)
 
 
 def test_attributes_of_objects_are_settings(tmp_path):
     """The attributes of an argparse.Namespace, in which many programs save their arguments, are settings."""
-    actual, _ = settings(tmp_path, args=argparse.Namespace(lr=0.1, layers=[1, 2]))
+    actual, _ = read_settings(tmp_path, args=argparse.Namespace(lr=0.1, layers=[1, 2]))
     assert actual == {"args.lr": 0.1, "args.layers.0": 1, "args.layers.1": 2}
 
 
-def test_numbers_beside_a_models_tensors(tmp_path):
+def test_values_in_a_dict_of_tensors_are_settings(tmp_path):
     """A dict of tensors may hold a scale or an extra state as well."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": {"a.weight": torch.ones(2), "scale": 1.5, "a._extra_state": {"v": 2}}}, path)
@@ -80,11 +80,11 @@ def test_numbers_beside_a_models_tensors(tmp_path):
 def test_a_container_that_is_shared_is_listed_each_time(tmp_path):
     """A dict under two names is listed as two equal dicts."""
     shared = {"lr": 1}
-    actual, _ = settings(tmp_path, a=shared, b=shared)
-    assert actual == {"a.lr": 1, "b.lr": 1} == settings(tmp_path, a={"lr": 1}, b={"lr": 1})[0]
+    actual, _ = read_settings(tmp_path, a=shared, b=shared)
+    assert actual == {"a.lr": 1, "b.lr": 1} == read_settings(tmp_path, a={"lr": 1}, b={"lr": 1})[0]
 
 
-def test_deep_ones_are_digested(tmp_path):
+def test_deeply_nested_values_become_a_digest(tmp_path):
     """Contents nested deeper than eight levels become one digest, which differs if the contents differ."""
 
     def nest_value(value):
@@ -92,12 +92,12 @@ def test_deep_ones_are_digested(tmp_path):
             value = {"d": value}
         return value
 
-    first, second = settings(tmp_path, x=nest_value(1))[0], settings(tmp_path, x=nest_value(2))[0]
+    first, second = read_settings(tmp_path, x=nest_value(1))[0], read_settings(tmp_path, x=nest_value(2))[0]
     assert first != second
     assert len(first) == 1
 
 
-def test_the_order_of_a_set_means_nothing(tmp_path):
+def test_set_order_does_not_change_the_digest(tmp_path):
     """Equal sets have equal digests, although Python orders a set of texts differently in each process."""
     code = (
         "import pickle, sys; pickler = pickle.Pickler(sys.stdout.buffer, 2); pickler.fast = True; "
@@ -116,19 +116,19 @@ def test_the_order_of_a_set_means_nothing(tmp_path):
     assert len(actual[0]) == 2
 
 
-def test_sharing_without_end_ends(tmp_path):
+def test_shared_dicts_give_a_short_list(tmp_path):
     """Forty dicts, each with the next dict under two keys, have 2 ** 40 paths; the list of settings stays short."""
     node = {"v": 1}
     for _ in range(40):
         node = {"a": node, "b": node}
-    actual, _ = settings(tmp_path, x=node)
+    actual, _ = read_settings(tmp_path, x=node)
     assert len(actual) < 1000
 
 
-def test_many_are_cut_to_a_digest_that_tells_them_apart(tmp_path):
+def test_settings_beyond_the_limit_become_a_digest(tmp_path):
     """After the first 20,000 settings, a digest of the whole file stands for the rest."""
-    setting = settings(tmp_path, x={str(n): n for n in range(20_010)})[0]
-    two = settings(tmp_path, x={str(n): n + (n == 20_009) for n in range(20_010)})[0]
+    setting = read_settings(tmp_path, x={str(n): n for n in range(20_010)})[0]
+    two = read_settings(tmp_path, x={str(n): n + (n == 20_009) for n in range(20_010)})[0]
     assert len(setting) == 20_001
     assert setting["(and more)"] != two["(and more)"]
 
@@ -154,9 +154,9 @@ def test_arrays_without_numbers_are_bytes_to_compare(tmp_path):
     assert row.data.inline == np.array(["x", "yz"]).tobytes()
 
 
-def test_an_ordered_dict_of_numbers(tmp_path):
+def test_dict_subclasses_are_containers(tmp_path):
     """OrderedDict, defaultdict and Counter (pickled as a call with a dict) are containers like any other."""
-    actual, _ = settings(
+    actual, _ = read_settings(
         tmp_path,
         o=collections.OrderedDict(a=1),
         d=collections.defaultdict(int, b=2),
@@ -178,29 +178,29 @@ def test_an_ordered_dict_of_numbers(tmp_path):
     ],
     ids=["pairs", "pairs in a tuple", "dict", "dict and items", "defaultdict", "counter and items"],
 )
-def test_what_a_dict_was_made_with_is_in_it(tmp_path, call, expected):
+def test_dict_has_the_entries_of_its_constructor(tmp_path, call, expected):
     """A dict contains the entries of its constructor arguments (a dict or pairs) and the items set afterwards."""
-    assert settings(tmp_path, x=Called(*call))[0] == expected
+    assert read_settings(tmp_path, x=Called(*call))[0] == expected
 
 
-def test_what_a_deque_was_made_with_is_in_it(tmp_path):
+def test_deque_has_the_elements_of_its_constructor(tmp_path):
     """The elements of a deque's constructor argument come before the appended elements."""
     both = Called(collections.deque, ([1, 2],), None, iter([3]))
-    assert settings(tmp_path, x=both)[0] == settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
+    assert read_settings(tmp_path, x=both)[0] == read_settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
 
 
 def test_a_tensor_in_a_counter_is_a_tensor(tmp_path):
     """A tensor in a Counter is unusual, but has a row like any other tensor."""
-    _, state = settings(tmp_path, c=collections.Counter(a=torch.ones(3)))
+    _, state = read_settings(tmp_path, c=collections.Counter(a=torch.ones(3)))
     assert {row.shape for row in state.tensors} == {(2,), (3,)}
 
 
-def long(*entries):
+def build_long_list(*entries):
     """Return a list with more elements than statecli lists."""
     return [*entries, *range(100)]
 
 
-def test_settings_of_a_module_in_a_section(tmp_path):
+def test_settings_of_a_pickled_module_are_listed(tmp_path):
     """The probability of a dropout layer is a setting, also if the module is a section of the file."""
     path = str(tmp_path / "file.pt")
     torch.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.25)), "epoch": 1}, path)
@@ -220,11 +220,11 @@ TEXT = "a text of the same letters"
     ],
     ids=repr,
 )  # fmt: skip
-def test_no_text_reads_as_what_is_none(tmp_path, value):
+def test_text_equal_to_a_description_gets_quotes(tmp_path, value):
     """A text that equals the description of another value gets quotes, and a text in quotes gets a second pair."""
     seen = []
     for _ in range(4):
-        value = settings(tmp_path, x=value)[0]["x"]
+        value = read_settings(tmp_path, x=value)[0]["x"]
         seen.append(value)
     assert len(set(map(repr, seen))) == 4
     assert seen[3] == f"'''{seen[0]}'''"
@@ -233,21 +233,24 @@ def test_no_text_reads_as_what_is_none(tmp_path, value):
 @pytest.mark.parametrize(
     "text", ["run", "it's", "'quoted'", "'", "''", "", "<pad>", "f (x)", "a, b", "123", "nano", "1e3"]
 )
-def test_other_texts_are_themselves(tmp_path, text):
+def test_unambiguous_texts_are_unchanged(tmp_path, text):
     """Texts that cannot be mistaken for another value are shown without additional quotes."""
-    assert settings(tmp_path, x=text)[0] == {"x": text}
+    assert read_settings(tmp_path, x=text)[0] == {"x": text}
 
 
-def test_names_are_told_apart(tmp_path):
+def test_dtypes_have_different_descriptions(tmp_path):
     """Two dtypes have different descriptions, although the pickle of a dtype has only its name."""
-    assert settings(tmp_path, x=torch.float32)[0] == {"x": "<torch.float32>"}
-    assert settings(tmp_path, x=long(torch.float32))[0] != settings(tmp_path, x=long(torch.float16))[0]
+    assert read_settings(tmp_path, x=torch.float32)[0] == {"x": "<torch.float32>"}
+    assert (
+        read_settings(tmp_path, x=build_long_list(torch.float32))[0]
+        != read_settings(tmp_path, x=build_long_list(torch.float16))[0]
+    )
 
 
-def test_empty_containers_are_told(tmp_path):
+def test_empty_containers_are_settings(tmp_path):
     """An empty dict and an empty list are settings; an empty tuple is an empty list."""
     empty = collections.OrderedDict()
-    actual, _ = settings(tmp_path, a={}, b=[], c=(), d={"e": {}}, f=empty, g=argparse.Namespace())
+    actual, _ = read_settings(tmp_path, a={}, b=[], c=(), d={"e": {}}, f=empty, g=argparse.Namespace())
     assert actual == {"a": "{}", "b": "[]", "c": "[]", "d.e": "{}", "f": "{}", "g": "argparse.Namespace()"}
 
 
@@ -255,7 +258,7 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
     """A state_dict, an optimizer without state and a module (a dozen dicts of hooks) have no empty settings."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     group = torch.optim.SGD(net.parameters(), lr=0.1)
-    actual, _ = settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
+    actual, _ = read_settings(tmp_path, net=net.state_dict(), whole=net, optimizer=group.state_dict(), pickled=group)
     assert not [key for key, value in actual.items() if value in ("[]", "{}") or "of 0" in str(value)]
     assert actual["optimizer.param_groups.0.lr"] == 0.1
 
@@ -275,23 +278,23 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
         lambda a, b: {"(and more)": a, "b": b},
     ],
 )
-def test_keys_are_told_apart_in_any_order(tmp_path, holding):
+def test_keys_that_look_equal_are_two_settings(tmp_path, holding):
     """Two keys that look the same are two settings, and their names do not depend on the order of the keys."""
     value = holding("a", "b")
-    setting, other = settings(tmp_path, x=value)[0], settings(tmp_path, x=dict(reversed(value.items())))[0]
+    setting, other = read_settings(tmp_path, x=value)[0], read_settings(tmp_path, x=dict(reversed(value.items())))[0]
     assert setting == other
     assert {"a", "b"} <= set(setting.values())
-    assert settings(tmp_path, x=holding("b", "a"))[0] != setting
+    assert read_settings(tmp_path, x=holding("b", "a"))[0] != setting
 
 
 def test_plain_paths_stay_plain(tmp_path):
     """Keys get brackets and quotes only if two keys look the same."""
-    actual, _ = settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
+    actual, _ = read_settings(tmp_path, x={1: "a", "2": "b", "c.d": "c", None: "d"})
     assert actual == {"x.1": "a", "x.2": "b", "x.c.d": "c", "x.None": "d"}
 
 
-def digest(tmp_path, value):
-    return settings(tmp_path, x=long(value))[0]["x"]
+def read_digest(tmp_path, value):
+    return read_settings(tmp_path, x=build_long_list(value))[0]["x"]
 
 
 @pytest.mark.parametrize(
@@ -330,9 +333,9 @@ def digest(tmp_path, value):
     ],
     ids=repr,
 )
-def test_other_contents_have_other_digests(tmp_path, first, second):
+def test_different_contents_have_different_digests(tmp_path, first, second):
     """The digest depends on the types, lengths and places of the values."""
-    assert digest(tmp_path, first) != digest(tmp_path, second)
+    assert read_digest(tmp_path, first) != read_digest(tmp_path, second)
 
 
 @pytest.mark.parametrize(
@@ -356,85 +359,85 @@ def test_other_contents_have_other_digests(tmp_path, first, second):
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_python_holds_equal_has_one_digest(tmp_path, first, second):
+def test_equal_values_have_equal_digests(tmp_path, first, second):
     """Values that are equal in Python have equal digests, in any order and whether shared or not.
 
     So do a list and a tuple, and tensors with equal values.
     """
-    assert digest(tmp_path, first) == digest(tmp_path, second)
+    assert read_digest(tmp_path, first) == read_digest(tmp_path, second)
 
 
-def test_the_first_and_the_second_look_are_the_same(tmp_path):
+def test_repeated_text_has_the_same_digest(tmp_path):
     """A long text under two names has the same digest both times."""
-    actual, _ = settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
+    actual, _ = read_settings(tmp_path, a=TEXT * 100, b=TEXT * 100)
     assert actual["a"] == actual["b"]
 
 
-def cycle(first, second):
+def build_cycle(first, second):
     """Return two dicts that contain each other."""
     left, right = {"n": first}, {"n": second}
     left["other"], right["other"] = right, left
     return left, right
 
 
-def test_cycles_have_one_digest_wherever_they_are_entered(tmp_path):
+def test_digest_of_a_cycle_does_not_depend_on_its_start(tmp_path):
     """Two dicts that contain each other have the same digests whichever dict is read first."""
-    first, second = cycle(1, 2)
-    setting = settings(tmp_path, a=long(first), b=long(second))[0]
-    first, second = cycle(1, 2)
-    assert settings(tmp_path, b=long(second), a=long(first))[0] == setting
+    first, second = build_cycle(1, 2)
+    setting = read_settings(tmp_path, a=build_long_list(first), b=build_long_list(second))[0]
+    first, second = build_cycle(1, 2)
+    assert read_settings(tmp_path, b=build_long_list(second), a=build_long_list(first))[0] == setting
     assert setting["a"] != setting["b"]
-    first, second = cycle(1, 3)
-    assert settings(tmp_path, a=long(first), b=long(second))[0]["a"] != setting["a"]
+    first, second = build_cycle(1, 3)
+    assert read_settings(tmp_path, a=build_long_list(first), b=build_long_list(second))[0]["a"] != setting["a"]
 
 
-def test_what_a_cycle_comes_back_to_counts(tmp_path):
+def test_target_of_a_cycle_changes_the_digest(tmp_path):
     """In [1, [the whole]] and [1, [itself]] an inner list refers to different lists above it, so the digests differ."""
     back, inner = [1], []
     back.append([back])
     inner.append(inner)
-    assert digest(tmp_path, back) != digest(tmp_path, [1, inner])
+    assert read_digest(tmp_path, back) != read_digest(tmp_path, [1, inner])
 
 
 def test_a_cycle_is_listed_once(tmp_path):
     """In a config whose nodes refer to their parents, each setting is listed by one path only."""
-    first, _ = cycle(1, 2)
-    actual, _ = settings(tmp_path, x=first)
+    first, _ = build_cycle(1, 2)
+    actual, _ = read_settings(tmp_path, x=first)
     assert set(actual) == {"x.n", "x.other.n", "x.other.other"}
 
 
 def test_attributes_and_arguments_are_settings(tmp_path):
     """The attributes of a dict and the constructor arguments of an object are settings."""
-    pickled = {"d": Odd(a=1), "e": Made(3)}
+    pickled = {"d": DictWithAttributes(a=1), "e": ObjectWithArgument(3)}
     pickled["d"].note = "x"
-    actual, _ = settings(tmp_path, **pickled)
+    actual, _ = read_settings(tmp_path, **pickled)
     assert actual == {"d.a": 1, "d.__dict__.note": "x", "e.count": 1, "e.__args__.0": 3}
 
 
-class Odd(dict):
+class DictWithAttributes(dict):
     """A dict with attributes."""
 
 
-class Made:
+class ObjectWithArgument:
     """An object with a constructor argument and an attribute."""
 
     def __init__(self, n):
         self.n, self.count = n, 1
 
     def __reduce__(self):
-        return Made, (self.n,), {"count": 1}
+        return ObjectWithArgument, (self.n,), {"count": 1}
 
 
-def test_one_line_says_that_too_much_was_left_out(tmp_path, monkeypatch):
+def test_omitted_settings_are_one_oddity(tmp_path, monkeypatch):
     """The oddity, for which diff exits with status 2, is reported once, however many settings follow."""
     monkeypatch.setattr(settings_digest, "MAX_DIGESTED", 50)
-    _, state = settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})
+    _, state = read_settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})
     assert [odd.name for odd in state.oddities].count("metadata-cut") == 1
 
 
 def test_more_than_half_a_million_entries_are_read(tmp_path):
     """No entry is left out."""
-    assert not settings(tmp_path, x=[1] * 500_001)[1].oddities
+    assert not read_settings(tmp_path, x=[1] * 500_001)[1].oddities
 
 
 # Python attributes of tensors.
@@ -444,7 +447,7 @@ class Marked(torch.Tensor):
     """A subclass with its own attributes."""
 
 
-def with_attributes(cls=torch.Tensor, **attributes):
+def build_tensor(cls=torch.Tensor, **attributes):
     tensor = torch.ones(2) if cls is torch.Tensor else cls(torch.ones(2))
     for name, value in attributes.items():
         setattr(tensor, name, value)
@@ -464,20 +467,20 @@ def with_attributes(cls=torch.Tensor, **attributes):
 )
 def test_attributes_of_a_tensor_are_settings(tmp_path, cls, before, after, expected):
     """pickle saves the attributes of a tensor, and a program may compute with them."""
-    setting = settings(tmp_path, x=with_attributes(cls, scale=before))[0]
+    setting = read_settings(tmp_path, x=build_tensor(cls, scale=before))[0]
     assert setting == expected
-    assert settings(tmp_path, x=with_attributes(cls, scale=after))[0] != setting
+    assert read_settings(tmp_path, x=build_tensor(cls, scale=after))[0] != setting
 
 
 def test_attributes_of_tensors_in_a_long_list_are_in_its_digest(tmp_path):
     """The list and the attributes of its tensors are one setting."""
-    whole = [settings(tmp_path, x=[torch.ones(1)] * 99 + [with_attributes(scale=n)])[0]["x"] for n in (1, 1, 2)]
+    whole = [read_settings(tmp_path, x=[torch.ones(1)] * 99 + [build_tensor(scale=n)])[0]["x"] for n in (1, 1, 2)]
     assert whole[0] == whole[1] != whole[2]
 
 
-def test_attributes_of_a_tensor_saved_by_itself(tmp_path):
+def test_attributes_of_a_tensor_file_are_settings(tmp_path):
     """The tensor is the whole file."""
-    torch.save(with_attributes(scale=3), tmp_path / "a.pt")
+    torch.save(build_tensor(scale=3), tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).metadata.values == {"scale": 3}
 
 
@@ -486,7 +489,7 @@ def test_marks_of_libraries_are_not_settings(tmp_path):
     compiled = torch.ones(3, 2)
     torch._dynamo.mark_dynamic(compiled, 0)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    setting = settings(
+    setting = read_settings(
         tmp_path, a=torch.nn.Buffer(torch.ones(2)), b=compiled, c=nested, d=torch.nn.Parameter(compiled)
     )[0]
     assert setting == {"c._ragged_idx": 1}
@@ -496,12 +499,12 @@ def test_marks_of_libraries_are_not_settings(tmp_path):
 def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
     """Tensors among the attributes are compared by value and shape, and their names are settings."""
     tensors_by_name = {
-        "one": with_attributes(cls, scale=torch.tensor([1.0])),
-        "same": with_attributes(cls, scale=torch.tensor([1.0])),
-        "value": with_attributes(cls, scale=torch.tensor([2.0])),
-        "name": with_attributes(cls, zero=torch.tensor([1.0])),
-        "none": with_attributes(cls),
-        "shape": with_attributes(cls, scale=torch.ones(2)),
+        "one": build_tensor(cls, scale=torch.tensor([1.0])),
+        "same": build_tensor(cls, scale=torch.tensor([1.0])),
+        "value": build_tensor(cls, scale=torch.tensor([2.0])),
+        "name": build_tensor(cls, zero=torch.tensor([1.0])),
+        "none": build_tensor(cls),
+        "shape": build_tensor(cls, scale=torch.ones(2)),
     }
     for name, value in tensors_by_name.items():
         torch.save({"x": value}, tmp_path / f"{name}.pt")
@@ -509,40 +512,40 @@ def test_tensors_among_the_attributes_are_compared(tmp_path, cls, statecli):
     assert codes == {"one": 0, "same": 0, "value": 1, "name": 1, "none": 1, "shape": 2}
 
 
-INSIDE = {
+WRAPPERS = {
     "list": lambda inner: [1, inner],
     "dict": lambda inner: {"a": {3: (inner,)}},
-    "attribute": lambda inner: with_attributes(inner=inner),
+    "attribute": lambda inner: build_tensor(inner=inner),
     "array": lambda inner: [inner.numpy()],
     "sparse": lambda inner: [inner.to_sparse()],
 }
 
 
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
-@pytest.mark.parametrize("put", INSIDE.values(), ids=INSIDE)
+@pytest.mark.parametrize("put", WRAPPERS.values(), ids=WRAPPERS)
 def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, put):
     """Tensors are compared also inside lists, dicts and attributes of the attributes."""
     for name, number in {"one": 1.0, "same": 1.0, "value": 2.0}.items():
-        torch.save({"x": with_attributes(cls, scale=put(torch.tensor([number])))}, tmp_path / f"{name}.pt")
+        torch.save({"x": build_tensor(cls, scale=put(torch.tensor([number])))}, tmp_path / f"{name}.pt")
     codes = [statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in ("same", "value")]
     assert codes == [0, 1]
 
 
-def test_attributes_of_tensors_that_share_a_long_list_end(tmp_path, monkeypatch):
+def test_attributes_of_all_tensors_have_a_common_limit(tmp_path, monkeypatch):
     """Attributes of all tensors have a common limit; without the limit, reading a few megabytes may take hours."""
     monkeypatch.setattr(tensors, "MAX_ENTRIES", 1000)
     shared = list(range(300))
-    torch.save({"x": with_attributes(a=shared)}, tmp_path / "one.pt")
+    torch.save({"x": build_tensor(a=shared)}, tmp_path / "one.pt")
     assert formats.read(str(tmp_path / "one.pt")).tensors[0].damage is None
-    torch.save({str(n): with_attributes(a=[shared]) for n in range(9)}, tmp_path / "many.pt")
+    torch.save({str(n): build_tensor(a=[shared]) for n in range(9)}, tmp_path / "many.pt")
     damage = formats.read(str(tmp_path / "many.pt")).tensors[-1].damage
     assert damage is not None
     assert "the attributes of all tensors have more than 1,000 entries" in damage
 
 
-def test_parameters_in_attributes_of_parameters_without_end(tmp_path):
+def test_chain_of_parameters_in_attributes_is_read(tmp_path):
     """A chain of 40 parameters, each an attribute of the next, can be read."""
-    parameter = with_attributes(torch.nn.Parameter)
+    parameter = build_tensor(torch.nn.Parameter)
     for _ in range(40):
-        parameter = with_attributes(torch.nn.Parameter, previous=parameter)
-    assert settings(tmp_path, x=parameter)[1].tensors[1].damage is None
+        parameter = build_tensor(torch.nn.Parameter, previous=parameter)
+    assert read_settings(tmp_path, x=parameter)[1].tensors[1].damage is None

@@ -51,7 +51,7 @@ def partial_read_error(inspect):
     path.
     """
 
-    def tell(target: Path | str, *left: str) -> str:
+    def find_error(target: Path | str, *left: str) -> str:
         code, out, err = inspect(target)
         assert code == 2
         assert all(f" {fqn} " in out for fqn in left or ["model.a"])
@@ -60,7 +60,7 @@ def partial_read_error(inspect):
         assert message.startswith((f"statecli: {target}: ", f"statecli: {os.path.join(target, '')}"))
         return message.removeprefix(f"statecli: {target}: ")
 
-    return tell
+    return find_error
 
 
 def oddities(path: Path | str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def oddities(path: Path | str) -> dict[str, str]:
 # Tensors and metadata of a folder.
 
 
-def test_an_index_and_its_folder_are_the_same(folder):
+def test_index_and_folder_give_the_same_tensors(folder):
     """The folder, with and without a slash, and its index give the same tensors under the name the user typed."""
     states = [formats.read(path) for path in (str(folder), f"{folder}/", str(folder / INDEX))]
     assert [state.target for state in states] == [str(folder), f"{folder}/", str(folder / INDEX)]
@@ -86,7 +86,7 @@ def test_an_index_and_its_folder_are_the_same(folder):
 
 
 @pytest.mark.parametrize("target", [".", "./", "../model", INDEX, f"./{INDEX}", f"../model/{INDEX}"])
-def test_relative_targets(target, folder, monkeypatch, inspect):
+def test_relative_path_is_reported_as_given(target, folder, monkeypatch, inspect):
     """A relative path is read, and the state and the command line report the path as given."""
     monkeypatch.chdir(folder)
     assert formats.read(target).target == target
@@ -96,7 +96,7 @@ def test_relative_targets(target, folder, monkeypatch, inspect):
     assert [tensor["fqn"] for tensor in json.loads(out)["tensors"]] == ["model.a", "model.b"]
 
 
-def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
+def test_metadata_that_differs_is_listed_by_shard(folder):
     """Metadata that differs between shards is reported for each shard, not for the whole checkpoint."""
     save_file({"model.b": torch.ones(4)}, folder / TWO, metadata={"format": "pt", "rank": "1"})
     save_file({"model.a": torch.ones(4)}, folder / ONE, metadata={"format": "pt", "rank": "0"})
@@ -105,7 +105,7 @@ def test_metadata_on_which_shards_disagree_is_each_ones_own(folder):
     assert formats.read(str(folder)).metadata.values == expected
 
 
-def test_tied_storages_of_different_files_stay_apart(folder):
+def test_storages_of_different_shards_are_not_tied(folder):
     """Storage keys count from 0 in each torch.save file: equal keys tie tensors within a shard, not across shards."""
     for name in (ONE, TWO, INDEX):
         (folder / name).unlink()
@@ -132,7 +132,7 @@ def test_a_dropped_name_needs_no_place_in_the_index(folder):
 
 # The file that is chosen in a folder.
 
-CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
+CHOSEN_FILES: dict[str, tuple[tuple[str, ...], str]] = {
     "one file of any name": (("weights.pt", "config.json"), "weights.pt"),
     "one variant": (("model.fp16.safetensors",), "model.fp16.safetensors"),
     "safetensors before bin": (("pytorch_model.bin", "model.safetensors"), "model.safetensors"),
@@ -162,10 +162,10 @@ CHOICES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CHOICES)
-def test_which_file_of_a_folder(case, tmp_path):
+@pytest.mark.parametrize("case", CHOSEN_FILES)
+def test_folder_is_read_as_transformers_loads_it(case, tmp_path):
     """Of the weights in a folder, statecli reads the file that transformers would load, and notes the rest."""
-    present, chosen = CHOICES[case]
+    present, chosen = CHOSEN_FILES[case]
     for name in present:
         if name.endswith("/"):
             (tmp_path / name).mkdir()
@@ -184,7 +184,7 @@ def test_which_file_of_a_folder(case, tmp_path):
         assert (name in beside) == passed_over, name
 
 
-def test_numbered_shards_without_an_index(folder):
+def test_numbered_shards_are_read_without_an_index(folder):
     """All shards of a complete numbered series are read, also of a variant, and the missing index is noted."""
     (folder / INDEX).unlink()
     assert names(folder) == ["model.a", "model.b"]
@@ -194,7 +194,7 @@ def test_numbered_shards_without_an_index(folder):
     assert names(folder) == ["model.a", "model.b"]
 
 
-def test_a_numbered_shard_that_is_missing(folder, partial_read_error):
+def test_missing_numbered_shard_is_a_row(folder, partial_read_error):
     """Without an index, the numbers show the missing shard, which gets a row; the other shard is shown."""
     (folder / INDEX).unlink()
     (folder / ONE).unlink()
@@ -204,7 +204,7 @@ def test_a_numbered_shard_that_is_missing(folder, partial_read_error):
     assert oddities(folder) == {"missing-shard": expected}
 
 
-def test_a_numbered_shard_that_cannot_be_read(folder, partial_read_error):
+def test_unreadable_numbered_shard_is_a_row(folder, partial_read_error):
     """The tensors of an unreadable shard are unknown without an index: one row stands for the shard."""
     (folder / INDEX).unlink()
     (folder / ONE).write_bytes(b"")
@@ -212,7 +212,7 @@ def test_a_numbered_shard_that_cannot_be_read(folder, partial_read_error):
     assert names(folder) == ["model.b", ONE]
 
 
-def test_many_numbered_shards_that_are_missing(folder, partial_read_error):
+def test_missing_numbered_shards_are_reported_in_one_line(folder, partial_read_error):
     """A series with 1 of 10,000 shards is reported in one line."""
     (folder / INDEX).unlink()
     (folder / ONE).rename(folder / "model-00001-of-10000.safetensors")
@@ -224,7 +224,7 @@ def test_many_numbered_shards_that_are_missing(folder, partial_read_error):
     assert partial_read_error(folder) == f"{expected}; copy or download the missing files"
 
 
-def test_two_series_without_an_index(folder, line):
+def test_two_series_without_an_index_are_refused(folder, line):
     """Two numberings in one folder are two checkpoints: the user must choose a file."""
     (folder / INDEX).unlink()
     shutil.copy(folder / ONE, folder / "model-00001-of-00003.safetensors")
@@ -237,7 +237,7 @@ def test_two_series_without_an_index(folder, line):
 
 # Folders without a checkpoint of their own.
 
-EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
+EMPTY_FOLDERS: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": (
         (),
         "is a folder without a checkpoint: it contains no *.safetensors, *.bin, *.pt, *.gguf or *.index.json file",
@@ -271,10 +271,10 @@ EMPTY: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", EMPTY)
-def test_folders_without_a_checkpoint(case, tmp_path, line):
+@pytest.mark.parametrize("case", EMPTY_FOLDERS)
+def test_folder_without_a_checkpoint_is_refused(case, tmp_path, line):
     """The error for a folder without weights of its own names the kind of the folder."""
-    present, expected = EMPTY[case]
+    present, expected = EMPTY_FOLDERS[case]
     for name in present:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -282,7 +282,7 @@ def test_folders_without_a_checkpoint(case, tmp_path, line):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="runs as root: may list every folder")
-def test_a_folder_that_may_not_be_listed(folder, line):
+def test_folder_without_permission_is_refused(folder, line):
     """Missing permission is reported in one line."""
     folder.chmod(0)
     try:
@@ -291,7 +291,7 @@ def test_a_folder_that_may_not_be_listed(folder, line):
         folder.chmod(0o700)
 
 
-def test_a_folder_that_vanishes(folder, monkeypatch):
+def test_removed_folder_is_reported_in_one_line(folder, monkeypatch):
     """A folder removed during the read is reported in one line."""
 
     def raise_missing(path: str) -> list[str]:
@@ -314,7 +314,7 @@ def test_entries_are_files_unless_they_lead_to_a_folder(tmp_path):
 # Invalid indexes.
 
 #: Names of shards that are refused in an index: case -> name.
-OUTSIDE = {
+OUTSIDE_NAMES = {
     "traversal": "../secret.safetensors",
     "deep traversal": "x/../../secret.safetensors",
     "subfolder": "x/secret.safetensors",
@@ -335,87 +335,93 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("case", OUTSIDE)
-def test_an_index_that_points_outside(case, folder, line):
+@pytest.mark.parametrize("case", OUTSIDE_NAMES)
+def test_shard_name_outside_the_folder_is_refused(case, folder, line):
     """A shard's name must be one path component; statecli refuses any other name before opening a shard."""
     save_file({"model.b": torch.zeros(1)}, folder.parent / "secret.safetensors")
     (folder / ONE).write_bytes(b"never read")
-    (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": OUTSIDE[case]}))
-    shown = repr(OUTSIDE[case])
+    (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": OUTSIDE_NAMES[case]}))
+    shown = repr(OUTSIDE_NAMES[case])
     assert line(folder) == f"{INDEX} points outside its folder: {shown} is not a plain file name"
     assert line(folder / INDEX) == f"the index points outside its folder: {shown} is not a plain file name"
 
 
-def wrong(text: str, expected: str) -> tuple[bytes, str]:
+def build_case(text: str, expected: str) -> tuple[bytes, str]:
     """Return an index's text and its error line, in which `{}` stands for the name of the index."""
     return text.encode("utf-8", "surrogatepass"), expected
 
 
-LIES: dict[str, tuple[bytes, str]] = {
-    "map is a list": wrong(encode_index([ONE, TWO]), "{} has no weight_map, or the weight_map is empty"),
-    "map is empty": wrong(encode_index({}), "{} has no weight_map, or the weight_map is empty"),
-    "no map": wrong('{"metadata":{}}', "{} has no weight_map, or the weight_map is empty"),
-    "map to a number": wrong(encode_index({"model.a": 1}), "{} maps model.a to 1, which is not a file name"),
-    "map to null": wrong(encode_index({"model.a": None}), "{} maps model.a to None, which is not a file name"),
-    "map to a list": wrong(encode_index({"model.a": [ONE]}), "{} maps model.a to a list, which is not a file name"),
-    "a key twice": wrong(
+INVALID_INDEXES: dict[str, tuple[bytes, str]] = {
+    "map is a list": build_case(encode_index([ONE, TWO]), "{} has no weight_map, or the weight_map is empty"),
+    "map is empty": build_case(encode_index({}), "{} has no weight_map, or the weight_map is empty"),
+    "no map": build_case('{"metadata":{}}', "{} has no weight_map, or the weight_map is empty"),
+    "map to a number": build_case(encode_index({"model.a": 1}), "{} maps model.a to 1, which is not a file name"),
+    "map to null": build_case(encode_index({"model.a": None}), "{} maps model.a to None, which is not a file name"),
+    "map to a list": build_case(
+        encode_index({"model.a": [ONE]}), "{} maps model.a to a list, which is not a file name"
+    ),
+    "a key twice": build_case(
         f'{{"weight_map":{{"model.a":"{ONE}","model.a":"{TWO}"}}}}',
         "{} has the key 'model.a' twice; programs may read either value",
     ),
-    "the map twice": wrong(
+    "the map twice": build_case(
         f'{{"weight_map":{{"x":"{ONE}"}},"weight_map":{{"model.a":"{ONE}"}}}}',
         "{} has the key 'weight_map' twice; programs may read either value",
     ),
-    "deep": wrong(
+    "deep": build_case(
         '{"metadata":' + "[" * 100_000, "{} has lists and objects that are nested too deeply for statecli to read"
     ),
-    "cut": wrong(
+    "cut": build_case(
         encode_index({"model.a": ONE})[:-1],
         "{} is not valid JSON: Expecting ',' delimiter: line 1 column 79 (char 78)",
     ),
-    "byte order mark": wrong(
+    "byte order mark": build_case(
         "\ufeff" + encode_index({"model.a": ONE}), "{} is not valid JSON: the text begins with a byte order mark"
     ),
     "no UTF-8": (b'{"weight_map":{"\xff":"m"}}', "{} is not valid UTF-8 near its byte 16"),
-    "half a surrogate pair": wrong(
+    "half a surrogate pair": build_case(
         encode_index({"model.\ud800": ONE}),
         "{} contains the escape \\ud800 alone; only a pair of such escapes (surrogates) is a character",
     ),
-    "NaN": wrong('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
-    "an endless number": wrong(
+    "NaN": build_case('{"metadata":{"total_size":NaN}}', "{} is not valid JSON: NaN is not a JSON value"),
+    "an endless number": build_case(
         '{"metadata":{"total_size":1e999}}',
         "{} is not valid JSON: 1e999 is too large for a float64, and JSON readers refuse such a number",
     ),
-    "missing shard": wrong(
+    "missing shard": build_case(
         encode_index({"model.b": "m-9.safetensors"}),
         "shard m-9.safetensors is missing: 0 of 1 exist, according to {}; copy or download the missing files",
     ),
-    "a tensor of a missing shard in another": wrong(
+    "a tensor of a missing shard in another": build_case(
         encode_index({"model.a": "m-9.safetensors", "model.b": TWO, "model.c": ONE}),
         f"model.a: the index assigns this tensor to m-9.safetensors, but the tensor is in {ONE}",
     ),
-    "itself": wrong(encode_index({"model.a": INDEX}), f"shard {INDEX} is itself an index, not a file with tensors"),
-    "directory": wrong(encode_index({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"),
-    "wrong shard": wrong(
+    "itself": build_case(
+        encode_index({"model.a": INDEX}), f"shard {INDEX} is itself an index, not a file with tensors"
+    ),
+    "directory": build_case(
+        encode_index({"model.a": "1_Pooling"}), "shard 1_Pooling is a directory, not a regular file"
+    ),
+    "wrong shard": build_case(
         encode_index({"model.a": TWO, "model.b": ONE}),
         f"model.a: the index assigns this tensor to {TWO}, but the tensor is in {ONE}",
     ),
-    "tensor in no shard": wrong(
+    "tensor in no shard": build_case(
         encode_index({"model.a": ONE, "model.c": TWO}),
         f"model.c: the index assigns this tensor to {TWO}, but no shard contains the tensor",
     ),
-    "a name with a line break": wrong(
+    "a name with a line break": build_case(
         encode_index({"x\ny": ONE}), f"x\\ny: the index assigns this tensor to {ONE}, but no shard contains the tensor"
     ),
 }
 
 
-@pytest.mark.parametrize("case", LIES)
-def test_an_index_that_lies(case, folder, line):
+@pytest.mark.parametrize("case", INVALID_INDEXES)
+def test_invalid_index_is_refused(case, folder, line):
     """An impossible index is one error line, which calls the index by its file name, or `the index` if the user gave
     its path.
     """
-    data, expected = LIES[case]
+    data, expected = INVALID_INDEXES[case]
     (folder / "1_Pooling").mkdir()
     (folder / INDEX).write_bytes(data)
     assert line(folder) == expected.replace("{}", INDEX)
@@ -423,7 +429,7 @@ def test_an_index_that_lies(case, folder, line):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "not JSON", "<html></html>"])
-def test_an_index_that_is_none(text, folder, line):
+def test_file_that_is_not_an_index_is_named(text, folder, line):
     """The error for an empty file, a list, a text or a web page named as an index names the kind of the file."""
     (folder / INDEX).write_text(text)
     of_folder, of_index = line(folder), line(folder / INDEX)
@@ -437,14 +443,14 @@ def test_an_index_that_is_none(text, folder, line):
     assert of_index.startswith(expected.get(text[:3], "is an HTML page"))
 
 
-def test_an_index_too_long(folder, line):
+def test_index_over_the_size_limit_is_refused(folder, line):
     """An index longer than the limit is not parsed."""
     with (folder / INDEX).open("r+") as file:
         file.truncate(sharded.MAX_INDEX + 1)
     assert line(folder) == f"{INDEX} has 33554433 bytes, more than statecli's limit of 33554432 for an index"
 
 
-def test_an_index_that_is_a_pipe(folder, line):
+def test_pipe_in_place_of_the_index_is_refused(folder, line):
     """A named pipe in place of the index is refused and does not block the reader."""
     (folder / INDEX).unlink()
     os.mkfifo(folder / INDEX)
@@ -456,7 +462,7 @@ def test_an_index_that_is_a_pipe(folder, line):
 
 
 @pytest.mark.parametrize("target", ["", INDEX], ids=["folder", "index"])
-def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_read_error, statecli):
+def test_missing_shard_spoils_only_its_tensors(target, folder, partial_read_error, statecli):
     """Other shards are shown; each tensor of the missing shard is a row without dtype and shape; diff, lock and audit
     exit with status 2.
     """
@@ -484,7 +490,7 @@ def test_a_shard_that_is_missing_costs_its_own_tensors(target, folder, partial_r
     ]
 
 
-def test_no_shard_that_can_be_read(folder, line):
+def test_folder_without_a_readable_shard_is_refused(folder, line):
     """The error line describes the problem of the first shard."""
     (folder / ONE).unlink()
     os.mkfifo(folder / ONE)
@@ -493,14 +499,14 @@ def test_no_shard_that_can_be_read(folder, line):
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"
-MOVING = "which points to a different file in each process; replace the link with the file"
-LOST = "the link leads to ../../blobs/gone, which is missing in the cache; download the repository again"
+PROCESS_LINK_ERROR = "which points to a different file in each process; replace the link with the file"
+MISSING_BLOB_ERROR = "the link leads to ../../blobs/gone, which is missing in the cache; download the repository again"
 #: What stands in place of a shard -> a function that writes the path, and the end of the error line.
-SPOILT = {
+OTHER_SHARDS = {
     "pipe": (os.mkfifo, "is a named pipe, not a regular file"),
     "link to an endless device": (
         lambda path: path.symlink_to("/dev/zero"),
-        f"is reached by a link through /dev, {MOVING}",
+        f"is reached by a link through /dev, {PROCESS_LINK_ERROR}",
     ),
     "link to a text elsewhere": (lambda path: path.symlink_to("../secret"), "is not a checkpoint (text file)"),
     "text": (lambda path: path.write_text("Entry not found"), "is not a checkpoint (text file)"),
@@ -509,7 +515,10 @@ SPOILT = {
         "is a git-lfs pointer (for a file of 4,976,698,672 bytes): run: git lfs pull",
     ),
     "nothing": (Path.touch, "is an empty file"),
-    "link that leads nowhere": (lambda path: path.symlink_to("../../blobs/gone"), f"cannot be opened: {LOST}"),
+    "link that leads nowhere": (
+        lambda path: path.symlink_to("../../blobs/gone"),
+        f"cannot be opened: {MISSING_BLOB_ERROR}",
+    ),
     "link to itself": (
         lambda path: path.symlink_to(path.name),
         "cannot be opened: too many levels of symbolic links",
@@ -518,10 +527,10 @@ SPOILT = {
 }
 
 
-@pytest.mark.parametrize("case", SPOILT)
-def test_a_shard_that_is_something_else_is_named_once(case, folder, partial_read_error, inspect):
+@pytest.mark.parametrize("case", OTHER_SHARDS)
+def test_file_of_another_kind_as_a_shard_is_named_once(case, folder, partial_read_error, inspect):
     """The line has the shard's path and no other path, quotes no text of the shard, and has the command that helps."""
-    write, what = SPOILT[case]
+    write, what = OTHER_SHARDS[case]
     (folder.parent / "secret").write_text("root:x:0:0")
     (folder / TWO).unlink()
     write(folder / TWO)
@@ -530,14 +539,14 @@ def test_a_shard_that_is_something_else_is_named_once(case, folder, partial_read
     assert inspect(folder / INDEX)[2] == f"{message}\n"
 
 
-def test_a_shard_that_is_truncated(folder, partial_read_error):
+def test_truncated_shard_is_named(folder, partial_read_error):
     """A shard cut short is named by its path."""
     os.truncate(folder / ONE, 70)
     message = partial_read_error(folder, "model.b")
     assert message.startswith(f"statecli: {folder / ONE}: model.a: its shard is truncated: its header claims ")
 
 
-def test_a_weight_file_that_leads_to_its_folder(tmp_path, line):
+def test_weight_file_linked_to_its_folder_is_refused(tmp_path, line):
     """A folder whose only weight file is a link to the folder holds no checkpoint."""
     (tmp_path / "model.safetensors").symlink_to(".")
     said = (
@@ -558,13 +567,13 @@ def test_links_are_followed(folder, tmp_path):
     assert names(snapshot) == names(snapshot / INDEX) == ["model.a", "model.b"]
 
 
-def test_the_same_tensor_in_two_shards(folder, line):
+def test_tensor_in_two_shards_is_refused(folder, line):
     """A tensor in two shards is refused, because readers load different copies; the error names both shards."""
     save_file({"model.a": torch.zeros(2), "model.b": torch.zeros(2)}, folder / TWO)
     assert line(folder) == f"model.a: is in two shards, {ONE} and {TWO}; each tensor must be in one"
 
 
-def test_a_tensor_called_as_its_folder(folder, line):
+def test_path_precedes_a_tensor_named_like_the_folder(folder, line):
     """The path stands before a message, also if the message begins with a tensor whose name begins with the folder's
     name.
     """
@@ -574,14 +583,14 @@ def test_a_tensor_called_as_its_folder(folder, line):
     assert line(target) == f"plain.a: the index assigns this tensor to {ONE}, but no shard contains the tensor"
 
 
-def test_a_path_that_begins_as_a_message(folder, line, monkeypatch):
+def test_path_precedes_a_message_with_the_same_start(folder, line, monkeypatch):
     """The path stands before the message, also if the message begins with the same letters."""
     monkeypatch.chdir(folder)
     Path("a").write_bytes(b"\x40" + bytes(7) + b'{"a":{}}' + b" " * 56)
     assert line("a") == "a: its header entry has no dtype"
 
 
-def test_twenty_thousand_shards_that_are_not_there(folder, line):
+def test_many_missing_shards_are_refused_quickly(folder, line):
     """An index that names 20,000 missing shards is refused at once, with one short line."""
     (folder / INDEX).write_text(encode_index({f"l.{n}": f"m-{n}.safetensors" for n in range(20_000)}))
     before = time.process_time()
@@ -596,7 +605,7 @@ def test_twenty_thousand_shards_that_are_not_there(folder, line):
 # Oddities of readable folders.
 
 
-def test_a_tensor_that_the_index_does_not_name(folder):
+def test_tensor_missing_in_the_index_is_listed_and_noted(folder):
     """A shard's tensor that the index omits is listed and noted: not all loaders load such a tensor."""
     save_file({"model.b": torch.zeros(4), "model.extra": torch.zeros(1)}, folder / TWO)
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}))
@@ -605,7 +614,7 @@ def test_a_tensor_that_the_index_does_not_name(folder):
 
 
 @pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
-def test_a_total_that_differs(claimed, said, folder, inspect):
+def test_wrong_total_size_is_noted(claimed, said, folder, inspect):
     """A wrong total_size is noted with the difference, and is not an error."""
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}, total_size=claimed))
     expected = f"the index records a total of {claimed} bytes, {said} than the tensors take (32)"
@@ -626,13 +635,13 @@ def test_a_total_counts_each_storage_once(tmp_path):
 
 
 @pytest.mark.parametrize("total", ["32", None, [], True])
-def test_a_total_that_is_no_number(total, folder):
+def test_total_size_that_is_not_a_number_is_ignored(total, folder):
     """A total_size that is not a number is ignored."""
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}, total_size=total))
     assert names(folder) == ["model.a", "model.b"]
 
 
-def test_a_shard_that_the_index_does_not_name(folder):
+def test_weight_file_missing_in_the_index_is_noted(folder):
     """A weight file that is next to the shards, but not in the index, is noted."""
     save_file({"z": torch.zeros(1)}, folder / "model-9.safetensors")
     assert oddities(folder) == {
@@ -648,7 +657,7 @@ def test_many_other_weights_are_one_note(folder):
     assert message.endswith("x000.bin, x001.bin, x002.bin, x003.bin, and 996 more")
 
 
-def test_shards_of_two_formats(folder):
+def test_shards_of_two_formats_are_read(folder):
     """An index over a safetensors and a torch.save shard is read, both formats named."""
     torch.save({"model.b": torch.ones(4)}, folder / "b.bin")
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": "b.bin"}, total_size=40))
@@ -657,7 +666,7 @@ def test_shards_of_two_formats(folder):
     assert [tensor.fqn for tensor in state.tensors] == ["model.a", "model.b"]
 
 
-def test_what_is_odd_in_a_shard_is_said_of_it(folder):
+def test_oddity_of_a_shard_names_the_shard(folder):
     """A shard's own oddity names the shard."""
     header = json.dumps({"model.b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
     header += b" " * (len(header) % 8 == 0)
@@ -676,7 +685,7 @@ def test_an_index_with_the_files_of_deepspeed_is_refused(folder, line):
     )
 
 
-def test_an_index_under_another_name(folder):
+def test_index_under_another_name_is_read(folder):
     """A JSON file with a weight_map is an index under any name."""
     (folder / INDEX).rename(folder / "map.json")
     assert names(folder / "map.json") == ["model.a", "model.b"]
@@ -693,7 +702,7 @@ def test_an_index_under_another_name(folder):
         max_leaves=8,
     )
 )
-def test_any_index(folder, document):
+def test_random_index_is_read_or_refused_in_one_line(folder, document):
     """Any JSON document in place of an index is read or raises UnreadableError with one line."""
     (folder / INDEX).write_text(json.dumps({"weight_map": document} if isinstance(document, dict) else document))
     try:
@@ -720,7 +729,7 @@ def model():
     return transformers.BertForMaskedLM(config)
 
 
-def test_save_pretrained_in_shards(model, tmp_path):
+def test_shards_of_save_pretrained_equal_safe_open(model, tmp_path):
     """statecli and safe_open find the same tensors in the shards of save_pretrained, and nothing is odd."""
     model.save_pretrained(tmp_path, max_shard_size="4KB")
     shards = sorted(tmp_path.glob("model-*.safetensors"))
@@ -759,7 +768,7 @@ def test_the_weights_that_the_config_names_are_read(model, tmp_path, weights, in
     "name", [".hidden/w.safetensors", "../w.safetensors", "missing.safetensors", "/tmp/w.safetensors"]
 )
 @pytest.mark.parametrize("weights", ["model.safetensors", None])
-def test_weights_that_the_config_names_elsewhere_are_not_passed(statecli, model, tmp_path, name, weights):
+def test_config_with_an_outside_weight_file_exits_with_2(statecli, model, tmp_path, name, weights):
     """transformers loads the file that the config names, so the weights of the folder prove nothing."""
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -785,7 +794,7 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     ]
 
 
-def test_bin_shards(model, tmp_path):
+def test_bin_shards_equal_torch_load(model, tmp_path):
     """pytorch_model.bin shards and their index (written by transformers 4) have the tensors that torch.load returns."""
     state_dict, files = model.state_dict(), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     halves = [dict(list(state_dict.items())[n::2]) for n in (0, 1)]
@@ -804,7 +813,7 @@ def test_bin_shards(model, tmp_path):
     }
 
 
-def test_many_shards_at_once(tmp_path):
+def test_many_shards_are_read_quickly(tmp_path):
     """36,864 tensors in 128 sparse shards (300 GB if the shards were full) are read within 1.5 seconds."""
     weight_map = {}
     for n in range(128):

@@ -17,7 +17,7 @@ def read(path, thing, **options):
     return formats.read(str(path))
 
 
-def test_metadata_is_torchs(tmp_path):
+def test_metadata_equals_that_of_torch(tmp_path):
     """The `_metadata` of `state_dict()` (a record for each module) is read unchanged from either container."""
     net = nn.Sequential(nn.BatchNorm1d(2), nn.utils.spectral_norm(nn.Linear(2, 2)), nn.MultiheadAttention(2, 1))
     state = net.state_dict()
@@ -29,24 +29,24 @@ def test_metadata_is_torchs(tmp_path):
         assert actual.metadata["1"]["spectral_norm"] == {"weight.version": 1}
 
 
-def test_a_plain_dict_has_none(tmp_path):
+def test_plain_dict_has_no_metadata(tmp_path):
     """A missing `_metadata` is not an empty `_metadata`: modules check whether their version is recorded."""
     assert read(tmp_path / "a.pt", {"w": torch.ones(1)}).state_dicts == (StateDict("model", keys=()),)
 
 
-def test_keys_without_a_tensor(tmp_path):
+def test_keys_of_other_values_are_listed(tmp_path):
     """Keys of numbers and of containers with tensors inside are listed in the order of the file."""
     state = {"a": 3, "w": torch.ones(1), "b": {"c": torch.ones(1)}, "d": None}
     (actual,) = read(tmp_path / "a.pt", state).state_dicts
     assert (actual.others, actual.holders) == (("a", "b", "d"), ("b",))
 
 
-def test_a_whole_module_has_what_its_class_says(tmp_path):
+def test_pickled_module_has_no_keys_or_metadata(tmp_path):
     """The pickle of a module has neither versions nor extra states."""
     assert read(tmp_path / "a.pt", nn.Linear(1, 1)).state_dicts == (StateDict("model", is_module=True, keys=()),)
 
 
-def test_metadata_of_a_strange_kind_is_told(tmp_path):
+def test_metadata_of_another_type_is_reported(tmp_path):
     """Metadata that is not a number, a text or a dict of them is left out and reported as an oddity."""
     state = OrderedDict(w=torch.ones(1))
     state._metadata = {"": {"version": 1, "shape": torch.Size([1])}, "a": 3}

@@ -28,17 +28,17 @@ DICT = stack_global("builtins", "dict")
 PARTIAL = stack_global("functools", "partial")
 
 
-def sharing(shared, user, count):
+def build_sharing(shared, user, count):
     """Return a pickle of a list of `count` values; `user` makes each value from the object that `shared` makes."""
     return four(shared + SHARED + b"0](" + user * count + b"e")
 
 
-def sequence(count, value=b"K\1"):
+def encode_list(count, value=b"K\1"):
     """Return the opcodes of a list."""
     return b"](" + value * count + b"e"
 
 
-def settings(count):
+def encode_dict(count):
     """Return the opcodes of a dict."""
     return b"}(" + b"".join(short(f"k{n}") + b"K\1" for n in range(count)) + b"u"
 
@@ -62,13 +62,13 @@ def doubled_dtypes(levels):
     return four(body + get(levels))
 
 
-def put_off(count, size):
+def build_partials(count, size):
     """Return partials that share a list."""
     state = b"(" + DICT + GET + b"\x85}Nt"
-    return sharing(sequence(size), PARTIAL + DICT + b"\x85R" + state + b"b", count)
+    return build_sharing(encode_list(size), PARTIAL + DICT + b"\x85R" + state + b"b", count)
 
 
-def names_of_operators(count):
+def build_operator_names(count):
     """Return TorchScript that names many operators of other libraries, each in a function of its own."""
     return b"".join(b"def f%d(x):\n  return ops.a%d.b(x)\n" % (n, n) for n in range(count))
 
@@ -99,15 +99,15 @@ def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
 LINEAR = {
     "dtypes that double 22 times": (build(records(doubled_dtypes(22))), Budget.FLOW, 1_000),
     "dtypes that double 60 times": (build(records(doubled_dtypes(60))), Budget.FLOW, 2_500),
-    "2,000 partials that share a list of 40,000": (build(records(put_off(2000, 40_000))), Budget.FLOW, 165_000),
-    "4,000 names of operators": (code(names_of_operators(4000)), Budget.TEXT, 33_000),
+    "2,000 partials that share a list of 40,000": (build(records(build_partials(2000, 40_000))), Budget.FLOW, 165_000),
+    "4,000 names of operators": (code(build_operator_names(4000)), Budget.TEXT, 33_000),
     "strings without an end": (code(b"\\'''\n" * 20_000), Budget.TEXT, 175_000),
     "quotes behind backslashes": (code(b'\\"' * 20_000), Budget.TEXT, 47_000),
     "comments between names": (code(b"torch #type:" * 20_000), Budget.TEXT, 41_000),
     "empty lines": (code(b"\n" * 100_000 + b"ops.a.b"), Budget.TEXT, 17_000),
     "a long chain of autograd": (code(b"torch" + b".autograd" * 20_000), Budget.TEXT, 31_000),
     "a state that 3,000 objects share": (
-        build(records(sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000))),
+        build(records(build_sharing(encode_dict(3000), EMPTY_OBJECT + GET + b"b", 3000))),
         Budget.FLOW,
         45_000,
     ),
@@ -135,20 +135,20 @@ _DEEP = frozenset(["a long chain of autograd"])
 
 # Objects that many others share, and that are checked again for each. An honest pickler never writes these files.
 SHARED_BY_MANY = {
-    "arguments": sharing(b"(" + b"N" * 3000 + b"t", stack_global("uuid", "UUID") + GET + b"R", 3000),
-    "a list among arguments": sharing(sequence(3000), stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
-    "a list in a state": sharing(sequence(3000), EMPTY_OBJECT + b"}" + short("a") + GET + b"sb", 3000),
-    "keyword arguments": sharing(settings(1200), stack_global("uuid", "UUID") + b")" + GET + b"\x92", 1200),
-    "parts of jagged tensors": sharing(
-        settings(3000), stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt") + GET + b"\x85R", 3000
+    "arguments": build_sharing(b"(" + b"N" * 3000 + b"t", stack_global("uuid", "UUID") + GET + b"R", 3000),
+    "a list among arguments": build_sharing(encode_list(3000), stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
+    "a list in a state": build_sharing(encode_list(3000), EMPTY_OBJECT + b"}" + short("a") + GET + b"sb", 3000),
+    "keyword arguments": build_sharing(encode_dict(1200), stack_global("uuid", "UUID") + b")" + GET + b"\x92", 1200),
+    "parts of jagged tensors": build_sharing(
+        encode_dict(3000), stack_global("torch.nested._internal.nested_tensor", "_rebuild_njt") + GET + b"\x85R", 3000
     ),
-    "modules in modules": sharing(
-        settings(3000),
+    "modules in modules": build_sharing(
+        encode_dict(3000),
         stack_global("torch.nn.modules.linear", "Linear") + b")\x81}(" + short("_modules") + GET + b"ub",
         3000,
     ),
-    "the characters of a name": sharing(global_name("a" * 30_000, "b"), GET + b")R", 6000),
-    "arguments of partials": put_off(3000, 3000).replace(b"K\1" * 3000, EMPTY_OBJECT * 3000),
+    "the characters of a name": build_sharing(global_name("a" * 30_000, "b"), GET + b")R", 6000),
+    "arguments of partials": build_partials(3000, 3000).replace(b"K\1" * 3000, EMPTY_OBJECT * 3000),
 }
 
 
@@ -157,14 +157,14 @@ FOLLOWED_ONCE = ("a list among arguments", "keyword arguments")
 
 
 @pytest.mark.parametrize("name", FOLLOWED_ONCE)
-def test_what_many_calls_are_given_is_followed_once(name, tmp_path):
+def test_shared_arguments_are_followed_once(name, tmp_path):
     """Arguments that many calls share are followed once, however many calls there are."""
     steps, _ = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
     assert steps[Budget.FLOW] < 40_000
 
 
 @pytest.mark.parametrize("count", [1_000_000, 4_000_000])
-def test_cheap_opcodes_buy_few_steps(count):
+def test_short_opcodes_add_fewer_steps_than_long_opcodes(count):
     """An opcode of one byte adds 1.25 values to the limit, and an opcode of a long string adds 4."""
     steps = Steps()
     steps.take(Budget.BYTES, count)
@@ -175,7 +175,7 @@ def test_cheap_opcodes_buy_few_steps(count):
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED_BY_MANY if name not in FOLLOWED_ONCE])
-def test_what_many_objects_share_ends_at_the_budget(name, tmp_path, monkeypatch):
+def test_shared_objects_stop_the_scan_at_the_budget(name, tmp_path, monkeypatch):
     """The finding names the budget; the scan takes no more steps than the budget and one more container."""
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     steps, actual = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
@@ -194,32 +194,32 @@ def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
     assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
 
 
-def grown_later(user, count):
+def build_growing_list(user, count):
     """Return a list of `count` values, made by `user` from a list (memo 0) that gets its elements afterwards."""
     return four(b"]" + SHARED + b"](" + user * count + b"e" + GET + b"(" + b"K\1" * count + b"e\x86")
 
 
-READ_AGAIN = {name: SHARED_BY_MANY[name] for name in ("arguments", "a list among arguments")} | {
-    "a state": sharing(settings(3000), EMPTY_OBJECT + GET + b"b", 3000),
-    "a list that grows": grown_later(stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
-    "a list in a deque": sharing(
-        stack_global("collections", "deque") + sequence(3000) + b"\x85R",
+READ_PER_OBJECT = {name: SHARED_BY_MANY[name] for name in ("arguments", "a list among arguments")} | {
+    "a state": build_sharing(encode_dict(3000), EMPTY_OBJECT + GET + b"b", 3000),
+    "a list that grows": build_growing_list(stack_global("uuid", "UUID") + GET + b"\x85R", 3000),
+    "a list in a deque": build_sharing(
+        stack_global("collections", "deque") + encode_list(3000) + b"\x85R",
         stack_global("builtins", "list") + GET + b"\x85R",
         3000,
     ),
 }
 
 
-@pytest.mark.parametrize("name", READ_AGAIN)
-def test_what_many_objects_share_is_not_read_for_each(name, tmp_path):
+@pytest.mark.parametrize("name", READ_PER_OBJECT)
+def test_file_that_shares_objects_too_often_is_refused(name, tmp_path):
     """The reader refuses the file instead of reading the same values again for each object."""
-    (tmp_path / "a.pt").write_bytes(build(records(READ_AGAIN[name])))
+    (tmp_path / "a.pt").write_bytes(build(records(READ_PER_OBJECT[name])))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unscanned-pickle",))).targets
     assert target.status is Status.FAILED
     assert "the pickle refers to the same objects so often that they stand for" in str(target.reason)
 
 
-def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
+def test_name_built_by_calls_has_a_length_limit(tmp_path):
     """`getattr(getattr(a.b, "x"), "x")` is read as a.b.x.x; names end after about a thousand characters."""
     step = put(2) + b"0" + get(1) + get(2) + short("x") + b"\x86R"
     body = stack_global("builtins", "getattr") + put(1) + b"0" + stack_global("a", "b") + step * 4000
@@ -227,7 +227,7 @@ def test_a_name_that_calls_spell_does_not_grow_without_end(tmp_path):
     assert max(len(name.qualified) for name in actual[0].names) <= 1010
 
 
-def test_settings_that_nest_without_end_are_cut(tmp_path):
+def test_nested_settings_have_a_depth_limit(tmp_path):
     """Of 20,000 nested dicts, no more than 10,000 are read; an oddity reports the limit."""
     (tmp_path / "a.pt").write_bytes(build(records(four(b"}" + b"K\1}" * 20_000 + b"s" * 20_000))))
     state = statecli.formats.read(str(tmp_path / "a.pt"))
@@ -251,7 +251,7 @@ def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("budget", Budget, ids=lambda budget: budget.name.lower())
-def test_each_budget_is_named_where_it_is_exceeded(budget):
+def test_error_names_the_exceeded_budget(budget):
     """The error describes the exceeded budget with a noun and its limit."""
     steps = Steps()
     steps.take(budget, budget.limit)
@@ -261,7 +261,7 @@ def test_each_budget_is_named_where_it_is_exceeded(budget):
         steps.take(budget)
 
 
-def test_opcodes_are_counted_one_by_one(tmp_path):
+def test_opcodes_of_small_pickles_are_all_counted(tmp_path):
     """The opcodes of many small pickles are all counted. The same pickle in two records is read once."""
     small = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
     steps, _ = count_steps(tmp_path, build([*records(four(b"N")), *small]))
@@ -276,7 +276,7 @@ def test_compressed_storages_are_not_inflated_to_be_scanned(tmp_path):
     assert not [pickle.unread for pickle in findings if pickle.unread]
 
 
-LIMITED = """
+LIMITED_SCAN = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
@@ -303,7 +303,7 @@ def test_all_hostile_files_are_scanned_in_seconds(tmp_path):
     paths += [tmp_path / f"{name}.pkl" for name in LONG_WORDS]
     for path, data in zip(paths, (*files, *LONG_WORDS.values()), strict=True):
         path.write_bytes(data)
-    subprocess.run([sys.executable, "-c", LIMITED, *map(str, paths)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", LIMITED_SCAN, *map(str, paths)], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("word", [b"N0cos", b"(" + b"a" * 70_000 + b"ios", b"N0c" + b"o" * 70_000])

@@ -58,7 +58,7 @@ EXPECTED = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
 
 
 @pytest.mark.parametrize("folder", ["data", "DATA"])
-def test_a_key_of_a_dict(tmp_path, statecli, folder):
+def test_short_record_of_a_dict_key_is_found(tmp_path, statecli, folder):
     """torch.jit.load creates a tensor of all claimed elements from any record, in a folder of either case."""
     path = tmp_path / "a.pt"
     torch.jit.save(torch.jit.script(Keyed()), path)
@@ -74,7 +74,7 @@ def test_a_key_of_a_dict(tmp_path, statecli, folder):
     assert (audit.code, "unsafe-data" in audit.out) == (1, True)
 
 
-def test_a_constant_of_the_lite_interpreter(tmp_path):
+def test_short_record_of_a_lite_constant_is_found(tmp_path):
     """Records of the lite interpreter are in `constants`, or their names end with `.storage`."""
     path = tmp_path / "a.ptl"
     torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
@@ -85,7 +85,7 @@ def test_a_constant_of_the_lite_interpreter(tmp_path):
     assert any(EXPECTED in hazard for hazard in find_hazards(path))
 
 
-def test_an_object_of_an_exported_program(script, exported, tmp_path):
+def test_short_record_of_an_exported_object_is_found(script, exported, tmp_path):
     """torch.export.load reads the constant `custom_obj_0` with the reader in C++, even if the constant is a tensor."""
     for change, expected in ((dict, False), (shorten, True)):
         inner = io.BytesIO()
@@ -95,7 +95,7 @@ def test_an_object_of_an_exported_program(script, exported, tmp_path):
         assert any(EXPECTED in hazard for hazard in find_hazards(tmp_path / "a.pt2")) == expected
 
 
-def test_equal_pickles_with_other_records(tmp_path):
+def test_equal_pickle_with_a_short_record_is_checked_again(tmp_path):
     """A pickle that is harmless in one archive is checked again in an archive with a shorter record."""
     path = tmp_path / "a.pt2"
     torch.save(torch.arange(CLAIMED), tmp_path / "inner")
@@ -136,7 +136,7 @@ def change_constant(exported: dict[str, bytes], record: str, content: bytes, **c
     return {**exported, CONFIG: json.dumps(document).encode(), f"data/constants/{record}": content}
 
 
-def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
+def test_empty_record_outside_the_example_inputs_is_found(script, tmp_path):
     """A storage key may look like an example input: torch makes a storage at address 0 from an empty record."""
     key = b"traced_inputs/0"
     data = script["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
@@ -146,7 +146,7 @@ def test_an_empty_record_is_one_of_example_inputs_alone(script, tmp_path):
 
 
 @pytest.mark.parametrize("name", [b"torch\nper_channel_affine_float_qparams", b"__torch__\nLongStorage"])
-def test_a_storage_of_another_class(script, tmp_path, name):
+def test_storage_of_another_class_is_found(script, tmp_path, name):
     """torch's reader in C++ takes the number of a quantization scheme, or of a class, for a dtype."""
     data = script["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
     assert data != script["data.pkl"]
@@ -154,21 +154,21 @@ def test_a_storage_of_another_class(script, tmp_path, name):
     assert any("not a storage class of torch" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
-def test_a_name_after_which_names_are_confused(script, tmp_path):
+def test_rebuild_from_type_in_torchscript_is_found(script, tmp_path):
     """torch.save writes `_rebuild_from_type_v2` for subclasses of tensors; torch.jit.save never does."""
     data = script["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any("_rebuild_from_type_v2" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
-def test_a_call_of_a_quantization_scheme(script, tmp_path):
+def test_call_of_a_quantization_scheme_is_found(script, tmp_path):
     """A quantization scheme is a number in torch's reader in C++, so a call of the scheme calls another name."""
     data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
     write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any(mention.misuse for finding in scan_pickles(str(tmp_path / "a.pt")) for mention in finding.names)
 
 
-def test_a_tensor_that_is_declared_as_an_object(exported, tmp_path, statecli):
+def test_tensor_declared_as_an_object_is_found(exported, tmp_path, statecli):
     """The sizes of the tensor are not in a tensor_meta, so torch does not compare them with the graph."""
     content, path = io.BytesIO(), str(tmp_path / "a.pt2")
     torch.save(torch.ones(3), content)
@@ -179,7 +179,7 @@ def test_a_tensor_that_is_declared_as_an_object(exported, tmp_path, statecli):
 
 
 @pytest.mark.parametrize(("size", "code"), [(CLAIMED, 0), (2**40, 1)])
-def test_zeros_that_fill_the_memory(size, code, exported, tmp_path, statecli):
+def test_huge_zeros_of_an_empty_record_are_found(size, code, exported, tmp_path, statecli):
     """torch.export.load creates zeros of any claimed size for a tensor whose record is empty."""
     meta = {
         "dtype": 5,
@@ -218,7 +218,7 @@ def model(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("module", ["torch.cuda", "torch.storage"])
-def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_path, statecli):
+def test_archive_class_named_like_a_storage_is_found(module, model, tmp_path, statecli):
     """torch.jit.load takes the number of the class for a dtype with up to 16 bytes an element."""
     old, new = b"ctorch\nByteStorage\n", f"c{module}\nByteStorage\n".encode()
     assert old in model["data.pkl"]
@@ -232,7 +232,7 @@ def test_a_class_of_the_archive_with_the_name_of_a_storage(module, model, tmp_pa
 
 
 @pytest.mark.parametrize("opcodes", [b")\x81", b""], ids=["newobj", "class"])
-def test_a_state_for_a_class_that_is_a_number_in_cpp(opcodes, tmp_path):
+def test_state_for_a_storage_class_is_read_as_a_call(opcodes, tmp_path):
     """BUILD calls the import with the number of the class, and this import may be any function."""
     state = b"\x80\x02ctorch\nFloatStorage\n" + opcodes + b"(K\x00K\x01t" + b"b."
     write_archive({"data.pkl": state, "constants.pkl": b"\x80\x02).", "code/__torch__.py": b""}, str(tmp_path / "a.pt"))
@@ -241,7 +241,7 @@ def test_a_state_for_a_class_that_is_a_number_in_cpp(opcodes, tmp_path):
 
 
 @pytest.mark.parametrize("number", [-1, 10**9, "count"])
-def test_a_location_outside_of_the_table_of_texts(number, model, tmp_path):
+def test_location_outside_the_text_table_is_found(number, model, tmp_path):
     """torch reads memory outside the table for the message of a failed assertion."""
     (record,) = [name for name in model if name.endswith(".debug_pkl")]
     form, texts, locations = pickle.loads(model[record])

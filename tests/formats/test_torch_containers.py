@@ -52,11 +52,11 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """Return a function that reads bytes with a container reader; the reader of the graph is replaced."""
 
-    def stand_in(pickle, storages, *, target, format, traits, oddities, requested_section, reads_all_storages=False):
+    def record_contents(pickle, storages, *, target, format, traits, oddities, requested_section, reads_all_storages=False):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
-    monkeypatch.setattr(torch_zip, "build_state", stand_in)
-    monkeypatch.setattr(torch_legacy, "build_state", stand_in)
+    monkeypatch.setattr(torch_zip, "build_state", record_contents)
+    monkeypatch.setattr(torch_legacy, "build_state", record_contents)
 
     def read(data: bytes, reader=torch_zip) -> Contents:
         path = tmp_path / "file"
@@ -86,7 +86,7 @@ def test_a_source_reads_by_position(tmp_path):
 
 
 @pytest.mark.parametrize("span", [0, 1, 10, 10_000])
-def test_a_window_reads_what_its_source_reads(tmp_path, span):
+def test_window_returns_the_bytes_of_its_source(tmp_path, span):
     """A window with any span returns the bytes of its source: forwards, backwards and at the end."""
     data = bytes(n * 7 % 256 for n in range(1000))
     (tmp_path / "x").write_bytes(data)
@@ -112,7 +112,7 @@ def test_reading_past_the_end_is_malformed(tmp_path, offset, length):
         source.read(offset, length)
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
+def test_file_that_shrinks_during_the_read_is_malformed(tmp_path):
     """The size is recorded when the file is opened; bytes that are missing later are an error, not filled in."""
     (tmp_path / "x").write_bytes(bytes(100))
     with Source(str(tmp_path / "x")) as source:
@@ -129,14 +129,14 @@ def test_a_file_that_shrinks_while_it_is_read_is_malformed(tmp_path):
         (lambda path: path.symlink_to("/dev/zero"), "is reached by a link through /dev"),
     ],
 )
-def test_what_is_no_file_to_read_is_said(tmp_path, make, line):
+def test_path_that_is_not_a_readable_file_is_refused(tmp_path, make, line):
     """Each path is refused when the source opens it."""
     make(tmp_path / "x")
     with pytest.raises(UnreadableError, match=re.escape(line)):
         Source(str(tmp_path / "x"))
 
 
-def test_a_name_with_nul_is_said():
+def test_name_with_nul_is_refused():
     """The operating system refuses the name before a file system is asked."""
     with pytest.raises(UnreadableError, match="NUL"):
         Source("a\0b")
@@ -145,7 +145,7 @@ def test_a_name_with_nul_is_said():
 # The zip.
 
 
-def test_the_good_archive(contents):
+def test_valid_archive_is_read(contents):
     """A valid archive has a graph, a storage with its place and checksum, and no oddity."""
     data = build(records())
     result = contents(data)
@@ -157,7 +157,7 @@ def test_the_good_archive(contents):
 
 
 #: Archives that torch reads like the good archive: older torch wrote fewer records, libtorch writes data.pkl last.
-ORDINARY = {
+ORDINARY_ARCHIVES = {
     **{
         f"without {name}": build(without(name))
         for name in (".format_version", ".storage_alignment", "byteorder", ".data/serialization_id")
@@ -168,7 +168,7 @@ ORDINARY = {
 }
 
 
-@pytest.mark.parametrize("data", ORDINARY.values(), ids=ORDINARY)
+@pytest.mark.parametrize("data", ORDINARY_ARCHIVES.values(), ids=ORDINARY_ARCHIVES)
 def test_ordinary_archives_are_read_without_an_oddity(contents, data):
     """Missing records are normal, and little-endian is the default."""
     result = contents(data)
@@ -176,24 +176,24 @@ def test_ordinary_archives_are_read_without_an_oddity(contents, data):
     assert not result.storages["0"].big_endian
 
 
-def test_big_endian(contents):
+def test_byteorder_record_applies_to_storages(contents):
     """The byteorder record applies to every storage."""
     assert contents(build(change_record("byteorder", data=b"big"))).storages["0"].big_endian
 
 
-def test_a_checksum_of_zero_is_none_recorded(contents):
+def test_checksum_of_zero_means_not_recorded(contents):
     """A checksum of 0 means not recorded, except for an empty storage, whose checksum is 0."""
     result = contents(build([*change_record("data/0", crc=0), Member("archive/data/1", b"")]))
     assert (result.storages["0"].crc32, result.storages["1"].crc32) == (None, 0)
 
 
-def test_an_archive_without_checksums_is_read_and_odd(contents):
+def test_archive_without_checksums_has_an_oddity(contents):
     """torch.save can be configured to write no checksums; Python's zipfile refuses the archive."""
     result = contents(build(change_record("data.pkl", crc=0)))
     assert result.oddities == ["no-checksums"]
 
 
-ODD = {
+UNUSUAL_ARCHIVES = {
     "suffixed": build(records(), suffix=b"x"),
     "pickle-trailing": build(records(state_dict(w=tensor()) + b"more")),
     "unused-storages": build([*records(), Member("archive/data/1", b"x")]),
@@ -202,15 +202,15 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("name", "data"), ODD.items(), ids=ODD)
-def test_odd_archives_are_read_and_told(contents, name, data):
+@pytest.mark.parametrize(("name", "data"), UNUSUAL_ARCHIVES.items(), ids=UNUSUAL_ARCHIVES)
+def test_unusual_archive_is_read_with_an_oddity(contents, name, data):
     """Archives that torch accepts are read, with an oddity."""
     result = contents(data)
     assert result.oddities == [name]
     assert list(result.pickle.root) == ["w"]
 
 
-REFUSED = {
+INVALID_ARCHIVES = {
     "no version": (build(without("version")), "holds no version record"),
     "a version in words": (
         build(records(version=b"three")),
@@ -265,8 +265,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_wrong_archives_have_their_line(contents, case):
+@pytest.mark.parametrize("case", INVALID_ARCHIVES.values(), ids=INVALID_ARCHIVES)
+def test_invalid_archive_is_refused_in_one_line(contents, case):
     """Each archive is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data)
@@ -282,18 +282,18 @@ def test_a_truncated_archive_is_malformed(contents):
 @pytest.mark.parametrize(
     ("head", "is_zip"), [(b"PK\3\4", True), (b"PK\5\6", False), (b"PK", False), (b"", False), (b"\x80\2", False)]
 )
-def test_the_zip_is_told_by_its_first_bytes(head, is_zip):
+def test_zip_is_recognised_by_its_first_bytes(head, is_zip):
     """A zip is a file that starts with a local header; torch checks no more than the header either."""
     assert torch_zip.sniff("x.safetensors", head) is is_zip
 
 
 # The old stream.
 
-ONE = state_dict(w=tensor())
-STREAM = legacy(ONE, [("0", 4, bytes(range(16)))])
+ONE_TENSOR = state_dict(w=tensor())
+STREAM = legacy(ONE_TENSOR, [("0", 4, bytes(range(16)))])
 
 
-def test_the_good_stream(contents):
+def test_valid_stream_is_read(contents):
     """A valid stream has a graph and a storage at the place of its bytes."""
     result = contents(STREAM, torch_legacy)
     (storage,) = result.storages.values()
@@ -314,22 +314,22 @@ def test_storages_follow_the_list_and_not_the_object(contents):
 
 def test_a_stream_of_a_big_endian_machine_is_little_endian(contents):
     """torch swaps the bytes that it writes on a big-endian machine, and ignores the description of the machine."""
-    data = legacy(ONE, [("0", 4, bytes(16))], little=False)
+    data = legacy(ONE_TENSOR, [("0", 4, bytes(16))], little=False)
     assert not contents(data, torch_legacy).storages["0"].big_endian
 
 
-def test_bytes_after_the_stream_are_odd(contents):
+def test_bytes_after_the_stream_are_an_oddity(contents):
     """torch ignores bytes after the stream."""
     assert contents(STREAM + b"xyz", torch_legacy).oddities == ["suffixed"]
 
 
-def test_a_stream_of_no_storages(contents):
+def test_stream_without_storages_is_read(contents):
     """An object without tensors is also a valid stream."""
     result = contents(legacy(build_pickle(number(1)), []), torch_legacy)
     assert (result.pickle.root, result.storages, result.oddities) == (1, {}, [])
 
 
-def test_a_pickle_larger_than_the_first_window(contents):
+def test_pickle_larger_than_the_first_window_is_read(contents):
     """The length of a pickle is not recorded; the reader finds the end of the pickle."""
     many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
     result = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
@@ -345,7 +345,7 @@ def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
     )
 
 
-def test_a_view_record_and_an_unused_view_are_read(contents):
+def test_persistent_id_with_an_empty_view_is_read(contents):
     """The sixth item of an old persistent id is None or a view of the storage."""
     six = tensor().replace(b"tQ", b"NtQ")
     assert list(contents(legacy(state_dict(w=six), [("0", 4, bytes(16))]), torch_legacy).storages) == ["0"]
@@ -356,8 +356,8 @@ def storage_id(*items: bytes) -> bytes:
 
 
 FLOAT = b"ctorch\nFloatStorage\n"
-REFUSED_STREAMS = {
-    "another magic number": (legacy(ONE, [], magic=7), "its magic number is missing"),
+INVALID_STREAMS = {
+    "another magic number": (legacy(ONE_TENSOR, [], magic=7), "its magic number is missing"),
     "another version": (
         STREAM.replace(build_pickle(number(1001)), build_pickle(number(1002))),
         "its format version is 1002",
@@ -367,14 +367,14 @@ REFUSED_STREAMS = {
         "its format version is not a 64-bit integer",
     ),
     "too few elements": (
-        legacy(ONE, [("0", 3, bytes(12))]),
+        legacy(ONE_TENSOR, [("0", 3, bytes(12))]),
         ("storage '0' has 3 elements, but the pickle claims 4"),
     ),
     "a storage nobody uses": (
-        legacy(ONE, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
+        legacy(ONE_TENSOR, [("0", 4, bytes(16)), ("1", 1, bytes(4))]),
         "a storage that no tensor uses",
     ),
-    "a storage twice": (legacy(ONE, [("0", 4, bytes(16))] * 2), "the list of storages contains '0' twice"),
+    "a storage twice": (legacy(ONE_TENSOR, [("0", 4, bytes(16))] * 2), "the list of storages contains '0' twice"),
     "two sizes of one storage": (
         legacy(state_dict(a=tensor(numel=4), b=tensor(numel=5)), [("0", 4, bytes(16))]),
         "storage '0' has two descriptions: 4 float32 elements and 5 float32 elements",
@@ -416,21 +416,21 @@ REFUSED_STREAMS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_STREAMS.values(), ids=REFUSED_STREAMS)
-def test_wrong_streams_have_their_line(contents, case):
+@pytest.mark.parametrize("case", INVALID_STREAMS.values(), ids=INVALID_STREAMS)
+def test_invalid_stream_is_refused_in_one_line(contents, case):
     """Each stream is refused, and the line names the problem."""
     data, message = case
     assert message in refusal_line(contents, data, torch_legacy)
 
 
-def test_every_cut_of_a_stream_is_malformed(contents):
+def test_truncated_stream_is_malformed(contents):
     """A stream is truncated if cut at any byte: inside a pickle, between two pickles or in the storages."""
     for end in range(1, len(STREAM)):
         assert "truncated" in refusal_line(contents, STREAM[:end], torch_legacy)
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_the_stream_is_told_by_its_magic_number_in_any_protocol(protocol):
+def test_stream_is_recognised_by_its_magic_in_any_protocol(protocol):
     """Protocol 0 writes the magic number in digits, protocols 4 and 5 in a frame."""
     assert torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER, protocol) + b"more")
     assert not torch_legacy.sniff("x", pickle.dumps(LEGACY_MAGIC_NUMBER + 1, protocol) + b"more")
@@ -460,7 +460,7 @@ def values() -> dict[str, object]:
 
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, protocol):
+def test_storage_bytes_equal_the_tensors_of_torch(tmp_path, reader, protocol):
     """The bytes at each tensor's place are the bytes of the tensor that torch loads."""
     path = save_value(
         tmp_path / "net.v2.pt",
@@ -484,7 +484,7 @@ def test_every_storage_of_a_real_file_holds_torchs_bytes(tmp_path, reader, proto
 
 
 @pytest.mark.parametrize("alignment", [64, 4096])
-def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
+def test_configured_alignment_and_checksums_are_read(tmp_path, alignment):
     """Storages are found where torch aligned them, and without checksums."""
     before = config.save.storage_alignment
     config.save.storage_alignment = alignment
@@ -500,7 +500,7 @@ def test_alignment_and_checksums_as_torch_is_configured(tmp_path, alignment):
     assert list(pickle.root) == ["w"]
 
 
-def test_a_save_that_failed_is_told(tmp_path):
+def test_failed_save_is_reported(tmp_path):
     """A failed save leaves a zip with a valid end, but without the object."""
     with pytest.raises((AttributeError, pickle.PicklingError), match="pickle"):  # depends on the release of Python
         torch.save({"f": lambda: 0}, tmp_path / "x.pt")
@@ -508,7 +508,7 @@ def test_a_save_that_failed_is_told(tmp_path):
         torch_zip.read(str(tmp_path / "x.pt"))
 
 
-def test_a_whole_module_of_the_old_stream_names_its_classes(tmp_path):
+def test_module_in_an_old_stream_is_read(tmp_path):
     """The persistent ids for classes in an old stream are read as the classes."""
     path = save_value(tmp_path / "x.pt", torch.nn.Linear(2, 3), _use_new_zipfile_serialization=False)
     assert {tensor.fqn: tensor.shape for tensor in formats.read(path).tensors} == {"weight": (3, 2), "bias": (3,)}

@@ -92,7 +92,7 @@ def program():
     return torch.export.export(Net().eval(), (torch.randn(4, 3),))
 
 
-def new(program, path: Path) -> Path:
+def save_current_layout(program, path: Path) -> Path:
     """Save the program in the layout of the installed torch."""
     torch.export.save(program, path)
     return path
@@ -104,7 +104,7 @@ def _serialize(program):
     return serialize(program)
 
 
-def of_2_8(program, path: Path) -> Path:
+def save_2_8_layout(program, path: Path) -> Path:
     """Save weights and constants in two archives of torch.save; torch 2.13 still loads this layout."""
     artifact = _serialize(program)
     with packages.PT2ArchiveWriter(str(path)) as writer:
@@ -115,7 +115,7 @@ def of_2_8(program, path: Path) -> Path:
     return path
 
 
-def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
+def save_2_7_layout(program, path: Path, suffix: str = "pt") -> Path:
     """Save the program in a plain zip; torch 2.13 still loads this layout."""
     artifact = _serialize(program)
     with zipfile.ZipFile(path, "w") as archive:
@@ -127,7 +127,7 @@ def of_2_7(program, path: Path, suffix: str = "pt") -> Path:
     return path
 
 
-WRITERS = [new, of_2_8, of_2_7]
+WRITERS = [save_current_layout, save_2_8_layout, save_2_7_layout]
 each_layout = pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
 
 
@@ -140,7 +140,7 @@ def read(path):
 
 
 @each_layout
-def test_it_agrees_with_torch(writer, program, tmp_path):
+def test_archive_agrees_with_torch_in_each_layout(writer, program, tmp_path):
     """Kinds, persistence, shapes, dtypes, requires_grad, values, ties and strides agree with torch in each layout."""
     path = writer(program, tmp_path / "x.pt2")
     loaded = torch.export.load(path)
@@ -165,9 +165,9 @@ def test_it_agrees_with_torch(writer, program, tmp_path):
     assert not rows
 
 
-def test_a_program_tells_its_kinds_and_its_versions(program, tmp_path):
+def test_program_records_kinds_and_versions(program, tmp_path):
     """The signature records the kinds, but names no attribute for a tensor from a literal in the code."""
-    state = read(new(program, tmp_path / "x.pt2"))
+    state = read(save_current_layout(program, tmp_path / "x.pt2"))
     rows = {row.fqn: row for row in state.tensors}
     assert {row.evidence for fqn, row in rows.items() if fqn != "lifted_tensor_0"} == {Evidence.REGISTERED}
     literal = rows["lifted_tensor_0"]
@@ -178,9 +178,9 @@ def test_a_program_tells_its_kinds_and_its_versions(program, tmp_path):
     assert values["schema_version"].partition(".")[0].isdecimal()
 
 
-def test_the_first_releases_named_archives_json(program, tmp_path):
+def test_archive_named_json_by_torch_2_1_is_read(program, tmp_path):
     """torch.export of torch 2.1 used the name `serialized_state_dict.json` for an archive of torch.save."""
-    state = read(of_2_7(program, tmp_path / "x.pt2", "json"))
+    state = read(save_2_7_layout(program, tmp_path / "x.pt2", "json"))
     assert len(state.tensors) == 13
 
 
@@ -199,7 +199,7 @@ def test_each_program_is_a_section(tmp_path):
     assert "encoder.torch_version" in state.metadata.values
 
 
-def test_every_dtype(tmp_path):
+def test_dtype_table_equals_the_schema_of_torch(tmp_path):
     """`DTYPES` has each dtype with a number in the schema."""
     from torch._export.serde.schema import ScalarType
     from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE
@@ -222,7 +222,7 @@ def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
         def forward(self, x):
             return x + self.b
 
-    path = new(torch.export.export(Holder(), (torch.randn(2, 3),)), tmp_path / "x.pt2")
+    path = save_current_layout(torch.export.export(Holder(), (torch.randn(2, 3),)), tmp_path / "x.pt2")
     rows = {row.fqn: row for row in read(path).tensors}
     assert (rows["w"].shape, rows["w"].note, rows["w"].kind) == ((3, 3), "TwoTensor", Kind.PARAMETER)
     assert [name for name, _ in rows["w"].parts] == ["a", "b"]
@@ -236,13 +236,13 @@ def test_fake_tensors_have_no_values(tmp_path):
 
     with FakeTensorMode():
         program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-        new(program, tmp_path / "x.pt2")
+        save_current_layout(program, tmp_path / "x.pt2")
     rows = read(tmp_path / "x.pt2").tensors
     assert [(row.fqn, row.shape, row.data) for row in rows] == [("weight", (2, 3), None), ("bias", (2,), None)]
     assert rows[0].note == "saved without values (fake tensor)"
 
 
-def test_what_is_compiled_is_told(tmp_path):
+def test_weights_of_a_compiled_library_are_noted(tmp_path):
     """Weights next to a compiled library are listed; a note reports weights inside the library."""
     from torch.export.pt2_archive._package_weights import TensorProperties, Weights
 
@@ -265,9 +265,9 @@ def test_what_is_compiled_is_told(tmp_path):
     )
 
 
-def test_the_programs_state_dict_is_the_same(program, tmp_path, statecli):
+def test_program_equals_its_state_dict(program, tmp_path, statecli):
     """A program and its state_dict do not differ, and either passes the lock of the other."""
-    path, saved = new(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
+    path, saved = save_current_layout(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
     torch.save(program.state_dict, saved)
     assert statecli("diff", path, saved).code == 0
     for locked, audited in ((path, saved), (saved, path)):
@@ -278,7 +278,7 @@ def test_the_programs_state_dict_is_the_same(program, tmp_path, statecli):
 
 
 @each_layout
-def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path, statecli):
+def test_audit_of_an_ordinary_archive_is_clean(writer, tmp_path, statecli):
     """An audit has no findings about an ordinary archive and the archives inside."""
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     path = writer(torch.export.export(module, (torch.randn(2, 3),)), tmp_path / "x.pt2")
@@ -286,9 +286,9 @@ def test_an_audit_finds_nothing_in_ordinary_ones(writer, tmp_path, statecli):
     assert (done.code, done.json["findings"]) == (0, [])
 
 
-def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path, statecli):
+def test_tensor_that_is_not_a_buffer_is_found(program, tmp_path, statecli):
     """`.to` of the loaded module leaves a plain tensor unchanged, so the tensor is found; a literal is not."""
-    path = new(program, tmp_path / "x.pt2")
+    path = save_current_layout(program, tmp_path / "x.pt2")
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
     done = statecli("audit", path, "-f", "json", "--select", "unregistered-tensor")
@@ -298,12 +298,19 @@ def test_a_tensor_that_is_no_buffer_is_found(program, tmp_path, statecli):
     assert done.code == 0
 
 
-def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path, statecli):
+def test_class_is_compared_only_with_the_state_dict(program, tmp_path, statecli):
     """Tensors outside the state_dict are not compared with the class, because a strict load ignores them."""
     source = Path(__file__).read_text()
     start, end = source.index("class Block("), source.index('@pytest.fixture(scope="module")')
     (tmp_path / "net.py").write_text("import torch\nfrom torch import nn\n\n\n" + source[start:end])
-    words = ["inspect", new(program, tmp_path / "x.pt2"), "--model", f"{tmp_path / 'net.py'}:Net", "-f", "json"]
+    words = [
+        "inspect",
+        save_current_layout(program, tmp_path / "x.pt2"),
+        "--model",
+        f"{tmp_path / 'net.py'}:Net",
+        "-f",
+        "json",
+    ]
     done = statecli(*words)
     assert (done.code, done.json["findings"]) == (0, [])
 
@@ -315,21 +322,21 @@ def test_a_class_is_asked_of_its_state_dict_alone(program, tmp_path, statecli):
 def parts(tmp_path_factory):
     """The records of a small archive, by name without the folder."""
     program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    return read_archive(new(program, tmp_path_factory.mktemp("parts") / "x.pt2"))
+    return read_archive(save_current_layout(program, tmp_path_factory.mktemp("parts") / "x.pt2"))
 
 
 CONFIG = "data/weights/model_weights_config.json"
 MODEL = "models/model.json"
 
 
-def forge(records: dict[str, bytes], path: Path, edit: Callable[[dict], object]) -> Path:
+def write_changed_program(records: dict[str, bytes], path: Path, edit: Callable[[dict], object]) -> Path:
     """Write an archive of the records after `edit` has changed the JSON of the program."""
     program = json.loads(records[MODEL])
     edit(program)
     return build_archive(path, {**records, MODEL: _json(program)})
 
 
-def entry(parts, **changes) -> dict[str, bytes]:
+def change_entry(parts, **changes) -> dict[str, bytes]:
     """Return the records with a changed entry for `weight`; `meta` changes keys of its tensor_meta."""
     config = json.loads(parts[CONFIG])
     config["config"]["weight"]["tensor_meta"].update(changes.pop("meta", {}))
@@ -358,7 +365,7 @@ def _int(number):
 
 
 #: Invalid entries, and the text of their damage.
-WRONG = {
+WRONG_ENTRIES = {
     "an unknown dtype": ({"meta": {"dtype": 99}}, "its dtype is 99, which torch 2.13 never writes"),
     "a dtype that is a list": ({"meta": {"dtype": []}}, "its dtype is a list"),
     "a dtype that is true": ({"meta": {"dtype": True}}, "its dtype is True"),
@@ -396,12 +403,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, tmp_path, inspect):
+@pytest.mark.parametrize("case", WRONG_ENTRIES)
+def test_inconsistent_tensor_spoils_no_other_tensor(case, parts, tmp_path, inspect):
     """Other tensors are listed, and the exit status is 2."""
-    changes, said = WRONG[case]
+    changes, said = WRONG_ENTRIES[case]
     changes = {key: dict(value) if key == "meta" else value for key, value in changes.items()}
-    path = build_archive(tmp_path / "y.pt2", entry(parts, **changes))
+    path = build_archive(tmp_path / "y.pt2", change_entry(parts, **changes))
     rows = {row.fqn: row for row in read(path).tensors}
     assert rows["bias"].damage is None
     assert said in rows["weight"].damage
@@ -409,17 +416,19 @@ def test_a_tensor_that_contradicts_the_archive_spoils_itself_alone(case, parts, 
     assert (code, "bias" in out, said in err) == (2, True, True)
 
 
-def test_a_pickle_by_a_number_is_what_torch_loads(parts, tmp_path):
+def test_use_pickle_that_is_not_a_bool_is_damage(parts, tmp_path):
     """torch accepts any true value for use_pickle: the bytes at the offset are not the weight."""
     out = io.BytesIO()
     torch.save(nn.Parameter(torch.full((2, 3), 9.0)), out)
-    path = build_archive(tmp_path / "y.pt2", {**entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()})
+    path = build_archive(
+        tmp_path / "y.pt2", {**change_entry(parts, use_pickle=1), "data/weights/weight_0": out.getvalue()}
+    )
     assert torch.export.load(path).state_dict["weight"].tolist() == [[9.0] * 3] * 2
     assert "its use_pickle is 1" in read(path).tensors[0].damage
 
 
 @pytest.mark.parametrize("meta", [{"dtype": 4}, {"device": {"type": "meta", "index": None}}], ids=["dtype", "device"])
-def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
+def test_second_dtype_or_device_of_one_record_is_damage(meta, parts, tmp_path):
     """torch gives both tensors of a record the dtype and the device of the first."""
     config = json.loads(parts[CONFIG])
     config["config"]["bias"]["path_name"] = config["config"]["weight"]["path_name"]
@@ -434,7 +443,7 @@ def test_tensors_of_one_record_have_one_type(meta, parts, tmp_path):
     )
 
 
-def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_told(parts, tmp_path):
+def test_two_descriptions_of_an_inner_storage_are_damage(parts, tmp_path):
     """torch uses the first description for both tensors."""
     inner = {
         "archive/data.pkl": attacks.state_dict(
@@ -452,7 +461,7 @@ def test_two_descriptions_of_a_storage_in_an_archive_of_torch_save_cannot_be_tol
     assert all("in two ways" in row.damage for row in rows)
 
 
-def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
+def test_record_name_decides_whether_a_constant_is_a_tensor(parts, tmp_path):
     """torch unpickles a constant whose record is not named like a tensor, whatever the entry says."""
     config = json.loads(parts[CONFIG])["config"]["bias"]
     item = {"obj": {**config, "path_name": "opaque_obj_0"}}
@@ -467,7 +476,7 @@ def test_a_constant_is_a_tensor_by_the_name_of_its_record(parts, tmp_path):
     assert ("custom-object", "obj") in {(oddity.name, oddity.fqn) for oddity in state.oddities}
 
 
-def test_what_is_missing_is_named(parts, tmp_path, line):
+def test_missing_or_unknown_record_is_named(parts, tmp_path, line):
     """The error names a required record that is missing or has an unexpected content."""
     for gone, said in (
         (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
@@ -496,7 +505,7 @@ def test_what_is_missing_is_named(parts, tmp_path, line):
         assert line(build_archive(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
 
 
-def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, program, tmp_path, line, statecli):
+def test_weights_without_a_program_are_refused(parts, program, tmp_path, line, statecli):
     """Without a program, no signature describes the tensors: refused in both layouts, also with constants alone."""
     for folder in ("weights", "constants"):
         other_folder = f"data/{'weights' if folder == 'constants' else 'constants'}/"
@@ -504,7 +513,7 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
         path = build_archive(tmp_path / "y.pt2", left)
         assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
         assert statecli("audit", path).code == 2
-    records = read_archive(of_2_8(program, tmp_path / "x.pt2"))
+    records = read_archive(save_2_8_layout(program, tmp_path / "x.pt2"))
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
     assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
     other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
@@ -514,7 +523,7 @@ def test_weights_of_a_program_that_is_missing_are_no_clean_archive(parts, progra
     )
 
 
-def schema(parts, version, path: Path) -> Path:
+def write_schema_version(parts, version, path: Path) -> Path:
     """Write the archive with another schema version of the program; None removes the version."""
 
     def edit(program: dict) -> None:
@@ -522,13 +531,13 @@ def schema(parts, version, path: Path) -> Path:
         if version is not None:
             program["schema_version"] = version
 
-    return forge(parts, path, edit)
+    return write_changed_program(parts, path, edit)
 
 
 def test_a_newer_schema_is_refused(parts, tmp_path, line):
     """torch.export.load also refuses a newer schema; the same words may have another meaning in the program."""
-    torch.export.load(schema(parts, {"major": 0, "minor": 0}, tmp_path / "y.pt2"))
-    path = schema(parts, {"major": 99, "minor": 1}, tmp_path / "y.pt2")
+    torch.export.load(write_schema_version(parts, {"major": 0, "minor": 0}, tmp_path / "y.pt2"))
+    path = write_schema_version(parts, {"major": 99, "minor": 1}, tmp_path / "y.pt2")
     with pytest.raises(RuntimeError):
         torch.export.load(path)
     assert (
@@ -541,26 +550,26 @@ def test_a_newer_schema_is_refused(parts, tmp_path, line):
 @pytest.mark.parametrize("version", [{"major": 7, "minor": 3}, 1], ids=["7.3", "1"])
 def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     """torch 2.13 does not load an older schema, but all schemas describe weights in the same way."""
-    state = read(schema(parts, version, tmp_path / "y.pt2"))
+    state = read(write_schema_version(parts, version, tmp_path / "y.pt2"))
     assert len(state.tensors) == 2
     (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
     assert said.endswith("but torch 2.13 loads only 8")
 
 
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
-def test_a_schema_that_torch_loads_is_no_note(version, parts, tmp_path):
+def test_schema_version_that_torch_loads_has_no_note(version, parts, tmp_path):
     """Version 0.0 disables the check of torch, and a higher minor version keeps the existing fields."""
-    state = read(schema(parts, version, tmp_path / "y.pt2"))
+    state = read(write_schema_version(parts, version, tmp_path / "y.pt2"))
     assert (len(state.tensors), [oddity.name for oddity in state.oddities]) == (2, [])
 
 
 @pytest.mark.parametrize("version", ["8", [8, 20], {}, {"major": True}, {"major": -1}, 8.5], ids=repr)
-def test_a_schema_that_is_no_version_is_refused(version, parts, tmp_path, line):
+def test_invalid_schema_version_is_refused(version, parts, tmp_path, line):
     """An invalid schema version is refused in one line."""
-    assert "expected an integer of 0 or more" in line(schema(parts, version, tmp_path / "y.pt2"))
+    assert "expected an integer of 0 or more" in line(write_schema_version(parts, version, tmp_path / "y.pt2"))
 
 
-def test_an_archive_older_than_its_version_is_read(parts, tmp_path):
+def test_archive_without_an_archive_version_is_read(parts, tmp_path):
     """torch takes a missing archive_version for version 0."""
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != "archive_version"})
     assert len(read(path).tensors) == 2
@@ -587,7 +596,7 @@ def test_a_name_that_only_the_entries_have_is_listed(parts, tmp_path):
     assert (rows["buffer"].kind, rows["buffer"].persistent) == (Kind.BUFFER, True)
 
 
-def test_a_name_among_both_is_refused(parts, tmp_path, line):
+def test_name_in_both_weights_and_constants_is_refused(parts, tmp_path, line):
     """A name in both the weights and the constants is ambiguous."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/constants/model_constants_config.json": parts[CONFIG]})
     assert line(path).endswith("is in both the weights and the constants; expected only one of the two")
@@ -611,7 +620,7 @@ def test_objects_are_noted(parts, tmp_path):
 @pytest.mark.parametrize(
     "name", ["data/sample_inputs/model.pt", "data/constants/custom_obj_0", "data/constants/opaque_obj_0", "extra/x"]
 )
-def test_a_crafted_pickle_does_nothing_and_is_found(name, parts, tmp_path, statecli):
+def test_call_in_a_record_is_reported_and_not_run(name, parts, tmp_path, statecli):
     """torch.export.load unpickles each of the records; statecli runs nothing, and an audit reports the call."""
     mark = tmp_path / "ran"
     command = f"touch {mark}".encode()
@@ -684,7 +693,13 @@ def test_an_object_that_is_an_attribute_of_a_tensor_is_found(attribute, count, p
 
 
 #: Beginnings of pickles of protocol 0 that a pickler never writes.
-UNUSUAL = {"None": b"N0", "a dict": b"(dp0\n0", "a list and a tuple": b"]0)0", "a number": b"I1\n0", "text": b"Vx\n0"}
+UNUSUAL_STARTS = {
+    "None": b"N0",
+    "a dict": b"(dp0\n0",
+    "a list and a tuple": b"]0)0",
+    "a number": b"I1\n0",
+    "text": b"Vx\n0",
+}
 
 
 def _in_protocol_0(begin: bytes, mark: Path) -> bytes:
@@ -696,7 +711,7 @@ def _config_record(folder: str, name: str, **fields) -> dict[str, bytes]:
     return {f"data/{folder}/model_{folder}_config.json": _json({"config": {"obj": item}})}
 
 
-def _loads_and_is_found(path: Path, mark: Path) -> None:
+def _assert_reported_and_loaded(path: Path, mark: Path) -> None:
     assert "unsafe-global" in {rule for rule, _ in findings(path)}
     assert not mark.exists()
     with contextlib.suppress(Exception):  # torch may refuse the rest
@@ -704,13 +719,13 @@ def _loads_and_is_found(path: Path, mark: Path) -> None:
     assert mark.exists()
 
 
-@pytest.mark.parametrize("begin", UNUSUAL)
-def test_an_object_is_a_pickle_whatever_it_begins_with(begin, parts, tmp_path):
+@pytest.mark.parametrize("begin", UNUSUAL_STARTS)
+def test_opaque_object_with_any_start_is_found(begin, parts, tmp_path):
     """torch.export.load unpickles each constant that is named as an opaque object."""
     mark = tmp_path / "ran"
-    pickle = _in_protocol_0(UNUSUAL[begin], mark)
+    pickle = _in_protocol_0(UNUSUAL_STARTS[begin], mark)
     records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
-    _loads_and_is_found(build_archive(tmp_path / "y.pt2", records), mark)
+    _assert_reported_and_loaded(build_archive(tmp_path / "y.pt2", records), mark)
 
 
 @pytest.mark.parametrize(
@@ -731,7 +746,7 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")  # because every small record is scanned
     records = {**parts, **_config_record(folder, name), record: pickle}
-    _loads_and_is_found(build_archive(tmp_path / "y.pt2", records), mark)
+    _assert_reported_and_loaded(build_archive(tmp_path / "y.pt2", records), mark)
 
 
 @pytest.mark.parametrize(
@@ -740,10 +755,10 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
 def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
     """torch.load accepts the legacy format for each record that torch.export.load passes on."""
     mark = tmp_path / "ran"
-    _loads_and_is_found(build_archive(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
+    _assert_reported_and_loaded(build_archive(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
 
 
-def _behind(head: bytes, records: dict[str, bytes], tail: bytes) -> bytes:
+def _append_archive(head: bytes, records: dict[str, bytes], tail: bytes) -> bytes:
     """Return an archive between other bytes; its offsets count from the beginning of the file."""
     out = io.BytesIO(head)
     with zipfile.ZipFile(out, "a") as archive:
@@ -766,13 +781,15 @@ def test_an_archive_between_other_bytes_is_found(head, tail, parts, tmp_path):
     records = {**parts, **_config_record("constants", "opaque_obj_0"), "data/constants/opaque_obj_0": pickle}
     begin = {"safetensors": _safetensors_head(0), "GGUF": b"GGUF\3\0\0\0" + bytes(16), "a pickle": b"\x80\2}."}[head]
     if head == "safetensors":
-        begin = _safetensors_head(len(_behind(_safetensors_head(10**6), records, tail)) - len(_safetensors_head(10**6)))
+        begin = _safetensors_head(
+            len(_append_archive(_safetensors_head(10**6), records, tail)) - len(_safetensors_head(10**6))
+        )
     path = tmp_path / "y.pt2"
-    path.write_bytes(_behind(begin, records, tail))
-    _loads_and_is_found(path, mark)
+    path.write_bytes(_append_archive(begin, records, tail))
+    _assert_reported_and_loaded(path, mark)
 
 
-def test_bytes_that_look_like_the_end_of_an_archive_are_none(tmp_path):
+def test_end_record_without_a_directory_is_not_an_archive(tmp_path):
     """A tensor may contain the bytes of an end record, but an archive also needs a central directory."""
     data = b"PK\5\6" + bytes(18) + b"tail"
     path = tmp_path / "model.safetensors"
@@ -780,7 +797,7 @@ def test_bytes_that_look_like_the_end_of_an_archive_are_none(tmp_path):
     assert findings(path) == []
 
 
-def test_a_storage_that_begins_like_a_pickle_is_no_finding(parts, tmp_path):
+def test_storage_that_begins_like_a_pickle_is_clean(parts, tmp_path):
     """torch copies a record that a configuration declares as a storage, and never unpickles the record."""
     storage = next(name for name in parts if name.endswith("weights/weight_0"))
     data = b"N0cos\nsystem\n".ljust(len(parts[storage]), b"\0")
@@ -807,7 +824,7 @@ def sized_program():
 
 def test_expressions_of_real_programs_are_plain(sized_program, tmp_path):
     """Symbols, sums, products, floor divisions and remainders are plain expressions."""
-    path = new(sized_program, tmp_path / "x.pt2")
+    path = save_current_layout(sized_program, tmp_path / "x.pt2")
     texts = iter_texts(json.loads(read_archive(path)[MODEL]), Steps())
     expressions = {text.text for text in texts if text.judgement is Judgement.EXPRESSION}
     assert any("FloorDiv" in expression for expression in expressions)
@@ -817,7 +834,7 @@ def test_expressions_of_real_programs_are_plain(sized_program, tmp_path):
     assert scan_pickles(str(path))
 
 
-PLAIN = (
+PLAIN_EXPRESSIONS = (
     *(
         "s0",
         "2*s0 + 1",
@@ -833,7 +850,7 @@ PLAIN = (
     ),
     *("Symbol('s77', positive=True, integer=True)", "Add(Integer(-1), Mul(Rational(1, 2), Symbol('s0')))"),
 )
-CODE = (
+CODE_EXPRESSIONS = (
     *("__import__('os').system('id')", "eval('1')", "S('1')", "sympify('1')", "s0.diff(s0)", "1 .real", "1..real()"),
     *("1.__class__.__base__()", "(eval)('x')", "(eval)   ('x')", "eval ('x')", "[s0]", "lambda: 0", "Symbol('a')('b')"),
     *(
@@ -876,7 +893,7 @@ def _polynomial(terms: int, degree: int) -> str:
 
 
 #: Expressions that sympy evaluates or expands at once, to more bits or terms than a size has.
-COSTLY = (
+COSTLY_EXPRESSIONS = (
     *("9**9**9", "Pow(Integer(9), Pow(Integer(9), Integer(9)))", "(2*s0)**99999", "LShift(Integer(1), Integer(99999))"),
     *("9^9^9", "Integer(9)^(Integer(9)^Integer(9))", "Rational('1e0000000000000000000999999')", "Float('1e1_000_000')"),
     *("floor('9')", "Max('s0', 1)", "Integer('9')", "Float('0.5', 99999)", "Symbol('a', '9')"),
@@ -888,46 +905,48 @@ COSTLY = (
     *(f"({_polynomial(60, 1)}) % ({_polynomial(60, 1)})", "FloorDiv(2*(1/(s0**8 + s1) + 1/(s0**7 + s2)), 2*s0)"),
     *("(a + b + c + d + e + f)**60", "*".join(f"(a{n} + b)" for n in range(40)), f"Max({', '.join(['s0'] * 9999)})"),
 )
-CHEAP = (
+CHEAP_EXPRESSIONS = (
     *("2**s0", "9223372036854775807", "Pow(Symbol('s0', positive=True), Rational(-1, 2))", "s0*(s1 + 1)*(s2 + 1)"),
     *("Float('-1.5e-10', precision=53)", "Mod(s0*s1*s2*s3, s0*s1)", "FloorDiv(s0**2*s1**2*s2 + s0*s1 + 4, s1*s2 + 2)"),
     "Mul(" + ", ".join(f"Symbol('s{n}', positive=True, integer=True)" for n in range(20)) + ")",
 )
 
 
-def test_an_expression_that_takes_for_ever_is_found(parts, tmp_path):
+def test_expression_that_takes_too_long_is_found(parts, tmp_path):
     """An expression of permitted names and functions may still take for ever, here as a size in a program."""
-    costly = {"costly": {"as_expr": {"expr_str": COSTLY[0]}}}
-    path = forge(
+    costly = {"costly": {"as_expr": {"expr_str": COSTLY_EXPRESSIONS[0]}}}
+    path = write_changed_program(
         parts, tmp_path / "y.pt2", lambda program: program["graph_module"]["graph"].update(sym_int_values=costly)
     )
     ((_, message),) = findings(path)
     assert "sympy.sympify" in message
 
 
-def test_the_cost_of_an_expression_is_known_before_sympy_evaluates_it():
+def test_costly_expressions_are_recognised():
     """Powers of symbols, the largest size, and as many factors as a tensor has dimensions are cheap."""
-    assert [text for text in (*COSTLY, *CHEAP) if not is_plain_expression(text)] == []
-    assert [text for text in COSTLY if describe_cost(text) is None] == []
-    assert [text for text in CHEAP if describe_cost(text) is not None] == []
+    assert [text for text in (*COSTLY_EXPRESSIONS, *CHEAP_EXPRESSIONS) if not is_plain_expression(text)] == []
+    assert [text for text in COSTLY_EXPRESSIONS if describe_cost(text) is None] == []
+    assert [text for text in CHEAP_EXPRESSIONS if describe_cost(text) is not None] == []
 
 
-def test_sympy_computes_numbers_at_once():
+def test_sympy_evaluates_large_powers_at_once():
     """sympy evaluates ten characters to 333,000 bits at once, so statecli checks the size of a number first."""
     sympy = pytest.importorskip("sympy")
     assert int(sympy.sympify("10**100000")).bit_length() > 300_000
     assert describe_cost("10**100000")
 
 
-def test_what_is_an_expression_and_what_is_code():
+def test_plain_expressions_are_distinguished_from_code():
     """A plain expression calls only the functions of sizes, and reads no attribute."""
     assert [
-        expression for expression in PLAIN if not is_plain_expression(expression) or describe_cost(expression)
+        expression
+        for expression in PLAIN_EXPRESSIONS
+        if not is_plain_expression(expression) or describe_cost(expression)
     ] == []
-    assert [expression for expression in CODE if is_plain_expression(expression)] == []
+    assert [expression for expression in CODE_EXPRESSIONS if is_plain_expression(expression)] == []
 
 
-@pytest.mark.parametrize("writer", [new, of_2_7], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("writer", [save_current_layout, save_2_7_layout], ids=lambda function: function.__name__)
 def test_code_among_the_expressions_is_found(writer, sized_program, tmp_path, statecli):
     """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit names its byte."""
     pytest.importorskip("sympy")
@@ -985,7 +1004,7 @@ def test_every_record_below_models_is_a_program(model, suffix, parts, tmp_path):
         if name.startswith("data/") and "/model" in name
     }
     path = build_archive(tmp_path / "y.pt2", {**parts, **copies, f"models/{model}{suffix}": _json(program)})
-    _loads_and_is_found(path, mark)
+    _assert_reported_and_loaded(path, mark)
 
 
 def test_the_guards_of_real_programs_are_plain(tmp_path):
@@ -998,14 +1017,14 @@ def test_the_guards_of_real_programs_are_plain(tmp_path):
 
     sizes = ({0: torch.export.Dim.AUTO}, {"a": [{0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}]})
     program = torch.export.export(Net(), (torch.randn(12, 4), {"a": [torch.ones(8, 6)]}), dynamic_shapes=sizes)
-    path = new(program, tmp_path / "x.pt2")
+    path = save_current_layout(program, tmp_path / "x.pt2")
     guards = json.loads(read_archive(path)[MODEL])["guards_code"]
     assert any("L['tables']['a'][0].size()[0]" in guard for guard in guards)
     assert [guard for guard in guards if not is_plain_guard(guard) or describe_cost(guard, has_symbols=False)] == []
     assert findings(path) == []
 
 
-def test_what_is_a_guard_and_what_is_code():
+def test_plain_guards_are_distinguished_from_code():
     """In a guard, the name of an input has no quote, methods return sizes and functions take numbers."""
     plain = ["L['x'].size()[0] == 3", "math.floor(L['a b'][0].stride()[1] / 2) >= 1 and not (True)", "-(3) ** 2 != 1"]
     code = ["__import__('os')", "L['x'].foo()", "L['x']._a", "L['x'].size()[0](1)", 'L["x"]', "L['\\x']", "(L['x'])(1)"]
@@ -1015,7 +1034,7 @@ def test_what_is_a_guard_and_what_is_code():
     assert [text for text in code if is_plain_guard(text)] == []
 
 
-def test_a_guard_may_have_any_terms():
+def test_cost_of_a_guard_ignores_the_number_of_terms():
     """Python evaluates a guard with the sizes of the inputs as numbers, so only the bits of the numbers count."""
     terms = " + ".join(f"L['x'].size()[{n}]*L['y'].size()[{n}]" for n in range(100))
     assert describe_cost(f"({terms}) % ({terms}) == 0", has_symbols=False) is None
@@ -1025,7 +1044,9 @@ def test_a_guard_may_have_any_terms():
 def test_code_among_the_guards_is_found(parts, tmp_path):
     """The module of the program compiles the guard, and runs the guard in each call."""
     mark = tmp_path / "ran"
-    path = forge(parts, tmp_path / "y.pt2", lambda program: program.update(guards_code=[f"open('{mark}', 'w')"]))
+    path = write_changed_program(
+        parts, tmp_path / "y.pt2", lambda program: program.update(guards_code=[f"open('{mark}', 'w')"])
+    )
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("the module of the program calls builtins.exec, which compiles the guard")
@@ -1046,7 +1067,9 @@ def write_guarded(tmp_path):
 
     def write(key: str = "k", text: str = "abc", change: Callable[[dict], None] = lambda program: None) -> Path:
         program = torch.export.export(Guarded(), ({key: torch.ones(2)}, text))
-        return forge(read_archive(new(program, tmp_path / "x.pt2")), tmp_path / "y.pt2", change)
+        return write_changed_program(
+            read_archive(save_current_layout(program, tmp_path / "x.pt2")), tmp_path / "y.pt2", change
+        )
 
     return write
 
@@ -1080,7 +1103,7 @@ def test_code_in_the_key_of_an_input_is_found(write_guarded, tmp_path):
     assert mark.exists()
 
 
-def test_a_key_of_the_example_inputs_alone_is_found(parts, tmp_path):
+def test_code_in_a_key_of_the_example_inputs_is_found(parts, tmp_path):
     """torch takes the paths of the inputs from the example inputs; the same pickle elsewhere is not compiled."""
     data = _encode_value((({'" + x + "': torch.ones(2)},), {}))
     inputs = {"data/sample_inputs/model.pt": data}
@@ -1105,7 +1128,9 @@ def test_an_object_as_a_key_of_the_example_inputs_is_found(key, parts, tmp_path)
 def test_the_repr_of_a_key_of_the_example_inputs_is_compiled(tmp_path, key):
     """torch is the oracle: the module of the program runs code in the repr of a key."""
     mark = tmp_path / "ran"
-    records = read_archive(new(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), tmp_path / "x.pt2"))
+    records = read_archive(
+        save_current_layout(torch.export.export(_AddedHalf(), (torch.ones(2, 2),)), tmp_path / "x.pt2")
+    )
     code = f"+str(__import__('os').system('touch {mark}'))+"
     inputs = _encode_value((({key(code): torch.ones(2, 2)},), {}))
     path = build_archive(tmp_path / "a.pt2", {**records, "data/sample_inputs/model.pt": inputs})
@@ -1124,7 +1149,7 @@ def test_code_in_the_path_of_a_module_is_found(parts, tmp_path):
     """torch.export.unflatten writes the path into double quotes."""
     for path, count in (('x")\rexec(1)', 1), ("a\nb", 1), ("a\\", 1), ('a"b', 1), ("L['self'].layers[0]", 0)):
         stack = {"nn_module_stack": f"a,{path},b"}
-        forged = forge(
+        forged = write_changed_program(
             parts,
             tmp_path / "a.pt2",
             lambda program, stack=stack: program["graph_module"]["graph"]["nodes"][0]["metadata"].update(stack),
@@ -1147,7 +1172,7 @@ def test_unflatten_compiles_the_path_of_a_module(tmp_path):
         def forward(self, x):
             return self.inner(x) + 1
 
-    records = read_archive(new(torch.export.export(Outer(), (torch.ones(2),)), tmp_path / "x.pt2"))
+    records = read_archive(save_current_layout(torch.export.export(Outer(), (torch.ones(2),)), tmp_path / "x.pt2"))
     mark = tmp_path / "ran"
     code = f"(x\")\ropen('{mark}', 'w')\rdef g(self):\r    pass #".replace(".", "\\x2e")
     assert b",inner," in records[MODEL]
@@ -1171,7 +1196,7 @@ def two_inputs(tmp_path_factory) -> dict[str, bytes]:
     """The records of the program with two inputs, exported for any number of rows."""
     size = torch.export.Dim("n", min=6, max=600)
     program = torch.export.export(Two(), (torch.randn(12, 4), torch.ones(1)), dynamic_shapes=({0: size}, None))
-    return read_archive(new(program, tmp_path_factory.mktemp("two") / "x.pt2"))
+    return read_archive(save_current_layout(program, tmp_path_factory.mktemp("two") / "x.pt2"))
 
 
 @pytest.fixture
@@ -1226,18 +1251,18 @@ def test_code_in_the_name_of_an_input_is_found(two_inputs, write_forged, tmp_pat
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_a_graph_calls_is_judged(target, rule, what, write_forged):
+def test_calls_of_a_graph_are_checked(target, rule, what, write_forged):
     """Operators of torch that compute are clean, other functions of torch unsafe, and unknown libraries unknown."""
     actual_findings = findings(write_forged("torch.ops.aten.sin.default", target))
     assert [(name, what in message) for name, message in actual_findings] == ([(rule, True)] if rule else [])
 
 
-def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
+def test_imports_in_the_nesting_of_arguments_are_checked(parts, tmp_path):
     """A text in the JSON names the factory of a dict, or an enumeration; factories of plain data are clean."""
 
     def spec(**context):
         text = json.dumps([1, {"type": "collections.defaultdict", "context": json.dumps(context), "children_spec": []}])
-        return {**parts, MODEL: _of_signature({"in_spec": text})}
+        return {**parts, MODEL: _encode_signature({"in_spec": text})}
 
     def factory(module, name):
         return spec(default_factory_module=module, default_factory_name=name, dict_context=[])
@@ -1249,12 +1274,12 @@ def test_what_the_nesting_of_arguments_imports_is_judged(parts, tmp_path):
         assert message.startswith("loading the file imports os.system")
 
 
-def _with_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
+def _set_spec(parts, spec, key: str = "in_spec", padding: str = "", **signature) -> dict[str, bytes]:
     """Return the records with a program whose arguments nest like `spec`."""
-    return {**parts, MODEL: _of_signature({key: json.dumps(spec) + padding, **signature})}
+    return {**parts, MODEL: _encode_signature({key: json.dumps(spec) + padding, **signature})}
 
 
-def _of_signature(signature: dict[str, object]) -> bytes:
+def _encode_signature(signature: dict[str, object]) -> bytes:
     """Return a program with a single module call."""
     return _json({"graph_module": {"module_call_graph": [{"fqn": "", "signature": signature}]}})
 
@@ -1290,7 +1315,7 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
         spec[1]["children_spec"][1]["context"] = json.dumps([code])
         signature |= {"in_spec": json.dumps(spec), "forward_arg_names": None}
 
-    path = forge(read_archive(good), tmp_path / "y.pt2", edit)
+    path = write_changed_program(read_archive(good), tmp_path / "y.pt2", edit)
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
@@ -1300,11 +1325,11 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
     assert mark.exists()
 
 
-def test_names_of_keywords_are_names(parts, tmp_path):
+def test_keyword_that_is_not_an_identifier_is_found(parts, tmp_path):
     """Names of keywords must be identifiers, in any JSON value."""
-    assert findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, _keyword(["k", "_2"])))) == []
+    assert findings(build_archive(tmp_path / "a.pt2", _set_spec(parts, _keyword(["k", "_2"])))) == []
     for name in (["a b"], ["k=1"], [["k"]], {"k=1": 0}, "k=", ["k", "k\n"]):
-        path = build_archive(tmp_path / "b.pt2", _with_spec(parts, _keyword(name)))
+        path = build_archive(tmp_path / "b.pt2", _set_spec(parts, _keyword(name)))
         assert [rule for rule, _ in findings(path)] == ["unsafe-global"], name
 
 
@@ -1314,17 +1339,17 @@ def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
     inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
     for key in ("in_spec", "out_spec"):
-        actual_findings = findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, spec, key)))
+        actual_findings = findings(build_archive(tmp_path / "a.pt2", _set_spec(parts, spec, key)))
         assert [rule for rule, _ in actual_findings] == ["unsafe-global"] * any(mark in name for mark in "'\"\\")
 
 
 @pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
 @pytest.mark.parametrize("more", [{}, {"default_factory_module": "collections", "default_factory_name": "OrderedDict"}])
-def test_a_class_in_the_nesting_is_judged_in_any_length_and_company(padding, more, parts, tmp_path):
+def test_enum_in_a_long_or_mixed_nesting_is_found(padding, more, parts, tmp_path):
     """torch reads JSON of any length and looks for an enumeration first, whose member may be the path of a library."""
     context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
-    actual_findings = findings(build_archive(tmp_path / "a.pt2", _with_spec(parts, spec, "out_spec", padding)))
+    actual_findings = findings(build_archive(tmp_path / "a.pt2", _set_spec(parts, spec, "out_spec", padding)))
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
         (rule, text.partition(",")[0]) for rule, text in actual_findings
     }
@@ -1346,10 +1371,10 @@ LIBRARY = '{"__enum__": true, "fqn": "ctypes:cdll", "name": "/nowhere/evil.so"}'
         '{"metadata": {"__enum__": true, "fqn": "http:HTTPMethod", "fqn": %s, "fqn": "http:HTTPMethod"}}',
     ],
 )
-def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path):
+def test_class_in_the_nesting_is_found_under_any_key(context, parts, tmp_path):
     """torch imports the class for each object of the JSON, also for the value of a repeated key."""
     spec = json.dumps([1, {"type": "builtins.tuple", "context": context % LIBRARY, "children_spec": []}])
-    path = forge(
+    path = write_changed_program(
         parts,
         tmp_path / "a.pt2",
         lambda program: program["graph_module"]["module_call_graph"][0]["signature"].update(out_spec=spec),
@@ -1360,7 +1385,7 @@ def test_a_class_in_the_nesting_is_judged_under_any_key(context, parts, tmp_path
 
 
 @pytest.mark.parametrize("place", ["a node", "the module", "a value", "an object"])
-def test_only_remarks_are_left_out(place, parts, tmp_path):
+def test_only_metadata_of_nodes_and_modules_is_not_checked(place, parts, tmp_path):
     """The `metadata` of a node or of the module is text for people; under another key, `metadata` is checked."""
     program = json.loads(parts[MODEL])
     module, remark = program["graph_module"], {"note": "it's\n"}
@@ -1378,16 +1403,18 @@ def test_only_remarks_are_left_out(place, parts, tmp_path):
 ENDLESS_SYMBOLS = ["u9999999999999", "zuf9999999999999", "u 9_999_999_999_999", "u+9999999999999", "u\uff19" + "9" * 12]
 
 
-def of_symbol(symbol: str, parts: dict[str, bytes], path: Path) -> Path:
-    return forge(parts, path, lambda program: program.update(range_constraints={symbol: {"min_val": 0, "max_val": 5}}))
+def write_symbol(symbol: str, parts: dict[str, bytes], path: Path) -> Path:
+    return write_changed_program(
+        parts, path, lambda program: program.update(range_constraints={symbol: {"min_val": 0, "max_val": 5}})
+    )
 
 
 def test_symbols_are_counted_by_their_numbers(parts, tmp_path):
     """torch counts to the number in the symbol in steps of 1; to a small number in less than a second."""
     for symbol in ("u0", "s77", "s0 + 1", "zuf99999"):
-        assert findings(of_symbol(symbol, parts, tmp_path / "a.pt2")) == []
+        assert findings(write_symbol(symbol, parts, tmp_path / "a.pt2")) == []
     for symbol in ENDLESS_SYMBOLS:
-        actual_findings = findings(of_symbol(symbol, parts, tmp_path / "a.pt2"))
+        actual_findings = findings(write_symbol(symbol, parts, tmp_path / "a.pt2"))
         assert any("counts in steps of 1 up to the number in the symbol" in message for _, message in actual_findings)
 
 
@@ -1408,13 +1435,13 @@ for path in sys.argv[1:]:
 def test_torch_counts_to_the_numbers_of_symbols(parts, tmp_path):
     """torch reads an honest program in 0.1 s, and does not finish programs with endless symbols."""
     symbols = ["u0", *ENDLESS_SYMBOLS]
-    paths = [of_symbol(symbol, parts, tmp_path / f"{number}.pt2") for number, symbol in enumerate(symbols)]
+    paths = [write_symbol(symbol, parts, tmp_path / f"{number}.pt2") for number, symbol in enumerate(symbols)]
     assert run_code(LOAD_EACH, *paths).stdout.split() == ["0"] + [str(-signal.SIGPROF)] * len(ENDLESS_SYMBOLS)
 
 
 def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
     """A later torch may define the key, so the finding is a warning, not an error."""
-    path = forge(parts, tmp_path / "a.pt2", lambda program: program.update(language="a"))
+    path = write_changed_program(parts, tmp_path / "a.pt2", lambda program: program.update(language="a"))
     (finding,) = audit(Request((str(path),))).findings
     assert (finding.rule, finding.severity.name) == ("unsafe-data", "WARNING")
     assert "text under the unknown key 'language'" in finding.message
@@ -1423,7 +1450,7 @@ def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
 def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """torch may read JSON that is nested too deeply for statecli."""
     deep = "[" * 200_000 + "]" * 200_000
-    program = _of_signature({"out_spec": deep})
+    program = _encode_signature({"out_spec": deep})
     actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: program}))
     assert [rule for rule, _ in actual_findings] == ["unsafe-global"]
 
@@ -1455,7 +1482,7 @@ def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_pat
         ("Dummy('a', dummy_index=6000000, integer=True)", True),
     ],
 )
-def test_the_order_of_arguments_hides_no_exponent(text, plain):
+def test_argument_order_does_not_hide_an_exponent(text, plain):
     """Arguments by name or from a tuple may come in any order; torch writes only assumptions and precision by name."""
     assert (is_plain_expression(text) and describe_cost(text) is None) == plain
 
@@ -1472,7 +1499,7 @@ CODE_RECORDS = {
 
 
 @pytest.mark.parametrize("name", CODE_RECORDS)
-def test_code_for_the_loader_of_aotinductor_is_told(name, parts, tmp_path):
+def test_code_for_the_aotinductor_loader_is_reported(name, parts, tmp_path):
     """Code of a library runs as soon as torch loads the library; statecli cannot check the code and warns."""
     ((rule, message),) = findings(build_archive(tmp_path / "y.pt2", {**parts, name: b"\x7fELF"}))
     assert rule == CODE_RECORDS[name]
@@ -1534,7 +1561,7 @@ def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
     assert "which the AOTInductor loader unpacks to a path outside its temporary folder" in message
 
 
-def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
+def test_program_with_invalid_json_is_reported_as_unread(parts, tmp_path):
     """Python's own parser accepts NaN, so torch may load a program that statecli refuses."""
     path = build_archive(tmp_path / "y.pt2", {**parts, MODEL: b'{"a": NaN, "expr_str": "eval(1)"}'})
     assert "not valid JSON" in next(
@@ -1542,13 +1569,13 @@ def test_a_program_that_is_no_json_was_not_scanned(parts, tmp_path):
     )
 
 
-def test_every_value_of_an_entry_may_be_anything(parts, tmp_path):
+def test_entry_with_any_value_is_read_or_refused(parts, tmp_path):
     """A value of another type at any place of an entry is damage, or is read."""
     config = json.loads(parts[CONFIG])["config"]["weight"]
     for place in (*config, *(("tensor_meta", key) for key in config["tensor_meta"])):
         for value in (None, True, -1, 2**70, 1.5, "", "x", [], [[]], {}, {"as_int": "3"}, [{"as_int": None}]):
             changes = {place: value} if isinstance(place, str) else {"meta": {place[1]: value}}
-            path = build_archive(tmp_path / "z.pt2", entry(parts, **changes))
+            path = build_archive(tmp_path / "z.pt2", change_entry(parts, **changes))
             read_or_refuse(path)
 
 
@@ -1558,7 +1585,7 @@ def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
     assert "bytes, more than statecli's limit of 100" in line(build_archive(tmp_path / "y.pt2", parts))
 
 
-def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
+def test_record_with_many_names_is_read_once(parts, tmp_path, monkeypatch):
     """A record is unpacked once, however many entries refer to the record."""
     out = io.BytesIO()
     torch.save(torch.ones(2), out)
@@ -1573,9 +1600,9 @@ def test_many_names_of_one_archive_are_read_once(parts, tmp_path, monkeypatch):
     assert (len(rows), len(calls)) == (50, 1)
 
 
-def test_old_layouts_that_lack_a_part(program, tmp_path, line):
+def test_incomplete_old_layout_is_refused(program, tmp_path, line):
     """A plain zip without its state_dict is refused, and so is a zip with compressed archives."""
-    good = of_2_7(program, tmp_path / "x.pt2")
+    good = save_2_7_layout(program, tmp_path / "x.pt2")
     with zipfile.ZipFile(good) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(tmp_path / "y.pt2", "w") as archive:
@@ -1594,7 +1621,7 @@ def test_old_layouts_that_lack_a_part(program, tmp_path, line):
 
 def test_records_that_torch_2_7_did_not_write_are_reported(program, tmp_path):
     """Another loader may read the records: torch.jit.load takes the folder of the first record."""
-    path = of_2_7(program, tmp_path / "x.pt2")
+    path = save_2_7_layout(program, tmp_path / "x.pt2")
     assert findings(path) == []
     assert [oddity for oddity in read(path).oddities if oddity.kind is OddityKind.UNUSED_RECORDS] == []
     with zipfile.ZipFile(path, "a") as archive:
@@ -1686,7 +1713,7 @@ def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
         read(build_archive(tmp_path / "y.pt2", records))
 
 
-def test_an_unreadable_archive_in_it_names_itself(parts, tmp_path):
+def test_error_names_the_unreadable_inner_archive(parts, tmp_path):
     """The error is one line, and names the record: its size is not that of the file."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
     with pytest.raises(UnreadableError) as refused:
@@ -1762,7 +1789,7 @@ def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path, s
         assert mark.exists()
 
 
-def test_any_record_of_a_package_may_be_a_pickle(parts, tmp_path):
+def test_pickle_in_any_record_of_a_package_is_found(parts, tmp_path):
     """PackageImporter.load_pickle accepts the name of any record."""
     mark = tmp_path / "ran"
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
@@ -1782,14 +1809,14 @@ def test_a_record_that_torch_does_not_know_is_reported(kind, parts, tmp_path):
     ]
 
 
-def test_tensors_in_one_record_are_unpickled_although_a_configuration_has_them(parts, tmp_path):
+def test_configuration_does_not_hide_a_weights_pickle(parts, tmp_path):
     """torch.export.load reads data/weights/model.pt before the configuration."""
     mark = tmp_path / "ran"
     config = json.loads(parts[CONFIG])
     first = next(iter(config["config"].values()))
     config["config"]["x"] = {**first, "path_name": "model.pt"}
     pickle = _in_protocol_0(b"N0", mark).ljust(100_000, b"\xfe")
-    _loads_and_is_found(
+    _assert_reported_and_loaded(
         build_archive(tmp_path / "y.pt2", {**parts, CONFIG: _json(config), "data/weights/model.pt": pickle}), mark
     )
 
@@ -1804,7 +1831,7 @@ class _Shifted(torch.nn.Module):
         return self.operator(x, self.w)
 
 
-def test_another_program_with_the_same_weights_is_a_change(statecli, in_tmp_path):
+def test_diff_reports_another_program_with_equal_weights(statecli, in_tmp_path):
     """x + w and x - w have the same tensors; the source lines of a traced program do not count."""
     for name, operator in (("add", torch.add), ("sub", torch.sub), ("again", lambda x, w: torch.add(x, w))):
         torch.export.save(torch.export.export(_Shifted(operator), (torch.ones(2),)), f"{name}.pt2")

@@ -117,7 +117,7 @@ def test_shared_storage_is_tied(tmp_path):
     assert actual_rows["head"].note == "view: 4 of the 10 elements of its storage"
 
 
-def test_an_expanded_tensor_says_so(tmp_path):
+def test_expanded_tensor_has_a_note(tmp_path):
     """An expanded dimension has stride 0: the file stores 2 elements, not 10."""
     (row,) = read(tmp_path, {"w": torch.randn(2, 1).expand(2, 5)}).tensors
     assert row.note == "expanded: 10 elements share 2 stored elements"
@@ -131,7 +131,7 @@ def test_lazy_conjugation_is_kept(tmp_path):
     assert not row.data.negative
 
 
-def test_device_is_what_the_file_recorded(tmp_path):
+def test_device_is_the_recorded_device(tmp_path):
     """`meta` tensors have no storage; the recorded device is shown unchanged."""
     (row,) = read(tmp_path, {"w": torch.empty(3, device="meta")}).tensors
     assert (row.device, row.shape, row.data) == ("meta", (3,), None)
@@ -187,7 +187,7 @@ def test_a_state_dict_records_no_requires_grad(tmp_path):
     assert [row.requires_grad for row in actual_rows.values()] == [None, None]
 
 
-def test_nn_buffer_leaves_its_mark(tmp_path):
+def test_nn_buffer_is_recognised_in_a_bare_dict(tmp_path):
     """nn.Buffer is a buffer, persistent or not, even in a bare dict."""
     state = {"b": nn.Buffer(torch.randn(2)), "n": nn.Buffer(torch.randn(2), persistent=False)}
     actual_rows = rows(read(tmp_path, state))
@@ -220,7 +220,7 @@ class Net(nn.Module):
         self.view = self.norm.running_mean[:2]
 
 
-def test_a_whole_module_is_grouped_as_torch_groups_it(tmp_path):
+def test_pickled_module_agrees_with_named_parameters(tmp_path):
     """Names and kinds from the pickle agree with named_parameters and named_buffers."""
     net = Net()
     net.fc.bias.requires_grad_(False)
@@ -276,7 +276,7 @@ def test_a_module_twice_registered_has_both_names(tmp_path):
     ],
     ids=["transformer", "data-parallel", "fx", "lazy", "attention"],
 )
-def test_torchs_own_modules_are_grouped_exactly(tmp_path, make):
+def test_torch_modules_agree_with_the_live_module(tmp_path, make):
     """Names and kinds agree with the live module."""
     module = make()
     actual_rows = rows(read(tmp_path, module))
@@ -302,7 +302,7 @@ def train_optimizer(net, optimizer_of):
     return optimizer
 
 
-def test_sections_of_a_training_checkpoint(tmp_path):
+def test_training_checkpoint_has_a_section_for_each_state(tmp_path):
     """Model, EMA, optimizer and scheduler are sections; a loose RNG tensor is in no named section."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     optimizer = train_optimizer(net, lambda net: torch.optim.AdamW(net.parameters()))
@@ -324,7 +324,7 @@ def test_sections_of_a_training_checkpoint(tmp_path):
     assert state.metadata.values["optimizer.param_groups.0.lr"] == 0.001
 
 
-def test_sections_in_the_shape_of_lightning(tmp_path):
+def test_each_optimizer_state_of_a_list_is_a_section(tmp_path):
     """Each state in a list of optimizer states is a section, named by its dotted path."""
     net = nn.Linear(2, 2)
     optimizer = train_optimizer(net, lambda net: torch.optim.SGD(net.parameters(), 0.1, momentum=0.9))
@@ -347,24 +347,24 @@ def test_two_models_under_one_key_are_two_sections(tmp_path):
     assert read(tmp_path, {"models": models, "step": 1}).sections == ("models.gen", "models.disc")
 
 
-ONE = torch.ones(1)
+ONE_ELEMENT = torch.ones(1)
 #: A state of a single model -> the names of its tensors, as in Python code.
-NAMES = {
+UNIQUE_NAMES = {
     "nested dicts without a trace of training": (
-        {"Dense_0": {"kernel": ONE}, "Dense_1": {"kernel": ONE}},
+        {"Dense_0": {"kernel": ONE_ELEMENT}, "Dense_1": {"kernel": ONE_ELEMENT}},
         ["Dense_0['kernel']", "Dense_1['kernel']"],
     ),
     "tensors of get_extra_state": (
-        collections.OrderedDict({"fc.weight": ONE, "fc._extra_state": {"scale": ONE}}),
+        collections.OrderedDict({"fc.weight": ONE_ELEMENT, "fc._extra_state": {"scale": ONE_ELEMENT}}),
         ["fc.weight", "fc._extra_state['scale']"],
     ),
-    "keys that are not text": ({2: ONE, None: ONE, "2": ONE}, ["[2]", "[None]", "2"]),
-    "names that collide when joined": ({"a.b": ONE, "a": {"b": ONE}}, ["a.b", "a['b']"]),
-    "a tensor alone": (ONE, ["tensor"]),
+    "keys that are not text": ({2: ONE_ELEMENT, None: ONE_ELEMENT, "2": ONE_ELEMENT}, ["[2]", "[None]", "2"]),
+    "names that collide when joined": ({"a.b": ONE_ELEMENT, "a": {"b": ONE_ELEMENT}}, ["a.b", "a['b']"]),
+    "a tensor alone": (ONE_ELEMENT, ["tensor"]),
 }
 
 
-@pytest.mark.parametrize(("thing", "names"), NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize(("thing", "names"), UNIQUE_NAMES.values(), ids=UNIQUE_NAMES)
 def test_tensors_of_one_model_have_different_names(tmp_path, thing, names):
     """The state is a single section, and each tensor has a name that no other path has."""
     state = read(tmp_path, thing)
@@ -393,7 +393,7 @@ CONTAINER_CALLS = {
 
 
 @pytest.mark.parametrize("call", CONTAINER_CALLS.values(), ids=list(CONTAINER_CALLS))
-def test_a_container_holds_what_it_was_made_of(tmp_path, call):
+def test_computed_container_has_the_tensors_of_torch(tmp_path, call):
     """A container built from pairs, from another container or by a call has the names and tensors that torch loads."""
     state = read(tmp_path, Called(*call))
     loaded = torch.load(tmp_path / "file.pt", weights_only=False)
@@ -402,7 +402,7 @@ def test_a_container_holds_what_it_was_made_of(tmp_path, call):
     assert {name: row.shape for name, row in rows(state).items()} == wanted
 
 
-class Odd(dict):
+class DictWithArguments(dict):
     """A dict that is pickled with arguments for its own class."""
 
     def __init__(self, argument):
@@ -410,18 +410,18 @@ class Odd(dict):
         self.argument = argument
 
     def __reduce__(self):
-        return Odd, (self.argument,), {"c": torch.ones(3)}, None, iter(self.items())
+        return DictWithArguments, (self.argument,), {"c": torch.ones(3)}, None, iter(self.items())
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_dict_with_arguments_and_attributes_loses_none(tmp_path, nested):
+def test_tensors_in_constructor_arguments_are_listed(tmp_path, nested):
     """The class may do anything with its arguments: tensors in the arguments are listed next to the items."""
-    odd = Odd({"a": torch.ones(1)})
+    odd = DictWithArguments({"a": torch.ones(1)})
     state = read(tmp_path, {"state_dict": odd} if nested else odd)
     assert {name: row.shape for name, row in rows(state).items()} == {"b": (2,), "c": (3,), "__args__[0]['a']": (1,)}
 
 
-def test_tensors_beside_sections_are_listed(tmp_path):
+def test_tensors_in_attributes_of_a_dict_are_listed(tmp_path):
     """An attribute of a checkpoint's dict is not an entry of the dict, but torch loads the attribute too."""
     checkpoint = collections.OrderedDict(model={"fc.weight": torch.ones(1)}, optimizer=None)
     checkpoint.extra = torch.ones(2)
@@ -430,7 +430,7 @@ def test_tensors_beside_sections_are_listed(tmp_path):
     assert shapes == {("model", "fc.weight"): (1,), ("", "extra"): (2,), ("more", "a"): (3,)}
 
 
-def test_nothing_to_list_is_an_error(tmp_path):
+def test_checkpoint_without_tensors_is_an_error(tmp_path):
     """A file without tensors is read; if tensors are needed, the error describes the object in the file."""
     state = read(tmp_path, {"epoch": 3})
     assert (state.tensors, state.sections, state.metadata.values) == ((), (), {"epoch": 3})
@@ -438,7 +438,7 @@ def test_nothing_to_list_is_an_error(tmp_path):
         load.read_checkpoint(str(tmp_path / "file.pt"))
 
 
-def test_an_optimizer_alone(tmp_path):
+def test_optimizer_state_dict_is_the_section_optimizer(tmp_path):
     """optimizer.state_dict() saved by itself is the section `optimizer`."""
     optimizer = train_optimizer(nn.Linear(2, 2), lambda net: torch.optim.AdamW(net.named_parameters()))
     state = read(tmp_path, optimizer.state_dict())
@@ -446,7 +446,7 @@ def test_an_optimizer_alone(tmp_path):
     assert state.optimizers[0].groups[0].names == ("weight", "bias")
 
 
-def test_numpy_arrays_are_listed_as_such(tmp_path):
+def test_numpy_arrays_have_the_layout_numpy(tmp_path):
     """Arrays inside a checkpoint have a dtype and a shape, but are not tensors."""
     (row,) = read(tmp_path, {"w": np.ones((2, 3), dtype="float32")}).tensors
     assert (row.dtype, row.shape, row.layout, row.nbytes) == ("float32", (2, 3), "numpy", 24)
@@ -459,12 +459,12 @@ def test_foreign_globals_are_named_and_not_imported(tmp_path):
     assert "Holder" in odd.message
 
 
-def test_an_ordinary_state_dict_names_nothing_foreign(tmp_path):
+def test_ordinary_state_dict_has_no_oddities(tmp_path):
     """A state_dict of torch's own modules has no oddities."""
     assert read(tmp_path, nn.Linear(2, 2).state_dict()).oddities == ()
 
 
-def test_the_allow_list_is_torchs():
+def test_allow_list_equals_torch():
     """statecli's list of harmless globals equals the list of the installed torch."""
     from torch._weights_only_unpickler import _get_allowed_globals
 
@@ -492,7 +492,7 @@ class Views(nn.Module):
         self.part = self.buf[2:4]
 
 
-def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
+def test_slices_of_an_unregistered_tensor_are_rows(tmp_path):
     """A view inside a registered tensor is an alias, and so is a second name of an object; other slices are rows."""
     actual_rows = rows(read(tmp_path, Views()))
     assert set(actual_rows) == {"buf", "a", "b", "full"}
@@ -502,7 +502,7 @@ def test_slices_of_an_unregistered_tensor_are_rows_of_their_own(tmp_path):
     assert actual_rows["a"].aliases == ("again",)
 
 
-def test_old_weight_norm_is_said_to_be_derived(tmp_path):
+def test_weight_of_the_old_weight_norm_has_a_note(tmp_path):
     """`weight` is computed from weight_g and weight_v before each forward."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
@@ -511,7 +511,7 @@ def test_old_weight_norm_is_said_to_be_derived(tmp_path):
     assert rows(read(tmp_path, module))["weight"].note == "derived from weight_g and weight_v"
 
 
-def test_states_of_random_generators_are_no_model(tmp_path):
+def test_states_of_random_generators_are_not_a_model(tmp_path):
     """A file like the Trainer's rng_state.pth has no tensor that a model would register."""
     state = read(tmp_path, {"python": (3, (1, 2), None), "numpy": np.ones(624, "uint32"), "cpu": torch.get_rng_state()})
     assert {row.kind for row in state.tensors} == {Kind.OTHER}
@@ -535,7 +535,7 @@ def test_keys_that_cannot_be_written_are_numbered(tmp_path):
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
+def test_bare_storage_is_a_tensor_of_its_dtype(tmp_path, legacy):
     """A storage has one dimension; an untyped storage is bytes. A note names the storages."""
     storages = {
         "floats": torch.FloatStorage([1.0, 2.0]),
@@ -559,7 +559,7 @@ def test_a_storage_saved_by_itself_is_a_tensor_of_its_dtype(tmp_path, legacy):
     assert odd.message.endswith("deep[0]['floats'], deep[0]['longs'], deep[0]['bytes'], deep[0]['empty']")
 
 
-def test_a_storage_alone_is_a_file(tmp_path):
+def test_file_with_only_a_storage_is_read(tmp_path):
     """A storage may be the whole object of torch.save."""
     (row,) = read(tmp_path, torch.FloatStorage([1.0, 2.0])).tensors
     assert (row.fqn, row.shape, row.note) == ("tensor", (2,), "storage")
@@ -572,7 +572,7 @@ def test_a_storage_is_tied_to_the_tensor_over_it(tmp_path):
     assert (actual_rows["w"].tied_to, actual_rows["s"].tied_to) == (("s",), ("w",))
 
 
-def test_what_load_state_dict_takes_for_no_tensor(tmp_path):
+def test_storage_and_array_are_not_tensors_of_a_state_dict(tmp_path):
     """A storage and an array have values, but are not a torch.Tensor."""
     thing = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
     (actual,) = read(tmp_path, thing).state_dicts
@@ -590,7 +590,7 @@ def ragged_tensor(layout, *lengths):
         (torch.strided, "nested", ["values", "sizes", "strides", "offsets"]),
     ],
 )
-def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
+def test_nested_tensor_has_parts_and_no_shape(tmp_path, layout, name, parts):
     """A nested tensor has its values and the start of each inner tensor, but no single shape."""
     nested = ragged_tensor(layout, 2, 4).requires_grad_(layout is torch.jagged)
     (row,) = read(tmp_path, {"w": nested}).tensors
@@ -600,14 +600,14 @@ def test_a_nested_tensor_is_its_parts(tmp_path, layout, name, parts):
     assert row.note.startswith("nested: ")
 
 
-def test_a_jagged_tensor_with_lengths(tmp_path):
+def test_jagged_tensor_with_holes_has_lengths(tmp_path):
     """A jagged tensor with holes also has the length of each inner tensor."""
     nested = torch.nested.nested_tensor_from_jagged(torch.ones(6, 3), torch.tensor([0, 2, 6]), torch.tensor([1, 3]))
     (row,) = read(tmp_path, {"w": nested}).tensors
     assert {name: data.shape for name, data in row.parts} == {"values": (6, 3), "offsets": (3,), "lengths": (2,)}
 
 
-def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
+def test_diff_shows_the_shapes_of_nested_parts(statecli, tmp_path):
     """If parts of a nested tensor have other shapes, the table and the finding show the shapes of the parts."""
     for lengths, path in (((2, 4), tmp_path / "a.pt"), ((2, 5), tmp_path / "b.pt")):
         torch.save({"w": ragged_tensor(torch.jagged, *lengths)}, path)
@@ -618,7 +618,7 @@ def test_parts_of_other_shapes_are_shown(statecli, tmp_path):
 
 
 @pytest.mark.parametrize("untyped", [False, True])
-def test_a_diff_of_storages(statecli, tmp_path, untyped):
+def test_diff_finds_a_changed_storage(statecli, tmp_path, untyped):
     """A changed value of a storage without a tensor is found, and a note names the storage."""
     for value, path in ((2.0, tmp_path / "a.pt"), (3.0, tmp_path / "b.pt")):
         storage = torch.FloatStorage([1.0, value])
@@ -680,7 +680,7 @@ class _BySettings(nn.Module):
 
 @pytest.mark.parametrize("wrap", ["bare", "in a Sequential", "in a dict"])
 @pytest.mark.parametrize("kind", [_ByState, _ByKeyword, _ByParts, _BySettings])
-def test_no_tensor_of_a_module_with_its_own_reduce_is_missed(tmp_path, kind, wrap):
+def test_all_tensors_of_a_module_with_own_reduce_are_listed(tmp_path, kind, wrap):
     """Each tensor that torch reads from the pickle has a name, whatever the rebuilding functions do."""
     module = kind(2, 3) if issubclass(kind, nn.Linear) else kind()
     things = {"bare": module, "in a Sequential": nn.Sequential(module), "in a dict": {"model": module}}
@@ -699,7 +699,7 @@ def test_no_tensor_of_a_module_with_its_own_reduce_is_missed(tmp_path, kind, wra
     assert len({row.fqn for row in state.tensors}) == len(given)
 
 
-def test_the_weight_of_an_old_spectral_norm_is_a_row_before_its_first_forward(tmp_path):
+def test_old_spectral_norm_weight_is_a_row_before_forward(tmp_path):
     """Until the first forward, `weight` shares the memory of `weight_orig`."""
     state = read(tmp_path, torch.nn.utils.spectral_norm(nn.Linear(2, 2)))
     (row,) = [row for row in state.tensors if row.fqn == "weight"]
@@ -741,21 +741,21 @@ def test_the_order_of_an_array_is_a_bool(tmp_path):
         assert [row.damage is None for row in rows] == [is_sound]
 
 
-PLAIN = (None, None, None, -1, -1, 0)
-TYPES = {
-    "of numpy's own": (("f4", False, False), (3, ">", *PLAIN)),
-    "of numpy's own by the default": (("f4",), (3, ">", *PLAIN)),
-    "with an order in bytes": (("f4", False, True), (3, b">", *PLAIN)),
+PLAIN_STATE = (None, None, None, -1, -1, 0)
+UNUSUAL_TYPES = {
+    "of numpy's own": (("f4", False, False), (3, ">", *PLAIN_STATE)),
+    "of numpy's own by the default": (("f4",), (3, ">", *PLAIN_STATE)),
+    "with an order in bytes": (("f4", False, True), (3, b">", *PLAIN_STATE)),
     "with the state of an older numpy": (("f4", False, True), (">", None, None, -1, -1)),
     "with parts": (("f4", False, True), (3, "<", (np.dtype("u1"), (4,)), None, None, -1, -1, 0)),
 }
 
 
-def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path):
+def test_array_with_an_unusual_dtype_pickle_is_damage(tmp_path):
     """numpy ignores the state of its own types, and takes an order in bytes."""
-    honest = [(args, (3, order, *PLAIN)) for args in (("f4", False, True), ("f4", 0, 1)) for order in "<>="]
+    honest = [(args, (3, order, *PLAIN_STATE)) for args in (("f4", False, True), ("f4", 0, 1)) for order in "<>="]
     make, args, state = np.array([1.5, 2.5], "f4").__reduce__()
-    for called, type_state in (*honest, *TYPES.values()):
+    for called, type_state in (*honest, *UNUSUAL_TYPES.values()):
         is_sound = (called, type_state) in honest
         dtype = Called(np.dtype, called, type_state)
         torch.save({"w": Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
@@ -766,9 +766,9 @@ def test_the_type_of_an_array_is_as_numpy_saves_it(tmp_path):
             assert read_all_values(row.data).tolist() == loaded.tolist()
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_number_of_such_a_type_is_not_told(tmp_path, name):
+@pytest.mark.parametrize("name", UNUSUAL_TYPES)
+def test_number_with_an_unusual_dtype_pickle_has_no_value(tmp_path, name):
     """A number whose type has an unusual pickle is an unknown call, not a value."""
-    number = Called(np.float32(1).__reduce__()[0], (Called(np.dtype, *TYPES[name]), np.float32(1.5).tobytes()))
+    number = Called(np.float32(1).__reduce__()[0], (Called(np.dtype, *UNUSUAL_TYPES[name]), np.float32(1.5).tobytes()))
     torch.save({"w": torch.ones(1), "best": number}, tmp_path / "a.pt")
     assert formats.read(str(tmp_path / "a.pt")).metadata.values.get("best") != 1.5

@@ -118,7 +118,7 @@ def test_the_tensors_are_not_read(form, write_file):
         formats.read(str(path))
 
 
-def test_an_honest_one_is_not_passed(write_file):
+def test_honest_tar_is_an_unscanned_pickle(write_file):
     """The pickles of an honest tar have no harmful name, but only the first pickle of each member is read."""
     path = write_file(pack_tar(members()))
     assert {rule for rule, _ in list_findings(path)} == {"unscanned-pickle"}
@@ -129,7 +129,7 @@ def system(mark: Path) -> bytes:
     return call_function(global_name("os", "system"), text(f"touch {mark}"))
 
 
-SOMEWHERE = {
+CALL_PLACES = {
     "the number of storages": lambda evil: {"storages": build_pickle(evil) + b""},
     "a location": lambda evil: {
         "storages": build_pickle(number(1))
@@ -154,11 +154,11 @@ SOMEWHERE = {
 AFTER_NUMBERS = ("behind the elements", "behind the strides", "elements that are a pickle")
 
 
-@pytest.mark.parametrize("place", SOMEWHERE)
-def test_a_call_is_not_passed_wherever_torch_unpickles(place, write_file, tmp_path):
+@pytest.mark.parametrize("place", CALL_PLACES)
+def test_call_in_any_member_is_reported(place, write_file, tmp_path):
     """A call in any member is reported; behind elements or strides, only as an unscanned pickle."""
     mark = tmp_path / "ran"
-    path = write_file(pack_tar(members(**SOMEWHERE[place](system(mark)))))
+    path = write_file(pack_tar(members(**CALL_PLACES[place](system(mark)))))
     rules = {rule for rule, _ in list_findings(path)}
     assert "unscanned-pickle" in rules
     assert ("unsafe-global" in rules) == (place not in AFTER_NUMBERS)
@@ -260,7 +260,7 @@ POLYGLOTS = {
 
 
 @pytest.mark.parametrize("name", POLYGLOTS)
-def test_a_negative_checksum_makes_a_tar_too(name, write_file, tmp_path):
+def test_tar_with_a_negative_checksum_is_scanned(name, write_file, tmp_path):
     """torch.load tries tarfile first, and tarfile accepts signed checksums in base 256."""
     mark = tmp_path / "ran"
     path = write_file(POLYGLOTS[name](system(mark)))
@@ -324,7 +324,7 @@ def test_every_beginning_is_refused_or_read(write_file):
         list_findings(path)
 
 
-def test_the_scan_of_no_tar_needs_no_tarfile(tmp_path):
+def test_scan_of_other_files_does_not_import_tarfile(tmp_path):
     """Scans of other files do not import tarfile, because the import takes as long as the import of statecli."""
     torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     code = "import sys; from statecli.file_scan.scan import *; scan_pickles('a.pt'); print('tarfile' in sys.modules)"

@@ -94,22 +94,22 @@ def save_trace(net: nn.Module, path: Path) -> None:
     torch.jit.save(torch.jit.trace(net, torch.randn(2, 3)), path)
 
 
-def frozen(net: nn.Module, path: Path) -> None:
+def save_frozen(net: nn.Module, path: Path) -> None:
     """Freeze the module, so that its weights become constants, and save the result."""
     torch.jit.save(torch.jit.freeze(torch.jit.script(net)), path)
 
 
-def lite(net: nn.Module, path: Path) -> None:
+def save_lite(net: nn.Module, path: Path) -> None:
     """Save the module for the interpreter of mobile devices."""
     torch.jit.script(net)._save_for_lite_interpreter(str(path))
 
 
-def lite_with_debug_info(net: nn.Module, path: Path) -> None:
+def save_lite_with_debug_info(net: nn.Module, path: Path) -> None:
     """Save the module for mobile devices, with records for error messages."""
     torch.jit.script(net)._save_for_lite_interpreter(str(path), _save_mobile_debug_info=True)
 
 
-WRITERS = [save_script, save_trace, frozen, lite, lite_with_debug_info]
+WRITERS = [save_script, save_trace, save_frozen, save_lite, save_lite_with_debug_info]
 
 
 def read(path):
@@ -127,7 +127,7 @@ def values(path):
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda function: function.__name__)
-def test_it_agrees_with_torch(writer, net, tmp_path):
+def test_archive_agrees_with_torch_jit_load(writer, net, tmp_path):
     """Names and their order, kinds, shapes, dtypes, requires_grad and values agree with the module loaded by torch.
 
     Every constant has the bits in its record.
@@ -159,7 +159,7 @@ def test_it_agrees_with_torch(writer, net, tmp_path):
             )
 
 
-def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
+def test_unregistered_tensors_have_python_names(net, tmp_path):
     """A tensor that the class does not register is unregistered, in any container."""
     loaded = save_script(net, tmp_path / "x.pt")
     actual_values = values(tmp_path / "x.pt")
@@ -179,7 +179,7 @@ def test_attributes_have_the_names_that_python_has_for_them(net, tmp_path):
     assert (rows["views[1]"].storage_offset, rows["views[1]"].storage_bytes) == (3, 48)
 
 
-def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
+def test_constants_have_the_names_of_the_code(net, tmp_path):
     """The archive does not record the former attribute of a constant; constants share no storage with the module."""
     save_trace(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
@@ -191,9 +191,9 @@ def test_a_constant_is_known_by_the_name_that_the_code_has(net, tmp_path):
     assert not any(row.tied_to for row in rows)
 
 
-def test_a_frozen_module_is_constants_alone(net, tmp_path):
+def test_frozen_module_has_only_constants(net, tmp_path):
     """Freezing removes the names; the state_dict of a frozen module is empty."""
-    frozen(net, tmp_path / "x.pt")
+    save_frozen(net, tmp_path / "x.pt")
     state = read(tmp_path / "x.pt")
     assert state.sections == ("constants",)
     assert not [oddity for oddity in state.oddities if oddity.name == "no-tensors"]
@@ -208,7 +208,7 @@ def test_code_is_noted(net, tmp_path):
     assert (settings["code files"], settings["code bytes"]) == (len(sizes), sum(sizes))
     assert "bytecode bytes" not in settings
     assert (settings["names.0"], settings["names.1"], settings["pair.1"], settings["nested.0.1"]) == ("a", "b", 3, 1)
-    lite(net, tmp_path / "y.ptl")
+    save_lite(net, tmp_path / "y.ptl")
     assert read(tmp_path / "y.ptl").metadata.values["bytecode bytes"] > 0
 
 
@@ -232,7 +232,7 @@ class Scripted:
         self.t = t
 
 
-def test_an_object_of_a_scripted_class_is_looked_into(tmp_path):
+def test_tensor_of_a_scripted_object_is_listed(tmp_path):
     """The object is not a module, so its tensor is an unregistered attribute."""
 
     class Holder(nn.Module):
@@ -248,7 +248,7 @@ def test_an_object_of_a_scripted_class_is_looked_into(tmp_path):
     assert (row.fqn, row.kind) == ("scripted.t", Kind.UNREGISTERED)
 
 
-def test_every_dtype(tmp_path):
+def test_buffers_of_every_dtype_are_listed(tmp_path):
     """Buffers of each dtype that TorchScript saves are listed with their dtype."""
     integers = ("int64", "int32", "int16", "int8", "uint8", "bool")
     names = ("float64", "float32", "float16", "bfloat16", *integers, "complex64", "complex128")
@@ -268,7 +268,7 @@ NEW_DTYPES = [
 
 
 @pytest.mark.parametrize("name", NEW_DTYPES)
-def test_types_that_have_no_storage_in_python(name, tmp_path):
+def test_dtypes_without_a_python_storage_are_read(name, tmp_path):
     """Tensors of new dtypes are read with their values, and their storages are not foreign names."""
     dtype = getattr(torch, name, None)
     if dtype is None:
@@ -296,7 +296,7 @@ def test_types_that_have_no_storage_in_python(name, tmp_path):
     )
 
 
-def test_a_pickle_of_torch_save_has_no_such_storage(parts, tmp_path):
+def test_new_storage_class_in_torch_save_is_damage(parts, tmp_path):
     """torch.load does not know the new storage classes, so their names in an archive of torch.save are damage."""
     torch.save({"w": torch.ones(2, dtype=torch.int16)}, tmp_path / "a.pt")
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
@@ -325,7 +325,7 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path, statecli):
     assert (done.code, done.json["findings"]) == (0, [])
 
 
-def test_an_audit_knows_every_storage_of_torchscript(tmp_path, statecli):
+def test_audit_finds_only_unknown_storage_classes(tmp_path, statecli):
     """Storage classes of TorchScript alone are not foreign names, but an invented storage class is."""
     model = nn.Module()
     for name in ("uint16", "float8_e4m3fn", "bits8"):
@@ -340,7 +340,7 @@ def test_an_audit_knows_every_storage_of_torchscript(tmp_path, statecli):
     assert any("torch.UInt61Storage" in finding["message"] for finding in findings)
 
 
-def test_the_modules_own_state_dict_is_the_same(net, tmp_path, statecli):
+def test_archive_equals_its_state_dict(net, tmp_path, statecli):
     """An archive and its state_dict do not differ, and either passes the lock of the other."""
     path, saved = tmp_path / "x.pt", tmp_path / "sd.pt"
     for writer in (save_script, save_trace):
@@ -353,7 +353,7 @@ def test_the_modules_own_state_dict_is_the_same(net, tmp_path, statecli):
             assert result.code == 0, result
 
 
-def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path, statecli):
+def test_audit_of_ordinary_archives_finds_only_lite_bytecode(tmp_path, statecli):
     """The only finding about ordinary archives concerns the bytecode of the lite interpreter."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     for writer in WRITERS:
@@ -362,11 +362,11 @@ def test_an_audit_finds_only_lite_bytecode_in_ordinary_ones(tmp_path, statecli):
         done = statecli("audit", path, "--values", "-f", "json")
         findings = [finding["message"].partition(" (")[0] for finding in done.json["findings"]]
         trusted = "torch's lite interpreter for mobile devices does not check all numbers in this bytecode"
-        expected = [trusted] if writer in (lite, lite_with_debug_info) else []
+        expected = [trusted] if writer in (save_lite, save_lite_with_debug_info) else []
         assert (done.code, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), writer
 
 
-def test_an_attribute_that_is_no_buffer_is_found(net, tmp_path, statecli):
+def test_attribute_that_is_not_a_buffer_is_found(net, tmp_path, statecli):
     """`.to` leaves a plain tensor unchanged, and no state_dict contains the tensor."""
     loaded = save_script(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
@@ -406,7 +406,7 @@ def test_an_archive_built_by_hand_is_read(parts, tmp_path):
     assert [(row.fqn, row.shape) for row in rows] == [("weight", (2, 3)), ("bias", (2,))]
 
 
-def test_what_is_missing_is_named(parts, tmp_path, line):
+def test_missing_record_or_class_is_named(parts, tmp_path, line):
     """The error names a missing or invalid record, or a missing class."""
     gone = {name: data for name, data in parts.items() if name != "data.pkl"}
     assert line(build_archive(tmp_path / "a.pt", gone)) == (
@@ -436,7 +436,7 @@ def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     )
 
 
-def test_a_storage_that_is_missing_spoils_its_tensor_alone(parts, tmp_path, inspect):
+def test_missing_storage_spoils_only_its_tensor(parts, tmp_path, inspect):
     """Other tensors are listed, and the exit status is 2."""
     weight = next(name for name in parts if name.startswith("data/") and len(parts[name]) == 24)
     path = build_archive(tmp_path / "y.pt", {name: data for name, data in parts.items() if name != weight})
@@ -455,7 +455,7 @@ def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
     assert line(build_archive(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 
-def test_archives_of_before_torch_1_6_have_no_line_of_buffers(parts, tmp_path):
+def test_tensors_of_archives_before_torch_1_6_are_buffers(parts, tmp_path):
     """Before torch 1.6, each tensor except parameters was a buffer."""
     text = parts[CODE].replace(b"  __buffers__ = []\n", b"").replace(b'"weight", "bias", ', b'"weight", ')
     rows = {row.fqn: row for row in read(build_archive(tmp_path / "y.pt", {**parts, CODE: text})).tensors}
@@ -475,7 +475,7 @@ def module_pickle(body: bytes) -> bytes:
     return b"\x80\x02c__torch__.torch.nn.modules.linear\nLinear\n)\x81}(" + body + b"ub."
 
 
-def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path, statecli):
+def test_call_in_a_record_is_reported_and_not_run(parts, tmp_path, statecli):
     """statecli runs none of the pickles, and an audit reports the call in each."""
     mark = tmp_path / "ran"
     call = b"cos\nsystem\nX" + len(f"touch {mark}").to_bytes(4, "little") + f"touch {mark}".encode() + b"\x85R"
@@ -496,7 +496,7 @@ def test_a_crafted_pickle_does_nothing_and_is_found(parts, tmp_path, statecli):
 
 def test_too_many_constants_in_one_tuple_are_refused(net, tmp_path, monkeypatch):
     """The limit counts the tensors, wherever they lie."""
-    frozen(net, tmp_path / "x.pt")
+    save_frozen(net, tmp_path / "x.pt")
     records = read_archive(tmp_path / "x.pt")
     nested = records["constants.pkl"].removesuffix(b".") + b"\x85."
     path = build_archive(tmp_path / "y.pt", {**records, "version": b"3\n", "constants.pkl": nested})
@@ -508,7 +508,7 @@ def test_too_many_constants_in_one_tuple_are_refused(net, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", [f"{CODE}.debug_pkl", "code/data/x.py.debug_pkl", "code/x.py.debug_pkl\0x"])
 @pytest.mark.parametrize("padding", [0, 70_000])
-def test_a_pickle_for_debugging_is_found_whatever_it_begins_with(parts, tmp_path, name, padding):
+def test_debug_pickle_with_any_start_is_found(parts, tmp_path, name, padding):
     """`torch.utils.model_dump` unpickles a `.debug_pkl` record."""
     pickled = b"N0cposix\nsystem\n(S'true'\ntR0]." + b"\n" * padding
     path = build_archive(tmp_path / "y.pt", {**parts, name: pickled})
@@ -545,7 +545,7 @@ def test_foreign_names_are_noted(parts, tmp_path):
     assert [oddity.name for oddity in read(path).oddities if oddity.name == "foreign-globals"]
 
 
-def test_modules_that_hold_each_other_end(parts, tmp_path, monkeypatch):
+def test_cycle_of_modules_is_walked_once(parts, tmp_path, monkeypatch):
     """A cycle of modules is walked once, and 2^60 paths to a module are refused."""
     linear = b"c__torch__.torch.nn.modules.linear\nLinear\n"
     cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
@@ -593,7 +593,7 @@ def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path, sta
     assert mark.exists()
 
 
-def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
+def test_unknown_cpp_class_is_an_unknown_global(parts, tmp_path):
     """A library may have registered the class; torch's own classes of packed weights are known."""
     for name, rules in (("mine\nThing", {"unknown-global"}), ("rnn\nCellParamsBase", set())):
         pickle = f"\x80\2(c__torch__.torch.classes.{name}\n)\x81)bt.".encode("latin-1")
@@ -602,7 +602,7 @@ def test_an_unknown_cpp_class_is_a_question(parts, tmp_path):
         assert {finding.rule for finding in findings} & {"unknown-global", "unsafe-global"} == rules
 
 
-def test_attributes_that_hold_themselves_end(parts, tmp_path):
+def test_cyclic_attributes_do_not_loop(parts, tmp_path):
     """A list in itself, a C++ object as its own state, and nested tags do not make the reader loop."""
     itself = b"]q\5h\5a"
     cpp = b"c__torch__.torch.classes.x\nY\n)\x81q\6h\6b"
@@ -618,12 +618,12 @@ def test_every_beginning_is_refused_or_read(parts, tmp_path):
             read_or_refuse(build_archive(tmp_path / "z.pt", {**parts, name: parts[name][:end]}))
 
 
-def test_a_suffix_decides_nothing(parts, tmp_path):
+def test_format_does_not_depend_on_the_suffix(parts, tmp_path):
     """Neither the suffix of the file nor the name of the archive's folder decides the format."""
     assert read(build_archive(tmp_path / "model.safetensors", parts, "some name/")).format == "torchscript"
 
 
-def test_settings_that_every_module_has_are_not_told(tmp_path):
+def test_settings_common_to_all_modules_are_listed_once(tmp_path):
     """The mode of the whole module is a setting, and so is a different mode of a submodule."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.ReLU()).eval()
     net[1].train()
@@ -633,7 +633,7 @@ def test_settings_that_every_module_has_are_not_told(tmp_path):
     assert {key for key in settings if key.endswith((".training", "hook"))} == {"_modules.1.training"}
 
 
-def test_another_program_of_the_same_length_is_a_change(statecli, in_tmp_path):
+def test_diff_reports_another_program_of_equal_length(statecli, in_tmp_path):
     """sin and cos take the same number of bytes."""
 
     class Wave(torch.nn.Linear):

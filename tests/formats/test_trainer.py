@@ -101,7 +101,7 @@ def read_tensors(path: Path) -> dict[str, dict[str, torch.Tensor]]:
 # Checkpoints of the Trainer.
 
 
-def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
+def test_weights_and_moments_equal_those_of_the_libraries(step):
     """Weights agree with `from_pretrained` of transformers; optimizer and generators agree with torch.
 
     Each file with tensors is a section with the name of the file; arguments and schedule have no tensor.
@@ -123,7 +123,7 @@ def test_its_weights_and_moments_are_those_that_the_libraries_load(step):
     assert torch.equal(actual["rng_state"]["cpu"], states["cpu"])
 
 
-def test_its_optimizer_tells_what_is_a_parameter(step):
+def test_optimizer_determines_the_parameters(step):
     """safetensors sorts its entries, so the number of tensors of each shape decides; all tensors are trained."""
     state = load.read_checkpoint(str(step))
     kinds = {(tensor.section, tensor.kind, tensor.evidence) for tensor in state.tensors}
@@ -134,7 +134,7 @@ def test_its_optimizer_tells_what_is_a_parameter(step):
     }
 
 
-def test_what_is_frozen_is_not_told_as_trained(tmp_path):
+def test_frozen_tensors_are_not_called_trained(tmp_path):
     """Tensors with a shape that trained and frozen tensors share stay undecided; the rest has exact kinds."""
     net = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 3), "b": torch.nn.Linear(5, 3), "c": torch.nn.Linear(3, 2)})
     net["b"].bias.requires_grad_(False)
@@ -151,7 +151,7 @@ def test_what_is_frozen_is_not_told_as_trained(tmp_path):
     }
 
 
-def test_an_optimizer_of_something_else_tells_nothing(step):
+def test_optimizer_of_another_model_is_ignored(step):
     """The optimizer is ignored if the model lacks a shape of the optimizer."""
     net = torch.nn.Linear(7, 5)
     optimizer = torch.optim.AdamW(net.parameters())
@@ -163,7 +163,7 @@ def test_an_optimizer_of_something_else_tells_nothing(step):
     }
 
 
-def test_its_settings_are_told_below_their_files(step):
+def test_settings_are_listed_below_their_files(step):
     """Settings of run, class, optimizer, schedule and arguments are listed under the name of their file."""
     said = formats.read(str(step)).metadata.values
     state = json.loads((step / "trainer_state.json").read_text())
@@ -179,7 +179,7 @@ def test_its_settings_are_told_below_their_files(step):
     assert said["format"] == "pt"
 
 
-def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
+def test_diff_with_the_model_file_compares_only_the_model(step, statecli):
     """In either direction only the model is compared, with a note; two folders are compared whole."""
     for both in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
         result = statecli("diff", *both, "-f", "json")
@@ -199,20 +199,20 @@ def test_it_beside_its_model_file_is_the_model_alone(step, statecli):
     }
 
 
-def test_a_section_of_it_is_cut_out(step, statecli):
+def test_section_of_the_folder_is_selected(step, statecli):
     """`checkpoint-2#optimizer` selects a section, as in a file."""
     result = statecli("inspect", f"{step}#optimizer", "-f", "json")
     assert (result.code, result.json["sections"]) == (0, ["optimizer"])
 
 
-def test_the_model_that_was_kept_has_the_arguments_beside_it(run):
+def test_saved_model_folder_has_the_training_arguments(run):
     """The folder of the saved model has no optimizer, and does not include the folders of the steps."""
     state = formats.read(str(run))
     assert state.sections == ("model",)
     assert state.metadata.values["training_args.max_steps"] == 2
 
 
-def test_its_shards_and_those_of_ranks_are_its_parts(step):
+def test_model_shards_and_rank_files_are_read(step):
     """A model in shards and a generator state for each rank are parts of the checkpoint."""
     whole = {name: value.clone() for name, value in read_tensors(step)["model"].items()}
     (step / "model.safetensors").unlink()
@@ -233,7 +233,7 @@ def test_its_shards_and_those_of_ranks_are_its_parts(step):
 # Checkpoints with an unreadable part.
 
 
-def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
+def test_unreadable_file_leaves_the_rest_readable(step, statecli):
     """The rest is listed; the error names the file, and the exit status is 2."""
     raw = (step / "optimizer.pt").read_bytes()
     (step / "optimizer.pt").write_bytes(raw[: len(raw) // 2])
@@ -250,7 +250,7 @@ def test_a_part_that_cannot_be_read_loses_nothing_else(step, statecli):
     assert (result.code, result.err) == (2, f"statecli: {step / 'model.safetensors'}: is an empty file\n")
 
 
-def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
+def test_bare_pickle_next_to_the_weights_is_noted(step, statecli):
     """A bare pickle is not an archive of torch.save; audit reports its calls."""
     (step / "random_states_0.pkl").write_bytes(pickle.dumps(Call(print, "called")))
     result = statecli("inspect", step, "-f", "json")
@@ -269,7 +269,7 @@ def test_a_bare_pickle_beside_the_weights_is_noted_and_not_run(step, statecli):
     ],
     ids=["list", "deep", "bytes"],
 )
-def test_a_configuration_that_is_none_is_noted(step, raw, why):
+def test_invalid_configuration_is_noted(step, raw, why):
     """The weights are read without the configuration."""
     (step / "config.json").write_bytes(raw)
     state = formats.read(str(step))
@@ -305,7 +305,7 @@ def test_a_state_of_accelerate_is_read_whole(accelerate_folder):
     assert state.metadata.values["custom_checkpoint_0.decay"] == 0.9
 
 
-def test_an_audit_of_them_finds_nothing(step, accelerate_folder, statecli):
+def test_audit_of_training_folders_is_clean(step, accelerate_folder, statecli):
     """Folders of the Trainer and of accelerate have no findings, also not about values."""
     for folder in (step, accelerate_folder):
         result = statecli("audit", folder, "--values", "-f", "json")
@@ -349,7 +349,7 @@ def fsdp_folder(fsdp_run, tmp_path) -> Path:
     return shutil.copytree(fsdp_run, tmp_path / "fsdp") / "checkpoint-2"
 
 
-def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
+def test_fsdp_shard_folders_are_sections(fsdp_folder):
     """Folders of shards are sections; the optimizer names its parameters, and settings have their usual keys."""
     state = load.read_checkpoint(str(fsdp_folder))
     assert state.format == "trainer dcp+torch-zip"
@@ -367,7 +367,7 @@ def test_the_shards_of_fsdp_are_the_model_and_its_optimizer(fsdp_folder):
             assert torch.equal(tensors["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
 
 
-def test_they_differ_in_nothing_from_the_same_weights_in_one_file(fsdp_folder, statecli):
+def test_fsdp_folder_equals_the_weights_in_one_file(fsdp_folder, statecli):
     """The folder with the files in its folders is a single target of diff, lock and audit."""
     assert statecli("diff", fsdp_folder, fsdp_folder.parent / "model.safetensors").code == 0
     assert set(formats.members(str(fsdp_folder))) == {
@@ -395,7 +395,7 @@ def test_further_models_of_fsdp_are_numbered(fsdp_folder):
     assert state.metadata.values["optimizer_1.param_groups.0.lr"] == 0.01
 
 
-def test_an_optimizer_in_shards_lies_beside_a_model_in_a_file(fsdp_folder):
+def test_weight_file_next_to_fsdp_shards_is_the_model(fsdp_folder):
     """The file is the model, and a note names the shards next to the file."""
     shutil.copy(fsdp_folder.parent / "model.safetensors", fsdp_folder)
     state = formats.read(str(fsdp_folder))
@@ -413,7 +413,7 @@ def test_a_whole_model_of_fsdp_is_one_file(fsdp_folder):
 
 
 @pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"], ids=["model", "optimizer"])
-def test_shards_that_are_missing(fsdp_folder, statecli, part):
+def test_missing_fsdp_shard_is_named_in_one_line(fsdp_folder, statecli, part):
     """The error line names the folder and the file; tensors keep their shapes, and the rest is listed."""
     (fsdp_folder / part / "__0_0.distcp").unlink()
     result = statecli("inspect", fsdp_folder, "-f", "json")
@@ -457,7 +457,7 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
 # Model folders.
 
 
-def test_other_weights_of_the_same_model_are_said(tmp_path):
+def test_unread_weights_in_the_folder_are_noted(tmp_path):
     """The note lists weights for any framework."""
     save_file({"w": torch.ones(1)}, tmp_path / "model.safetensors")
     torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
@@ -470,14 +470,14 @@ def test_other_weights_of_the_same_model_are_said(tmp_path):
     )
 
 
-def test_a_folder_of_another_framework_alone_is_named(tmp_path, line):
+def test_folder_with_only_keras_weights_is_refused(tmp_path, line):
     """statecli does not read Keras weights."""
     (tmp_path / "tf_model.h5").write_bytes(b"x")
     expected = "is a folder with only weights of other frameworks, which statecli does not read: tf_model.h5"
     assert line(tmp_path) == expected
 
 
-def test_a_model_folder_beside_its_file_differs_in_nothing(tmp_path, statecli):
+def test_diff_with_a_weight_file_ignores_the_config(tmp_path, statecli):
     """A weight file has no settings of config.json, so only a diff of two folders compares them."""
     for folder, act in (("one", "gelu"), ("two", "relu")):
         (tmp_path / folder).mkdir()

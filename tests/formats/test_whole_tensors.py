@@ -59,7 +59,7 @@ def seeds():
     return saved_pickle(by_name), [tensor.untyped_storage().nbytes() for tensor in storages.values()]
 
 
-def test_the_rows_are_those_of_the_slow_way(tmp_path, monkeypatch, seeds):
+def test_rows_equal_those_of_the_slow_path(tmp_path, monkeypatch, seeds):
     """Both ways agree for mutants of the pickle, records of other sizes and another byte order."""
     rng = random.Random(5)  # noqa: S311 - nothing secret
     pickle, sizes = seeds

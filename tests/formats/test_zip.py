@@ -48,7 +48,7 @@ def oddities(archive: Archive) -> list[str]:
     return [oddity.name for oddity in archive.oddities]
 
 
-def test_records_are_what_zipfile_reads(open_archive):
+def test_records_equal_zipfile(open_archive):
     """Names, order and contents agree with Python's zipfile on a good archive."""
     data = build(records())
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
@@ -87,7 +87,7 @@ def test_data_offset_is_where_the_bytes_are(open_archive):
     st.lists(st.tuples(st.text(min_size=1, max_size=20), st.binary(max_size=300), st.sampled_from([0, 8])), max_size=12)
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_zipfile_writes_is_read(tmp_path_factory, entries):
+def test_archives_written_by_zipfile_are_read(tmp_path_factory, entries):
     """Archives of Python's zipfile, stored and deflated, come back whole."""
     entries = {
         name.replace("\0", "_").replace("\\", "_"): (data, method)
@@ -126,14 +126,14 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
-def test_accepted_without_remark(open_archive, data):
+def test_unusual_valid_archive_has_no_oddity(open_archive, data):
     """Unusual but valid archives are read without an oddity."""
     archive = open_archive(data)
     assert archive.oddities == []
     contents(archive)
 
 
-ODD = {
+ODDITIES = {
     "suffixed": (build(records(), suffix=b"junk"), "4 bytes are appended after the zip archive", (0, 4)),
     "zip-comment": (build(records(), Lies(comment=b"hello")), "the zip archive ends with a comment of 5 bytes", (0, 5)),
     "suffixed after a comment": (
@@ -145,8 +145,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("name", "case"), ODD.items(), ids=ODD)
-def test_odd_but_readable_is_recorded(open_archive, name, case):
+@pytest.mark.parametrize(("name", "case"), ODDITIES.items(), ids=ODDITIES)
+def test_unexpected_part_is_an_oddity_with_its_place(open_archive, name, case):
     """Parts that every reader accepts, but that are unexpected, are oddities, with their place after the archive."""
     data, message, place = case
     archive = open_archive(data)
@@ -161,7 +161,7 @@ def _with_end_comment_length(data: bytes, length: int) -> bytes:
     return data[:-2] + struct.pack("<H", length)
 
 
-def test_a_comment_that_is_cut_short_is_odd(open_archive):
+def test_truncated_comment_is_an_oddity(open_archive):
     """The end record promises more comment than there is."""
     assert oddities(open_archive(_with_end_comment_length(build(records()), 9))) == ["suffixed"]
 
@@ -283,7 +283,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_lies_are_malformed(open_archive, case):
+def test_contradiction_is_malformed(open_archive, case):
     """Each contradiction in an archive has its error line."""
     data, message = case
     with pytest.raises(MalformedError) as caught:
@@ -292,7 +292,7 @@ def test_lies_are_malformed(open_archive, case):
     assert "\n" not in str(caught.value)
 
 
-def plain(flags: int = 0) -> tuple[bytearray, int]:
+def build_plain_archive(flags: int = 0) -> tuple[bytearray, int]:
     """Return a record stored by zipfile (sizes and checksum in its header), and the place of the directory."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
@@ -306,9 +306,9 @@ def plain(flags: int = 0) -> tuple[bytearray, int]:
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
 @pytest.mark.parametrize("flags", [0x0000, 0x0008, 0x0010, 0x0004, 0x0800])
-def test_a_local_field_may_be_anything_where_a_descriptor_follows(open_archive, field, flags):
+def test_local_field_is_ignored_only_before_a_descriptor(open_archive, field, flags):
     """Only bit 3 of the flags announces a descriptor: torch writes zeros in the header and the sizes after the data."""
-    data, _ = plain(flags)
+    data, _ = build_plain_archive(flags)
     struct.pack_into("<I", data, field, 0)
     if flags == 0x0008:
         assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
@@ -319,14 +319,14 @@ def test_a_local_field_may_be_anything_where_a_descriptor_follows(open_archive, 
 
 def test_a_local_field_may_point_to_zip64(open_archive):
     """Sizes of 0xFFFFFFFF mean that an extra field has the sizes."""
-    data, _ = plain()
+    data, _ = build_plain_archive()
     struct.pack_into("<II", data, 18, 0xFFFFFFFF, 0xFFFFFFFF)
     assert contents(open_archive(bytes(data))) == {"a/x": b"abcd"}
 
 
-def test_the_records_of_this_disk_are_all_records(open_archive):
+def test_archive_of_several_disks_is_refused(open_archive):
     """Both end records are checked: an archive of several disks is refused."""
-    data, _ = plain()
+    data, _ = build_plain_archive()
     end = data.index(b"PK\5\6")
     struct.pack_into("<H", data, end + 8, 2)
     with pytest.raises(MalformedError, match="spans several files"):
@@ -355,7 +355,7 @@ def test_the_two_end_records_agree(open_archive, field, form, what):
         open_archive(bytes(wide))
 
 
-def test_as_many_records_and_bytes_of_directory_as_are_allowed(open_archive, monkeypatch):
+def test_directory_at_the_limits_is_read(open_archive, monkeypatch):
     """A number equal to the limit is allowed, and a larger number is refused."""
     data = build(records())
     size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
@@ -398,7 +398,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_torch_cannot_read_either_is_unreadable(open_archive, case):
+def test_encryption_and_other_compression_are_unreadable(open_archive, case):
     """The error names encryption and other compression methods."""
     data, message = case
     with pytest.raises(UnreadableError) as caught:
@@ -414,14 +414,14 @@ def test_a_wrong_checksum_is_found_when_the_record_is_read(open_archive):
 
 
 @pytest.mark.parametrize("size", [8, 200])
-def test_a_deflated_record_that_lies_of_its_size_is_malformed(open_archive, size):
+def test_deflated_record_with_a_false_size_is_malformed(open_archive, size):
     """More or fewer bytes than the directory records are an error."""
     archive = open_archive(build([Member("a/x", b"x" * 100, method=8, size=size)]))
     with pytest.raises(MalformedError, match="does not decompress to the"):
         archive.read(archive.records["a/x"], LIMIT)
 
 
-def test_a_deflate_stream_that_is_none_is_malformed(open_archive):
+def test_invalid_deflate_stream_is_malformed(open_archive):
     """Bytes that zlib refuses are an error of the archive, with the reason that zlib gives."""
     archive = open_archive(build([Member("a/x", b"x" * 100, method=8, packed=b"\xff" * 40)]))
     with pytest.raises(MalformedError, match=r"a/x cannot be decompressed: .* \(Error -3 .*: invalid block type\)"):
@@ -458,7 +458,7 @@ def test_a_record_with_another_local_name_is_refused(open_archive, name, local_n
         open_archive(build([*records(), member]))
 
 
-def test_bytes_before_the_first_record_are_odd(open_archive):
+def test_bytes_before_the_first_record_are_an_oddity(open_archive):
     """Offsets that include the first bytes are valid, but a reader from the beginning finds something else."""
     member = Member("a/x", b"content")
     body = bytearray(b"#!/bin/sh\n" + member.local(10))
@@ -515,7 +515,7 @@ def test_a_space_before_the_directory_is_of_the_last_record(open_archive):
 WIDE = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
 
 
-def one_wide(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
+def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
     """Return an archive with a record at byte 64 whose directory entry leaves `fields` to its zip64 extra field."""
     first, second = Member("a/x", bytes(4)), Member("a/y", b"abcd")
     at = len(first.local(0))
@@ -538,9 +538,9 @@ SUBSETS = [fields for n in range(5) for fields in combinations(WIDE, n)]
 
 
 @pytest.mark.parametrize("fields", SUBSETS, ids="-".join)
-def test_a_zip64_field_holds_what_overflowed_and_nothing_else(open_archive, fields):
+def test_zip64_field_holds_only_the_overflowed_values(open_archive, fields):
     """The field has any of size, compressed size, offset and disk, in this order; Python's zipfile agrees."""
-    data = one_wide(fields)
+    data = build_zip64_archive(fields)
     assert contents(open_archive(data)) == {"a/x": bytes(4), "a/y": b"abcd"}
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
         assert oracle.read("a/y") == b"abcd"
@@ -550,21 +550,21 @@ def test_a_zip64_field_holds_what_overflowed_and_nothing_else(open_archive, fiel
 def test_a_zip64_field_that_is_too_short_is_malformed(open_archive, fields):
     """statecli does not invent the missing bytes."""
     with pytest.raises(MalformedError, match="its list of records lacks the"):
-        open_archive(one_wide(fields, cut=1))
+        open_archive(build_zip64_archive(fields, cut=1))
 
 
-def test_a_zip64_field_is_found_behind_others(open_archive):
+def test_zip64_field_is_found_after_other_fields(open_archive):
     """Each extra field has a length, which may be 0."""
     before = struct.pack("<HHI", 0x5455, 4, 1) + struct.pack("<HH", 0xCAFE, 0)
-    assert contents(open_archive(one_wide(("size", "offset"), before)))["a/y"] == b"abcd"
+    assert contents(open_archive(build_zip64_archive(("size", "offset"), before)))["a/y"] == b"abcd"
 
 
 @pytest.mark.parametrize("length", [17, 400, 0xFFFF], ids=["by a byte", "by far", "by the most"])
-def test_an_extra_field_past_its_end_is_malformed_where_it_is_needed(open_archive, length):
+def test_long_extra_field_is_malformed_only_if_needed(open_archive, length):
     """If the sizes fit into the entry, neither statecli nor torch reads the extra field."""
     past = struct.pack("<HHI", 0x5455, length, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
-        open_archive(one_wide(("size",), past))
+        open_archive(build_zip64_archive(("size",), past))
     data = bytearray(build(records(), Lies(zip64=False)))
     last, end = data.rindex(b"PK\1\2"), data.index(b"PK\5\6")
     struct.pack_into("<H", data, last + 30, len(past))
@@ -579,11 +579,11 @@ def test_a_name_in_an_extra_field_past_its_end_is_malformed(open_archive):
     """The error names the record."""
     extra = struct.pack("<HHI", 0x7075, 400, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
-        open_archive(one_wide((), extra))
+        open_archive(build_zip64_archive((), extra))
 
 
 @pytest.mark.parametrize("lie", ["records", "size", "offset"])
-def test_an_end_record_that_points_to_no_zip64_record_is_malformed(open_archive, lie):
+def test_missing_zip64_end_record_is_malformed(open_archive, lie):
     """A single field of the three is enough."""
     data = bytearray(build(records(), Lies(zip64=False)))
     end = data.index(b"PK\5\6")
@@ -635,7 +635,7 @@ def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archiv
 
 
 @pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32])
-def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
+def test_directory_gives_the_place_of_a_4_gib_record(tmp_path, size):
     """torch widens the local headers of records of 4 GiB, and of all later records, before the padding."""
     for length in range(1, 65):
         path = tmp_path / ("n" * length)
@@ -651,7 +651,7 @@ def test_the_directory_alone_places_a_record_of_4_gib(tmp_path, size):
 
 
 @pytest.mark.parametrize("length", range(1, 65, 8))
-def test_the_directory_alone_places_a_record_at_the_last_byte_of_32_bits(tmp_path, length):
+def test_directory_gives_the_place_of_a_record_at_4_gib(tmp_path, length):
     """An offset of 0xFFFFFFFF in an entry refers to another field, so torch widens the header of the record."""
     path, size, distance = tmp_path / ("n" * length), 2**32 - 4096, 0
     for _ in range(2):
@@ -688,18 +688,18 @@ def test_headers_are_read_together_where_records_are_small(open_archive, monkeyp
 
 
 @pytest.fixture
-def ends(tmp_path):
+def has_archive_at_end(tmp_path):
     """Return a function that checks if loaders find an archive at the end of the bytes."""
 
-    def ask(data: bytes) -> bool:
+    def check(data: bytes) -> bool:
         (tmp_path / "m").write_bytes(data)
         with Source(str(tmp_path / "m")) as source:
             return zip_archive.ends_as_zip(source)
 
-    return ask
+    return check
 
 
-def loads_by_its_end(data: bytes) -> bool:
+def is_loaded_by_its_end(data: bytes) -> bool:
     """Return whether zipfile or torch lists records of the bytes."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -736,18 +736,18 @@ NOT_LOADED = {
 
 
 @pytest.mark.parametrize("name", LOADED_BY_THE_END)
-def test_an_archive_at_the_end_of_a_file_is_seen(ends, name):
+def test_an_archive_at_the_end_of_a_file_is_seen(has_archive_at_end, name):
     """torch.hub, torch.jit.load and pandas would open the archive, whatever the first bytes are."""
     data = LOADED_BY_THE_END[name]
-    assert ends(data)
-    assert loads_by_its_end(data) == ("in front of a read" not in name)
+    assert has_archive_at_end(data)
+    assert is_loaded_by_its_end(data) == ("in front of a read" not in name)
 
 
 @pytest.mark.parametrize("name", NOT_LOADED)
-def test_a_file_that_no_loader_takes_for_an_archive_is_passed(ends, name):
+def test_file_that_no_loader_opens_is_not_an_archive(has_archive_at_end, name):
     """A false alarm would stop a CI job."""
-    assert not ends(NOT_LOADED[name])
-    assert not loads_by_its_end(NOT_LOADED[name])
+    assert not has_archive_at_end(NOT_LOADED[name])
+    assert not is_loaded_by_its_end(NOT_LOADED[name])
 
 
 # --- names in the central directory ----------------------------------------------------------------------------------
@@ -757,15 +757,15 @@ def test_a_file_that_no_loader_takes_for_an_archive_is_passed(ends, name):
 def mentions_name(tmp_path):
     """Return a function that checks if the directory of an archive mentions a name."""
 
-    def ask(data: bytes, *names: bytes) -> bool:
+    def check(data: bytes, *names: bytes) -> bool:
         (tmp_path / "m.zip").write_bytes(data)
         return zip_archive.mentions(str(tmp_path / "m.zip"), *names)
 
-    return ask
+    return check
 
 
 @pytest.mark.parametrize("lies", [Lies(), Lies(zip64=False), Lies(only_in_zip64=True)], ids=["both", "short", "zip64"])
-def test_a_directory_mentions_its_names_and_nothing_else(mentions_name, lies):
+def test_directory_mentions_only_its_names(mentions_name, lies):
     """Contents and local headers are not searched."""
     data = build([Member("archive/data.pkl", b"/constants.pkl"), Member("archive/x", local_name=b"archive/z")], lies)
     assert mentions_name(data, b"/data.pkl")
@@ -776,7 +776,7 @@ def test_a_directory_mentions_its_names_and_nothing_else(mentions_name, lies):
 
 
 @pytest.mark.parametrize("only_in_zip64", [False, True])
-def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentions_name, only_in_zip64):
+def test_long_directory_is_searched_only_at_both_ends(mentions_name, only_in_zip64):
     """Only 64 KiB at either end of the directory are searched; its end lies in the last 64 KiB of the file."""
     names = [f"a/{n:05}-{'n' * 60}" for n in range(3000)]
     names[0], names[1500], names[-1] = "a/first", "a/middle", "a/last"
@@ -786,7 +786,7 @@ def test_a_long_directory_is_looked_at_near_its_begin_and_its_end(mentions_name,
     assert not mentions_name(data, b"a/00700-")
 
 
-def test_what_is_no_archive_mentions_nothing(mentions_name, tmp_path):
+def test_file_that_is_not_an_archive_mentions_no_name(mentions_name, tmp_path):
     """Bytes of any kind, a truncated end record, and a missing or empty file mention no name."""
     for data in (b"", b"x", b"data.pkl" * 999, GOOD[:-1], GOOD[: GOOD.index(b"PK\5\6") + 4], b"PK\5\6data.pkl"):
         assert not mentions_name(data, b"data.pkl")
@@ -798,7 +798,7 @@ def test_what_is_no_archive_mentions_nothing(mentions_name, tmp_path):
     [(12, 2**32 - 2, True), (16, None, True), (16, 2**32 - 2, False), (16, 2**32 - 1, False)],
     ids=["too long", "at the end of the file", "behind the file", "in a zip64 record that is not there"],
 )
-def test_an_end_record_that_lies_is_no_error(mentions_name, field, value, expected):
+def test_false_end_record_is_searched_without_an_error(mentions_name, field, value, expected):
     """The part of the directory in the file is searched; the reader of the archive reports the error."""
     data = bytearray(build(records(), Lies(zip64=False)))
     struct.pack_into("<I", data, data.index(b"PK\5\6") + field, len(data) if value is None else value)

@@ -50,7 +50,7 @@ def write(
         elif rank == 0:
             saved = {"module": OrderedDict({**weights, **buffers}), "frozen_param_fragments": frozen, **facts}
             torch.save(saved, files / "mp_rank_00_model_states.pt")
-        state = (_third if stage == 3 else _second)(groups, ranks, rank, moments)
+        state = (_build_stage_3 if stage == 3 else _build_stage_2)(groups, ranks, rank, moments)
         document = {"optimizer_state_dict": {"zero_stage": stage, **state}, "ds_version": "0.19.8"}
         torch.save(document, files / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder
@@ -62,16 +62,16 @@ def _pad_for_ranks(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
     return list(torch.cat([flat, flat.new_zeros(each * ranks - flat.numel())]).reshape(ranks, each))
 
 
-def _third(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
+def _build_stage_3(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
     flat = [torch.cat([_pad_for_ranks(tensor, ranks)[rank] for tensor in group.values()]) for group in groups]
     return {
         "partition_count": ranks,
-        "optimizer_state_dict": _adam(flat, moments),
+        "optimizer_state_dict": _build_adam_state(flat, moments),
         "fp32_flat_groups": [flat_tensor.clone() for flat_tensor in flat],
     }
 
 
-def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
+def _build_stage_2(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
     whole = [torch.cat([tensor.flatten() for tensor in group.values()]) for group in groups]
     each = [-(-tensor.numel() // (2 * ranks)) * 2 for tensor in whole]
     flat = [
@@ -81,13 +81,13 @@ def _second(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict
     lengths = [min(max(tensor.numel() - rank * n, 0), n) for tensor, n in zip(whole, each, strict=True)]
     return {
         "partition_count": [ranks] * len(groups),
-        "base_optimizer_state": _adam(flat, moments),
+        "base_optimizer_state": _build_adam_state(flat, moments),
         "single_partition_of_fp32_groups": [tensor[:n].clone() for tensor, n in zip(flat, lengths, strict=True)],
         "group_paddings": [n - length for n, length in zip(each, lengths, strict=True)],
     }
 
 
-def _adam(flat: list[torch.Tensor], moments: bool) -> dict[str, object]:
+def _build_adam_state(flat: list[torch.Tensor], moments: bool) -> dict[str, object]:
     """Return a state of Adam whose moments are a half and a quarter of the weights, so a test can compute them."""
     state = {
         n: {"step": torch.tensor(2.0), "exp_avg": flat_tensor / 2, "exp_avg_sq": flat_tensor / 4}

@@ -10,7 +10,7 @@ import pytest
 
 from statecli.storage import files
 
-from ..formats.test_same_everywhere import WRITERS, dcp, npz_deflated, safetensors, torch_zip
+from ..formats.test_format_equality import WRITERS, dcp, npz_deflated, safetensors, torch_zip
 
 STORES = ("http", "s3", "gs", "hub")
 #: Each format is read from a web server. All places serve ranges in the same way, so that elsewhere four kinds of

@@ -194,7 +194,7 @@ def other(request, tmp_path_factory) -> Path:
     return request.param(tmp_path_factory.mktemp("other"))
 
 
-def test_nothing_differs(run, reference, other):
+def test_weights_are_equal_in_all_formats(run, reference, other):
     """Every tensor is compared by its values, in either direction, and is equal."""
     for first, second in ((reference, other), (other, reference)):
         code, output = run("diff", first, second, "-f", "json")
@@ -202,7 +202,7 @@ def test_nothing_differs(run, reference, other):
         assert json.loads(output)["summary"]["identical"] == len(weights())
 
 
-def test_a_nudge_is_named(run, other, tmp_path):
+def test_diff_names_the_changed_tensor(run, other, tmp_path):
     """A single changed value of a tensor is enough, and only this tensor is named."""
     nudged = weights()
     nudged["layers.0.proj.weight"][3, 2] += 1
@@ -213,7 +213,7 @@ def test_a_nudge_is_named(run, other, tmp_path):
     assert "embed.weight" not in output
 
 
-def test_one_lock_holds_both(run, reference, other, tmp_path):
+def test_lock_of_one_format_passes_the_other(run, reference, other, tmp_path):
     """A lock of either format, with values, matches the file in the other format."""
     lock = tmp_path / "statecli.lock.json"
     for first, second in ((reference, other), (other, reference)):
@@ -222,7 +222,7 @@ def test_one_lock_holds_both(run, reference, other, tmp_path):
         assert code == 0, output
 
 
-def test_an_audit_of_it_is_clean(run, other):
+def test_audit_of_each_format_is_clean(run, other):
     """Ordinary weights give no warning, values and pickles included."""
     code, output = run("audit", other, "--values", "--ignore", "legacy-format")
     assert code == 0, output
