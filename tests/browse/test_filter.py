@@ -27,7 +27,7 @@ def test_a_filter_finds_the_tensors(model, text, keep):
 
 
 @pytest.mark.parametrize(("text", "count", "problem"), PROBLEMS)
-def test_a_wrong_word_says_what_to_write(model, text, count, problem):
+def test_wrong_word_is_reported_with_the_valid_values(model, text, count, problem):
     """A wrong word is ignored; for a word without a match, the values of its field are listed."""
     model.set_filter(text)
     assert (len(model.filtered_positions), model.filter_problem) == (count, problem)
@@ -42,7 +42,7 @@ def test_names_have_their_section(text, expected):
 
 
 @pytest.mark.parametrize("text", ["nan>0", "problem", "outlier"])
-def test_values_that_were_not_read_are_no_answer(text):
+def test_filter_without_statistics_names_the_key(text):
     """The message names the key that reads the statistics."""
     model = Model(build_state(with_stats=False), {})
     model.set_filter(text)
@@ -52,7 +52,7 @@ def test_values_that_were_not_read_are_no_answer(text):
     )
 
 
-def test_the_own_marks_are_a_word():
+def test_word_marked_finds_the_marked_tensors():
     """`marked` finds the tensors that the user marked."""
     model = Model(build_state(), {})
     model.marked.update({2, 5})

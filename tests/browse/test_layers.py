@@ -25,7 +25,7 @@ def read(tmp_path):
     return run
 
 
-def test_cells_are_the_numbers_of_torch(read):
+def test_cells_equal_the_numbers_of_torch(read):
     """Root mean square and the largest absolute value of each tensor."""
     tensors = {f"h.{n}.{name}": torch.randn(5, 3) for n in range(6) for name in ("a.weight", "b.weight")}
     model, (table,) = read(tensors)

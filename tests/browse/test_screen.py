@@ -125,7 +125,7 @@ KEY_NAMES = {
 CHARACTERS = {name: character for character, name in KEY_NAMES.items()}
 
 
-def keys_of(text):
+def list_keys(text):
     """The keys of a text."""
     return [KEY_NAMES.get(character, character) for character in text]
 
@@ -143,7 +143,7 @@ def check_screen(name, screen):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_screen_of_a_module(in_folder, size):
+def test_screen_of_a_module_is_as_recorded(in_folder, size):
     """The tree left, the totals right, the keys below; each line fits."""
     screen = drive("first.safetensors", size=size)
     check_screen(f"module-{size[0]}", screen)
@@ -151,13 +151,13 @@ def test_the_screen_of_a_module(in_folder, size):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def test_the_screen_of_a_tensor(in_folder, size):
+def test_screen_of_a_tensor_is_as_recorded(in_folder, size):
     """Facts, place in the file, statistics, histogram, first values and bytes, and the difference."""
-    screen = drive("first.safetensors", *keys_of("/q_proj"), "enter", "D", size=size, other="second.safetensors")
+    screen = drive("first.safetensors", *list_keys("/q_proj"), "enter", "D", size=size, other="second.safetensors")
     check_screen(f"tensor-{size[0]}", screen)
 
 
-def test_a_narrow_screen_has_no_panel_until_v(in_folder):
+def test_narrow_screen_shows_the_panel_only_after_v(in_folder):
     """60 columns are for the list."""
     assert ["│" in screen for screen in drive_in_steps("first.safetensors", [], "v", size=(60, 20))] == [False, True]
     assert "│" not in drive("first.safetensors", "v", size=(80, 24))
@@ -171,28 +171,28 @@ def test_a_tiny_screen_does_not_fail(in_folder):
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 
-def rows_of(app):
+def list_rows(app):
     return [app.model.get_row(number).label for number in range(app.model.count)]
 
 
-def test_the_filter_works_while_it_is_typed(in_folder):
+def test_filter_applies_during_typing(in_folder):
     """Enter keeps the filter, escape removes the filter."""
-    steps = (keys_of("/norm"), ["enter"], ["escape"], keys_of("/norm"), ["escape"])
-    typed, kept, removed, again, left = drive_in_steps("first.safetensors", *steps, look=rows_of)
+    steps = (list_keys("/norm"), ["enter"], ["escape"], list_keys("/norm"), ["escape"])
+    typed, kept, removed, again, left = drive_in_steps("first.safetensors", *steps, look=list_rows)
     assert len(typed) == len(kept) == len(again) == 4
     assert "{0..3}" in removed
     assert "{0..3}" in left
 
 
-def test_the_arrow_down_leaves_the_filter_for_the_list(in_folder):
+def test_arrow_down_moves_from_the_filter_to_the_list(in_folder):
     """After the arrow, a key is a command again, not text of the filter."""
-    assert drive("first.safetensors", *keys_of("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
+    assert drive("first.safetensors", *list_keys("/norm"), "down", "space", look=lambda app: len(app.model.marked)) == 1
 
 
-def test_typing_replaces_the_filter_before(in_folder):
+def test_typing_replaces_the_previous_filter(in_folder):
     """The old text is selected: a letter replaces the text, an arrow keeps it, and enter changes nothing."""
     steps = (
-        [*keys_of("/norm"), "enter", "slash", "enter"],
+        [*list_keys("/norm"), "enter", "slash", "enter"],
         ["slash", "end", "x", "enter"],
         ["slash", *"embed", "enter"],
         ["slash", "backspace"],
@@ -201,10 +201,10 @@ def test_typing_replaces_the_filter_before(in_folder):
     assert texts == ["norm", "normx", "embed", ""]
 
 
-def test_a_filter_without_a_match_says_so(in_folder):
+def test_filter_without_a_match_shows_a_message(in_folder):
     """The keys of the filter are shown during typing, then the keys of the list; every key is harmless."""
     every_key = [*"jkhltoOrsSdDae[]*", "space", "y", "enter", "escape"]
-    typing, kept, screen = drive_in_steps("first.safetensors", keys_of("/zzz"), ["enter"], every_key)
+    typing, kept, screen = drive_in_steps("first.safetensors", list_keys("/zzz"), ["enter"], every_key)
     assert typing.splitlines()[-3:] == [
         "zzz",
         "zzz: no tensor matches",
@@ -218,7 +218,7 @@ def test_a_filter_without_a_match_says_so(in_folder):
 def test_modules_open_and_close(in_folder):
     """Modules open and close with enter, with the arrows, and all at once."""
     steps = ([], [*["down"] * 5, "right"], ["left"], ["enter"], ["enter"], ["asterisk"])
-    before, opened, closed, entered, left, everything = drive_in_steps("first.safetensors", *steps, look=rows_of)
+    before, opened, closed, entered, left, everything = drive_in_steps("first.safetensors", *steps, look=list_rows)
     assert opened[6:10] == ["0", "1", "2", "3"]
     assert entered == opened
     assert closed == left == before
@@ -227,7 +227,7 @@ def test_modules_open_and_close(in_folder):
 
 def test_o_sorts_and_r_reverses(in_folder):
     """The first order is by size, largest first, then smallest first; in the tree, and in the list."""
-    looks = drive_in_steps("first.safetensors", [], "o", "O", "to", "r", look=lambda app: (rows_of(app), show(app)))
+    looks = drive_in_steps("first.safetensors", [], "o", "O", "to", "r", look=lambda app: (list_rows(app), show(app)))
     (before, _), (tree, screen), (back, _), (largest, _), (smallest, _) = looks
     assert tree[0] == "model"
     assert re.search("{0..3} .* 4 × 288 B", screen)
@@ -243,7 +243,7 @@ def test_all_statistics_find_the_nan(in_folder):
     assert "› model.layers.3.norm.weight" in first
 
 
-def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
+def test_last_line_names_unusual_tensors(tmp_path, in_folder):
     """One tensor of each kind is named, truncated so that its number stays; no comma is left at the end."""
     path = save_layers(tmp_path)
     wide = drive(path, "S", size=(200, 24)).splitlines()[-1]
@@ -257,7 +257,7 @@ def test_the_last_line_names_what_stands_out(tmp_path, in_folder):
     assert drive("first.safetensors", "S").splitlines()[-1] == "statistics of 15 read: no NaN, Inf or outlier"
 
 
-def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
+def test_panel_counts_shared_storage_once(tmp_path):
     """A size below 1,000 is written once; sums count a storage once, and say so."""
     weight = torch.ones(400, 2)
     torch.save({"a.w": weight, "a.v": weight, "n": torch.ones(1)}, tmp_path / "tied.pt")
@@ -268,7 +268,7 @@ def test_small_numbers_and_shared_storage_in_the_panel(tmp_path):
     assert re.search(r"a +float32 +2 tensors +800 +3.2 kB", screen)
 
 
-def test_o_says_what_it_orders_by_and_goes_back(in_folder):
+def test_last_line_names_the_order_and_esc_restores_the_tree(in_folder):
     """The last line names the order and its neighbours; esc shows the tree, with the same selected row."""
     steps = ([*["down"] * 3, "o"], ["O"], ["o"], ["escape"], ["o", "r"])
     looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (app.model.cursor, show(app).splitlines()))
@@ -277,7 +277,9 @@ def test_o_says_what_it_orders_by_and_goes_back(in_folder):
     assert "by size, largest first" in ordered[0]
     assert by_key == by_escape == 3
     assert "by size, smallest first" in reverse[0]
-    before, _, after = drive_in_steps("first.safetensors", [*keys_of("/norm"), "enter"], "o", ["escape"], look=rows_of)
+    before, _, after = drive_in_steps(
+        "first.safetensors", [*list_keys("/norm"), "enter"], "o", ["escape"], look=list_rows
+    )
     assert after == before
 
 
@@ -293,7 +295,7 @@ def test_without_numpy_names_are_compared_with_a_second_target(in_folder, monkey
     assert "needs numpy" in screen
 
 
-def test_values_that_arrive_while_the_screen_closes_end_nothing(in_folder):
+def test_result_after_the_screen_closes_raises_no_error(in_folder):
     """The widgets are gone then, but a result or the timer of the cursor may still wait in the queue."""
 
     async def close_and_deliver():
@@ -310,7 +312,7 @@ def test_values_that_arrive_while_the_screen_closes_end_nothing(in_folder):
     assert asyncio.run(close_and_deliver()) == [1]
 
 
-def test_closed_modules_show_what_stands_out_in_them(in_folder):
+def test_closed_module_shows_the_nan_of_its_tensors(in_folder):
     """After the statistics were read: NaN of a layer, in the tree and in the panel."""
     steps = ([], ["S", *["down"] * 3], ["right"], ["t", "end"])
     before, closed, opened, flat = drive_in_steps("second.safetensors", *steps, size=(120, 40))
@@ -385,12 +387,12 @@ def test_a_tensor_of_the_optimizer_has_the_name_of_its_parameter(tmp_path):
         net(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
-        screen = drive(tmp_path / "t.pt", *keys_of("/exp_avg_sq"), "enter", size=(140, 30))
+        screen = drive(tmp_path / "t.pt", *list_keys("/exp_avg_sq"), "enter", size=(140, 30))
         assert "state[0]['exp_avg_sq'] of 0.weight" in screen
         assert ("belongs to: 0.weight (by order and shape)" in screen) is not is_named
 
 
-def test_a_target_without_layers_says_so(in_folder):
+def test_target_without_layers_shows_a_message(in_folder):
     """Four layers are too few for a usual value; a class has no values to read."""
     assert "no layers found: a layer table needs 5 or more tensors" in drive("first.safetensors", "L", size=(120, 24))
     Path("net.py").write_text("from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
@@ -437,7 +439,7 @@ def test_the_changes_of_equal_layers_are_shown(epochs):
     The order by change begins neither with biases near zero nor with the optimizer's state, and names the measure.
     """
     before, after = epochs
-    looks = drive_in_steps(before, [], "D", "o", other=after, size=(120, 40), look=lambda a: (rows_of(a), show(a)))
+    looks = drive_in_steps(before, [], "D", "o", other=after, size=(120, 40), look=lambda a: (list_rows(a), show(a)))
     (unread, _), (rows, screen), (ordered, ordered_screen) = looks
     assert "{0..11}" in unread
     assert rows[:4] == ["model", "h", "{0..2,4..7,9..11}", "{3,8}"]
@@ -460,7 +462,7 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
 
 def test_a_second_target_is_typed(in_folder):
     """d asks for the target; a wrong target gives an error line, and the screen stays."""
-    steps = ([*keys_of("/q_proj"), "enter", "down", "down"], *map(type_target, ("missing.pt", "net.py:Net")))
+    steps = ([*list_keys("/q_proj"), "enter", "down", "down"], *map(type_target, ("missing.pt", "net.py:Net")))
     *_, missing, of_class, right = drive_in_steps(
         "first.safetensors", *steps, type_target("second.safetensors"), size=(120, 24)
     )
@@ -470,10 +472,10 @@ def test_a_second_target_is_typed(in_folder):
 
 
 def type_target(name):
-    return ["d", *keys_of(name), "enter"]
+    return ["d", *list_keys(name), "enter"]
 
 
-def test_the_difference_is_that_of_diff(in_folder, statecli):
+def test_difference_equals_the_output_of_diff(in_folder, statecli):
     """The same figures as `statecli diff`."""
     changes = statecli("diff", "first.safetensors", "second.safetensors", "-f", "json").json["changes"]
     expected = {change["fqn"]: change["values"] for change in changes if change["before"] and change["after"]}
@@ -492,10 +494,10 @@ def test_the_difference_is_that_of_diff(in_folder, statecli):
         (["y"], ["lm_head.*"]),
         (["down", "space", "space", "y"], ["lm_head.*"]),
         ([*["down"] * 5, "right", "down", *["space"] * 3, "y"], ["model.layers.{0..2}.*"]),
-        ([*keys_of("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
-        ([*keys_of("/norm"), "enter", "y"], ["model.layers.*.norm.weight"]),
-        ([*keys_of("/norm"), "enter", "y", "space", "down", "space", "y"], ["model.layers.{0,2}.norm.weight"]),
-        ([*keys_of("/q_proj"), "enter", "y", "a", "y"], ["model.layers.*.attn.q_proj.weight"]),
+        ([*list_keys("/norm"), "enter", "a", "y"], ["model.layers.*.norm.weight"]),
+        ([*list_keys("/norm"), "enter", "y"], ["model.layers.*.norm.weight"]),
+        ([*list_keys("/norm"), "enter", "y", "space", "down", "space", "y"], ["model.layers.{0,2}.norm.weight"]),
+        ([*list_keys("/q_proj"), "enter", "y", "a", "y"], ["model.layers.*.attn.q_proj.weight"]),
         ([*["down"] * 5, "right", "down", "right", *["space"] * 2, "y"], ["model.layers.{0,1}.*"]),
     ],
 )
@@ -512,7 +514,7 @@ def test_marked_rows_are_copied_as_globs(in_folder, keys, globs):
 
 def test_marks_that_the_filter_hides_stay_in_view(in_folder):
     """The title and a message count hidden marks, and u clears all marks; a marks only shown tensors."""
-    hidden = [*keys_of("/norm"), "enter", "a", *keys_of("/"), "ctrl+u", *keys_of("q_proj"), "enter"]
+    hidden = [*list_keys("/norm"), "enter", "a", *list_keys("/"), "ctrl+u", *list_keys("q_proj"), "enter"]
     steps = ("u", hidden, ["down", "space"], ["space", "a", "a"], ["a", "y"], ["x", "u"])
     looks = drive_in_steps("first.safetensors", *steps, size=(120, 40), look=lambda app: (show(app), list_marks(app)))
     screens, marks = zip(*looks, strict=True)
@@ -529,9 +531,9 @@ def list_marks(app):
     return {app.model.get_name(n).split(".")[-2] for n in app.model.marked}
 
 
-def test_what_was_copied_is_shown_and_any_key_goes_on(in_folder):
+def test_copied_globs_are_shown_until_a_key(in_folder):
     """The copied text is shown, because some terminals do not support OSC 52; any key closes the text."""
-    steps = ("y", "q", "yx", "yo", [*keys_of("/norm"), "enter", "y"])
+    steps = ("y", "q", "yx", "yo", [*list_keys("/norm"), "enter", "y"])
     looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied_text, app.model.sort))
     (screen, copied, _), (closed, *_), (again, *_), (*_, sort), (listed, *_) = looks
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
@@ -555,7 +557,7 @@ def test_help_fits_on_80_columns_and_24_lines(in_folder):
     assert "move to another row" in screen
 
 
-def test_q_quits(in_folder):
+def test_q_quits_without_copying(in_folder):
     """q quits, and no text is copied."""
     assert drive("first.safetensors", "q", look=lambda app: (app.copied_text, app.return_code)) == ("", 0)
 
@@ -574,10 +576,10 @@ def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
 
 
 def describe(app):
-    return app.model.current.label, rows_of(app), len(app.model.marked), app.model.sort and app.model.sort.value
+    return app.model.current.label, list_rows(app), len(app.model.marked), app.model.sort and app.model.sort.value
 
 
-def test_values_of_unusual_tensors(tmp_path):
+def test_unusual_tensors_show_their_values(tmp_path):
     """A sparse tensor has no histogram, because only some values are stored; complex values are short."""
     tensors = {"s": torch.eye(3).to_sparse(), "c": torch.tensor([1 + 2j]), "b": torch.tensor(True), "e": torch.zeros(0)}
     torch.save(tensors, tmp_path / "odd.pt")
@@ -597,7 +599,7 @@ def test_hostile_names_are_inert(tmp_path):
     """Escape codes, line breaks, bidirectional marks and markup are text."""
     names = ["a\x1b[31mred", "b[red]bold[/red]", "c\u202eevil", "d\nnewline", "[link=x]y", "e\x9b5m", "x" * 500]
     save_file({name: torch.zeros(2) for name in names}, tmp_path / "h.safetensors")
-    steps = ((), ("end",), ("a", "y"), ("x", "u", "down", "y"), ("x", "o"), keys_of("/[red]"))
+    steps = ((), ("end",), ("a", "y"), ("x", "u", "down", "y"), ("x", "o"), list_keys("/[red]"))
     screens = drive_in_steps(tmp_path / "h.safetensors", *steps)
     assert not {"\x1b", "\u202e", "\x9b"} & set("".join(screens))
     screen = screens[0]
@@ -633,12 +635,12 @@ def test_a_hundred_thousand_tensors_are_drawn_row_by_row():
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_bytes_that_are_looked_at_are_read(in_folder, monkeypatch):
+def test_only_the_shown_bytes_are_read(in_folder, monkeypatch):
     """A large tensor: its first values, and no statistics before s."""
     monkeypatch.setattr("statecli.browse.peek.MAX_AUTOMATIC_BYTES", 8)
     read = []
     monkeypatch.setattr("statecli.browse.peek.read_statistics", lambda tensor, _: read.append(tensor.fqn) or Stats())
-    keys = [*keys_of("/embed"), "enter"]
+    keys = [*list_keys("/embed"), "enter"]
     screen = drive("first.safetensors", *keys)
     assert "s: read the statistics (512 B)" in screen
     assert "first bytes" in screen
@@ -731,7 +733,7 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     async def change(_):
         second.write_bytes(second.read_bytes()[:-1])
 
-    keys = [*keys_of("/embed"), "enter", "d", *keys_of("second.safetensors"), "enter", settle, change, "D", settle]
+    keys = [*list_keys("/embed"), "enter", "d", *list_keys("second.safetensors"), "enter", settle, change, "D", settle]
 
     async def run_keys():
         app = Browser(open_model("first.safetensors"), versions, lambda text: run._read_other(versions, text))
@@ -748,7 +750,7 @@ def test_a_second_target_that_changed_is_not_compared(in_folder, second):
     assert "0 changed, 1 not compared" in screen
 
 
-def test_a_long_part_of_a_name_is_cut_in_its_middle(tmp_path):
+def test_long_part_of_a_name_keeps_its_end(tmp_path):
     """A long part of a name is not cut to `…` alone."""
     names = [f"model.norms.{name}_layernorm_of_the_whole_block.weight" for name in ("input", "output")]
     save_file({name: torch.ones(2) for name in names}, tmp_path / "x.safetensors")
@@ -757,7 +759,7 @@ def test_a_long_part_of_a_name_is_cut_in_its_middle(tmp_path):
     assert all(cell.endswith("e_block.weight") for cell in cells[:2])
 
 
-def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
+def test_hidden_layer_columns_have_a_sign(tmp_path):
     """The sign for hidden columns is at the right, and at the left after the cursor moved."""
     save_file(
         {f"h.{n}.projection_{name}": torch.ones(2) for n in range(5) for name in range(20)}, tmp_path / "x.safetensors"
@@ -771,7 +773,7 @@ def test_many_columns_of_layers_have_signs_of_hidden_ones(tmp_path):
 def test_statistics_leave_room_for_names(tmp_path):
     """On 200 columns: whole names, and max, mean and std; modules have their dtype, the scroll bar a track."""
     path = save_layers(tmp_path)
-    screen = drive(path, "S", *keys_of("/attn"), "enter", size=(200, 20))
+    screen = drive(path, "S", *list_keys("/attn"), "enter", size=(200, 20))
     heading, row = screen.splitlines()[1:3]
     assert {"max", "mean", "std"} <= set(heading.partition("│")[0][:-1].split())
     assert "model.h.0.attn.q.weight " in row
@@ -782,7 +784,7 @@ def test_statistics_leave_room_for_names(tmp_path):
 
 # --- the options ---
 
-TIED = """\
+TIED_NET = """\
 import torch
 from torch import nn
 
@@ -799,7 +801,7 @@ class Net(nn.Module):
 
 def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
     """--model works as in inspect; the filter finds a tensor by its tied name."""
-    Path("net.py").write_text(TIED)
+    Path("net.py").write_text(TIED_NET)
     save_file({"wte.weight": torch.ones(4, 2), "scale": torch.ones(2)}, "tied.safetensors")
     options = BrowseOptions(target="tied.safetensors", model="net.py:Net")
     model = Model(run._read_target("tied.safetensors", options).state, {})
@@ -821,14 +823,14 @@ def test_a_class_gives_kinds_and_names_that_the_file_does_not_store(in_folder):
 # --- before the screen --------------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_a_line_says_so(statecli, first):
+def test_missing_terminal_is_an_error_line(statecli, first):
     """Standard input is not a terminal, as in a pipe or in CI."""
     result = statecli("browse", first)
     assert (result.code, result.out) == (2, "")
     assert result.err == "statecli: browse: standard input is not a terminal; use statecli inspect\n"
 
 
-def test_without_textual_a_line_says_what_to_install(statecli, first, monkeypatch):
+def test_missing_textual_is_an_error_with_the_install_command(statecli, first, monkeypatch):
     """The extra tui."""
     monkeypatch.setattr(run, "_check_terminal", lambda: None)
     monkeypatch.setitem(sys.modules, "textual", None)

@@ -48,7 +48,7 @@ def test_the_first_screen_joins_equal_layers(model):
     assert "bias" in labels(model)
 
 
-def test_joined_layers_open_into_layers_in_the_order_of_their_numbers():
+def test_joined_layers_open_in_numeric_order():
     """`layers.2` comes before `layers.10`, whatever the order of the file."""
     model = Model(build_state([f"layers.{n}.{name}" for n in (10, 2, 1) for name in "ab"]), {})
     model.cursor = labels(model).index("{1,2,10}")
@@ -56,7 +56,7 @@ def test_joined_layers_open_into_layers_in_the_order_of_their_numbers():
     assert labels(model)[-3:] == ["1", "2", "10"]
 
 
-def test_a_name_that_begins_another_has_a_row_of_each():
+def test_tensor_and_module_of_one_name_have_two_rows():
     """`a` is a tensor, and `a.b` is in a module `a`."""
     model = Model(build_state(["a", "a.b", "a.c"]), {})
     assert labels(model) == ["a", "a", "b", "c"]
@@ -176,7 +176,7 @@ def test_numbers_ascend_in_lists_and_in_the_tree():
     assert labels(model)[-3] == "a.w"
 
 
-def test_what_was_not_read_is_last_in_both_directions(model):
+def test_tensor_without_statistics_sorts_last(model):
     """A tensor without statistics does not have the mean 0."""
     model.add_stats(3, read_statistics(model.tensors[3], Versions({})))
     for descending in (False, True):
@@ -184,7 +184,7 @@ def test_what_was_not_read_is_last_in_both_directions(model):
         assert model.get_row(0).tensor == 3
 
 
-def test_columns_fit_and_the_sorted_one_is_shown():
+def test_sorted_column_is_shown_at_any_width():
     """The sorted column is shown at any width."""
     for width in range(24, 200):
         columns = choose_columns(width, 40, tuple(Column), Column.MEAN)
@@ -234,7 +234,7 @@ def test_globs_are_short(chosen, globs):
     assert write_globs(state, {n for n, name in enumerate(names) if chosen(name)}, {}).globs == globs
 
 
-def test_the_tensors_of_a_quantized_weight_are_copied_together_or_not_at_all(tmp_path):
+def test_tensors_of_a_quantized_weight_are_copied_together(tmp_path):
     """`-i` with the name of a weight selects its scales too."""
     tensors = {
         "fc.weight": np.zeros((4, 4), np.int8),
@@ -255,7 +255,7 @@ def test_the_tensors_of_a_quantized_weight_are_copied_together_or_not_at_all(tmp
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "float16"])
-def test_first_values_bytes_and_histogram_are_numpys(tmp_path, dtype):
+def test_first_values_bytes_and_histogram_equal_numpy(tmp_path, dtype):
     """The values of a tensor in a file equal those of numpy."""
     array = (np.arange(60).reshape(3, 4, 5) * 3 % 17).astype(dtype)
     safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
@@ -298,7 +298,7 @@ def test_a_file_that_changed_is_not_shown(first):
     assert "changed after statecli read its header" in read_peek(model.tensors[0], Versions(dict(opened))).error
 
 
-def test_nothing_is_found_in_a_state_without_marks():
+def test_selection_without_a_match_raises_filtered_out():
     """FilteredOut never reaches the user of the screen."""
     state = build_state(["a*b", "axb"])
     assert write_globs(state, {0}, {}).globs == ("a[*]b",)
@@ -325,7 +325,7 @@ def test_endless_braces_are_cut():
     assert time.process_time() - started < 5
 
 
-def test_statistics_filter_once_they_are_read():
+def test_filter_by_statistics_works_after_reading():
     """Before reading, the line names the key; then the filter finds the tensor, and the line names the first one."""
     model = build_layers()
     assert find_names(model, "nan>0") == []

@@ -116,7 +116,7 @@ def test_a_class_is_browsed_and_e_opens_the_editor(open_terminal, tmp_path):
     assert (tmp_path / "opened").read_text() == f"+11 {tmp_path / 'net.py'}\n"
 
 
-def test_an_unreadable_target_is_a_line(open_terminal, tmp_path):
+def test_unreadable_target_is_an_error_line(open_terminal, tmp_path):
     """Before the screen opens."""
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 20)
     screen = open_terminal("statecli browse broken.safetensors").wait_for("status 2")
