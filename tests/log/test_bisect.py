@@ -52,7 +52,7 @@ def test_reads_are_logarithmic(statecli, tmp_path, reads):
         assert len(document["probes"]) == len(reads)
 
 
-def test_never_is_status_1_and_reads_both_ends(statecli, saved_runs, reads):
+def test_condition_that_never_holds_is_status_1(statecli, saved_runs, reads):
     """The status is the same as of grep without a match."""
     result = statecli("bisect", saved_runs("plain"), "--condition", "inf", "-f", "json")
     assert (result.code, result.json["answer"], len(reads)) == (1, "never", 2)
@@ -70,7 +70,7 @@ def test_changed_compares_with_the_first_checkpoint(statecli, tmp_path):
     )
 
 
-def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
+def test_cosine_counts_the_tensors_left_out(statecli, tmp_path):
     """A tensor with NaN has no cosine, and the other tensors may still be close."""
     for step, value in ((1, 1.0), (2, float("nan"))):
         torch.save({"a": torch.tensor([value, 1.0]), "b": torch.ones(2)}, tmp_path / f"step-{step}.pt")
@@ -79,7 +79,7 @@ def test_a_cosine_says_which_tensors_it_leaves_out(statecli, tmp_path):
     assert "cosine 1, 1 tensor with NaN or infinity left out" in result.out
 
 
-def test_cosine_is_that_of_torch(statecli, saved_runs, training):
+def test_cosine_equals_torch(statecli, saved_runs, training):
     """The answer is the first step whose cosine with the first checkpoint is below the limit."""
 
     def cosine(state):
@@ -124,7 +124,7 @@ def test_the_condition_may_hold_at_the_first_readable_checkpoint(statecli, tmp_p
     assert any("already true at the first readable checkpoint" in note["message"] for note in result.json["notes"])
 
 
-def test_an_unreadable_checkpoint_elsewhere_is_passed_over(statecli, run_folder):
+def test_unreadable_checkpoint_in_the_middle_is_skipped(statecli, run_folder):
     """The middle checkpoint is damaged, so its neighbour is read instead."""
     folder = run_folder("plain")
     (folder / "ckpt-0006.pt").write_bytes(b"PK")
@@ -169,7 +169,7 @@ def test_steps_in_the_settings_overrule_names_that_contradict_them(statecli, tmp
         ("changed layers.0", "matches 'layers.0'; did you mean 'layers.0.*'?"),
     ],
 )
-def test_a_wrong_condition_is_one_line(statecli, saved_runs, condition, words):
+def test_wrong_condition_is_an_error_line(statecli, saved_runs, condition, words):
     """The command exits with status 2, and the line says how to write the condition."""
     result = statecli("bisect", saved_runs("plain"), "--condition", condition)
     assert (result.code, result.out) == (2, "")

@@ -65,7 +65,7 @@ def test_a_second_run_reads_no_values(statecli, run, values_read):
     assert values_read == {"norms": 0, "changes": 0}
 
 
-def test_one_more_checkpoint_is_read_alone(statecli, run, values_read):
+def test_only_the_added_checkpoint_is_read(statecli, run, values_read):
     """The figures of the other checkpoints come from the previous run."""
     last = run / "ckpt-0003.pt"
     data = last.read_bytes()
@@ -77,7 +77,7 @@ def test_one_more_checkpoint_is_read_alone(statecli, run, values_read):
     assert values_read == {"norms": 19, "changes": 19}
 
 
-def test_no_cache_reads_and_writes_nothing_there(statecli, run, values_read, cache_home):
+def test_no_cache_neither_reads_nor_writes_entries(statecli, run, values_read, cache_home):
     """With --no-cache, neither an entry nor a folder is created."""
     log(statecli, run, "--no-cache")
     log(statecli, run, "--no-cache")
@@ -137,7 +137,7 @@ def test_a_damaged_entry_is_ignored(statecli, run, cache_home, first, content):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 @pytest.mark.usefixtures("first")
-def test_entries_are_the_users_own(cache_home):
+def test_entries_are_private_to_the_user(cache_home):
     """Entries have the mode 0600, in a folder with the mode 0700."""
     entries = list_entries(cache_home)
     assert len(entries) == 3 + 2
@@ -147,7 +147,7 @@ def test_entries_are_the_users_own(cache_home):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
 @pytest.mark.parametrize("kind", ["link", "group writes", "folder", "fifo"])
-def test_an_entry_that_others_could_have_written_is_not_read(statecli, run, cache_home, tmp_path, first, kind):
+def test_untrusted_entry_is_not_read(statecli, run, cache_home, tmp_path, first, kind):
     """A symbolic link, a folder, or a pipe (whose read would block) is not read either."""
     for number, entry in enumerate(list_entries(cache_home)):
         data = json.loads(entry.read_text())
@@ -168,7 +168,7 @@ def test_an_entry_that_others_could_have_written_is_not_read(statecli, run, cach
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: modes of files")
-def test_a_folder_that_cannot_be_written_is_no_error(statecli, run, monkeypatch):
+def test_unwritable_cache_folder_is_not_an_error(statecli, run, monkeypatch):
     """The path of the cache folder is a file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(run / "ckpt-0001.pt"))
     result = statecli("log", run, "-f", "json")
@@ -205,7 +205,7 @@ def test_gates_do_not_read_the_cache():
         assert "statecli.commands.log.cache" not in imported, path
 
 
-def test_writers_at_the_same_time_leave_whole_entries(saved_runs, cache_home):
+def test_concurrent_writers_leave_complete_entries(saved_runs, cache_home):
     """Each writer replaces its entry atomically, and no temporary file remains."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -16,7 +16,7 @@ def flatten(state):
     return torch.cat([tensor.flatten().double() for tensor in state.values()])
 
 
-def norm_of(state):
+def compute_norm(state):
     return flatten(state).nan_to_num(0.0).norm().item()
 
 
@@ -39,18 +39,18 @@ def log_run(statecli, saved_runs, results):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_norms_and_changes_are_those_of_torch(log_run, training, layout):
+def test_norms_and_changes_equal_torch(log_run, training, layout):
     """The figures agree in every layout of a run, in the order of the steps."""
     result = log_run(layout)
     assert result.code == 0, result
     rows = result.json["checkpoints"][:12]
-    assert [row["norm"] for row in rows] == pytest.approx([norm_of(state) for state in training.states], rel=1e-12)
+    assert [row["norm"] for row in rows] == pytest.approx([compute_norm(state) for state in training.states], rel=1e-12)
     pairs = zip(training.states, training.states[1:], strict=False)
-    changes = [norm_of({name: new[name] - old[name] for name in old}) / norm_of(old) for old, new in pairs]
+    changes = [compute_norm({name: new[name] - old[name] for name in old}) / compute_norm(old) for old, new in pairs]
     assert [row["relative_change"] for row in rows[1:]] == pytest.approx(changes, rel=1e-6)
 
 
-def test_cosines_are_those_of_torch(log_run, training):
+def test_cosines_equal_torch(log_run, training):
     """The cosine covers the tensors that are finite in both checkpoints."""
     rows = log_run("plain").json["checkpoints"]
     for row, old, new in zip(rows[1:9], training.states, training.states[1:], strict=False):

@@ -36,7 +36,7 @@ class Script:
         return self.now
 
 
-def nothing():
+def do_nothing():
     """Change nothing between two looks."""
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_grows_is_not_finished(tmp_path):
         return write
 
     pieces = [grow(len(data) * part // 4) for part in range(1, 5)]
-    rows = watch(tmp_path, *pieces, nothing, nothing)
+    rows = watch(tmp_path, *pieces, do_nothing, do_nothing)
     assert [(os.path.basename(row.path), row.error) for row in rows] == [("ckpt-1.pt", None)]
     assert not watch(tmp_path, count=1)  # one look alone is not enough
 
@@ -77,14 +77,16 @@ def test_a_writer_that_pauses_is_waited_for(tmp_path):
     """Half of a file, unchanged for a while, is not a checkpoint yet."""
     data, path = to_bytes(1.0), tmp_path / "ckpt-1.pt"
     half = lambda: path.write_bytes(data[: len(data) // 2])  # noqa: E731
-    rows = watch(tmp_path, half, nothing, nothing, nothing, lambda: path.write_bytes(data), nothing, nothing)
+    rows = watch(
+        tmp_path, half, do_nothing, do_nothing, do_nothing, lambda: path.write_bytes(data), do_nothing, do_nothing
+    )
     assert [row.error for row in rows] == [None]
 
 
 def test_a_file_that_stays_damaged_is_reported_once(tmp_path):
     """The file is reported after a minute, with its error."""
     (tmp_path / "ckpt-1.pt").write_bytes(to_bytes(1.0)[:500])
-    rows = watch(tmp_path, *[nothing] * 40, history=True)
+    rows = watch(tmp_path, *[do_nothing] * 40, history=True)
     assert len(rows) == 1
     assert "ckpt-1.pt" in rows[0].error
 
@@ -103,8 +105,8 @@ def test_a_folder_is_finished_with_its_last_shard(tmp_path):
     def save_index():
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    assert not watch(tmp_path, save_index, nothing, save_shard(1), nothing, nothing)
-    rows = watch(tmp_path, save_shard(2), nothing, nothing)
+    assert not watch(tmp_path, save_index, do_nothing, save_shard(1), do_nothing, do_nothing)
+    rows = watch(tmp_path, save_shard(2), do_nothing, do_nothing)
     assert [(row.step.number, row.tensors) for row in rows] == [(10, 2)]
 
 
@@ -112,17 +114,19 @@ def test_rows_have_the_change_since_the_row_before(tmp_path):
     """Watching begins with the last existing checkpoint."""
     for number in (1, 2, 10):
         (tmp_path / f"ckpt-{number}.pt").write_bytes(to_bytes(number))
-    rows = watch(tmp_path, nothing, lambda: (tmp_path / "ckpt-11.pt").write_bytes(to_bytes(11)), nothing, nothing)
+    rows = watch(
+        tmp_path, do_nothing, lambda: (tmp_path / "ckpt-11.pt").write_bytes(to_bytes(11)), do_nothing, do_nothing
+    )
     assert [row.step.number for row in rows] == [10, 11]
     assert rows[1].relative_change == pytest.approx(0.1)
-    assert [row.step.number for row in watch(tmp_path, nothing, nothing, history=True)] == [1, 2, 10, 11]
+    assert [row.step.number for row in watch(tmp_path, do_nothing, do_nothing, history=True)] == [1, 2, 10, 11]
 
 
 def test_a_checkpoint_that_is_written_again_has_a_new_row(tmp_path):
     """Trainers overwrite last.ckpt."""
     path = tmp_path / "last.ckpt"
     path.write_bytes(to_bytes(1.0))
-    rows = watch(tmp_path, nothing, lambda: path.write_bytes(to_bytes(2.0)), nothing, nothing)
+    rows = watch(tmp_path, do_nothing, lambda: path.write_bytes(to_bytes(2.0)), do_nothing, do_nothing)
     assert [row.norm for row in rows] == pytest.approx([64.0, 128.0])
 
 
@@ -135,7 +139,7 @@ def test_a_deleted_predecessor_is_named(tmp_path):
         first.unlink()
         second.write_bytes(to_bytes(2.0))
 
-    rows = watch(tmp_path, nothing, replace, nothing, nothing)
+    rows = watch(tmp_path, do_nothing, replace, do_nothing, do_nothing)
     assert [row.norm for row in rows] == pytest.approx([64.0, 128.0])
     assert rows[1].relative_change is None
     assert "deleted" in rows[1].not_compared[0]
@@ -149,7 +153,7 @@ def test_files_added_next_to_the_weights_give_no_second_row(tmp_path):
     folder.mkdir()
     save_file({"w": torch.ones(8)}, folder / "model.safetensors")
     add = lambda: torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")  # noqa: E731
-    rows = watch(tmp_path, nothing, add, nothing, nothing)
+    rows = watch(tmp_path, do_nothing, add, do_nothing, do_nothing)
     assert len(rows) == 1
 
 
@@ -171,7 +175,7 @@ def start_watch(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX: signals")
-def test_a_line_passes_a_pipe_at_once_and_ctrl_c_ends_without_a_traceback(start_watch, tmp_path):
+def test_pipe_gets_each_line_and_ctrl_c_prints_no_traceback(start_watch, tmp_path):
     """The exit status is 130, as of every interrupted command."""
     process = start_watch()
     assert process.stdout.readline().split() == [b"step", b"norm", b"rel.", b"change", b"checkpoint"]
