@@ -154,7 +154,7 @@ def test_a_difference_without_a_cause_is_named_by_its_first_tensor():
     ("name", "state"),
     [("flat", "model"), ("scale", "model"), *((kind, "optimizer") for kind in ("array", "set", "object"))],
 )
-def test_values_in_other_objects_are_compared(name, state):
+def test_values_in_unusual_objects_are_compared(name, state):
     """Inner tensors of a subclass, scales of a quantized tensor, arrays of numpy, and attributes of an object."""
     assert [finding.fqn for finding in check(f"odd_{name}").findings] == [state]
     assert check(f"same_{name}").answer is Answer.EQUAL
@@ -200,7 +200,7 @@ def test_a_loader_that_begins_again_is_named(name):
         ("nothing", "the script has no function nothing; its functions: main, chance, plain, lost, "),
     ],
 )
-def test_a_wrong_script_is_one_line(name, message):
+def test_wrong_script_is_an_error_line(name, message):
     """The error names the problem, and the requirement for the function."""
     with pytest.raises(ModelError) as caught:
         check(name)
@@ -230,7 +230,7 @@ def test_a_wrong_line_is_refused(statecli, words, message):
     assert message in result.err
 
 
-def test_a_script_without_a_function_to_call(statecli, tmp_path):
+def test_missing_function_of_a_script_is_explained(statecli, tmp_path):
     """The error lists the functions of the file, or the line of a syntax error."""
     (tmp_path / "few.py").write_text("def few(steps): pass\n")
     (tmp_path / "bad.py").write_text("\ndef bad(:\n")

@@ -33,7 +33,7 @@ def list_expressions(keys):
     return {state: saved[0].expression for state, saved in keys.states.items()}
 
 
-def test_states_of_torch_are_known_by_their_structure(tmp_path, objects):
+def test_states_of_torch_are_recognised_by_their_structure(tmp_path, objects):
     """The keys have one letter; only the model has no structure of its own."""
     keys = save(tmp_path / "a.pt", {name: thing.state_dict() for name, thing in objects.items()})
     assert list_expressions(keys) == {
@@ -47,7 +47,7 @@ def test_states_of_torch_are_known_by_their_structure(tmp_path, objects):
     )
 
 
-def test_generators_are_found_wherever_they_are(tmp_path):
+def test_generators_are_found_at_any_depth(tmp_path):
     """The expression is checked: its value is the state."""
     numbers = {
         "here": (torch.get_rng_state(), random.getstate()),
@@ -80,7 +80,7 @@ def test_a_random_state_in_an_unknown_form_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metadata", "schema", "magnet", "options", "batch_size", "seed", "training_args"])
-def test_parts_of_words_are_no_states(tmp_path, name):
+def test_parts_of_words_are_not_states(tmp_path, name):
     """`metadata` is not data, `schema` not an average, `seed` not a random state."""
     assert save(tmp_path / "a.pt", {name: [1], "t": torch.zeros(1)}).states == {}
 
@@ -97,7 +97,7 @@ def test_parts_of_words_are_no_states(tmp_path, name):
         ("dataloader", State.DATA),
     ],
 )
-def test_a_key_is_one_state(tmp_path, name, state):
+def test_key_names_a_single_state(tmp_path, name, state):
     """An optimizer is not a model, although its key ends with state_dict."""
     assert [*save(tmp_path / "a.pt", {name: [1], "t": torch.zeros(1)}).states] == [state]
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_a_state_dict_has_a_model(tmp_path, objects):
     assert keys.others == ()
 
 
-def test_an_unreadable_file_may_have_anything(tmp_path):
+def test_unreadable_file_makes_a_missing_state_unknown(tmp_path):
     """statecli reads no bare pickle, so the message does not claim a missing state."""
     path = tmp_path / "a.pkl"
     path.write_bytes(pickle.dumps({"rng": random.getstate()}))
