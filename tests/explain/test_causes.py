@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from statecli.commands.explain.align import align_names
 
 
-def causes(document):
+def list_causes(document):
     return [evidence["cause"] for evidence in document["diagnosis"]["causes"]]
 
 
@@ -17,7 +17,7 @@ def rename_keys(state, change):
     return {change(name): tensor for name, tensor in state.items()}
 
 
-def same(loaded, expected):
+def equals(loaded, expected):
     return loaded.keys() == expected.keys() and all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
@@ -38,16 +38,16 @@ RENAMES = {
 
 
 @pytest.mark.parametrize("change", RENAMES)
-def test_other_names_are_proved_and_load(desk, net, explain, run_lines, change):
+def test_renamed_tensors_are_proved_and_loaded(desk, net, explain, run_lines, change):
     """The printed lines restore every value of the saved model."""
     rename, expected_causes = RENAMES[change]
     state = net["Net"]().state_dict()
     torch.save(rename_keys(state, rename), "other.pt")
     document = explain("net.py:Net", "other.pt")
     assert document["code"] == 1
-    assert causes(document) == expected_causes
+    assert list_causes(document) == expected_causes
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
 @pytest.mark.parametrize("command", ["diff", "explain"])
@@ -60,7 +60,7 @@ def test_the_file_of_the_class_is_imported_once(desk, net, statecli, command):
     assert (desk / "imports.txt").read_text() == "one "
 
 
-def test_a_checkpoint_that_fits_loads_as_it_is(desk, net, explain):
+def test_fitting_checkpoint_has_no_diagnosis(desk, net, explain):
     """The checkpoint has either of the two formats."""
     state = net["Net"]().state_dict()
     torch.save(state, "fits.pt")
@@ -75,26 +75,26 @@ def test_a_nested_state_dict_is_loaded_by_its_keys(desk, net, explain, run_lines
     state = net["Net"]().state_dict()
     torch.save({"epoch": 1, "nets": {"generator": state}}, "train.pt")
     document = explain("net.py:Net", "train.pt")
-    assert causes(document) == ["nested"]
+    assert list_causes(document) == ["nested"]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
 def test_a_flat_state_dict_of_a_module_called_model_is_not_nested(desk, net, explain):
     """In a flat state_dict, `model` is a prefix of the names."""
     torch.save({f"model.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "flat.pt")
-    assert causes(explain("net.py:Net", "flat.pt")) == ["prefix"]
+    assert list_causes(explain("net.py:Net", "flat.pt")) == ["prefix"]
 
 
-def test_other_classes_are_an_argument_of_the_class(desk, net, explain, run_lines):
+def test_another_number_of_classes_is_an_argument(desk, net, explain, run_lines):
     """The argument changes from the class's value to the file's; alternative lines load all but the head."""
     state = net["Net"](num_classes=1000).state_dict()
     torch.save(state, "wide.pt")
     document = explain("net.py:Net", "wide.pt")
-    assert causes(document) == ["width"]
+    assert list_causes(document) == ["width"]
     assert "num_classes 10 → 1000" in document["diagnosis"]["causes"][0]["message"]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
     (other,) = document["alternatives"]
     assert other["initial"] == ["head.weight", "head.bias"]
     loaded = run_lines(other["code"])
@@ -108,18 +108,18 @@ def test_sizes_of_the_whole_model_are_arguments(desk, net, explain, run_lines, a
     state = net["Net"](**arguments).state_dict()
     torch.save(state, "other.pt")
     document = explain("net.py:Net", "other.pt")
-    assert causes(document) == [cause]
+    assert list_causes(document) == [cause]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
-def test_another_head_keeps_its_initial_values(desk, net, explain, run_lines):
+def test_unexplained_head_keeps_its_initial_values(desk, net, explain, run_lines):
     """If no argument explains the head of the file, the lines name the tensors that are not loaded."""
     state = net["Net"]().state_dict()
     other = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
     torch.save(other | {"decoder.weight": torch.ones(7, 3, 2)}, "other.pt")
     document = explain("net.py:Net", "other.pt")
-    assert causes(document) == ["other-part", "other-part"]
+    assert list_causes(document) == ["other-part", "other-part"]
     assert document["diagnosis"]["initial"] == ["head.weight", "head.bias"]
     assert document["diagnosis"]["unused"] == ["decoder.weight"]
     assert not document["diagnosis"]["strict"]
@@ -128,12 +128,12 @@ def test_another_head_keeps_its_initial_values(desk, net, explain, run_lines):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_weight_norm_of_the_other_form_is_renamed(desk, net, explain, run_lines):
+def test_new_weight_norm_names_are_renamed_for_the_old_form(desk, net, explain, run_lines):
     """The near miss: torch itself accepts the older names for the newer class."""
     state = net["Normed"]().state_dict()
     torch.save(state, "new.pt")
     document = explain("net.py:Normed(False)", "new.pt")
-    assert causes(document) == ["weight-norm"]
+    assert list_causes(document) == ["weight-norm"]
     assert document["diagnosis"]["proved"]
     loaded = run_lines(document["diagnosis"]["code"])
     assert torch.equal(loaded["conv.weight_v"], state["conv.parametrizations.weight.original1"])
@@ -162,7 +162,7 @@ def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(write_module, e
     torch.save(names["Part"](plain=not in_file).state_dict(), "a.pt")
     document = explain(f"part.py:Part({in_file})", "a.pt")
     assert not document["diagnosis"]["proved"]
-    assert causes(document)[0] == "weight-norm"
+    assert list_causes(document)[0] == "weight-norm"
     assert document["diagnosis"]["code"] == []
     assert function.split()[-1] in document["diagnosis"]["causes"][0]["message"]
     assert explain(f"part.py:Part({not in_file})", "a.pt")["loads"]
@@ -173,7 +173,7 @@ def test_codes_are_not_loaded_as_weights(desk, net, explain):
     state = net["Net"]().state_dict()
     torch.save({**state, "head.weight": (state["head.weight"] * 100).to(torch.int8)}, "codes.pt")
     document = explain("net.py:Net", "codes.pt")
-    assert causes(document) == ["quantized"]
+    assert list_causes(document) == ["quantized"]
     assert not document["loads"]
 
 
@@ -210,7 +210,7 @@ def test_kernels_of_tensorflow_are_in_doubt(desk, net, explain):
     assert "may be transposed" in document["diagnosis"]["proof"]
 
 
-def test_a_lost_output_layer_may_be_tied(write_module, explain):
+def test_missing_output_layer_may_be_tied(write_module, explain):
     """The class does not tie the output layer to the embedding, and the file has no output layer."""
     source = (
         "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
@@ -230,9 +230,9 @@ def test_names_of_tied_weights_are_filled(desk, net, explain, run_lines):
     state = net["Tied"]().state_dict()
     save_file({"embed.weight": state["embed.weight"]}, "tied.safetensors")
     document = explain("net.py:Tied", "tied.safetensors")
-    assert causes(document) == ["tied"]
+    assert list_causes(document) == ["tied"]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
     save_file(
         {"embed.weight": state["embed.weight"], "lm_head.weight": state["embed.weight"].clone()}, "both.safetensors"
     )
@@ -258,13 +258,13 @@ def test_an_average_is_named(desk, net, explain, run_lines):
     average = {name: tensor + 1 for name, tensor in state.items()}
     torch.save({"model_ema": rename_keys(average, "module.{}".format)}, "ema.pt")
     document = explain("net.py:Net", "ema.pt")
-    assert causes(document) == ["nested", "averaged", "prefix"]
-    assert same(run_lines(document["diagnosis"]["code"]), average)
+    assert list_causes(document) == ["nested", "averaged", "prefix"]
+    assert equals(run_lines(document["diagnosis"]["code"]), average)
     torch.save({"model": state, "model_ema": average}, "both.pt")
     document = explain("net.py:Net", "both.pt")
-    assert causes(document) == ["nested"]
+    assert list_causes(document) == ["nested"]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
 def test_a_pickled_module_is_not_proved(desk, net, explain):
@@ -276,7 +276,7 @@ def test_a_pickled_module_is_not_proved(desk, net, explain):
     assert not diagnosis["proved"]
 
 
-def test_an_optimizer_has_no_lines(desk, net, explain):
+def test_optimizer_file_is_named_without_lines(desk, net, explain):
     """A file with an optimizer's state is named as an optimizer."""
     model = net["Net"]()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -284,26 +284,26 @@ def test_an_optimizer_has_no_lines(desk, net, explain):
     optimizer.step()
     torch.save(optimizer.state_dict(), "optimizer.pt")
     document = explain("net.py:Net", "optimizer.pt")
-    assert causes(document) == ["optimizer"]
+    assert list_causes(document) == ["optimizer"]
     assert document["diagnosis"]["code"] == []
 
 
 @pytest.mark.parametrize(
     ("name", "cause"), [("qweight", "quantized"), ("weight.absmax", "quantized"), ("lora_A.weight", "adapter")]
 )
-def test_weights_in_another_form_are_named(desk, net, explain, name, cause):
+def test_quantized_weights_and_adapters_are_named(desk, net, explain, name, cause):
     """Quantised weights and adapters are not renamed."""
     state = net["Net"]().state_dict()
     save_file(state | {f"encoder.0.query.{name}": torch.zeros(2, 2)}, "other.safetensors")
     document = explain("net.py:Net", "other.safetensors")
-    assert causes(document) == [cause]
+    assert list_causes(document) == [cause]
     assert not document["diagnosis"]["proved"]
 
 
-def test_another_model_is_said_to_be_another(desk, net, explain):
+def test_another_model_is_named_as_the_cause(desk, net, explain):
     """Tensors that happen to have matching shapes are not mapped to each other."""
     save_file({f"a.b{n}.c": torch.zeros(n + 1, 3) for n in range(9)}, "other.safetensors")
-    assert causes(explain("net.py:Net", "other.safetensors")) == ["other-model"]
+    assert list_causes(explain("net.py:Net", "other.safetensors")) == ["other-model"]
 
 
 def test_a_class_of_plain_data_is_allowed(desk, net, explain, run_lines):
@@ -313,12 +313,12 @@ def test_a_class_of_plain_data_is_allowed(desk, net, explain, run_lines):
     state = net["Net"]().state_dict()
     torch.save({"model": state, "args": argparse.Namespace(lr=1.0)}, "train.pt")
     document = explain("net.py:Net", "train.pt")
-    assert causes(document) == ["nested", "unsafe-file"]
+    assert list_causes(document) == ["nested", "unsafe-file"]
     assert document["diagnosis"]["proved"]
-    assert same(run_lines(document["diagnosis"]["code"]), state)
+    assert equals(run_lines(document["diagnosis"]["code"]), state)
 
 
-def test_a_class_that_refuses_is_quoted(desk, net, explain, statecli):
+def test_error_of_the_class_is_quoted(desk, net, explain, statecli):
     """The error of the class's own code is the answer, without a proof."""
     torch.save({f"module.{name}": tensor for name, tensor in net["Net"]().state_dict().items()}, "other.pt")
     result = statecli("explain", "net.py:Hooked", "other.pt")
@@ -466,7 +466,7 @@ def test_modules_that_share_most_shapes_are_partners():
     assert names == {"one.in": "b.in", "one.out": "b.out", "two.in": "a.in", "two.out": "a.out"}
 
 
-def test_layers_keep_their_partners_if_one_is_left_out():
+def test_layers_keep_their_partners_if_a_layer_is_left_out():
     """The layer numbers shift, so the longest common sequence of shapes decides."""
     stored = {"net.0.weight": (4, 4), "net.1.weight": (8,), "net.2.weight": (4, 2), "net.3.weight": (2, 2)}
     model = {"net.0.weight": (4, 4), "net.1.weight": (4, 2), "net.2.weight": (2, 2)}

@@ -33,11 +33,11 @@ def rename_words(state, words):
     return {".".join(words.get(word, word) for word in name.split(".")): tensor for name, tensor in state.items()}
 
 
-def rename_one(state, choice):
+def rename_one_word(state, choice):
     return rename_words(state, {choice.choice(list_words(state)): "zork"})
 
 
-def rename_several(state, choice):
+def rename_several_words(state, choice):
     words = choice.sample(list_words(state), min(3, len(list_words(state))))
     return rename_words(state, dict(zip(words, choice.sample(["zorka", "zorkb", "zorkc"], 3), strict=False)))
 
@@ -85,16 +85,16 @@ def rename_all(state, choice):
 
 MUTATIONS = {
     "prefix": add_prefix,
-    "one word": rename_one,
+    "one word": rename_one_word,
     "short words": shorten,
-    "several words": rename_several,
-    "prefix and word": lambda state, choice: add_prefix(rename_one(state, choice), choice),
+    "several words": rename_several_words,
+    "prefix and word": lambda state, choice: add_prefix(rename_one_word(state, choice), choice),
     "nested": lambda state, _: {"epoch": 3, "model": dict(state)},
     "nested and prefix": lambda state, choice: {"epoch": 3, "state_dict": add_prefix(state, choice)},
     "numbers from 1": shift_layers,
     "old norms": use_old_norms,
-    "sorted": lambda state, choice: dict(sorted(rename_one(state, choice).items())),
-    "another tensor": lambda state, choice: {**rename_one(state, choice), "aux.weight": torch.zeros(3, 5, 7)},
+    "sorted": lambda state, choice: dict(sorted(rename_one_word(state, choice).items())),
+    "another tensor": lambda state, choice: {**rename_one_word(state, choice), "aux.weight": torch.zeros(3, 5, 7)},
     "joined words": lambda state, _: {re.sub(r"\.([a-zA-Z]\w*)\.(\w+)$", r".\1_\2", n): t for n, t in state.items()},
     "another head": change_head,
 }
@@ -121,7 +121,7 @@ def number_tensors(module):
     }
 
 
-def judge(model, built, path, state):
+def check_lines(model, built, path, state):
     """Return whether the printed lines restore the state and are proved; None if the file loads as it is."""
     explanation = explain_states(model, built, load.read_checkpoint(path))
     if explanation.loads:
@@ -148,7 +148,7 @@ def run_all(mutations):
         for mutation, change in list(mutations.items())[number % 3 :: 3]:
             changed = change(state, random.Random(name + mutation))  # noqa: S311
             torch.save(changed, "other.pt")
-            result = judge(model, built, "other.pt", state)
+            result = check_lines(model, built, "other.pt", state)
             if result is not None:
                 yield name, mutation, result
 

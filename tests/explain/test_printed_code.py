@@ -112,7 +112,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_the_class_is_built_as_statecli_built_it(desk, explain, run_lines, forked_python, build):
+def test_printed_lines_build_the_class_like_statecli(desk, explain, run_lines, forked_python, build):
     """The class has a configuration, classes as arguments, or a file in another folder."""
     (model, *options), code = BUILDS[build]
     for folder in ("sub", "pack"):

@@ -62,7 +62,7 @@ def test_the_lines_for_a_load_restore_the_values(net, monkeypatch, change, cause
     assert all(torch.equal(loaded[name], tensor) for name, tensor in saved.items())
 
 
-def test_another_shape_keeps_the_initial_values(net, monkeypatch):
+def test_tensors_of_another_shape_keep_initial_values(net, monkeypatch):
     """Tensors named in the error text keep their initial values."""
     wide = net["Net"](num_classes=1000).state_dict()
     diagnosis = diagnose(load_text(net, wide))
@@ -90,7 +90,7 @@ def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide)
         ("query.lora_A.default.weight", "adapter", "the checkpoint has a LoRA adapter: 3 tensors such as encoder.0."),
     ],
 )
-def test_weights_of_another_form_have_no_lines(net, more, cause, words):
+def test_quantized_weights_and_adapters_have_no_lines(net, more, cause, words):
     """The values differ from the values of the class's layers."""
     state = net["Net"]().state_dict() | {f"encoder.{n}.{more}": torch.ones(2, 2) for n in range(3)}
     diagnosis = diagnose(load_text(net, state))
@@ -114,7 +114,7 @@ FILES = {
 
 @pytest.mark.parametrize("cause", FILES)
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_files_of_other_content_are_named(tmp_path, cause, weights_only):
+def test_cause_of_a_file_that_is_not_a_checkpoint_is_named(tmp_path, cause, weights_only):
     """The texts of both unpicklers name the cause, and there are no lines."""
     path = tmp_path / "model.pt"
     path.write_bytes(FILES[cause])
@@ -144,7 +144,7 @@ def test_a_refused_class_is_allowed_only_if_it_is_plain_data(tmp_path):
     assert run.code == ()
 
 
-def test_a_text_without_a_known_error_has_no_answer(statecli, monkeypatch):
+def test_text_without_a_known_error_exits_with_2(statecli, monkeypatch):
     """The command exits with 2."""
     with pytest.raises(UnreadableError, match="no known error"):
         explain_text("epoch 1: loss 0.5\n")
