@@ -73,7 +73,7 @@ def test_the_last_lines_name_the_command_that_writes_the_fixes(desk, statecli, c
         (NET.replace("self.t = torch.ones(4)", "self.register_buffer('t', torch.ones(4))"), 0),
     ],
 )
-def test_no_command_is_named_that_would_write_nothing(desk, statecli, text, code):
+def test_command_without_an_effect_is_not_named(desk, statecli, text, code):
     """`statecli fix` has nothing to write there: the fix is in words, or nothing is wrong."""
     (desk / "net.py").write_text(text)
     for command in ("inspect", "verify"):
@@ -82,7 +82,7 @@ def test_no_command_is_named_that_would_write_nothing(desk, statecli, text, code
     assert (desk / "net.py").read_text() == text
 
 
-def test_without_write_the_file_is_as_it_was(desk, statecli):
+def test_fix_without_write_leaves_the_file_unchanged(desk, statecli):
     """The status is 1, and `git apply` accepts the unified diff. Without an input, a note says which checks did not
     run.
     """
@@ -182,7 +182,7 @@ def test_an_installed_class_is_not_edited(statecli):
 
 
 @pytest.mark.parametrize("target", ["model.pt", "net.py", "none.py:Net", "net.py:None", "net.py:Net(4)"])
-def test_a_wrong_target_is_one_error(target, desk, statecli):
+def test_wrong_target_is_an_error_line(target, desk, statecli):
     """The status is 2, and standard output is empty."""
     result = statecli("fix", target)
     assert (result.code, result.out) == (2, "")
@@ -190,7 +190,7 @@ def test_a_wrong_target_is_one_error(target, desk, statecli):
     assert "Traceback" not in result.err
 
 
-def test_without_libcst_one_line_says_what_to_install(desk, statecli, monkeypatch):
+def test_missing_libcst_is_an_error_with_the_install_command(desk, statecli, monkeypatch):
     """The message names the extra `fix`."""
     monkeypatch.setitem(sys.modules, "libcst", None)
     result = statecli("fix", "net.py:Net")
@@ -231,7 +231,7 @@ def test_the_document_has_the_proofs_of_each_edit(desk, statecli):
     jsonschema.validate(statecli("fix", "net.py:Net", "-f", "json", "--write").json, schema)
 
 
-def test_every_output_says_what_was_edited(desk, statecli, monkeypatch):
+def test_every_output_names_the_edit(desk, statecli, monkeypatch):
     """Every output names the edited file and the tensor, and the status is 1."""
     (desk / "net.py").write_text(NET.replace("self.t", "self.running_scale"))
     fixes = fix_run.run(fix_run.Request(verify_run.Request(target="net.py:Net")))
@@ -284,14 +284,14 @@ def test_a_file_that_changes_meanwhile_is_not_written(desk, statecli):
     assert (result.code, (desk / "net.py").read_text()) == (2, saved)
 
 
-def test_two_classes_of_a_file_are_edited_one_at_a_time(desk, statecli):
+def test_fix_edits_only_the_named_class(desk, statecli):
     """The other class keeps its lines."""
     (desk / "net.py").write_text(NET + NET.partition("\n\n\n")[2].join(("\n\n", "")).replace("Net", "Other"))
     assert statecli("fix", "net.py:Other", "--write").code == 0
     assert (desk / "net.py").read_text().count("self.t = torch.ones(4)") == 1
 
 
-def test_a_model_that_ends_the_process_changes_nothing(desk, statecli):
+def test_model_that_ends_the_process_leaves_the_file(desk, statecli):
     """A forward with os._exit is an error of the model, not an edit."""
     text = NET + "\n    def forward(self, x):\n        import os\n        os._exit(0)\n"
     (desk / "net.py").write_text(text)
@@ -300,7 +300,7 @@ def test_a_model_that_ends_the_process_changes_nothing(desk, statecli):
     assert result.code == 1
 
 
-def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
+def test_inconclusive_proof_exits_with_2(desk, statecli):
     """An input of a wrong shape is status 2, with the path of the user's file and the shape to type."""
     (desk / "net.py").write_text(UNUSED)
     result = statecli("fix", "net.py:Net", "--input", "2x3")
@@ -318,7 +318,7 @@ def test_a_proof_without_a_result_is_no_clean_bill(desk, statecli):
     ]
 
 
-def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statecli):
+def test_edit_that_completes_a_proof_exits_with_0(desk, statecli):
     """Without the edit, training calls backward twice through the same graph; with it, every proof has a result."""
     text = NET.replace("torch.ones(4)", "self.w.norm(dim=1, keepdim=True)  # row norms")
     text = text.replace("        self.t", "        self.w = nn.Parameter(torch.randn(4, 4))\n        self.t")
@@ -329,7 +329,7 @@ def test_a_proof_that_only_the_edit_can_finish_leaves_nothing_to_do(desk, statec
     assert statecli("verify", "net.py:Net", "--input", "2x4").code == 0
 
 
-def test_many_tensors_of_a_list_are_one_name(desk, statecli):
+def test_many_tensors_of_a_list_are_shown_as_one_name(desk, statecli):
     """The output shows `layers.*` and the number of tensors, as in verify, also for older checkpoints."""
     lines = [
         "from torch import nn\n\n",

@@ -13,7 +13,7 @@ from statecli.commands.fix.run import Request
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Verdict
 
-from .broken import BROKEN, HONEST, UNFIXABLE
+from .broken_models import BROKEN, HONEST, UNFIXABLE
 
 pytest.importorskip("libcst")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Broken(NamedTuple):
+class BrokenModel(NamedTuple):
     """A file with a class `Net`: its text, the input, and texts expected in the fixed file."""
 
     text: str
@@ -27,143 +27,145 @@ def net(init: str, forward: str = "", *, head: str = HEAD, before: str = "", mor
 
 
 BROKEN = {
-    "annotated": Broken(
+    "annotated": BrokenModel(
         net("# table\nself.t: torch.Tensor = torch.ones(4)  # ones"),
         (
             "        # table\n        self.t: torch.Tensor\n"
             '        self.register_buffer("t", torch.ones(4), persistent=False)  # ones\n',
         ),
     ),
-    "annotated-parameter": Broken(
+    "annotated-parameter": BrokenModel(
         net("self.t: torch.Tensor = torch.ones(4, requires_grad=True)", "return self.fc(x) * self.t"),
         ("self.t: torch.Tensor = nn.Parameter(torch.ones(4, requires_grad=True))\n",),
         "2x4",
     ),
-    "annotated-list": Broken(
+    "annotated-list": BrokenModel(
         net("self.m: list[nn.Linear] = [nn.Linear(4, 4)]", "return self.m[0](self.fc(x))"),
         ("self.m = nn.ModuleList([nn.Linear(4, 4)])",),
         "2x4",
     ),
-    "annotated-property": Broken(
+    "annotated-property": BrokenModel(
         net("self.w: torch.Tensor = self.fc.weight * 2", "return self.fc(x) @ self.w").replace(
             "\n\n    def f", "\n    def f"
         ),
         ("    @property\n    def w(self) -> torch.Tensor:\n        return self.fc.weight * 2\n\n    def forward",),
         "2x4",
     ),
-    "two-properties": Broken(
+    "two-properties": BrokenModel(
         net("self.v = self.fc.weight * 2\nself.w = self.fc.weight * 3", "return self.fc(x) @ self.w @ self.v").replace(
             "\n\n    def f", "\n    def f"
         ),
         ("\n\n    @property\n    def w(self):\n        return self.fc.weight * 3\n\n", "* 2\n\n    @prop"),
         "2x4",
     ),
-    "class-attribute-without-blank-lines": Broken(
+    "class-attribute-without-blank-lines": BrokenModel(
         HEAD + "class Net(nn.Module):\n    t = torch.ones(4)\n    def forward(self, x):\n        return x * self.t\n",
         ('        self.register_buffer("t", torch.ones(4), persistent=False)\n\n    def forward',),
         "2x4",
     ),
-    "several-lines": Broken(
+    "several-lines": BrokenModel(
         net("# the table\nself.t = (\n    torch.arange(4.)  # first\n    * 2  # second\n)  # last"),
         ("# the table\n", "# first\n", "# second", "persistent=False)  # last\n"),
     ),
-    "two-statements": Broken(
+    "two-statements": BrokenModel(
         net("self.a = 1; self.t = torch.ones(4); self.b = 2"),
         ('self.a = 1; self.register_buffer("t", torch.ones(4), persistent=False); self.b = 2',),
     ),
-    "property-after-another-statement": Broken(
+    "property-after-another-statement": BrokenModel(
         net("self.a = 1; self.w = self.fc.weight * 2  # twice", "return self.fc(x) @ self.w"),
         ("        self.a = 1  # twice\n", "    @property\n    def w(self)"),
         "2x4",
     ),
-    "if-on-one-line": Broken(
+    "if-on-one-line": BrokenModel(
         net("if width: self.t = torch.ones(4)  # wide"),
         ('if width: self.register_buffer("t", torch.ones(4), persistent=False)  # wide',),
     ),
-    "if-else-on-lines": Broken(
+    "if-else-on-lines": BrokenModel(
         net("if width:\n    self.t = torch.ones(4)\nelse:\n    self.t = None"),
         ('    self.register_buffer("t", torch.ones(4), persistent=False)\n',),
     ),
-    "two-branches": Broken(
+    "two-branches": BrokenModel(
         net("if width > 2:\n    self.t = torch.ones(width)\nelse:\n    self.t = torch.zeros(width)"),
         (
             "            self.t = torch.zeros(width)\n        self.register_buffer(",
             'self.register_buffer("t", self.__dict__.pop("t"), persistent=False)',
         ),
     ),
-    "module-list-in-branches": Broken(
+    "module-list-in-branches": BrokenModel(
         net("if width > 2:\n    self.m = [nn.Linear(4, 4)]\nelse:\n    self.m = [nn.Linear(2, 2)]"),
         ("        self.m = nn.ModuleList(self.m)\n",),
     ),
-    "added-to-a-list": Broken(
+    "added-to-a-list": BrokenModel(
         net("self.m = []\nfor _ in range(2):\n    self.m += [nn.Linear(4, 4)]"), ("self.m = nn.ModuleList(self.m)\n",)
     ),
-    "chained": Broken(
+    "chained": BrokenModel(
         net("self.t = t = torch.ones(4)\nself.n = t.numel()"),
         ('self.register_buffer("t", torch.ones(4), persistent=False)\n        t = self.t',),
     ),
-    "walrus": Broken(
+    "walrus": BrokenModel(
         net("self.t = torch.ones(n := 4)\nself.n = n"),
         ('self.register_buffer("t", torch.ones(n := 4), persistent=False)',),
     ),
-    "before-super": Broken(
+    "before-super": BrokenModel(
         HEAD + "class Net(nn.Module):\n    def __init__(self):\n        # early\n        self.t = torch.ones(4)\n"
         "        super().__init__()\n        self.fc = nn.Linear(4, 4)\n",
         ('super().__init__()\n        # early\n        self.register_buffer("t", torch.ones(4), persistent=False)\n',),
     ),
-    "class-attribute": Broken(
+    "class-attribute": BrokenModel(
         net("", "return self.fc(x) + self.t", before="    t = torch.arange(4.)\n"),
         ('super().__init__()\n        self.register_buffer("t", torch.arange(4.), persistent=False)\n',),
         "2x4",
     ),
-    "class-without-init": Broken(
+    "class-without-init": BrokenModel(
         HEAD + 'class Net(nn.Module):\n    """A net."""\n\n    t = torch.arange(4.)\n\n    def forward(self, x):\n'
         "        return x + self.t\n",
         ("def __init__(self, *args, **kwargs):", 'self.register_buffer("t", torch.arange(4.), persistent=False)'),
         "2x4",
     ),
-    "module-list-with-comments": Broken(
+    "module-list-with-comments": BrokenModel(
         net("self.m = [\n    nn.Linear(4, 4),  # in\n    nn.Linear(4, 4),  # out\n]"),
         (
             "self.m = nn.ModuleList([\n            nn.Linear(4, 4),  # in\n",
             "            nn.Linear(4, 4),  # out\n        ])",
         ),
     ),
-    "module-comprehension": Broken(
+    "module-comprehension": BrokenModel(
         net("self.m = [nn.Linear(4, 4) for _ in range(width)]"),
         ("self.m = nn.ModuleList([nn.Linear(4, 4) for _ in range(width)])",),
     ),
-    "module-tuple": Broken(
+    "module-tuple": BrokenModel(
         net("self.m = nn.Linear(4, 4), nn.Linear(4, 4)"),
         ("self.m = nn.ModuleList((nn.Linear(4, 4), nn.Linear(4, 4)))",),
     ),
-    "appended": Broken(
+    "appended": BrokenModel(
         net("self.m = []\nfor _ in range(2):\n    self.m.append(nn.Linear(4, 4))"), ("self.m = nn.ModuleList()\n",)
     ),
-    "extended": Broken(
+    "extended": BrokenModel(
         net("self.m = list()\nself.m.extend(nn.Linear(4, 4) for _ in range(2))"), ("self.m = nn.ModuleList()\n",)
     ),
-    "inserted": Broken(
+    "inserted": BrokenModel(
         net("self.m = [nn.Linear(4, 4)]\nself.m.insert(0, nn.Linear(4, 4))"),
         ("self.m = nn.ModuleList(self.m)",),
     ),
-    "module-dict": Broken(
+    "module-dict": BrokenModel(
         net('self.m = {"a": nn.Linear(4, 4)}', 'return self.m["a"](self.fc(x))'),
         ('self.m = nn.ModuleDict({"a": nn.Linear(4, 4)})',),
         "2x4",
     ),
-    "module-dict-filled": Broken(net('self.m = {}\nself.m["a"] = nn.Linear(4, 4)'), ("self.m = nn.ModuleDict()\n",)),
-    "dotted-keys": Broken(
+    "module-dict-filled": BrokenModel(
+        net('self.m = {}\nself.m["a"] = nn.Linear(4, 4)'), ("self.m = nn.ModuleDict()\n",)
+    ),
+    "dotted-keys": BrokenModel(
         net('self.m = {"a.b": nn.Linear(4, 4)}', 'return self.m["a.b"](self.fc(x))'),
         ('self.m["a_b"](self.fc(x))', "nn.ModuleDict("),
         "2x4",
     ),
-    "number-keys": Broken(
+    "number-keys": BrokenModel(
         net("self.m = {n: nn.Linear(4, 4) for n in (8, 16)}", "n = 8\nreturn self.m[n](self.m[16](self.fc(x)))"),
         ("self.m[str(n).replace('.', '_')]", 'self.m["16"]'),
         "2x4",
     ),
-    "named-pairs": Broken(
+    "named-pairs": BrokenModel(
         net(
             'self.m = [("a", nn.Linear(4, 4)), ("b", nn.Linear(4, 4))]',
             "for name, m in self.m:\n    x = m(x)\nreturn self.fc(x)",
@@ -171,7 +173,7 @@ BROKEN = {
         ("for name, m in self.m.items():", "nn.ModuleDict("),
         "2x4",
     ),
-    "nested-lists": Broken(
+    "nested-lists": BrokenModel(
         net(
             "self.m = [[nn.Linear(4, 4)], [nn.Linear(4, 4)]]",
             "for part in self.m:\n    x = part[0](x)\nreturn self.fc(x)",
@@ -179,35 +181,35 @@ BROKEN = {
         ("nn.ModuleList(nn.ModuleList(part) for part in [[",),
         "2x4",
     ),
-    "parameters": Broken(
+    "parameters": BrokenModel(
         net("self.p = [nn.Parameter(torch.ones(4)) for _ in range(2)]", "return self.fc(x) * self.p[0] * self.p[1]"),
         ("self.p = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])",),
         "2x4",
     ),
-    "parameter-dict": Broken(
+    "parameter-dict": BrokenModel(
         net('self.p = {"a": nn.Parameter(torch.ones(4))}', 'return self.fc(x) * self.p["a"]'),
         ('self.p = nn.ParameterDict({"a": nn.Parameter(torch.ones(4))})',),
         "2x4",
     ),
-    "parameters-appended": Broken(
+    "parameters-appended": BrokenModel(
         net("self.p = []\nself.p.append(nn.Parameter(torch.ones(4)))"), ("self.p = nn.ParameterList()\n",)
     ),
-    "requires-grad": Broken(
+    "requires-grad": BrokenModel(
         net("self.s = torch.ones(4, requires_grad=True)", "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4, requires_grad=True))",),
         "2x4",
     ),
-    "tensors": Broken(
+    "tensors": BrokenModel(
         net("self.a = [torch.ones(4), torch.zeros(4)]", "return self.fc(x) * self.a[0] + self.a[1]"),
         ('self.register_buffer(f"a_{i}", tensor, persistent=False)', "for i in range(2)]"),
         "2x4",
     ),
-    "tensor-tuple": Broken(
+    "tensor-tuple": BrokenModel(
         net("self.a = (torch.ones(4), torch.zeros(4))", "a, b = self.a\nreturn self.fc(x) * a + b"),
         ('return tuple(getattr(self, f"a_{i}") for i in range(2))',),
         "2x4",
     ),
-    "tensor-dict": Broken(
+    "tensor-dict": BrokenModel(
         net(
             'self.a = {"cos": torch.ones(4), "sin": torch.zeros(4)}',
             'return self.fc(x) * self.a["cos"] + self.a["sin"]',
@@ -215,37 +217,37 @@ BROKEN = {
         ('{key: getattr(self, f"a_{key}") for key in ("cos", "sin")}',),
         "2x4",
     ),
-    "tensors-of-a-size": Broken(
+    "tensors-of-a-size": BrokenModel(
         net("self.a = [torch.ones(4) * i for i in range(width)]", "return self.fc(x) + sum(self.a)"),
         ('self.named_buffers(recurse=False) if key.startswith("a_")',),
         "2x4",
     ),
-    "other-name-of-nn": Broken(
+    "other-name-of-nn": BrokenModel(
         "import torch\nimport torch.nn as N\n\n\nclass Net(N.Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.m = [N.Linear(4, 4)]\n",
         ("self.m = N.ModuleList([N.Linear(4, 4)])",),
     ),
-    "torch.nn": Broken(
+    "torch.nn": BrokenModel(
         "import torch\n\n\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.m = [torch.nn.Linear(4, 4)]\n",
         ("self.m = torch.nn.ModuleList([torch.nn.Linear(4, 4)])",),
     ),
-    "no-name-of-nn": Broken(
+    "no-name-of-nn": BrokenModel(
         "from torch import ones\nfrom torch.nn import Linear, Module\n\n\nclass Net(Module):\n    def __init__(self):\n"
         "        super().__init__()\n        self.m = [Linear(4, 4)]\n",
         ("from torch import nn\n", "self.m = nn.ModuleList([Linear(4, 4)])"),
     ),
-    "computed-from-a-parameter": Broken(
+    "computed-from-a-parameter": BrokenModel(
         net("scale = 2.0\nself.scale = scale\nself.w = self.fc.weight / scale  # once", "return self.fc(x) @ self.w"),
         ("    @property\n    def w(self):\n        return self.fc.weight / self.scale  # once\n",),
         "2x4",
     ),
-    "view-of-a-buffer": Broken(
+    "view-of-a-buffer": BrokenModel(
         net('t = torch.arange(8.)\nself.register_buffer("table", t)\nself.cos = t[:4]', "return self.fc(x) * self.cos"),
         ("return self.table[:4]",),
         "2x4",
     ),
-    "second-name-changed-later": Broken(
+    "second-name-changed-later": BrokenModel(
         net(
             'self.register_buffer("f", torch.ones(4), persistent=False)\nself.old = self.f',
             "if x.shape[0] > 99:\n    self.f = self.f * 2\nreturn self.fc(x) * self.f + self.old",
@@ -253,34 +255,34 @@ BROKEN = {
         ('self.register_buffer("old", self.f.clone(), persistent=False)',),
         "2x4",
     ),
-    "two-names": Broken(
+    "two-names": BrokenModel(
         net("self.a = torch.ones(4)\nself.b = self.a", "return self.fc(x) * self.a * self.b"),
         ('self.register_buffer("a", torch.ones(4), persistent=False)', "return self.a"),
         "2x4",
     ),
-    "graph-of-a-plain-tensor": Broken(
+    "graph-of-a-plain-tensor": BrokenModel(
         net("w = torch.ones(4, requires_grad=True)\nself.v = w * 2", "return self.fc(x) * self.v"),
         ('self.register_buffer("v", (w * 2).detach(), persistent=False)',),
         "2x4",
     ),
-    "zeros-in-forward": Broken(
+    "zeros-in-forward": BrokenModel(
         net("", "h = torch.zeros(x.shape[0], 4)\nreturn self.fc(x) + h"),
         ("h = torch.zeros(x.shape[0], 4, device=x.device)",),
         "2x4",
     ),
-    "zeros-in-forward-on-lines": Broken(
+    "zeros-in-forward-on-lines": BrokenModel(
         net("", "h = torch.full(\n    (x.shape[0], 4),\n    2.0,\n)\nreturn self.fc(x) + h"),
         ("            2.0,\n            device=x.device,\n        )",),
         "2x4",
     ),
-    "two-in-forward": Broken(
+    "two-in-forward": BrokenModel(
         net(
             "self.t = torch.ones(4)", "h = torch.zeros(4)\nx = self.fc(x) + h\ng = torch.ones(4)\nreturn x * g * self.t"
         ),
         ("h = torch.zeros(4, device=x.device)", "g = torch.ones(4, device=x.device)", 'register_buffer("t"'),
         "2x4",
     ),
-    "created-in-a-helper": Broken(
+    "created-in-a-helper": BrokenModel(
         net(
             "",
             "return self.fc(x) + self.positions(x)",
@@ -289,7 +291,7 @@ BROKEN = {
         ("torch.arange(y.shape[-1], device=y.device)",),
         "2x4",
     ),
-    "created-in-a-function": Broken(
+    "created-in-a-function": BrokenModel(
         net(
             "",
             "return self.fc(x) + positions(x)",
@@ -298,7 +300,7 @@ BROKEN = {
         ("torch.arange(y.shape[-1], device=y.device)",),
         "2x4",
     ),
-    "cache-by-size": Broken(
+    "cache-by-size": BrokenModel(
         net(
             "self.cache = None",
             "if self.cache is None or self.cache.shape[0] < x.shape[0]:\n"
@@ -307,12 +309,12 @@ BROKEN = {
         ("or self.cache.device != x.device or self.cache.dtype != x.dtype:", "dtype=x.dtype)"),
         "2x4",
     ),
-    "complex": Broken(
+    "complex": BrokenModel(
         net("self.f = torch.polar(torch.ones(4), torch.arange(4.))", "return (self.fc(x) * self.f).abs()"),
         ("(self.fc(x) * self.f.to(x.device)).abs()",),
         "2x4",
     ),
-    "complex-buffer": Broken(
+    "complex-buffer": BrokenModel(
         net(
             'self.register_buffer("f", torch.polar(torch.ones(4), torch.arange(4.)), persistent=False)',
             "return (self.fc(x) * self.f).abs()",
@@ -320,32 +322,32 @@ BROKEN = {
         ("torch.view_as_real(torch.polar(", "torch.view_as_complex(self.f.float())"),
         "2x4",
     ),
-    "buffer-with-grad": Broken(
+    "buffer-with-grad": BrokenModel(
         net('self.register_buffer("s", torch.ones(4).requires_grad_())', "return self.fc(x) * self.s"),
         ("self.s = nn.Parameter(torch.ones(4))",),
         "2x4",
     ),
-    "built-in-a-method": Broken(
+    "built-in-a-method": BrokenModel(
         net("self.build()", more="\n    def build(self):\n        self.t = torch.ones(4)\n"),
         ('    def build(self):\n        self.register_buffer("t", torch.ones(4), persistent=False)',),
     ),
-    "assigned-twice": Broken(
+    "assigned-twice": BrokenModel(
         net("self.t = torch.ones(4)\nself.t = self.t * 2"),
         ('self.register_buffer("t", self.__dict__.pop("t"), persistent=False)',),
     ),
-    "other-instance-name": Broken(
+    "other-instance-name": BrokenModel(
         HEAD + "class Net(nn.Module):\n    def __init__(this):\n        super().__init__()\n"
         "        this.t = torch.ones(4)\n",
         ('this.register_buffer("t", torch.ones(4), persistent=False)',),
     ),
-    "in-a-submodule": Broken(
+    "in-a-submodule": BrokenModel(
         HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.t = torch.ones(4)\n"
         "\n\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.blocks = nn.ModuleList(Block() for _ in range(2))\n",
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
     ),
-    "list-of-broken-modules": Broken(
+    "list-of-broken-modules": BrokenModel(
         HEAD + "class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc, self.a, self.b = nn.Linear(4, 4), torch.ones(4), torch.zeros(4)\n\n"
         "    def forward(self, x):\n        return self.fc(x) * self.a + self.b\n\n\n"
@@ -359,13 +361,13 @@ BROKEN = {
         ),
         "2x4",
     ),
-    "in-a-base-class": Broken(
+    "in-a-base-class": BrokenModel(
         HEAD + "class Base(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.t = torch.ones(4)\n\n\nclass Net(Base):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc = nn.Linear(4, 4)\n",
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
     ),
-    "decorated": Broken(
+    "decorated": BrokenModel(
         HEAD + "def keep(kind):\n    return kind\n\n\n@keep\nclass Net(nn.Module):\n    @torch.no_grad()\n"
         "    def __init__(self):\n        super().__init__()\n        self.t = torch.ones(4)\n",
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
@@ -374,7 +376,7 @@ BROKEN = {
 
 #: Models without a fix: the text, the input, and a part of the reason.
 BROKEN |= {
-    name: Broken(
+    name: BrokenModel(
         net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"),
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
         "2x4",
@@ -390,7 +392,7 @@ BROKEN |= {
 
 UNFIXABLE = {
     **{
-        name: Broken(
+        name: BrokenModel(
             net(init, forward),
             (
                 f"line 12 detaches the result of {layer}: to freeze {layer}, call self.{layer}.requires_grad_(False) "
@@ -414,7 +416,7 @@ UNFIXABLE = {
             ),
         )
     },
-    "teacher-without-grad": Broken(
+    "teacher-without-grad": BrokenModel(
         net(
             "self.old = nn.Sequential(nn.Linear(4, 4))",
             "with torch.no_grad():\n    y = self.old(x)\nreturn self.fc(x) - y",
@@ -423,34 +425,34 @@ UNFIXABLE = {
         ("no method calls detach() on a result of old",),
         "2x4",
     ),
-    "unused-layer": Broken(
+    "unused-layer": BrokenModel(
         net("self.skip = nn.Linear(4, 4)"), ("statecli has no fix for the rule no-gradient",), "2x4"
     ),
-    "set-by-setattr": Broken(net('setattr(self, "t", torch.ones(4))'), ("",)),
-    "plain-object": Broken(
+    "set-by-setattr": BrokenModel(net('setattr(self, "t", torch.ones(4))'), ("",)),
+    "plain-object": BrokenModel(
         net(
             "self.box = Box()", head=HEAD + "class Box:\n    def __init__(self):\n        self.t = torch.ones(4)\n\n\n"
         ),
         ("statecli fix cannot make this change; make the change by hand",),
     ),
-    "in-a-closure": Broken(
+    "in-a-closure": BrokenModel(
         net("t = torch.ones(4)\nself.act = lambda x: x + t"),
         ("statecli fix cannot make this change; make the change by hand",),
     ),
-    "a-list-changed-in-forward": Broken(
+    "a-list-changed-in-forward": BrokenModel(
         net("self.a = [torch.ones(4)]", "self.a.append(self.a[0] * 2)\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
     ),
-    "an-item-changed-in-forward": Broken(
+    "an-item-changed-in-forward": BrokenModel(
         net("self.a = [torch.ones(4)]", "self.a[0] = self.a[0] * 2\nreturn self.fc(x) + self.a[0]"), ("",), "2x4"
     ),
-    "read-from-the-class": Broken(
+    "read-from-the-class": BrokenModel(
         net("", "return self.fc(x) + Net.t", before="    t = torch.arange(4.)\n"), ("of the class Net",), "2x4"
     ),
-    "assigned-from-outside": Broken(
+    "assigned-from-outside": BrokenModel(
         net("self.w = self.fc.weight * 2", more="\n\ndef reset(model):\n    model.w = torch.ones(4)\n"),
         ("code outside of the class assigns w",),
     ),
-    "own-getattr": Broken(
+    "own-getattr": BrokenModel(
         net(
             "self.t = torch.ones(4)",
             more="\n    def register_buffer(self, *args, **kwargs):\n        raise TypeError\n",
@@ -458,7 +460,7 @@ UNFIXABLE = {
         ("the fixed class cannot be checked",),
     ),
     **{
-        name: Broken(
+        name: BrokenModel(
             net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"), (reason,), "2x4"
         )
         for name, more, reason in (
@@ -500,7 +502,7 @@ UNFIXABLE = {
             ),
         )
     },
-    "a-trainer-reverses-the-list": Broken(
+    "a-trainer-reverses-the-list": BrokenModel(
         net(
             "self.m = [nn.Linear(4, 4)]",
             "return self.m[0](self.fc(x))",
@@ -509,7 +511,7 @@ UNFIXABLE = {
         ("line 17 reads .m.reverse, which nn.ModuleList does not have",),
         "2x4",
     ),
-    "a-function-reads-the-complex-buffer": Broken(
+    "a-function-reads-the-complex-buffer": BrokenModel(
         net(
             'self.register_buffer("z", torch.ones(4) * 1j)',
             "return self.fc(x) + self.z.abs()",
@@ -518,7 +520,7 @@ UNFIXABLE = {
         ("code outside of Net uses z as a complex tensor (line 16)",),
         "2x4",
     ),
-    "popped": Broken(
+    "popped": BrokenModel(
         net("self.m = [nn.Linear(4, 4)]", more="\n    def last(self):\n        return self.m.pop()\n"), ("",)
     ),
 }
