@@ -72,7 +72,7 @@ def write_pickle(path):
 
 @pytest.mark.parametrize("write", [write_zip, write_prefixed_zip, write_pickle])
 @pytest.mark.parametrize("name", ["model.pt", "model"])
-def test_a_checkpoint_that_is_a_cache_too_is_unsafe(tmp_path, write, name):
+def test_checkpoint_that_is_also_a_cache_is_unsafe(tmp_path, write, name):
     """A file can be a checkpoint and a cache, because any four bytes can be the checksum of a cache."""
     write(tmp_path / name)
     if write is write_zip:

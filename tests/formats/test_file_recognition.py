@@ -326,7 +326,7 @@ def test_a_missing_folder_is_named(tmp_path, statecli):
     assert result.err.endswith(f"no such file or directory; the folder {tmp_path}/runs does not exist\n")
 
 
-def test_a_file_name_that_acts_on_the_terminal(tmp_path, inspect):
+def test_control_characters_of_a_file_name_are_escaped(tmp_path, inspect):
     """Control characters of a path are escaped, so that they do not act on the terminal."""
     path = tmp_path / "\x1b[31mred.pt"
     path.write_bytes(b"Not Found")

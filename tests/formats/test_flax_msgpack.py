@@ -557,7 +557,7 @@ def test_file_cannot_forge_the_setting_of_unusual_keys(tmp_path):
     }
 
 
-def test_a_lock_has_unusual_keys(tmp_path, statecli):
+def test_lock_records_unusual_keys(tmp_path, statecli):
     """The audit of the other file fails; a lock without settings cannot show whether the keys were different."""
     nested, dotted = SAME_NAMES["a dot"]
     for locked, other, code, text in (

@@ -117,7 +117,7 @@ def test_a_huge_expansion_is_listed_and_not_walked():
     assert row.note == "expanded: 1099511627776 elements share 4 stored elements"
 
 
-def test_an_empty_tensor_may_lie_anywhere():
+def test_empty_tensor_may_have_any_offset():
     """A tensor without elements reads no bytes."""
     (row,) = read(state_dict(w=tensor(size=(0, 3), stride=(3, 1), offset=4))).tensors
     assert (row.elements, row.nbytes) == (0, 0)

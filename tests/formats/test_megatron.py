@@ -168,7 +168,7 @@ def test_pickles_of_all_ranks_are_scanned(statecli, tmp_path):
     assert not mark.exists()
 
 
-def test_a_distributed_checkpoint_in_zarr_is_not_passed_over(tmp_path):
+def test_zarr_arrays_are_unreadable_rows(tmp_path):
     """The tensors of common.pt are listed; each zarr array is a row that cannot be read, and the audit fails."""
     torch.save({"iteration": 10, "rng": torch.zeros(3)}, tmp_path / "common.pt")
     (tmp_path / "metadata.json").write_text('{"sharded_backend": "zarr", "sharded_backend_version": 1}')

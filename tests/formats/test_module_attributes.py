@@ -30,6 +30,6 @@ def test_every_attribute_of_a_module_is_listed():
     ("name", "attribute"),
     [("_graph", "_graph"), ("a.b.forward", "forward"), ("a.__class__", "__class__"), ("layers.0.weight", None)],
 )
-def test_each_part_of_a_name_is_looked_at(name, attribute):
+def test_each_part_of_a_name_is_checked(name, attribute):
     """torch makes a module of each part but the last."""
     assert find_module_attribute(name) == attribute

@@ -200,7 +200,7 @@ def test_times_in_a_pickle_have_their_unit(tmp_path, unit):
     assert formats.read(str(tmp_path / "a.npz")).tensors[0].dtype == f"numpy {unit}"
 
 
-def test_records_that_share_records_without_end_are_refused(tmp_path):
+def test_record_with_too_many_fields_is_damage(tmp_path):
     """Each level doubles the fields, but the pickle has each level once."""
     dtype = numpy.dtype("u1")
     for _ in range(16):
@@ -209,7 +209,7 @@ def test_records_that_share_records_without_end_are_refused(tmp_path):
     assert "a numpy dtype has more than 10,000 fields" in formats.read(str(tmp_path / "a.pt")).tensors[0].damage
 
 
-def test_records_with_names_that_need_version_3(tmp_path):
+def test_field_names_in_header_version_3_are_read(tmp_path):
     """Header version 3 is UTF-8, versions 1 and 2 are Latin-1."""
     array = numpy.zeros(2, [("größe", "<f4"), ("重", "<f4")])
     numpy.save(tmp_path / "a.npy", array)
@@ -584,7 +584,7 @@ def test_a_damaged_archive_is_refused(tmp_path, line, members, expected):
     assert expected in line(file(tmp_path, build(members), "a.npz"))
 
 
-def test_names_that_differ_by_case_are_an_oddity(tmp_path):
+def test_names_that_differ_only_by_case_are_an_oddity(tmp_path):
     """The archive has two arrays, which are the same file on some systems."""
     state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == ["a", "A"]

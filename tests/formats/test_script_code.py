@@ -730,7 +730,7 @@ def test_long_programs_and_long_lists_are_not_deep():
     assert not script_nesting.has_deep_statement(code, Steps())
 
 
-def test_an_archive_with_a_deep_statement_is_not_passed(statecli, in_tmp_path):
+def test_archive_with_a_deep_statement_fails_the_audit(statecli, in_tmp_path):
     """The scan reports the record, and the audit does not exit with 0."""
 
     class Wave(torch.nn.Linear):
@@ -762,7 +762,7 @@ _LIST_OF_PAIRS = b"List[Tuple[str, int]]"
 
 
 @pytest.mark.parametrize("record", ["data.pkl", "bytecode.pkl"])
-def test_a_type_text_that_overflows_the_stack_is_not_passed(record, statecli, in_tmp_path, tmp_path, forked_python):
+def test_type_text_that_overflows_the_stack_fails_the_audit(record, statecli, in_tmp_path, tmp_path, forked_python):
     """torch.jit.load and the lite interpreter parse the text of a type; both crash."""
     module = torch.jit.script(Pairs())
     module.save("pairs.pt") if record == "data.pkl" else module._save_for_lite_interpreter("pairs.pt")

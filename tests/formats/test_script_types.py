@@ -150,7 +150,7 @@ def test_value_that_contradicts_its_declaration_is_found(old, new, archive, stat
     assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
 
 
-def test_the_type_in_a_pickle_is_compared_too(archive, statecli):
+def test_type_recorded_in_a_pickle_is_compared(archive, statecli):
     """A list with a type of its own in the pickle has this type, also where the code declares Any."""
     size = len(b"Dict[str, List[Tuple[int, float]]]")
     old = b"X" + size.to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float]]]"
@@ -218,7 +218,7 @@ def _find_casts(code: str, function: str = "") -> list[int]:
     return [cast.line for cast in find_unchecked_casts(codes, types, Steps())]
 
 
-def test_casts_that_torch_writes_are_passed(tmp_path, statecli):
+def test_casts_that_torch_writes_are_clean(tmp_path, statecli):
     torch.jit.script(Casts()).save(tmp_path / "casts.pt")
     with zipfile.ZipFile(tmp_path / "casts.pt") as archive:
         code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".py"))

@@ -73,7 +73,7 @@ def test_section_of_an_optimizer_has_no_parameters(read_section):
 
 
 @pytest.mark.parametrize("section", ["a.nothing", "a.net.weight", "a.args", "net", "a.net.", ".a"])
-def test_a_path_to_nothing_is_refused(read_section, section):
+def test_path_without_a_container_of_tensors_is_refused(read_section, section):
     """A tensor is not a container, and a container without tensors is not a section."""
     with pytest.raises(UnreadableError, match="has no section"):
         read_section({"a": {"net": weights(), "args": {"lr": 1}}}, section)
@@ -123,7 +123,7 @@ def test_diff_of_a_section_ignores_other_sections(statecli, tmp_path):
     assert [change["fqn"] for change in changed.json["changes"]] == ["weight", "bias"]
 
 
-def test_a_class_loads_a_section(statecli, tmp_path):
+def test_diff_compares_a_class_with_a_section(statecli, tmp_path):
     """The section has its own names, without the path."""
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(3, 2)\n")
     torch.save({"state": {"model": weights()}}, tmp_path / "file.pt")

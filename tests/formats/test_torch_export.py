@@ -752,7 +752,7 @@ def test_an_object_is_found_by_the_name_that_the_loader_joins(folder, name, reco
 @pytest.mark.parametrize(
     "name", ["data/weights/model.pt", "data/constants/model.pt", "data/sample_inputs/model.pt"], ids=lambda name: name
 )
-def test_an_archive_of_torch_save_may_be_a_stream_of_pickles(name, parts, tmp_path):
+def test_legacy_stream_in_a_record_is_found(name, parts, tmp_path):
     """torch.load accepts the legacy format for each record that torch.export.load passes on."""
     mark = tmp_path / "ran"
     _assert_reported_and_loaded(build_archive(tmp_path / "y.pt2", {**parts, name: _in_protocol_0(b"N0", mark)}), mark)
@@ -1334,7 +1334,7 @@ def test_keyword_that_is_not_an_identifier_is_found(parts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["it's", 'a"b', "\\", "a b", "x.y/z[0]", "\u00e9"])
-def test_keys_of_a_dict_that_is_an_argument_stay_texts(name, parts, tmp_path):
+def test_dict_key_with_a_quote_in_the_nesting_is_found(name, parts, tmp_path):
     """torch writes the keys into guards, between quotes: a key with a quote would end the text."""
     inner = {"type": "builtins.dict", "context": json.dumps([name, "k"]), "children_spec": [_leaf()] * 2}
     spec = [1, {"type": "builtins.tuple", "context": "null", "children_spec": [inner]}]
@@ -1552,7 +1552,7 @@ def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
     assert mark.exists()
 
 
-def test_a_file_that_leaves_the_loaders_folder_is_found(parts, tmp_path):
+def test_file_outside_the_folder_of_the_loader_is_found(parts, tmp_path):
     """The loader of compiled models joins names with `..` to its temporary folder."""
     name = "data/aotinductor/model/../../../../x.txt"
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/aotinductor/model/x.wrapper.so": b"\x7fELF", name: b""})

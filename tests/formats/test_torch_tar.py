@@ -271,7 +271,7 @@ def test_tar_with_a_negative_checksum_is_scanned(name, write_file, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [b"0", b"x"], ids=["a member", "an extended header"])
-def test_a_file_that_is_a_tar_too_is_not_clean_without_a_call(kind, write_file):
+def test_file_that_is_also_a_tar_is_an_unscanned_pickle(kind, write_file):
     """torch loads other tensors than statecli lists."""
     path = write_file(polyglot_legacy(pack_tar(members()), kind))
     assert set(load(path)) == set("atnvs")

@@ -75,7 +75,7 @@ def test_another_name_in_an_extra_field_is_refused(other, is_refused, open_archi
         assert list(open_archive(out.getvalue()).records) == ["a/x"]
 
 
-def test_data_offset_is_where_the_bytes_are(open_archive):
+def test_data_offset_gives_the_place_of_the_content(open_archive):
     """The offset includes the padding, which torch adds to the local header only."""
     data = build(records())
     for member in records():
@@ -107,7 +107,7 @@ def test_archives_written_by_zipfile_are_read(tmp_path_factory, entries):
 @pytest.mark.parametrize(
     ("first", "folder"), [("net/data.pkl", "net"), ("/data.pkl", ""), ("data.pkl", None), ("a/b/data.pkl", "a")]
 )
-def test_folder_is_that_of_the_first_record(open_archive, first, folder):
+def test_folder_is_the_top_folder_of_the_first_record(open_archive, first, folder):
     """torch takes the top folder of the first record, and an empty name counts."""
     assert open_archive(build([Member(first, b"x")])).folder == folder
 
@@ -499,7 +499,7 @@ def test_a_space_between_two_records_is_wider_than_padding(open_archive, name, e
     assert archive.spaces == [(before, Place(archive.path, at, length)) for before, at, length in spaces]
 
 
-def test_a_space_before_the_directory_is_of_the_last_record(open_archive):
+def test_space_before_the_directory_has_the_last_record_name(open_archive):
     """The space has the name of the record before, as between two records."""
     member = Member("a/x", b"abcd", flags=0x0800)
     body = member.local(0)
@@ -609,7 +609,7 @@ def test_a_zip64_record_of_several_disks_is_refused(open_archive, signature, fie
 
 
 @pytest.mark.parametrize("field", [4, 6], ids=["this disk", "first disk"])
-def test_an_end_record_may_leave_its_disk_to_zip64(open_archive, field):
+def test_end_record_may_refer_to_zip64_for_its_disk(open_archive, field):
     """0xFFFF refers to the zip64 end record; any disk other than the first is refused."""
     data = bytearray(GOOD)
     struct.pack_into("<H", data, data.index(b"PK\5\6") + field, 0xFFFF)
@@ -736,7 +736,7 @@ NOT_LOADED = {
 
 
 @pytest.mark.parametrize("name", LOADED_BY_THE_END)
-def test_an_archive_at_the_end_of_a_file_is_seen(has_archive_at_end, name):
+def test_archive_at_the_end_of_a_file_is_found(has_archive_at_end, name):
     """torch.hub, torch.jit.load and pandas would open the archive, whatever the first bytes are."""
     data = LOADED_BY_THE_END[name]
     assert has_archive_at_end(data)
