@@ -460,7 +460,7 @@ def test_the_table_of_layers_shows_the_changes_of_two_targets(epochs):
     assert "m: " not in lines[-1]
 
 
-def test_a_second_target_is_typed(in_folder):
+def test_typed_second_target_is_compared(in_folder):
     """d asks for the target; a wrong target gives an error line, and the screen stays."""
     steps = ([*list_keys("/q_proj"), "enter", "down", "down"], *map(type_target, ("missing.pt", "net.py:Net")))
     *_, missing, of_class, right = drive_in_steps(
@@ -846,7 +846,7 @@ def test_a_dumb_terminal_is_refused(monkeypatch):
         run._check_terminal()
 
 
-def test_an_internal_error_is_one_line(statecli, first, monkeypatch):
+def test_internal_error_is_reported_in_one_line(statecli, first, monkeypatch):
     """The error is one line, not a traceback over the screen."""
     monkeypatch.setattr(run, "_check_terminal", lambda: None)
 

@@ -278,8 +278,8 @@ def test_first_values_of_a_transposed_tensor_are_in_logical_order(tmp_path):
     assert list(read_peek(tensor, Versions({})).values) == base.t().flatten().tolist()
 
 
-def test_a_truncated_file_is_an_error_of_one_line(tmp_path, first):
-    """The screen stays."""
+def test_truncated_file_gives_an_error_text(tmp_path, first):
+    """The first values and the statistics both report the truncation."""
     last = max(open_model(first).tensors, key=lambda tensor: tensor.data.storage.offset)
     first.write_bytes(first.read_bytes()[: last.data.storage.offset + 8])
     peek, stats = read_peek(last, Versions({})), read_statistics(last, Versions({}))
@@ -318,7 +318,7 @@ def find_names(model, text):
     return [model.tensors[model.get_row(number).tensor].fqn for number in range(model.count)]
 
 
-def test_endless_braces_are_cut():
+def test_large_brace_list_does_not_block_the_filter():
     """A typed text cannot stop the screen."""
     started = time.process_time()
     find_names(build_layers(), "{0..999999}" * 4)
