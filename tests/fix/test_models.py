@@ -88,7 +88,7 @@ def test_an_honest_model_gets_no_edit(name, tmp_path, in_tmp_path):
     assert fixes.edits == fixes.files == ()
 
 
-def test_every_pair_of_the_samples_is_tried():
+def test_every_pair_of_samples_is_in_a_table():
     """A new pair of samples must be in PAIRS or WITHOUT_EDIT."""
     pairs = {f"{path.stem.removesuffix('_fixed')}.py" for path in SAMPLES.glob("*_fixed.py")}
     assert {target.partition(":")[0] for target in (*PAIRS, *WITHOUT_EDIT)} == pairs
@@ -118,7 +118,7 @@ def test_a_sample_is_repaired_like_its_twin(target, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", WITHOUT_EDIT)
-def test_a_choice_of_the_author_is_left_to_the_author(target, monkeypatch):
+def test_model_without_a_proved_fix_is_not_edited(target, monkeypatch):
     """A mere guess does not lead to an edit."""
     monkeypatch.chdir(SAMPLES)
     assert fix(target, WITHOUT_EDIT[target]).files == ()
