@@ -132,7 +132,7 @@ def test_unreadable_checkpoint_in_the_middle_is_skipped(statecli, run_folder):
     assert (result.code, result.json["first"]["step"]["number"]) == (0, 10)
 
 
-def test_an_unreadable_checkpoint_at_the_answer_is_status_2(statecli, run_folder):
+def test_unreadable_checkpoint_at_the_boundary_is_status_2(statecli, run_folder):
     """The first NaN may be at checkpoint 9 or 10."""
     folder = run_folder("plain")
     (folder / "ckpt-0009.pt").write_bytes(b"PK")

@@ -127,7 +127,7 @@ def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
 
 
 @pytest.mark.parametrize("output", ["table", "markdown", "html"])
-def test_the_modules_have_heads(statecli, saved_runs, output):
+def test_table_of_modules_has_column_headings(statecli, saved_runs, output):
     """The numbers are the norm and the change at the last checkpoint, not of a step."""
     shown = statecli("log", saved_runs("plain"), "-f", output).out
     after = shown[shown.index("rel. change from checkpoint to checkpoint") :]

@@ -26,7 +26,7 @@ def test_heights_are_logarithmic(values, expected):
     assert draw_sparkline(values, find_range([values])) == expected
 
 
-def test_a_cell_of_many_values_has_the_largest():
+def test_cell_of_many_values_shows_the_largest():
     """300 checkpoints fit into a line of 80 columns, and a spike stays visible."""
     values = [1e-6] * 300
     values[150] = 1.0

@@ -73,7 +73,7 @@ def test_a_file_that_grows_is_not_finished(tmp_path):
     assert not watch(tmp_path, count=1)  # one look alone is not enough
 
 
-def test_a_writer_that_pauses_is_waited_for(tmp_path):
+def test_paused_writer_has_no_early_row(tmp_path):
     """Half of a file, unchanged for a while, is not a checkpoint yet."""
     data, path = to_bytes(1.0), tmp_path / "ckpt-1.pt"
     half = lambda: path.write_bytes(data[: len(data) // 2])  # noqa: E731
