@@ -223,7 +223,7 @@ def test_wrong_script_is_an_error_line(name, message):
         ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
     ],
 )
-def test_a_wrong_line_is_refused(statecli, words, message):
+def test_wrong_command_line_is_refused(statecli, words, message):
     """Before the script runs."""
     result = statecli("resume-check", *words)
     assert result.code == 2
@@ -240,7 +240,7 @@ def test_missing_function_of_a_script_is_explained(statecli, tmp_path):
     assert few.count("\n") == bad.count("\n") == 1
 
 
-def test_the_command_line_exits_with_1(statecli):
+def test_lost_state_exits_with_status_1(statecli):
     """The table, the finding and the line to write."""
     result = statecli("resume-check", f"{SCRIPT}::unsaved_scheduler")
     assert result.code == 1
