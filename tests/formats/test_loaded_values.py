@@ -180,7 +180,9 @@ LATER_CHANGES = {
         tensor() + b"q\1"
         + call_function(
             FROM_TYPE,
-            *(REBUILD_FROM_CPU, TENSOR_TYPE, b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t"),
+            REBUILD_FROM_CPU,
+            TENSOR_TYPE,
+            b"(h\1ctorch\nfloat32\n" + text("cpu") + b"\x89t",
             tree(data=tensor("1")),
         )
         + b"00" + tree(w=b"h\1"),
