@@ -69,7 +69,7 @@ def sqlite() -> bytes:
 
 BARE_PICKLE = "is a bare pickle, not written by torch.save; statecli does not read it"
 #: case -> (bytes, the line without its path), under any file name. FILE is the path of the file.
-FOREIGN: dict[str, tuple[bytes, str]] = {
+FOREIGN_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is an empty file"),
     "git-lfs": (LFS, "is a git-lfs pointer (for a file of 435,778,770 bytes): run: git lfs pull"),
     "git-annex": (b"/annex/objects/SHA256E-s100--abc.pt\n", "is a pointer of git-annex: run: git annex get FILE"),
@@ -165,10 +165,10 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FOREIGN)
+@pytest.mark.parametrize("case", FOREIGN_FILES)
 def test_file_is_named_by_its_content(case, tmp_path, line):
     """A file that is not a checkpoint is named by its content, under any suffix."""
-    data, expected = FOREIGN[case]
+    data, expected = FOREIGN_FILES[case]
     for suffix in (".pt", ".safetensors", ".bin", ""):
         path = tmp_path / f"file{suffix}"
         path.write_bytes(data)
@@ -197,10 +197,10 @@ SIGN_OFFSETS = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(FOREIGN.keys() - {"empty", "zeros", "noise"}))
+@pytest.mark.parametrize("case", sorted(FOREIGN_FILES.keys() - {"empty", "zeros", "noise"}))
 def test_every_sign_is_needed(case):
     """With another byte in place of the identifying byte, the same file gets another description."""
-    data, expected = FOREIGN[case]
+    data, expected = FOREIGN_FILES[case]
     at = SIGN_OFFSETS.get(case, 0)
     other = data[:at] + b"\xf5" + data[at + 1 :]
     assert f"is {unsupported.describe_content('file.pt', other, len(other))}" != expected.replace("FILE", "file.pt")
@@ -208,7 +208,7 @@ def test_every_sign_is_needed(case):
 
 def test_every_magic_number_is_tested():
     """Each line of the table of first bytes has a case above."""
-    said = [expected for _, expected in FOREIGN.values()]
+    said = [expected for _, expected in FOREIGN_FILES.values()]
     missing = [what for _, what in unsupported.MAGIC if not any(what in expected for expected in said)]
     assert missing == ["a Windows program"]
 

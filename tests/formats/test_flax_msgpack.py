@@ -300,7 +300,7 @@ def test_number_keys_and_list_indexes_are_parts_of_names(tmp_path):
 
 # Files that are not a checkpoint of Flax, or a damaged checkpoint.
 
-REFUSED = {
+INVALID_CONTENTS = {
     "nothing but a map": (b"\x80", "is a msgpack file without a Flax array, so statecli finds no tensor"),
     "no array": ({"params": {}}, "is a msgpack file without a Flax array, so statecli finds no tensor"),
     "bytes behind it": (
@@ -337,10 +337,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(REFUSED))
+@pytest.mark.parametrize("case", sorted(INVALID_CONTENTS))
 def test_invalid_content_is_reported_in_one_line(case, tmp_path, line):
     """Content that another program would read otherwise, or that claims more bytes than the file has, is refused."""
-    content, expected = REFUSED[case]
+    content, expected = INVALID_CONTENTS[case]
     path = write_msgpack(tmp_path, content)
     if expected is None:
         assert "nests more than" in formats.read(path).tensors[0].damage
@@ -349,7 +349,7 @@ def test_invalid_content_is_reported_in_one_line(case, tmp_path, line):
 
 
 NOT_A_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
-DAMAGED = {
+DAMAGED_ARRAYS = {
     "no list": (Extension(1, pack({"a": 1})), NOT_A_LIST),
     "two of three": (Extension(1, pack([[1], "float32"])), NOT_A_LIST),
     "a dtype that is a number": (array([1], 5), NOT_A_LIST),
@@ -389,10 +389,10 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("case", sorted(DAMAGED))
+@pytest.mark.parametrize("case", sorted(DAMAGED_ARRAYS))
 def test_inconsistent_array_spoils_no_other_array(case, tmp_path, inspect):
     """The damaged array is listed with the reason, the other array is listed too, and the exit status is 2."""
-    node, expected = DAMAGED[case]
+    node, expected = DAMAGED_ARRAYS[case]
     path = write_msgpack(tmp_path, {"bad": node, "good": array([2])})
     actual = tensors(path)
     assert expected in actual["model", "bad"].damage

@@ -145,7 +145,7 @@ def test_a_frame_that_hides_a_payload_is_found_in_a_string_of_a_pickle(place, tm
     assert "unscanned-pickle" in {finding.rule for finding in target.findings}
 
 
-CROSSING = {
+CROSSING_FRAMES = {
     "an instruction runs past the end of its block": frame(2) + b"J" + bytes(4),
     "begins inside the block": frame(20) + frame(1) + bytes(20),
     "the pickle ends before the end of its block": frame(3) + b"N.0",
@@ -153,11 +153,11 @@ CROSSING = {
 }
 
 
-@pytest.mark.parametrize("name", CROSSING)
+@pytest.mark.parametrize("name", CROSSING_FRAMES)
 def test_a_frame_that_no_pickler_writes_is_refused_in_one_line(name):
     """Unpicklers read different opcodes from the bytes, so that statecli shows neither reading."""
     with pytest.raises(MalformedError, match=name):
-        read_pickle(PROTO_4 + CROSSING[name])
+        read_pickle(PROTO_4 + CROSSING_FRAMES[name])
 
 
 def test_a_length_that_crosses_the_end_of_a_frame_is_not_read(tmp_path):

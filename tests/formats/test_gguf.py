@@ -445,7 +445,7 @@ U32 = struct.pack("<I", 7)
 HUGE = struct.pack("<Q", 2**60)
 TRUNCATED_HINT = "but the file has {} bytes: truncated or damaged; copy or download the file again"
 #: Defect -> the file and its error line.
-REFUSED = {
+INVALID_FILES = {
     "version 1": (
         raw_file(version=1),
         "has GGUF version 1 (August 2023), which current tools do not read: convert the model again with llama.cpp",
@@ -537,10 +537,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", INVALID_FILES)
 def test_false_claim_is_refused_in_one_line(case, tmp_path, line):
     """One line has the claim and the real number, and statecli allocates nothing for the claim."""
-    raw, expected = REFUSED[case]
+    raw, expected = INVALID_FILES[case]
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
     assert line(path) == expected.replace("{}", str(len(raw)))
@@ -714,7 +714,7 @@ def encode_array(kind: int, *values: bytes) -> bytes:
 
 
 FOUR, EIGHT = struct.pack("<I", 7), struct.pack("<Q", 7)
-OTHER_VALUES = {
+VALUE_PAIRS = {
     "integers": (key("k", 4, FOUR), key("k", 5, FOUR)),
     "integers of two sizes": (key("k", 4, FOUR), key("k", 10, EIGHT)),
     "floats of two sizes": (key("k", 6, struct.pack("<f", 0.5)), key("k", 12, struct.pack("<d", 0.5))),
@@ -733,11 +733,11 @@ OTHER_VALUES = {
 }
 
 
-@pytest.mark.parametrize("case", OTHER_VALUES)
+@pytest.mark.parametrize("case", VALUE_PAIRS)
 def test_metadata_values_of_different_types_differ(tmp_path, run, case):
     """llama.cpp refuses a value of another type; a lock has the types too."""
     paths = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
-    for path, entry in zip(paths, OTHER_VALUES[case], strict=True):
+    for path, entry in zip(paths, VALUE_PAIRS[case], strict=True):
         path.write_bytes(raw_file([entry], [tensor("w", [2])], bytes(8)))
     assert [run("diff", *pair)[0] for pair in (paths, paths[::-1], paths[:1] * 2)] == [1, 1, 0]
     assert run("lock", paths[0], "-o", tmp_path / "lock.json")[0] == 0

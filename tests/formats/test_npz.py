@@ -303,7 +303,7 @@ def test_an_audit_does_not_inflate_numbers(tmp_path, monkeypatch):
 
 # Damaged arrays.
 
-DAMAGED = {
+DAMAGED_ARRAYS = {
     "an unknown key": (
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}"),
         "not a dict with the keys descr",
@@ -402,10 +402,10 @@ def test_type_code_is_read_as_numpy_does_or_refused(tmp_path, kind, order):
     assert refused == [order + kind] * (kind in "bifc") + [f"{order}{kind}08"] * (kind in "iufcOmM")
 
 
-@pytest.mark.parametrize("case", sorted(DAMAGED))
+@pytest.mark.parametrize("case", sorted(DAMAGED_ARRAYS))
 def test_damaged_array_is_refused_or_unreadable(case, tmp_path, line, inspect):
     """A damaged .npy is refused in one line; in an archive, stored or deflated, only this array is unreadable."""
-    data, expected = DAMAGED[case]
+    data, expected = DAMAGED_ARRAYS[case]
     assert expected in line(file(tmp_path, data))
     for method in (0, 8):
         good = Member("good.npy", npy(format_header(), bytes(8)), method=method)

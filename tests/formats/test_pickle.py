@@ -259,7 +259,7 @@ def test_hostile_pickle_is_read_without_imports_or_calls(body, tmp_path, in_tmp_
 
 
 ONLY_OBJECTS = "but Python's pickle sets the state only of an object that a call created"
-REFUSED = {
+REFUSED_PICKLES = {
     "an extension code": (b"\x82\1", "copyreg extension code"),
     "an extension code of two bytes": (b"\x83\1\0", "copyreg extension code"),
     "an extension code of four bytes": (b"\x84\1\0\0\0", "copyreg extension code"),
@@ -330,7 +330,7 @@ UNSUPPORTED_PICKLES = (
 )
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", REFUSED_PICKLES.values(), ids=REFUSED_PICKLES)
 def test_nonsense_is_malformed(case):
     """Each misuse of an opcode has an error line with the byte."""
     body, message = case
@@ -345,7 +345,7 @@ def test_nonsense_is_malformed(case):
 
 
 LONG = struct.pack("<Q", 2**40)
-TRUNCATED = {
+TRUNCATED_PICKLES = {
     "nothing": b"",
     "no STOP": b"\x80\x02N",
     "a string that runs past the end": b"X\xff\xff\xff\x7fab",
@@ -361,7 +361,7 @@ TRUNCATED = {
 }
 
 
-@pytest.mark.parametrize("data", TRUNCATED.values(), ids=TRUNCATED)
+@pytest.mark.parametrize("data", TRUNCATED_PICKLES.values(), ids=TRUNCATED_PICKLES)
 def test_bytes_that_end_too_soon_are_truncated(data):
     """Nothing is allocated for a length beyond the end of the file."""
     with pytest.raises(TruncatedPickle, match="is truncated: "):

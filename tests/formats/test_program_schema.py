@@ -25,8 +25,8 @@ ALIASES = {"InputArgument": "Argument"}
 METADATA = {"NodeMetadata": "serialize_metadata", "GraphMetadata": "serialize_graph_module_metadata"}
 #: Classes of torch's schema outside of programs. torch looks up a payload by the names in the signature and by the
 #: name of its record, and statecli reports compiled models as code.
-COMPILED = {"AOTInductorModelPickleData", "ExternKernelNodes", "ExternKernelNode"}
-OTHER_RECORDS = {"PayloadConfig", "PayloadMeta", *COMPILED}
+COMPILED_RECORDS = {"AOTInductorModelPickleData", "ExternKernelNodes", "ExternKernelNode"}
+OTHER_RECORDS = {"PayloadConfig", "PayloadMeta", *COMPILED_RECORDS}
 TEXTS = frozenset(Judgement) - {Judgement.NUMBER, Judgement.FLOAT}
 
 
@@ -132,7 +132,7 @@ def _tensors(*names: str) -> dict[str, Any]:
 
 
 LONG = ".".join(["a"] * 120)
-HONEST = {
+HONEST_PROGRAMS = {
     "a message": _text("Runtime assertion failed for expression u0 >= 0 on node 'ge'\t(a)"),
     "a text in another script": _text("\ufb01"),
     "modules": _stack("", "L['self'].layers[0]", "d.it-s", "d.b c@1", "layers.0@12"),
@@ -152,13 +152,13 @@ HONEST = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", HONEST_PROGRAMS)
 def test_texts_that_torch_writes_are_clean(name):
     """Each text is, or could be, in a program of torch."""
-    assert list(find_program_calls(HONEST[name], Steps())) == []
+    assert list(find_program_calls(HONEST_PROGRAMS[name], Steps())) == []
 
 
-HOSTILE = {
+HOSTILE_PROGRAMS = {
     "a message that ends its text": (_text('a"), 0)); system("id'), "as source code"),
     "a message with an escape": (_text("a\\"), "as source code"),
     "a message that ends a text of three quotes": (_text("a''' + str(f()) + r'''"), "as source code"),
@@ -225,10 +225,10 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE_PROGRAMS)
 def test_texts_that_become_source_are_found(name):
     """Each text became source or a call in torch 2.13, or resembles a text that did."""
-    document, what = HOSTILE[name]
+    document, what = HOSTILE_PROGRAMS[name]
     program_calls = list(find_program_calls(document, Steps()))
     assert any(isinstance(call, ProgramCall) and what in (call.why or "") for call in program_calls), program_calls
 

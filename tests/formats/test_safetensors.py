@@ -52,7 +52,7 @@ HEADER_START = '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
 DEEPEST_NESTING = 150
 
 #: Files that both readers refuse: case -> (file, the line without its path).
-REFUSED: dict[str, tuple[bytes, str]] = {
+REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     "seven bytes": (
         bytes(7),
         (
@@ -314,10 +314,10 @@ def open_with_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
         return None
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED_FILES)
 def test_invalid_file_is_refused_like_safe_open(case, tmp_path, line):
     """A file that safetensors refuses is refused with one line that names the tensor and both numbers."""
-    data, expected = REFUSED[case]
+    data, expected = REFUSED_FILES[case]
     path = tmp_path / "file.safetensors"
     path.write_bytes(data)
     assert line(path) == expected
@@ -351,7 +351,7 @@ def test_shape_of_negative_zero_is_read_unlike_safe_open(case, tmp_path):
     assert formats.read(str(path)).tensors[0].shape == (0,)
 
 
-ACCEPTED: dict[str, bytes] = {
+ACCEPTED_FILES: dict[str, bytes] = {
     "no tensor": pack_file("{}"),
     "no tensor, and metadata": pack_file({"__metadata__": {"format": "pt"}}),
     "metadata is null": pack_file('{"__metadata__":null}'),
@@ -386,11 +386,11 @@ ODDITIES = {
 }
 
 
-@pytest.mark.parametrize("case", ACCEPTED)
+@pytest.mark.parametrize("case", ACCEPTED_FILES)
 def test_unusual_valid_file_is_read_like_safe_open(case, tmp_path, inspect):
     """Odd files within the format are read, by the command line too."""
     path = tmp_path / "file.safetensors"
-    path.write_bytes(ACCEPTED[case])
+    path.write_bytes(ACCEPTED_FILES[case])
     state = formats.read(str(path))
     assert_same(path, state)
     if case in ODDITIES:
@@ -591,7 +591,7 @@ def check_against_library(path: Path) -> bool:
         assert len(message.splitlines()) == 1
         return False
     if re.search(rb"[\[,] *-0", path.read_bytes()) and open_with_library(path) is None:
-        return False  # The only case in which this reader is less strict: LOOSER above.
+        return False  # The only case in which this reader is less strict: REFUSED_BY_SAFE_OPEN_ONLY above.
     assert_same(path, formats.read(str(path)))
     return True
 
@@ -755,7 +755,7 @@ def test_header_of_brackets_is_refused_before_the_parse(tmp_path, line):
 def test_float6_is_listed_without_values(tmp_path, inspect):
     """A dtype that torch lacks is listed; --stats reports that its values cannot be read."""
     path = tmp_path / "six.safetensors"
-    path.write_bytes(ACCEPTED["F6 that fills whole bytes"])
+    path.write_bytes(ACCEPTED_FILES["F6 that fills whole bytes"])
     code, out, err = inspect(path, "--stats", "-f", "json")
     assert (code, err) == (0, "")
     (tensor,) = json.loads(out)["tensors"]

@@ -18,7 +18,7 @@ from statecli.pickle_scan.step_budget import Steps
 
 from .torch_archives import read_archive, write_archive
 
-EXPECTED = (
+EXPECTED_MESSAGE = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
 )
 
@@ -147,7 +147,7 @@ FORGED_DECLARATIONS = {
 def test_value_that_contradicts_its_declaration_is_found(old, new, archive, statecli):
     old, new = (re.sub(rb"__torch__\.(?!torch)", b"__torch__." + _MODULE + b".", text) for text in (old, new))
     audit = statecli("audit", archive(old, new), "--select", "unsafe-data")
-    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+    assert (audit.code, EXPECTED_MESSAGE in audit.out) == (1, True), audit.out
 
 
 def test_type_recorded_in_a_pickle_is_compared(archive, statecli):
@@ -156,7 +156,7 @@ def test_type_recorded_in_a_pickle_is_compared(archive, statecli):
     old = b"X" + size.to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float]]]"
     new = b"X" + (size + 5).to_bytes(4, "little") + b"Dict[str, List[Tuple[int, float, int]]]"
     audit = statecli("audit", archive(old, new, "data.pkl"), "--select", "unsafe-data")
-    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+    assert (audit.code, EXPECTED_MESSAGE in audit.out) == (1, True), audit.out
 
 
 #: Texts of a class that torch compiles, or may compile, and that torch's printer never writes.
@@ -314,7 +314,7 @@ def test_object_that_does_not_fit_the_interface_is_reported(archive, statecli):
     own = b"__torch__." + _MODULE + b"."
     old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
     audit = statecli("audit", archive(old, old.replace(b"x: Tensor", b"x: int")), "--select", "pickles")
-    assert (audit.code, EXPECTED in audit.out) == (1, True), audit.out
+    assert (audit.code, EXPECTED_MESSAGE in audit.out) == (1, True), audit.out
 
 
 #: Code in place of `return x` -> whether torch has no dtype, layout or memory format for the number.

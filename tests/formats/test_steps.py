@@ -96,7 +96,7 @@ def test_code_of_many_short_lines_exceeds_the_budget(tmp_path):
 
 
 # Name -> a file, the kind of its steps, the largest number of steps that the scan may take.
-LINEAR = {
+LINEAR_FILES = {
     "dtypes that double 22 times": (build(records(doubled_dtypes(22))), Budget.FLOW, 1_000),
     "dtypes that double 60 times": (build(records(doubled_dtypes(60))), Budget.FLOW, 2_500),
     "2,000 partials that share a list of 40,000": (build(records(build_partials(2000, 40_000))), Budget.FLOW, 165_000),
@@ -119,10 +119,10 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", LINEAR_FILES)
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
     """No budget is exceeded, and the whole file is read. The parser of torch crashes at the chain of 20,000 names."""
-    data, budget, most = LINEAR[name]
+    data, budget, most = LINEAR_FILES[name]
     steps, findings = count_steps(tmp_path, data)
     assert steps[budget] <= most
     unread = [pickle.unread for pickle in findings if pickle.unread]
@@ -153,10 +153,10 @@ SHARED_BY_MANY = {
 
 
 #: Files in which each shared value is followed once.
-FOLLOWED_ONCE = ("a list among arguments", "keyword arguments")
+FILES_FOLLOWED_ONCE = ("a list among arguments", "keyword arguments")
 
 
-@pytest.mark.parametrize("name", FOLLOWED_ONCE)
+@pytest.mark.parametrize("name", FILES_FOLLOWED_ONCE)
 def test_shared_arguments_are_followed_once(name, tmp_path):
     """Arguments that many calls share are followed once, however many calls there are."""
     steps, _ = count_steps(tmp_path, build(records(SHARED_BY_MANY[name])))
@@ -174,7 +174,7 @@ def test_short_opcodes_add_fewer_steps_than_long_opcodes(count):
     assert steps.limit(Budget.FLOW) == Budget.FLOW.limit + count * 4
 
 
-@pytest.mark.parametrize("name", [name for name in SHARED_BY_MANY if name not in FOLLOWED_ONCE])
+@pytest.mark.parametrize("name", [name for name in SHARED_BY_MANY if name not in FILES_FOLLOWED_ONCE])
 def test_shared_objects_stop_the_scan_at_the_budget(name, tmp_path, monkeypatch):
     """The finding names the budget; the scan takes no more steps than the budget and one more container."""
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
@@ -298,7 +298,7 @@ def test_all_hostile_files_are_scanned_in_seconds(tmp_path):
 
     Strings of a megabyte, of opcodes and letters, are searched for names in linear time.
     """
-    files = [*(data for data, _, _ in LINEAR.values()), build(records(SHARED_BY_MANY["arguments"]))]
+    files = [*(data for data, _, _ in LINEAR_FILES.values()), build(records(SHARED_BY_MANY["arguments"]))]
     paths = [tmp_path / f"{number_of_file}.pt" for number_of_file in range(len(files))]
     paths += [tmp_path / f"{name}.pkl" for name in LONG_WORDS]
     for path, data in zip(paths, (*files, *LONG_WORDS.values()), strict=True):

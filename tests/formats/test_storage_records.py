@@ -54,7 +54,7 @@ def find_hazards(path: Path) -> list[str]:
 
 #: Record of an exported program with the entries of its constants.
 CONFIG = "data/constants/model_constants_config.json"
-EXPECTED = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
+EXPECTED_HAZARD = f"has {CLAIMED * 8} bytes, but its record has {RECORDED * 8}"
 
 
 @pytest.mark.parametrize("folder", ["data", "DATA"])
@@ -69,7 +69,7 @@ def test_short_record_of_a_dict_key_is_found(tmp_path, statecli, folder):
     (key,) = torch.jit.load(path).table
     assert key.untyped_storage().nbytes() == CLAIMED * 8
     (hazard,) = find_hazards(path)
-    assert EXPECTED in hazard
+    assert EXPECTED_HAZARD in hazard
     audit = statecli("audit", str(path), "--no-config")
     assert (audit.code, "unsafe-data" in audit.out) == (1, True)
 
@@ -79,20 +79,22 @@ def test_short_record_of_a_lite_constant_is_found(tmp_path):
     path = tmp_path / "a.ptl"
     torch.jit.script(Keyed())._save_for_lite_interpreter(str(path))
     records = read_archive(path)
-    assert not any(EXPECTED in hazard for hazard in find_hazards(path))
+    assert not any(EXPECTED_HAZARD in hazard for hazard in find_hazards(path))
     write_archive(shorten(records), str(path))
     assert records != shorten(records)
-    assert any(EXPECTED in hazard for hazard in find_hazards(path))
+    assert any(EXPECTED_HAZARD in hazard for hazard in find_hazards(path))
 
 
-def test_short_record_of_an_exported_object_is_found(script, exported, tmp_path):
+def test_short_record_of_an_exported_object_is_found(script_records, exported_records, tmp_path):
     """torch.export.load reads the constant `custom_obj_0` with the reader in C++, even if the constant is a tensor."""
     for change, expected in ((dict, False), (shorten, True)):
         inner = io.BytesIO()
-        write_archive(change(script), inner)
-        constant = change_constant(exported, "custom_obj_0", inner.getvalue(), use_pickle=True, tensor_meta=None)
+        write_archive(change(script_records), inner)
+        constant = change_constant(
+            exported_records, "custom_obj_0", inner.getvalue(), use_pickle=True, tensor_meta=None
+        )
         write_archive(constant, str(tmp_path / "a.pt2"))
-        assert any(EXPECTED in hazard for hazard in find_hazards(tmp_path / "a.pt2")) == expected
+        assert any(EXPECTED_HAZARD in hazard for hazard in find_hazards(tmp_path / "a.pt2")) == expected
 
 
 def test_equal_pickle_with_a_short_record_is_checked_again(tmp_path):
@@ -107,11 +109,11 @@ def test_equal_pickle_with_a_short_record_is_checked_again(tmp_path):
             write_archive(change(inner), content)
             records[f"data/weights/weight_{number}"] = content.getvalue()
         write_archive(records, str(path))
-        assert [EXPECTED in hazard for hazard in find_hazards(path)] == [True]
+        assert [EXPECTED_HAZARD in hazard for hazard in find_hazards(path)] == [True]
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory) -> dict[str, bytes]:
+def script_records(tmp_path_factory) -> dict[str, bytes]:
     """The records of a program whose data.pkl the tests change."""
     path = tmp_path_factory.mktemp("script") / "honest.pt"
     torch.jit.save(torch.jit.script(Keyed()), path)
@@ -119,7 +121,7 @@ def script(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> dict[str, bytes]:
+def exported_records(tmp_path_factory) -> dict[str, bytes]:
     """The records of an exported program with a constant `c`."""
     path = tmp_path_factory.mktemp("exported") / "a.pt2"
     torch.export.save(torch.export.export(Constant(), (torch.ones(CLAIMED, dtype=torch.int64),)), path)
@@ -129,57 +131,57 @@ def exported(tmp_path_factory) -> dict[str, bytes]:
     return records
 
 
-def change_constant(exported: dict[str, bytes], record: str, content: bytes, **changes) -> dict[str, bytes]:
+def change_constant(exported_records: dict[str, bytes], record: str, content: bytes, **changes) -> dict[str, bytes]:
     """Return the records of the exported program with another entry and record for the constant `c`."""
-    document = json.loads(exported[CONFIG])
+    document = json.loads(exported_records[CONFIG])
     document["config"]["c"] |= {"path_name": record, **changes}
-    return {**exported, CONFIG: json.dumps(document).encode(), f"data/constants/{record}": content}
+    return {**exported_records, CONFIG: json.dumps(document).encode(), f"data/constants/{record}": content}
 
 
-def test_empty_record_outside_the_example_inputs_is_found(script, tmp_path):
+def test_empty_record_outside_the_example_inputs_is_found(script_records, tmp_path):
     """A storage key may look like an example input: torch makes a storage at address 0 from an empty record."""
     key = b"traced_inputs/0"
-    data = script["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
+    data = script_records["data.pkl"].replace(b"X\x01\0\0\x000", b"X" + bytes([len(key), 0, 0, 0]) + key)
     assert key in data
-    write_archive({**script, "data.pkl": data, "data/traced_inputs/0": b""}, str(tmp_path / "a.pt"))
+    write_archive({**script_records, "data.pkl": data, "data/traced_inputs/0": b""}, str(tmp_path / "a.pt"))
     assert any("but its record has 0" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
 @pytest.mark.parametrize("name", [b"torch\nper_channel_affine_float_qparams", b"__torch__\nLongStorage"])
-def test_storage_of_another_class_is_found(script, tmp_path, name):
+def test_storage_of_another_class_is_found(script_records, tmp_path, name):
     """torch's reader in C++ takes the number of a quantization scheme, or of a class, for a dtype."""
-    data = script["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
-    assert data != script["data.pkl"]
-    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    data = script_records["data.pkl"].replace(b"ctorch\nLongStorage\n", b"c" + name + b"\n")
+    assert data != script_records["data.pkl"]
+    write_archive({**script_records, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any("not a storage class of torch" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
-def test_rebuild_from_type_in_torchscript_is_found(script, tmp_path):
+def test_rebuild_from_type_in_torchscript_is_found(script_records, tmp_path):
     """torch.save writes `_rebuild_from_type_v2` for subclasses of tensors; torch.jit.save never does."""
-    data = script["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
-    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    data = script_records["data.pkl"][:-1] + b"ctorch._tensor\n_rebuild_from_type_v2\n0."
+    write_archive({**script_records, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any("_rebuild_from_type_v2" in hazard for hazard in find_hazards(tmp_path / "a.pt"))
 
 
-def test_call_of_a_quantization_scheme_is_found(script, tmp_path):
+def test_call_of_a_quantization_scheme_is_found(script_records, tmp_path):
     """A quantization scheme is a number in torch's reader in C++, so a call of the scheme calls another name."""
-    data = script["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
-    write_archive({**script, "data.pkl": data}, str(tmp_path / "a.pt"))
+    data = script_records["data.pkl"][:-1] + b"ctorch\nper_channel_symmetric\n)R0."
+    write_archive({**script_records, "data.pkl": data}, str(tmp_path / "a.pt"))
     assert any(mention.misuse for finding in scan_pickles(str(tmp_path / "a.pt")) for mention in finding.names)
 
 
-def test_tensor_declared_as_an_object_is_found(exported, tmp_path, statecli):
+def test_tensor_declared_as_an_object_is_found(exported_records, tmp_path, statecli):
     """The sizes of the tensor are not in a tensor_meta, so torch does not compare them with the graph."""
     content, path = io.BytesIO(), str(tmp_path / "a.pt2")
     torch.save(torch.ones(3), content)
-    constant = change_constant(exported, "custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
+    constant = change_constant(exported_records, "custom_obj_0", content.getvalue(), use_pickle=True, tensor_meta=None)
     write_archive(constant, path)
     audit = statecli("audit", path, "--select", "unsafe-data")
     assert (audit.code > 0, "the program declares a tensor as an object" in audit.out) == (True, True)
 
 
 @pytest.mark.parametrize(("size", "code"), [(CLAIMED, 0), (2**40, 1)])
-def test_huge_zeros_of_an_empty_record_are_found(size, code, exported, tmp_path, statecli):
+def test_huge_zeros_of_an_empty_record_are_found(size, code, exported_records, tmp_path, statecli):
     """torch.export.load creates zeros of any claimed size for a tensor whose record is empty."""
     meta = {
         "dtype": 5,
@@ -191,7 +193,7 @@ def test_huge_zeros_of_an_empty_record_are_found(size, code, exported, tmp_path,
         "layout": 7,
     }
     path = str(tmp_path / "a.pt2")
-    write_archive(change_constant(exported, "tensor_7", b"", use_pickle=False, tensor_meta=meta), path)
+    write_archive(change_constant(exported_records, "tensor_7", b"", use_pickle=False, tensor_meta=meta), path)
     if size == CLAIMED:
         assert torch.export.load(path).constants["c"].tolist() == [0] * size
     audit = statecli("audit", path, "--select", "allocation-bomb")

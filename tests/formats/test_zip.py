@@ -112,7 +112,7 @@ def test_folder_is_the_top_folder_of_the_first_record(open_archive, first, folde
     assert open_archive(build([Member(first, b"x")])).folder == folder
 
 
-ACCEPTED = {
+ACCEPTED_ARCHIVES = {
     "zip64 sizes in the directory": build([Member(f"a/{n}", b"xyz" * n, zip64=True) for n in range(3)]),
     "sizes in the zip64 end record only": build(records(), Lies(only_in_zip64=True)),
     "no zip64 records": build(records(), Lies(zip64=False)),
@@ -125,7 +125,7 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("data", ACCEPTED.values(), ids=ACCEPTED)
+@pytest.mark.parametrize("data", ACCEPTED_ARCHIVES.values(), ids=ACCEPTED_ARCHIVES)
 def test_unusual_valid_archive_has_no_oddity(open_archive, data):
     """Unusual but valid archives are read without an oddity."""
     archive = open_archive(data)
@@ -168,7 +168,7 @@ def test_truncated_comment_is_an_oddity(open_archive):
 
 GOOD = build(records())
 TWO_NAMES = [Member("archive/data/0", b"abcd"), Member("archive/data/0", b"efgh")]
-REFUSED = {
+MALFORMED_ARCHIVES = {
     "duplicate": (build([*records(), *TWO_NAMES[:1]]), "two records are named 'archive/data/0'"),
     "duplicate of one content": (build([TWO_NAMES[0], TWO_NAMES[0]]), "two records are named 'archive/data/0'"),
     "two records on one header": (
@@ -282,7 +282,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("case", MALFORMED_ARCHIVES.values(), ids=MALFORMED_ARCHIVES)
 def test_contradiction_is_malformed(open_archive, case):
     """Each contradiction in an archive has its error line."""
     data, message = case
@@ -386,7 +386,7 @@ def test_a_record_is_verified_piece_by_piece(open_archive, monkeypatch):
         lying.verify(lying.records["a/x"])
 
 
-UNREADABLE = {
+UNREADABLE_ARCHIVES = {
     "encrypted": (
         build(change_record("data/0", flags=0x0809)),
         "'archive/data/0' is encrypted, and statecli cannot decrypt it",
@@ -397,7 +397,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize("case", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("case", UNREADABLE_ARCHIVES.values(), ids=UNREADABLE_ARCHIVES)
 def test_encryption_and_other_compression_are_unreadable(open_archive, case):
     """The error names encryption and other compression methods."""
     data, message = case
@@ -512,7 +512,7 @@ def test_space_before_the_directory_has_the_last_record_name(open_archive):
     assert (name, place.offset + place.length) == ("a/x", len(body) + 200)
 
 
-WIDE = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
+FIELD_SIZES = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
 
 
 def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
@@ -520,8 +520,10 @@ def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", cut: int =
     first, second = Member("a/x", bytes(4)), Member("a/y", b"abcd")
     at = len(first.local(0))
     values = {"size": 4, "packed": 4, "offset": at, "disk": 0}
-    shown = {name: (2 ** (32 if name != "disk" else 16) - 1 if name in fields else values[name]) for name in WIDE}
-    wide = b"".join(values[name].to_bytes(WIDE[name], "little") for name in WIDE if name in fields)
+    shown = {
+        name: (2 ** (32 if name != "disk" else 16) - 1 if name in fields else values[name]) for name in FIELD_SIZES
+    }
+    wide = b"".join(values[name].to_bytes(FIELD_SIZES[name], "little") for name in FIELD_SIZES if name in fields)
     wide = wide[: len(wide) - cut]
     extra = before + struct.pack("<HH", 1, len(wide)) + wide
     entry = struct.pack(
@@ -534,7 +536,7 @@ def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", cut: int =
     return body + directory + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 2, 2, len(directory), len(body), 0)
 
 
-SUBSETS = [fields for n in range(5) for fields in combinations(WIDE, n)]
+SUBSETS = [fields for n in range(5) for fields in combinations(FIELD_SIZES, n)]
 
 
 @pytest.mark.parametrize("fields", SUBSETS, ids="-".join)
@@ -714,7 +716,7 @@ def is_loaded_by_its_end(data: bytes) -> bool:
 
 
 SHORT = build(records(), Lies(zip64=False))
-LOADED_BY_THE_END = {
+FILES_LOADED_BY_THE_END = {
     "an archive": SHORT,
     "a zip64 archive": GOOD,
     "behind other bytes, with offsets from its own start": b"#!/bin/sh\n" + SHORT,
@@ -724,7 +726,7 @@ LOADED_BY_THE_END = {
     "before bytes of another file": SHORT + bytes(60_000),
     "an archive that ends in front of a read of torch": SHORT + bytes(FARTHEST_END - 22),
 }
-NOT_LOADED = {
+FILES_NOT_LOADED = {
     "text": b"PK\5\6, and so on",
     "less than an end record": b"PK\5\6",
     "an end record that is cut short": b"#!" + SHORT[:-1],
@@ -735,19 +737,19 @@ NOT_LOADED = {
 }
 
 
-@pytest.mark.parametrize("name", LOADED_BY_THE_END)
+@pytest.mark.parametrize("name", FILES_LOADED_BY_THE_END)
 def test_archive_at_the_end_of_a_file_is_found(has_archive_at_end, name):
     """torch.hub, torch.jit.load and pandas would open the archive, whatever the first bytes are."""
-    data = LOADED_BY_THE_END[name]
+    data = FILES_LOADED_BY_THE_END[name]
     assert has_archive_at_end(data)
     assert is_loaded_by_its_end(data) == ("in front of a read" not in name)
 
 
-@pytest.mark.parametrize("name", NOT_LOADED)
+@pytest.mark.parametrize("name", FILES_NOT_LOADED)
 def test_file_that_no_loader_opens_is_not_an_archive(has_archive_at_end, name):
     """A false alarm would stop a CI job."""
-    assert not has_archive_at_end(NOT_LOADED[name])
-    assert not is_loaded_by_its_end(NOT_LOADED[name])
+    assert not has_archive_at_end(FILES_NOT_LOADED[name])
+    assert not is_loaded_by_its_end(FILES_NOT_LOADED[name])
 
 
 # --- names in the central directory ----------------------------------------------------------------------------------
