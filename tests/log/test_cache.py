@@ -110,7 +110,7 @@ def spoil(entry, content):
     entry.write_bytes(content(data) if callable(content) else content)
 
 
-HOSTILE = {
+HOSTILE_ENTRIES = {
     "empty": b"",
     "not JSON": b"\x80\x04\x95 pickle",
     "a list": b"[]",
@@ -126,7 +126,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("content", HOSTILE_ENTRIES.values(), ids=HOSTILE_ENTRIES)
 def test_a_damaged_entry_is_ignored(statecli, run, cache_home, first, content):
     """The values are read again, and the result equals the first run's."""
     for entry in list_entries(cache_home):
