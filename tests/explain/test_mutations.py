@@ -17,12 +17,18 @@ from .classes import CLASSES, make
 MODULE = "from tests.explain.classes import make\n" + "".join(
     f"\n\ndef {name}():\n    return make({name!r})\n" for name in CLASSES
 )
-SHORT = {"query": "q", "key": "k", "value": "v", "attention": "attn", "encoder": "enc", "decoder": "dec"}
-SHORT |= {"layers": "blocks", "layer": "h", "embeddings": "emb", "LayerNorm": "ln", "lm_head": "output"}
+SHORT_WORDS = {"query": "q", "key": "k", "value": "v", "attention": "attn", "encoder": "enc", "decoder": "dec"}
+SHORT_WORDS |= {"layers": "blocks", "layer": "h", "embeddings": "emb", "LayerNorm": "ln", "lm_head": "output"}
 #: Words of the first release of Llama: the order of w1, w2 and w3 differs from the class.
-LLAMA = {"embed_tokens": "tok_embeddings", "self_attn": "attention", "q_proj": "wq", "k_proj": "wk", "v_proj": "wv"}
-LLAMA |= {"o_proj": "wo", "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-LLAMA |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "lm_head": "output"}
+LLAMA_WORDS = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn": "attention",
+    "q_proj": "wq",
+    "k_proj": "wk",
+    "v_proj": "wv",
+}
+LLAMA_WORDS |= {"o_proj": "wo", "mlp": "feed_forward", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+LLAMA_WORDS |= {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm", "lm_head": "output"}
 
 
 def list_words(state):
@@ -44,7 +50,9 @@ def rename_several_words(state, choice):
 
 def shorten(state, _):
     words = list_words(state)
-    return rename_words(state, {word: SHORT[word] for word in words if word in SHORT and SHORT[word] not in words})
+    return rename_words(
+        state, {word: SHORT_WORDS[word] for word in words if word in SHORT_WORDS and SHORT_WORDS[word] not in words}
+    )
 
 
 def add_prefix(state, choice):
@@ -100,7 +108,7 @@ MUTATIONS = {
 }
 #: Renames after which names do not identify the tensors.
 TRAPS = {
-    "llama": lambda state, _: rename_words(state, LLAMA),
+    "llama": lambda state, _: rename_words(state, LLAMA_WORDS),
     "teacher": lambda state, _: {
         f"{model}.{name}": tensor + (model == "teacher")
         for model in ("student", "teacher")

@@ -43,7 +43,7 @@ def test_a_folder_of_torch_distributed_with_inner_dicts_is_not_proved(desk, net,
     assert not explain("net.py:Net", "saved")["diagnosis"]["proved"]
 
 
-CONFIGURED = """
+CONFIGURED_NET = """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -118,11 +118,11 @@ def test_printed_lines_build_the_class_like_statecli(desk, explain, run_lines, f
     for folder in ("sub", "pack"):
         (desk / folder).mkdir()
     for file in ("c.py", "sub/d.py", "my-net.py"):
-        (desk / file).write_text(CONFIGURED)
+        (desk / file).write_text(CONFIGURED_NET)
     for file in ("parts.py", "sub/parts.py", "pack/parts.py"):
         (desk / file).write_text("from torch import nn\n\n\nclass Layer(nn.Linear):\n    pass\n")
     (desk / "pack/__init__.py").write_text("")
-    (desk / "pack/net.py").write_text(CONFIGURED.replace("import parts", "from . import parts"))
+    (desk / "pack/net.py").write_text(CONFIGURED_NET.replace("import parts", "from . import parts"))
     (desk / "net.json").write_text('{"width": 16, "head": {"classes": 3}}')
     (desk / "w.json").write_text('{"width": 6}')
     done = forked_python(
@@ -131,7 +131,7 @@ def test_printed_lines_build_the_class_like_statecli(desk, explain, run_lines, f
     )
     assert done.returncode == 0, done.stderr
     if model.startswith("types.py"):
-        (desk / "types.py").write_text(CONFIGURED)
+        (desk / "types.py").write_text(CONFIGURED_NET)
     saved = torch.load("saved.pt", weights_only=True)
     expected = {name.removeprefix("module."): tensor for name, tensor in saved.items()}
     assert_proved_lines_load(explain(model, "saved.pt", *options), run_lines, expected)
