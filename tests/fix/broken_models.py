@@ -26,7 +26,7 @@ def net(init: str, forward: str = "", *, head: str = HEAD, before: str = "", mor
     return head + "\n".join(lines) + "\n" + more
 
 
-BROKEN = {
+BROKEN_MODELS = {
     "annotated": BrokenModel(
         net("# table\nself.t: torch.Tensor = torch.ones(4)  # ones"),
         (
@@ -375,7 +375,7 @@ BROKEN = {
 }
 
 #: Models without a fix: the text, the input, and a part of the reason.
-BROKEN |= {
+BROKEN_MODELS |= {
     name: BrokenModel(
         net("self.t = torch.ones(4)", "return self.fc(x) + self.t", more=f"\n\n{more}\n"),
         ('self.register_buffer("t", torch.ones(4), persistent=False)',),
@@ -390,7 +390,7 @@ BROKEN |= {
     )
 }
 
-UNFIXABLE = {
+UNFIXABLE_MODELS = {
     **{
         name: BrokenModel(
             net(init, forward),
@@ -526,7 +526,7 @@ UNFIXABLE = {
 }
 
 #: Models without a defect.
-HONEST = {
+HONEST_MODELS = {
     "tied": net("self.out = nn.Linear(4, 4)\nself.out.weight = self.fc.weight", "return self.out(self.fc(x))"),
     "frozen": net("self.fc.requires_grad_(False)\nself.out = nn.Linear(4, 1)", "return self.out(self.fc(x))"),
     "numbers": net("self.sizes = [1, 2]\nself.names = {'a': 1}"),

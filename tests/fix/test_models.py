@@ -13,7 +13,7 @@ from statecli.commands.fix.run import Request
 from statecli.commands.verify import run as verify_run
 from statecli.commands.verify.result import Verdict
 
-from .broken_models import BROKEN, HONEST, UNFIXABLE
+from .broken_models import BROKEN_MODELS, HONEST_MODELS, UNFIXABLE_MODELS
 
 pytest.importorskip("libcst")
 
@@ -53,10 +53,10 @@ def write(folder, text, name="net.py"):
     return path
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", BROKEN_MODELS)
 def test_a_broken_model_is_repaired(name, tmp_path, in_tmp_path):
     """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is unchanged."""
-    broken = BROKEN[name]
+    broken = BROKEN_MODELS[name]
     path = write(tmp_path, broken.text)
     fixes = fix("net.py:Net", broken.input)
     assert [edit.reason for edit in fixes.edits if not edit.kept] == []
@@ -67,10 +67,10 @@ def test_a_broken_model_is_repaired(name, tmp_path, in_tmp_path):
     assert set(re.findall("#.*", broken.text)) <= set(re.findall("#.*", file.after.decode()))
 
 
-@pytest.mark.parametrize("name", UNFIXABLE)
+@pytest.mark.parametrize("name", UNFIXABLE_MODELS)
 def test_an_edit_without_a_proof_is_refused(name, tmp_path, in_tmp_path):
     """A defect is reported with the reason, and there is nothing to write."""
-    broken = UNFIXABLE[name]
+    broken = UNFIXABLE_MODELS[name]
     path = write(tmp_path, broken.text)
     fixes = fix("net.py:Net", broken.input)
     assert fixes.files == ()
@@ -80,10 +80,10 @@ def test_an_edit_without_a_proof_is_refused(name, tmp_path, in_tmp_path):
     assert path.read_bytes() == broken.text.encode()
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", HONEST_MODELS)
 def test_an_honest_model_gets_no_edit(name, tmp_path, in_tmp_path):
     """There is nothing to fix."""
-    write(tmp_path, HONEST[name])
+    write(tmp_path, HONEST_MODELS[name])
     fixes = fix("net.py:Net", "2x4")
     assert fixes.edits == fixes.files == ()
 
