@@ -194,7 +194,9 @@ def test_audit_of_a_real_folder_has_only_notes(statecli, deepspeed_folders, spec
     result = statecli("audit", str(deepspeed_folders / spec), "--values", "-f", "json")
     assert {finding["severity"] for finding in result.json["findings"]} == {"note"}
     files = list((deepspeed_folders / spec).rglob("*.pt"))
-    assert {finding.place.path for finding in scan.scan_pickles(str(deepspeed_folders / spec))} == {str(file) for file in files}
+    assert {finding.place.path for finding in scan.scan_pickles(str(deepspeed_folders / spec))} == {
+        str(file) for file in files
+    }
 
 
 def build_groups(rows: int = 5) -> list[zero.Tensors]:

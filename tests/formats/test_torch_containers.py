@@ -52,7 +52,9 @@ class Contents:
 def contents(tmp_path, monkeypatch):
     """Return a function that reads bytes with a container reader; the reader of the graph is replaced."""
 
-    def record_contents(pickle, storages, *, target, format, traits, oddities, requested_section, reads_all_storages=False):
+    def record_contents(
+        pickle, storages, *, target, format, traits, oddities, requested_section, reads_all_storages=False
+    ):
         return Contents(pickle, dict(storages), target, format, [oddity.name for oddity in oddities])
 
     monkeypatch.setattr(torch_zip, "build_state", record_contents)
