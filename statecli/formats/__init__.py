@@ -18,7 +18,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.garbage_collector import pause_gc
 from statecli.core.model_state import ModelState, Oddity
-from statecli.formats.registry import FILES, FOLDERS, FORMATS, Format, find_format
+from statecli.formats.registry import FILES, FOLDERS, FORMATS, Format, find_format, is_recognised_folder
 from statecli.storage import checkpoint_folder, files
 from statecli.storage.byte_source import Source
 
@@ -30,6 +30,7 @@ __all__ = [
     "describe_text",
     "find_format",
     "is_in_container",
+    "is_recognised_folder",
     "members",
     "read",
     "read_traits",

@@ -75,3 +75,8 @@ FORMATS = (*FILES, *FOLDERS)
 def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | None:
     """Return the first format that takes the file or folder."""
     return next((format for format in (FOLDERS if is_folder else FORMATS) if format.sniff(path, head)), None)
+
+
+def is_recognised_folder(path: str) -> bool:
+    """Return True if a format recognises the layout of the folder; the last of FOLDERS takes every folder."""
+    return find_format(path, b"", is_folder=True) is not FOLDERS[-1]

@@ -77,7 +77,7 @@ def _find_configuration(path: str) -> str | None:
     config = path if os.path.basename(path) in _CONFIGURATION and os.path.isfile(path) else None
     if os.path.isdir(path):
         config = checkpoint_folder.find_configuration(path)
-        if config is not None and formats.find_format(path, b"", is_folder=True) is not formats.FOLDERS[-1]:
+        if config is not None and formats.is_recognised_folder(path):
             return None
     return config if config is not None and live.config_document.names_model(config) else None
 
