@@ -352,14 +352,14 @@ class Settings(msgspec.Struct, frozen=True):
 
     `types` holds the key types of each path ambiguous as text: one letter per character, and a dot between two keys.
     {"a.1": 0} is `a.1` with `ttt`; {"a": {1: 0}} is `a.1` with `t.i`, the default, which is omitted. `kinds` is the
-    type of the container at a path: `dict`, `list`, or a class. `beside`: names of the files of a folder whose settings
-    are stored below these names.
+    type of the container at a path: `dict`, `list`, or a class. `companion_names`: names of the files of a folder whose
+    settings are stored below these names.
     """
 
     values: Mapping[str, Scalar] = {}
     types: Mapping[str, str] = {}
     kinds: Mapping[str, str] = {}
-    beside: frozenset[str] = frozenset()
+    companion_names: frozenset[str] = frozenset()
 
 
 class ModelState(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ _INT = compile_on_use("0|-?[1-9][0-9]*")
 def add_file(settings: Settings, name: str, file_settings: Settings) -> Settings:
     """Return the settings with the settings of a file next to the weights, below the file's name (without a dot)."""
     combined = join((settings, put_below(file_settings, f"{name}.")))
-    return replace(combined, beside=settings.beside | {name})
+    return replace(combined, companion_names=settings.companion_names | {name})
 
 
 def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]) -> Settings:
@@ -42,7 +42,7 @@ def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]
         {names[key]: value for key, value in settings.values.items() if key in names},
         {key: letters for key, letters in types.items() if letters != read(key)},
         {names[key]: kind for key, kind in settings.kinds.items() if key in names},
-        settings.beside,
+        settings.companion_names,
     )
 
 
@@ -67,7 +67,7 @@ def join(parts: Iterable[Settings]) -> Settings:
         values.update(settings.values)
         types.update(settings.types)
         kinds.update(settings.kinds)
-        companion_files |= settings.beside
+        companion_files |= settings.companion_names
     return Settings(values, types, kinds, companion_files)
 
 

@@ -48,7 +48,7 @@ def add_unstored_ties(state: ModelState) -> ModelState:
     The state is unchanged without a `config.json`, without `tie_word_embeddings`, and for other classes.
     """
     settings = state.metadata
-    architecture = settings.values.get("config.architectures") if "config" in settings.beside else None
+    architecture = settings.values.get("config.architectures") if "config" in settings.companion_names else None
     ties = TIED_NAMES.get(str(architecture))
     if ties is None or settings.values.get("config.tie_word_embeddings") is not True:
         return state

@@ -182,7 +182,7 @@ class _Folder:
         if checkpoint_folder.LIGHTNING_META in checkpoint_folder.list_files(self.path):
             name = checkpoint_folder.LIGHTNING_META
             message = f"Lightning saved epoch and hyper_parameters in {name}; to read these values, give this file"
-            self.oddities.append(Oddity("beside", message))
+            self.oddities.append(Oddity("unread-settings", message))
         return "; ".join(reasons[:2]) or "save the checkpoint again"
 
     def state(self) -> ModelState:

@@ -22,13 +22,13 @@ _HEADLINE_SETTINGS = (
 def describe_settings(settings: Settings) -> Iterator[tuple[str, str]]:
     """Describe a folder by its settings in words: its model class, or the base model of an adapter."""
     values = settings.values
-    if "adapter_config" in settings.beside:
+    if "adapter_config" in settings.companion_names:
         base_model, adapter_type = (
             values.get(f"adapter_config.{key}") for key in ("base_model_name_or_path", "peft_type")
         )
         base = f" of base model {base_model}" if base_model else "; its base model is not recorded"
         yield "adapter", f"adapter{f' ({adapter_type})' if adapter_type else ''}{base}"
-    if "config" in settings.beside:
+    if "config" in settings.companion_names:
         class_names = values.get("config.architectures") or values.get("config._class_name")
         if class_names:
             yield "architecture", f"architecture {class_names}"
@@ -38,7 +38,11 @@ def names_class(settings: Settings) -> bool:
     """Return True if `--model auto` finds a class in the configuration; `auto_map` names code of the checkpoint."""
     values = settings.values
     is_named = any(isinstance(values.get(f"config.{key}"), str) for key in ("architectures", "_class_name"))
-    return "config" in settings.beside and is_named and not any(key.startswith("config.auto_map") for key in values)
+    return (
+        "config" in settings.companion_names
+        and is_named
+        and not any(key.startswith("config.auto_map") for key in values)
+    )
 
 
 def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
@@ -46,7 +50,7 @@ def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
     groups: dict[str, list[tuple[str, str]]] = {}
     for key, value in settings.values.items():
         file, _, name = key.partition(".")
-        title, name = (f"{file}.json", name) if name and file in settings.beside else ("metadata", key)
+        title, name = (f"{file}.json", name) if name and file in settings.companion_names else ("metadata", key)
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         groups.setdefault(title, []).append((name, text))
     titles = sorted(groups, key=lambda title: title != "metadata")
@@ -55,5 +59,7 @@ def group_settings(settings: Settings) -> tuple[SettingGroup, ...]:
 
 def select_headline(settings: Settings) -> dict[str, Scalar]:
     """Headline settings of a folder, by short name; null values are omitted."""
-    headline = {key: settings.values.get(key) for key in _HEADLINE_SETTINGS if key.partition(".")[0] in settings.beside}
+    headline = {
+        key: settings.values.get(key) for key in _HEADLINE_SETTINGS if key.partition(".")[0] in settings.companion_names
+    }
     return {key.rpartition(".")[2].strip("_"): value for key, value in headline.items() if value is not None}

@@ -100,7 +100,7 @@ def test_metadata_file_next_to_shards_is_noted(tmp_path):
     assert not formats.read(str(tmp_path / "a.ckpt")).oddities
     torch.save({"epoch": 1, "hyper_parameters": {"h": 3}}, tmp_path / "a.ckpt" / file)
     (odd,) = formats.read(str(tmp_path / "a.ckpt")).oddities
-    assert (odd.name, file in odd.message) == ("beside", True)
+    assert (odd.name, file in odd.message) == ("unread-settings", True)
     assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata.values["hyper_parameters.h"] == 3
 
 

@@ -165,7 +165,7 @@ def _unify(side: Settings, section: str, places: Mapping[str, int], group_of: Se
         return kept_settings
     kinds = {key: kind for key, kind in kept_settings.kinds.items() if not f"{key}.".startswith(f"{start}.")}
     types = {key: letters for key, letters in kept_settings.types.items() if not key.startswith(f"{start}.")}
-    return Settings(values, types, kinds, kept_settings.beside)
+    return Settings(values, types, kinds, kept_settings.companion_names)
 
 
 def _name_group_setting(key: str, start: str, places: Mapping[str, int], group_of: Sequence[int]) -> str:

@@ -60,7 +60,7 @@ def compare_settings(
         old_values, new_values = _select_common(old_values, new_values), _select_common(new_values, old_values)
     changes: list[ScalarChange] = []
     format_only: list[str] = []
-    companions = before.metadata.beside | after.metadata.beside
+    companions = before.metadata.companion_names | after.metadata.companion_names
     are_on_both = old_values.keys() == new_values.keys()
     old_only = frozenset[str]() if are_on_both else _format_keys(before, after)
     new_only = frozenset[str]() if are_on_both else _format_keys(after, before)
@@ -219,8 +219,8 @@ def _format_keys(state: ModelState, other: ModelState) -> frozenset[str]:
         keys |= state.metadata.values.keys()
     if traits.key_setting and traits.key_setting != other.traits.key_setting:
         keys |= frozenset(key for key in state.metadata.values if key.split(".")[-1] == traits.key_setting)
-    companions = tuple(f"{name}." for name in state.metadata.beside)
-    if companions and not other.metadata.beside:
+    companions = tuple(f"{name}." for name in state.metadata.companion_names)
+    if companions and not other.metadata.companion_names:
         keys |= frozenset(key for key in state.metadata.values if key.startswith(companions))
     return keys
 

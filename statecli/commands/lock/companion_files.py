@@ -89,7 +89,7 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
         is_of_training = key in training or key.startswith(tuple(f"{name}." for name in training))
         return None if key in format_keys or is_of_training else ("", "")
 
-    return replace(rename(settings, keep), beside=settings.beside - set(training))
+    return replace(rename(settings, keep), companion_names=settings.companion_names - set(training))
 
 
 def compute_companion_digests(text: str, algorithm: Algorithm, lock_file: str | None = None) -> dict[str, str] | None:
@@ -277,7 +277,7 @@ def _compare_settings(
     # Which settings the format of a lock without settings could have is unknown.
     before = to_state(locked) if locked.format else replace(to_state(locked), traits=state.traits)
     changes, _, _ = compare_settings(before, current, (None, None))
-    files_of_both = frozenset(locked.beside) & current.metadata.beside
+    files_of_both = frozenset(locked.beside) & current.metadata.companion_names
     is_same_format = formats.is_in_container(state, locked.format)
     counted_changes = tuple(
         change
@@ -318,7 +318,7 @@ def compare_files(
 def lock_settings(state: ModelState) -> LockedSettings:
     """Return the lines of a lock for the settings of a checkpoint; without a format if there are no settings."""
     settings = select_lockable_settings(state, split_section(state.target)[1])
-    if not settings.values and not settings.beside:
+    if not settings.values and not settings.companion_names:
         return LockedSettings()
     modules = tuple(state_dict.section for state_dict in state.state_dicts if state_dict.is_module)
     return LockedSettings(
@@ -326,7 +326,7 @@ def lock_settings(state: ModelState) -> LockedSettings:
         dict(sorted(settings.values.items())),
         dict(sorted(settings.types.items())),
         dict(sorted(settings.kinds.items())),
-        tuple(sorted(settings.beside)),
+        tuple(sorted(settings.companion_names)),
         modules,
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 #: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
-OTHER_SECTION = ("beside",)
+OTHER_SECTION = ("section",)
 #: Remedy for a target that is not in the lock.
 NEW_TARGET_ADVICE = (
     "if you expect this target, run `statecli lock` again; otherwise leave the target out, or delete the file"

@@ -46,7 +46,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
             why = str(error).removeprefix("it ")
             because = f", because it {why}" if quoting.starts_with_verb(why) else f": {why}"
             oddities.append(Oddity("config-unread", f"{stem}.json was not read{because}"))
-    if not settings.beside and not oddities:
+    if not settings.companion_names and not oddities:
         return state
     return replace(state, metadata=settings, oddities=(*state.oddities, *oddities))
 
