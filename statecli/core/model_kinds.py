@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from statecli.core import load_rules
 from statecli.core.errors import NothingMatched
 from statecli.core.finding import Finding
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, ModelState, Oddity, TensorInfo
 from statecli.core.name_pairs import match_names
 from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.rule import Rule
@@ -33,7 +33,7 @@ def classify_by_model(
 
     Raises NothingMatched if the checkpoint holds no tensors of a model.
     """
-    registered = {tensor.fqn: tensor for tensor in model.tensors if tensor.kind in (Kind.PARAMETER, Kind.BUFFER)}
+    registered = {tensor.fqn: tensor for tensor in model.tensors if tensor.kind in REGISTERED_KINDS}
     findings: list[Finding] = []
     notes: list[Oddity] = _note_renames(renamed, model)
     tensors: list[TensorInfo] = list(state.tensors)

@@ -31,6 +31,10 @@ class Kind(str, Enum):
     OTHER = "other"
 
 
+#: Kinds of the tensors that a module registers.
+REGISTERED_KINDS = (Kind.PARAMETER, Kind.BUFFER)
+
+
 class NoteKind(Enum):
     """Kind of a tensor's note that commands decide by; all other notes are only shown."""
 

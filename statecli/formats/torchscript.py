@@ -18,7 +18,7 @@ from statecli.core.dtypes import SCRIPT_STORAGE_DTYPES
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.core.format_traits import FormatTraits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, ByteRange, Evidence, Kind, ModelState, Scalar, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.formats.torch.archive import (
     check_folder,
@@ -319,9 +319,6 @@ def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:
 _NOTHING = _Class(False, frozenset(), None)
 
 
-_REGISTERED = (Kind.PARAMETER, Kind.BUFFER)
-
-
 def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> ModelState:
     """The state with the constants as a section.
 
@@ -333,7 +330,7 @@ def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> 
         for row in _build_constant_rows(part.pickle.root, reading)
     ]
     oddities = [oddity for oddity in reading.oddities if not constants or oddity.kind is not OddityKind.NO_TENSORS]
-    tensors = (replace(tensor, persistent=None, saved=tensor.kind in _REGISTERED) for tensor in state.tensors)
+    tensors = (replace(tensor, persistent=None, saved=tensor.kind in REGISTERED_KINDS) for tensor in state.tensors)
     values = state.metadata.values
     own_values = {key: value for key, value in values.items() if not _is_usual(key, value, values)}
     return replace(

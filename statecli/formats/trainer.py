@@ -20,7 +20,7 @@ from statecli.core import quoting
 from statecli.core.errors import BarePickle, UnreadableError
 from statecli.core.format_traits import FormatTraits, combine_traits
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.setting_paths import add_file, rename
 from statecli.formats import dcp, sharded
@@ -42,7 +42,6 @@ _SHARDED = compile_on_use(
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 #: The sections of a file that is nothing but one.
 _LONE = frozenset(["model", "optimizer", "rng"])
-_MODELS = (Kind.PARAMETER, Kind.BUFFER)
 
 ReadFile = Callable[[str], ModelState]
 
@@ -179,7 +178,7 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
 def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
     """Move a tensor into the section; storages are prefixed with the file, because each file counts from 0."""
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
-    if of_model or tensor.kind not in _MODELS:
+    if of_model or tensor.kind not in REGISTERED_KINDS:
         return replace(tensor, section=section, storage=storage)
     other_role = {"kind": Kind.OTHER, "evidence": Evidence.CONVENTION, "persistent": None}
     return replace(tensor, section=section, storage=storage, **other_role)

@@ -20,7 +20,7 @@ from statecli.core.escaping import escape
 from statecli.core.finding import UNSAFE_GLOBAL, Finding, Severity, select_unreported
 from statecli.core.ggml_types import BLOCK_SIZES
 from statecli.core.load_rules import LOAD_HELP
-from statecli.core.model_state import Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, ModelState, Oddity, Settings, TensorInfo
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.output import TensorOrder
 from statecli.core.parameter_or_buffer import match_optimizer_entries
@@ -684,7 +684,7 @@ def _describe_evidence(rows: Sequence[TensorInfo], settings: Settings) -> str:
         Evidence.TYPE: "pickled as nn.Parameter",
     }
     evidence = {row.evidence for row in rows}
-    if len(evidence) == 1 and rows[0].kind in (Kind.PARAMETER, Kind.BUFFER):
+    if len(evidence) == 1 and rows[0].kind in REGISTERED_KINDS:
         text = words.get(rows[0].evidence)
         return f" ({text})" if text else ""
     return ""

@@ -8,14 +8,12 @@ from statecli.core import quoting, unicode_forms
 from statecli.core.escaping import escape
 from statecli.core.finding import Finding, Severity
 from statecli.core.load_rules import WRAPPER_PREFIX
-from statecli.core.model_state import Kind
+from statecli.core.model_state import REGISTERED_KINDS
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 from statecli.core.wrapper_prefix import PrefixedName, report_prefixes
 from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
 from statecli.rules.audit_subject import Subject
 
-#: Kinds of tensors that a model loads.
-MODEL = (Kind.PARAMETER, Kind.BUFFER)
 #: Prefixes that only wrappers use.
 _OUTER = WRAPPER_PREFIXES[:-1]
 
@@ -111,7 +109,7 @@ def _list_registered_names(subject: Subject) -> set[tuple[str, str]]:
 
 
 def _list_model_names(subject: Subject, section: str) -> list[str]:
-    return [row.fqn for row in subject.state.tensors if row.section == section and row.kind in MODEL]
+    return [row.fqn for row in subject.state.tensors if row.section == section and row.kind in REGISTERED_KINDS]
 
 
 def _list_prefixed_names(subject: Subject, section: str) -> list[PrefixedName]:

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from statecli.core import quoting
 from statecli.core.finding import Severity
-from statecli.core.model_state import Kind, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, TensorInfo
 from statecli.core.units import plural
 from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
 
 #: Devices that every machine has.
 ANYWHERE = frozenset(["cpu", "meta"])
-#: An optimizer keeps its step counters on the CPU, and a generator's state is always there.
-MODEL = (Kind.PARAMETER, Kind.BUFFER)
 
 
 def _needs_recorded_devices(subject: Subject) -> str | None:
@@ -88,7 +86,9 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
     Fix: register the tensor left on the other device, or move the model before saving: `model.cpu()`.
     """
     for section in subject.state.sections:
-        tensors = (tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in MODEL)
+        tensors = (
+            tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in REGISTERED_KINDS
+        )
         by_device = _merge_equal_devices(_group_by_device(tensors))
         if len(by_device) > 1:
             rarest = min(by_device, key=lambda device: len(by_device[device]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from statecli.core.finding import Severity
 from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Evidence, Kind, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Evidence, Kind, TensorInfo
 from statecli.core.units import format_size, join_names
 from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_values
@@ -229,7 +229,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
     for tensor, facts in _list_facts(subject):
         widened = tensor.dtype.startswith(("float16", "float8", "float4"))
         if not widened and facts.denormal >= max(DENORMALS, DENORMAL_SHARE * facts.elements):
-            is_factor = tensor.kind in (Kind.PARAMETER, Kind.BUFFER) and len(tensor.shape or ()) > 1
+            is_factor = tensor.kind in REGISTERED_KINDS and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else denormal.cases["not multiplied"]
             help = "set these values to zero, or call torch.set_flush_denormal(True)"

@@ -19,7 +19,7 @@ from statecli.core import model_kinds
 from statecli.core.errors import ModelError, NothingMatched, UsageError
 from statecli.core.finding import Finding
 from statecli.core.load_rules import MISSING_ENTRY, SHAPE_MISMATCH, UNEXPECTED_ENTRY
-from statecli.core.model_state import Kind, ModelState, Oddity
+from statecli.core.model_state import REGISTERED_KINDS, ModelState, Oddity
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, list_model_sections, select_loaded_sections
 from statecli.core.rule import Rule
@@ -225,7 +225,7 @@ class _Load:
         }
         self.section = next(row.section for row, _ in self.pairs if row)
         self.state_dict = self.checkpoint.find_state_dict(self.section)
-        self.registered = {row.fqn: row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)}
+        self.registered = {row.fqn: row for row in model.tensors if row.kind in REGISTERED_KINDS}
         self._stored_names: dict[str, str] = {}
 
     def build_entries(self) -> Entries:

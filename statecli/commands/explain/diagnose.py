@@ -23,7 +23,7 @@ from statecli.commands.explain.wrong_value_risks import list_doubts_about_rest
 from statecli.core import quoting
 from statecli.core.dtypes import is_floating
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState, TensorInfo
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
 
@@ -47,7 +47,7 @@ class Subject(msgspec.Struct, frozen=True):
 
 def build_subject(model: ModelState, built_model: BuiltModel, checkpoint: ModelState) -> Subject | None:
     """Return the two sides; None if the checkpoint has no model."""
-    rows = (row for row in model.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER) and row.is_in_state_dict)
+    rows = (row for row in model.tensors if row.kind in REGISTERED_KINDS and row.is_in_state_dict)
     registered = {row.fqn: row for row in rows}
     entries = read_entries(checkpoint, list(registered))
     return None if entries is None else Subject(model, built_model, checkpoint, entries, registered)

@@ -13,7 +13,7 @@ from statecli.commands.verify import copy_model
 from statecli.commands.verify.inputs import NO_INPUT, MissingInput, use_seed
 from statecli.commands.verify.result import Check, Name, Verdict
 from statecli.core.errors import ModelError
-from statecli.core.model_state import Kind, ModelState, TensorInfo
+from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState, TensorInfo
 from statecli.live import measure
 from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
@@ -82,7 +82,7 @@ class ModelUnderTest:
 
     def find_home(self) -> str:
         """Return the device where the author calls the model: of its first parameter, or of its first buffer."""
-        registered = [row for row in self.state.tensors if row.kind in (Kind.PARAMETER, Kind.BUFFER)]
+        registered = [row for row in self.state.tensors if row.kind in REGISTERED_KINDS]
         first = min(registered, key=lambda row: row.kind is not Kind.PARAMETER, default=None)
         return first.device if first is not None and first.device is not None else "cpu"
 
