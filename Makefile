@@ -23,7 +23,7 @@ PIP := $(PIP_INSTALL) --quiet
 DOCUMENTS := README.md $(wildcard docs/*.md docs/*/*.md docs/*/*/*.md)
 COG := $(BIN)/cog -P -p 'import sys; sys.path.insert(0, "docs"); import shown'
 
-.PHONY: demo check test lint ruff types pytest pytest-waiting pages docs pictures site man bench fuzz mutants release-check clean
+.PHONY: demo check test lint ruff types pytest pytest-changed pytest-waiting pages docs pictures site man bench fuzz mutants release-check clean
 
 demo: .venv/.demo
 	@echo '$$ statecli inspect sample_models/net.py:Net --to meta'
@@ -41,7 +41,10 @@ pytest: .venv/.test
 pytest-waiting: .venv/.test
 	$(BIN)/python -m pytest $(WAITING)
 
-check: .venv/.test lint
+check: .venv/.test ruff
+	TEST_RUN=$$$$ $(MAKE) --no-print-directory --jobs=2 pytest-changed types
+
+pytest-changed: .venv/.test
 	$(BIN)/python -m pytest $(WORKERS) $$($(BIN)/python tools/tests_of_change.py $(SINCE))
 
 lint: ruff types

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.tests_of_change import ALWAYS, FORMATS, TESTS, select_tests
+from tools.tests_of_change import ALWAYS, SHARED, TESTS, select_tests
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,7 +30,7 @@ def test_each_selected_test_exists(tests_by_module, monkeypatch):
     """pytest refuses the whole run if a file does not exist, for example after a rename."""
     monkeypatch.chdir(ROOT)
     selected = {test for tests in tests_by_module.values() for test in tests}
-    selected |= {*ALWAYS, *FORMATS, *(test for tests in TESTS.values() for test in tests)}
+    selected |= {*ALWAYS, *(test for tests in (*TESTS.values(), *SHARED.values()) for test in tests)}
     assert [test for test in sorted(selected) if not Path(test).exists()] == []
 
 
@@ -41,7 +41,7 @@ def test_rows_are_rooms():
         for folder in ("statecli", "statecli/commands")
         for path in (ROOT / folder).iterdir()
     }
-    assert set(TESTS) <= rooms
+    assert {*TESTS, *SHARED} <= rooms
 
 
 def test_a_module_selects_the_tests_of_its_own_name(monkeypatch):

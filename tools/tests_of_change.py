@@ -3,8 +3,8 @@
     python tools/tests_of_change.py [COMMIT]
 
 A room is a package of statecli, or a single module; its tests are the folder of its name, or those named here, and the
-test file of the module's own name. The tests of all formats take minutes, so a format that has tests of its name is
-tested by these and by those that all formats share.
+test file of the module's own name. In the rooms of SHARED all tests take minutes, so a module that has tests of its
+name there is tested by these and by the shared ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 
 ALWAYS = ("tests/test_house.py", "tests/test_light_start.py", "tests/test_parser.py")
-FORMATS = ("tests/formats/test_any_bytes.py", "tests/formats/test_format_equality.py")
+SHARED: dict[str, tuple[str, ...]] = {
+    "formats": ("tests/formats/test_any_bytes.py", "tests/formats/test_format_equality.py"),
+    "verify": ("tests/verify/test_unchanged_model.py", "tests/test_cli_verify.py"),
+    "live": ("tests/live/test_moves.py", "tests/live/test_spec.py"),
+}
 #: Rooms whose tests do not lie in the folder of their name.
 TESTS: dict[str, tuple[str, ...]] = {
     "__init__": ("tests/test_api.py", "tests/test_package.py"),
@@ -57,8 +61,8 @@ def select_tests(path: str) -> tuple[str, ...]:
     room = parts[2 if parts[1] == "commands" else 1].removesuffix(".py")
     folder = f"tests/{room}"
     named = [str(test) for test in Path("tests").rglob(f"test_{Path(path).stem}.py")]
-    if room == "formats" and any(test.startswith(folder) for test in named):
-        return (*named, *FORMATS)
+    if room in SHARED and any(test.startswith(folder) for test in named):
+        return (*named, *SHARED[room])
     tests = TESTS.get(room, (folder,) if Path(folder).exists() else ())
     return (*tests, *(test for test in named if test not in tests and not test.startswith(tests)))
 

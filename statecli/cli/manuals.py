@@ -247,8 +247,8 @@ MANUALS: dict[str, Manual] = {
         {
             0: "The resumed training equals the uninterrupted training.",
             1: "Some state is not restored. Each finding shows the missing line of the script.",
-            2: "The script fails, two runs with the same arguments differ (add a seed), the values of a state cannot be "
-            f"read, {_WRONG_LINE}",
+            2: "The script fails, two runs with the same arguments differ (add a seed), the values of a state cannot "
+            f"be read, {_WRONG_LINE}",
         },
     ),
     "watch": Manual(
