@@ -79,8 +79,8 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
             f"{part.path}: was written by {maker[:200]}, but this machine has {own_version}; install the same version "
             "on all machines"
         )
-    if head.shard[1] != first_head.shard[1]:
-        problem = f"is one of {head.shard[1]} part files, but {first.path} is one of {first_head.shard[1]}"
+    if head.shard.total != first_head.shard.total:
+        problem = f"is one of {head.shard.total} part files, but {first.path} is one of {first_head.shard.total}"
         raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     if head.command != first_head.command:
         problem = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
@@ -134,9 +134,9 @@ def _check_same_files(part: ShardFile, first: ShardFile, *, copies: bool) -> Non
 def _check_complete(parts: Sequence[ShardFile]) -> None:
     """Raise UnreadableError unless each shard is there once."""
     paths: dict[int, str] = {}
-    count = parts[0].head.shard[1]
+    count = parts[0].head.shard.total
     for part in parts:
-        index = part.head.shard[0]
+        index = part.head.shard.number
         if index in paths:
             raise UnreadableError(
                 f"{part.path}: contains part {index} of {count}, and so does {paths[index]}; leave one of "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from statecli.core.errors import UsageError, option
 from statecli.workers.pool import TASK_OVERHEAD_BYTES
@@ -16,14 +17,21 @@ RUNS_PER_SHARD = 16
 MAX_SHARDS = 100_000
 
 
-def parse_shard(text: str) -> tuple[int, int]:
-    """Return the number of a shard and the number of shards. Raises UsageError."""
+class ShardNumber(NamedTuple):
+    """The number of a shard, from 1, and the number of shards."""
+
+    number: int
+    total: int
+
+
+def parse_shard(text: str) -> ShardNumber:
+    """Parse `2/8`. Raises UsageError."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
     index, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= index <= count <= MAX_SHARDS:
         form = f"write I/N, e.g. 2/8 for the second of 8 shards (at most {MAX_SHARDS} shards)"
         raise UsageError(f"{option('--shard', text)}: {form}")
-    return index, count
+    return ShardNumber(index, count)
 
 
 class Partition:

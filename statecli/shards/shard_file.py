@@ -24,7 +24,7 @@ import msgspec
 from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.core.model_state import Place
-from statecli.shards.partition import MAX_SHARDS
+from statecli.shards.partition import MAX_SHARDS, ShardNumber
 from statecli.shards.tasks import RESULTS, Key
 from statecli.storage import files
 from statecli.values.compare_task import Comparison
@@ -59,7 +59,7 @@ class Head(msgspec.Struct, frozen=True):
     kernel: str
     command: str
     options: dict[str, Any]
-    shard: tuple[int, int]
+    shard: ShardNumber
     plan: tuple[str, ...]
     tasks: int
     own: int

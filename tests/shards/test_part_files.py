@@ -24,6 +24,7 @@ from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UsageError
 from statecli.core.model_state import Place, Stats
 from statecli.shards import shard_file, tasks
+from statecli.shards.partition import ShardNumber
 from statecli.values import kernels
 from statecli.values.compare_task import Comparison
 from statecli.values.element_checks import CheckResult
@@ -541,7 +542,7 @@ def test_reading_a_part_takes_bounded_memory(tmp_path):
     """Reading a part file of many tasks takes less memory than twice the file's size."""
     wide, count = Wide(1.2345678, 3), 5_000
     comparison = Comparison(Tally(5, 3, 600, 1.5, *[wide] * 5))
-    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), count, count, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), count, count, {})
     numbers = (
         shard_file.build_line(tasks.Key("run_batch", f"{n:032x}"), f"layers.{n}.mlp.weight", 1 << 23, comparison)
         for n in range(count)
@@ -705,7 +706,7 @@ def test_every_result_type_has_a_strategy():
 def test_result_is_unchanged_after_writing_and_reading(tmp_path_factory, data):
     """NaN, infinities, -0.0, integers of more than 64 bits, bytes, lone surrogates."""
     path = tmp_path_factory.mktemp("part") / "p.jsonl"
-    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 1, 1, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), 1, 1, {})
     name = data.draw(st.sampled_from(sorted(RESULTS)))
     result = data.draw(RESULTS[name] | errors_of_ours)
     key = tasks.Key(name, "k")
@@ -719,7 +720,7 @@ def test_error_keeps_its_type_and_place(tmp_path):
     """Error classes of a single reader become their base class; the error keeps its byte range for SARIF."""
     from statecli.pickles.errors import TruncatedPickle
 
-    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, (1, 1), (), 2, 2, {})
+    head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong", difference="1, not 2", place=Place("a.pt", 64, 128))
     given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
