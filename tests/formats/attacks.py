@@ -170,10 +170,10 @@ class Member:
         packer = zlib.compressobj(9, zlib.DEFLATED, -15)
         return packer.compress(self.data) + packer.flush()
 
-    def local(self, at: int) -> bytes:
+    def local(self, position: int) -> bytes:
         """Return the local header, padding to 64 bytes as in torch's files, content and descriptor."""
         name = self.raw_name if self.local_name is None else self.local_name
-        pad = -(at + 30 + len(name) + 4) % 64
+        pad = -(position + 30 + len(name) + 4) % 64
         extra = b"FB" + struct.pack("<H", pad) + b"Z" * pad
         length = len(extra) if self.local_extra_length is None else self.local_extra_length
         flags = self.flags if self.local_flags is None else self.local_flags
@@ -184,11 +184,11 @@ class Member:
         )
         return head + name + extra + self.content + after
 
-    def central(self, at: int) -> bytes:
+    def central(self, position: int) -> bytes:
         """Return the entry of the central directory."""
         size = len(self.data) if self.size is None else self.size
         packed = len(self.content) if self.packed_size is None else self.packed_size
-        offset = at if self.offset is None else self.offset
+        offset = position if self.offset is None else self.offset
         extra = b""
         if self.zip64:
             extra = struct.pack("<HHQQQ", 1, 24, size, packed, offset)
@@ -223,14 +223,18 @@ def build(members: list[Member], lies: Lies | None = None, *, prefix: bytes = b"
     lies = lies or Lies()
     body, directory = b"", b""
     for member in members:
-        at = len(body)
-        body += member.local(at)
-        directory += member.central(at)
-    at, size, count = len(body) + lies.directory_at, len(directory) + lies.directory_size, len(members) + lies.count
-    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 30, 0, 0, 0, count, count, size, at)
+        position = len(body)
+        body += member.local(position)
+        directory += member.central(position)
+    position, size, count = (
+        len(body) + lies.directory_at,
+        len(directory) + lies.directory_size,
+        len(members) + lies.count,
+    )
+    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 30, 0, 0, 0, count, count, size, position)
     locator = struct.pack("<4sIQI", b"PK\6\7", 0, len(body) + len(directory) + lies.locator, 1)
-    shown = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF) if lies.only_in_zip64 else (count, count, size, at)
-    end = struct.pack("<4sHHHHIIH", b"PK\5\6", lies.disk, 0, *shown, len(lies.comment)) + lies.comment
+    end_fields = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF) if lies.only_in_zip64 else (count, count, size, position)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", lies.disk, 0, *end_fields, len(lies.comment)) + lies.comment
     middle = end64 + locator if lies.zip64 and not lies.missing_locator else b""
     return prefix + body + directory + middle + end + suffix
 

@@ -43,9 +43,9 @@ def line(inspect) -> Callable[[str | Path], str]:
 
     def refuse(target: str | Path) -> str:
         target = os.fspath(target)
-        with pytest.raises(UnreadableError) as refused:
+        with pytest.raises(UnreadableError) as error:
             formats.read(target)
-        message = str(refused.value)
+        message = str(error.value)
         assert len(message.splitlines()) == 1
         code, out, err = inspect(target)
         assert (code, out) == (2, "")

@@ -69,8 +69,13 @@ def save(rank: int, folder: str) -> None:
     torch.save({"rows": state["rows"], "scalar": state["scalar"]}, f"{folder}/rank{rank}.pt")
     net, optimizer = train_model()
     weights, moments = get_state_dict(net, optimizer)
-    whole = {"model": weights, "optimizer": moments, "epoch": 4, "extra": {"lr": 0.5, "rng": torch.get_rng_state()}}
-    dcp.save(whole, checkpoint_id=f"{folder}/fsdp2")
+    training_state = {
+        "model": weights,
+        "optimizer": moments,
+        "epoch": 4,
+        "extra": {"lr": 0.5, "rng": torch.get_rng_state()},
+    }
+    dcp.save(training_state, checkpoint_id=f"{folder}/fsdp2")
     flat = get_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     dcp.save({"model": flat[0], "optimizer": flat[1]}, checkpoint_id=f"{folder}/flat")
     dcp.save(weights, checkpoint_id=f"{folder}/apart", use_collectives=False)

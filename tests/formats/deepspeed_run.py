@@ -61,8 +61,8 @@ def build_engine_parts(spec: str) -> tuple[dict[str, object], nn.Module, torch.o
         config[dtype] = {"enabled": True, **({"initial_scale_power": 4} if dtype == "fp16" else {})}
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     parted = [[tensor for tensor in trained if tensor.dim() > 1], [tensor for tensor in trained if tensor.dim() < 2]]
-    given = [{"params": tensor} for tensor in parted] if groups == "2" else trained
-    return config, net, torch.optim.AdamW(given, lr=1e-3)
+    parameters = [{"params": tensor} for tensor in parted] if groups == "2" else trained
+    return config, net, torch.optim.AdamW(parameters, lr=1e-3)
 
 
 def run_rank(rank: int, out: str, port: int, specs: list[str]) -> None:
@@ -89,8 +89,8 @@ def consolidate(folders: list[Path]) -> None:
     """Save the output of zero_to_fp32 for each folder to FOLDER.fp32; stage 0 has nothing to consolidate."""
     for folder in folders:
         if not folder.name.startswith("0"):
-            whole = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
-            torch.save({name: tensor.detach() for name, tensor in whole.items()}, f"{folder}.fp32")
+            weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
+            torch.save({name: tensor.detach() for name, tensor in weights.items()}, f"{folder}.fp32")
 
 
 def convert(folders: list[Path]) -> None:

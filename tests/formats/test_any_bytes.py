@@ -86,21 +86,21 @@ def damage_bytes(raw: bytes, dice: random.Random) -> bytes:
     """Return the bytes with some bytes changed, a piece cut out, doubled or zeroed, or the end cut off."""
     data = bytearray(raw)
     for _ in range(dice.choice((1, 1, 1, 3, 12))):
-        at = dice.randrange(len(data)) if data else 0
+        position = dice.randrange(len(data)) if data else 0
         length = dice.choice((1, 1, 2, 4, 8, 64))
-        what = dice.randrange(6)
-        if what == 0:
-            data[at : at + 1] = bytes([dice.randrange(256)])
-        elif what == 1:
-            del data[at : at + length]
-        elif what == 2:
-            data[at:at] = data[at : at + length]
-        elif what == 3:
-            data[at : at + length] = bytes(min(length, len(data) - at))
-        elif what == 4:
-            data[at : at + length] = b"\xff" * min(length, len(data) - at)
+        kind = dice.randrange(6)
+        if kind == 0:
+            data[position : position + 1] = bytes([dice.randrange(256)])
+        elif kind == 1:
+            del data[position : position + length]
+        elif kind == 2:
+            data[position:position] = data[position : position + length]
+        elif kind == 3:
+            data[position : position + length] = bytes(min(length, len(data) - position))
+        elif kind == 4:
+            data[position : position + length] = b"\xff" * min(length, len(data) - position)
         else:
-            del data[at:]
+            del data[position:]
     return bytes(data)
 
 
@@ -131,14 +131,14 @@ def test_a_missing_or_truncated_file_is_refused_in_one_line_or_read(valid_target
     files = list_files(valid_target)
     cuts = max(10, 40 // len(files))
     for path in files:
-        whole = path.read_bytes()
+        content = path.read_bytes()
         path.unlink()
         read_or_refuse(valid_target)
         path.mkdir()
         read_or_refuse(valid_target)
         path.rmdir()
-        for end in range(0, len(whole), max(1, len(whole) // cuts)):
-            path.write_bytes(whole[:end])
+        for end in range(0, len(content), max(1, len(content) // cuts)):
+            path.write_bytes(content[:end])
             read_or_refuse(valid_target)
-        path.write_bytes(whole)
+        path.write_bytes(content)
     assert formats.read(str(valid_target)).tensors

@@ -54,7 +54,7 @@ def test_record_dtype_with_a_changed_field_is_reported(place):
     function, args, state = np.dtype([("a", "O"), ("b", "i4")]).__reduce__()
     version, order, subarray, names, fields, size, alignment, flags = state
     objects, numbers = np.dtype("O"), np.dtype("i4")
-    other = [
+    changed_state = [
         (version, order, subarray, names, fields, size, alignment, 0),
         (version, order, subarray, names, fields, size - 1, alignment, flags),
         (version, order, subarray, names, {**fields, "b": (numbers, 9)}, size, alignment, flags),
@@ -65,7 +65,7 @@ def test_record_dtype_with_a_changed_field_is_reported(place):
         (version, order, (numbers, (-2,)), None, None, size, alignment, 0),
     ][place]
     assert list_misused_names(Called(function, args, state), 4) == []
-    assert list_misused_names(Called(function, args, other), 4) == ["numpy.dtype"]
+    assert list_misused_names(Called(function, args, changed_state), 4) == ["numpy.dtype"]
 
 
 O8 = np.dtype("O")
@@ -117,12 +117,21 @@ def encode_dtype_without_state(code):
     return call_function(global_name("numpy", "dtype"), text(code), b"\x89", b"\x88")
 
 
-def build_object_array(dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, make=None, bracket=b"t", more=b""):
+def build_object_array(
+    dtype=None, elements=b"](K\x01K\x02K\x03e", shape=None, *, constructor_call=None, bracket=b"t", extra_opcodes=b""
+):
     """Return an array of objects of shape (4,): the list has three objects, and numpy reads four pointers."""
-    array = make or call_function(
+    array = constructor_call or call_function(
         global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "ndarray"), numbers(0), short(b"b")
     )
-    parts = b"K\x01" + (shape or numbers(4)) + (dtype or encode_dtype_without_state("O8")) + b"\x89" + elements + more
+    parts = (
+        b"K\x01"
+        + (shape or numbers(4))
+        + (dtype or encode_dtype_without_state("O8"))
+        + b"\x89"
+        + elements
+        + extra_opcodes
+    )
     return array + (b"](" if bracket == b"e" else b"(") + parts + bracket + b"b"
 
 
@@ -151,12 +160,14 @@ SHORT_LISTS = {
     "a list that a call gives": build_object_array(elements=call_function(global_name("builtins", "list"))),
     "a shape that a call gives": build_object_array(shape=call_function(global_name("torch", "Size"), numbers(4))),
     "a list for the state": build_object_array(bracket=b"e"),
-    "a masked array": build_object_array(make=global_name(*MASKED_ARRAY) + b"]\x85\x81", more=short(b"") + b"N"),
+    "a masked array": build_object_array(
+        constructor_call=global_name(*MASKED_ARRAY) + b"]\x85\x81", extra_opcodes=short(b"") + b"N"
+    ),
     "a masked array that is called": build_object_array(
-        make=call_function(global_name(*MASKED_ARRAY), b"]"), more=short(b"") + b"N"
+        constructor_call=call_function(global_name(*MASKED_ARRAY), b"]"), extra_opcodes=short(b"") + b"N"
     ),
     "a matrix": build_object_array(
-        make=call_function(
+        constructor_call=call_function(
             global_name(CONSTRUCT.__module__, "_reconstruct"), global_name("numpy", "matrix"), numbers(0), short(b"b")
         )
     ),
@@ -176,10 +187,10 @@ def test_object_array_with_a_short_list_crashes_numpy(name, tmp_path):
     data = build_pickle(SHORT_LISTS[name].replace(numbers(4), numbers(4000)))
     (tmp_path / "a.pkl").write_bytes(data)
     code = "import pickle; print(pickle.load(open('a.pkl', 'rb')).shape)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
-    if name == "a list for the state" and done.returncode == 1:
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False)
+    if name == "a list for the state" and process.returncode == 1:
         pytest.skip("pickle of this Python refuses a list as state")
-    assert done.returncode < 0
+    assert process.returncode < 0
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -191,8 +202,8 @@ def test_other_kinds_of_arrays_are_not_reported(protocol):
     values = [np.rec.array([(1, 2.0)], dtype=fields), np.ma.zeros(2, fields), shared]
     values += [np.matrix([[1, 2]]), np.poly1d([1, 2]), np.array([[1, None]], object)]
     if hasattr(getattr(np, "dtypes", None), "StringDType"):
-        missing = np.array(["a", np.nan], np.dtypes.StringDType(na_object=np.nan, coerce=False))
-        values += [np.array(["a", "bcd"], "T"), missing, np.array([], "T"), np.array([["a"]], "T")]
+        array_with_missing = np.array(["a", np.nan], np.dtypes.StringDType(na_object=np.nan, coerce=False))
+        values += [np.array(["a", "bcd"], "T"), array_with_missing, np.array([], "T"), np.array([["a"]], "T")]
     assert [list_misused_names(value, protocol) for value in values] == [[] for _ in values]
 
 
@@ -243,11 +254,11 @@ def test_dtype_changed_after_use_is_reported():
     field = text("a") + object_type + b"K\x00\x86"
     state = b"h\x01(K\x03" + text("|") + b"N" + text("a") + b"\x85h\x02" + number(8) + number(1) + number(27) + b"tb"
     fields = b"}q\x02" + field + b"s0"
-    for body, why in [
+    for body, when in [
         (dtype + b"q\x01" + fields + array + state, "after"),
         (dtype + b"q\x01" + fields + state + b"h\x02" + field + b"s0", "other fields"),
     ]:
-        assert "numpy.dtype" in [name for name, _ in list_misuses(build_pickle(body))], why
+        assert "numpy.dtype" in [name for name, _ in list_misuses(build_pickle(body))], when
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ COMPUTED_BYTES = {
 
 def swap(size):
     """Return the hidden pickle with the bytes of each number in reverse order."""
-    return b"".join(PADDED_PICKLE[at : at + size][::-1] for at in range(0, len(PADDED_PICKLE), size))
+    return b"".join(PADDED_PICKLE[position : position + size][::-1] for position in range(0, len(PADDED_PICKLE), size))
 
 
 #: Arrays as picklers write them: their bytes in memory are the hidden pickle, their bytes in the file are not.
@@ -111,8 +111,8 @@ def test_bytes_of_an_array_are_scanned_as_in_memory(name, tmp_path, forked_pytho
     paths = [tmp_path / f"{protocol}.pkl" for protocol in range(5)]
     for protocol, path in enumerate(paths):
         path.write_bytes(pickle.dumps([ARRAYS[name]], protocol))
-    done = forked_python(LOAD_BYTES, *paths)
-    assert done.returncode == 0, done.stderr
+    process = forked_python(LOAD_BYTES, *paths)
+    assert process.returncode == 0, process.stderr
     for path in paths:
         assert any(mention.name == "exec" for finding in scan_pickles(str(path)) for mention in finding.names), path
 
@@ -125,15 +125,17 @@ def test_the_data_of_an_array_is_read_in_every_form(form, tmp_path, forked_pytho
     function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
     with_data = Called(function, arguments, (*state[:-1], data[form]))
     (tmp_path / "a.pkl").write_bytes(pickle.dumps([with_data], 4))
-    done = forked_python("import pickle; pickle.loads(pickle.load(open('a.pkl', 'rb'))[0].tobytes())", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = forked_python("import pickle; pickle.loads(pickle.load(open('a.pkl', 'rb'))[0].tobytes())", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     names = [mention for finding in scan_pickles(str(tmp_path / "a.pkl")) for mention in finding.names]
     assert any(mention.name == "exec" or mention.misuse for mention in names)
 
 
 APPENDS = b"(" + b"".join(b"K" + bytes([number]) for number in HIDDEN_PICKLE) + b"e"
 SETITEMS = (
-    b"(" + b"".join(b"K" + bytes([at]) + b"K" + bytes([number]) for at, number in enumerate(HIDDEN_PICKLE)) + b"u"
+    b"("
+    + b"".join(b"K" + bytes([offset]) + b"K" + bytes([number]) for offset, number in enumerate(HIDDEN_PICKLE))
+    + b"u"
 )
 EMPTY, ZEROS = b"cbuiltins\nbytearray\n)R", b"cbuiltins\nbytearray\nK" + bytes([len(HIDDEN_PICKLE)]) + b"\x85R"
 BYTEARRAY8 = b"\x96" + len(HIDDEN_PICKLE).to_bytes(8, "little") + bytes(len(HIDDEN_PICKLE))
@@ -152,8 +154,8 @@ CHANGED_BYTEARRAYS = {
 def test_changed_bytearray_is_reported(form, tmp_path, forked_python):
     """Python calls extend and __setitem__ of the bytearray; the pickle in the bytearray runs."""
     (tmp_path / "a.pkl").write_bytes(b"\x80\x05]" + CHANGED_BYTEARRAYS[form] + b"a.")
-    done = forked_python("import pickle; pickle.loads(bytes(pickle.load(open('a.pkl', 'rb'))[0]))", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = forked_python("import pickle; pickle.loads(bytes(pickle.load(open('a.pkl', 'rb'))[0]))", cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     assert is_reported(tmp_path / "a.pkl")
 
 
@@ -162,8 +164,8 @@ def test_byte_order_that_is_not_text_is_reported(tmp_path):
     function, arguments, state = numpy.frombuffer(swap(2), ">u2").__reduce__()
     data = pickle.dumps([Called(function, arguments, (*state[:-1], swap(2)))], 2)
     order = data.index(b"X\x01\x00\x00\x00>")
-    for other in (b"c_codecs\nencode\nX\x01\x00\x00\x00>X\x06\x00\x00\x00latin1\x86R", b"N", b"K\x01"):
-        (tmp_path / "a.pkl").write_bytes(data[:order] + other + data[order + 6 :])
+    for other_order in (b"c_codecs\nencode\nX\x01\x00\x00\x00>X\x06\x00\x00\x00latin1\x86R", b"N", b"K\x01"):
+        (tmp_path / "a.pkl").write_bytes(data[:order] + other_order + data[order + 6 :])
         assert is_reported(tmp_path / "a.pkl")
 
 
@@ -179,15 +181,20 @@ def test_the_work_for_shared_numbers_is_bounded(tmp_path):
 
 def test_plain_bytes_of_picklers_are_not_reported(tmp_path):
     """Every protocol: empty and literal bytes, all values of a byte, tensors, storages and a size."""
-    whole = bytes(range(256))
-    plain = [b"", b"a", whole, bytearray(), bytearray(whole), array.array("d", [1.0]), array.array("l", [7])]
+    all_bytes = bytes(range(256))
+    plain = [b"", b"a", all_bytes, bytearray(), bytearray(all_bytes), array.array("d", [1.0]), array.array("l", [7])]
     plain += [numpy.bytes_(b"a"), numpy.str_("a"), numpy.arange(9, dtype=">i4"), numpy.ones((3, 4), order="F")]
     plain += [array.array("H"), array.array("u", "text")]
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / "a.pkl").write_bytes(pickle.dumps(plain, protocol))
         assert not is_reported(tmp_path / "a.pkl"), protocol
     state = {"w": torch.ones(2), "s": torch.Size([2, 3]), "p": torch.nn.Parameter(torch.ones(1)), "d": torch.float16}
-    state |= {"raw": whole, "array": bytearray(whole), "u": torch.ones(3).untyped_storage(), "n": torch.tensor(1)}
+    state |= {
+        "raw": all_bytes,
+        "array": bytearray(all_bytes),
+        "u": torch.ones(3).untyped_storage(),
+        "n": torch.tensor(1),
+    }
     torch.save(state, tmp_path / "a.pt")
     assert not is_reported(tmp_path / "a.pt")
 

@@ -27,10 +27,10 @@ def damaged_file(tmp_path, sound_file):
 
 
 def truncate_storage(sound_file, path):
-    with zipfile.ZipFile(sound_file) as whole, zipfile.ZipFile(path, "w") as short:
-        for info in whole.infolist():
-            content = whole.read(info)
-            short.writestr(info.filename, content[:100] if info.filename.endswith("data/0") else content)
+    with zipfile.ZipFile(sound_file) as source, zipfile.ZipFile(path, "w") as target:
+        for info in source.infolist():
+            content = source.read(info)
+            target.writestr(info.filename, content[:100] if info.filename.endswith("data/0") else content)
     return path
 
 
@@ -47,27 +47,31 @@ def test_damaged_tensor_is_named_in_one_line(statecli, damaged_file, options):
 
 def test_storage_without_a_tensor_is_checked(statecli, tmp_path):
     """torch.load reads the storage and refuses the file."""
-    dropped = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
-    pickle = build_pickle(dropped + b"}" + text("w") + tensor() + b"s")
+    dropped_tensor = tensor("1", numel=2_000_000, size=(2_000_000,)) + b"0"
+    pickle = build_pickle(dropped_tensor + b"}" + text("w") + tensor() + b"s")
     path = tmp_path / "a.pt"
     path.write_bytes(build(records(pickle, {"0": bytes(16), "1": bytes(4)})))
-    said = "data.pkl: storage 1 has 4 bytes in the file, but the pickle claims 8000000"
+    message = "data.pkl: storage 1 has 4 bytes in the file, but the pickle claims 8000000"
     result = statecli("audit", str(path))
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
     with pytest.raises(RuntimeError, match="does not match"):
         torch.load(path, weights_only=False)
 
 
 @pytest.mark.parametrize("options", [(), ("--metadata-only",), ("--ignore", "values"), ("--must-not-change", "b")])
-@pytest.mark.parametrize("swapped", [False, True], ids=["after", "before"])
-def test_diff_compares_the_other_tensors(statecli, tmp_path, sound_file, damaged_file, swapped, options):
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["after", "before"])
+def test_diff_compares_the_other_tensors(statecli, tmp_path, sound_file, damaged_file, is_swapped, options):
     """Changes of the other tensors are shown; the damaged pair is reported as broken and is not a change."""
-    other = str(tmp_path / "other.pt")
-    torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other)
-    for beside, actual in ((sound_file, []), (other, ["b"])):
+    other_path = str(tmp_path / "other.pt")
+    torch.save({"a": torch.ones(100), "b": torch.zeros(4), "c": torch.ones(2)}, other_path)
+    for compared_file, actual in ((sound_file, []), (other_path, ["b"])):
         result = statecli(
-            "diff", *((damaged_file, beside) if swapped else (beside, damaged_file)), *options, "-f", "json"
+            "diff",
+            *((damaged_file, compared_file) if is_swapped else (compared_file, damaged_file)),
+            *options,
+            "-f",
+            "json",
         )
         assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {DAMAGE_MESSAGE}\n")
         assert [change["fqn"] for change in result.json["changes"]] == actual
@@ -84,9 +88,9 @@ def test_excluding_the_damaged_tensor_gives_status_0(statecli, sound_file, damag
 
 def test_damage_of_an_added_tensor_is_reported(statecli, tmp_path, damaged_file):
     """Damage of an added tensor is reported too."""
-    other = str(tmp_path / "other.pt")
-    torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other)
-    result = statecli("diff", other, damaged_file)
+    other_path = str(tmp_path / "other.pt")
+    torch.save({"b": torch.zeros(3), "c": torch.ones(2)}, other_path)
+    result = statecli("diff", other_path, damaged_file)
     assert (result.code, result.err) == (2, f"statecli: {damaged_file}: {DAMAGE_MESSAGE}\n")
 
 
@@ -95,12 +99,12 @@ def test_comparison_with_a_class_exits_with_2(statecli, tmp_path, sound_file):
     (tmp_path / "net.py").write_text("from torch import nn\n\n\ndef Net():\n    return nn.Linear(10, 10)\n")
     torch.save(nn.Linear(10, 10).state_dict(), sound_file)
     damaged = truncate_storage(sound_file, str(tmp_path / "damaged.pt"))
-    said = f"statecli: {damaged}: weight: {DAMAGE_MESSAGE.removeprefix('a: ')}\n"
+    message = f"statecli: {damaged}: weight: {DAMAGE_MESSAGE.removeprefix('a: ')}\n"
     result = statecli("diff", f"{tmp_path / 'net.py'}:Net", damaged)
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
     result = statecli("inspect", damaged, "--model", f"{tmp_path / 'net.py'}:Net")
-    assert (result.code, result.err) == (2, said)
+    assert (result.code, result.err) == (2, message)
 
 
 def test_damaged_optimizer_moment_is_reported(statecli, tmp_path):
@@ -123,8 +127,8 @@ def test_tensors_of_one_damaged_storage_share_a_line(statecli, tmp_path):
     torch.save(dict.fromkeys([f"w{n}" for n in range(30)], torch.ones(100)), sound_file)
     damaged = truncate_storage(sound_file, str(tmp_path / "damaged.pt"))
     result = statecli("inspect", damaged)
-    said = "storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
-    assert (result.code, result.err) == (2, f"statecli: {damaged}: w0 and 29 more tensors: {said}\n")
+    message = "storage 0 has 100 bytes in the file, but the pickle claims 400; copy or download the file again"
+    assert (result.code, result.err) == (2, f"statecli: {damaged}: w0 and 29 more tensors: {message}\n")
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -132,8 +136,8 @@ def test_huge_integer_setting_is_compared(statecli, tmp_path, legacy):
     """A setting of 20,000 bits is compared like every setting; the tensors of the file are read."""
     paths = [str(tmp_path / f"{n}.pt") for n in range(3)]
     for n, path in enumerate(paths):
-        thing = {"w": torch.ones(2), "key": 2**20_000 + (n == 2), "minus": -(2**9_000)}
-        torch.save(thing, path, _use_new_zipfile_serialization=not legacy)
+        checkpoint = {"w": torch.ones(2), "key": 2**20_000 + (n == 2), "minus": -(2**9_000)}
+        torch.save(checkpoint, path, _use_new_zipfile_serialization=not legacy)
     assert statecli("diff", *paths[:2]).code == 0
     changed = statecli("diff", *paths[1:], "-f", "json")
     assert (changed.code, [change["key"] for change in changed.json["metadata"]]) == (1, ["key"])

@@ -156,31 +156,33 @@ OPTIMIZERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "whole"),
+    ("kind", "has_model"),
     [*((kind, True) for kind in OPTIMIZERS), ("adamw", False), ("groups", False)],
     ids=[*OPTIMIZERS, "adamw alone", "groups alone"],
 )
-def test_numbered_parameters_equal_those_of_torch_save(kind, whole, tmp_path, statecli):
+def test_numbered_parameters_equal_those_of_torch_save(kind, has_model, tmp_path, statecli):
     """The planner makes text of every key; keys that param_groups lists as integers are integers again."""
     net = dcp_ranks.model()
     optimizer = OPTIMIZERS[kind](net)
     net(torch.randn(4, 7)).sum().backward()
     optimizer.step()
-    saved = {"model": net.state_dict(), "optimizer": optimizer.state_dict()} if whole else optimizer.state_dict()
-    torch.save(saved, tmp_path / "raw.pt")
-    dcp.save(saved, checkpoint_id=tmp_path / "raw", no_dist=True)
+    checkpoint = (
+        {"model": net.state_dict(), "optimizer": optimizer.state_dict()} if has_model else optimizer.state_dict()
+    )
+    torch.save(checkpoint, tmp_path / "raw.pt")
+    dcp.save(checkpoint, checkpoint_id=tmp_path / "raw", no_dist=True)
     result = statecli("diff", str(tmp_path / "raw.pt"), str(tmp_path / "raw"), "-f", "json")
     assert (result.code, result.json["metadata"]) == (0, [])
-    read = [parameter_or_buffer.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
-    first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in state.tensors} for state in read]
+    states = [parameter_or_buffer.classify_tensors(formats.read(str(tmp_path / name))) for name in ("raw.pt", "raw")]
+    first, second = [{(t.fqn, t.kind, t.evidence, t.belongs_to) for t in state.tensors} for state in states]
     assert first == second
 
 
 def test_keys_that_are_text_stay_text(tmp_path):
     """Digits are a name where the optimizer's groups list names, and outside an optimizer."""
     group = {"params": ["0", "1"], "lr": 0.5}
-    saved = {"state": {"0": {"exp_avg": torch.ones(2)}}, "param_groups": [group], "more": {"7": torch.ones(1)}}
-    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    checkpoint = {"state": {"0": {"exp_avg": torch.ones(2)}}, "param_groups": [group], "more": {"7": torch.ones(1)}}
+    dcp.save(checkpoint, checkpoint_id=tmp_path, no_dist=True)
     assert formats.read(str(tmp_path)).tensors[0].fqn == "state['0']['exp_avg']"
 
 
@@ -199,11 +201,11 @@ def test_entries_next_to_an_optimizer_are_the_model(tmp_path):
 def test_ranks_saved_without_collectives_are_one_model(ranks):
     """Without collectives each rank has its own metadata; all ranks together are the model."""
     state = formats.read(str(ranks / "apart"))
-    assert [odd.name for odd in state.oddities] == ["rank-metadata"]
-    whole = values(ranks / "fsdp2")
+    assert [oddity.name for oddity in state.oddities] == ["rank-metadata"]
+    expected_values = values(ranks / "fsdp2")
     actual_values = values(ranks / "apart")
     assert list(actual_values) == list(dcp_ranks.model().state_dict())
-    assert all(np.array_equal(actual_values[fqn], whole[fqn]) for fqn in actual_values)
+    assert all(np.array_equal(actual_values[fqn], expected_values[fqn]) for fqn in actual_values)
 
 
 def test_metadata_parsed_by_the_scan_is_kept_for_a_command(tmp_path):
@@ -226,10 +228,10 @@ def test_missing_independent_rank_leaves_holes(ranks, tmp_path, statecli):
     assert result.code == 2
     assert f"statecli: {folder}: 0.weight and 1 more tensor: no chunk covers " in result.err
     notes = {t.fqn: t.note for t in formats.read(str(folder)).tensors}
-    lacking = "__1.metadata is missing; copy the folder again"
-    assert notes["0.weight"] == f"cannot be read: no chunk covers [2:4, 0:7]; {lacking}"
+    reason = "__1.metadata is missing; copy the folder again"
+    assert notes["0.weight"] == f"cannot be read: no chunk covers [2:4, 0:7]; {reason}"
     assert result.out.count("1.running_mean") == 1
-    assert f"statecli did not read the data of a rank: {lacking}" in result.out
+    assert f"statecli did not read the data of a rank: {reason}" in result.out
     assert statecli("audit", str(folder), "--select", "missing-shard", "-f", "json").json["summary"]["error"] == 1
 
 
@@ -239,8 +241,8 @@ def test_missing_rank_metadata_is_reported(rank, ranks, tmp_path):
     folder = shutil.copytree(ranks / "apart", tmp_path / "apart")
     (folder / f"__{rank}.metadata").unlink()
     state = formats.read(str(folder))
-    said = f"statecli did not read the data of a rank: __{rank}.metadata is missing; copy the folder again"
-    assert [odd.message for odd in state.oddities if odd.name != "rank-metadata"] == [said]
+    message = f"statecli did not read the data of a rank: __{rank}.metadata is missing; copy the folder again"
+    assert [oddity.message for oddity in state.oddities if oddity.name != "rank-metadata"] == [message]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x02}q"])
@@ -251,7 +253,7 @@ def test_damaged_rank_metadata_is_reported(data, ranks, tmp_path):
     state = formats.read(str(folder))
     assert state.tensors[0].shape == (5, 7)
     assert "__1.metadata is " in (state.tensors[0].damage or "")
-    assert [odd.name for odd in state.oddities] == ["missing-rank", "rank-metadata"]
+    assert [oddity.name for oddity in state.oddities] == ["missing-rank", "rank-metadata"]
     for path in folder.glob("*.metadata"):
         path.write_bytes(data)
     with pytest.raises(UnreadableError, match=r"__0\.metadata is "):
@@ -260,8 +262,8 @@ def test_damaged_rank_metadata_is_reported(data, ranks, tmp_path):
 
 def save_without_collectives(folder: Path, *ranks: dict[str, Any]) -> None:
     """Save the state of each of two ranks without collectives."""
-    for number, saved in enumerate(ranks):
-        dcp.save(saved, checkpoint_id=folder / "other", no_dist=True)
+    for number, state in enumerate(ranks):
+        dcp.save(state, checkpoint_id=folder / "other", no_dist=True)
         (folder / "other" / "__0_0.distcp").rename(folder / f"__{number}_0.distcp")
         data = (folder / "other" / ".metadata").read_bytes()
         (folder / f"__{number}.metadata").write_bytes(data.replace(b"__0_0.distcp", b"__%d_0.distcp" % number))
@@ -272,16 +274,16 @@ def test_values_that_differ_between_ranks_are_named(tmp_path, monkeypatch):
     """Each rank saves a plain tensor whole; the names of values that differ between ranks are reported."""
     first = {"w": torch.ones(3), "v": torch.ones(2), "rank": 0}
     save_without_collectives(tmp_path, first, {"w": torch.full((3,), 2.0), "v": torch.ones(2), "rank": 1})
-    said = "saved by 2 ranks without communication, so each rank has its own metadata file"
-    (odd,) = formats.read(str(tmp_path)).oddities
+    prefix = "saved by 2 ranks without communication, so each rank has its own metadata file"
+    (oddity,) = formats.read(str(tmp_path)).oddities
     assert (
-        odd.message
-        == f"{said}; these values differ between ranks, and statecli shows the values of the first rank: rank, w"
+        oddity.message
+        == f"{prefix}; these values differ between ranks, and statecli shows the values of the first rank: rank, w"
     )
     assert values(tmp_path)["w"].tolist() == [1, 1, 1]
     monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED", 2600)
-    (odd,) = formats.read(str(tmp_path)).oddities
-    assert odd.message.endswith("; these values were not compared between ranks: w, v")
+    (oddity,) = formats.read(str(tmp_path)).oddities
+    assert oddity.message.endswith("; these values were not compared between ranks: w, v")
 
 
 def test_tensor_with_two_shapes_is_unreadable(tmp_path):
@@ -290,8 +292,8 @@ def test_tensor_with_two_shapes_is_unreadable(tmp_path):
         tmp_path, {"w": torch.ones(3), "v": torch.ones(2)}, {"w": torch.ones(4), "v": torch.ones(2)}
     )
     actual = {t.fqn: t for t in formats.read(str(tmp_path)).tensors}
-    said = "the tensor differs between two ranks: float32 [3] and float32 [4]; save the checkpoint again"
-    assert (actual["w"].shape, actual["w"].note) == (None, f"cannot be read: {said}")
+    reason = "the tensor differs between two ranks: float32 [3] and float32 [4]; save the checkpoint again"
+    assert (actual["w"].shape, actual["w"].note) == (None, f"cannot be read: {reason}")
     assert actual["v"].damage is None
 
 
@@ -318,9 +320,9 @@ def test_several_files_for_each_rank_are_read(threads, tmp_path):
 def test_tensors_of_an_unflattened_state_dict_are_read(tmp_path):
     """The planner then writes no paths, and a nested dict is a single value: its tensors are read from its archive."""
     net, weights = torch.nn.Linear(3, 2), {"scale": torch.ones(2)}
-    whole = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
+    state = {"model": net.state_dict(), "w": torch.zeros(3), "more": weights}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
-    dcp.save(whole, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    dcp.save(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
     actual_values = values(tmp_path)
     assert np.array_equal(actual_values["weight"], net.weight.detach().numpy())
     assert sorted(actual_values) == ["bias", "scale", "w", "weight"]
@@ -345,7 +347,7 @@ def test_extra_states_are_read_before_other_values(tmp_path, monkeypatch):
     dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
     monkeypatch.setattr(reader, "MAX_ITEMS", 1)
     state = formats.read(str(tmp_path))
-    assert [odd.message for odd in state.oddities] == [
+    assert [oddity.message for oddity in state.oddities] == [
         "statecli did not read 2 of 6 values that are not tensors: a1, a2"
     ]
     monkeypatch.setattr(reader, "MAX_EXTRA_STATES", 1)
@@ -383,11 +385,11 @@ def test_pickled_dtensor_has_its_global_shape(ranks):
 def test_safetensors_shards_equal_the_distributed_checkpoint(ranks, tmp_path, statecli):
     """The shards of HuggingFaceStorageWriter record the start of their pieces: together they are the model."""
     state = formats.read(str(ranks / "shards"))
-    whole, actual = values(ranks / "apart"), values(ranks / "shards")
+    expected_values, actual = values(ranks / "apart"), values(ranks / "shards")
     assert state.format == "dcp-safetensors"
     assert {t.fqn: t.note for t in state.tensors}["0.weight"] == "3 chunks"
-    assert sorted(actual) == sorted(whole)
-    assert all(np.array_equal(actual[fqn], whole[fqn]) for fqn in actual)
+    assert sorted(actual) == sorted(expected_values)
+    assert all(np.array_equal(actual[fqn], expected_values[fqn]) for fqn in actual)
     assert statecli("diff", str(ranks / "shards"), str(ranks / "apart")).code == 0
     assert statecli("audit", str(ranks / "shards"), "--values").code == 0
 
@@ -411,25 +413,26 @@ def test_missing_safetensors_shard_leaves_holes(ranks, tmp_path, statecli):
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_single_file_of_the_folder_is_refused(name, mixed_folder, line):
     """A single file of the folder is not a checkpoint: the message asks for the folder."""
-    said = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed_folder}"
-    assert line(mixed_folder / name) == said
+    message = f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {mixed_folder}"
+    assert line(mixed_folder / name) == message
 
 
 def test_missing_rank_file_is_named_in_one_line(mixed_folder, ranks, statecli):
     """One line names the missing file and counts files and tensors. All shapes are shown, and the rest is compared."""
     (mixed_folder / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed_folder))
-    said = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
+    message = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
     assert (result.code, len(result.err.splitlines())) == (2, 1)
     assert (
-        f": {said}; this file contains data of 8 of the 17 tensors and other values; copy the file again" in result.err
+        f": {message}; this file contains data of 8 of the 17 tensors and other values; copy the file again"
+        in result.err
     )
     facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(ranks / "mixed")).tensors}
     state = formats.read(str(mixed_folder))
     assert {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in state.tensors} == facts
     result = statecli("diff", str(ranks / "mixed"), str(mixed_folder), "-f", "json")
-    broken = [t.fqn for t in state.tensors if t.damage]
-    assert (result.code, result.json["summary"]["identical"]) == (2, len(facts) - len(broken))
+    damaged_names = [t.fqn for t in state.tensors if t.damage]
+    assert (result.code, result.json["summary"]["identical"]) == (2, len(facts) - len(damaged_names))
     result = statecli("audit", str(mixed_folder), "-f", "json")
     assert result.code == 2
     assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
@@ -452,9 +455,9 @@ def test_unlisted_rank_file_is_reported(mixed_folder):
     (mixed_folder / "__8_0.distcp").write_bytes(b"")
     assert formats.read(str(mixed_folder)).oddities == ()
     shutil.copy(mixed_folder / "__0_0.distcp", mixed_folder / "__9_0.distcp")
-    (odd,) = formats.read(str(mixed_folder)).oddities
+    (oddity,) = formats.read(str(mixed_folder)).oddities
     assert (
-        odd.message == "no metadata file lists these files, so statecli did not read them: __9_0.distcp; "
+        oddity.message == "no metadata file lists these files, so statecli did not read them: __9_0.distcp; "
         "the files may be from another save"
     )
 
@@ -463,9 +466,11 @@ def test_unlisted_rank_file_is_reported(mixed_folder):
 def test_incomplete_metadata_is_refused(data, mixed_folder, line):
     """`.metadata` is written last, and the process may stop before the end."""
     (mixed_folder / ".metadata").write_bytes(data)
-    cut = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
+    message_end = (
+        "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
+    )
     assert line(mixed_folder).startswith(".metadata is ")
-    assert line(mixed_folder).endswith(f": {cut}")
+    assert line(mixed_folder).endswith(f": {message_end}")
 
 
 def test_folder_without_metadata_is_refused(mixed_folder, line):
@@ -526,13 +531,13 @@ INCONSISTENT_CHUNKS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", INCONSISTENT_CHUNKS)
 def test_inconsistent_chunks_are_reported_in_one_line(case, mixed_folder, statecli):
     """One line has the tensor and the boxes; the tensor's shape and all other tensors are still read."""
-    change, said = INCONSISTENT_CHUNKS[case]
+    change, message = INCONSISTENT_CHUNKS[case]
     facts = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     rewrite_metadata(mixed_folder, change)
     actual = {t.fqn: (t.dtype, t.shape, t.elements, t.nbytes) for t in formats.read(str(mixed_folder)).tensors}
     assert {fqn: actual[fqn] for fqn in facts} == facts
     result = statecli("inspect", str(mixed_folder))
-    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {said}; save the checkpoint again\n")
+    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {message}; save the checkpoint again\n")
     assert "columns" in result.out
     assert statecli("audit", str(mixed_folder)).code == 2
 
@@ -573,9 +578,9 @@ INVALID_METADATA: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", INVALID_METADATA)
 def test_invalid_metadata_is_refused(case, mixed_folder, line):
     """The folder is refused with one line and exit status 2."""
-    change, said = INVALID_METADATA[case]
+    change, message = INVALID_METADATA[case]
     rewrite_metadata(mixed_folder, change)
-    assert line(mixed_folder) == said
+    assert line(mixed_folder) == message
 
 
 def test_pickle_without_metadata_is_refused(mixed_folder, line):
@@ -596,9 +601,11 @@ def test_path_outside_the_folder_is_not_followed(name, mixed_folder, statecli):
     place = MetadataIndex("rows", [3, 0])
     rewrite_metadata(mixed_folder, lambda metadata: setattr(metadata.storage_data[place], "relative_path", name))
     result = statecli("inspect", str(mixed_folder))
-    why = f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
-    said = f"rows: {why} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
-    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {said}\n")
+    reason = (
+        f".metadata points outside its folder: {name!r} is not a plain file name; this file contains data of 1 of the"
+    )
+    message = f"rows: {reason} 17 tensors and other values; do not load this checkpoint; save the checkpoint again"
+    assert (result.code, result.err) == (2, f"statecli: {mixed_folder}: {message}\n")
     assert [t.fqn for t in formats.read(str(mixed_folder)).tensors if t.damage] == ["rows"]
 
 
@@ -614,13 +621,13 @@ def test_named_pipe_is_reported_and_not_opened(mixed_folder, statecli):
 
 def test_chunk_that_contradicts_the_metadata_is_found(tmp_path, statecli):
     """The content of a chunk is compared with the metadata when the values are read."""
-    saved = io.BytesIO()
-    torch.save(torch.zeros(3), saved)
-    (tmp_path / "__0_0.distcp").write_bytes(saved.getvalue())
+    buffer = io.BytesIO()
+    torch.save(torch.zeros(3), buffer)
+    (tmp_path / "__0_0.distcp").write_bytes(buffer.getvalue())
     chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))
     tensor = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), [chunk])
-    where = {MetadataIndex("w", [0]): _StorageInfo("__0_0.distcp", 0, len(saved.getvalue()))}
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, where)))
+    places = {MetadataIndex("w", [0]): _StorageInfo("__0_0.distcp", 0, len(buffer.getvalue()))}
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({"w": tensor}, None, places)))
     assert statecli("inspect", str(tmp_path)).code == 0
     result = statecli("inspect", str(tmp_path), "--stats")
     assert "the index records float32 [4], but the array at byte 0 holds float32 [3]" in result.out + result.err
@@ -675,9 +682,9 @@ def test_lookalike_names_in_metadata_are_reported(names, mixed_folder, statecli)
     (mixed_folder / ".metadata").write_bytes(
         b"\x80\x04" + data[11:-1] + call_function(global_name(*names), text("x")) + b"0."
     )
-    (odd,) = formats.read(str(mixed_folder)).oddities
-    said = "torch.distributed.checkpoint unpickles .metadata; this imports or calls a function or class"
-    assert (odd.name, odd.message) == ("foreign-globals", f"{said}: {'.'.join(names)}")
+    (oddity,) = formats.read(str(mixed_folder)).oddities
+    prefix = "torch.distributed.checkpoint unpickles .metadata; this imports or calls a function or class"
+    assert (oddity.name, oddity.message) == ("foreign-globals", f"{prefix}: {'.'.join(names)}")
     assert statecli("audit", str(mixed_folder)).code == 1
 
 
@@ -685,10 +692,10 @@ def test_allowed_names_of_metadata_are_data_classes():
     """Each name that exists in this torch is a class of data."""
     assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED
     splits = [name.rpartition(".") for name in NEEDED]
-    present = {
+    loaded_values = {
         last: vars(sys.modules[module])[last] for module, _, last in splits if hasattr(sys.modules.get(module), last)
     }
-    functions = {last for last, value in present.items() if not isinstance(value, (type, torch.dtype))}
+    functions = {last for last, value in loaded_values.items() if not isinstance(value, (type, torch.dtype))}
     assert functions == {"_get_layout"}
 
 
@@ -737,11 +744,11 @@ def add_value(folder: Path, file: str, offset: int, length: int, transforms: lis
     rewrite_metadata(folder, change)
 
 
-def save_tensor_with_data(folder: Path, data: bytes, **more: Any) -> int:
+def save_tensor_with_data(folder: Path, data: bytes, **other_entries: Any) -> int:
     """Save a tensor whose elements are zeros and `data`; return the offset of `data` in the file."""
     w = torch.zeros(9000, dtype=torch.uint8)
     w[5000 : 5000 + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dcp.save({"w": w, **more}, checkpoint_id=folder, no_dist=True)
+    dcp.save({"w": w, **other_entries}, checkpoint_id=folder, no_dist=True)
     return (folder / "__0_0.distcp").read_bytes().index(data)
 
 
@@ -791,9 +798,9 @@ def test_two_names_for_one_archive_are_read(tmp_path, statecli):
     dcp.save({"w": torch.ones(2), "step": 3}, checkpoint_id=tmp_path / "x", no_dist=True)
 
     def change(metadata: Any) -> None:
-        at = {index.fqn: index for index in metadata.storage_data}
+        position = {index.fqn: index for index in metadata.storage_data}
         metadata.state_dict_metadata["v"] = metadata.state_dict_metadata["w"]
-        metadata.storage_data[MetadataIndex("v", torch.Size([0]))] = metadata.storage_data[at["w"]]
+        metadata.storage_data[MetadataIndex("v", torch.Size([0]))] = metadata.storage_data[position["w"]]
         metadata.planner_data["v"] = ("v",)
 
     rewrite_metadata(tmp_path / "x", change)
@@ -822,9 +829,9 @@ def test_unreadable_rank_metadata_is_an_unscanned_pickle(mixed_folder, statecli)
 # Boxes that fill another box.
 
 
-def build_boxes(*cuts: tuple[tuple[int, int], ...]) -> list[Box]:
+def build_boxes(*box_ranges: tuple[tuple[int, int], ...]) -> list[Box]:
     """Return boxes from their (start, stop) in each dimension."""
-    return [Box(tuple(a for a, _ in cut), tuple(b for _, b in cut)) for cut in cuts]
+    return [Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)) for ranges in box_ranges]
 
 
 def test_pinwheel_of_boxes_covers_a_square():
@@ -853,20 +860,20 @@ def test_dimensions_that_torch_does_not_index_are_refused():
 def test_box_check_agrees_with_counting():
     """Random boxes are compared with a count of the boxes over each element of a small array."""
     dice = np.random.default_rng(5)
-    seen = set()
+    verdicts = set()
     for _ in range(3000):
         shape = tuple(dice.integers(1, 5, dice.integers(1, 4)).tolist())
         count = np.zeros(shape, int)
-        chosen = []
+        boxes = []
         for _ in range(dice.integers(1, 5)):
             start = [int(dice.integers(0, n)) for n in shape]
             stop = [int(dice.integers(a + 1, n + 1)) for a, n in zip(start, shape, strict=True)]
-            chosen.append(Box(tuple(start), tuple(stop)))
+            boxes.append(Box(tuple(start), tuple(stop)))
             count[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] += 1
-        whole = bool((count == 1).all())
-        seen.add(whole)
-        assert (find_fault(shape, chosen) is None) == whole
-    assert seen == {True, False}
+        is_covered = bool((count == 1).all())
+        verdicts.add(is_covered)
+        assert (find_fault(shape, boxes) is None) == is_covered
+    assert verdicts == {True, False}
 
 
 def test_ten_thousand_scattered_boxes_are_refused():
@@ -889,7 +896,7 @@ def test_enum_member_by_getattr_is_not_reported(owner, name, is_reported, tmp_pa
     assert b"getattr" in (tmp_path / "x" / ".metadata").read_bytes()
     state = formats.read(str(tmp_path / "x"))
     assert [tensor.fqn for tensor in state.tensors] == ["w"]
-    assert ("getattr" in " ".join(odd.message for odd in state.oddities)) is is_reported
+    assert ("getattr" in " ".join(oddity.message for oddity in state.oddities)) is is_reported
 
 
 # Entries that torch reads from a `.metadata`, in a form that no pickler writes.
@@ -900,13 +907,13 @@ HARMFUL_PICKLE = b"N0cposix\nsystem\n(S'touch HARM'\ntR."
 
 def hide_value(folder: Path) -> tuple[MetadataIndex, _StorageInfo, dict[Any, Any]]:
     """Save a tensor and `step`; return the place of a pickle inside the tensor, with its index, and the true places."""
-    at = save_tensor_with_data(folder, HARMFUL_PICKLE, step=3)
+    position = save_tensor_with_data(folder, HARMFUL_PICKLE, step=3)
     metadata = load_metadata(folder)
     # the value is listed under an index that torch does not look up
     places = {
         key if key.fqn == "w" else MetadataIndex("step", (0,)): info for key, info in metadata.storage_data.items()
     }
-    return MetadataIndex("step"), _StorageInfo("__0_0.distcp", at, len(HARMFUL_PICKLE)), places
+    return MetadataIndex("step"), _StorageInfo("__0_0.distcp", position, len(HARMFUL_PICKLE)), places
 
 
 def call_with_pairs(index: Any, place: Any, places: Any) -> Any:
@@ -960,8 +967,8 @@ def assert_load_runs_command(folder: Path, forked_python, name: str = "x") -> No
         "import torch, torch.distributed.checkpoint as dcp\n"
         f"dcp.load({{'w': torch.zeros(9000, dtype=torch.uint8), 'step': 0}}, checkpoint_id={name!r}, no_dist=True)"
     )
-    done = forked_python(code, cwd=folder)
-    assert (folder / "HARM").exists(), done.stderr
+    process = forked_python(code, cwd=folder)
+    assert (folder / "HARM").exists(), process.stderr
 
 
 def test_storage_places_changed_later_fail_the_audit(tmp_path, statecli, forked_python):
@@ -970,10 +977,10 @@ def test_storage_places_changed_later_fail_the_audit(tmp_path, statecli, forked_
     rewrite_metadata(tmp_path / "x", lambda metadata: setattr(metadata, "storage_data", {**places, index: place}))
     data = (tmp_path / "x" / ".metadata").read_bytes()
     offset = b"K" + bytes([place.offset]) if place.offset < 256 else b"M" + place.offset.to_bytes(2, "little")
-    at = data.index(offset)
-    end = data.index(b"ub", at)  # the items of the place's state, and BUILD
-    later = b"(X\6\0\0\0offsetK\0X\6\0\0\0lengthK\0u0"
-    changed = data[: end + 1] + b"q\xff" + b"b" + b"h\xff" + later + data[end + 2 :]
+    position = data.index(offset)
+    end = data.index(b"ub", position)  # the items of the place's state, and BUILD
+    later_items = b"(X\6\0\0\0offsetK\0X\6\0\0\0lengthK\0u0"
+    changed = data[: end + 1] + b"q\xff" + b"b" + b"h\xff" + later_items + data[end + 2 :]
     (tmp_path / "x" / ".metadata").write_bytes(changed.replace(changed[2:11], b"", 1))  # no frame
     result = statecli("audit", str(tmp_path / "x"))
     assert result.code == 2
@@ -1008,8 +1015,8 @@ def test_metadata_of_another_class_fails_the_audit(tmp_path, statecli, forked_py
     index, place, places = hide_value(tmp_path / "x")
     metadata = load_metadata(tmp_path / "x")
     metadata.storage_data = {**places, index: place}
-    other = argparse.Namespace(**vars(metadata))
-    (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(other))
+    namespace = argparse.Namespace(**vars(metadata))
+    (tmp_path / "x" / ".metadata").write_bytes(pickle.dumps(namespace))
     assert statecli("audit", str(tmp_path / "x")).code == 2
     assert_load_runs_command(tmp_path, forked_python)
 

@@ -41,9 +41,9 @@ def deepspeed_folders(tmp_path_factory):
     for stage, ranks in WRITTEN_LAYOUTS:
         write_folder(out / f"made-{stage}-{ranks}", stage, ranks)
     script = os.path.join(os.path.dirname(__file__), "deepspeed_run.py")
-    ran = run_python([script, out, *RUN_SPECS], timeout=300)
-    if ran.returncode:
-        pytest.skip(f"DeepSpeed does not run: {ran.stderr.strip().splitlines()[-1:]}")
+    process = run_python([script, out, *RUN_SPECS], timeout=300)
+    if process.returncode:
+        pytest.skip(f"DeepSpeed does not run: {process.stderr.strip().splitlines()[-1:]}")
     return out
 
 
@@ -102,14 +102,14 @@ def test_moments_equal_the_slices_of_each_rank(deepspeed_folders):
         for rank in ranks:
             for group, slices in enumerate(rank["param_slice_mappings"]):
                 flat = rank["base_optimizer_state"]["state"][group][moment]
-                for name, where in slices.items():
-                    pieces.setdefault(name, []).append(flat[where.start : where.start + where.numel])
+                for name, place in slices.items():
+                    pieces.setdefault(name, []).append(flat[place.start : place.start + place.numel])
         actual = section(state, f"optimizer.{moment}")
         assert actual.keys() == pieces.keys()
         for name, tensor in actual.items():
             assert equals(tensor, torch.cat(pieces[name]).reshape(tensor.shape))
             assert (tensor.kind, tensor.belongs_to) == (Kind.OPTIMIZER, name)
-    assert not [odd for odd in state.oddities if odd.name == "misplaced-partition"]
+    assert not [oddity for oddity in state.oddities if oddity.name == "misplaced-partition"]
 
 
 def test_unpartitioned_states_in_one_storage_are_two_tensors(tmp_path):
@@ -154,8 +154,8 @@ def test_untrained_parameters_of_stage_1_are_noted(tmp_path):
         folder / "global_step2" / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(frozen_param_shapes=None)
     )
     module = section(formats.read(str(folder)), "module")
-    noted = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.UNTRAINED}
-    assert noted == {"f": None, "g": None}
+    untrained = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.UNTRAINED}
+    assert untrained == {"f": None, "g": None}
     assert module["a"].requires_grad
 
 
@@ -164,18 +164,20 @@ def test_unread_steps_of_a_run_are_reported(tmp_path):
     folder = zero.write(tmp_path / "zero", 2, build_groups())
     assert not formats.read(str(folder)).oddities
     zero.write(folder, 2, build_groups(), tag="global_step4")
-    (odd,) = formats.read(str(folder)).oddities
-    said = "statecli read only the checkpoint global_step4; to read another checkpoint, give its folder: global_step2"
-    assert (odd.name, odd.message) == ("other-checkpoints", said)
+    (oddity,) = formats.read(str(folder)).oddities
+    message = (
+        "statecli read only the checkpoint global_step4; to read another checkpoint, give its folder: global_step2"
+    )
+    assert (oddity.name, oddity.message) == ("other-checkpoints", message)
     assert not formats.read(str(folder / "global_step2")).oddities
 
 
 def test_folder_equals_the_folder_of_its_tag(deepspeed_folders):
     """The folder with `latest`, and the folder named by `latest`, have the same tensors."""
-    whole = formats.read(str(deepspeed_folders / "3-bf16-2"))
+    whole_state = formats.read(str(deepspeed_folders / "3-bf16-2"))
     tagged = formats.read(str(deepspeed_folders / "3-bf16-2" / "global_step2"))
     assert [(tensor.fqn, tensor.shape) for tensor in tagged.tensors] == [
-        (tensor.fqn, tensor.shape) for tensor in whole.tensors
+        (tensor.fqn, tensor.shape) for tensor in whole_state.tensors
     ]
 
 
@@ -295,7 +297,7 @@ def test_missing_frozen_fragment_spoils_one_parameter(tmp_path):
     (folder / "global_step2" / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
     state = formats.read(str(folder))
     assert list_damaged_names(state) == {"module": {"f"}}
-    assert [odd.name for odd in state.oddities] == ["missing-rank"]
+    assert [oddity.name for oddity in state.oddities] == ["missing-rank"]
 
 
 def edit_file(file: Path, change) -> None:
@@ -359,14 +361,14 @@ DISAGREEMENTS = {
 }
 
 
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_different_partitions_of_ranks_are_reported(statecli, tmp_path, what):
+@pytest.mark.parametrize("case", DISAGREEMENTS)
+def test_different_partitions_of_ranks_are_reported(statecli, tmp_path, case):
     """The optimizer's partitions cannot be joined; the module is still shown."""
-    change, said = DISAGREEMENTS[what]
+    change, message = DISAGREEMENTS[case]
     folder = zero.write(tmp_path / "zero", 2, build_groups(), ranks=2)
     edit_optimizer(folder, 1, change)
     result = statecli("inspect", str(folder))
-    assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {said}\n")
+    assert (result.code, result.err) == (2, f"statecli: {folder}: a and 3 more tensors: {message}\n")
     assert not list_damaged_names(formats.read(str(folder))).keys() - {"optimizer.fp32"}
 
 
@@ -393,7 +395,7 @@ def test_stale_rank_file_is_not_read(tmp_path):
     shutil.copy(locate_optimizer(folder, 1), locate_optimizer(folder, 2))
     state = formats.read(str(folder))
     assert not list_damaged_names(state)
-    assert [odd.name for odd in state.oddities] == ["stale-rank"]
+    assert [oddity.name for oddity in state.oddities] == ["stale-rank"]
 
 
 INVALID_TAGS = {
@@ -409,13 +411,13 @@ INVALID_TAGS = {
 }
 
 
-@pytest.mark.parametrize("what", INVALID_TAGS)
-def test_invalid_latest_file_is_refused(line, tmp_path, what):
+@pytest.mark.parametrize("case", INVALID_TAGS)
+def test_invalid_latest_file_is_refused(line, tmp_path, case):
     """`latest` must hold one plain name, of a folder that exists."""
-    written, said = INVALID_TAGS[what]
+    tag, message = INVALID_TAGS[case]
     folder = zero.write(tmp_path / "zero", 2, build_groups())
-    (folder / "latest").write_text(written)
-    assert line(folder).startswith(said)
+    (folder / "latest").write_text(tag)
+    assert line(folder).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -519,14 +521,14 @@ INVALID_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("what", INVALID_NUMBERS)
-def test_invalid_numbers_in_a_rank_leave_the_module_readable(statecli, tmp_path, what):
+@pytest.mark.parametrize("case", INVALID_NUMBERS)
+def test_invalid_numbers_in_a_rank_leave_the_module_readable(statecli, tmp_path, case):
     """The module is always shown, and at most one line reports the unreadable parameters."""
     folder = zero.write(tmp_path / "zero", 2, build_groups(), ranks=2)
     for rank in range(2):
-        edit_optimizer(folder, rank, lambda state: state.update(INVALID_NUMBERS[what]))
+        edit_optimizer(folder, rank, lambda state: state.update(INVALID_NUMBERS[case]))
     result = statecli("inspect", str(folder), "-f", "json")
-    assert result.code == (0 if what in ("negative paddings", "no numbers", "no states") else 2)
+    assert result.code == (0 if case in ("negative paddings", "no numbers", "no states") else 2)
     assert result.err.count("\n") == (result.code == 2)
     assert [row["fqn"] for row in result.json["tensors"] if row["section"] == "module"] == ["a", "b", "c", "d"]
 
@@ -544,13 +546,13 @@ def test_huge_shape_is_reported(statecli, tmp_path):
 def test_contradicting_place_in_a_rank_is_noted(tmp_path):
     """`param_slice_mappings` and the order of `param_shapes` give the same place; a contradiction is reported."""
     folder = zero.write(tmp_path / "zero", 2, build_groups(), ranks=1)
-    for start, noted in ((15, []), (9, ["misplaced-partition"])):
+    for start, expected_names in ((15, []), (9, ["misplaced-partition"])):
         slices = [{"b": Fragment(7, start)}, {}]
         edit_optimizer(folder, 0, lambda state, slices=slices: state.update(param_slice_mappings=slices))
-        odd = [odd for odd in formats.read(str(folder)).oddities if odd.name != "foreign-globals"]
-        assert [oddity.name for oddity in odd] == noted
+        oddities = [oddity for oddity in formats.read(str(folder)).oddities if oddity.name != "foreign-globals"]
+        assert [oddity.name for oddity in oddities] == expected_names
     assert (
-        odd[0].message
+        oddities[0].message
         == "b: rank 0 places this parameter at elements 9 to 16, but param_shapes places it at elements 15 to 22"
     )
 
@@ -615,7 +617,7 @@ def test_model_parallel_ranks_have_separate_sections(tmp_path):
     state = formats.read(str(folder))
     assert state.sections[0] == "mp_rank_00.module"
     assert "mp_rank_01.optimizer.fp32" in state.sections
-    assert [odd.name for odd in state.oddities] == ["model-parallel"]
+    assert [oddity.name for oddity in state.oddities] == ["model-parallel"]
 
 
 def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
@@ -631,8 +633,8 @@ def test_a_missing_model_parallel_rank_is_a_row(statecli, tmp_path):
     (files / "zero_pp_rank_0_mp_rank_01_optim_states.pt").unlink()
     edit_file(model, lambda loaded: loaded.update(mp_world_size=4))
     result = statecli("inspect", str(folder))
-    said = "mp_world_size is 4, but only 1 model-parallel ranks have files here; copy the files of the other ranks"
-    assert (result.code, result.err) == (2, f"statecli: {folder}: {said}\n")
+    message = "mp_world_size is 4, but only 1 model-parallel ranks have files here; copy the files of the other ranks"
+    assert (result.code, result.err) == (2, f"statecli: {folder}: {message}\n")
 
 
 def test_weights_next_to_a_deepspeed_folder_are_read(tmp_path):
@@ -641,11 +643,11 @@ def test_weights_next_to_a_deepspeed_folder_are_read(tmp_path):
     save_file({"w": torch.ones(2)}, folder / "model.safetensors")
     state = formats.read(str(folder))
     assert [tensor.fqn for tensor in state.tensors] == ["w"]
-    said = (
+    message = (
         "statecli did not read DeepSpeed checkpoints of the same training run: global_step2; to read one of these "
         "checkpoints, give its folder"
     )
-    assert [odd.message for odd in state.oddities] == [said]
+    assert [oddity.message for oddity in state.oddities] == [message]
     assert formats.read(str(folder / "global_step2")).format == "deepspeed zero-2"
 
 
@@ -666,11 +668,11 @@ def write_universal(folder: Path) -> Path:
     return files
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["with the model's file", "alone"])
-def test_a_universal_checkpoint_is_read(whole, tmp_path):
+@pytest.mark.parametrize("has_model_file", [True, False], ids=["with the model's file", "alone"])
+def test_a_universal_checkpoint_is_read(has_model_file, tmp_path):
     """The rows are each state of each parameter, and the module."""
     files = write_universal(tmp_path / "run")
-    if not whole:
+    if not has_model_file:
         (files / "mp_rank_00_model_states.pt").unlink()
     state = formats.read(str(files))
     assert state.format == "deepspeed universal"
@@ -679,8 +681,8 @@ def test_a_universal_checkpoint_is_read(whole, tmp_path):
         assert rows.keys() == WEIGHTS.keys()
         assert all(equals(rows[fqn], value * factor) for fqn, value in WEIGHTS.items())
         assert {(row.kind, row.belongs_to) for row in rows.values()} == {(Kind.OPTIMIZER, fqn) for fqn in WEIGHTS}
-    assert section(state, "module").keys() == (WEIGHTS.keys() if whole else set())
-    assert "no-optimizer" not in {odd.name for odd in state.oddities}
+    assert section(state, "module").keys() == (WEIGHTS.keys() if has_model_file else set())
+    assert "no-optimizer" not in {oddity.name for oddity in state.oddities}
 
 
 def test_a_file_of_a_universal_checkpoint_that_cannot_be_read_is_a_row(tmp_path):
@@ -699,25 +701,25 @@ def list_missing_rows(path: Path) -> list[tuple[str, str]]:
         for tensor in state.tensors
         if tensor.damage and "is missing; copy the file" in tensor.damage
     ]
-    assert bool(rows) == any(odd.name == "missing-shard" for odd in state.oddities)
+    assert bool(rows) == any(oddity.name == "missing-shard" for oddity in state.oddities)
     return rows
 
 
-@pytest.mark.parametrize("lost", ["zero/a.weight", "zero/a.weight/fp32.pt", "zero"])
+@pytest.mark.parametrize("missing_path", ["zero/a.weight", "zero/a.weight/fp32.pt", "zero"])
 @pytest.mark.parametrize("has_shapes", [True, False], ids=["param_shapes", "names alone"])
-def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_path, lost, has_shapes):
+def test_a_parameter_that_a_universal_checkpoint_lacks_is_a_row(statecli, tmp_path, missing_path, has_shapes):
     """The model's file names the parameter, but `zero/` has no float32 copy of the parameter."""
     files = write_universal(tmp_path / "run")
     if not has_shapes:
         edit_file(files / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(param_shapes=None))
     assert list_missing_rows(files) == []
-    shutil.rmtree(files / lost) if (files / lost).is_dir() else (files / lost).unlink()
-    names = [*WEIGHTS] if lost == "zero" else ["a.weight"]
+    shutil.rmtree(files / missing_path) if (files / missing_path).is_dir() else (files / missing_path).unlink()
+    names = [*WEIGHTS] if missing_path == "zero" else ["a.weight"]
     assert list_missing_rows(files) == [("optimizer.fp32", name) for name in names]
     result = statecli("inspect", str(files))
-    said = "zero/a.weight/fp32.pt of parameter a.weight is missing; copy the file, or run ds_to_universal.py again"
+    message = "zero/a.weight/fp32.pt of parameter a.weight is missing; copy the file, or run ds_to_universal.py again"
     assert result.code == 2
-    assert f"{files}: {said}" in result.err
+    assert f"{files}: {message}" in result.err
     assert statecli("audit", str(files)).code == 2
 
 
@@ -788,8 +790,10 @@ def test_companion_objects_of_deepspeed_are_plain_data(deepspeed_folders):
 def test_the_pickles_of_a_universal_checkpoint_are_scanned(tmp_path):
     """The scan covers the pickles below `zero/` too."""
     files = write_universal(tmp_path / "run")
-    evil = attacks.build_pickle(attacks.call_function(attacks.global_name("os", "system"), attacks.text("true")))
-    (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(evil)))
+    harmful_pickle = attacks.build_pickle(
+        attacks.call_function(attacks.global_name("os", "system"), attacks.text("true"))
+    )
+    (files / "zero" / "b" / "step.pt").write_bytes(attacks.build(attacks.records(harmful_pickle)))
     names = {mention.qualified for finding in scan.scan_pickles(str(files)) for mention in finding.names}
     assert "os.system" in names
     assert len({finding.place.path for finding in scan.scan_pickles(str(files))}) == 10

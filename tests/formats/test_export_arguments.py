@@ -224,7 +224,7 @@ def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "what"),
+    ("edit", "reason"),
     [
         (_shorten("sizes", sizes(1, 6)), "its sizes are [24, 6], but the graph was traced for [1, 6]"),
         (_shorten("sizes", [{"as_expr": {"expr_str": "s0"}}, {"as_int": 6}]), "the graph was traced for [None, 6]"),
@@ -232,11 +232,11 @@ def _shorten(field: str, value: Any) -> Callable[[dict[str, Any]], None]:
     ],
     ids=["sizes", "symbol", "dtype"],
 )
-def test_a_weight_that_contradicts_its_graph_is_not_read(edit, what, tmp_path):
+def test_a_weight_that_contradicts_its_graph_is_not_read(edit, reason, tmp_path):
     """torch gives the weight to the kernel, whatever the graph says about the weight."""
     path = change(write_program(tmp_path / "x.pt2", "lstm"), edit)
     (target,) = audit(Request((str(path),))).targets
-    assert what in str(target.reason)
+    assert reason in str(target.reason)
 
 
 def test_short_weights_of_an_lstm_crash_and_are_found(tmp_path, forked_python):
@@ -263,7 +263,7 @@ def _widen_state(graph: dict[str, Any]) -> None:
 def _set_argument(argument: str, value: dict[str, Any], operator: str) -> Callable[[dict[str, Any]], None]:
     def edit(graph: dict[str, Any]) -> None:
         inputs = node(graph, operator)["inputs"]
-        next(given for given in inputs if given["name"] == argument)["arg"] = value
+        next(argument_input for argument_input in inputs if argument_input["name"] == argument)["arg"] = value
 
     return edit
 
@@ -271,7 +271,9 @@ def _set_argument(argument: str, value: dict[str, Any], operator: str) -> Callab
 def _set_state_sizes(argument: str, value: list[Any], operator: str) -> Callable[[dict[str, Any]], None]:
     def edit(graph: dict[str, Any]) -> None:
         inputs = node(graph, operator)["inputs"]
-        name = next(given for given in inputs if given["name"] == argument)["arg"]["as_tensor"]["name"]
+        name = next(argument_input for argument_input in inputs if argument_input["name"] == argument)["arg"][
+            "as_tensor"
+        ]["name"]
         graph["tensor_values"][name]["sizes"] = value
 
     return edit
@@ -330,9 +332,9 @@ DECOMPOSABLE_PROGRAMS = ("lstm", "lstm without biases", "gru", "weight norm")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_arguments_that_torch_does_not_check_are_unsafe(name, tmp_path):
     """The kernels read memory by the sizes in the arguments."""
-    honest, edit, why = ATTACKS[name]
+    honest, edit, reason = ATTACKS[name]
     path = write_program(tmp_path / "x.pt2", honest, decomposed=honest not in DECOMPOSABLE_PROGRAMS)
-    assert any(why in message for message in messages(change(path, edit)))
+    assert any(reason in message for message in messages(change(path, edit)))
 
 
 def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
@@ -342,7 +344,7 @@ def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
         first = graph["nodes"][0]
         new_nodes = []
         for number, (target, *operands) in enumerate(steps):
-            given = [
+            inputs = [
                 {
                     "name": "",
                     "arg": {"as_sym_int": {"as_name": value}} if type(value) is str else {"as_int": value},
@@ -351,7 +353,7 @@ def _operate(*steps: tuple[str, Any, Any]) -> Callable[[dict[str, Any]], None]:
                 for value in operands
             ]
             new_nodes.append(
-                {**first, "target": target, "inputs": given, "outputs": [{"as_sym_int": {"as_name": f"y{number}"}}]}
+                {**first, "target": target, "inputs": inputs, "outputs": [{"as_sym_int": {"as_name": f"y{number}"}}]}
             )
         graph["nodes"][1:1] = new_nodes
 
@@ -429,8 +431,8 @@ USE, ADD, GRADLESS = "torch.ops.mine.use.default", "torch.ops.aten.add.Tensor", 
 
 def call(target: str, *arguments: dict[str, Any], names: tuple[str, ...] = (), **fields: Any) -> dict[str, Any]:
     """Return a node whose positional arguments have these names, or none, as in the files of torch."""
-    given = zip_longest(arguments, names, fillvalue="")
-    inputs = [{"name": name, "arg": argument, "kind": 1} for argument, name in given]
+    named_arguments = zip_longest(arguments, names, fillvalue="")
+    inputs = [{"name": name, "arg": argument, "kind": 1} for argument, name in named_arguments]
     outputs = [{"as_tensor": {"name": "new"}}]
     return {"target": target, "inputs": inputs, "outputs": outputs, "metadata": {}, **fields}
 
@@ -582,9 +584,9 @@ FOREIGN_ARGUMENTS = {
 @pytest.mark.parametrize("name", FOREIGN_ARGUMENTS)
 def test_an_argument_that_becomes_source_or_is_called_is_found(name, insert):
     """torch evaluates, calls or compiles the argument: while loading, or when an interpreter calls the graph."""
-    foreign, what = FOREIGN_ARGUMENTS[name]
+    foreign, expected_text = FOREIGN_ARGUMENTS[name]
     actual_messages = insert(foreign)
-    assert any(what in message for message in actual_messages), actual_messages
+    assert any(expected_text in message for message in actual_messages), actual_messages
 
 
 @pytest.mark.parametrize("key", ["graph", "inputs", "nodes", "as_graph", "as_string", "arg"])
@@ -665,10 +667,10 @@ def test_repr_of_a_signature_object_that_torch_compiles_is_found(tmp_path):
     program = json.loads(records[PROGRAM])
     (entry,) = [entry for entry in program["graph_module"]["module_call_graph"] if entry["fqn"] == "added"]
     entry["signature"]["inputs"][1] = {"as_custom_obj": {"name": "output", "class_fqn": "x"}}
-    given = {"name": "cobj", "class_fqn": "x"}
-    program["graph_module"]["graph"]["inputs"].insert(0, {"as_custom_obj": given})
-    program["graph_module"]["graph"]["custom_obj_values"] = {"cobj": given}
-    spec = {"custom_obj": {"arg": given, "custom_obj_name": "output"}}
+    custom_object = {"name": "cobj", "class_fqn": "x"}
+    program["graph_module"]["graph"]["inputs"].insert(0, {"as_custom_obj": custom_object})
+    program["graph_module"]["graph"]["custom_obj_values"] = {"cobj": custom_object}
+    spec = {"custom_obj": {"arg": custom_object, "custom_obj_name": "output"}}
     program["graph_module"]["signature"]["input_specs"].insert(0, spec)
     mesh = attacks.build_mesh(f"1))], 0)\ropen('{mark}','w')\rdef f(a=0):\r    pass#")
     changed = {PROGRAM: json.dumps(program).encode(), **constant("output", pickle.dumps(mesh, 2))}

@@ -57,21 +57,29 @@ def overwrite_by_self(document: dict[str, Any], config: dict[str, Any], mark: Pa
 
     def build(outputs: tuple[str, ...], nodes: list[Any], names: str, *, single: bool = False) -> dict[str, Any]:
         values = {"tensor_values": dict.fromkeys(names.split(), meta), "is_single_tensor_return": single}
-        others = {key: {} for key in ("sym_int_values", "sym_bool_values", "custom_obj_values", "sym_float_values")}
-        return {"inputs": [tensor("a")], "outputs": list(map(tensor, outputs)), "nodes": nodes, **values, **others}
+        empty_values = {
+            key: {} for key in ("sym_int_values", "sym_bool_values", "custom_obj_values", "sym_float_values")
+        }
+        return {
+            "inputs": [tensor("a")],
+            "outputs": list(map(tensor, outputs)),
+            "nodes": nodes,
+            **values,
+            **empty_values,
+        }
 
     def build_identity(name: str) -> dict[str, Any]:
         return {"as_graph": {"name": name, "graph": build(("a",), [], "a", single=True)}}
 
-    def build_level(name: str, attribute: str, *more: dict[str, Any]) -> dict[str, Any]:
+    def build_level(name: str, attribute: str, *other_operands: dict[str, Any]) -> dict[str, Any]:
         nodes = [
             call_wrap("self", build_identity("same"), tensor("a")),
-            call_wrap("r", build_identity(attribute), *more),
+            call_wrap("r", build_identity(attribute), *other_operands),
         ]
         return {"as_graph": {"name": name, "graph": build(("r", "self"), nodes, "a r self")}}
 
-    at, out = find_wrap(graph)
-    graph["nodes"][at : at + 1] = [
+    position, out = find_wrap(graph)
+    graph["nodes"][position : position + 1] = [
         call_wrap("l1", build_level("level1", "numpy"), tensor("b_w"), outputs=("arr", "k1"), single=None),
         call_wrap(
             "l2",
@@ -92,9 +100,9 @@ def run_by_normalized_name(document: dict[str, Any], config: dict[str, Any], mar
         if "buffer" in spec:
             spec["buffer"]["buffer_name"] = name
     config["config"] = {name: config["config"]["w"]}
-    at, out = find_wrap(graph)
+    position, out = find_wrap(graph)
     code = {"as_string": f"open({str(mark)!r}, 'w').write({TEXT.decode()!r})"}
-    graph["nodes"][at : at + 1] = [
+    graph["nodes"][position : position + 1] = [
         call_wrap("f", tensor("b_w"), {"as_string": "_exec_with_source"}),
         call_wrap(out, tensor("f"), code, {"as_string_to_argument": {}}),
     ]
@@ -103,16 +111,18 @@ def run_by_normalized_name(document: dict[str, Any], config: dict[str, Any], mar
 
 def find_wrap(graph: dict[str, Any]) -> tuple[int, str]:
     """Return the index of the wrapping node, and the name of its output."""
-    at = next(n for n, node in enumerate(graph["nodes"]) if "higher_order" in node["target"])
-    return at, graph["nodes"][at]["outputs"][0]["as_tensor"]["name"]
+    position = next(n for n, node in enumerate(graph["nodes"]) if "higher_order" in node["target"])
+    return position, graph["nodes"][position]["outputs"][0]["as_tensor"]["name"]
 
 
 @pytest.mark.parametrize(
-    ("edit", "why"),
+    ("edit", "message"),
     [(overwrite_by_self, "finds a value named self"), (run_by_normalized_name, "stands in place of a name")],
     ids=["a value called self", "a name of fullwidth letters"],
 )
-def test_name_with_another_meaning_in_the_graph_is_found(edit: Callable[..., None], why: str, tmp_path: Path) -> None:
+def test_name_with_another_meaning_in_the_graph_is_found(
+    edit: Callable[..., None], message: str, tmp_path: Path
+) -> None:
     """Calling the program writes the file; the unchanged program is clean."""
     path, mark = tmp_path / "a.pt2", tmp_path / "mark"
     torch.export.save(torch.export.export(Gradless(), (torch.ones(3),)), path)
@@ -124,7 +134,7 @@ def test_name_with_another_meaning_in_the_graph_is_found(edit: Callable[..., Non
     edit(document, config, mark)
     records |= {program: json.dumps(document).encode(), weights: json.dumps(config).encode()}
     write_archive(records, str(path))
-    assert any(why in finding.message for finding in audit(Request((str(path),))).findings)
+    assert any(message in finding.message for finding in audit(Request((str(path),))).findings)
     with contextlib.suppress(Exception):
         torch.export.load(path).module()(torch.ones(3))
     assert mark.read_bytes() == TEXT

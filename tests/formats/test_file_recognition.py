@@ -182,9 +182,9 @@ def test_no_command_prints_the_content_of_a_refused_file(command, name, tmp_path
     for content in (b"SECRET=%s\n", b'"%s"', b"{%s", b"[%s", b"PK\3\4%s", b"\x93NUMPY%s", b"GGUF%s"):
         (tmp_path / name).write_bytes(content % b"hunter2hunter2")
         targets = [tmp_path / name] * (2 if command == "diff" else 1)
-        done = statecli(command, *targets)
-        assert done.code == 2, content
-        assert "hunter" not in done.out + done.err, content
+        result = statecli(command, *targets)
+        assert result.code == 2, content
+        assert "hunter" not in result.out + result.err, content
 
 
 #: Offset of the bytes that identify a kind of file, if not 0.
@@ -201,16 +201,22 @@ SIGN_OFFSETS = {
 def test_every_sign_is_needed(case):
     """With another byte in place of the identifying byte, the same file gets another description."""
     data, expected = FOREIGN_FILES[case]
-    at = SIGN_OFFSETS.get(case, 0)
-    other = data[:at] + b"\xf5" + data[at + 1 :]
-    assert f"is {unsupported.describe_content('file.pt', other, len(other))}" != expected.replace("FILE", "file.pt")
+    position = SIGN_OFFSETS.get(case, 0)
+    changed_data = data[:position] + b"\xf5" + data[position + 1 :]
+    assert f"is {unsupported.describe_content('file.pt', changed_data, len(changed_data))}" != expected.replace(
+        "FILE", "file.pt"
+    )
 
 
 def test_every_magic_number_is_tested():
     """Each line of the table of first bytes has a case above."""
-    said = [expected for _, expected in FOREIGN_FILES.values()]
-    missing = [what for _, what in unsupported.MAGIC if not any(what in expected for expected in said)]
-    assert missing == ["a Windows program"]
+    expected_messages = [expected for _, expected in FOREIGN_FILES.values()]
+    untested = [
+        description
+        for _, description in unsupported.MAGIC
+        if not any(description in expected for expected in expected_messages)
+    ]
+    assert untested == ["a Windows program"]
 
 
 def test_windows_program_is_named(tmp_path, line):
@@ -301,7 +307,7 @@ def test_named_pipe_is_refused_without_blocking(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    ("to", "says"),
+    ("link_target", "message"),
     [
         ("elsewhere", "the link leads to elsewhere, which does not exist"),
         (
@@ -314,10 +320,10 @@ def test_named_pipe_is_refused_without_blocking(tmp_path, line):
         ),
     ],
 )
-def test_dangling_link_is_explained(tmp_path, line, in_tmp_path, to, says):
+def test_dangling_link_is_explained(tmp_path, line, in_tmp_path, link_target, message):
     """The line for a dangling link has the link's target and the way to get the content."""
-    (tmp_path / "gone.pt").symlink_to(to)
-    assert line("gone.pt") == f"cannot be opened: {says}"
+    (tmp_path / "gone.pt").symlink_to(link_target)
+    assert line("gone.pt") == f"cannot be opened: {message}"
 
 
 def test_a_missing_folder_is_named(tmp_path, statecli):
@@ -342,9 +348,9 @@ def test_random_bytes_are_refused_in_one_line(tmp_path, data):
     """Any content raises only UnreadableError, in one line that starts with the path."""
     path = tmp_path / "any.pt"
     path.write_bytes(data)
-    with pytest.raises(UnreadableError) as refused:
+    with pytest.raises(UnreadableError) as error:
         formats.read(str(path))
-    assert re.fullmatch(rf"{re.escape(str(path))}: [^\n]+", str(refused.value))
+    assert re.fullmatch(rf"{re.escape(str(path))}: [^\n]+", str(error.value))
 
 
 def test_listing_imports_neither_torch_nor_numpy(tmp_path):

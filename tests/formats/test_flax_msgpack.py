@@ -77,12 +77,12 @@ def test_each_dtype_equals_the_array_of_flax(flax, tmp_path, dtype, shape):
     array = numpy.arange(6).reshape(2, 3)[: shape[0] if shape else 1].reshape(-1)[: numpy.prod(shape, dtype=int)]
     array = array.reshape(shape).astype(getattr(library, dtype, dtype))
     path = write_msgpack(tmp_path, flax.to_bytes({"layer": {"kernel": array}}))
-    again = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
+    loaded = flax.msgpack_restore((tmp_path / "model.msgpack").read_bytes())["layer"]["kernel"]
     (tensor,) = formats.read(path).tensors
-    assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(again.dtype), again.shape)
-    assert tensor.nbytes == again.nbytes
+    assert (tensor.fqn, tensor.dtype, tensor.shape) == ("layer.kernel", str(loaded.dtype), loaded.shape)
+    assert tensor.nbytes == loaded.nbytes
     if shape != (0, 4):
-        assert read_stored_bytes(tensor) == again.tobytes()
+        assert read_stored_bytes(tensor) == loaded.tobytes()
 
 
 def train_state(flax) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def test_train_state_has_sections_and_moments(flax, tmp_path):
     restored = list_leaves(flax.msgpack_restore((tmp_path / "checkpoint_7").read_bytes()))
     assert {".".join(filter(None, key)) for key in rows} == set(restored)
     for key, row in rows.items():
-        again = restored[".".join(filter(None, key))]
-        assert numpy.array_equal(read_all_values(row.data).reshape(again.shape), again)
+        restored_array = restored[".".join(filter(None, key))]
+        assert numpy.array_equal(read_all_values(row.data).reshape(restored_array.shape), restored_array)
     assert not any((tensor.device, tensor.requires_grad) != (None, None) for tensor in state.tensors)
 
 
@@ -443,12 +443,12 @@ def test_random_bytes_are_read_or_refused(tmp_path, data, start):
 def test_truncated_file_has_a_damaged_entry(tmp_path):
     """In a file truncated at any byte, the tensors before the end are read, and one entry is damaged."""
     first, last = {"a": array([2])}, {"params": {"a": array([2]), "b": array([3])}, "step": 3, "name": "x"}
-    whole = pack(last)
+    content = pack(last)
     path = tmp_path / "cut.msgpack"
     # The key of the map, then the key of the first array, each with its length; then the array.
     read_from = 5 + 7 + 5 + len(pack(first)) - 5
-    for end in range(len(whole)):
-        path.write_bytes(whole[:end])
+    for end in range(len(content)):
+        path.write_bytes(content[:end])
         if end < read_from:
             with pytest.raises(UnreadableError):
                 formats.read(str(path))
@@ -461,10 +461,10 @@ def test_truncated_file_has_a_damaged_entry(tmp_path):
 
 def test_entries_before_a_truncation_are_listed(tmp_path, inspect):
     """The tensors before the end have values and settings; the truncated entry is named, and the exit status is 2."""
-    whole = pack({"step": 3, "params": {"a": array([2]), "b": array([3])}, "batch_stats": {"m": array([1])}})
+    content = pack({"step": 3, "params": {"a": array([2]), "b": array([3])}, "batch_stats": {"m": array([1])}})
     path = tmp_path / "cut.msgpack"
-    for cut, name in ((4, "m"), (60, "(the rest)"), (75, "b")):
-        path.write_bytes(whole[:-cut])
+    for cut_length, name in ((4, "m"), (60, "(the rest)"), (75, "b")):
+        path.write_bytes(content[:-cut_length])
         state = formats.read(str(path))
         assert state.metadata.values["step"] == 3
         actual = {tensor.fqn: tensor for tensor in state.tensors}

@@ -136,8 +136,8 @@ def torch_export(folder: Path) -> Path:
             self.scale = build_nested_module().scale
             self.register_buffer("steps", build_nested_module().steps)
 
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return given + self.scale + self.steps.sum()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.scale + self.steps.sum()
 
     torch.export.save(torch.export.export(Root(), (torch.ones(1),)), folder / "program.pt2")
     return folder / "program.pt2"

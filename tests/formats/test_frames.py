@@ -79,8 +79,12 @@ def write_legacy(folder: Path, overlong: int) -> None:
     following = b"".join(map(frame_pickle, bodies[overlong + 1 :]))
     first = bodies[overlong] + STOP + following + numel + filler
     skipped = b"".join(map(frame_pickle, bodies[:overlong])) + PROTO_4 + frame(len(first)) + first
-    evil = [PAYLOAD + b"0" + bodies[overlong + 1], *bodies[overlong + 2 :]]
-    storage = filler + b"".join(map(frame_pickle, evil[:-1])) + frame_pickle(evil[-1] if overlong == 3 else b"]")
+    harmful_bodies = [PAYLOAD + b"0" + bodies[overlong + 1], *bodies[overlong + 2 :]]
+    storage = (
+        filler
+        + b"".join(map(frame_pickle, harmful_bodies[:-1]))
+        + frame_pickle(harmful_bodies[-1] if overlong == 3 else b"]")
+    )
     (folder / "model.pt").write_bytes(skipped + storage[len(filler) :].ljust(4 * count - len(filler), b"\0"))
 
 
@@ -196,13 +200,13 @@ def test_frames_that_picklers_write_are_read(name):
 
 def test_frame_may_end_only_between_opcodes():
     """A tensor's record read in one step accepts a frame's end at the boundaries of its opcodes, in both machines."""
-    whole = record()
-    begin = whole.index(b"h\2(")
-    for end in range(begin, len(whole) - 1):
-        data = whole[:2] + frame(end - 2) + whole[2:]
+    content = record()
+    begin = content.index(b"h\2(")
+    for end in range(begin, len(content) - 1):
+        data = content[:2] + frame(end - 2) + content[2:]
         assert parse_or_error(data, fast=True) == parse_or_error(data, fast=False)
         is_boundary = end in BOUNDARIES
         assert isinstance(parse_or_error(data, fast=True), str) is not is_boundary
 
 
-BOUNDARIES = {at for _, _, at in pickletools.genops(record()) if at}
+BOUNDARIES = {position for _, _, position in pickletools.genops(record()) if position}

@@ -48,8 +48,8 @@ def flatten(result: Pickle) -> tuple[list[object], ...]:
         todo.extend(reversed(parts))
         if len(out) > 20_000:
             break
-    named = [(mention.qualified, mention.position) for mention in result.globals]
-    return out, named, [result.end, len(result.persistent)]
+    mentions = [(mention.qualified, mention.position) for mention in result.globals]
+    return out, mentions, [result.end, len(result.persistent)]
 
 
 def _parts(node: object) -> list[object] | None:
@@ -112,45 +112,47 @@ def corpus_of_torch() -> list[bytes]:
     import torch
     from torch import nn
 
-    wide = {f"l{n}.w": torch.zeros([1] * (n % 7), dtype=torch.float16 if n % 3 else torch.float32) for n in range(70)}
-    big = {f"l{n}.w": torch.zeros(300 * (n % 2), 5)[:, n % 3 :] for n in range(60)}
+    wide_tensors = {
+        f"l{n}.w": torch.zeros([1] * (n % 7), dtype=torch.float16 if n % 3 else torch.float32) for n in range(70)
+    }
+    big_tensors = {f"l{n}.w": torch.zeros(300 * (n % 2), 5)[:, n % 3 :] for n in range(60)}
     net = nn.Sequential(nn.Linear(3, 300), nn.BatchNorm1d(300), nn.LSTM(3, 2, num_layers=3))
     optimizer = torch.optim.Adam(net.parameters())
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     values = [
-        wide,
-        big,
+        wide_tensors,
+        big_tensors,
         net,
         {"model": net.state_dict(), "optimizer": optimizer.state_dict()},
         [nn.Parameter(parameter.detach().clone()) for parameter in [*net.parameters()] * 9],
     ]
-    return [saved_pickle(value) for value in values] + [saved_pickle(wide, protocol=4)]
+    return [saved_pickle(value) for value in values] + [saved_pickle(wide_tensors, protocol=4)]
 
 
 def mutate(rng: random.Random, seeds: list[bytes]) -> bytes:
     """Return a pickle with a few bytes changed, cut out or inserted, some from another pickle."""
     data = bytearray(rng.choice(seeds))
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        at = rng.randrange(len(data))
+        position = rng.randrange(len(data))
         kind = rng.randrange(7)
         if kind == 0:
-            data[at] = rng.randrange(256)
+            data[position] = rng.randrange(256)
         elif kind == 1:
-            data[at] ^= 1 << rng.randrange(8)
+            data[position] ^= 1 << rng.randrange(8)
         elif kind == 2:
-            del data[at : at + rng.randrange(1, 9)]
+            del data[position : position + rng.randrange(1, 9)]
         elif kind == 3:
-            data[at:at] = bytes(rng.choice(OPCODES) for _ in range(rng.randrange(1, 4)))
+            data[position:position] = bytes(rng.choice(OPCODES) for _ in range(rng.randrange(1, 4)))
         elif kind == 4:
-            other = rng.choice(seeds)
-            start = rng.randrange(len(other))
-            data[at:at] = other[start : start + rng.randrange(1, 200)]
+            seed = rng.choice(seeds)
+            start = rng.randrange(len(seed))
+            data[position:position] = seed[start : start + rng.randrange(1, 200)]
         elif kind == 5:
-            data[at] = rng.choice(OPCODES)
+            data[position] = rng.choice(OPCODES)
         else:
-            data[at] = (data[at] + rng.choice((1, 255))) % 256
+            data[position] = (data[position] + rng.choice((1, 255))) % 256
         data = data or bytearray(b".")
     return bytes(data)
 
@@ -163,21 +165,21 @@ OPCODES = (
 def compare_machines(count: int, seed: int, seeds: list[bytes]) -> tuple[int, int]:
     """Run `count` mutants through both machines; return the number of mutants read, and `count`."""
     rng = generator(seed)
-    read = 0
+    read_count = 0
     for _ in range(count):
         data = mutate(rng, seeds)
-        plain, fast = parse_or_error(data, fast=False), parse_or_error(data, fast=True)
-        assert plain == fast, data
+        plain_graph, fast_graph = parse_or_error(data, fast=False), parse_or_error(data, fast=True)
+        assert plain_graph == fast_graph, data
         with mock.patch.object(machine, "native", None):
-            assert plain == parse_or_error(data, fast=True), data
-        read += not isinstance(plain, str)
-    return read, count
+            assert plain_graph == parse_or_error(data, fast=True), data
+        read_count += not isinstance(plain_graph, str)
+    return read_count, count
 
 
 def test_fast_path_agrees_with_the_plain_machine(corpus):
     """Hundreds of mutants of torch's pickles give the same graph or the same line. Some mutants are still read."""
-    read, count = compare_machines(MUTANTS, SEED, corpus)
-    assert count // 50 < read < count
+    read_count, count = compare_machines(MUTANTS, SEED, corpus)
+    assert count // 50 < read_count < count
 
 
 needs_compiled_records = pytest.mark.skipif(machine.native is None, reason="no compiled kernel")
@@ -247,30 +249,32 @@ def test_the_compiled_reader_refuses_bytes_outside_the_data(position, end):
 @needs_compiled_records
 def test_the_compiled_reader_is_used(corpus):
     """Without the compiled reader the comparisons above would compare nothing."""
-    real, taken = machine.native.take_records, []
+    take_records, record_counts = machine.native.take_records, []
     with mock.patch.object(machine, "native") as native:
-        native.take_records = lambda *args: taken.append(real(*args)) or taken[-1]
+        native.take_records = lambda *args: record_counts.append(take_records(*args)) or record_counts[-1]
         for data in corpus[:2]:
-            taken.clear()
+            record_counts.clear()
             read_pickle(data)
-            assert sum(count for _, count in taken) > 20
+            assert sum(count for _, count in record_counts) > 20
 
 
 def test_the_fast_path_is_taken(corpus, monkeypatch):
     """Without the fast path the comparison above would compare nothing."""
-    taken: list[bool] = []
+    matches: list[bool] = []
     monkeypatch.setattr(machine, "native", None)
     original = Machine.take_record
-    monkeypatch.setattr(Machine, "take_record", lambda self, match: taken.append(original(self, match)) or taken[-1])
+    monkeypatch.setattr(
+        Machine, "take_record", lambda self, match: matches.append(original(self, match)) or matches[-1]
+    )
     for data in corpus[:5]:
-        taken.clear()
+        matches.clear()
         read_pickle(data, fast=False)
-        assert not taken
+        assert not matches
         read_pickle(data)
-        assert sum(taken) > 2
-    taken.clear()
+        assert sum(matches) > 2
+    matches.clear()
     assert not isinstance(parse_or_error(NEAR_RECORDS["exactly"], fast=True), str)
-    assert taken == [True]
+    assert matches == [True]
 
 
 def record(
@@ -390,21 +394,26 @@ def test_every_flipped_byte_of_an_archive_is_refused_or_changes_nothing(small_fi
     data = small_files[torch_zip]
     path = tmp_path / "x.pt"
     path.write_bytes(data)
-    wanted = names(list_or_error(torch_zip, path))
-    for at in range(len(data)):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-        assert names(list_or_error(torch_zip, path)) in (wanted, UnreadableError, MalformedError, ChecksumMismatch), at
+    expected_names = names(list_or_error(torch_zip, path))
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :])
+        assert names(list_or_error(torch_zip, path)) in (
+            expected_names,
+            UnreadableError,
+            MalformedError,
+            ChecksumMismatch,
+        ), position
 
 
 def test_every_flipped_byte_of_a_stream_is_refused_or_listed(small_files, tmp_path):
     """The old stream has no checksum, so that a changed name is listed; no other error is raised."""
     data = small_files[torch_legacy]
     path = tmp_path / "x.pt"
-    read = 0
-    for at in range(len(data)):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-        read += isinstance(list_or_error(torch_legacy, path), tuple)
-    assert 0 < read < len(data)
+    read_count = 0
+    for position in range(len(data)):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :])
+        read_count += isinstance(list_or_error(torch_legacy, path), tuple)
+    assert 0 < read_count < len(data)
 
 
 @pytest.mark.parametrize("reader", [torch_zip, torch_legacy])
@@ -412,11 +421,11 @@ def test_random_damage_is_refused_or_read(reader, small_files, tmp_path):
     """Several bytes change at once, and blocks are cut out, inserted and doubled."""
     rng = generator(SEED)
     path = tmp_path / "x.pt"
-    read = 0
+    read_count = 0
     for _ in range(600):
         path.write_bytes(mutate(rng, [small_files[reader]]))
-        read += isinstance(list_or_error(reader, path), tuple)
-    assert 0 < read < 600
+        read_count += isinstance(list_or_error(reader, path), tuple)
+    assert 0 < read_count < 600
 
 
 def test_mutants_with_valid_checksums_are_listed_or_refused(tmp_path):

@@ -21,9 +21,9 @@ def read(body, storages=STORAGES):
     )
 
 
-def find_refusal(**lie):
+def find_refusal(**wrong_fields):
     """Return the error line for a tensor `w` over 16 bytes with these wrong fields."""
-    return find_damage(state_dict(w=tensor(**lie)))
+    return find_damage(state_dict(w=tensor(**wrong_fields)))
 
 
 def find_damage(body):
@@ -42,7 +42,7 @@ def test_an_honest_tensor_is_read():
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("wrong_fields", "message"),
     [
         ({"size": (-1,)}, "w: its shape holds -1; expected integers from 0 to 2^63"),
         (
@@ -82,9 +82,9 @@ def test_an_honest_tensor_is_read():
         ),
     ],
 )
-def test_false_claim_is_reported_with_both_numbers(lie, said):
+def test_false_claim_is_reported_with_both_numbers(wrong_fields, message):
     """torch.load(mmap=True) accepts several of these fields and shows the bytes of an adjacent storage."""
-    assert find_refusal(**lie).startswith(said)
+    assert find_refusal(**wrong_fields).startswith(message)
 
 
 def build_quantized(scales, *, size):
@@ -101,8 +101,8 @@ def test_repeated_scales_of_a_quantized_tensor_are_damage():
     (row,) = read(state_dict(w=build_quantized(tensor(), size=(1, 4))), storages).tensors
     assert row.data.quantizer.scales.shape == (4,)
     (row,) = read(state_dict(w=build_quantized(tensor(size=(2**28,), stride=(0,)), size=(0, 2**28))), storages).tensors
-    said = "its quantizer needs 1073741824 bytes for 268435456 numbers, but the storage has 16"
-    assert row.damage == f"file.pt: w: {said}"
+    message = "its quantizer needs 1073741824 bytes for 268435456 numbers, but the storage has 16"
+    assert row.damage == f"file.pt: w: {message}"
 
 
 def test_missing_strides_mean_contiguous():
@@ -134,7 +134,7 @@ def test_key_set_twice_is_reported():
     body = build_pickle(b"}(" + text("w") + tensor() + text("w") + tensor(size=(2,)) + b"u")
     state = read(body)
     assert [row.shape for row in state.tensors] == [(2,)]
-    assert [odd.name for odd in state.oddities] == ["key-set-twice"]
+    assert [oddity.name for oddity in state.oddities] == ["key-set-twice"]
 
 
 def test_plain_object_as_a_storage_is_damage():
@@ -176,11 +176,11 @@ def test_a_billion_paths_are_one_row():
 
 def test_omission_below_the_depth_limit_is_reported():
     """Levels below the limit of 200 are not listed, and the omission is reported."""
-    deep = b"]" * 301 + tensor() + b"a" * 301
-    body = build_pickle(b"}(" + text("w") + tensor() + text("deep") + deep + b"u")
+    nested_list = b"]" * 301 + tensor() + b"a" * 301
+    body = build_pickle(b"}(" + text("w") + tensor() + text("deep") + nested_list + b"u")
     state = read(body)
     assert [row.fqn for row in state.tensors] == ["w"]
-    assert "too-deep" in [odd.name for odd in state.oddities]
+    assert "too-deep" in [oddity.name for oddity in state.oddities]
 
 
 def test_long_names_and_objects_never_print_whole():
@@ -189,8 +189,8 @@ def test_long_names_and_objects_never_print_whole():
     assert find_refusal(key="k" * 10_000).startswith(f"w: storage {name} is not in the file; ")
     assert find_refusal(key="k" * 10_000, numel=-1).startswith(f"w: storage {name} claims -1 elements; ")
     storages = {"k" * 10_000: STORAGES["0"]}
-    for lie in ({"numel": 400}, {"size": (5,)}, {"offset": -1}):
-        (row,) = read(state_dict(w=tensor(key="k" * 10_000, **lie)), storages).tensors
+    for wrong_fields in ({"numel": 400}, {"size": (5,)}, {"offset": -1}):
+        (row,) = read(state_dict(w=tensor(key="k" * 10_000, **wrong_fields)), storages).tensors
         assert "storage kkk" in row.damage
         assert len(row.damage) < 500
 
@@ -198,10 +198,10 @@ def test_long_names_and_objects_never_print_whole():
 def test_nested_rebuild_calls_are_limited():
     """Twenty thousand Parameters around a tensor are reported as damage, without recursion."""
     call = b"ctorch._utils\n_rebuild_parameter\n"
-    deep = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
+    nested_calls = b"q\x01" + call + b"q\x020" + tensor() + b"q\x030"
     body = b"".join(b"h\x02h\x03\x88N\x87Rq\x030" for _ in range(20_000))
-    said = find_damage(build_pickle(b"}" + deep[2:] + body + text("w") + b"h\x03s"))
-    assert said == "w: nests tensors more than 16 levels deep, the limit of statecli"
+    damage = find_damage(build_pickle(b"}" + nested_calls[2:] + body + text("w") + b"h\x03s"))
+    assert damage == "w: nests tensors more than 16 levels deep, the limit of statecli"
 
 
 def test_shared_parts_are_decoded_once():

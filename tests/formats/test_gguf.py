@@ -230,12 +230,14 @@ def shard_folder(tmp_path) -> Path:
 
 def test_folder_of_shards_is_one_model(shard_folder, tmp_path, run):
     """The folder has all tensors and the first part's metadata, equals the unsplit file, and has the same lock."""
-    whole = write_gguf(tmp_path / "m.gguf", BLOCKS, name="Tiny")
+    whole_path = write_gguf(tmp_path / "m.gguf", BLOCKS, name="Tiny")
     state = formats.read(str(shard_folder))
     assert [tensor.fqn for tensor in state.tensors] == list(BLOCKS)
     assert state.metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
-    assert run("diff", shard_folder, whole)[0] == 0
-    assert run("lock", shard_folder, "-o", tmp_path / "one")[0] == run("lock", whole, "-o", tmp_path / "two")[0] == 0
+    assert run("diff", shard_folder, whole_path)[0] == 0
+    assert (
+        run("lock", shard_folder, "-o", tmp_path / "one")[0] == run("lock", whole_path, "-o", tmp_path / "two")[0] == 0
+    )
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -255,11 +257,11 @@ def test_missing_shard_is_named(shard_folder, inspect):
     """The file names give the number of parts; the tensors of present parts are shown, and the exit status is 2."""
     (shard_folder / "m-00002-of-00003.gguf").unlink()
     code, out, err = inspect(shard_folder)
-    what = (
+    message = (
         "shard m-00002-of-00003.gguf is missing: 2 of 3 exist, according to the numbers in the file names; copy or "
         "download the missing files"
     )
-    assert (code, err) == (2, f"statecli: {shard_folder}: {what}\n")
+    assert (code, err) == (2, f"statecli: {shard_folder}: {message}\n")
     assert all(f" blk.{n}.w " in out for n in (0, 1, 4))
     assert formats.read(str(shard_folder)).metadata.values == {"general.architecture": "llama", "general.name": "Tiny"}
 
@@ -316,10 +318,10 @@ def test_quantized_is_compared_with_full_within_a_tolerance(quantized_files, run
 def test_equal_values_with_other_bytes_differ_only_bitwise(tmp_path, run):
     """A scale of zero makes any codes zeros: no difference, unless the user compares bits."""
     raw = np.zeros((1, 34), np.uint8)
-    other = raw.copy()
-    other[0, 5] = 9
+    other_bytes = raw.copy()
+    other_bytes[0, 5] = 9
     first = write_gguf(tmp_path / "one.gguf", {"w": (raw, "Q8_0")})
-    second = write_gguf(tmp_path / "two.gguf", {"w": (other, "Q8_0")})
+    second = write_gguf(tmp_path / "two.gguf", {"w": (other_bytes, "Q8_0")})
     assert run("diff", first, second)[0] == 0
     code, output = run("diff", first, second, "--bitwise", "-f", "json")
     assert code == 1
@@ -435,9 +437,9 @@ def raw_file(keys=(), tensors=(), data=b"", version=3, counts=None) -> bytes:
     return head + bytes(-len(head) % 32) + data
 
 
-def write_raw_file(folder: Path, *arguments, **more) -> Path:
+def write_raw_file(folder: Path, *arguments, **options) -> Path:
     path = folder / "m.gguf"
-    path.write_bytes(raw_file(*arguments, **more))
+    path.write_bytes(raw_file(*arguments, **options))
     return path
 
 
@@ -550,21 +552,21 @@ def test_truncated_file_is_refused_or_damaged(tmp_path, line):
     """A download may stop at any byte: a truncated header is refused, and tensors without their data are damaged."""
     keys = [key("general.name", 8, text("x")), key("k", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))]
     lines = [tensor("v", [8]), tensor("w", [32, 2], 8, 32)]
-    whole, header = raw_file(keys, lines, bytes(32 + 68)), 24 + sum(map(len, (*keys, *lines)))
+    content, header = raw_file(keys, lines, bytes(32 + 68)), 24 + sum(map(len, (*keys, *lines)))
     path = tmp_path / "m.gguf"
-    path.write_bytes(whole)
+    path.write_bytes(content)
     assert len(formats.read(str(path)).tensors) == 2
-    data = len(whole) - 100
-    for end in range(1, len(whole)):
-        path.write_bytes(whole[:end])
+    data = len(content) - 100
+    for end in range(1, len(content)):
+        path.write_bytes(content[:end])
         if end < header:
             assert line(path)
             continue
         v, w = formats.read(str(path)).tensors
         assert (v.damage is None) == (end >= data + 32)
         assert w.damage == (
-            f"{path}: w: ends at byte {len(whole)}, but the file has {end} bytes: truncated, "
-            f"{len(whole) - end} bytes are missing; copy or download the file again"
+            f"{path}: w: ends at byte {len(content)}, but the file has {end} bytes: truncated, "
+            f"{len(content) - end} bytes are missing; copy or download the file again"
         )
 
 
@@ -632,7 +634,9 @@ MISPLACED_TENSORS = {
 def test_misplaced_tensor_spoils_no_other_tensor(case, tmp_path, inspect):
     """One line reports each tensor outside the file or with shared bytes; all other tensors stay, with their values."""
     lines, expected = MISPLACED_TENSORS[case]
-    path = write_raw_file(tmp_path, (), [tensor(name, [size], 0, at) for name, size, at in lines], bytes(128))
+    path = write_raw_file(
+        tmp_path, (), [tensor(name, [size], 0, position) for name, size, position in lines], bytes(128)
+    )
     code, out, err = inspect(path, "--stats")
     rows = formats.read(str(path)).tensors
     damages = [row.damage for row in rows if row.damage]
@@ -689,8 +693,8 @@ def test_file_with_only_metadata_is_shown(tmp_path, run):
     state = formats.read(str(path))
     assert (state.tensors, dict(state.metadata.values)) == ((), {"k": 7})
     assert run("inspect", path) == (0, "note[no-tensor]: contains no tensors, only metadata: k=7\n")
-    many = write_raw_file(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
-    assert run("inspect", many)[1].endswith("k4=7, k5=7 and 2 more keys\n")
+    many_keys_path = write_raw_file(tmp_path, [key(f"k{n}", 4, U32) for n in range(8)])
+    assert run("inspect", many_keys_path)[1].endswith("k4=7, k5=7 and 2 more keys\n")
     assert run("inspect", write_raw_file(tmp_path)) == (0, "note[no-tensor]: contains no tensors\n")
 
 

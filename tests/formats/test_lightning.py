@@ -47,12 +47,15 @@ def checkpoint(tmp_path_factory):
     out = tmp_path_factory.mktemp("lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     saving = callbacks.ModelCheckpoint(out, filename="one", monitor="loss")
-    beside = [callbacks.EMAWeightAveraging(decay=0.9), callbacks.EarlyStopping("loss", check_on_train_epoch_end=True)]
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    other_callbacks = [
+        callbacks.EMAWeightAveraging(decay=0.9),
+        callbacks.EarlyStopping("loss", check_on_train_epoch_end=True),
+    ]
+    quiet_options = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = lightning.Trainer(
-            max_epochs=1, accelerator="cpu", default_root_dir=out, callbacks=[saving, *beside], **quiet
+            max_epochs=1, accelerator="cpu", default_root_dir=out, callbacks=[saving, *other_callbacks], **quiet_options
         )
         data = torch.utils.data.TensorDataset(torch.randn(16, 4))
         trainer.fit(Net(), torch.utils.data.DataLoader(data, 8))
@@ -99,8 +102,8 @@ def test_metadata_file_next_to_shards_is_noted(tmp_path):
     dcp.save({"state_dict": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "a.ckpt", no_dist=True)
     assert not formats.read(str(tmp_path / "a.ckpt")).oddities
     torch.save({"epoch": 1, "hyper_parameters": {"h": 3}}, tmp_path / "a.ckpt" / file)
-    (odd,) = formats.read(str(tmp_path / "a.ckpt")).oddities
-    assert (odd.name, file in odd.message) == ("unread-settings", True)
+    (oddity,) = formats.read(str(tmp_path / "a.ckpt")).oddities
+    assert (oddity.name, file in oddity.message) == ("unread-settings", True)
     assert formats.read(str(tmp_path / "a.ckpt" / file)).metadata.values["hyper_parameters.h"] == 3
 
 

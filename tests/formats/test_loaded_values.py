@@ -33,8 +33,8 @@ STORAGES = {"0": struct.pack("<4f", 1, 2, 3, 4), "1": struct.pack("<4f", 90, 91,
 def storage(key: str = "0", kind: str = "FloatStorage", numel: int = 4, location: str = "cpu") -> bytes:
     """Return the persistent id of a storage."""
     module = "torch.storage" if kind == "UntypedStorage" else "torch"
-    what = text("storage") + f"c{module}\n{kind}\n".encode() + text(key) + text(location)
-    return b"(" + what + attacks.number(numel) + b"tQ"
+    kind_and_key = text("storage") + f"c{module}\n{kind}\n".encode() + text(key) + text(location)
+    return b"(" + kind_and_key + attacks.number(numel) + b"tQ"
 
 
 def arguments(offset: int = 0, size: bytes = numbers(4), stride: bytes = numbers(1), flags: bytes = b"") -> bytes:
@@ -116,8 +116,8 @@ def test_tensor_changed_after_creation_has_no_values(tmp_path, name, legacy):
 
 def test_parameter_that_saves_its_own_data_is_readable(tmp_path):
     """`Params4bit` of bitsandbytes saves its own data and requires_grad among its attributes."""
-    own = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
-    parameter = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, own)
+    attributes = tree(data=tensor(), requires_grad=b"\x88", module=b"N", bits=b"K\4")
+    parameter = call_function(WITH_STATE, tensor(), b"\x88", ORDERED_DICT, attributes)
     path = write_archive(tmp_path, tree(w=parameter))
     assert read_with_statecli(path) == load_with_torch(path) == {"w": [1, 2, 3, 4]}
 
@@ -222,9 +222,9 @@ LATER_CHANGES = {
 @pytest.mark.parametrize("name", LATER_CHANGES)
 def test_later_change_of_an_object_is_refused(tmp_path, name):
     """The final graph of a pickle has no time: an object changed later is not the object that a call received."""
-    body, why = LATER_CHANGES[name]
+    body, reason = LATER_CHANGES[name]
     path = write_archive(tmp_path, body)
-    with pytest.raises(MalformedError, match=why):
+    with pytest.raises(MalformedError, match=reason):
         formats.read(path)
 
 
@@ -313,7 +313,11 @@ def test_keys_equal_in_python_are_merged(tmp_path, name):
 def test_ordered_dict_of_pairs_has_the_keys_of_python(tmp_path, name):
     """A call builds the OrderedDict from pairs, as Python 2 pickled an OrderedDict."""
     first, second = EQUAL_KEYS[name]
-    pairs = b"](" + b"".join(key + tensor(to) + b"\x86" for key, to in ((first, "0"), (second, "1"))) + b"e"
+    pairs = (
+        b"]("
+        + b"".join(key + tensor(storage_key) + b"\x86" for key, storage_key in ((first, "0"), (second, "1")))
+        + b"e"
+    )
     path = write_archive(tmp_path, b"ccollections\nOrderedDict\n" + pairs + b"\x85R")
     assert list(read_with_statecli(path).values()) == list(load_with_torch(path).values()) == [[90, 91, 92, 93]]
 
@@ -348,9 +352,9 @@ def test_key_from_another_call_is_refused(tmp_path, call):
 def test_shared_tuple_key_is_read_once(tmp_path):
     """A tuple that is a key many times is read once; so are nested tuples, and a long text in many tuples."""
     chain = b")q\1" + b"".join(b"0h\1\x85q\1" for _ in range(9_000)) + b"0"
-    long = text("a" * 4_000_000) + b"q\2" + b"0"
-    again = b"h\1N" * 20_000 + b"h\2K\1\x86N" * 20_000
-    path = write_archive(tmp_path, chain + long + b"}(" + again + text("w") + tensor() + b"u")
+    long_text = text("a" * 4_000_000) + b"q\2" + b"0"
+    entries = b"h\1N" * 20_000 + b"h\2K\1\x86N" * 20_000
+    path = write_archive(tmp_path, chain + long_text + b"}(" + entries + text("w") + tensor() + b"u")
     begin = time.process_time()
     assert read_with_statecli(path) == {"w": [1, 2, 3, 4]}
     assert time.process_time() - begin < 10
@@ -373,18 +377,20 @@ DESCRIPTIONS = {
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-@pytest.mark.parametrize("dropped", [False, True], ids=["both", "first dropped"])
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["both", "first dropped"])
 @pytest.mark.parametrize("name", DESCRIPTIONS)
-def test_storage_with_two_descriptions_has_no_values(tmp_path, name, dropped, legacy):
+def test_storage_with_two_descriptions_has_no_values(tmp_path, name, is_dropped, legacy):
     """torch takes the first description for all tensors of a storage, even if the first tensor was dropped."""
     first, second = (tensor().replace(storage(), description) for description in DESCRIPTIONS[name])
-    body = first + b"0" + tree(b=second) if dropped else tree(a=first, b=second)
+    body = first + b"0" + tree(b=second) if is_dropped else tree(a=first, b=second)
     path = write_archive(tmp_path, body, legacy=legacy)
     if legacy and "types" in name:
         with pytest.raises(MalformedError, match="storage '0' has two descriptions"):
             formats.read(path)
     else:
-        assert all("the pickle describes storage '0' in two ways" in why for why in read_with_statecli(path).values())
+        assert all(
+            "the pickle describes storage '0' in two ways" in reason for reason in read_with_statecli(path).values()
+        )
 
 
 def test_empty_storages_may_have_two_types(tmp_path):
@@ -402,14 +408,14 @@ def test_two_views_with_one_key_have_no_values(tmp_path):
         return storage()[:-2] + b"(" + key + attacks.number(start) + b"K\2ttQ"
 
     body = tree(a=tensor(size=(2,)).replace(storage(), view(text("v"), 0)))
-    other = tensor(size=(2,)).replace(storage(), view(text("v"), 2))
+    other_tensor = tensor(size=(2,)).replace(storage(), view(text("v"), 2))
     path = tmp_path / "a.pt"
     data = [("0", 4, STORAGES["0"])]
     path.write_bytes(attacks.legacy(build_pickle(body), data))
     assert read_with_statecli(str(path)) == load_with_torch(str(path)) == {"a": [1, 2]}
-    path.write_bytes(attacks.legacy(build_pickle(body[:-1] + text("b") + other + b"u"), data))
+    path.write_bytes(attacks.legacy(build_pickle(body[:-1] + text("b") + other_tensor + b"u"), data))
     assert load_with_torch(str(path))["b"] == [1, 2]
-    assert all("the pickle describes storage " in why for why in read_with_statecli(str(path)).values())
+    assert all("the pickle describes storage " in reason for reason in read_with_statecli(str(path)).values())
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -440,8 +446,8 @@ def write_with_byteorder(tmp_path, body: bytes, order: bytes, data: bytes) -> st
 
 def rebuild_typed(kind: str, numel: int, dtype: str, size: int) -> bytes:
     """Return the opcodes of `_rebuild_tensor_v3`: a storage of one class, viewed as a dtype."""
-    what = (storage("0", kind, numel), b"K\0", numbers(size), numbers(1), b"\x89", ORDERED_DICT)
-    return call_function(b"ctorch._utils\n_rebuild_tensor_v3\n", *what, f"ctorch\n{dtype}\n".encode())
+    call_arguments = (storage("0", kind, numel), b"K\0", numbers(size), numbers(1), b"\x89", ORDERED_DICT)
+    return call_function(b"ctorch._utils\n_rebuild_tensor_v3\n", *call_arguments, f"ctorch\n{dtype}\n".encode())
 
 
 MISMATCHED_DTYPES = {

@@ -57,7 +57,7 @@ def test_each_rank_has_its_own_sections(tmp_path):
             assert set(read_all_values(weight.data)) == {float(number)}
             assert weight.tied_to == ()
         assert tensors["mp_rank_01.optimizer.optimizer", "state[0]['exp_avg']"].shape == (4, 8)
-        assert [odd.name for odd in state.oddities if odd.name != "foreign-globals"] == ["model-parallel"]
+        assert [oddity.name for oddity in state.oddities if oddity.name != "foreign-globals"] == ["model-parallel"]
         assert state.metadata.values["iteration"] == 10
 
 
@@ -76,11 +76,11 @@ def test_a_missing_rank_is_a_row(statecli, tmp_path, stages):
     names = ("mp_rank_00",) if stages == 1 else ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001")
     folder = write(tmp_path / "run", names, tensor=2, stages=stages)
     result = statecli("inspect", str(folder))
-    missing = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
-    here = f"the folder has files of {len(names)} of {2 * stages} ranks"
-    said = f"{here} (2 tensor-parallel ranks in {stages} pipeline stages); copy the missing"
+    missing_rank = "mp_rank_01" if stages == 1 else "mp_rank_01_001"
+    reason = f"the folder has files of {len(names)} of {2 * stages} ranks"
+    message = f"{reason} (2 tensor-parallel ranks in {stages} pipeline stages); copy the missing"
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith(f"statecli: {folder}: {missing} is missing: {said}")
+    assert result.err.startswith(f"statecli: {folder}: {missing_rank} is missing: {message}")
     assert "embedding.word_embeddings.weight" in result.out
 
 
@@ -104,7 +104,7 @@ def test_differences_between_ranks_are_noted(tmp_path):
     state = rank(1, torch.float32)
     state["model"]["extra.weight"] = torch.ones(2)
     torch.save(state, folder / "iter_0000010" / "mp_rank_01" / "model_optim_rng.pt")
-    messages = [odd.message for odd in formats.read(str(folder)).oddities if odd.name == "ranks-disagree"]
+    messages = [oddity.message for oddity in formats.read(str(folder)).oddities if oddity.name == "ranks-disagree"]
     assert messages == [
         "these tensors are in mp_rank_01 but not in mp_rank_00: model.extra.weight; copy the folder again",
         "model.embedding.word_embeddings.weight: its dtype differs between ranks: bfloat16 in mp_rank_00, float32 in "
@@ -126,13 +126,13 @@ TRACKERS = {
 }
 
 
-@pytest.mark.parametrize("what", TRACKERS)
-def test_invalid_tracker_is_refused(line, tmp_path, what):
+@pytest.mark.parametrize("case", TRACKERS)
+def test_invalid_tracker_is_refused(line, tmp_path, case):
     """The tracker must be a number or a single word."""
-    written, said = TRACKERS[what]
+    content, message = TRACKERS[case]
     folder = write(tmp_path / "run")
-    (folder / "latest_checkpointed_iteration.txt").write_text(written)
-    assert line(folder).startswith(said)
+    (folder / "latest_checkpointed_iteration.txt").write_text(content)
+    assert line(folder).startswith(message)
 
 
 def test_an_iteration_in_the_distributed_format_is_named(line, tmp_path):
@@ -148,8 +148,8 @@ def test_flat_optimizer_buffers_are_noted_and_not_read(tmp_path):
     """Only the code that wrote the buffers knows their order."""
     folder = write(tmp_path / "run")
     (folder / "iter_0000010" / "mp_rank_00" / "distrib_optim.pt").write_bytes(b"x")
-    odd = next(odd for odd in formats.read(str(folder)).oddities if odd.name == "not-read")
-    assert odd.message == (
+    oddity = next(oddity for oddity in formats.read(str(folder)).oddities if oddity.name == "not-read")
+    assert oddity.message == (
         "no file records the positions of the parameters in the flat optimizer buffers, so these files were not read: "
         "mp_rank_00/distrib_optim.pt"
     )

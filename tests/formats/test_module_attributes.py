@@ -20,10 +20,10 @@ def test_every_attribute_of_a_module_is_listed():
     modules = (program.module(), unflattened, inner, InterpreterModuleDispatcher(set(), [inner]))
     names = {name for module in modules for name in dir(module)} - {"weight", "bias", "0"}
     # Other libraries add methods of their own to nn.Module.
-    own = [
+    own_names = [
         name for name in names if "transformers" not in str(getattr(getattr(nn.Module, name, None), "__module__", ""))
     ]
-    assert {name for name in own if not name.startswith("__")} <= MODULE_ATTRIBUTES
+    assert {name for name in own_names if not name.startswith("__")} <= MODULE_ATTRIBUTES
 
 
 @pytest.mark.parametrize(

@@ -71,15 +71,15 @@ def test_numbers_equal_numpy_load(tmp_path, packed, order):
     """
     arrays: dict[str, numpy.ndarray] = {}
     for code in CODES:
-        whole = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
-        arrays |= {f"{code}.c": whole, f"{code}.f": numpy.asfortranarray(whole), f"{code}.0": whole[:0]}
-        arrays |= {f"{code}.scalar": whole[1, 2, 3], f"{code}.turned": whole.transpose(1, 2, 0)}
+        array = numpy.arange(24).reshape(2, 3, 4).astype(f"{order}{code}")
+        arrays |= {f"{code}.c": array, f"{code}.f": numpy.asfortranarray(array), f"{code}.0": array[:0]}
+        arrays |= {f"{code}.scalar": array[1, 2, 3], f"{code}.turned": array.transpose(1, 2, 0)}
     path = save_npz(tmp_path, packed, **arrays)
     actual = {tensor.fqn: tensor for tensor in formats.read(path).tensors}
-    with numpy.load(path) as again:
-        assert list(actual) == again.files
+    with numpy.load(path) as loaded:
+        assert list(actual) == loaded.files
         for name, tensor in actual.items():
-            expected = again[name]
+            expected = loaded[name]
             assert (tensor.dtype, tensor.shape) == (expected.dtype.name, expected.shape)
             assert tensor.nbytes == expected.nbytes
             assert numpy.array_equal(read_all_values(tensor.data).reshape(expected.shape), expected)
@@ -156,10 +156,10 @@ def test_a_record_has_one_dtype_in_all_formats(tmp_path, case):
         numpy.savez(tmp_path / "a.npz", r=array)
         torch.save({"r": array, "w": torch.ones(1)}, tmp_path / "a.pt")
         torch.save({"r": array.view(numpy.recarray), "w": torch.ones(1)}, tmp_path / "b.pt")
-        read = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
-        assert [read_stored_bytes(tensor) for tensor in read] == [array.tobytes()] * 3
-        assert {tensor.dtype for tensor in read} == {read[0].dtype}
-        dtypes.append(read[0].dtype)
+        tensors = [formats.read(str(tmp_path / name)).tensors[0] for name in ("a.npz", "a.pt", "b.pt")]
+        assert [read_stored_bytes(tensor) for tensor in tensors] == [array.tobytes()] * 3
+        assert {tensor.dtype for tensor in tensors} == {tensors[0].dtype}
+        dtypes.append(tensors[0].dtype)
     first, second = dtypes
     assert first == "numpy V8 [('lr', '<f4'), ('wd', '<f4')]"
     assert (second[:10], second != first) == ("numpy V8 [", True)
@@ -380,7 +380,7 @@ FOREIGN_CODES = re.compile(r"[<>|=]?(?:f12|c24|O4)")
 @pytest.mark.parametrize("kind", "?biufcSUVOmM")
 def test_type_code_is_read_as_numpy_does_or_refused(tmp_path, kind, order):
     """numpy reads a single letter as a C type: `b` is int8, `f` float32, `c` a text of one byte."""
-    refused = []
+    refused_codes = []
     for code in (order + kind + size + unit for size in SIZES for unit in ("", "[s]")):
         path = file(tmp_path, npy(format_header(descr=f"'{code}'", shape="(1,)"), bytes(256)))
         try:
@@ -390,7 +390,7 @@ def test_type_code_is_read_as_numpy_does_or_refused(tmp_path, kind, order):
         try:
             (tensor,) = formats.read(path).tensors
         except MalformedError:
-            refused += [code] if expected is not None else []
+            refused_codes += [code] if expected is not None else []
             continue
         if FOREIGN_CODES.fullmatch(code) or tensor.dtype == "numpy O":
             continue
@@ -399,7 +399,7 @@ def test_type_code_is_read_as_numpy_does_or_refused(tmp_path, kind, order):
             assert (code, tensor.dtype.removeprefix("numpy ").removeprefix(">")) == (code, expected.name)
             assert tensor.data.storage.big_endian == (order == ">" and expected.itemsize > 1)
     # Spellings that numpy never writes.
-    assert refused == [order + kind] * (kind in "bifc") + [f"{order}{kind}08"] * (kind in "iufcOmM")
+    assert refused_codes == [order + kind] * (kind in "bifc") + [f"{order}{kind}08"] * (kind in "iufcOmM")
 
 
 @pytest.mark.parametrize("case", sorted(DAMAGED_ARRAYS))
@@ -408,12 +408,12 @@ def test_damaged_array_is_refused_or_unreadable(case, tmp_path, line, inspect):
     data, expected = DAMAGED_ARRAYS[case]
     assert expected in line(file(tmp_path, data))
     for method in (0, 8):
-        good = Member("good.npy", npy(format_header(), bytes(8)), method=method)
-        path = file(tmp_path, build([Member("bad.npy", data, method=method), good]), "a.npz")
-        bad, other = formats.read(path).tensors
-        assert expected in bad.damage
-        assert bad.damage.startswith(f"{path}: bad: ")
-        assert other.shape == (2,)
+        intact_member = Member("good.npy", npy(format_header(), bytes(8)), method=method)
+        path = file(tmp_path, build([Member("bad.npy", data, method=method), intact_member]), "a.npz")
+        damaged, intact = formats.read(path).tensors
+        assert expected in damaged.damage
+        assert damaged.damage.startswith(f"{path}: bad: ")
+        assert intact.shape == (2,)
         code, out, err = inspect(path)
         assert (code, err.count("\n")) == (2, 1)
         assert "good" in out
@@ -427,9 +427,9 @@ def test_truncated_array_is_unreadable(method, tmp_path, inspect):
     if method is not None:
         path = file(tmp_path, build([Member("tensor.npy", data, method=method)]), "a.npz")
     (tensor,) = formats.read(path).tensors
-    why = "float32 [2] takes 8 bytes, but 7 follow the header: truncated; copy or download the file again"
+    reason = "float32 [2] takes 8 bytes, but 7 follow the header: truncated; copy or download the file again"
     assert (tensor.dtype, tensor.shape, tensor.data) == ("float32", (2,), None)
-    assert tensor.damage == f"{path}: tensor: {why}"
+    assert tensor.damage == f"{path}: tensor: {reason}"
     assert formats.read(path).oddities == ()
     code, out, err = inspect(path)
     assert (code, err) == (2, f"statecli: {tensor.damage}\n")
@@ -468,10 +468,10 @@ def test_swapped_byte_order_changes_the_elements(tmp_path, statecli, code):
     arrays = {"a": elements, "b": numpy.frombuffer(elements.tobytes(), f">{code}"), "c": elements.astype(f">{code}")}
     for name, array in arrays.items():
         numpy.save(tmp_path / f"{name}.npy", array)
-    first, swapped, same = (str(tmp_path / f"{name}.npy") for name in arrays)
+    first_path, swapped_path, same_path = (str(tmp_path / f"{name}.npy") for name in arrays)
     # statecli compares no numbers of 16 bytes.
-    assert statecli("diff", first, swapped).code == (2 if code == "f16" else 1)
-    assert statecli("diff", first, same).code == (2 if code == "f16" else 0)
+    assert statecli("diff", first_path, swapped_path).code == (2 if code == "f16" else 1)
+    assert statecli("diff", first_path, same_path).code == (2 if code == "f16" else 0)
 
 
 def test_record_that_is_not_an_array_is_damage(tmp_path):
@@ -483,11 +483,11 @@ def test_record_that_is_not_an_array_is_damage(tmp_path):
 def test_bytes_after_an_array_are_reported(tmp_path):
     """numpy ignores the bytes after an array."""
     data = npy(format_header(), bytes(11))
-    alone = formats.read(file(tmp_path, data))
-    packed = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
-    assert [odd.message for odd in alone.oddities] == ["3 bytes follow the array: numpy.load ignores them"]
-    assert [odd.message for odd in packed.oddities] == ["3 bytes follow the array a: numpy.load ignores them"]
-    assert {odd.name for odd in (*alone.oddities, *packed.oddities)} == {"suffixed"}
+    npy_state = formats.read(file(tmp_path, data))
+    npz_state = formats.read(file(tmp_path, build([Member("a.npy", data)]), "a.npz"))
+    assert [oddity.message for oddity in npy_state.oddities] == ["3 bytes follow the array: numpy.load ignores them"]
+    assert [oddity.message for oddity in npz_state.oddities] == ["3 bytes follow the array a: numpy.load ignores them"]
+    assert {oddity.name for oddity in (*npy_state.oddities, *npz_state.oddities)} == {"suffixed"}
 
 
 # Damaged archives.
@@ -539,20 +539,20 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
     path = save_npz(tmp_path, packed, a=numpy.arange(8, dtype="<f4").reshape(2, 4))
     data = Path(path).read_bytes()
     start = data.index(b"a.npy") + 5 + 20
-    same = []
-    for at in range(start, start + (60 if packed else 128)):
+    unfound_flips = []
+    for position in range(start, start + (60 if packed else 128)):
         for bit in (1, 2, 8):
             flipped = bytearray(data)
-            flipped[at] ^= bit
+            flipped[position] ^= bit
             try:
                 (row,) = formats.read(file(tmp_path, bytes(flipped), "b.npz")).tensors
             except UnreadableError:
                 continue
             if not row.damage:
-                assert (row.dtype, row.shape) == ("float32", (2, 4)), (at, bit)
-                same.append(flipped)
+                assert (row.dtype, row.shape) == ("float32", (2, 4)), (position, bit)
+                unfound_flips.append(flipped)
     # Other deflated bits may inflate to the same bytes.
-    assert len(same) == packed
+    assert len(unfound_flips) == packed
 
 
 def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, monkeypatch):
@@ -588,7 +588,7 @@ def test_names_that_differ_only_by_case_are_an_oddity(tmp_path):
     """The archive has two arrays, which are the same file on some systems."""
     state = formats.read(file(tmp_path, build([Member("a.npy", ARRAY), Member("A.npy", ARRAY)]), "a.npz"))
     assert [tensor.fqn for tensor in state.tensors] == ["a", "A"]
-    assert [odd.name for odd in state.oddities] == ["case-only-names"]
+    assert [oddity.name for oddity in state.oddities] == ["case-only-names"]
 
 
 def test_paths_in_names_are_not_followed(tmp_path):
@@ -601,8 +601,8 @@ def test_paths_in_names_are_not_followed(tmp_path):
 def test_other_files_in_the_archive_are_noted(tmp_path):
     """The other files are named: a library of another format may load them."""
     members = [Member("a.npy", ARRAY), Member("notes.txt", b"x"), Member("b.pkl", pickle.dumps(1))]
-    (odd,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
-    assert (odd.name, odd.message) == (
+    (oddity,) = formats.read(file(tmp_path, build(members), "a.npz")).oddities
+    assert (oddity.name, oddity.message) == (
         "unused-records",
         "statecli did not read files in the archive that are not arrays: notes.txt, b.pkl",
     )
@@ -619,7 +619,7 @@ def test_an_array_without_the_suffix_is_an_array(tmp_path, method):
         assert [tensor.fqn for tensor in state.tensors] == names
         for tensor in state.tensors:
             assert numpy.array_equal(read_all_values(tensor.data).reshape(tensor.shape), loaded[tensor.fqn])
-    assert [odd.message for odd in state.oddities] == [
+    assert [oddity.message for oddity in state.oddities] == [
         "statecli did not read files in the archive that are not arrays: cut, none"
     ]
 
@@ -642,10 +642,10 @@ def test_torch_archive_with_an_added_array_stays_torch(tmp_path):
 def test_every_beginning_is_refused(tmp_path, packed, line):
     """A download may stop at any byte."""
     with open(save_npz(tmp_path, packed, a=numpy.ones(3), b=numpy.arange(4)), "rb") as source:
-        whole = source.read()
-    for end in range(len(whole)):
+        content = source.read()
+    for end in range(len(content)):
         with pytest.raises(UnreadableError):
-            formats.read(file(tmp_path, whole[:end], "cut.npz"))
+            formats.read(file(tmp_path, content[:end], "cut.npz"))
 
 
 @given(st.binary(max_size=100))
@@ -668,11 +668,11 @@ def test_random_header_text_is_read_or_refused(tmp_path, text):
 def test_a_second_archive_inside_the_zip64_end_record_is_refused(tmp_path):
     """Python's zipfile takes the end record in front of the locator; the locator points to the first end record."""
     mark = tmp_path / "ran"
-    written = io.BytesIO()
-    numpy.save(written, numpy.array([Call(Path.touch, mark)], dtype=object), allow_pickle=True)
+    buffer = io.BytesIO()
+    numpy.save(buffer, numpy.array([Call(Path.touch, mark)], dtype=object), allow_pickle=True)
     honest = build([Member("weight.npy", npy(format_header(), bytes(8)))])
     ends = 20 + 22  # the locator and the old end record
-    hidden = build([Member("weight.npy", written.getvalue())])[:-ends]
+    hidden = build([Member("weight.npy", buffer.getvalue())])[:-ends]
     record = len(honest) - ends - 56
     length = struct.pack("<Q", 44 + len(hidden))
     forged = honest[: record + 4] + length + honest[record + 12 : -ends] + hidden + honest[-ends:]
@@ -697,11 +697,11 @@ DUPLICATE_NAMES = {
 def test_two_records_of_one_name_are_unreadable(tmp_path, name):
     """numpy gives the record with the bare name for both records."""
     first, second = DUPLICATE_NAMES[name]
-    ones, zeros = io.BytesIO(), io.BytesIO()
-    numpy.save(ones, numpy.ones(3))
-    numpy.save(zeros, numpy.zeros(3))
-    path = file(tmp_path, build([Member(first, ones.getvalue()), Member(second, zeros.getvalue()),
-                                 Member("v.npy", ones.getvalue())]), "a.npz")  # fmt: skip
+    ones_file, zeros_file = io.BytesIO(), io.BytesIO()
+    numpy.save(ones_file, numpy.ones(3))
+    numpy.save(zeros_file, numpy.zeros(3))
+    path = file(tmp_path, build([Member(first, ones_file.getvalue()), Member(second, zeros_file.getvalue()),
+                                 Member("v.npy", ones_file.getvalue())]), "a.npz")  # fmt: skip
     fqn = min((first, second), key=len)
     with numpy.load(path) as loaded:
         rows = {row.fqn: row for row in formats.read(path).tensors}

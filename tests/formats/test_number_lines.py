@@ -127,8 +127,8 @@ def test_a_bomb_of_protocol_0_is_reported(name, tmp_path):
     process = run_python(["-c", LIMIT_TIME + oracle], "statecli", cwd=tmp_path, timeout=30)
     is_refused = "memo" in name  # Python refuses a large memo, and never ends with such a key
     assert (process.returncode < 0, (tmp_path / "PWNED").exists()) == (not is_refused, is_refused)
-    for rest in (b"", b"other"):
-        (tmp_path / "vocab.bin").write_bytes(BOMBS[name] + rest)
+    for trailer in (b"", b"other"):
+        (tmp_path / "vocab.bin").write_bytes(BOMBS[name] + trailer)
         assert "allocation-bomb" in rules_of(tmp_path)
 
 

@@ -184,8 +184,8 @@ def test_dictionary_keys_that_hash_slowly_are_kept_by_identity():
     slow.append(b"B" + struct.pack("<I", 65_537) + bytes(65_537))
     actual = root(b"}(" + b"".join(key + b"N" for key in slow) + b"u")
     assert [type(key) for key in actual] == [Key] * len(slow)
-    quick = [text("a"), b"N", b"\x88", number(2**60 - 1), b"C\1a"]
-    assert list(root(b"}(" + b"".join(key + b"N" for key in quick) + b"u")) == ["a", None, True, 2**60 - 1, b"a"]
+    quick_keys = [text("a"), b"N", b"\x88", number(2**60 - 1), b"C\1a"]
+    assert list(root(b"}(" + b"".join(key + b"N" for key in quick_keys) + b"u")) == ["a", None, True, 2**60 - 1, b"a"]
 
 
 def test_duplicate_keys_are_reported_and_the_last_value_wins():
@@ -334,9 +334,9 @@ UNSUPPORTED_PICKLES = (
 def test_nonsense_is_malformed(case):
     """Each misuse of an opcode has an error line with the byte."""
     body, message = case
-    with pytest.raises(MalformedError) as caught:
+    with pytest.raises(MalformedError) as error:
         read_pickle(build_pickle(body))
-    line = str(caught.value)
+    line = str(error.value)
     assert message in line
     assert line.startswith("data.pkl: ")
     assert ("the pickle is damaged: " in line) is (message not in UNSUPPORTED_PICKLES)
@@ -399,10 +399,10 @@ BOMBS = {
 def test_bombs_are_ordinary_graphs(data):
     """Pickles that hang or crash pickle and torch.load are read, and freed without a crash, in a moment."""
     gc.freeze()  # the collection below covers the result of the read, not the libraries
-    begun = time.process_time()
+    start_time = time.process_time()
     read_pickle(data)
     gc.collect()
-    assert time.process_time() - begun < 4
+    assert time.process_time() - start_time < 4
 
 
 BUDGETS = {
@@ -462,14 +462,14 @@ def test_the_number_of_globals_is_bounded(monkeypatch):
 )
 def test_garbage_collector_keeps_its_state(enabled, data, parse):
     """The collector is off only during the parse, also when the parse fails."""
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
         with parse:
             read_pickle(data)
     finally:
         actual = gc.isenabled()
-        (gc.enable if was else gc.disable)()
+        (gc.enable if was_enabled else gc.disable)()
     assert actual is enabled
 
 
@@ -509,29 +509,29 @@ class Oracle(pickle.Unpickler):
         return ("pid", pid)
 
 
-def equals_stub(ours: object, theirs: object) -> bool:
+def equals_stub(graph: object, stub: object) -> bool:
     """Return whether our graph equals the stubs. For small graphs without cycles."""
-    if type(ours) is Persistent:
-        return isinstance(theirs, tuple) and theirs[0] == "pid" and equals_stub(ours.pid, theirs[1])
-    if type(ours) is Global:
-        return isinstance(theirs, type) and (theirs.__module__, theirs.__name__) == (ours.module, ours.name)
-    if type(ours) is Obj:
-        assert isinstance(theirs, Stub)
+    if type(graph) is Persistent:
+        return isinstance(stub, tuple) and stub[0] == "pid" and equals_stub(graph.pid, stub[1])
+    if type(graph) is Global:
+        return isinstance(stub, type) and (stub.__module__, stub.__name__) == (graph.module, graph.name)
+    if type(graph) is Obj:
+        assert isinstance(stub, Stub)
         equal = (
-            equals_stub(ours.args, theirs.args),
-            equals_stub(ours.state, theirs.state),
-            equals_stub(ours.items or {}, theirs.set),
+            equals_stub(graph.args, stub.args),
+            equals_stub(graph.state, stub.state),
+            equals_stub(graph.items or {}, stub.set),
         )
-        return equals_stub(ours.cls, type(theirs)) and all(equal)
-    if type(ours) is SetOf:
-        return isinstance(theirs, (set, frozenset)) and sorted(map(repr, ours.elems)) == sorted(map(repr, theirs))
-    if type(ours) is dict:
-        assert isinstance(theirs, dict)
-        unwrapped = [key.value if type(key) is Key else key for key in ours]
-        return unwrapped == list(theirs) and all(map(equals_stub, ours.values(), theirs.values()))
-    if type(ours) in (list, tuple):
-        return type(ours) is type(theirs) and len(ours) == len(theirs) and all(map(equals_stub, ours, theirs))
-    return type(ours) is type(theirs) and ours == theirs
+        return equals_stub(graph.cls, type(stub)) and all(equal)
+    if type(graph) is SetOf:
+        return isinstance(stub, (set, frozenset)) and sorted(map(repr, graph.elems)) == sorted(map(repr, stub))
+    if type(graph) is dict:
+        assert isinstance(stub, dict)
+        unwrapped = [key.value if type(key) is Key else key for key in graph]
+        return unwrapped == list(stub) and all(map(equals_stub, graph.values(), stub.values()))
+    if type(graph) in (list, tuple):
+        return type(graph) is type(stub) and len(graph) == len(stub) and all(map(equals_stub, graph, stub))
+    return type(graph) is type(stub) and graph == stub
 
 
 def torch_objects() -> dict[str, object]:
@@ -544,7 +544,7 @@ def torch_objects() -> dict[str, object]:
     sum(p.sum() for p in net.parameters()).backward()
     optimizer.step()
     base = torch.arange(12.0)
-    many = {f"layers.{n}.weight": torch.zeros(n % 5, 3, *[1] * (n % 6)) for n in range(80)}
+    many_tensors = {f"layers.{n}.weight": torch.zeros(n % 5, 3, *[1] * (n % 6)) for n in range(80)}
     return {
         "state_dict": net.state_dict(),
         "module": net,
@@ -554,7 +554,7 @@ def torch_objects() -> dict[str, object]:
         "dtypes": [torch.zeros(2, dtype=d) for d in (torch.bfloat16, torch.float8_e5m2, torch.complex64, torch.bool)],
         "conj": torch.zeros(3, dtype=torch.complex64).conj(),
         "scalars": {f"step{n}": torch.tensor(float(n)) for n in range(60)},
-        "many": many,
+        "many": many_tensors,
         "sparse": torch.eye(3).to_sparse(),
         "meta": torch.empty(10**5, 10**5, device="meta"),
     }
@@ -571,9 +571,9 @@ def test_real_pickles_agree_with_pickle_itself(protocol, tmp_path):
         torch.save(value, tmp_path / "x.pt", pickle_protocol=protocol)
         with zipfile.ZipFile(tmp_path / "x.pt") as archive:
             data = archive.read("x/data.pkl")
-        theirs = Oracle(io.BytesIO(data)).load()
+        stub = Oracle(io.BytesIO(data)).load()
         for fast in (True, False):
-            assert equals_stub(read_pickle(data, fast=fast).root, theirs), (name, fast)
+            assert equals_stub(read_pickle(data, fast=fast).root, stub), (name, fast)
 
 
 #: An opcode of each form of argument, whose bytes are `.` where they may be.

@@ -46,21 +46,21 @@ def differences(annotation: Any, kind: Kind, place: str) -> list[str]:
     if origin is dict and isinstance(kind, DictOf):
         return [*differences(arguments[0], kind.key, place), *differences(arguments[1], kind.value, place)]
     if annotation is str:
-        same = kind in TEXTS
+        is_same = kind in TEXTS
     elif annotation is float:
-        same = kind is Judgement.FLOAT
+        is_same = kind is Judgement.FLOAT
     elif annotation in (int, bool) or (isinstance(annotation, type) and issubclass(annotation, enum.IntEnum)):
-        same = kind is Judgement.NUMBER
+        is_same = kind is Judgement.NUMBER
     elif dataclasses.is_dataclass(annotation):
-        same = isinstance(kind, str) and ALIASES.get(kind, kind) == annotation.__name__
+        is_same = isinstance(kind, str) and ALIASES.get(kind, kind) == annotation.__name__
     else:
-        same = annotation == dict[str, str] and kind in METADATA
-    return [] if same else [f"{place}: {annotation} and {kind}"]
+        is_same = annotation == dict[str, str] and kind in METADATA
+    return [] if is_same else [f"{place}: {annotation} and {kind}"]
 
 
 def test_each_field_of_the_schema_has_a_judgement():
     """The table has the classes and fields of the installed torch, and a judgement for each text."""
-    different = []
+    actual_differences = []
     for name, fields in SCHEMA.items():
         if name in METADATA:
             continue
@@ -68,20 +68,20 @@ def test_each_field_of_the_schema_has_a_judgement():
         assert hints.keys() - {"_type"} <= fields.keys(), name
         for field, annotation in hints.items():
             if field != "_type":
-                different += differences(annotation, fields[field], f"{name}.{field}")
-    assert different == []
+                actual_differences += differences(annotation, fields[field], f"{name}.{field}")
+    assert actual_differences == []
 
 
 def test_each_class_of_the_schema_is_in_a_program_or_named():
     """The test fails on a class that torch adds to the schema and statecli does not list."""
     assert list_classes().keys() == SCHEMA.keys() - METADATA.keys() - ALIASES.keys() | OTHER_RECORDS
-    stack, reached = ["ExportedProgram"], set()
+    stack, reached_names = ["ExportedProgram"], set()
     while stack:
         name = stack.pop()
-        if name not in reached:
-            reached.add(name)
+        if name not in reached_names:
+            reached_names.add(name)
             stack += [kind for field in SCHEMA[name].values() for kind in _list_names(field)]
-    assert reached == SCHEMA.keys()
+    assert reached_names == SCHEMA.keys()
 
 
 def _list_names(kind: Kind) -> list[str]:
@@ -228,9 +228,9 @@ HOSTILE_PROGRAMS = {
 @pytest.mark.parametrize("name", HOSTILE_PROGRAMS)
 def test_texts_that_become_source_are_found(name):
     """Each text became source or a call in torch 2.13, or resembles a text that did."""
-    document, what = HOSTILE_PROGRAMS[name]
+    document, reason = HOSTILE_PROGRAMS[name]
     program_calls = list(find_program_calls(document, Steps()))
-    assert any(isinstance(call, ProgramCall) and what in (call.why or "") for call in program_calls), program_calls
+    assert any(isinstance(call, ProgramCall) and reason in (call.why or "") for call in program_calls), program_calls
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ from statecli.formats import safetensors
 from statecli.storage.byte_source import Source
 
 
-def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
+def entry(dtype="F32", shape=(2,), offsets=(0, 8), **other_fields):
     """Return the header entry of a tensor."""
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **other_fields}
 
 
 def pack_file(header: bytes | str | dict, data: bytes = b"", length: int | None = None) -> bytes:
@@ -419,24 +419,26 @@ def assert_same(path: Path, state: ModelState, *, values: bool = True) -> None:
     expected = open_with_library(path)
     assert expected is not None, "safe_open refuses what we accept"
     rows = [tensor for tensor in state.tensors if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
-    seen = {}
+    actual = {}
     for tensor in rows:
         shape = list(tensor.shape)
         if tensor.dtype == "float4_e2m1fn_x2":
             shape[-1] *= 2
-        seen[tensor.fqn] = (DTYPE_NAMES[tensor.dtype], shape)
+        actual[tensor.fqn] = (DTYPE_NAMES[tensor.dtype], shape)
         assert tensor.elements == prod(tensor.shape)
-    assert seen == expected
+    assert actual == expected
     if values:
         content = path.read_bytes()
         with safe_open(path, "pt") as file:
             for tensor in rows:
                 if tensor.dtype.startswith("float6"):
                     continue
-                where = tensor.data.storage
-                assert where.path == str(path)
-                assert where.length == tensor.nbytes
-                assert content[where.offset : where.offset + where.length] == bytes_of(file.get_tensor(tensor.fqn))
+                storage = tensor.data.storage
+                assert storage.path == str(path)
+                assert storage.length == tensor.nbytes
+                assert content[storage.offset : storage.offset + storage.length] == bytes_of(
+                    file.get_tensor(tensor.fqn)
+                )
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
@@ -470,18 +472,18 @@ def test_every_dtype_of_save_file_is_read(tmp_path):
 
 def test_sample_has_every_dtype_of_torch():
     """torch has every dtype of the table except three of less than a byte, so that the sample is complete."""
-    missing = {name for name in DTYPE_NAMES if not hasattr(torch, name)}
-    assert missing == {"float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"}
+    missing_names = {name for name in DTYPE_NAMES if not hasattr(torch, name)}
+    assert missing_names == {"float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"}
 
 
 def test_dtype_table_equals_safe_open(tmp_path):
     """The dtypes in safetensors' own error equal the table."""
     path = tmp_path / "file.safetensors"
     path.write_bytes(pack_tensor(entry("F99")))
-    with pytest.raises(SafetensorError, match="F99") as refused:
+    with pytest.raises(SafetensorError, match="F99") as error:
         safe_open(path, "pt")
-    listed = str(refused.value).split("expected one of ")[1].split(" at line")[0]
-    assert {name.strip(" `") for name in listed.split(",")} == set(safetensors.DTYPES)
+    dtype_list = str(error.value).split("expected one of ")[1].split(" at line")[0]
+    assert {name.strip(" `") for name in dtype_list.split(",")} == set(safetensors.DTYPES)
 
 
 def test_facts_that_safetensors_does_not_record_are_none(tmp_path):
@@ -551,10 +553,10 @@ def test_real_model_equals_safe_open():
     state = formats.read(str(path))
     assert len(state.tensors) > 100
     assert_same(path, state)
-    whole = formats.read(str(folder))
-    assert whole.target == str(folder)
-    assert whole.tensors == state.tensors
-    assert whole.oddities == ()
+    whole_state = formats.read(str(folder))
+    assert whole_state.target == str(folder)
+    assert whole_state.tensors == state.tensors
+    assert whole_state.oddities == ()
 
 
 # Damage.
@@ -563,12 +565,12 @@ def test_real_model_equals_safe_open():
 def test_every_prefix_is_refused(tmp_path):
     """A file truncated at any byte is refused with one line that says truncated, never listed with fewer tensors."""
     path = tmp_path / "cut.safetensors"
-    whole = save({"a": torch.zeros(3), "b.weight": torch.ones(2, 2)}, {"format": "pt"})
-    for length in range(1, len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(UnreadableError) as refused:
+    content = save({"a": torch.zeros(3), "b.weight": torch.ones(2, 2)}, {"format": "pt"})
+    for length in range(1, len(content)):
+        path.write_bytes(content[:length])
+        with pytest.raises(UnreadableError) as error:
             formats.read(str(path))
-        message = str(refused.value)
+        message = str(error.value)
         assert message.startswith(f"{path}: ")
         assert len(message.splitlines()) == 1
         assert "truncated" in message, length
@@ -599,10 +601,10 @@ def check_against_library(path: Path) -> bool:
 def test_flipped_bytes_agree_with_safe_open(tmp_path):
     """Each byte of a header is changed in several ways; a file that safe_open refuses is never accepted."""
     path = tmp_path / "flip.safetensors"
-    whole = save({"a": torch.zeros(3), "b": torch.ones(2, 2, dtype=torch.bool), "e": torch.empty(0)})
+    content = save({"a": torch.zeros(3), "b": torch.ones(2, 2, dtype=torch.bool), "e": torch.empty(0)})
     accepted = 0
-    for at, mask in itertools.product(range(len(whole) - 16), (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1 :])
+    for position, mask in itertools.product(range(len(content) - 16), (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF)):
+        path.write_bytes(content[:position] + bytes([content[position] ^ mask]) + content[position + 1 :])
         accepted += check_against_library(path)
     # The format has no checksum: a changed letter gives another name.
     assert 10 < accepted < 400
@@ -641,19 +643,19 @@ def change(header: dict, rng: random.Random) -> None:
     """Change a name, an entry or a field of the entry."""
     name = rng.choice([*header, "new"])
     is_entry = isinstance(header.get(name), dict)
-    what = rng.randrange(7) if is_entry else rng.randrange(3)
+    mutation = rng.randrange(7) if is_entry else rng.randrange(3)
     field = rng.choice(["dtype", "shape", "data_offsets", "x"])
-    if what == 0:
+    if mutation == 0:
         header.pop(name, None)
-    elif what == 1:
+    elif mutation == 1:
         header[name] = draw_unusual_value(rng)
-    elif what == 2:
+    elif mutation == 2:
         header[rng.choice(["__metadata__", "new", "\ud800", "x\0"])] = deepcopy(header.get(name))
-    elif what == 3:
+    elif mutation == 3:
         header[name].pop(field, None)
-    elif what == 4:
+    elif mutation == 4:
         header[name][field] = draw_unusual_value(rng)
-    elif what == 5:
+    elif mutation == 5:
         header[name]["dtype"] = rng.choice(list(safetensors.DTYPES))
     elif isinstance(header[name].get(field), list):
         numbers = header[name][field]
@@ -669,8 +671,8 @@ def mutate_header(header: dict, rng: random.Random) -> bytes:
         change(header, rng)
     text = json.dumps(header, ensure_ascii=rng.random() < 0.7)
     if rng.random() < 0.1:
-        cut = rng.randrange(len(text))
-        text = text[:cut] + rng.choice(["{", "}", "[", "]", ",", '"', "\\", "1", "-", " "]) + text[cut + 1 :]
+        position = rng.randrange(len(text))
+        text = text[:position] + rng.choice(["{", "}", "[", "]", ",", '"', "\\", "1", "-", " "]) + text[position + 1 :]
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -684,9 +686,9 @@ def test_mutated_headers_agree_with_safe_open(tmp_path):
         "e": torch.empty(0),
         "s": torch.tensor(1.5),
     }
-    whole = save(tensors, {"format": "pt"})
-    start = 8 + int.from_bytes(whole[:8], "little")
-    header, data = json.loads(whole[8:start]), whole[start:]
+    content = save(tensors, {"format": "pt"})
+    start = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:start]), content[start:]
     accepted = 0
     for _ in range(1500):
         path.write_bytes(pack_file(mutate_header(header, rng), data))
@@ -735,9 +737,9 @@ def test_file_replaced_during_the_read_gives_the_old_content(tmp_path, monkeypat
 
         def __init__(self, path: str) -> None:
             super().__init__(path)
-            other = Path(path + ".new")
-            other.write_bytes(pack_tensor(entry("F16", (4,)), name="new"))
-            other.replace(path)
+            new_file = Path(path + ".new")
+            new_file.write_bytes(pack_tensor(entry("F16", (4,)), name="new"))
+            new_file.replace(path)
 
     monkeypatch.setattr(safetensors, "Source", Replaced)
     assert [(t.fqn, t.dtype) for t in formats.read(str(path)).tensors] == [("old", "float32")]
@@ -814,10 +816,10 @@ def test_plain_path_agrees_with_the_strict_parser(tmp_path, monkeypatch):
     for _ in range(1000):
         path.write_bytes(pack_file(build_repeated_keys(rng), bytes(8)))
         monkeypatch.setattr(safetensors, "_parse_plain_header", count_reads)
-        quick = state_or_error(path)
+        plain_result = state_or_error(path)
         monkeypatch.setattr(safetensors, "_parse_plain_header", refuse_plain)
-        assert state_or_error(path) == quick
-        accepted += isinstance(quick, ModelState)
+        assert state_or_error(path) == plain_result
+        accepted += isinstance(plain_result, ModelState)
     assert 100 < len(plain) < accepted, "both ways were taken"
 
 

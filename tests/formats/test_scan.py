@@ -153,8 +153,8 @@ def test_names_of_an_honest_pickle_equal_its_imports(tmp_path_factory, value, pr
     data = pickle.dumps(value, protocol)
     path = tmp_path_factory.getbasetemp() / "honest"
     path.write_bytes(b"\x80\x02" + data if protocol < 2 else data)
-    (actual, *rest) = scan_pickles(str(path))
-    assert not rest
+    (actual, *others) = scan_pickles(str(path))
+    assert not others
     assert actual.unread is None
     assert names([actual]) == list_imports(data, CUnpickler)
 
@@ -263,8 +263,8 @@ def test_unpicklers_import_names_after_data_that_statecli_refuses():
 def test_random_bytes_are_scanned_without_an_error(tmp_path_factory, data):
     """A file, a record, and the bytes after a protocol are scanned without an exception."""
     path = tmp_path_factory.getbasetemp() / "bytes"
-    for whole in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
-        path.write_bytes(whole)
+    for content in (data, b"\x80\x04" + data, b"PK\3\4" + data, build([*records(), Member("archive/x.pkl", data)])):
+        path.write_bytes(content)
         scan_pickles(str(path))
 
 
@@ -272,11 +272,11 @@ def test_random_bytes_are_scanned_without_an_error(tmp_path_factory, data):
 @settings(max_examples=100)
 def test_pickle_of_a_damaged_archive_is_scanned(tmp_path_factory, data):
     """Any byte outside of the pickle and its local header may change: the name is found."""
-    whole = build(records(state_dict(w=tensor(), x=SYSTEM)))
-    at = data.draw(st.integers(whole.index(b"archive/.format"), len(whole) - 1))
-    broken = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    archive = build(records(state_dict(w=tensor(), x=SYSTEM)))
+    position = data.draw(st.integers(archive.index(b"archive/.format"), len(archive) - 1))
+    damaged = archive[:position] + bytes([archive[position] ^ data.draw(st.integers(1, 255))]) + archive[position + 1 :]
     path = tmp_path_factory.getbasetemp() / "damaged"
-    path.write_bytes(broken)
+    path.write_bytes(damaged)
     assert "os.system" in names(scan_pickles(str(path)))
 
 
@@ -450,9 +450,9 @@ def test_import_of_an_unusual_module_name_is_reported(tmp_path, module, magic, s
     load = "torch.load('model.pt', weights_only=False)" if magic else "pickle.load(open('model.pt', 'rb'))"
     forked_python(f"import pickle, sys, torch; sys.path.insert(0, '.'); {load}", cwd=tmp_path)
     assert (tmp_path / "PWNED").exists()
-    done = statecli("audit", str(tmp_path))
-    assert done.code == (1 if magic else 2)
-    assert f"{module}.run" in done.out
+    result = statecli("audit", str(tmp_path))
+    assert result.code == (1 if magic else 2)
+    assert f"{module}.run" in result.out
     (tmp_path / "model.pt").rename(tmp_path / ".metadata")  # torch.distributed.checkpoint unpickles this file
     assert statecli("audit", str(tmp_path)).code == 2
 
@@ -480,9 +480,9 @@ def test_safetensors_file_that_is_also_a_pickle_fails_the_audit(tmp_path, statec
     code = f"import contextlib, sys, torch; sys.path.insert(0, '.')\nwith contextlib.suppress(Exception): {load}"
     forked_python(code, cwd=tmp_path)
     assert (tmp_path / "PWNED").exists()
-    done = statecli("audit", str(tmp_path / "model.pt"))
-    assert done.code == 1
-    assert "two words.run" in done.out
+    result = statecli("audit", str(tmp_path / "model.pt"))
+    assert result.code == 1
+    assert "two words.run" in result.out
 
 
 @pytest.mark.parametrize("name", [".metadata", "weights", "notes.txt", "second.pkl"])
@@ -498,17 +498,17 @@ def test_import_without_a_call_is_reported(tmp_path, statecli):
     """`ctypes.cdll` loads a library for each attribute; here as the third pickle of a legacy file in text."""
     name = text("ctypes") + text("cdll./tmp/library") + b"\x93."
     (tmp_path / "model.pt").write_bytes(b"L119547037146038801333356L\n.I1001\n.\x80\x04" + name + b"\x80\x04}.].")
-    done = statecli("audit", str(tmp_path / "model.pt"))
-    assert done.code == 1
-    assert "ctypes.cdll" in done.out
+    result = statecli("audit", str(tmp_path / "model.pt"))
+    assert result.code == 1
+    assert "ctypes.cdll" in result.out
 
 
 def test_text_that_begins_like_an_import_is_clean(tmp_path, statecli):
     """A list of packages, a file of ignored names, and a heading are not pickles."""
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     texts = ("click\nnumpy\npandas\n", "cache/\nbuild\n.venv\n", "cafés\nnaïf\nc\n", "contents\n====\n.. x\n")
-    for at, content in enumerate(texts):
-        (tmp_path / f"{at}.txt").write_text(content)
+    for position, content in enumerate(texts):
+        (tmp_path / f"{position}.txt").write_text(content)
     assert statecli("audit", str(tmp_path)).code == 0
 
 
@@ -523,8 +523,8 @@ def test_empty_blocks_do_not_hide_an_array_of_objects(tmp_path, statecli):
     members = [Member("a.npy", plain.getvalue()), Member("data/x", buffer.getvalue(), method=8, packed=body)]
     (tmp_path / "e.npz").write_bytes(build(members))
     assert np.load(tmp_path / "e.npz", allow_pickle=True)["data/x"][0] == {"a": 1}
-    done = statecli("audit", str(tmp_path / "e.npz"))
-    assert "data/x" in done.out
+    result = statecli("audit", str(tmp_path / "e.npz"))
+    assert "data/x" in result.out
 
 
 def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
@@ -534,26 +534,26 @@ def test_code_that_zlib_does_not_inflate_is_reported(tmp_path, statecli):
         members = [Member(name, archive.read(name)) for name in archive.namelist()]
     folder = members[0].name.partition("/")[0]
     for name, code in ((f"{folder}/code/__torch__/data/x.PY", 1), (f"{folder}/data/x", 2)):
-        odd = Member(name, b"x", method=8, packed=b"\xfd\xff" * 20)
-        (tmp_path / "model.pt").write_bytes(build([*members, odd]))
-        done = statecli("audit", str(tmp_path / "model.pt"))
-        assert (done.code, "unscanned-pickle" in done.out) == (code, True)
+        invalid_member = Member(name, b"x", method=8, packed=b"\xfd\xff" * 20)
+        (tmp_path / "model.pt").write_bytes(build([*members, invalid_member]))
+        result = statecli("audit", str(tmp_path / "model.pt"))
+        assert (result.code, "unscanned-pickle" in result.out) == (code, True)
     assert statecli("audit", str(tmp_path / "whole.pt")).code == 0
 
 
 def test_ordered_dict_from_a_dict_is_reported(tmp_path, statecli):
     """torch loads `OrderedDict([{key: 0, value: 0}])` by default; an OrderedDict of a number is not listed either."""
-    named = b"ccollections\nOrderedDict\n"
+    ordered_dict = b"ccollections\nOrderedDict\n"
     pair = b"}(" + text("best_model_path") + b"K\0" + text("local:///tmp/x") + b"K\0u"
-    state = named + b"]" + pair + b"a\x85R"
+    state = ordered_dict + b"]" + pair + b"a\x85R"
     callbacks = b"}" + text("callbacks") + b"}" + text("ModelCheckpoint") + state + b"ss"
     (tmp_path / "a.ckpt").write_bytes(build(records(build_pickle(callbacks))))
-    done = statecli("audit", str(tmp_path / "a.ckpt"))
-    assert done.code == 1
-    assert "is a dict whose entries are computed during loading" in done.out
-    (tmp_path / "b.ckpt").write_bytes(build(records(build_pickle(b"}" + text("a") + named + b"K\1\x85Rs"))))
-    done = statecli("audit", str(tmp_path / "b.ckpt"))
-    assert "is a dict whose entries are computed during loading" in done.out
+    result = statecli("audit", str(tmp_path / "a.ckpt"))
+    assert result.code == 1
+    assert "is a dict whose entries are computed during loading" in result.out
+    (tmp_path / "b.ckpt").write_bytes(build(records(build_pickle(b"}" + text("a") + ordered_dict + b"K\1\x85Rs"))))
+    result = statecli("audit", str(tmp_path / "b.ckpt"))
+    assert "is a dict whose entries are computed during loading" in result.out
 
 
 def test_getattr_of_a_name_is_the_longer_name(scan_bytes):
@@ -565,8 +565,10 @@ def test_getattr_of_a_name_is_the_longer_name(scan_bytes):
     }
     opaque = build_pickle(call_function(getattr_, call_function(global_name("m", "f")), text("Inner")))
     assert "__builtin__.getattr" in names(scan_bytes(opaque))
-    both = build_pickle(call_function(getattr_, global_name("m", "Outer"), text("Inner")) + b"0" + opaque[2:-1])
-    assert "__builtin__.getattr" in names(scan_bytes(both))
+    combined_pickle = build_pickle(
+        call_function(getattr_, global_name("m", "Outer"), text("Inner")) + b"0" + opaque[2:-1]
+    )
+    assert "__builtin__.getattr" in names(scan_bytes(combined_pickle))
 
 
 def test_getattr_with_a_default_is_not_taken_for_a_name(scan_bytes):
@@ -759,9 +761,9 @@ def test_bombs_are_scanned_like_ordinary_pickles(data, scan_bytes):
     hours.
     """
     gc.freeze()  # the collection below covers the objects of the scan, not the libraries
-    begun = time.process_time()
+    start_time = time.process_time()
     scan_bytes(data)
-    assert time.process_time() - begun < 10
+    assert time.process_time() - start_time < 10
     gc.collect()
 
 
@@ -797,20 +799,20 @@ def test_a_real_checkpoint_has_one_pickle(tmp_path):
 
 def test_equal_pickles_are_reported_at_each_place(scan_bytes):
     """Equal pickles are read once; their imports are reported in every archive."""
-    evil, good = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
-    data = good + evil + good + evil
+    harmful, harmless = build(records(state_dict(w=tensor(), x=SYSTEM))), build(records())
+    data = harmless + harmful + harmless + harmful
     actual = [finding for finding in scan_bytes(data) if "os.system" in names([finding])]
     assert [finding.place.offset for finding in actual] == [
-        data.index(b"\x80\x02", at) for at in (len(good), len(good) * 2 + len(evil))
+        data.index(b"\x80\x02", position) for position in (len(harmless), len(harmless) * 2 + len(harmful))
     ]
 
 
 def test_pickle_too_long_for_the_cache_is_read(scan_bytes, monkeypatch):
     """A pickle too long for the cache is scanned, and a pickle is scanned when the cache is full."""
     monkeypatch.setattr(_scan, "MAX_CACHED_PICKLES", 1)
-    long = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
-    evil = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
-    assert "os.system" in names(scan_bytes(build(records()) + long + evil))
+    long_archive = build(records(state_dict(w=tensor(), x=text("a" * 5000))))
+    harmful = build(records(state_dict(w=tensor(), x=text("a" * 5000), y=SYSTEM)))
+    assert "os.system" in names(scan_bytes(build(records()) + long_archive + harmful))
     assert "os.system" in names(scan_bytes(build(records()) + build(records(state_dict(w=tensor(), x=SYSTEM)))))
 
 
@@ -836,14 +838,14 @@ def _write_two_archives(harm: object) -> bytes:
 def test_two_archives_in_a_record_fail_the_audit(tmp_path, record, statecli):
     """torch.load takes the last end record and counts from the first byte; the oracle is torch.load."""
     mark = tmp_path / "ran"
-    both = _write_two_archives(Call(exec, f"open({str(mark)!r}, 'w')"))
+    two_archives = _write_two_archives(Call(exec, f"open({str(mark)!r}, 'w')"))
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("a/archive_format", "pt2")
-        archive.writestr(f"a/{record}", both)
+        archive.writestr(f"a/{record}", two_archives)
     assert any(finding.unread for finding in scan_pickles(str(tmp_path / "a.pt2")))
     assert statecli("audit", str(tmp_path / "a.pt2")).code == 2
     assert not mark.exists()
-    torch.load(io.BytesIO(both), weights_only=False)
+    torch.load(io.BytesIO(two_archives), weights_only=False)
     assert mark.exists()
 
 
@@ -860,8 +862,8 @@ def test_two_archives_in_an_item_fail_the_audit(tmp_path, statecli, monkeypatch)
 
     folder = tmp_path / "ckpt"
     save_dcp({"w": torch.ones(4), "k": "text"}, checkpoint_id=folder, no_dist=True)
-    both = _write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')"))
-    (folder / "__1_0.distcp").write_bytes(both)
+    two_archives = _write_two_archives(Call(exec, f"open({str(tmp_path / 'ran')!r}, 'w')"))
+    (folder / "__1_0.distcp").write_bytes(two_archives)
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     text = next(place for index, place in metadata.storage_data.items() if index.fqn == "k")
     monkeypatch.setattr("statecli.formats.dcp.MAX_ITEMS", 20)
@@ -869,7 +871,7 @@ def test_two_archives_in_an_item_fail_the_audit(tmp_path, statecli, monkeypatch)
         item = f"k{n:04}"
         metadata.state_dict_metadata[item] = dcp_metadata.BytesStorageMetadata()
         metadata.planner_data[item] = (item,)
-        place = _StorageInfo("__1_0.distcp", 0, len(both)) if n == 19 else text
+        place = _StorageInfo("__1_0.distcp", 0, len(two_archives)) if n == 19 else text
         metadata.storage_data[dcp_metadata.MetadataIndex(item)] = place
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     assert any(finding.unread for finding in scan_pickles(str(folder)))
@@ -886,9 +888,9 @@ def test_archive_folder_with_a_nul_fails_the_audit(tmp_path, statecli, forked_py
     body = directory = b""
     for name, data in records:
         sizes = struct.pack("<IIIH", zlib.crc32(data), len(data), len(data), len(name))
-        at, head = len(body), struct.pack("<HHHHH", 20, 0, 0, 0, 0)
+        position, head = len(body), struct.pack("<HHHHH", 20, 0, 0, 0, 0)
         body += b"PK\3\4" + head + sizes + b"\0\0" + name + data
-        directory += b"PK\1\2\x14\0" + head + sizes + bytes(12) + struct.pack("<I", at) + name
+        directory += b"PK\1\2\x14\0" + head + sizes + bytes(12) + struct.pack("<I", position) + name
     end = struct.pack("<HHHHIIH", 0, 0, len(records), len(records), len(directory), len(body), 0)
     (tmp_path / "a.pt").write_bytes(body + directory + b"PK\5\6" + end)
     assert any("NUL" in (finding.unread or "") for finding in scan_pickles(str(tmp_path / "a.pt")))

@@ -41,8 +41,8 @@ def write_zip(picked: random.Random, depth: int = 0) -> bytes:
             if depth < 2 and picked.random() < 0.1:
                 data = write_zip(picked, depth + 1)
             method = zipfile.ZIP_DEFLATED if picked.random() < 0.2 else zipfile.ZIP_STORED
-            own = picked.choice(FOLDERS) if picked.random() < 0.1 else folder
-            archive.writestr(zipfile.ZipInfo(f"{own}/{name}"), data, method)
+            chosen_folder = picked.choice(FOLDERS) if picked.random() < 0.1 else folder
+            archive.writestr(zipfile.ZipInfo(f"{chosen_folder}/{name}"), data, method)
     return content.getvalue()
 
 

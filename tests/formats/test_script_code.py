@@ -88,11 +88,11 @@ def records(tmp_path_factory) -> dict[str, bytes]:
 
 @pytest.fixture
 def archive(records, tmp_path, in_tmp_path):
-    """Write the archive with these statements in its `__setstate__`, and with `behind` after the class."""
+    """Write the archive with these statements in its `__setstate__`, and with `code_after` after the class."""
 
-    def write_changed(statements: str, behind: str = "") -> Path:
+    def write_changed(statements: str, code_after: str = "") -> Path:
         code = {
-            name: insert_statements(data.decode(), statements, behind).encode()
+            name: insert_statements(data.decode(), statements, code_after).encode()
             for name, data in records.items()
             if name.endswith(".py")
         }
@@ -101,9 +101,9 @@ def archive(records, tmp_path, in_tmp_path):
     return write_changed
 
 
-def insert_statements(code: str, statements: str, behind: str) -> str:
+def insert_statements(code: str, statements: str, code_after: str) -> str:
     head, _, body = code.partition("  def __setstate__(")
-    return f"{head}  def __setstate__({body}".replace("NoneType:\n", f"NoneType:\n    {statements}\n", 1) + behind
+    return f"{head}  def __setstate__({body}".replace("NoneType:\n", f"NoneType:\n    {statements}\n", 1) + code_after
 
 
 def list_messages(path: Path, *rules: str) -> list[str]:
@@ -256,9 +256,9 @@ OUT_OF_BOUNDS_STATEMENTS = {
 def test_an_operator_that_does_not_check_memory_is_unsafe(name, archive, forked_python):
     """torch.jit.load runs the operator and crashes; the audit does not pass the file."""
     path = archive(f"{OUT_OF_BOUNDS_STATEMENTS[name]}\n    self.w = t")
-    operator, others = list_messages(path, "unsafe-global")
+    operator, other_messages = list_messages(path, "unsafe-global")
     assert "__setstate__ runs" not in operator
-    assert "__setstate__ runs" in others
+    assert "__setstate__ runs" in other_messages
     load = f"import torch; torch.jit.load({str(path)!r})"
     assert forked_python(load).returncode < 0
 
@@ -350,8 +350,10 @@ def test_invalid_dtype_or_format_number_is_unsafe(call, records, tmp_path, forke
         "may read memory outside its tables"
     )
     if "sum" not in call:
-        called = {name: data.replace(b"torch.mul(x, w)", f"torch.{call}".encode()) for name, data in records.items()}
-        build_archive(tmp_path / "a.pt", called, "")
+        changed_records = {
+            name: data.replace(b"torch.mul(x, w)", f"torch.{call}".encode()) for name, data in records.items()
+        }
+        build_archive(tmp_path / "a.pt", changed_records, "")
         code = f"import torch; torch.jit.load({str(tmp_path / 'a.pt')!r})(torch.rand(2, 3, 4, 4))"
         assert forked_python(code).returncode < 0
 
@@ -372,10 +374,10 @@ def test_an_operator_off_the_list_is_unknown(name):
 
 def test_methods_of_the_archive_are_not_operators(archive):
     """The `def` of the method may be in another text; the name of an operator stays an operator."""
-    other = b"class A(Module):\n  def scale(self: A, x: Tensor) -> Tensor:\n    return x\n"
+    class_code = b"class A(Module):\n  def scale(self: A, x: Tensor) -> Tensor:\n    return x\n"
     code = b"    t = (self).scale(x, )\n"
     assert [call.name for call in script_code.find_calls(code, Steps())] == ["scale"]
-    assert list(script_code.find_calls(code, Steps(), script_code.list_functions([code, other]))) == []
+    assert list(script_code.find_calls(code, Steps(), script_code.list_functions([code, class_code]))) == []
     hidden = b"def _cummax_helper(x: Tensor) -> Tensor:\n  return (x)._cummax_helper(x, x, 0)\n"
     assert [call.name for call in script_code.find_calls(hidden, Steps())] == ["_cummax_helper"]
 
@@ -412,9 +414,9 @@ def test_listed_operators_exist_in_torch(operators):
         "solve",
         "symeig",
     }
-    listed = name_lists.read_operators("listed")["aten"]
-    assert {name for name in listed if f"aten::{name}" not in operators} <= older
-    assert [name for name in listed if program_operators.describe_harm(f"aten::{name}")] == []
+    listed_names = name_lists.read_operators("listed")["aten"]
+    assert {name for name in listed_names if f"aten::{name}" not in operators} <= older
+    assert [name for name in listed_names if program_operators.describe_harm(f"aten::{name}")] == []
 
 
 def test_harmful_methods_equal_those_of_torch(forked_python):
@@ -435,8 +437,8 @@ class Writer(nn.Module):
 def test_harmful_operator_in_bytecode_is_found(tmp_path):
     """The lite interpreter runs the bytecode in place of the code."""
     torch.jit.script(Writer())._save_for_lite_interpreter(str(tmp_path / "a.ptl"))
-    where = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "a.ptl")) if finding.doer]
-    assert "bytecode.pkl" in where
+    places = [finding.where.rpartition("/")[2] for finding in scan_pickles(str(tmp_path / "a.ptl")) if finding.doer]
+    assert "bytecode.pkl" in places
     torch.jit.script(nn.Linear(2, 2))._save_for_lite_interpreter(str(tmp_path / "b.ptl"))
     assert not [finding for finding in scan_pickles(str(tmp_path / "b.ptl")) if finding.doer]
 
@@ -447,11 +449,11 @@ def test_bytecode_of_the_lite_interpreter_is_a_warning(tmp_path, statecli, forke
     torch.jit.script(nn.Sequential(nn.Linear(2, 2)))._save_for_lite_interpreter(str(path))
     records = read_archive(path)
     version, *functions = pickle.loads(records["bytecode.pkl"])
-    for name, table, *rest in functions[:1]:
+    for name, table, *fields in functions[:1]:
         parts = dict(table)
-        first, *others = parts["instructions"]
-        parts["instructions"] = (first, ("LOAD", 1, 0), ("GET_ATTR", 1_000_000_000, 0), *others)
-        functions[0] = (name, tuple(parts.items()), *rest)
+        first, *other_instructions = parts["instructions"]
+        parts["instructions"] = (first, ("LOAD", 1, 0), ("GET_ATTR", 1_000_000_000, 0), *other_instructions)
+        functions[0] = (name, tuple(parts.items()), *fields)
     records["bytecode.pkl"] = pickle.dumps((version, *functions), 2)
     write_archive({name: data for name, data in records.items() if name != "byteorder"}, str(path))
     code = "from torch.jit.mobile import _load_for_lite_interpreter as load, torch; load('a.ptl')(torch.ones(1, 2))"
@@ -470,8 +472,8 @@ def test_unreadable_configuration_does_not_hide_bytecode(tmp_path, config, state
     records = {
         name: b"N.\n" if name.endswith(".py") else data for name, data in read_records(tmp_path / "a.ptl").items()
     }
-    more = {"a/Archive_format": b"", "a/data/weights/m_weights_config.json": config}
-    findings = scan_pickles(str(build_archive(tmp_path / "b.ptl", {**records, **more}, "")))
+    other_records = {"a/Archive_format": b"", "a/data/weights/m_weights_config.json": config}
+    findings = scan_pickles(str(build_archive(tmp_path / "b.ptl", {**records, **other_records}, "")))
     assert "bytecode.pkl" in [finding.where.rpartition("/")[2] for finding in findings if finding.doer]
     assert any("m_weights_config.json" in finding.unread for finding in findings if finding.unread)
     assert statecli("audit", str(tmp_path / "b.ptl")).code == 2
@@ -574,8 +576,8 @@ def test_function_that_load_does_not_run_is_checked_by_operator(archive):
 @pytest.mark.parametrize("kind", ["Linear", "Conv1d", "Conv2d", "ConvTranspose2d", "EmbeddingBag"])
 def test_quantized_modules_of_torch_are_clean(kind, tmp_path):
     """The modules pack their weights during loading."""
-    make = getattr(torch.ao.nn.quantized, kind)
-    module = make(10, 8) if kind in ("Linear", "EmbeddingBag") else make(3, 4, 3)
+    module_class = getattr(torch.ao.nn.quantized, kind)
+    module = module_class(10, 8) if kind in ("Linear", "EmbeddingBag") else module_class(3, 4, 3)
     torch.jit.save(torch.jit.script(module), tmp_path / "x.pt")
     assert list_messages(tmp_path / "x.pt", *PICKLES) == []
 
@@ -738,9 +740,9 @@ def test_archive_with_a_deep_statement_fails_the_audit(statecli, in_tmp_path):
             return torch.sin(x)
 
     torch.jit.trace(Wave(2, 2), torch.ones(2)).save("sin.pt")
-    deep = b"(" * 30_000 + b"torch.sin(x)" + b")" * 30_000
+    deep_call = b"(" * 30_000 + b"torch.sin(x)" + b")" * 30_000
     records = read_archive("sin.pt")
-    write_archive({name: data.replace(b"torch.sin(x)", deep) for name, data in records.items()}, "deep.pt")
+    write_archive({name: data.replace(b"torch.sin(x)", deep_call) for name, data in records.items()}, "deep.pt")
     assert statecli("audit", "sin.pt", "--select", "pickles").code == 0
     result = statecli("audit", "deep.pt", "--select", "pickles")
     assert result.code == 1
@@ -766,8 +768,8 @@ def test_type_text_that_overflows_the_stack_fails_the_audit(record, statecli, in
     """torch.jit.load and the lite interpreter parse the text of a type; both crash."""
     module = torch.jit.script(Pairs())
     module.save("pairs.pt") if record == "data.pkl" else module._save_for_lite_interpreter("pairs.pt")
-    deep = b"List[" * 100_000 + b"int" + b"]" * 100_000
-    long_text = b"X" + len(deep).to_bytes(4, "little") + deep
+    deep_type = b"List[" * 100_000 + b"int" + b"]" * 100_000
+    long_text = b"X" + len(deep_type).to_bytes(4, "little") + deep_type
     records = read_archive("pairs.pt")
     old = _LIST_OF_PAIRS if record == "data.pkl" else b"Tensor"
     begin = b"X" + len(old).to_bytes(4, "little") + old

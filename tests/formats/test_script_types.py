@@ -311,8 +311,8 @@ def test_state_of_an_enum_member_is_reported(archive, colour_opcodes, statecli):
 
 def test_object_that_does_not_fit_the_interface_is_reported(archive, statecli):
     """The method of the object has the right name and other types."""
-    own = b"__torch__." + _MODULE + b"."
-    old = b"  def forward(self: " + own + b"Small,\n    x: Tensor) -> Tensor:"
+    qualified_name = b"__torch__." + _MODULE + b"."
+    old = b"  def forward(self: " + qualified_name + b"Small,\n    x: Tensor) -> Tensor:"
     audit = statecli("audit", archive(old, old.replace(b"x: Tensor", b"x: int")), "--select", "pickles")
     assert (audit.code, EXPECTED_MESSAGE in audit.out) == (1, True), audit.out
 
@@ -357,7 +357,7 @@ def test_positions_cover_the_operator_schemas_of_torch():
             kind = kinds.get(str(argument.real_type).removeprefix("Optional[").removesuffix("]"))
             if kind and not argument.kwarg_only and space in ("aten", "quantized"):
                 expected.setdefault(name, {})[position] = kind
-    missing = {
+    missing_positions = {
         name: places for name, places in expected.items() if not places.items() <= POSITIONS.get(name, {}).items()
     }
-    assert missing == {}
+    assert missing_positions == {}

@@ -17,9 +17,9 @@ from statecli.targets import load
 def read_section(tmp_path):
     """Save an object and return the state of one section."""
 
-    def read(thing, section, **options):
+    def read(checkpoint, section, **options):
         path = str(tmp_path / "file.pt")
-        torch.save(thing, path, **options)
+        torch.save(checkpoint, path, **options)
         return load.read_checkpoint(f"{path}#{section}")
 
     return read
@@ -36,7 +36,7 @@ def names(state):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 @pytest.mark.parametrize(
-    ("thing", "section"),
+    ("checkpoint", "section"),
     [
         ({"a": {"net": weights(), "ema": weights(1)}, "step": 1}, "a.net"),
         ({"state": {"model": weights(), "optimizer": {}}}, "state.model"),
@@ -47,9 +47,9 @@ def names(state):
     ],
     ids=["one of two", "below an unknown word", "in a list", "odd keys", "keys with dots", "inside a section"],
 )
-def test_path_selects_the_tensors_of_a_container(read_section, thing, section, legacy):
+def test_path_selects_the_tensors_of_a_container(read_section, checkpoint, section, legacy):
     """The state has only the tensors of the container, under their names in the container."""
-    state = read_section(thing, section, _use_new_zipfile_serialization=not legacy)
+    state = read_section(checkpoint, section, _use_new_zipfile_serialization=not legacy)
     assert names(state) == [(section, "weight"), (section, "bias")]
     assert all(tensor.tied_to == () for tensor in state.tensors)
     assert [tensor.section for tensor in state.state_dicts if tensor.section in state.sections] == [section]
@@ -94,22 +94,22 @@ def test_equal_paths_select_the_tensors_of_all_containers(tmp_path_factory, tree
     def build_node(node):
         return torch.tensor(next(count)) if node == "leaf" else {key: build_node(child) for key, child in node.items()}
 
-    thing = build_node(tree)
+    checkpoint = build_node(tree)
     path = str(tmp_path_factory.mktemp("sections") / "file.pt")
-    torch.save(thing, path)
+    torch.save(checkpoint, path)
     below, leaves = {}, {}
-    stack = [("", thing)]
+    stack = [("", checkpoint)]
     while stack:
-        where, node = stack.pop()
+        section, node = stack.pop()
         if isinstance(node, dict):
-            below.setdefault(where, []).append(len(torch.utils._pytree.tree_leaves(node)))
-            leaves.setdefault(where, set()).update(map(int, torch.utils._pytree.tree_leaves(node)))
-            stack += [(f"{where}.{key}" if where else str(key), child) for key, child in node.items()]
-    for where, counts in below.items():
-        if where:
+            below.setdefault(section, []).append(len(torch.utils._pytree.tree_leaves(node)))
+            leaves.setdefault(section, set()).update(map(int, torch.utils._pytree.tree_leaves(node)))
+            stack += [(f"{section}.{key}" if section else str(key), child) for key, child in node.items()]
+    for section, counts in below.items():
+        if section:
             # "1." is a separate key, as is the empty key below "1": keys with the same path are a single section.
-            alike = set().union(*(numbers for name, numbers in leaves.items() if f"{name}.".startswith(f"{where}.")))
-            assert len(load.read_checkpoint(f"{path}#{where}").tensors) in (*counts, sum(counts), len(alike))
+            alike = set().union(*(numbers for name, numbers in leaves.items() if f"{name}.".startswith(f"{section}.")))
+            assert len(load.read_checkpoint(f"{path}#{section}").tensors) in (*counts, sum(counts), len(alike))
 
 
 def test_diff_of_a_section_ignores_other_sections(statecli, tmp_path):

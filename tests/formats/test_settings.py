@@ -106,8 +106,8 @@ def test_set_order_does_not_change_the_digest(tmp_path):
     sets, actual = [], []
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
-        sets.append(done.stdout[2:-1])  # without PROTO and STOP
+        process = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True)
+        sets.append(process.stdout[2:-1])  # without PROTO and STOP
         path = tmp_path / f"{seed}.pt"
         path.write_bytes(build(records(state_dict(w=tensor(), x=sets[-1]))))
         actual.append(formats.read(str(path)).metadata.values)
@@ -128,9 +128,9 @@ def test_shared_dicts_give_a_short_list(tmp_path):
 def test_settings_beyond_the_limit_become_a_digest(tmp_path):
     """After the first 20,000 settings, a digest of the whole file stands for the rest."""
     setting = read_settings(tmp_path, x={str(n): n for n in range(20_010)})[0]
-    two = read_settings(tmp_path, x={str(n): n + (n == 20_009) for n in range(20_010)})[0]
+    other_setting = read_settings(tmp_path, x={str(n): n + (n == 20_009) for n in range(20_010)})[0]
     assert len(setting) == 20_001
-    assert setting["(and more)"] != two["(and more)"]
+    assert setting["(and more)"] != other_setting["(and more)"]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -185,8 +185,8 @@ def test_dict_has_the_entries_of_its_constructor(tmp_path, call, expected):
 
 def test_deque_has_the_elements_of_its_constructor(tmp_path):
     """The elements of a deque's constructor argument come before the appended elements."""
-    both = Called(collections.deque, ([1, 2],), None, iter([3]))
-    assert read_settings(tmp_path, x=both)[0] == read_settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
+    called_deque = Called(collections.deque, ([1, 2],), None, iter([3]))
+    assert read_settings(tmp_path, x=called_deque)[0] == read_settings(tmp_path, x=collections.deque([1, 2, 3]))[0]
 
 
 def test_a_tensor_in_a_counter_is_a_tensor(tmp_path):
@@ -222,12 +222,12 @@ TEXT = "a text of the same letters"
 )  # fmt: skip
 def test_text_equal_to_a_description_gets_quotes(tmp_path, value):
     """A text that equals the description of another value gets quotes, and a text in quotes gets a second pair."""
-    seen = []
+    values_read = []
     for _ in range(4):
         value = read_settings(tmp_path, x=value)[0]["x"]
-        seen.append(value)
-    assert len(set(map(repr, seen))) == 4
-    assert seen[3] == f"'''{seen[0]}'''"
+        values_read.append(value)
+    assert len(set(map(repr, values_read))) == 4
+    assert values_read[3] == f"'''{values_read[0]}'''"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "holding",
+    "build_container",
     [
         lambda a, b: {1: a, "1": b},
         lambda a, b: {True: a, "True": b},
@@ -278,13 +278,13 @@ def test_ordinary_checkpoints_have_no_empty_settings(tmp_path):
         lambda a, b: {"(and more)": a, "b": b},
     ],
 )
-def test_keys_that_look_equal_are_two_settings(tmp_path, holding):
+def test_keys_that_look_equal_are_two_settings(tmp_path, build_container):
     """Two keys that look the same are two settings, and their names do not depend on the order of the keys."""
-    value = holding("a", "b")
+    value = build_container("a", "b")
     setting, other = read_settings(tmp_path, x=value)[0], read_settings(tmp_path, x=dict(reversed(value.items())))[0]
     assert setting == other
     assert {"a", "b"} <= set(setting.values())
-    assert read_settings(tmp_path, x=holding("b", "a"))[0] != setting
+    assert read_settings(tmp_path, x=build_container("b", "a"))[0] != setting
 
 
 def test_plain_paths_stay_plain(tmp_path):
@@ -375,9 +375,9 @@ def test_repeated_text_has_the_same_digest(tmp_path):
 
 def build_cycle(first, second):
     """Return two dicts that contain each other."""
-    left, right = {"n": first}, {"n": second}
-    left["other"], right["other"] = right, left
-    return left, right
+    first_dict, second_dict = {"n": first}, {"n": second}
+    first_dict["other"], second_dict["other"] = second_dict, first_dict
+    return first_dict, second_dict
 
 
 def test_digest_of_a_cycle_does_not_depend_on_its_start(tmp_path):
@@ -393,10 +393,10 @@ def test_digest_of_a_cycle_does_not_depend_on_its_start(tmp_path):
 
 def test_target_of_a_cycle_changes_the_digest(tmp_path):
     """In [1, [the whole]] and [1, [itself]] an inner list refers to different lists above it, so the digests differ."""
-    back, inner = [1], []
-    back.append([back])
-    inner.append(inner)
-    assert read_digest(tmp_path, back) != read_digest(tmp_path, [1, inner])
+    cyclic_list, own_list = [1], []
+    cyclic_list.append([cyclic_list])
+    own_list.append(own_list)
+    assert read_digest(tmp_path, cyclic_list) != read_digest(tmp_path, [1, own_list])
 
 
 def test_a_cycle_is_listed_once(tmp_path):
@@ -432,7 +432,7 @@ def test_omitted_settings_are_one_oddity(tmp_path, monkeypatch):
     """The oddity, for which diff exits with status 2, is reported once, however many settings follow."""
     monkeypatch.setattr(settings_digest, "MAX_DIGESTED", 50)
     _, state = read_settings(tmp_path, **{f"x{n}": list(range(100)) for n in range(9)})
-    assert [odd.name for odd in state.oddities].count("metadata-cut") == 1
+    assert [oddity.name for oddity in state.oddities].count("metadata-cut") == 1
 
 
 def test_more_than_half_a_million_entries_are_read(tmp_path):
@@ -474,8 +474,8 @@ def test_attributes_of_a_tensor_are_settings(tmp_path, cls, before, after, expec
 
 def test_attributes_of_tensors_in_a_long_list_are_in_its_digest(tmp_path):
     """The list and the attributes of its tensors are one setting."""
-    whole = [read_settings(tmp_path, x=[torch.ones(1)] * 99 + [build_tensor(scale=n)])[0]["x"] for n in (1, 1, 2)]
-    assert whole[0] == whole[1] != whole[2]
+    digests = [read_settings(tmp_path, x=[torch.ones(1)] * 99 + [build_tensor(scale=n)])[0]["x"] for n in (1, 1, 2)]
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_attributes_of_a_tensor_file_are_settings(tmp_path):
@@ -522,11 +522,11 @@ WRAPPERS = {
 
 
 @pytest.mark.parametrize("cls", [torch.Tensor, torch.nn.Parameter, Marked])
-@pytest.mark.parametrize("put", WRAPPERS.values(), ids=WRAPPERS)
-def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, put):
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_tensors_inside_the_attributes_are_compared(tmp_path, statecli, cls, wrap):
     """Tensors are compared also inside lists, dicts and attributes of the attributes."""
     for name, number in {"one": 1.0, "same": 1.0, "value": 2.0}.items():
-        torch.save({"x": build_tensor(cls, scale=put(torch.tensor([number])))}, tmp_path / f"{name}.pt")
+        torch.save({"x": build_tensor(cls, scale=wrap(torch.tensor([number])))}, tmp_path / f"{name}.pt")
     codes = [statecli("diff", tmp_path / "one.pt", tmp_path / f"{name}.pt").code for name in ("same", "value")]
     assert codes == [0, 1]
 

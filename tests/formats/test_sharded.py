@@ -51,10 +51,10 @@ def partial_read_error(inspect):
     path.
     """
 
-    def find_error(target: Path | str, *left: str) -> str:
+    def find_error(target: Path | str, *fqns: str) -> str:
         code, out, err = inspect(target)
         assert code == 2
-        assert all(f" {fqn} " in out for fqn in left or ["model.a"])
+        assert all(f" {fqn} " in out for fqn in fqns or ["model.a"])
         assert err.startswith("statecli: ")
         (message,) = err.splitlines()
         assert message.startswith((f"statecli: {target}: ", f"statecli: {os.path.join(target, '')}"))
@@ -65,7 +65,7 @@ def partial_read_error(inspect):
 
 def oddities(path: Path | str) -> dict[str, str]:
     """Return the oddities of a target's state."""
-    return {odd.name: odd.message for odd in formats.read(str(path)).oddities}
+    return {oddity.name: oddity.message for oddity in formats.read(str(path)).oddities}
 
 
 # Tensors and metadata of a folder.
@@ -165,8 +165,8 @@ CHOSEN_FILES: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("case", CHOSEN_FILES)
 def test_folder_is_read_as_transformers_loads_it(case, tmp_path):
     """Of the weights in a folder, statecli reads the file that transformers would load, and notes the rest."""
-    present, chosen = CHOSEN_FILES[case]
-    for name in present:
+    names_in_folder, chosen_name = CHOSEN_FILES[case]
+    for name in names_in_folder:
         if name.endswith("/"):
             (tmp_path / name).mkdir()
         elif name.endswith(".json"):
@@ -176,12 +176,14 @@ def test_folder_is_read_as_transformers_loads_it(case, tmp_path):
             save_file({name: torch.zeros(1)}, tmp_path / name)
         else:
             torch.save({name: torch.zeros(1)}, tmp_path / name)
-    assert names(tmp_path) == [chosen]
-    beside = oddities(tmp_path).get("other-weights", ": ").split(": ")[-1].split(", ")
+    assert names(tmp_path) == [chosen_name]
+    noted_names = oddities(tmp_path).get("other-weights", ": ").split(": ")[-1].split(", ")
     companions = ("config", "optimizer", "rng_", "scheduler", "training_args", "scaler")
-    for name in present:
-        passed_over = name != chosen and not name.startswith(companions) and not name.endswith(("/", "config.json"))
-        assert (name in beside) == passed_over, name
+    for name in names_in_folder:
+        passed_over = (
+            name != chosen_name and not name.startswith(companions) and not name.endswith(("/", "config.json"))
+        )
+        assert (name in noted_names) == passed_over, name
 
 
 def test_numbered_shards_are_read_without_an_index(folder):
@@ -217,9 +219,9 @@ def test_missing_numbered_shards_are_reported_in_one_line(folder, partial_read_e
     (folder / INDEX).unlink()
     (folder / ONE).rename(folder / "model-00001-of-10000.safetensors")
     (folder / TWO).unlink()
-    missing = ", ".join(f"model-0000{n}-of-10000.safetensors" for n in (2, 3, 4, 5))
+    shards = ", ".join(f"model-0000{n}-of-10000.safetensors" for n in (2, 3, 4, 5))
     expected = (
-        f"shards {missing}, and 9995 more are missing: 1 of 10000 exist, according to the numbers in the file names"
+        f"shards {shards}, and 9995 more are missing: 1 of 10000 exist, according to the numbers in the file names"
     )
     assert partial_read_error(folder) == f"{expected}; copy or download the missing files"
 
@@ -274,8 +276,8 @@ EMPTY_FOLDERS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("case", EMPTY_FOLDERS)
 def test_folder_without_a_checkpoint_is_refused(case, tmp_path, line):
     """The error for a folder without weights of its own names the kind of the folder."""
-    present, expected = EMPTY_FOLDERS[case]
-    for name in present:
+    names_in_folder, expected = EMPTY_FOLDERS[case]
+    for name in names_in_folder:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert line(tmp_path) == expected
@@ -306,8 +308,8 @@ def test_entries_are_files_unless_they_lead_to_a_folder(tmp_path):
     """A link has the kind of its target; a link that leads nowhere or to itself counts as a file."""
     (tmp_path / "z").mkdir()
     (tmp_path / "b").touch()
-    for name, to in (("folder", "z"), ("file", "b"), ("gone", "nothing"), ("loop", "loop")):
-        (tmp_path / name).symlink_to(to)
+    for name, link_target in (("folder", "z"), ("file", "b"), ("gone", "nothing"), ("loop", "loop")):
+        (tmp_path / name).symlink_to(link_target)
     assert files.list_entries(str(tmp_path)) == (["b", "file", "gone", "loop"], ["folder", "z"])
 
 
@@ -341,9 +343,9 @@ def test_shard_name_outside_the_folder_is_refused(case, folder, line):
     save_file({"model.b": torch.zeros(1)}, folder.parent / "secret.safetensors")
     (folder / ONE).write_bytes(b"never read")
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": OUTSIDE_NAMES[case]}))
-    shown = repr(OUTSIDE_NAMES[case])
-    assert line(folder) == f"{INDEX} points outside its folder: {shown} is not a plain file name"
-    assert line(folder / INDEX) == f"the index points outside its folder: {shown} is not a plain file name"
+    quoted_name = repr(OUTSIDE_NAMES[case])
+    assert line(folder) == f"{INDEX} points outside its folder: {quoted_name} is not a plain file name"
+    assert line(folder / INDEX) == f"the index points outside its folder: {quoted_name} is not a plain file name"
 
 
 def build_case(text: str, expected: str) -> tuple[bytes, str]:
@@ -472,13 +474,13 @@ def test_missing_shard_spoils_only_its_tensors(target, folder, partial_read_erro
     )
     shutil.copytree(folder, folder.parent / "whole")
     (folder / TWO).unlink()
-    what = f"shard {TWO} is missing: 1 of 2 exist, according to {INDEX if target == '' else 'the index'}"
+    message = f"shard {TWO} is missing: 1 of 2 exist, according to {INDEX if target == '' else 'the index'}"
     path = folder / target if target else folder
-    assert partial_read_error(path) == f"model.b and 2 more tensors: {what}; copy or download the missing files"
+    assert partial_read_error(path) == f"model.b and 2 more tensors: {message}; copy or download the missing files"
     rows = {tensor.fqn: (tensor.dtype, tensor.shape) for tensor in formats.read(str(path)).tensors}
     unknown = ("unknown", None)
     assert rows == {"model.a": ("float32", (2, 3)), "model.b": unknown, "model.c": unknown, "model.d": unknown}
-    assert oddities(path) == {"missing-shard": what}
+    assert oddities(path) == {"missing-shard": message}
     result = statecli("diff", str(path), str(folder.parent / "whole"), "-f", "json")
     assert (result.code, [tensor["fqn"] for tensor in result.json["broken"]]) == (2, ["model.b", "model.c", "model.d"])
     assert result.json["changes"] == []
@@ -530,12 +532,12 @@ OTHER_SHARDS = {
 @pytest.mark.parametrize("case", OTHER_SHARDS)
 def test_file_of_another_kind_as_a_shard_is_named_once(case, folder, partial_read_error, inspect):
     """The line has the shard's path and no other path, quotes no text of the shard, and has the command that helps."""
-    write, what = OTHER_SHARDS[case]
+    write, problem = OTHER_SHARDS[case]
     (folder.parent / "secret").write_text("root:x:0:0")
     (folder / TWO).unlink()
     write(folder / TWO)
     message = partial_read_error(folder)
-    assert message == f"statecli: {folder / TWO}: model.b: its shard {what}"
+    assert message == f"statecli: {folder / TWO}: model.b: its shard {problem}"
     assert inspect(folder / INDEX)[2] == f"{message}\n"
 
 
@@ -549,11 +551,11 @@ def test_truncated_shard_is_named(folder, partial_read_error):
 def test_weight_file_linked_to_its_folder_is_refused(tmp_path, line):
     """A folder whose only weight file is a link to the folder holds no checkpoint."""
     (tmp_path / "model.safetensors").symlink_to(".")
-    said = (
+    message = (
         "is a folder without a checkpoint: model.safetensors has the name of a weight file, but is a link to a "
         "parent folder"
     )
-    assert line(tmp_path) == said
+    assert line(tmp_path) == message
 
 
 def test_links_are_followed(folder, tmp_path):
@@ -613,11 +615,11 @@ def test_tensor_missing_in_the_index_is_listed_and_noted(folder):
     assert oddities(folder) == {"not-in-index": "the index does not list these tensors of the shards: model.extra"}
 
 
-@pytest.mark.parametrize(("claimed", "said"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
-def test_wrong_total_size_is_noted(claimed, said, folder, inspect):
+@pytest.mark.parametrize(("claimed", "difference"), [(40, "8 more"), (30, "2 fewer"), (40.0, "8.0 more")])
+def test_wrong_total_size_is_noted(claimed, difference, folder, inspect):
     """A wrong total_size is noted with the difference, and is not an error."""
     (folder / INDEX).write_text(encode_index({"model.a": ONE, "model.b": TWO}, total_size=claimed))
-    expected = f"the index records a total of {claimed} bytes, {said} than the tensors take (32)"
+    expected = f"the index records a total of {claimed} bytes, {difference} than the tensors take (32)"
     assert oddities(folder) == {"index-total": expected}
     code, out, _ = inspect(folder, "-f", "plain")
     assert code == 0
@@ -626,8 +628,8 @@ def test_wrong_total_size_is_noted(claimed, said, folder, inspect):
 
 def test_a_total_counts_each_storage_once(tmp_path):
     """Views of one storage in a torch.save shard count once, with the size of the largest view."""
-    whole = torch.zeros(10)
-    torch.save({"whole": whole, "view": whole[:2]}, tmp_path / "m.bin")
+    storage = torch.zeros(10)
+    torch.save({"whole": storage, "view": storage[:2]}, tmp_path / "m.bin")
     (tmp_path / "pytorch_model.bin.index.json").write_text(
         encode_index({"whole": "m.bin", "view": "m.bin"}, total_size=40)
     )
@@ -749,19 +751,19 @@ def test_shards_of_save_pretrained_equal_safe_open(model, tmp_path):
 def test_the_weights_that_the_config_names_are_read(model, tmp_path, weights, index):
     """transformers 5 loads `transformers_weights` of config.json in place of model.safetensors."""
     model.save_pretrained(tmp_path)
-    others = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    save_file(others, tmp_path / weights, {"format": "pt"})
+    other_weights = {name: tensor + 1 for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(other_weights, tmp_path / weights, {"format": "pt"})
     name = index or weights
     if index:
-        (tmp_path / name).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(others, weights)}))
+        (tmp_path / name).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(other_weights, weights)}))
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": name}))
     loaded = type(model).from_pretrained(tmp_path).state_dict()
     state = formats.read(str(tmp_path))
     assert {tensor.data.storage.path for tensor in state.tensors if tensor.data} == {str(tmp_path / weights)}
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in others.items())
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in other_weights.items())
     assert formats.members(str(tmp_path))[0] == name
-    assert "model.safetensors" in next(odd.message for odd in state.oddities if odd.name == "other-weights")
+    assert "model.safetensors" in next(oddity.message for oddity in state.oddities if oddity.name == "other-weights")
 
 
 @pytest.mark.parametrize(
@@ -789,7 +791,7 @@ def test_weights_next_to_a_distributed_checkpoint_are_noted(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     after = formats.read(str(tmp_path))
     assert before.oddities == ()
-    assert [odd.message for odd in after.oddities] == [
+    assert [oddity.message for oddity in after.oddities] == [
         "statecli did not read other weights in the same folder: model.safetensors"
     ]
 
@@ -799,9 +801,9 @@ def test_bin_shards_equal_torch_load(model, tmp_path):
     state_dict, files = model.state_dict(), ("pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin")
     halves = [dict(list(state_dict.items())[n::2]) for n in (0, 1)]
     weight_map = {}
-    for name, half in zip(files, halves, strict=True):
-        torch.save(half, tmp_path / name)
-        weight_map.update(dict.fromkeys(half, name))
+    for name, shard_state in zip(files, halves, strict=True):
+        torch.save(shard_state, tmp_path / name)
+        weight_map.update(dict.fromkeys(shard_state, name))
     (tmp_path / "pytorch_model.bin.index.json").write_text(encode_index(weight_map))
     state = formats.read(str(tmp_path))
     assert state.format == "sharded torch-zip"
@@ -836,7 +838,7 @@ def test_many_shards_are_read_quickly(tmp_path):
     state = formats.read(str(tmp_path))
     assert time.process_time() - before < 1.5
     assert len(state.tensors) == 36_864
-    assert not [odd for odd in state.oddities if odd.name != "misaligned"]
+    assert not [oddity for oddity in state.oddities if oddity.name != "misaligned"]
 
 
 def test_companions_of_a_training_run_are_named(tmp_path):
@@ -844,8 +846,8 @@ def test_companions_of_a_training_run_are_named(tmp_path):
     save_file({"w": torch.ones(1)}, tmp_path / "net.safetensors")
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         (tmp_path / name).write_bytes(b"x")
-    said = {odd.name: odd.message for odd in formats.read(str(tmp_path)).oddities}
-    assert said == {
+    messages = {oddity.name: oddity.message for oddity in formats.read(str(tmp_path)).oddities}
+    assert messages == {
         "companions": (
             "statecli did not read other files of the training run: optimizer.pt, rng_state.pth, training_args.bin"
         )

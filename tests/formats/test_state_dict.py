@@ -12,8 +12,8 @@ from statecli import formats
 from statecli.core.model_state import StateDict
 
 
-def read(path, thing, **options):
-    torch.save(thing, path, **options)
+def read(path, checkpoint, **options):
+    torch.save(checkpoint, path, **options)
     return formats.read(str(path))
 
 
@@ -52,7 +52,7 @@ def test_metadata_of_another_type_is_reported(tmp_path):
     state._metadata = {"": {"version": 1, "shape": torch.Size([1])}, "a": 3}
     actual_state = read(tmp_path / "a.pt", state)
     assert actual_state.state_dicts[0].metadata == {"": {"version": 1}}
-    assert [odd.message for odd in actual_state.oddities if odd.name == "state-dict-metadata"]
+    assert [oddity.message for oddity in actual_state.oddities if oddity.name == "state-dict-metadata"]
 
 
 def test_shards_have_no_metadata(tmp_path):

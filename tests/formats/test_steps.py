@@ -122,11 +122,11 @@ LINEAR_FILES = {
 @pytest.mark.parametrize("name", LINEAR_FILES)
 def test_a_file_that_once_took_minutes_takes_few_steps(name, tmp_path):
     """No budget is exceeded, and the whole file is read. The parser of torch crashes at the chain of 20,000 names."""
-    data, budget, most = LINEAR_FILES[name]
+    data, budget, max_steps = LINEAR_FILES[name]
     steps, findings = count_steps(tmp_path, data)
-    assert steps[budget] <= most
-    unread = [pickle.unread for pickle in findings if pickle.unread]
-    assert [why.endswith("which crashes torch.jit.load") for why in unread] == [True] * (name in _DEEP)
+    assert steps[budget] <= max_steps
+    unread_reasons = [pickle.unread for pickle in findings if pickle.unread]
+    assert [reason.endswith("which crashes torch.jit.load") for reason in unread_reasons] == [True] * (name in _DEEP)
 
 
 #: Files with a statement that is reported as too deep, within the same number of steps.
@@ -184,14 +184,14 @@ def test_shared_objects_stop_the_scan_at_the_budget(name, tmp_path, monkeypatch)
     assert actual[0].unread == f"statecli stopped the scan at its limit of {limit:,} values to check"
 
 
-@pytest.mark.parametrize(("name", "counted"), [("model.pt", True), (".metadata", False)])
-def test_calls_end_at_their_budget(name, counted, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "is_counted"), [("model.pt", True), (".metadata", False)])
+def test_calls_end_at_their_budget(name, is_counted, tmp_path, monkeypatch):
     """A call costs as much as 50 opcodes; calls in `.metadata` are not limited, because large models have millions."""
     monkeypatch.setattr(Budget.CALLS, "limit", 1000)
     (tmp_path / name).write_bytes(four(stack_global("builtins", "list") + SHARED + (GET + b")R0") * 1500))
     with Source(str(tmp_path / name)) as source:
         (actual,) = _scan.FileScan(source).scan()
-    assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if counted else None)
+    assert actual.unread == ("statecli stopped the scan at its limit of 1,000 calls" if is_counted else None)
 
 
 def build_growing_list(user, count):
@@ -236,9 +236,9 @@ def test_nested_settings_have_a_depth_limit(tmp_path):
 
 def test_a_scan_over_its_budget_is_an_unscanned_pickle(tmp_path, monkeypatch):
     """The finding names the budget, whichever it is, and names that were read before are still reported."""
-    evil = call_function(global_name("os", "system"), short("true"))
+    harmful_call = call_function(global_name("os", "system"), short("true"))
     code = Member("archive/code/__torch__.py", b"def forward(self):\n  return 1\n")
-    (tmp_path / "a.pt").write_bytes(build([*records(four(evil + EMPTY_OBJECT + b"}b\x86")), code]))
+    (tmp_path / "a.pt").write_bytes(build([*records(four(harmful_call + EMPTY_OBJECT + b"}b\x86")), code]))
     request = Request((str(tmp_path / "a.pt"),), select=("unsafe-global", "unscanned-pickle"))
     for budget in Budget:
         with monkeypatch.context() as patch:
@@ -263,8 +263,8 @@ def test_error_names_the_exceeded_budget(budget):
 
 def test_opcodes_of_small_pickles_are_all_counted(tmp_path):
     """The opcodes of many small pickles are all counted. The same pickle in two records is read once."""
-    small = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
-    steps, _ = count_steps(tmp_path, build([*records(four(b"N")), *small]))
+    small_members = [Member(f"archive/{n}.pkl", four(b"N0" * n + b"N")) for n in range(50)]
+    steps, _ = count_steps(tmp_path, build([*records(four(b"N")), *small_members]))
     assert steps[Budget.OPCODES] == sum(3 + 2 * n for n in range(50))
 
 

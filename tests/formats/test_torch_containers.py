@@ -70,10 +70,10 @@ def contents(tmp_path, monkeypatch):
 
 def refusal_line(contents, data, reader=torch_zip) -> str:
     """Return the error line of a reader that refuses the data."""
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableError) as error:
         contents(data, reader)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 # The source.
@@ -94,8 +94,8 @@ def test_window_returns_the_bytes_of_its_source(tmp_path, span):
     (tmp_path / "x").write_bytes(data)
     with Source(str(tmp_path / "x")) as source:
         window = Window(source, span)
-        for at, length in [(0, 5), (3, 30), (999, 1), (500, 100), (501, 3), (0, 1000)]:
-            assert window.read(at, length) == data[at : at + length]
+        for position, length in [(0, 5), (3, 30), (999, 1), (500, 100), (501, 3), (0, 1000)]:
+            assert window.read(position, length) == data[position : position + length]
         with pytest.raises(
             MalformedError,
             match=(
@@ -124,16 +124,16 @@ def test_file_that_shrinks_during_the_read_is_malformed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("create_path", "line"),
     [
         (lambda path: None, "cannot be opened: no such file or directory"),
         (lambda path: path.mkdir(), "is a directory, not a regular file"),
         (lambda path: path.symlink_to("/dev/zero"), "is reached by a link through /dev"),
     ],
 )
-def test_path_that_is_not_a_readable_file_is_refused(tmp_path, make, line):
+def test_path_that_is_not_a_readable_file_is_refused(tmp_path, create_path, line):
     """Each path is refused when the source opens it."""
-    make(tmp_path / "x")
+    create_path(tmp_path / "x")
     with pytest.raises(UnreadableError, match=re.escape(line)):
         Source(str(tmp_path / "x"))
 
@@ -333,8 +333,8 @@ def test_stream_without_storages_is_read(contents):
 
 def test_pickle_larger_than_the_first_window_is_read(contents):
     """The length of a pickle is not recorded; the reader finds the end of the pickle."""
-    many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
-    result = contents(legacy(many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
+    pickle_of_many = state_dict(**{f"layer{n}": tensor(str(n), 1, (1,)) for n in range(2000)})
+    result = contents(legacy(pickle_of_many, [(str(n), 1, struct.pack("<f", n)) for n in range(2000)]), torch_legacy)
     assert len(result.pickle.root) == len(result.storages) == 2000
 
 
@@ -478,9 +478,9 @@ def test_storage_bytes_equal_the_tensors_of_torch(tmp_path, reader, protocol):
     assert [tensor.fqn for tensor in state.tensors] == list(loaded)
     for storage in state.tensors:
         tensor = loaded[storage.fqn]
-        at = storage.data.storage.offset + storage.data.offset * tensor.element_size()
-        wanted = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes([int(tensor)])
-        assert data[at : at + storage.nbytes] == wanted
+        position = storage.data.storage.offset + storage.data.offset * tensor.element_size()
+        expected = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else bytes([int(tensor)])
+        assert data[position : position + storage.nbytes] == expected
         stored = data[storage.data.storage.offset :][: storage.data.storage.length]
         assert storage.data.storage.crc32 in (None, zlib.crc32(stored))
 

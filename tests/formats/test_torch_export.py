@@ -211,12 +211,12 @@ def test_dtype_table_equals_the_schema_of_torch(tmp_path):
 
 def test_a_tensor_subclass_is_read_from_its_own_archive(tmp_path):
     """A tensor subclass is pickled; its parts are listed, but the way its class combines the parts is unknown."""
-    two = pytest.importorskip("torch.testing._internal.two_tensor")
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
 
     class Holder(nn.Module):
         def __init__(self):
             super().__init__()
-            self.w = nn.Parameter(two.TwoTensor(torch.ones(3, 3), torch.zeros(3, 3)))
+            self.w = nn.Parameter(two_tensor.TwoTensor(torch.ones(3, 3), torch.zeros(3, 3)))
             self.b = nn.Parameter(torch.ones(3))
 
         def forward(self, x):
@@ -248,8 +248,8 @@ def test_weights_of_a_compiled_library_are_noted(tmp_path):
 
     library = tmp_path / "model.wrapper.so"
     library.write_bytes(b"\x7fELF")
-    whole = torch.arange(12.0).reshape(3, 4)
-    views = {"a": whole, "b": whole[1:], "t": whole.t()}
+    matrix = torch.arange(12.0).reshape(3, 4)
+    views = {"a": matrix, "b": matrix[1:], "t": matrix.t()}
     weights = Weights({name: (view, TensorProperties(view)) for name, view in views.items()})
     packages.package_pt2(str(tmp_path / "x.pt2"), aoti_files={"model": [str(library), weights]})
     state = read(tmp_path / "x.pt2")
@@ -267,10 +267,10 @@ def test_weights_of_a_compiled_library_are_noted(tmp_path):
 
 def test_program_equals_its_state_dict(program, tmp_path, statecli):
     """A program and its state_dict do not differ, and either passes the lock of the other."""
-    path, saved = save_current_layout(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
-    torch.save(program.state_dict, saved)
-    assert statecli("diff", path, saved).code == 0
-    for locked, audited in ((path, saved), (saved, path)):
+    path, state_dict_path = save_current_layout(program, tmp_path / "x.pt2"), tmp_path / "sd.pt"
+    torch.save(program.state_dict, state_dict_path)
+    assert statecli("diff", path, state_dict_path).code == 0
+    for locked, audited in ((path, state_dict_path), (state_dict_path, path)):
         lock = tmp_path / f"{locked.name}.json"
         assert statecli("lock", locked, "-o", lock).code == 0
         result = statecli("audit", audited, "--lock", lock, "--select", "lock")
@@ -282,8 +282,8 @@ def test_audit_of_an_ordinary_archive_is_clean(writer, tmp_path, statecli):
     """An audit has no findings about an ordinary archive and the archives inside."""
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).eval()
     path = writer(torch.export.export(module, (torch.randn(2, 3),)), tmp_path / "x.pt2")
-    done = statecli("audit", path, "--values", "-f", "json")
-    assert (done.code, done.json["findings"]) == (0, [])
+    result = statecli("audit", path, "--values", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, [])
 
 
 def test_tensor_that_is_not_a_buffer_is_found(program, tmp_path, statecli):
@@ -291,11 +291,11 @@ def test_tensor_that_is_not_a_buffer_is_found(program, tmp_path, statecli):
     path = save_current_layout(program, tmp_path / "x.pt2")
     module = torch.export.load(path).module()
     assert module.to(torch.float64).block.table.dtype == torch.float32
-    done = statecli("audit", path, "-f", "json", "--select", "unregistered-tensor")
-    (finding,) = done.json["findings"]
+    result = statecli("audit", path, "-f", "json", "--select", "unregistered-tensor")
+    (finding,) = result.json["findings"]
     assert (finding["fqn"], finding["severity"]) == ("block.table", "note")
     assert finding["help"].startswith("no action is needed if you run the archive as it is")
-    assert done.code == 0
+    assert result.code == 0
 
 
 def test_class_is_compared_only_with_the_state_dict(program, tmp_path, statecli):
@@ -311,8 +311,8 @@ def test_class_is_compared_only_with_the_state_dict(program, tmp_path, statecli)
         "-f",
         "json",
     ]
-    done = statecli(*words)
-    assert (done.code, done.json["findings"]) == (0, [])
+    result = statecli(*words)
+    assert (result.code, result.json["findings"]) == (0, [])
 
 
 # --- archives that torch never writes --------------------------------------------------------------------------------
@@ -406,14 +406,14 @@ WRONG_ENTRIES = {
 @pytest.mark.parametrize("case", WRONG_ENTRIES)
 def test_inconsistent_tensor_spoils_no_other_tensor(case, parts, tmp_path, inspect):
     """Other tensors are listed, and the exit status is 2."""
-    changes, said = WRONG_ENTRIES[case]
+    changes, message = WRONG_ENTRIES[case]
     changes = {key: dict(value) if key == "meta" else value for key, value in changes.items()}
     path = build_archive(tmp_path / "y.pt2", change_entry(parts, **changes))
     rows = {row.fqn: row for row in read(path).tensors}
     assert rows["bias"].damage is None
-    assert said in rows["weight"].damage
+    assert message in rows["weight"].damage
     code, out, err = inspect(path, "-f", "plain")
-    assert (code, "bias" in out, said in err) == (2, True, True)
+    assert (code, "bias" in out, message in err) == (2, True, True)
 
 
 def test_use_pickle_that_is_not_a_bool_is_damage(parts, tmp_path):
@@ -478,13 +478,13 @@ def test_record_name_decides_whether_a_constant_is_a_tensor(parts, tmp_path):
 
 def test_missing_or_unknown_record_is_named(parts, tmp_path, line):
     """The error names a required record that is missing or has an unexpected content."""
-    for gone, said in (
+    for missing_record, message in (
         (CONFIG, f"holds no {CONFIG}: the export did not finish; export the program again"),
         ("data/constants/model_constants_config.json", "holds no data/constants/model_constants_config.json: the "),
     ):
-        path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != gone})
-        assert line(path).startswith(said)
-    for changed, data, said in (
+        path = build_archive(tmp_path / "y.pt2", {name: data for name, data in parts.items() if name != missing_record})
+        assert line(path).startswith(message)
+    for changed_record, data, message in (
         (
             "archive_version",
             b"7",
@@ -502,23 +502,25 @@ def test_missing_or_unknown_record_is_named(parts, tmp_path, line):
         ("models/model.json", b"{}", "its program has no list graph_module.signature.input_specs"),
         ("models/model.json", b"[]", "models/model.json is not a JSON object"),
     ):
-        assert line(build_archive(tmp_path / "y.pt2", {**parts, changed: data})).startswith(said)
+        assert line(build_archive(tmp_path / "y.pt2", {**parts, changed_record: data})).startswith(message)
 
 
 def test_weights_without_a_program_are_refused(parts, program, tmp_path, line, statecli):
     """Without a program, no signature describes the tensors: refused in both layouts, also with constants alone."""
     for folder in ("weights", "constants"):
         other_folder = f"data/{'weights' if folder == 'constants' else 'constants'}/"
-        left = {name: data for name, data in parts.items() if name != MODEL and not name.startswith(other_folder)}
-        path = build_archive(tmp_path / "y.pt2", left)
+        remaining_parts = {
+            name: data for name, data in parts.items() if name != MODEL and not name.startswith(other_folder)
+        }
+        path = build_archive(tmp_path / "y.pt2", remaining_parts)
         assert line(path) == f"holds {folder} of 'model' but no models/model.json; export the program again"
         assert statecli("audit", path).code == 2
     records = read_archive(save_2_8_layout(program, tmp_path / "x.pt2"))
     path = build_archive(tmp_path / "y.pt2", {name: data for name, data in records.items() if name != MODEL})
     assert line(path) == "holds weights of 'model' but no models/model.json; export the program again"
-    other = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
+    changed_parts = {**parts, "data/weights/b_weights_config.json": b'{"config": {}}'}
     assert (
-        line(build_archive(tmp_path / "y.pt2", other))
+        line(build_archive(tmp_path / "y.pt2", changed_parts))
         == "holds weights of 'b' but no models/b.json; export the program again"
     )
 
@@ -552,8 +554,8 @@ def test_an_older_schema_is_read_and_noted(version, parts, tmp_path):
     """torch 2.13 does not load an older schema, but all schemas describe weights in the same way."""
     state = read(write_schema_version(parts, version, tmp_path / "y.pt2"))
     assert len(state.tensors) == 2
-    (said,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
-    assert said.endswith("but torch 2.13 loads only 8")
+    (message,) = [oddity.message for oddity in state.oddities if oddity.name == "schema-version"]
+    assert message.endswith("but torch 2.13 loads only 8")
 
 
 @pytest.mark.parametrize("version", [None, {"major": 0, "minor": 0}, {"major": 8, "minor": 99}], ids=["none", "0", "8"])
@@ -632,9 +634,9 @@ def test_call_in_a_record_is_reported_and_not_run(name, parts, tmp_path, statecl
     path = build_archive(tmp_path / "y.pt2", {**parts, name: pickle if "opaque" in name else out.getvalue()})
     read(path)
     assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
-    done = statecli("audit", path, "-f", "json")
-    assert done.code == 1
-    assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
+    result = statecli("audit", path, "-f", "json")
+    assert result.code == 1
+    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
     assert not mark.exists()
 
 
@@ -668,9 +670,9 @@ def test_an_archive_at_the_end_of_an_object_is_found(prefix, method, folder, par
     path = build_archive(tmp_path / "a.pt2", {**parts, **declared})
     with zipfile.ZipFile(path, "a", method) as archive:
         archive.writestr(f"x/{folder}/custom_obj_0", out.getvalue())
-    done = statecli("audit", path, "-f", "json")
-    assert done.code == (1 if method == zipfile.ZIP_STORED else 2)
-    rules = {finding["rule"] for finding in done.json["findings"]}
+    result = statecli("audit", path, "-f", "json")
+    assert result.code == (1 if method == zipfile.ZIP_STORED else 2)
+    rules = {finding["rule"] for finding in result.json["findings"]}
     assert "unsafe-global" in rules
     assert ("unscanned-pickle" in rules) == bool(prefix)
     assert not mark.exists()
@@ -950,19 +952,19 @@ def test_plain_expressions_are_distinguished_from_code():
 def test_code_among_the_expressions_is_found(writer, sized_program, tmp_path, statecli):
     """torch.export.load runs the code without any pickle; statecli runs nothing, and an audit names its byte."""
     pytest.importorskip("sympy")
-    good = writer(sized_program, tmp_path / "x.pt2")
+    path = writer(sized_program, tmp_path / "x.pt2")
     mark = tmp_path / "ran"
     command, place = json.dumps(f"__import__('pathlib').Path('{mark}').touch()").encode(), None
-    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as forged:
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "y.pt2", "w") as forged:
         for name in archive.namelist():
             data = archive.read(name)
             if name.endswith(".json"):
                 data = re.sub(rb'"expr_str": "(?:[^"\\]|\\.)*"', lambda _: b'"expr_str": ' + command, data)
                 place = data.index(command) if command in data else place
             forged.writestr(name, data)
-    done = statecli("audit", tmp_path / "y.pt2", "-f", "json")
-    assert done.code == 1
-    (finding,) = (finding for finding in done.json["findings"] if finding["severity"] == "error")
+    result = statecli("audit", tmp_path / "y.pt2", "-f", "json")
+    assert result.code == 1
+    (finding,) = (finding for finding in result.json["findings"] if finding["severity"] == "error")
     assert finding["rule"] == "unsafe-global"
     assert "sympy.sympify, which evaluates text as Python code" in finding["message"]
     assert finding["message"].endswith(f", byte {place})")
@@ -1107,9 +1109,9 @@ def test_code_in_a_key_of_the_example_inputs_is_found(parts, tmp_path):
     """torch takes the paths of the inputs from the example inputs; the same pickle elsewhere is not compiled."""
     data = _encode_value((({'" + x + "': torch.ones(2)},), {}))
     inputs = {"data/sample_inputs/model.pt": data}
-    same, other_case = {"data/constants/a.pt": data}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data}
-    for more in (inputs, {**same, **inputs}, other_case):
-        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", {**parts, **more}))
+    same_pickle, other_case = {"data/constants/a.pt": data}, {"DATA/SAMPLE_INPUTS/MODEL.PT": data}
+    for other_records in (inputs, {**same_pickle, **inputs}, other_case):
+        ((rule, message),) = findings(build_archive(tmp_path / "a.pt2", {**parts, **other_records}))
         assert rule == "unsafe-data"
         assert "torch compiles Python code that contains the key" in message
 
@@ -1234,7 +1236,7 @@ def test_code_in_the_name_of_an_input_is_found(two_inputs, write_forged, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("target", "rule", "what"),
+    ("target", "rule", "expected_text"),
     [
         ("torch.ops.aten.from_file.default", "unsafe-global", "the graph calls torch.ops.aten.from_file, which maps"),
         ("torch.ops.image.write_file.default", "unsafe-global", "which reads or writes a file"),
@@ -1251,10 +1253,10 @@ def test_code_in_the_name_of_an_input_is_found(two_inputs, write_forged, tmp_pat
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_calls_of_a_graph_are_checked(target, rule, what, write_forged):
+def test_calls_of_a_graph_are_checked(target, rule, expected_text, write_forged):
     """Operators of torch that compute are clean, other functions of torch unsafe, and unknown libraries unknown."""
     actual_findings = findings(write_forged("torch.ops.aten.sin.default", target))
-    assert [(name, what in message) for name, message in actual_findings] == ([(rule, True)] if rule else [])
+    assert [(name, expected_text in message) for name, message in actual_findings] == ([(rule, True)] if rule else [])
 
 
 def test_imports_in_the_nesting_of_arguments_are_checked(parts, tmp_path):
@@ -1304,9 +1306,9 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
         def forward(self, x, k):
             return x + k
 
-    good, mark = tmp_path / "x.pt2", tmp_path / "ran"
-    torch.export.save(torch.export.export(Keyword(), (torch.ones(2),), {"k": torch.ones(2)}), good)
-    assert findings(good) == []
+    program_path, mark = tmp_path / "x.pt2", tmp_path / "ran"
+    torch.export.save(torch.export.export(Keyword(), (torch.ones(2),), {"k": torch.ones(2)}), program_path)
+    assert findings(program_path) == []
     code = f'k=__import__("pathlib").Path("{mark}").touch()):#\':0}}), self._in_spec) #'
 
     def edit(program: dict) -> None:
@@ -1315,7 +1317,7 @@ def test_code_in_the_name_of_a_keyword_is_found(tmp_path):
         spec[1]["children_spec"][1]["context"] = json.dumps([code])
         signature |= {"in_spec": json.dumps(spec), "forward_arg_names": None}
 
-    path = write_changed_program(read_archive(good), tmp_path / "y.pt2", edit)
+    path = write_changed_program(read_archive(program_path), tmp_path / "y.pt2", edit)
     ((rule, message),) = findings(path)
     assert rule == "unsafe-global"
     assert message.startswith("loading the file calls builtins.exec, which compiles a graph in which")
@@ -1344,10 +1346,12 @@ def test_dict_key_with_a_quote_in_the_nesting_is_found(name, parts, tmp_path):
 
 
 @pytest.mark.parametrize("padding", ["", " " * (1 << 20)], ids=["short", "longer than a mebibyte"])
-@pytest.mark.parametrize("more", [{}, {"default_factory_module": "collections", "default_factory_name": "OrderedDict"}])
-def test_enum_in_a_long_or_mixed_nesting_is_found(padding, more, parts, tmp_path):
+@pytest.mark.parametrize(
+    "other_fields", [{}, {"default_factory_module": "collections", "default_factory_name": "OrderedDict"}]
+)
+def test_enum_in_a_long_or_mixed_nesting_is_found(padding, other_fields, parts, tmp_path):
     """torch reads JSON of any length and looks for an enumeration first, whose member may be the path of a library."""
-    context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **more}]
+    context = [{"__enum__": True, "fqn": "ctypes:cdll", "name": "/tmp/evil.so", **other_fields}]
     spec = [1, {"type": "builtins.dict", "context": json.dumps(context), "children_spec": [_leaf()]}]
     actual_findings = findings(build_archive(tmp_path / "a.pt2", _set_spec(parts, spec, "out_spec", padding)))
     assert ("unsafe-global", "loading the file imports ctypes.cdll") in {
@@ -1449,8 +1453,8 @@ def test_a_text_under_an_unknown_key_is_a_warning(parts, tmp_path):
 
 def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
     """torch may read JSON that is nested too deeply for statecli."""
-    deep = "[" * 200_000 + "]" * 200_000
-    program = _encode_signature({"out_spec": deep})
+    nested_text = "[" * 200_000 + "]" * 200_000
+    program = _encode_signature({"out_spec": nested_text})
     actual_findings = findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: program}))
     assert [rule for rule, _ in actual_findings] == ["unsafe-global"]
 
@@ -1459,13 +1463,13 @@ def test_a_nesting_that_cannot_be_read_is_found(parts, tmp_path):
 def test_text_that_would_end_a_string_is_found_under_any_key(key, parts, tmp_path):
     """A later torch may write the text into source; messages of operators may have single quotes."""
 
-    def edit(program, more):
+    def edit(program, other_fields):
         program["graph_module"]["graph"]["nodes"][0]["inputs"][0]["arg"] = {"as_string": "it's (a) 'b'; <3"}
-        return {**program, **more}
+        return {**program, **other_fields}
 
     text = ["a'b"] if key == "verifiers" else "a'b"
-    for more, count in (({}, 0), ({key: text}, 1), ({"a'b": 1}, 1)):
-        program = edit(json.loads(parts[MODEL]), more)
+    for other_fields, count in (({}, 0), ({key: text}, 1), ({"a'b": 1}, 1)):
+        program = edit(json.loads(parts[MODEL]), other_fields)
         assert len(findings(build_archive(tmp_path / "a.pt2", {**parts, MODEL: _json(program)}))) == count
 
 
@@ -1539,7 +1543,7 @@ def test_the_commands_of_a_compiled_model_are_found(folder, parts, tmp_path):
     mark = tmp_path / "ran"
     records = {
         "data/aotinductor/model/x.wrapper_metadata.json": _json({"AOTI_DEVICE_KEY": "cpu"}),
-        **{f"{folder}/x.wrapper_{which}_flags.json": flags(mark) for which in ("compile", "linker")},
+        **{f"{folder}/x.wrapper_{tool}_flags.json": flags(mark) for tool in ("compile", "linker")},
         f"{folder}/x.wrapper.cpp": b"",
     }
     path = build_archive(tmp_path / "y.pt2", {**parts, **records})
@@ -1593,8 +1597,10 @@ def test_record_with_many_names_is_read_once(parts, tmp_path, monkeypatch):
     item = {"path_name": "w", "is_param": True, "use_pickle": True, "tensor_meta": meta}
     config = {"config": {f"a{n}": item for n in range(50)}}
     calls = []
-    real = torch_export.torch_zip.read_contents
-    monkeypatch.setattr(torch_export.torch_zip, "read_contents", lambda *given: calls.append(given) or real(*given))
+    read_contents = torch_export.torch_zip.read_contents
+    monkeypatch.setattr(
+        torch_export.torch_zip, "read_contents", lambda *arguments: calls.append(arguments) or read_contents(*arguments)
+    )
     records = {**parts, CONFIG: _json(config), "data/weights/w": out.getvalue()}
     rows = [row for row in read(build_archive(tmp_path / "y.pt2", records)).tensors if row.fqn.startswith("a")]
     assert (len(rows), len(calls)) == (50, 1)
@@ -1602,8 +1608,8 @@ def test_record_with_many_names_is_read_once(parts, tmp_path, monkeypatch):
 
 def test_incomplete_old_layout_is_refused(program, tmp_path, line):
     """A plain zip without its state_dict is refused, and so is a zip with compressed archives."""
-    good = save_2_7_layout(program, tmp_path / "x.pt2")
-    with zipfile.ZipFile(good) as archive:
+    old_path = save_2_7_layout(program, tmp_path / "x.pt2")
+    with zipfile.ZipFile(old_path) as archive:
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(tmp_path / "y.pt2", "w") as archive:
         archive.writestr("serialized_exported_program.json", records["serialized_exported_program.json"])
@@ -1716,9 +1722,9 @@ def test_programs_of_too_many_values_are_refused(parts, tmp_path, monkeypatch):
 def test_error_names_the_unreadable_inner_archive(parts, tmp_path):
     """The error is one line, and names the record: its size is not that of the file."""
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4nothing"})
-    with pytest.raises(UnreadableError) as refused:
+    with pytest.raises(UnreadableError) as error:
         read(path)
-    (line,) = str(refused.value).splitlines()
+    (line,) = str(error.value).splitlines()
     assert line.startswith(f"{path}: record 'x/data/weights/model.pt': file is truncated: its 11 bytes ")
 
 
@@ -1731,9 +1737,9 @@ def test_an_error_of_the_system_is_the_cause_of_an_unreadable_record(parts, tmp_
 
     monkeypatch.setattr(torch_zip, "read_contents", fail)
     path = build_archive(tmp_path / "y.pt2", {**parts, "data/weights/model.pt": b"PK\3\4"})
-    with pytest.raises(UnreadableError) as refused:
+    with pytest.raises(UnreadableError) as error:
         read(path)
-    assert refused.value.__cause__.__cause__ is failure
+    assert error.value.__cause__.__cause__ is failure
 
 
 # --- torch.package ---------------------------------------------------------------------------------------------------
@@ -1780,9 +1786,9 @@ def test_a_package_in_another_archive_is_found(kind, renamed, parts, tmp_path, s
     mark = tmp_path / "ran"
     packaged = {renamed[1] if name in renamed else name: data for name, data in _package_records(mark).items()}
     path = build_archive(tmp_path / "y.pt2", {**packaged, **_records_of(kind, parts)})
-    done = statecli("audit", path, "-f", "json")
-    assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
-    assert done.code == 1
+    result = statecli("audit", path, "-f", "json")
+    assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
+    assert result.code == 1
     assert not mark.exists()
     if "COLLECTIONS.py" not in renamed:
         torch.package.PackageImporter(str(path)).load_pickle("m", "model.pkl")

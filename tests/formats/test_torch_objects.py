@@ -23,9 +23,9 @@ from statecli.values.read import read_all_values
 from .attacks import Called
 
 
-def read(tmp_path, thing, **options):
+def read(tmp_path, checkpoint, **options):
     path = str(tmp_path / "file.pt")
-    torch.save(thing, path, **options)
+    torch.save(checkpoint, path, **options)
     return formats.read(path)
 
 
@@ -103,9 +103,9 @@ def test_views_agree_with_torch_load(tmp_path_factory, specs):
         assert row.data.offset == loaded[fqn].storage_offset()
         strides = row.data.strides
         if row.elements > 1:
-            own = strides if strides is not None else torch.empty(row.shape).stride()
+            expected_strides = strides if strides is not None else torch.empty(row.shape).stride()
             used = [n for n, size in enumerate(row.shape) if size > 1]
-            assert [own[n] for n in used] == [loaded[fqn].stride()[n] for n in used]
+            assert [expected_strides[n] for n in used] == [loaded[fqn].stride()[n] for n in used]
 
 
 def test_shared_storage_is_tied(tmp_path):
@@ -248,7 +248,7 @@ def test_pickled_module_agrees_with_named_parameters(tmp_path):
     }
     # The pickle has no code, so statecli cannot know whether the class saves these tensors itself.
     assert all(row.kind is Kind.UNREGISTERED and row.saved is None for row in actual_rows.values())
-    assert [odd.fqn for odd in state.oddities if odd.name == "none-parameter"] == ["nothing"]
+    assert [oddity.fqn for oddity in state.oddities if oddity.name == "none-parameter"] == ["nothing"]
     # Flat weights of an RNN, a parameter in a list and a view of a buffer are aliases, not unregistered tensors.
     registered = rows(state)
     assert "second_name[0]" in registered["fc.weight"].aliases
@@ -266,7 +266,7 @@ def test_a_module_twice_registered_has_both_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make",
+    "build_module",
     [
         lambda: nn.Transformer(16, 2, 1, 1, 32),
         lambda: nn.DataParallel(nn.Linear(2, 2)),
@@ -276,9 +276,9 @@ def test_a_module_twice_registered_has_both_names(tmp_path):
     ],
     ids=["transformer", "data-parallel", "fx", "lazy", "attention"],
 )
-def test_torch_modules_agree_with_the_live_module(tmp_path, make):
+def test_torch_modules_agree_with_the_live_module(tmp_path, build_module):
     """Names and kinds agree with the live module."""
-    module = make()
+    module = build_module()
     actual_rows = rows(read(tmp_path, module))
     registered = {name: row for name, row in actual_rows.items() if row.kind is not Kind.UNREGISTERED}
     parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -364,10 +364,10 @@ UNIQUE_NAMES = {
 }
 
 
-@pytest.mark.parametrize(("thing", "names"), UNIQUE_NAMES.values(), ids=UNIQUE_NAMES)
-def test_tensors_of_one_model_have_different_names(tmp_path, thing, names):
+@pytest.mark.parametrize(("checkpoint", "names"), UNIQUE_NAMES.values(), ids=UNIQUE_NAMES)
+def test_tensors_of_one_model_have_different_names(tmp_path, checkpoint, names):
     """The state is a single section, and each tensor has a name that no other path has."""
-    state = read(tmp_path, thing)
+    state = read(tmp_path, checkpoint)
     assert (state.sections, list(rows(state))) == (("model",), names)
 
 
@@ -398,8 +398,8 @@ def test_computed_container_has_the_tensors_of_torch(tmp_path, call):
     state = read(tmp_path, Called(*call))
     loaded = torch.load(tmp_path / "file.pt", weights_only=False)
     entries = loaded.items() if isinstance(loaded, dict) else ((f"[{n}]", value) for n, value in enumerate(loaded))
-    wanted = {name: tuple(value.shape) for name, value in entries if isinstance(value, torch.Tensor)}
-    assert {name: row.shape for name, row in rows(state).items()} == wanted
+    expected_shapes = {name: tuple(value.shape) for name, value in entries if isinstance(value, torch.Tensor)}
+    assert {name: row.shape for name, row in rows(state).items()} == expected_shapes
 
 
 class DictWithArguments(dict):
@@ -416,8 +416,8 @@ class DictWithArguments(dict):
 @pytest.mark.parametrize("nested", [False, True])
 def test_tensors_in_constructor_arguments_are_listed(tmp_path, nested):
     """The class may do anything with its arguments: tensors in the arguments are listed next to the items."""
-    odd = DictWithArguments({"a": torch.ones(1)})
-    state = read(tmp_path, {"state_dict": odd} if nested else odd)
+    container = DictWithArguments({"a": torch.ones(1)})
+    state = read(tmp_path, {"state_dict": container} if nested else container)
     assert {name: row.shape for name, row in rows(state).items()} == {"b": (2,), "c": (3,), "__args__[0]['a']": (1,)}
 
 
@@ -455,8 +455,8 @@ def test_numpy_arrays_have_the_layout_numpy(tmp_path):
 def test_foreign_globals_are_named_and_not_imported(tmp_path):
     """Names from outside torch are reported."""
     state = read(tmp_path, {"w": torch.ones(1), "args": Holder()})
-    (odd,) = [odd for odd in state.oddities if odd.name == "foreign-globals"]
-    assert "Holder" in odd.message
+    (oddity,) = [oddity for oddity in state.oddities if oddity.name == "foreign-globals"]
+    assert "Holder" in oddity.message
 
 
 def test_ordinary_state_dict_has_no_oddities(tmp_path):
@@ -474,8 +474,8 @@ def test_allow_list_equals_torch():
 def test_a_shared_container_is_searched_once(tmp_path):
     """3,000 entries that share a list of 100,000 numbers do not cost a search of the list for each entry."""
     big = list(range(100_000))
-    thing = {f"k{n}": [big, big] for n in range(3000)}
-    state = read(tmp_path, {"config": thing, "model": {"fc.weight": torch.ones(1)}})
+    config = {f"k{n}": [big, big] for n in range(3000)}
+    state = read(tmp_path, {"config": config, "model": {"fc.weight": torch.ones(1)}})
     assert [row.fqn for row in state.tensors] == ["fc.weight"]
 
 
@@ -555,8 +555,8 @@ def test_bare_storage_is_a_tensor_of_its_dtype(tmp_path, legacy):
         )
         for name, tensor in storages.items()
     }
-    (odd,) = (odd for odd in state.oddities if odd.name == "bare-storage")
-    assert odd.message.endswith("deep[0]['floats'], deep[0]['longs'], deep[0]['bytes'], deep[0]['empty']")
+    (oddity,) = (oddity for oddity in state.oddities if oddity.name == "bare-storage")
+    assert oddity.message.endswith("deep[0]['floats'], deep[0]['longs'], deep[0]['bytes'], deep[0]['empty']")
 
 
 def test_file_with_only_a_storage_is_read(tmp_path):
@@ -574,8 +574,8 @@ def test_a_storage_is_tied_to_the_tensor_over_it(tmp_path):
 
 def test_storage_and_array_are_not_tensors_of_a_state_dict(tmp_path):
     """A storage and an array have values, but are not a torch.Tensor."""
-    thing = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
-    (actual,) = read(tmp_path, thing).state_dicts
+    state_dict = {"w": torch.ones(1), "s": torch.FloatStorage([1.0]), "n": torch.ones(1).numpy(), "x": 3}
+    (actual,) = read(tmp_path, state_dict).state_dicts
     assert actual.others == ("s", "n", "x")
 
 
@@ -633,10 +633,10 @@ def test_diff_finds_a_changed_storage(statecli, tmp_path, untyped):
 # --- modules with their own __reduce__ or __getstate__ ---------------------------------------------------------------
 
 
-def _rebuilt(*given):
+def _rebuilt(*values):
     """Rebuild an object of a class below."""
     module = nn.Module()
-    for number, first in enumerate(given):
+    for number, first in enumerate(values):
         setattr(module, f"m{number}", first)
     return module
 
@@ -683,20 +683,20 @@ class _BySettings(nn.Module):
 def test_all_tensors_of_a_module_with_own_reduce_are_listed(tmp_path, kind, wrap):
     """Each tensor that torch reads from the pickle has a name, whatever the rebuilding functions do."""
     module = kind(2, 3) if issubclass(kind, nn.Linear) else kind()
-    things = {"bare": module, "in a Sequential": nn.Sequential(module), "in a dict": {"model": module}}
-    torch.save(things[wrap], tmp_path / "f.pt")
-    given = []
+    objects = {"bare": module, "in a Sequential": nn.Sequential(module), "in a dict": {"model": module}}
+    torch.save(objects[wrap], tmp_path / "f.pt")
+    sizes = []
 
-    def rebuild(storage, offset, size, *others):
-        given.append(tuple(size))
+    def rebuild(storage, offset, size, *arguments):
+        sizes.append(tuple(size))
         return torch.empty(size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch._utils, "_rebuild_tensor_v2", rebuild)
         torch.load(tmp_path / "f.pt", weights_only=False)
     state = formats.read(str(tmp_path / "f.pt"))
-    assert sorted(row.shape for row in state.tensors) == sorted(given)
-    assert len({row.fqn for row in state.tensors}) == len(given)
+    assert sorted(row.shape for row in state.tensors) == sorted(sizes)
+    assert len({row.fqn for row in state.tensors}) == len(sizes)
 
 
 def test_old_spectral_norm_weight_is_a_row_before_forward(tmp_path):
@@ -734,9 +734,9 @@ def test_metadata_that_torch_does_not_write_is_refused(tmp_path, metadata):
 
 def test_the_order_of_an_array_is_a_bool(tmp_path):
     """numpy takes any nonzero number for Fortran order."""
-    make, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
+    constructor, args, state = np.arange(6.0).reshape(2, 3).__reduce__()
     for order, is_sound in ((False, True), (True, True), (1, False), (2, False)):
-        torch.save({"w": Called(make, args, (*state[:3], order, *state[4:]))}, tmp_path / "a.pt")
+        torch.save({"w": Called(constructor, args, (*state[:3], order, *state[4:]))}, tmp_path / "a.pt")
         rows = formats.read(str(tmp_path / "a.pt")).tensors
         assert [row.damage is None for row in rows] == [is_sound]
 
@@ -754,11 +754,11 @@ UNUSUAL_TYPES = {
 def test_array_with_an_unusual_dtype_pickle_is_damage(tmp_path):
     """numpy ignores the state of its own types, and takes an order in bytes."""
     honest = [(args, (3, order, *PLAIN_STATE)) for args in (("f4", False, True), ("f4", 0, 1)) for order in "<>="]
-    make, args, state = np.array([1.5, 2.5], "f4").__reduce__()
-    for called, type_state in (*honest, *UNUSUAL_TYPES.values()):
-        is_sound = (called, type_state) in honest
-        dtype = Called(np.dtype, called, type_state)
-        torch.save({"w": Called(make, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
+    constructor, args, state = np.array([1.5, 2.5], "f4").__reduce__()
+    for constructor_args, type_state in (*honest, *UNUSUAL_TYPES.values()):
+        is_sound = (constructor_args, type_state) in honest
+        dtype = Called(np.dtype, constructor_args, type_state)
+        torch.save({"w": Called(constructor, args, (state[0], state[1], dtype, *state[3:]))}, tmp_path / "a.pt")
         (row,) = formats.read(str(tmp_path / "a.pt")).tensors
         assert (row.damage is None) == is_sound
         if is_sound:

@@ -35,9 +35,9 @@ def storage(key: int, kind: str, data: np.ndarray, location: bytes = text("cpu")
     return entry + struct.pack("<q", data.size) + data.tobytes()
 
 
-def tensor_entry(key: int, of: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+def tensor_entry(key: int, storage_key: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
     """Return an entry of the member `tensors`."""
-    head = build_pickle(number(key) + number(of) + global_name("torch", "FloatTensor") + b"\x87")
+    head = build_pickle(number(key) + number(storage_key) + global_name("torch", "FloatTensor") + b"\x87")
     return head + struct.pack(f"<ii{2 * len(size) + 1}q", len(size), 0, *size, *stride, offset)
 
 
@@ -53,7 +53,7 @@ def members(**changes: bytes) -> dict[str, bytes]:
     entries += tensor_entry(23, 12, (2,), (1,)) + tensor_entry(24, 13, (2, 2), (2, 1))
     keys = {"a": 21, "t": 22, "n": 23, "v": 24, "s": 12}
     body = b"}(" + b"".join(text(name) + persistent(key) for name, key in keys.items()) + b"u"
-    good = {
+    contents = {
         "sys_info": SYS_INFO,
         "pickle": build_pickle(body),
         "tensors": build_pickle(number(4)) + entries,
@@ -62,7 +62,7 @@ def members(**changes: bytes) -> dict[str, bytes]:
         + storage(12, "LongStorage", LONGS)
         + build_pickle(named_views),
     }
-    return {**good, **changes}
+    return {**contents, **changes}
 
 
 def pack_tar(
@@ -130,22 +130,22 @@ def system(mark: Path) -> bytes:
 
 
 CALL_PLACES = {
-    "the number of storages": lambda evil: {"storages": build_pickle(evil) + b""},
-    "a location": lambda evil: {
+    "the number of storages": lambda call: {"storages": build_pickle(call) + b""},
+    "a location": lambda call: {
         "storages": build_pickle(number(1))
-        + storage(11, "FloatStorage", FLOATS, evil + b"0" + text("cpu"))
+        + storage(11, "FloatStorage", FLOATS, call + b"0" + text("cpu"))
         + build_pickle(b"]")
     },
-    "behind the elements": lambda evil: {
-        "storages": build_pickle(number(1)) + storage(11, "FloatStorage", FLOATS) + build_pickle(evil + b"0]")
+    "behind the elements": lambda call: {
+        "storages": build_pickle(number(1)) + storage(11, "FloatStorage", FLOATS) + build_pickle(call + b"0]")
     },
-    "the number of tensors": lambda evil: {"tensors": build_pickle(evil + b"0" + number(0))},
-    "behind the strides": lambda evil: {
-        "tensors": build_pickle(number(2)) + tensor_entry(21, 11, (3, 4), (4, 1)) + build_pickle(evil)
+    "the number of tensors": lambda call: {"tensors": build_pickle(call + b"0" + number(0))},
+    "behind the strides": lambda call: {
+        "tensors": build_pickle(number(2)) + tensor_entry(21, 11, (3, 4), (4, 1)) + build_pickle(call)
     },
-    "the object": lambda evil: {"pickle": build_pickle(evil)},
-    "elements that are a pickle": lambda evil: {
-        "storages": build_pickle(number(1)) + storage(11, "ByteStorage", np.frombuffer(b"x", "u1")) + build_pickle(evil)
+    "the object": lambda call: {"pickle": build_pickle(call)},
+    "elements that are a pickle": lambda call: {
+        "storages": build_pickle(number(1)) + storage(11, "ByteStorage", np.frombuffer(b"x", "u1")) + build_pickle(call)
     },
 }
 
@@ -168,7 +168,7 @@ def test_call_in_any_member_is_reported(place, write_file, tmp_path):
     assert mark.exists()
 
 
-def link_storages(evil: bytes) -> bytes:
+def link_storages(call: bytes) -> bytes:
     """Return a tar in which `storages` is a link to another member."""
 
     def change(info: tarfile.TarInfo) -> None:
@@ -177,33 +177,33 @@ def link_storages(evil: bytes) -> bytes:
 
     contents = members()
     del contents["storages"]
-    return pack_tar({**contents, "other": build_pickle(evil), "storages": b""}, change=change)
+    return pack_tar({**contents, "other": build_pickle(call), "storages": b""}, change=change)
 
 
-def resize_member(evil: bytes) -> bytes:
+def resize_member(call: bytes) -> bytes:
     """Return a tar in which only the extended header has the size of `pickle`; its own header has 0."""
-    contents = members(pickle=build_pickle(evil))
-    whole = bytearray(pack_tar(contents, change=lambda info: info.pax_headers.update(size=str(info.size))))
-    at = whole.index(b"pickle\0")
-    assert at % 512 == 0
-    whole[at + 124 : at + 136] = b"%011o\0" % 0
-    whole[at + 148 : at + 156] = b" " * 8
-    whole[at + 148 : at + 156] = b"%06o\0 " % sum(whole[at : at + 512])
-    return bytes(whole)
+    contents = members(pickle=build_pickle(call))
+    archive = bytearray(pack_tar(contents, change=lambda info: info.pax_headers.update(size=str(info.size))))
+    position = archive.index(b"pickle\0")
+    assert position % 512 == 0
+    archive[position + 124 : position + 136] = b"%011o\0" % 0
+    archive[position + 148 : position + 156] = b" " * 8
+    archive[position + 148 : position + 156] = b"%06o\0 " % sum(archive[position : position + 512])
+    return bytes(archive)
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("build_data", "expected"),
     [
         (link_storages, ["loading the nested pickle calls os.system, which runs shell commands (other, byte 2)"]),
         (resize_member, ["loading the file calls os.system, which runs shell commands (pickle, byte 2)"]),
     ],
     ids=["a link", "a size in an extended header"],
 )
-def test_a_call_in_a_linked_or_resized_member_is_reported(make, expected, write_file, tmp_path):
+def test_a_call_in_a_linked_or_resized_member_is_reported(build_data, expected, write_file, tmp_path):
     """tarfile follows the link, and prefers the size in the extended header."""
     mark = tmp_path / "ran"
-    path = write_file(make(system(mark)))
+    path = write_file(build_data(system(mark)))
     assert [message for rule, message in list_findings(path) if rule == "unsafe-global"] == expected
     assert not mark.exists()
     with contextlib.suppress(Exception):  # torch may refuse the rest
@@ -230,11 +230,11 @@ def pad_block(data: bytes) -> bytes:
 
 def polyglot_legacy(hidden: bytes, kind: bytes = b"0") -> bytes:
     """Return a legacy stream that starts with a tar header: its machine description has the bytes of the header."""
-    whole = legacy(state_dict(w=tensor()), [("0", 4, bytes(16))])
-    at = whole.index(b"}" + text("little_endian"))
-    begin = whole[: at + 1] + text("x") + b"B" + struct.pack("<I", 512 - at - 1 - 6 - 5)
-    rest = b"s" + whole[at + 1 :]
-    extra = pad_block(rest)
+    stream = legacy(state_dict(w=tensor()), [("0", 4, bytes(16))])
+    position = stream.index(b"}" + text("little_endian"))
+    begin = stream[: position + 1] + text("x") + b"B" + struct.pack("<I", 512 - position - 1 - 6 - 5)
+    remainder = b"s" + stream[position + 1 :]
+    extra = pad_block(remainder)
     return header(begin, len(extra), kind) + extra + hidden
 
 
@@ -248,14 +248,14 @@ def polyglot_safetensors(hidden: bytes) -> bytes:
 
 
 POLYGLOTS = {
-    "a legacy file": lambda evil: polyglot_legacy(pack_tar(members(pickle=build_pickle(evil)))),
-    "a legacy file, with the call in the tensors": lambda evil: polyglot_legacy(
-        pack_tar(members(tensors=build_pickle(evil)), tarfile.GNU_FORMAT)
+    "a legacy file": lambda call: polyglot_legacy(pack_tar(members(pickle=build_pickle(call)))),
+    "a legacy file, with the call in the tensors": lambda call: polyglot_legacy(
+        pack_tar(members(tensors=build_pickle(call)), tarfile.GNU_FORMAT)
     ),
-    "a legacy file, with the call in the storages": lambda evil: polyglot_legacy(
-        pack_tar(members(storages=build_pickle(evil)), tarfile.USTAR_FORMAT)
+    "a legacy file, with the call in the storages": lambda call: polyglot_legacy(
+        pack_tar(members(storages=build_pickle(call)), tarfile.USTAR_FORMAT)
     ),
-    "a safetensors file": lambda evil: polyglot_safetensors(pack_tar(members(pickle=build_pickle(evil)))),
+    "a safetensors file": lambda call: polyglot_safetensors(pack_tar(members(pickle=build_pickle(call)))),
 }
 
 
@@ -279,7 +279,7 @@ def test_file_that_is_also_a_tar_is_an_unscanned_pickle(kind, write_file):
     assert [rule for rule, _ in list_findings(path) if rule == "unscanned-pickle"]
 
 
-def hide_member(evil: bytes, before: str = "") -> bytes:
+def hide_member(call: bytes, before: str = "") -> bytes:
     """Return an archive whose first member is another file; `before` is the variation."""
 
     def change(info: tarfile.TarInfo) -> None:
@@ -289,7 +289,7 @@ def hide_member(evil: bytes, before: str = "") -> bytes:
             info.name, info.pax_headers = "other", {"path": "storages"}
 
     form = tarfile.GNU_FORMAT if before == "gnu" else tarfile.PAX_FORMAT
-    return pack_tar({"readme": b"hello", **members(storages=build_pickle(evil))}, form, change)
+    return pack_tar({"readme": b"hello", **members(storages=build_pickle(call))}, form, change)
 
 
 @pytest.mark.parametrize("before", ["", "path", "gnu", "link"])
@@ -316,9 +316,9 @@ def test_a_tar_of_other_files_is_skipped_in_a_folder(form, write_file, tmp_path)
 
 def test_every_beginning_is_refused_or_read(write_file):
     """Each truncated tar is read or raises UnreadableError, never another error."""
-    whole = pack_tar(members(), tarfile.USTAR_FORMAT)
-    for end in range(1, len(whole), 97):
-        path = write_file(whole[:end])
+    archive = pack_tar(members(), tarfile.USTAR_FORMAT)
+    for end in range(1, len(archive), 97):
+        path = write_file(archive[:end])
         with contextlib.suppress(UnreadableError):
             formats.read(str(path))
         list_findings(path)
@@ -328,5 +328,5 @@ def test_scan_of_other_files_does_not_import_tarfile(tmp_path):
     """Scans of other files do not import tarfile, because the import takes as long as the import of statecli."""
     torch.save({"w": torch.zeros(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
     code = "import sys; from statecli.file_scan.scan import *; scan_pickles('a.pt'); print('tarfile' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "False"

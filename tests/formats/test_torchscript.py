@@ -62,8 +62,8 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         tensor = torch.tensor([1.0, 2.0, 3.0])
-        kept = self.views[0].sum() + self.views[1].sum() + self.cache["cos"].sum() + self.pair[0].sum()
-        return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + kept + tensor
+        total = self.views[0].sum() + self.views[1].sum() + self.cache["cos"].sum() + self.pair[0].sum()
+        return self.norm(self.fc(x)) + self.tied(x) + self.frozen.sum() + total + tensor
 
 
 #: Set outside the class, because TorchScript does not understand annotations that are texts.
@@ -290,8 +290,8 @@ def test_dtypes_without_a_python_storage_are_read(name, tmp_path):
     names = [name for name, _ in state.globals]
     assert names
     assert "Storage" not in str(names)
-    where = row.data.storage
-    assert (tmp_path / "x.pt").read_bytes()[where.offset : where.offset + where.length] == bytes(
+    storage = row.data.storage
+    assert (tmp_path / "x.pt").read_bytes()[storage.offset : storage.offset + storage.length] == bytes(
         tensor.untyped_storage()
     )
 
@@ -319,10 +319,10 @@ def test_lazy_conjugates_and_negatives_are_undone(tmp_path, statecli):
     for name, tensor in loaded.items():
         assert (actual_values["model", name] == tensor.resolve_conj().resolve_neg().numpy()).all(), name
     torch.save(model.state_dict(), tmp_path / "sd.pt")
-    done = statecli("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
-    assert done.code == 0, done.out
-    done = statecli("audit", tmp_path / "x.pt", "-f", "json")
-    assert (done.code, done.json["findings"]) == (0, [])
+    result = statecli("diff", tmp_path / "sd.pt", tmp_path / "x.pt")
+    assert result.code == 0, result.out
+    result = statecli("audit", tmp_path / "x.pt", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, [])
 
 
 def test_audit_finds_only_unknown_storage_classes(tmp_path, statecli):
@@ -331,8 +331,8 @@ def test_audit_finds_only_unknown_storage_classes(tmp_path, statecli):
     for name in ("uint16", "float8_e4m3fn", "bits8"):
         model.register_buffer(name, torch.arange(4, dtype=torch.uint8).view(getattr(torch, name)))
     torch.jit.save(torch.jit.script(model), tmp_path / "x.pt")
-    done = statecli("audit", tmp_path / "x.pt", "--no-values", "-f", "json")
-    assert (done.code, done.json["findings"]) == (0, []), done.out
+    result = statecli("audit", tmp_path / "x.pt", "--no-values", "-f", "json")
+    assert (result.code, result.json["findings"]) == (0, []), result.out
     with zipfile.ZipFile(tmp_path / "x.pt") as archive:
         records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     records["data.pkl"] = records["data.pkl"].replace(b"UInt16Storage", b"UInt61Storage")
@@ -342,12 +342,12 @@ def test_audit_finds_only_unknown_storage_classes(tmp_path, statecli):
 
 def test_archive_equals_its_state_dict(net, tmp_path, statecli):
     """An archive and its state_dict do not differ, and either passes the lock of the other."""
-    path, saved = tmp_path / "x.pt", tmp_path / "sd.pt"
+    path, state_dict_path = tmp_path / "x.pt", tmp_path / "sd.pt"
     for writer in (save_script, save_trace):
         writer(net, path)
-        torch.save(torch.jit.load(path).state_dict(), saved)
-        assert statecli("diff", path, saved).code == 0
-        for locked, audited in ((path, saved), (saved, path)):
+        torch.save(torch.jit.load(path).state_dict(), state_dict_path)
+        assert statecli("diff", path, state_dict_path).code == 0
+        for locked, audited in ((path, state_dict_path), (state_dict_path, path)):
             assert statecli("lock", locked, "-o", tmp_path / f"{locked.name}.json").code == 0
             result = statecli("audit", audited, "--lock", tmp_path / f"{locked.name}.json", "--select", "lock")
             assert result.code == 0, result
@@ -359,25 +359,25 @@ def test_audit_of_ordinary_archives_finds_only_lite_bytecode(tmp_path, statecli)
     for writer in WRITERS:
         path = tmp_path / f"{writer.__name__}.pt"
         writer(model, path)
-        done = statecli("audit", path, "--values", "-f", "json")
-        findings = [finding["message"].partition(" (")[0] for finding in done.json["findings"]]
+        result = statecli("audit", path, "--values", "-f", "json")
+        findings = [finding["message"].partition(" (")[0] for finding in result.json["findings"]]
         trusted = "torch's lite interpreter for mobile devices does not check all numbers in this bytecode"
         expected = [trusted] if writer in (save_lite, save_lite_with_debug_info) else []
-        assert (done.code, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), writer
+        assert (result.code, [finding.partition(";")[0] for finding in findings]) == (len(expected), expected), writer
 
 
 def test_attribute_that_is_not_a_buffer_is_found(net, tmp_path, statecli):
     """`.to` leaves a plain tensor unchanged, and no state_dict contains the tensor."""
     loaded = save_script(net, tmp_path / "x.pt")
     assert loaded.to(torch.float64).cache["cos"].dtype == torch.float32
-    done = statecli("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
-    findings = done.json["findings"]
+    result = statecli("audit", tmp_path / "x.pt", "-f", "json", "--select", "unregistered-tensor")
+    findings = result.json["findings"]
     assert "blocks.0.table" in {tensor["fqn"] for tensor in findings}
     assert "not in state_dict()" in findings[0]["message"]
     assert {(finding["severity"], finding["help"].partition(" if")[0]) for finding in findings} == {
         ("note", "no action is needed")
     }
-    assert done.code == 0
+    assert result.code == 0
 
 
 # --- archives that torch never writes --------------------------------------------------------------------------------
@@ -408,16 +408,16 @@ def test_an_archive_built_by_hand_is_read(parts, tmp_path):
 
 def test_missing_record_or_class_is_named(parts, tmp_path, line):
     """The error names a missing or invalid record, or a missing class."""
-    gone = {name: data for name, data in parts.items() if name != "data.pkl"}
-    assert line(build_archive(tmp_path / "a.pt", gone)) == (
+    remaining_parts = {name: data for name, data in parts.items() if name != "data.pkl"}
+    assert line(build_archive(tmp_path / "a.pt", remaining_parts)) == (
         "is an incomplete TorchScript archive without data.pkl; save the program again"
     )
-    gone = {name: data for name, data in parts.items() if name != CODE}
-    assert line(build_archive(tmp_path / "b.pt", gone)) == (
+    remaining_parts = {name: data for name, data in parts.items() if name != CODE}
+    assert line(build_archive(tmp_path / "b.pt", remaining_parts)) == (
         "holds an object of class __torch__.torch.nn.modules.linear.Linear, but its code does not define this class"
     )
-    gone = {name: data for name, data in parts.items() if name != "version"}
-    assert line(build_archive(tmp_path / "c.pt", gone)).startswith("holds no version record")
+    remaining_parts = {name: data for name, data in parts.items() if name != "version"}
+    assert line(build_archive(tmp_path / "c.pt", remaining_parts)).startswith("holds no version record")
     assert line(build_archive(tmp_path / "d.pt", {**parts, "data.pkl": b"\x80\x02}."})) == (
         "its data.pkl does not contain a TorchScript module"
     )
@@ -429,8 +429,8 @@ def test_missing_record_or_class_is_named(parts, tmp_path, line):
 def test_a_big_endian_archive_is_refused(parts, tmp_path, line):
     """torch.jit.load ignores the byteorder record and does not swap bytes."""
     path = build_archive(tmp_path / "y.pt", {**parts, "byteorder": b"big"}, folder="y/")
-    same = torch.jit.load(build_archive(tmp_path / "x.pt", parts, folder="x/"))
-    assert torch.equal(torch.jit.load(path).weight, same.weight)
+    loaded = torch.jit.load(build_archive(tmp_path / "x.pt", parts, folder="x/"))
+    assert torch.equal(torch.jit.load(path).weight, loaded.weight)
     assert line(path).startswith(
         "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record"
     )
@@ -488,9 +488,9 @@ def test_call_in_a_record_is_reported_and_not_run(parts, tmp_path, statecli):
         path = build_archive(tmp_path / "y.pt", {**parts, name: data})
         read(path)
         assert "os.system" in {mention.qualified for finding in scan_pickles(str(path)) for mention in finding.names}
-        done = statecli("audit", path, "-f", "json")
-        assert done.code == 1
-        assert "unsafe-global" in {finding["rule"] for finding in done.json["findings"]}
+        result = statecli("audit", path, "-f", "json")
+        assert result.code == 1
+        assert "unsafe-global" in {finding["rule"] for finding in result.json["findings"]}
     assert not mark.exists()
 
 
@@ -524,9 +524,9 @@ def test_code_is_found_in_a_folder_of_any_case(folder, tmp_path):
             return torch.from_file(name, True, 4)
 
     torch.jit.script(Net()).save(tmp_path / "x.pt")
-    with zipfile.ZipFile(tmp_path / "x.pt") as good, zipfile.ZipFile(tmp_path / "y.pt", "w") as other:
-        for name in good.namelist():
-            other.writestr(name.replace("x/code/", f"{folder}/"), good.read(name))
+    with zipfile.ZipFile(tmp_path / "x.pt") as archive, zipfile.ZipFile(tmp_path / "y.pt", "w") as changed_archive:
+        for name in archive.namelist():
+            changed_archive.writestr(name.replace("x/code/", f"{folder}/"), archive.read(name))
     torch.jit.load(tmp_path / "y.pt")(str(tmp_path / "ran"))
     assert (tmp_path / "ran").exists()
     names = {
@@ -551,14 +551,14 @@ def test_cycle_of_modules_is_walked_once(parts, tmp_path, monkeypatch):
     cycle = b"\x80\x02" + linear + b")\x81q\0}(X\1\0\0\0ah\0ub."
     assert read(_write_crafted(tmp_path, parts, cycle)).tensors == ()
     monkeypatch.setattr("statecli.formats.torch.whole_module.MAX_ROWS", 10_000)
-    many = (
+    pickle = (
         b"\x80\x02"
         + linear
         + b"q\0)\x81q\1"
         + b"".join(b"h\0)\x81q%c}(X\1\0\0\0ah%cX\1\0\0\0bh%cub" % (n + 1, n, n) for n in range(1, 60))
     )
     with pytest.raises(UnreadableError, match="many modules share their submodules, so the modules have more than"):
-        read(_write_crafted(tmp_path, parts, many + b"."))
+        read(_write_crafted(tmp_path, parts, pickle + b"."))
 
 
 def _write_crafted(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path:
@@ -568,27 +568,27 @@ def _write_crafted(folder: Path, parts: dict[str, bytes], pickle: bytes) -> Path
 _OPAQUE = b"c__torch__.torch.classes.aten\nOpaqueObject\n"
 
 
-@pytest.mark.parametrize("how", ["number", "reduce", "build", "skipped"])
-def test_a_cpp_class_that_unpickles_its_state_is_found(how, parts, tmp_path, statecli):
+@pytest.mark.parametrize("form", ["number", "reduce", "build", "skipped"])
+def test_a_cpp_class_that_unpickles_its_state_is_found(form, parts, tmp_path, statecli):
     """torch.jit (the oracle) takes a number for the place of an import, and arguments for a state."""
     mark = tmp_path / "ran"
     inner = base64.b64encode(b"cbuiltins\nopen\n(V%b\nVw\ntR." % str(mark).encode())
     text = b"X" + len(inner).to_bytes(4, "little") + inner
     crafted = {"number": _OPAQUE + b"q\1K\0" + text + b"R\x86", "reduce": _OPAQUE + text + b"R"}
     # After _rebuild_from_type_v2 torch.jit takes the second import for the first.
-    skipped = b"ctorch._tensor\n_rebuild_from_type_v2\n" + _OPAQUE + b"c__torch__\nM\n)\x81" + text + b"b"
-    crafted["skipped"] = skipped
-    body = crafted.get(how, _OPAQUE + b")\x81" + text + b"b")
+    skipped_import = b"ctorch._tensor\n_rebuild_from_type_v2\n" + _OPAQUE + b"c__torch__\nM\n)\x81" + text + b"b"
+    crafted["skipped"] = skipped_import
+    body = crafted.get(form, _OPAQUE + b")\x81" + text + b"b")
     path = build_archive(tmp_path / "crafted.pt", {**parts, "constants.pkl": b"\x80\2(" + body + b"t."})
     scanned = scan_pickles(str(path))
     names = {mention.qualified: mention for finding in scanned for mention in finding.names}
     opaque = names["__torch__.torch.classes.aten.OpaqueObject"]
-    assert opaque.called == (how in ("reduce", "build"))
+    assert opaque.called == (form in ("reduce", "build"))
     hazards = [hazard.text for finding in scanned for hazard in finding.hazards]
-    assert any("_rebuild_from_type_v2" in text for text in hazards) == (how == "skipped")
-    misused = [name for name, mention in names.items() if mention.misuse]
-    assert misused == (["pickle.Unpickler.load_reduce"] if how == "number" else [])
-    assert statecli("audit", path, "-q").code == (2 if how == "number" else 1)
+    assert any("_rebuild_from_type_v2" in text for text in hazards) == (form == "skipped")
+    misused_names = [name for name, mention in names.items() if mention.misuse]
+    assert misused_names == (["pickle.Unpickler.load_reduce"] if form == "number" else [])
+    assert statecli("audit", path, "-q").code == (2 if form == "number" else 1)
     run_code(f"import torch; torch.jit.load({str(path)!r})", cwd=tmp_path)
     assert mark.exists()
 

@@ -165,34 +165,34 @@ def test_optimizer_of_another_model_is_ignored(step):
 
 def test_settings_are_listed_below_their_files(step):
     """Settings of run, class, optimizer, schedule and arguments are listed under the name of their file."""
-    said = formats.read(str(step)).metadata.values
+    settings = formats.read(str(step)).metadata.values
     state = json.loads((step / "trainer_state.json").read_text())
-    assert {key: said[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
+    assert {key: settings[f"trainer_state.{key}"] for key in ("global_step", "epoch", "best_metric", "max_steps")} == {
         key: state[key] for key in ("global_step", "epoch", "best_metric", "max_steps")
     }
-    assert said["trainer_state.log_history"].startswith(f"{len(state['log_history'])} entries, sha256 ")
-    assert said["config.architectures"] == "BertForSequenceClassification"
-    assert said["config.hidden_size"] == 16
-    assert said["optimizer.param_groups.0.weight_decay"] == 0.0
-    assert said["scheduler.last_epoch"] == 2
-    assert said["training_args.max_steps"] == 2
-    assert said["format"] == "pt"
+    assert settings["trainer_state.log_history"].startswith(f"{len(state['log_history'])} entries, sha256 ")
+    assert settings["config.architectures"] == "BertForSequenceClassification"
+    assert settings["config.hidden_size"] == 16
+    assert settings["optimizer.param_groups.0.weight_decay"] == 0.0
+    assert settings["scheduler.last_epoch"] == 2
+    assert settings["training_args.max_steps"] == 2
+    assert settings["format"] == "pt"
 
 
 def test_diff_with_the_model_file_compares_only_the_model(step, statecli):
     """In either direction only the model is compared, with a note; two folders are compared whole."""
-    for both in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
-        result = statecli("diff", *both, "-f", "json")
+    for pair in ((step, step / "model.safetensors"), (step / "model.safetensors", step)):
+        result = statecli("diff", *pair, "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 41)
-        (said,) = (note for note in result.json["notes"] if note["name"] == "sections-left-out")
-        assert said["message"].startswith("statecli did not compare optimizer, rng_state of ")
-    other = shutil.copytree(step, step.parent / "other")
-    assert statecli("diff", step, other).code == 0
-    moments = torch.load(other / "optimizer.pt")
+        (note,) = (note for note in result.json["notes"] if note["name"] == "sections-left-out")
+        assert note["message"].startswith("statecli did not compare optimizer, rng_state of ")
+    copied_step = shutil.copytree(step, step.parent / "other")
+    assert statecli("diff", step, copied_step).code == 0
+    moments = torch.load(copied_step / "optimizer.pt")
     moments["state"][3]["exp_avg"].view(-1)[0] += 1
-    torch.save(moments, other / "optimizer.pt")
-    (other / "trainer_state.json").write_text('{"global_step": 3}')
-    result = statecli("diff", step, other, "-f", "json")
+    torch.save(moments, copied_step / "optimizer.pt")
+    (copied_step / "trainer_state.json").write_text('{"global_step": 3}')
+    result = statecli("diff", step, copied_step, "-f", "json")
     assert {change["section"] for change in result.json["changes"]} == {"optimizer"}
     assert ("trainer_state.global_step", 2, 3) in {
         (change["key"], change["before"], change["after"]) for change in result.json["metadata"]
@@ -214,12 +214,12 @@ def test_saved_model_folder_has_the_training_arguments(run):
 
 def test_model_shards_and_rank_files_are_read(step):
     """A model in shards and a generator state for each rank are parts of the checkpoint."""
-    whole = {name: value.clone() for name, value in read_tensors(step)["model"].items()}
+    weights = {name: value.clone() for name, value in read_tensors(step)["model"].items()}
     (step / "model.safetensors").unlink()
-    names = sorted(whole)
+    names = sorted(weights)
     files = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     for file, part in zip(files, (names[:20], names[20:]), strict=True):
-        save_file({name: whole[name] for name in part}, step / file)
+        save_file({name: weights[name] for name in part}, step / file)
     index = {name: files[n >= 20] for n, name in enumerate(names)}
     (step / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     for rank in (0, 1):
@@ -255,13 +255,13 @@ def test_bare_pickle_next_to_the_weights_is_noted(step, statecli):
     (step / "random_states_0.pkl").write_bytes(pickle.dumps(Call(print, "called")))
     result = statecli("inspect", step, "-f", "json")
     assert result.code == 0
-    (said,) = (note["message"] for note in result.json["notes"] if note["name"] == "companions")
-    assert said.startswith("random_states_0.pkl: not read, because it is a bare pickle")
+    (message,) = (note["message"] for note in result.json["notes"] if note["name"] == "companions")
+    assert message.startswith("random_states_0.pkl: not read, because it is a bare pickle")
     assert "unsafe-global" in {finding["rule"] for finding in statecli("audit", step, "-f", "json").json["findings"]}
 
 
 @pytest.mark.parametrize(
-    ("raw", "why"),
+    ("raw", "reason"),
     [
         (b"[]", "is not a JSON object but a JSON list"),
         (b"[" * 100_000, "has lists and objects that are nested too deeply for statecli to read"),
@@ -269,12 +269,12 @@ def test_bare_pickle_next_to_the_weights_is_noted(step, statecli):
     ],
     ids=["list", "deep", "bytes"],
 )
-def test_invalid_configuration_is_noted(step, raw, why):
+def test_invalid_configuration_is_noted(step, raw, reason):
     """The weights are read without the configuration."""
     (step / "config.json").write_bytes(raw)
     state = formats.read(str(step))
-    (said,) = (odd.message for odd in state.oddities if odd.name == "config-unread")
-    assert said.startswith(f"config.json was not read, because it {why}")
+    (message,) = (oddity.message for oddity in state.oddities if oddity.name == "config-unread")
+    assert message.startswith(f"config.json was not read, because it {reason}")
     assert len(state.tensors) == 166
 
 
@@ -363,8 +363,8 @@ def test_fsdp_shard_folders_are_sections(fsdp_folder):
     tensors = read_tensors(fsdp_folder)
     moments = torch.load(fsdp_folder.parent / "optimizer.pt")["state"]
     for number, name in enumerate(["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]):
-        for what in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(tensors["optimizer"][f"state['{name}']['{what}']"], moments[number][what])
+        for key in ("step", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(tensors["optimizer"][f"state['{name}']['{key}']"], moments[number][key])
 
 
 def test_fsdp_folder_equals_the_weights_in_one_file(fsdp_folder, statecli):
@@ -400,8 +400,8 @@ def test_weight_file_next_to_fsdp_shards_is_the_model(fsdp_folder):
     shutil.copy(fsdp_folder.parent / "model.safetensors", fsdp_folder)
     state = formats.read(str(fsdp_folder))
     assert (state.format, state.sections[:2]) == ("trainer safetensors+dcp+torch-zip", ("model", "optimizer"))
-    said = [odd.message for odd in state.oddities if odd.name == "other-weights"]
-    assert said == ["statecli did not read other weights in the same folder: pytorch_model_fsdp_0"]
+    messages = [oddity.message for oddity in state.oddities if oddity.name == "other-weights"]
+    assert messages == ["statecli did not read other weights in the same folder: pytorch_model_fsdp_0"]
 
 
 def test_a_whole_model_of_fsdp_is_one_file(fsdp_folder):
@@ -437,10 +437,10 @@ def test_an_adapter_names_its_base_model(tmp_path, statecli):
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["value", "query"]))
     adapted.save_pretrained(tmp_path / "adapter")
     state = formats.read(str(tmp_path / "adapter"))
-    saved = peft.get_peft_model_state_dict(adapted)
+    expected_tensors = peft.get_peft_model_state_dict(adapted)
     model = read_tensors(tmp_path / "adapter")["model"]
-    assert model.keys() == saved.keys()
-    assert all(torch.equal(model[name], value) for name, value in saved.items())
+    assert model.keys() == expected_tensors.keys()
+    assert all(torch.equal(model[name], value) for name, value in expected_tensors.items())
     expected = {
         "base_model_name_or_path": str(tmp_path / "base"),
         "peft_type": "LORA",
@@ -463,9 +463,9 @@ def test_unread_weights_in_the_folder_are_noted(tmp_path):
     torch.save({"w": torch.ones(1)}, tmp_path / "pytorch_model.bin")
     for name in ("flax_model.msgpack", "tf_model.h5"):
         (tmp_path / name).write_bytes(b"x")
-    (odd,) = formats.read(str(tmp_path)).oddities
+    (oddity,) = formats.read(str(tmp_path)).oddities
     assert (
-        odd.message
+        oddity.message
         == "statecli did not read other weights in the same folder: flax_model.msgpack, pytorch_model.bin, tf_model.h5"
     )
 

@@ -30,13 +30,13 @@ def run(cases: int, before: str = "") -> subprocess.CompletedProcess[str]:
 
 def test_scan_reports_every_import_of_the_unpicklers():
     """500 pickles with changed frames, opcodes and bytes, the same in every run."""
-    done = run(CASES)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert f"{CASES} cases" in done.stdout
+    process = run(CASES)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert f"{CASES} cases" in process.stdout
 
 
 def test_the_comparison_notices_a_machine_that_ignores_frames():
     """A seed of the comparison is a frame that ends inside a length."""
-    done = run(0, IGNORE_FRAMES)
-    assert done.returncode == 1
-    assert "fuzz.unpicklers.Missed: io.BytesIO imports [('m', 'n')]" in done.stderr
+    process = run(0, IGNORE_FRAMES)
+    assert process.returncode == 1
+    assert "fuzz.unpicklers.Missed: io.BytesIO imports [('m', 'n')]" in process.stderr

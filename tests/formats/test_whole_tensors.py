@@ -48,7 +48,7 @@ def tensors() -> dict[str, torch.Tensor]:
         lambda: base[1:3],
         lambda: base.reshape(6, 4),
     ]
-    return {f"{kind}.{n}": make() for n in range(4) for kind, make in enumerate(kinds)}
+    return {f"{kind}.{n}": build_tensor() for n in range(4) for kind, build_tensor in enumerate(kinds)}
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +65,20 @@ def test_rows_equal_those_of_the_slow_path(tmp_path, monkeypatch, seeds):
     pickle, sizes = seeds
     path = tmp_path / "m.pt"
     plain = []
-    real, used = Decoder._match_layout, []
+    match_layout, used = Decoder._match_layout, []
     for n in range(300):
-        others = list(sizes)
+        changed_sizes = list(sizes)
         if n % 3 == 0:
-            key = rng.randrange(len(others))
-            others[key] = max(0, others[key] + rng.choice((-1, 1, 8)))
-        save(path, mutate(rng, [pickle]) if n % 2 else pickle, others, b"big" if n % 7 == 1 else b"little")
+            key = rng.randrange(len(changed_sizes))
+            changed_sizes[key] = max(0, changed_sizes[key] + rng.choice((-1, 1, 8)))
+        save(path, mutate(rng, [pickle]) if n % 2 else pickle, changed_sizes, b"big" if n % 7 == 1 else b"little")
         with monkeypatch.context() as changed:
-            changed.setattr(Decoder, "_match_layout", lambda *args: used.append(real(*args)) or used[-1])
-            fast = read(path)
+            changed.setattr(Decoder, "_match_layout", lambda *args: used.append(match_layout(*args)) or used[-1])
+            fast_rows = read(path)
         with monkeypatch.context() as changed:
             changed.setattr(Decoder, "_match_layout", lambda *_: None)
-            slow = read(path)
-        assert fast == slow, n
-        plain.append(isinstance(fast, str))
+            slow_rows = read(path)
+        assert fast_rows == slow_rows, n
+        plain.append(isinstance(fast_rows, str))
     assert 0 < sum(plain) < len(plain)
     assert sum(tensor is not None for tensor in used) > 400

@@ -52,20 +52,20 @@ def test_records_equal_zipfile(open_archive):
     """Names, order and contents agree with Python's zipfile on a good archive."""
     data = build(records())
     with zipfile.ZipFile(io.BytesIO(data)) as oracle:
-        wanted = {name: oracle.read(name) for name in oracle.namelist()}
+        expected_records = {name: oracle.read(name) for name in oracle.namelist()}
     archive = open_archive(data)
-    assert contents(archive) == wanted
-    assert list(archive.records) == list(wanted)
+    assert contents(archive) == expected_records
+    assert list(archive.records) == list(expected_records)
     assert archive.oddities == []
 
 
-@pytest.mark.parametrize(("other", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
-def test_another_name_in_an_extra_field_is_refused(other, is_refused, open_archive):
+@pytest.mark.parametrize(("field_name", "is_refused"), [(b"a/data.pkl", True), (b"a/x", False), (b"", False)])
+def test_another_name_in_an_extra_field_is_refused(field_name, is_refused, open_archive):
     """zipfile of Python 3.12 and later uses the name in the field; the next field is not part of the name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         info = zipfile.ZipInfo("a/x")
-        info.extra = struct.pack("<HHBI", 0x7075, 5 + len(other), 1, zlib.crc32(b"a/x")) + other
+        info.extra = struct.pack("<HHBI", 0x7075, 5 + len(field_name), 1, zlib.crc32(b"a/x")) + field_name
         info.extra += struct.pack("<HH", 0xCAFE, 0)
         archive.writestr(info, b"content")
     if is_refused:
@@ -286,10 +286,10 @@ MALFORMED_ARCHIVES = {
 def test_contradiction_is_malformed(open_archive, case):
     """Each contradiction in an archive has its error line."""
     data, message = case
-    with pytest.raises(MalformedError) as caught:
+    with pytest.raises(MalformedError) as error:
         open_archive(data)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def build_plain_archive(flags: int = 0) -> tuple[bytearray, int]:
@@ -298,10 +298,10 @@ def build_plain_archive(flags: int = 0) -> tuple[bytearray, int]:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a/x", b"abcd")
     data = bytearray(file.getvalue())
-    at = data.index(b"PK\1\2")
-    for place in (6, at + 8):
+    position = data.index(b"PK\1\2")
+    for place in (6, position + 8):
         struct.pack_into("<H", data, place, flags)
-    return data, at
+    return data, position
 
 
 @pytest.mark.parametrize("field", [14, 18, 22], ids=["checksum", "compressed size", "size"])
@@ -331,28 +331,28 @@ def test_archive_of_several_disks_is_refused(open_archive):
     struct.pack_into("<H", data, end + 8, 2)
     with pytest.raises(MalformedError, match="spans several files"):
         open_archive(bytes(data))
-    wide = bytearray(build(records()))
-    struct.pack_into("<Q", wide, wide.index(b"PK\6\6") + 24, 8)
+    archive = bytearray(build(records()))
+    struct.pack_into("<Q", archive, archive.index(b"PK\6\6") + 24, 8)
     with pytest.raises(MalformedError, match="spans several files"):
-        open_archive(bytes(wide))
+        open_archive(bytes(archive))
 
 
 @pytest.mark.parametrize(
-    ("field", "form", "what"),
+    ("field", "form", "field_noun"),
     [(8, "<HH", "number of records"), (12, "<I", "size of the list"), (16, "<I", "position of the list")],
     ids=["records", "size", "offset"],
 )
-def test_the_two_end_records_agree(open_archive, field, form, what):
+def test_the_two_end_records_agree(open_archive, field, form, field_noun):
     """Records, size and offset of the directory agree, or the short end record refers to the zip64 end record."""
-    wide = bytearray(build(records()))
-    at = wide.index(b"PK\5\6") + field
-    struct.pack_into(form, wide, at, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
-    assert len(open_archive(bytes(wide)).records) == len(records())
-    struct.pack_into(form, wide, at, *([6] * 2 if form == "<HH" else [6]))
+    archive = bytearray(build(records()))
+    position = archive.index(b"PK\5\6") + field
+    struct.pack_into(form, archive, position, *([0xFFFF] * 2 if form == "<HH" else [0xFFFFFFFF]))
+    assert len(open_archive(bytes(archive)).records) == len(records())
+    struct.pack_into(form, archive, position, *([6] * 2 if form == "<HH" else [6]))
     with pytest.raises(
-        MalformedError, match=rf"its two end records \(zip and zip64\) contradict each other: the {what}"
+        MalformedError, match=rf"its two end records \(zip and zip64\) contradict each other: the {field_noun}"
     ):
-        open_archive(bytes(wide))
+        open_archive(bytes(archive))
 
 
 def test_directory_at_the_limits_is_read(open_archive, monkeypatch):
@@ -374,11 +374,11 @@ def test_a_record_is_verified_piece_by_piece(open_archive, monkeypatch):
     for piece in (1, 7, 1000, 1 << 20):
         monkeypatch.setattr(zip_archive, "_PIECE_BYTES", piece if piece > 1 else 64)
         for method in (0, 8):
-            good = open_archive(build([Member("a/x", content, method=method)]))
-            good.verify(good.records["a/x"])
-            bad = open_archive(build([Member("a/x", content, method=method, crc=1)]))
+            intact_archive = open_archive(build([Member("a/x", content, method=method)]))
+            intact_archive.verify(intact_archive.records["a/x"])
+            damaged_archive = open_archive(build([Member("a/x", content, method=method, crc=1)]))
             with pytest.raises(ChecksumMismatch, match="checksum wrong"):
-                bad.verify(bad.records["a/x"])
+                damaged_archive.verify(damaged_archive.records["a/x"])
             unknown = open_archive(build([Member("a/x", content, method=method, crc=0)]))
             unknown.verify(unknown.records["a/x"])
     lying = open_archive(build([Member("a/x", content, method=8, size=100)]))
@@ -401,9 +401,9 @@ UNREADABLE_ARCHIVES = {
 def test_encryption_and_other_compression_are_unreadable(open_archive, case):
     """The error names encryption and other compression methods."""
     data, message = case
-    with pytest.raises(UnreadableError) as caught:
+    with pytest.raises(UnreadableError) as error:
         open_archive(data)
-    assert message in str(caught.value)
+    assert message in str(error.value)
 
 
 def test_a_wrong_checksum_is_found_when_the_record_is_read(open_archive):
@@ -477,9 +477,9 @@ def with_local_extra(name: str, extra: int) -> bytes:
         for text in ("a/x", "a/y"):
             archive.writestr(text, b"abcd")
     data = bytearray(file.getvalue())
-    at = data.index(b"PK\3\4", 1 if name == "a/y" else 0)
-    struct.pack_into("<H", data, at + 28, extra)
-    data[at + 33 : at + 33] = bytes(extra)
+    position = data.index(b"PK\3\4", 1 if name == "a/y" else 0)
+    struct.pack_into("<H", data, position + 28, extra)
+    data[position + 33 : position + 33] = bytes(extra)
     end = data.index(b"PK\5\6")
     struct.pack_into("<I", data, end + 16, struct.unpack_from("<I", data, end + 16)[0] + extra)
     if name == "a/x":
@@ -496,7 +496,7 @@ def test_a_space_between_two_records_is_wider_than_padding(open_archive, name, e
     """A space has the name of the record before; bytes before the first record's data are not a space."""
     archive = open_archive(with_local_extra(name, extra))
     assert contents(archive) == {"a/x": b"abcd", "a/y": b"abcd"}
-    assert archive.spaces == [(before, Place(archive.path, at, length)) for before, at, length in spaces]
+    assert archive.spaces == [(before, Place(archive.path, position, length)) for before, position, length in spaces]
 
 
 def test_space_before_the_directory_has_the_last_record_name(open_archive):
@@ -515,24 +515,24 @@ def test_space_before_the_directory_has_the_last_record_name(open_archive):
 FIELD_SIZES = {"size": 8, "packed": 8, "offset": 8, "disk": 4}
 
 
-def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", cut: int = 0) -> bytes:
+def build_zip64_archive(fields: tuple[str, ...], before: bytes = b"", missing_bytes: int = 0) -> bytes:
     """Return an archive with a record at byte 64 whose directory entry leaves `fields` to its zip64 extra field."""
     first, second = Member("a/x", bytes(4)), Member("a/y", b"abcd")
-    at = len(first.local(0))
-    values = {"size": 4, "packed": 4, "offset": at, "disk": 0}
-    shown = {
+    position = len(first.local(0))
+    values = {"size": 4, "packed": 4, "offset": position, "disk": 0}
+    header_values = {
         name: (2 ** (32 if name != "disk" else 16) - 1 if name in fields else values[name]) for name in FIELD_SIZES
     }
-    wide = b"".join(values[name].to_bytes(FIELD_SIZES[name], "little") for name in FIELD_SIZES if name in fields)
-    wide = wide[: len(wide) - cut]
-    extra = before + struct.pack("<HH", 1, len(wide)) + wide
+    field_data = b"".join(values[name].to_bytes(FIELD_SIZES[name], "little") for name in FIELD_SIZES if name in fields)
+    field_data = field_data[: len(field_data) - missing_bytes]
+    extra = before + struct.pack("<HH", 1, len(field_data)) + field_data
     entry = struct.pack(
         "<4sHHHHHHIIIHHHHHII",
         b"PK\1\2",
-        *(0, 0, 0x0808, 0, 0, 0, zlib.crc32(b"abcd"), shown["packed"], shown["size"], 3, len(extra), 0),
-        *(shown["disk"], 0, 0, shown["offset"]),
+        *(0, 0, 0x0808, 0, 0, 0, zlib.crc32(b"abcd"), header_values["packed"], header_values["size"], 3, len(extra), 0),
+        *(header_values["disk"], 0, 0, header_values["offset"]),
     )
-    body, directory = first.local(0) + second.local(at), first.central(0) + entry + b"a/y" + extra
+    body, directory = first.local(0) + second.local(position), first.central(0) + entry + b"a/y" + extra
     return body + directory + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 2, 2, len(directory), len(body), 0)
 
 
@@ -552,7 +552,7 @@ def test_zip64_field_holds_only_the_overflowed_values(open_archive, fields):
 def test_a_zip64_field_that_is_too_short_is_malformed(open_archive, fields):
     """statecli does not invent the missing bytes."""
     with pytest.raises(MalformedError, match="its list of records lacks the"):
-        open_archive(build_zip64_archive(fields, cut=1))
+        open_archive(build_zip64_archive(fields, missing_bytes=1))
 
 
 def test_zip64_field_is_found_after_other_fields(open_archive):
@@ -564,14 +564,14 @@ def test_zip64_field_is_found_after_other_fields(open_archive):
 @pytest.mark.parametrize("length", [17, 400, 0xFFFF], ids=["by a byte", "by far", "by the most"])
 def test_long_extra_field_is_malformed_only_if_needed(open_archive, length):
     """If the sizes fit into the entry, neither statecli nor torch reads the extra field."""
-    past = struct.pack("<HHI", 0x5455, length, 1)
+    extra_field = struct.pack("<HHI", 0x5455, length, 1)
     with pytest.raises(MalformedError, match="an optional field of 'a/y' is longer than the entry"):
-        open_archive(build_zip64_archive(("size",), past))
+        open_archive(build_zip64_archive(("size",), extra_field))
     data = bytearray(build(records(), Lies(zip64=False)))
     last, end = data.rindex(b"PK\1\2"), data.index(b"PK\5\6")
-    struct.pack_into("<H", data, last + 30, len(past))
-    struct.pack_into("<I", data, end + 12, end + len(past) - data.index(b"PK\1\2"))
-    data[end:end] = past
+    struct.pack_into("<H", data, last + 30, len(extra_field))
+    struct.pack_into("<I", data, end + 12, end + len(extra_field) - data.index(b"PK\1\2"))
+    data[end:end] = extra_field
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
     name = ".data/serialization_id"
     assert reader.get_record(name) == contents(open_archive(bytes(data)))[f"archive/{name}"] == b"0" * 40
@@ -584,13 +584,13 @@ def test_a_name_in_an_extra_field_past_its_end_is_malformed(open_archive):
         open_archive(build_zip64_archive((), extra))
 
 
-@pytest.mark.parametrize("lie", ["records", "size", "offset"])
-def test_missing_zip64_end_record_is_malformed(open_archive, lie):
+@pytest.mark.parametrize("field", ["records", "size", "offset"])
+def test_missing_zip64_end_record_is_malformed(open_archive, field):
     """A single field of the three is enough."""
     data = bytearray(build(records(), Lies(zip64=False)))
     end = data.index(b"PK\5\6")
-    at, form = {"records": (8, "<HH"), "size": (12, "<I"), "offset": (16, "<I")}[lie]
-    struct.pack_into(form, data, end + at, *([0xFFFF] * 2 if lie == "records" else [0xFFFFFFFF]))
+    position, form = {"records": (8, "<HH"), "size": (12, "<I"), "offset": (16, "<I")}[field]
+    struct.pack_into(form, data, end + position, *([0xFFFF] * 2 if field == "records" else [0xFFFFFFFF]))
     with pytest.raises(
         MalformedError, match=r"refers to a second end record \(zip64\), but the file has no such record"
     ):
@@ -624,13 +624,13 @@ def test_end_record_may_refer_to_zip64_for_its_disk(open_archive, field):
 @pytest.mark.parametrize("size", [2**20, 2**20 + 1, 3 * 2**20])
 def test_a_deflated_record_of_more_than_a_piece_is_read_and_verified(open_archive, size):
     """3 kB that inflate to 3 MiB are read whole, and verified in pieces."""
-    good = open_archive(build([Member("a/x", bytes(size), method=8)]))
-    assert good.read(good.records["a/x"], 2**30) == bytes(size)
-    good.verify(good.records["a/x"])
-    assert max(map(len, good._inflate_pieces(good.records["a/x"]))) == 2**20
-    bad = open_archive(build([Member("a/x", bytes(size), method=8, crc=1)]))
+    intact_archive = open_archive(build([Member("a/x", bytes(size), method=8)]))
+    assert intact_archive.read(intact_archive.records["a/x"], 2**30) == bytes(size)
+    intact_archive.verify(intact_archive.records["a/x"])
+    assert max(map(len, intact_archive._inflate_pieces(intact_archive.records["a/x"]))) == 2**20
+    damaged_archive = open_archive(build([Member("a/x", bytes(size), method=8, crc=1)]))
     with pytest.raises(ChecksumMismatch, match="checksum wrong"):
-        bad.verify(bad.records["a/x"])
+        damaged_archive.verify(damaged_archive.records["a/x"])
 
 
 # --- records of 4 GiB, in sparse files -------------------------------------------------------------------------------
@@ -678,8 +678,10 @@ def test_directory_gives_the_place_of_a_record_at_4_gib(tmp_path, length):
 def test_headers_are_read_together_where_records_are_small(open_archive, monkeypatch, count, size, reads, share):
     """Several small records take a single read; next to large records, only few bytes are read."""
     lengths = []
-    read = Source.read
-    monkeypatch.setattr(Source, "read", lambda self, at, length: lengths.append(length) or read(self, at, length))
+    read_source = Source.read
+    monkeypatch.setattr(
+        Source, "read", lambda self, position, length: lengths.append(length) or read_source(self, position, length)
+    )
     data = build([Member(f"a/{n}", bytes(size)) for n in range(count)])
     assert len(open_archive(data).records) == count
     assert len(lengths) < reads

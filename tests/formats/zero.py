@@ -30,8 +30,8 @@ def write(
     (folder / "latest").write_text(tag)
     trained = {name: tensor for group in groups for name, tensor in group.items()}
     weights = {**{name: tensor.to(dtype) for name, tensor in trained.items()}, **frozen}
-    for name, other in (shared or {}).items():
-        weights[name] = weights[other]
+    for name, owner in (shared or {}).items():
+        weights[name] = weights[owner]
     facts = {
         "buffer_names": list(buffers),
         "param_shapes": [OrderedDict((name, tensor.shape) for name, tensor in group.items()) for group in groups],
@@ -45,11 +45,11 @@ def write(
         if stage == 3:
             parts = {name: _pad_for_ranks(tensor, ranks)[rank] for name, tensor in frozen.items()}
             empty = {name: torch.empty(0, dtype=tensor.dtype) for name, tensor in weights.items()}
-            saved = {"module": OrderedDict({**empty, **buffers}), "frozen_param_fragments": parts, **facts}
-            torch.save(saved, files / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+            model_states = {"module": OrderedDict({**empty, **buffers}), "frozen_param_fragments": parts, **facts}
+            torch.save(model_states, files / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
         elif rank == 0:
-            saved = {"module": OrderedDict({**weights, **buffers}), "frozen_param_fragments": frozen, **facts}
-            torch.save(saved, files / "mp_rank_00_model_states.pt")
+            model_states = {"module": OrderedDict({**weights, **buffers}), "frozen_param_fragments": frozen, **facts}
+            torch.save(model_states, files / "mp_rank_00_model_states.pt")
         state = (_build_stage_3 if stage == 3 else _build_stage_2)(groups, ranks, rank, moments)
         document = {"optimizer_state_dict": {"zero_stage": stage, **state}, "ds_version": "0.19.8"}
         torch.save(document, files / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
@@ -72,18 +72,19 @@ def _build_stage_3(groups: list[Tensors], ranks: int, rank: int, moments: bool) 
 
 
 def _build_stage_2(groups: list[Tensors], ranks: int, rank: int, moments: bool) -> dict[str, object]:
-    whole = [torch.cat([tensor.flatten() for tensor in group.values()]) for group in groups]
-    each = [-(-tensor.numel() // (2 * ranks)) * 2 for tensor in whole]
+    flat_groups = [torch.cat([tensor.flatten() for tensor in group.values()]) for group in groups]
+    part_sizes = [-(-tensor.numel() // (2 * ranks)) * 2 for tensor in flat_groups]
     flat = [
-        torch.cat([tensor, tensor.new_zeros(n * ranks - tensor.numel())]) for tensor, n in zip(whole, each, strict=True)
+        torch.cat([tensor, tensor.new_zeros(n * ranks - tensor.numel())])
+        for tensor, n in zip(flat_groups, part_sizes, strict=True)
     ]
-    flat = [tensor[rank * n : (rank + 1) * n] for tensor, n in zip(flat, each, strict=True)]
-    lengths = [min(max(tensor.numel() - rank * n, 0), n) for tensor, n in zip(whole, each, strict=True)]
+    flat = [tensor[rank * n : (rank + 1) * n] for tensor, n in zip(flat, part_sizes, strict=True)]
+    lengths = [min(max(tensor.numel() - rank * n, 0), n) for tensor, n in zip(flat_groups, part_sizes, strict=True)]
     return {
         "partition_count": [ranks] * len(groups),
         "base_optimizer_state": _build_adam_state(flat, moments),
         "single_partition_of_fp32_groups": [tensor[:n].clone() for tensor, n in zip(flat, lengths, strict=True)],
-        "group_paddings": [n - length for n, length in zip(each, lengths, strict=True)],
+        "group_paddings": [n - length for n, length in zip(part_sizes, lengths, strict=True)],
     }
 
 
