@@ -45,8 +45,8 @@ def list_findings(tmp_path):
     return findings
 
 
-def build_linear_state(**others):
-    return {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)} | others
+def build_linear_state(**overrides):
+    return {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)} | overrides
 
 
 def drop_entry(name):
@@ -72,9 +72,11 @@ def test_missing_entry_spares_a_new_entry(list_fqns, write_checkpoint):
 
 def test_unexpected_entry_finds_a_new_entry(list_fqns, write_checkpoint):
     """Neither the class nor the other checkpoint has the entry."""
-    more = write_checkpoint(**build_linear_state(new=torch.zeros(1)))
-    assert list_fqns("unexpected-entry", more, model=LINEAR_SPEC) == ["new"]
-    assert list_fqns("unexpected-entry", more, against=str(write_checkpoint("b", **build_linear_state()))) == ["new"]
+    larger_path = write_checkpoint(**build_linear_state(new=torch.zeros(1)))
+    assert list_fqns("unexpected-entry", larger_path, model=LINEAR_SPEC) == ["new"]
+    assert list_fqns("unexpected-entry", larger_path, against=str(write_checkpoint("b", **build_linear_state()))) == [
+        "new"
+    ]
 
 
 def test_unexpected_entry_spares_a_missing_entry(list_fqns, write_checkpoint):
@@ -84,29 +86,33 @@ def test_unexpected_entry_spares_a_missing_entry(list_fqns, write_checkpoint):
 
 def test_shape_mismatch_finds_another_shape(list_fqns, write_checkpoint):
     """The bias has another shape than in the class or in the other checkpoint."""
-    other = write_checkpoint(**build_linear_state(bias=torch.zeros(3)))
-    assert list_fqns("shape-mismatch", other, model=LINEAR_SPEC) == ["bias"]
-    assert list_fqns("shape-mismatch", other, against=str(write_checkpoint("b", **build_linear_state()))) == ["bias"]
+    checkpoint = write_checkpoint(**build_linear_state(bias=torch.zeros(3)))
+    assert list_fqns("shape-mismatch", checkpoint, model=LINEAR_SPEC) == ["bias"]
+    assert list_fqns("shape-mismatch", checkpoint, against=str(write_checkpoint("b", **build_linear_state()))) == [
+        "bias"
+    ]
 
 
 def test_shape_mismatch_spares_other_values(list_fqns, write_checkpoint):
     """Values belong to another rule."""
-    other = write_checkpoint(**build_linear_state(bias=torch.ones(2)))
-    assert list_fqns("shape-mismatch", other, against=str(write_checkpoint("b", **build_linear_state()))) == []
+    checkpoint = write_checkpoint(**build_linear_state(bias=torch.ones(2)))
+    assert list_fqns("shape-mismatch", checkpoint, against=str(write_checkpoint("b", **build_linear_state()))) == []
 
 
 def test_dtype_mismatch_finds_one_layer_in_another_dtype(list_fqns, write_checkpoint):
     """The other checkpoint has the bias in another dtype."""
-    other = write_checkpoint(**build_linear_state(bias=torch.zeros(2, dtype=torch.float64)))
-    assert list_fqns("dtype-mismatch", other, against=str(write_checkpoint("b", **build_linear_state()))) == ["bias"]
+    checkpoint = write_checkpoint(**build_linear_state(bias=torch.zeros(2, dtype=torch.float64)))
+    assert list_fqns("dtype-mismatch", checkpoint, against=str(write_checkpoint("b", **build_linear_state()))) == [
+        "bias"
+    ]
 
 
 #: A class with four tensors.
 LSTM_SPEC = "torch.nn:LSTM(2, 2)"
 
 
-def build_lstm_state(**others):
-    return dict(torch.nn.LSTM(2, 2).state_dict()) | others
+def build_lstm_state(**overrides):
+    return dict(torch.nn.LSTM(2, 2).state_dict()) | overrides
 
 
 def test_dtype_mismatch_finds_a_layer_that_a_load_casts(list_findings, write_checkpoint):
@@ -123,13 +129,13 @@ def test_dtype_mismatch_finds_a_layer_that_a_load_casts(list_findings, write_che
 
 def test_dtype_mismatch_gives_one_note_for_a_whole_model(list_findings, write_checkpoint):
     """A checkpoint in half precision for a class in float32 is ordinary, even if a norm stays in float32."""
-    half = {name: tensor.half() for name, tensor in build_lstm_state().items()}
-    said_once = f"4 tensors are float16, but {LSTM_SPEC} expects float32; load_state_dict casts silently"
-    assert list_findings("dtype-mismatch", write_checkpoint(**half), model=LSTM_SPEC) == [
-        ("note", None, f"all {said_once}")
+    half_state = {name: tensor.half() for name, tensor in build_lstm_state().items()}
+    summary = f"4 tensors are float16, but {LSTM_SPEC} expects float32; load_state_dict casts silently"
+    assert list_findings("dtype-mismatch", write_checkpoint(**half_state), model=LSTM_SPEC) == [
+        ("note", None, f"all {summary}")
     ]
-    mixed = write_checkpoint("m", **(half | {"bias_hh_l0": torch.zeros(8)}))
-    assert list_findings("dtype-mismatch", mixed, model=LSTM_SPEC) == [("note", None, "3 of " + said_once)]
+    mixed = write_checkpoint("m", **(half_state | {"bias_hh_l0": torch.zeros(8)}))
+    assert list_findings("dtype-mismatch", mixed, model=LSTM_SPEC) == [("note", None, "3 of " + summary)]
 
 
 def test_dtype_mismatch_finds_integers_where_the_class_has_floats(list_findings, write_checkpoint):
@@ -229,16 +235,16 @@ def test_broken_tie_spares_ties_that_are_kept(list_fqns, write_checkpoint):
     )
 
 
-def build_training_checkpoint(**others):
+def build_training_checkpoint(**overrides):
     """A training checkpoint of a model, its optimizer and the state of callbacks, in the layout of Lightning."""
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(module.parameters())
     module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     score = torch.tensor(0.5)
-    kept = {"best_model_score": score, "current_score": score, "best_k_models": {"/tmp/a.ckpt": score}}
+    callback = {"best_model_score": score, "current_score": score, "best_k_models": {"/tmp/a.ckpt": score}}
     state = {"state_dict": module.state_dict(), "optimizer_states": [optimizer.state_dict()]}
-    return {"epoch": 1, **state, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}} | others
+    return {"epoch": 1, **state, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": callback}} | overrides
 
 
 COMPARING_RULES = ("missing-entry", "unexpected-entry", "shape-mismatch", "dtype-mismatch", "broken-tie")
@@ -294,20 +300,20 @@ def test_training_checkpoint_may_have_more_sections_than_a_model(compare_states)
     """The optimizer does not belong to the entries of the model. An additional entry of the model is reported."""
     reference = build_training_checkpoint()["state_dict"]
     assert compare_states(build_training_checkpoint(), reference) == []
-    more = build_training_checkpoint(state_dict=build_linear_state(new=torch.zeros(1)))
-    assert compare_states(more, reference) == [("unexpected-entry", "new", "state_dict")]
+    larger_state = build_training_checkpoint(state_dict=build_linear_state(new=torch.zeros(1)))
+    assert compare_states(larger_state, reference) == [("unexpected-entry", "new", "state_dict")]
 
 
 def test_average_is_compared_only_with_an_average(compare_states):
     """An average on a single side is not compared. Two averages are compared with each other."""
-    both = {
+    with_average = {
         "model": build_linear_state(),
         "model_ema": {f"module.{key}": value for key, value in build_linear_state().items()},
     }
-    assert compare_states(build_linear_state(), both) == []
-    assert compare_states(both, build_linear_state()) == []
-    less = both | {"model_ema": {"module.weight": both["model_ema"]["module.weight"]}}
-    assert compare_states(less, both) == [("missing-entry", "module.bias", "model_ema")]
+    assert compare_states(build_linear_state(), with_average) == []
+    assert compare_states(with_average, build_linear_state()) == []
+    smaller_state = with_average | {"model_ema": {"module.weight": with_average["model_ema"]["module.weight"]}}
+    assert compare_states(smaller_state, with_average) == [("missing-entry", "module.bias", "model_ema")]
 
 
 def test_current_model_state_of_lightning_is_not_compared(compare_states):
@@ -319,9 +325,9 @@ def test_current_model_state_of_lightning_is_not_compared(compare_states):
 
 def test_missing_second_model_is_reported(compare_states):
     """A generator alone does not replace a checkpoint with a generator and a discriminator."""
-    both = {"generator": build_linear_state(), "discriminator": build_linear_state()}
+    two_models = {"generator": build_linear_state(), "discriminator": build_linear_state()}
     missed = [("missing-entry", name, "discriminator") for name in ("weight", "bias")]
-    assert compare_states({"generator": build_linear_state()} | {"epoch": 1}, both) == missed
+    assert compare_states({"generator": build_linear_state()} | {"epoch": 1}, two_models) == missed
 
 
 def test_missing_entry_is_named_with_its_section(write_checkpoint, list_findings):
@@ -336,8 +342,8 @@ def test_missing_entry_is_named_with_its_section(write_checkpoint, list_findings
 def test_optimizer_is_compared_with_an_optimizer(compare_states):
     """If the reference has no model, all entries of the reference are compared."""
     state = build_training_checkpoint()["optimizer_states"][0]
-    less = {"state": {0: state["state"][0]}, "param_groups": state["param_groups"]}
-    actual = compare_states(less, state)
+    smaller_state = {"state": {0: state["state"][0]}, "param_groups": state["param_groups"]}
+    actual = compare_states(smaller_state, state)
     assert {rule for rule, _, _ in actual} == {"missing-entry"}
     assert {fqn[: len("state[1]")] for _, fqn, _ in actual} == {"state[1]"}
 
@@ -352,11 +358,11 @@ def get_failure_reason(target, **options):
 def test_ambiguous_models_fail_the_target(write_checkpoint):
     """Ambiguous sections are not missing entries: the user must name the pairs."""
     reference = write_checkpoint("b", generator=build_linear_state(), critic=build_linear_state())
-    why = get_failure_reason(
+    reason = get_failure_reason(
         write_checkpoint(first=build_linear_state(), second=build_linear_state()), against=str(reference)
     )
-    assert "does not know which sections belong together: " in why
-    assert "b.pt#generator" in why
+    assert "does not know which sections belong together: " in reason
+    assert "b.pt#generator" in reason
 
 
 def test_inconclusive_load_state_dict_does_not_pass(write_checkpoint, tmp_path):
@@ -366,8 +372,8 @@ def test_inconclusive_load_state_dict_does_not_pass(write_checkpoint, tmp_path):
         "        state['weight'] * float(state['bias'].sum())\n        super()._load_from_state_dict(state, *rest)\n"
     )
     (tmp_path / "net.py").write_text(source)
-    why = get_failure_reason(write_checkpoint(**build_linear_state()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
-    assert "cannot call load_state_dict" in why
+    reason = get_failure_reason(write_checkpoint(**build_linear_state()), model=f"{tmp_path / 'net.py'}:Net(2, 2)")
+    assert "cannot call load_state_dict" in reason
 
 
 def test_damaged_reference_fails_under_any_name(write_checkpoint):
@@ -396,11 +402,11 @@ def list_prefix_findings(target, reference):
 
 def test_a_wrappers_prefix_in_the_reference_is_a_note(write_checkpoint):
     """The target has the plain names and loads."""
-    plain, wrapped = write_checkpoint("a", **build_linear_state()), write_checkpoint("b", **WRAPPED_STATE)
-    ((severity, message),) = list_prefix_findings(plain, wrapped)
+    plain_path, wrapped_path = write_checkpoint("a", **build_linear_state()), write_checkpoint("b", **WRAPPED_STATE)
+    ((severity, message),) = list_prefix_findings(plain_path, wrapped_path)
     assert severity == "note"
     assert message.startswith("stripped the prefix '_orig_mod.' from the names of 2 tensors of")
-    assert [severity for severity, _ in list_prefix_findings(wrapped, plain)] == ["warning"]
+    assert [severity for severity, _ in list_prefix_findings(wrapped_path, plain_path)] == ["warning"]
 
 
 def test_a_reference_whose_name_ends_with_the_target_is_still_the_reference(write_checkpoint, tmp_path, monkeypatch):
@@ -412,9 +418,9 @@ def test_a_reference_whose_name_ends_with_the_target_is_still_the_reference(writ
 
 def test_attribute_prefix_missing_in_the_reference_is_reported(write_checkpoint):
     """`net.` is not the prefix of a known wrapper, but a strict load of the plain names fails all the same."""
-    named = {f"net.{key}": value for key, value in build_linear_state().items()}
+    prefixed = {f"net.{key}": value for key, value in build_linear_state().items()}
     ((severity, message),) = list_prefix_findings(
-        write_checkpoint("a", **named), write_checkpoint("b", **build_linear_state())
+        write_checkpoint("a", **prefixed), write_checkpoint("b", **build_linear_state())
     )
     assert severity == "warning"
     assert "'net.' from the names of 2 tensors" in message
@@ -447,10 +453,10 @@ def list_section_notes(target, **options):
 def test_compared_section_is_noted(write_checkpoint):
     """Notes name the section of the target loaded by a class, and the section of the reference."""
     averaged = write_checkpoint("b", **build_training_checkpoint(current_model_state=build_linear_state()))
-    (said,) = list_section_notes(averaged, model=LINEAR_SPEC)
-    assert said.startswith("statecli did not compare optimizer_states.0, callbacks, current_model_state of")
-    assert said.endswith(f", because {LINEAR_SPEC} loads only state_dict")
-    paired, left = list_section_notes(write_checkpoint(**build_linear_state()), against=str(averaged))
+    (note,) = list_section_notes(averaged, model=LINEAR_SPEC)
+    assert note.startswith("statecli did not compare optimizer_states.0, callbacks, current_model_state of")
+    assert note.endswith(f", because {LINEAR_SPEC} loads only state_dict")
+    paired, left_out = list_section_notes(write_checkpoint(**build_linear_state()), against=str(averaged))
     assert paired == "section 'state_dict' is compared with section 'model'"
-    assert "current_model_state" in left
-    assert left.startswith("statecli did not compare these sections, because only ")
+    assert "current_model_state" in left_out
+    assert left_out.startswith("statecli did not compare these sections, because only ")

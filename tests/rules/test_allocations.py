@@ -471,10 +471,10 @@ def test_a_bomb_is_found(name, tmp_path):
 @pytest.mark.parametrize("name", MISUSED_CALLS)
 def test_call_that_no_pickler_writes_is_unsafe(name, tmp_path):
     """The allocated amount need not be known."""
-    body, misused = MISUSED_CALLS[name]
+    body, misused_name = MISUSED_CALLS[name]
     (tmp_path / "a.pt").write_bytes(wrap_value(body))
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=("unsafe-global",))).targets
-    assert misused in " ".join(finding.message for finding in target.findings)
+    assert misused_name in " ".join(finding.message for finding in target.findings)
 
 
 @pytest.mark.parametrize(("count", "is_bomb"), [(800, False), (900, True)])
@@ -535,8 +535,8 @@ _STORAGE = b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text
 _HOOKS = b"ccollections\nOrderedDict\n)R"
 
 
-def _grow_storage(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0", more: bytes = b"") -> bytes:
-    return function + b"(" + _STORAGE + offset + size + stride + more + b"\x89" + _HOOKS + b"tR"
+def _grow_storage(function: bytes, size: bytes, stride: bytes, offset: bytes = b"K\0", opcodes: bytes = b"") -> bytes:
+    return function + b"(" + _STORAGE + offset + size + stride + opcodes + b"\x89" + _HOOKS + b"tR"
 
 
 #: Tensors that reach beyond the four elements of their storage. The pickle's value does not contain the tensors.
@@ -550,7 +550,7 @@ GROWING_TENSORS = {
         + b"\x89" + _HOOKS + b"ctorch\nfloat64\ntR"
     ),
     "quantized": _grow_storage(
-        b"ctorch._utils\n_rebuild_qtensor\n", numbers(2), numbers(2**31), more=b"(ctorch\nper_tensor_affine\nK\1K\0t"
+        b"ctorch._utils\n_rebuild_qtensor\n", numbers(2), numbers(2**31), opcodes=b"(ctorch\nper_tensor_affine\nK\1K\0t"
     ),
     "set again": (
         b"ctorch._utils\n_rebuild_tensor\n(" + _STORAGE + b"K\0" + numbers(4) + numbers(1) + b"tR("
@@ -567,9 +567,9 @@ GROWING_TENSORS = {
 @pytest.mark.parametrize("name", GROWING_TENSORS)
 def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
     """A storage in the format before torch 1.6 grows with each of its views, even if the object lacks the view."""
-    saved = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
+    pickled_state = state_dict(w=tensor().replace(b"tQ", b"NtQ", 1))
     data = bytes(2**20) if name == "storage of two sizes" else bytes(16)
-    pickle = saved[:2] + GROWING_TENSORS[name] + b"0" + saved[2:]
+    pickle = pickled_state[:2] + GROWING_TENSORS[name] + b"0" + pickled_state[2:]
     (message,) = list_bombs(tmp_path / "a.pt", legacy(pickle, [("0", 4, data)]))
     assert " in calls to torch._utils._rebuild_" in message
 
@@ -577,13 +577,13 @@ def test_a_tensor_that_grows_its_storage_is_found(name, tmp_path):
 @pytest.mark.parametrize("is_legacy", [False, True], ids=["zip", "legacy"])
 def test_tensors_saved_by_torch_do_not_grow_their_storage(is_legacy, tmp_path):
     """Views, expanded tensors, empty tensors, packed types and types without a storage class."""
-    large = torch.arange(2.0**22)
+    large_tensor = torch.arange(2.0**22)
     tensors = {
-        "large": large,
-        "view": large[2**20 :: 3],
-        "expanded": large[:1].expand(2**20, 2**10),
-        "empty": large[:0],
-        "transposed": large.view(2**11, -1).t(),
+        "large": large_tensor,
+        "view": large_tensor[2**20 :: 3],
+        "expanded": large_tensor[:1].expand(2**20, 2**10),
+        "empty": large_tensor[:0],
+        "transposed": large_tensor.view(2**11, -1).t(),
         "untyped": torch.zeros(2**22, dtype=torch.uint32)[7:],
         "complex": torch.zeros(2**21, dtype=torch.complex128),
         "quantized": torch.quantize_per_tensor(torch.zeros(2**22), 0.1, 0, torch.qint8),
@@ -607,15 +607,15 @@ def test_tensors_saved_by_torch_do_not_grow_their_storage(is_legacy, tmp_path):
 )
 def test_storages_that_are_larger_together_than_their_file_are_found(key, expected, tmp_path):
     """The zip reader of torch ends a name at its first NUL, and torch keeps each key's storage."""
-    many = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
-    (message,) = list_bombs(tmp_path / "a.pt", build(records(build_pickle(many + b"N"))))
+    tensors = b"".join(tensor(key.format(n), numel=10**6, size=(10**6,)) + b"0" for n in range(600))
+    (message,) = list_bombs(tmp_path / "a.pt", build(records(build_pickle(tensors + b"N"))))
     assert expected in message
 
 
 def test_a_storage_that_many_tensors_share_is_loaded_once(tmp_path):
     """The tensors name the storage by the same key."""
-    many = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
-    assert list_bombs(tmp_path / "a.pt", build(records(build_pickle(many)))) == []
+    tensors = b"](" + tensor(numel=10**6, size=(10**6,)) * 600 + b"e"
+    assert list_bombs(tmp_path / "a.pt", build(records(build_pickle(tensors)))) == []
 
 
 def test_compressed_records_that_inflate_a_thousand_times_are_found(tmp_path):
@@ -696,7 +696,7 @@ def test_bombs_exceed_the_memory_of_a_real_process(tmp_path):
 def test_freeing_nested_slices_crashes_python(tmp_path):
     """A signal ends the process: nothing in Python catches the overflow of the stack in C."""
     path = tmp_path / "slices.pkl"
-    once = stack_global("builtins", "slice") + b"q\0"
-    path.write_bytes(b"\x80\x04" + once + b"h\0" * 899_999 + b"N" + b"\x85R" * 900_000 + b"0N.")
+    slice_class = stack_global("builtins", "slice") + b"q\0"
+    path.write_bytes(b"\x80\x04" + slice_class + b"h\0" * 899_999 + b"N" + b"\x85R" * 900_000 + b"0N.")
     code = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=100).returncode < 0

@@ -382,9 +382,9 @@ def build_dtype(*state, code=b"", size=-1, flags=0):
     return dtype + b"(" + number(3) + short("|") + parts + number(size) + number(1) + number(flags) + b"tb"
 
 
-def build_config(**other):
+def build_config(**attribute_names):
     """A configuration of transformers with other names for its attributes."""
-    names = {name: short(value) for name, value in other.items()}
+    names = {name: short(value) for name, value in attribute_names.items()}
     return build_object(("transformers.configuration_utils", "PreTrainedConfig"), attribute_map=build_dict(**names))
 
 
@@ -424,7 +424,7 @@ def build_kept_weights():
 def build_convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1), dilation=(1, 1), groups=1):
     """A quantized convolution. Loading packs its state."""
     sizes = number(4) + number(4) + numbers(3, 3) + numbers(*stride) + numbers(0, 0) + numbers(*dilation)
-    rest = (
+    parameters = (
         b"\x89"
         + numbers(0, 0)
         + number(groups)
@@ -434,7 +434,7 @@ def build_convolution(module="torch.ao.nn.quantized.modules.conv", stride=(1, 1)
         + bytes(6)
         + b"K\0\x89"
     )
-    return build_empty_object(module, "Conv2d") + b"(" + sizes + rest + b"tb"
+    return build_empty_object(module, "Conv2d") + b"(" + sizes + parameters + b"tb"
 
 
 def build_script_object(name, *state):
@@ -632,11 +632,11 @@ def build_deferred_call(function, *args, **kwargs):
 
 def build_overwriting_config(path):
     """A function that builds a configuration; the configuration then writes itself to `path`, for any arguments."""
-    off = build_deferred_call(
+    deferred_config = build_deferred_call(
         stack_global(*CONFIG), attribute_map=build_dict(fill_=short("to_json_file")), note=short("of the attacker")
     )
     steps = build_deferred_call(
-        stack_global("numpy", "mean"), build_object(("types", "SimpleNamespace"), mean=off)
+        stack_global("numpy", "mean"), build_object(("types", "SimpleNamespace"), mean=deferred_config)
     ) + build_deferred_call(stack_global("torch.nn.init", "constant_"), val=short(path))
     chain = build_object(
         ("torch.distributions.transforms", "ComposeTransform"), _cache_size=number(0), parts=b"](" + steps + b"e"
@@ -1336,8 +1336,8 @@ def rename_record(data, old, new):
 
 def build_misleading():
     """From fickling and modelscan: a bad record before the pickle stopped their reading of the archive."""
-    bad = Member("archive/first", b"abc", local_signature=b"XXXX")
-    return build([bad, *records(EVIL)])
+    bad_record = Member("archive/first", b"abc", local_signature=b"XXXX")
+    return build([bad_record, *records(EVIL)])
 
 
 NUMPY_HEADER = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
@@ -1375,13 +1375,13 @@ HEADERS = {
 
 def build_tar(**members):
     """A tar of the given members, in the format of torch before 0.1.10."""
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data in members.items():
             tar_info = tarfile.TarInfo(name)
             tar_info.size = len(data)
             archive.addfile(tar_info, io.BytesIO(data))
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 NOTHING = build_pickle(number(0))
@@ -1486,8 +1486,8 @@ def test_a_published_bypass_is_flagged_and_does_not_run(kind, tmp_path, in_tmp_p
             name
         )
         assert [*tmp_path.iterdir()] == [path], name
-        ours = ("statecli", "_compat_pickle", "encodings.")
-        assert [module for module in set(sys.modules) - before if not module.startswith(ours)] == [], name
+        own_modules = ("statecli", "_compat_pickle", "encodings.")
+        assert [module for module in set(sys.modules) - before if not module.startswith(own_modules)] == [], name
         path.unlink()
 
 
@@ -1588,11 +1588,11 @@ def test_flagged_file_does_harm_in_its_loader(name, tmp_path, forked_python):
         pytest.importorskip("accelerate")
     (tmp_path / "model.bin").write_bytes(ALL[name])
     run = run_with_filled_memory if "without one" in name else forked_python
-    done = run(LOADING_CODE[name], cwd=tmp_path)
+    process = run(LOADING_CODE[name], cwd=tmp_path)
     # The memory after a short tuple decides whether the process dies or Python sees the broken call.
-    broken_call = "too short" in name and "returned a result with an exception set" in str(done.stderr)
+    broken_call = "too short" in name and "returned a result with an exception set" in str(process.stderr)
     assert (tmp_path / "PWNED").exists() == (name not in ENDED)
-    assert (done.returncode < 0 or broken_call) == (name in ENDED)
+    assert (process.returncode < 0 or broken_call) == (name in ENDED)
 
 
 class _Extra(torch.nn.Linear):

@@ -87,13 +87,15 @@ def test_a_severity_is_decided_in_one_function():
 
     A problem has the worst severity of its findings.
     """
-    decided = {path for path, tree in iter_trees("decide_severity") for _ in iter_calls(tree, "decide_severity")}
-    assert decided == {"core/rule.py"}
+    deciding_modules = {
+        path for path, tree in iter_trees("decide_severity") for _ in iter_calls(tree, "decide_severity")
+    }
+    assert deciding_modules == {"core/rule.py"}
     replaced = []
     for path, tree in iter_trees("severity"):
         # The configuration's `severity` maps rules to severities.
         for call in iter_calls(tree, "replace") if path != "commands/audit/config.py" else ():
-            replaced += [ast.unparse(given.value) for given in call.keywords if given.arg == "severity"]
+            replaced += [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "severity"]
         for node in ast.walk(tree):
             if isinstance(node, ast.BoolOp):
                 parts = set(map(get_last_name, node.values))
@@ -145,13 +147,13 @@ def test_a_severity_that_is_decided_again_is_found(text):
 def test_configured_severity_overrides_case_and_default():
     """The configuration comes first, then the case, then the default."""
     rule = DICTIONARY["left-behind"]
-    for severity, configured, decided in (
+    for severity, configured, expected_severity in (
         (None, None, Severity.ERROR),
         (Severity.WARNING, None, Severity.WARNING),
         (Severity.WARNING, Severity.NOTE, Severity.NOTE),
     ):
         finding = rule.finding("message", target="a.pt", severity=severity, configured=configured)
-        assert finding.severity is decided
+        assert finding.severity is expected_severity
 
 
 def test_every_rule_has_a_summary_and_an_explanation():
@@ -202,14 +204,16 @@ def list_severities(tree):
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Attribute) and ast.unparse(node.value) == "Severity"):
             continue
-        above, nearest = [], parents[node]
-        while (child := above[-1] if above else node) in parents:
-            above.append(parents[child])
-        definitions = {ast.unparse(item.func) for item in above if isinstance(item, ast.Call)}
-        thresholds = {ast.unparse(item.target) for item in above if isinstance(item, ast.AnnAssign)}
-        thresholds |= {item.arg for item in above if isinstance(item, ast.keyword)}
-        is_key = isinstance(nearest, ast.Dict) and node in nearest.keys
-        if not (is_key or isinstance(nearest, ast.Compare) or "fail_on" in thresholds or definitions & DEFINITIONS):
+        ancestors, nearest_ancestor = [], parents[node]
+        while (child := ancestors[-1] if ancestors else node) in parents:
+            ancestors.append(parents[child])
+        definitions = {ast.unparse(item.func) for item in ancestors if isinstance(item, ast.Call)}
+        thresholds = {ast.unparse(item.target) for item in ancestors if isinstance(item, ast.AnnAssign)}
+        thresholds |= {item.arg for item in ancestors if isinstance(item, ast.keyword)}
+        is_key = isinstance(nearest_ancestor, ast.Dict) and node in nearest_ancestor.keys
+        if not (
+            is_key or isinstance(nearest_ancestor, ast.Compare) or "fail_on" in thresholds or definitions & DEFINITIONS
+        ):
             yield node.lineno
 
 
@@ -219,14 +223,14 @@ DEFINITIONS = {"Rule", "rule", "_rule"}
 def test_each_severity_is_in_the_definition_of_its_rule():
     """Code names a case of the rule. A function of `core/severity.py` decides for a possibly lost tensor."""
     definitions = ("severity.py", "rules.py", "registration_rules.py")
-    outside = {
+    misplaced_severities = {
         (path, line)
         for path, tree in iter_trees("Severity.")
         for line in list_severities(tree)
         if path.startswith(("commands/", "rules/", "core/")) and not path.endswith(definitions)
         if (path, TEXTS[path].splitlines()[line - 1].strip()) not in MEASURED_SEVERITIES
     }
-    assert outside == set()
+    assert misplaced_severities == set()
 
 
 #: A severity that `inspect` compares, and the default of --fail-on.
@@ -241,7 +245,7 @@ def test_cases_named_in_code_are_cases_of_rules():
     case.
     """
     users = [re.sub(r"cases=\{[^}]*\}", "", text) for text in TEXTS.values() if ".cases[" in text]
-    named = {case for text in users for case in re.findall(r'"([^"\n]+)"', text)}
+    quoted_names = {case for text in users for case in re.findall(r'"([^"\n]+)"', text)}
     cases = {case for rule in DICTIONARY.values() for case in rule.cases}
     used = {case for text in TEXTS.values() for case in re.findall(r'\.cases\["([^"]+)"', text)}
-    assert used <= cases <= named
+    assert used <= cases <= quoted_names

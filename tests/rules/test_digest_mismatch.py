@@ -20,8 +20,8 @@ CONFIG = b'{"architectures": ["Net"]}'
 
 def compute_git_digest(data):
     """Digest of a file as computed by git."""
-    ran = subprocess.run(["git", "hash-object", "--stdin"], input=data, capture_output=True, check=True)
-    return ran.stdout.decode().strip()
+    process = subprocess.run(["git", "hash-object", "--stdin"], input=data, capture_output=True, check=True)
+    return process.stdout.decode().strip()
 
 
 @pytest.fixture

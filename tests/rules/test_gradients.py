@@ -18,8 +18,8 @@ from statecli.rules.policy_config import Policy
 def save_training_checkpoint(tmp_path):
     """Save a training checkpoint of a model, with an optimizer built from the named parameters; return the path."""
 
-    def save(module, named):
-        optimizer = torch.optim.AdamW(named)
+    def save(module, named_parameters):
+        optimizer = torch.optim.AdamW(named_parameters)
         for group in optimizer.param_groups:
             for param in group["params"]:
                 param.grad = torch.ones_like(param)
@@ -231,11 +231,11 @@ STATES = {
 def test_fused_state_mismatch_finds_a_state_that_a_kernel_overruns(name, tmp_path):
     """Loading does not check the shapes of the states."""
     checkpoint = train_fused()
-    edit, why = STATES[name]
+    edit, reason = STATES[name]
     edit(checkpoint["optimizer"]["state"])
     torch.save(checkpoint, tmp_path / "t.pt")
     assert any(
-        severity is Severity.ERROR and why in message for severity, message in list_mismatches(tmp_path / "t.pt")
+        severity is Severity.ERROR and reason in message for severity, message in list_mismatches(tmp_path / "t.pt")
     )
 
 

@@ -150,7 +150,7 @@ def write_storages_in_order(path, order):
     """Write the archive again as torch does, with its storages in another order."""
     contents = read_archive(path)
     storages = sorted(name for name in contents if name.startswith("data/"))
-    names = [name for name in contents if name not in storages] + [storages[at] for at in order]
+    names = [name for name in contents if name not in storages] + [storages[position] for position in order]
     write_archive({name: contents[name] for name in names}, str(path))
 
 
@@ -205,8 +205,8 @@ def test_computed_offsets_equal_those_of_torch(tmp_path_factory, header, size, a
 
 def test_storage_key_that_is_not_a_text_does_not_crash(write_file):
     """A persistent id may be anything."""
-    odd = b"(" + text("storage") + text("x") + b"]" + b"tQ"
-    data = build(records(build_pickle(b"}(" + text("w") + tensor() + text("x") + odd + b"u")))
+    persistent_id = b"(" + text("storage") + text("x") + b"]" + b"tQ"
+    data = build(records(build_pickle(b"}(" + text("w") + tensor() + text("x") + persistent_id + b"u")))
     (target,) = audit(Request((str(write_file(data)),), select=("unused-bytes",))).targets
     assert not [finding for finding in target.findings if finding.rule == "internal-error"]
 
@@ -320,8 +320,10 @@ def test_checksum_mismatch_names_each_file_that_has_a_damaged_piece(run_rule, tm
     flip_bit(files[0], values[5:20].numpy().tobytes())
     flip_bit(files[1], values[30:].numpy().tobytes())
     findings = run_rule("checksum-mismatch", folder, values=True)
-    said = [f"optimizer.fp32.w: its bytes in {file.relative_to(folder)}" for file in files]
-    assert [finding.message.partition(" do not match the saved checksum: ")[0] for finding in findings] == said
+    expected_starts = [f"optimizer.fp32.w: its bytes in {file.relative_to(folder)}" for file in files]
+    assert [
+        finding.message.partition(" do not match the saved checksum: ")[0] for finding in findings
+    ] == expected_starts
     assert [finding.message.endswith("; optimizer.fp32.b uses the same bytes") for finding in findings] == [False, True]
     assert [finding.place.path for finding in findings] == list(map(str, files))
 
@@ -384,8 +386,12 @@ def test_damaged_values_are_checked_only_by_checksum_mismatch(save_checkpoint, s
     path = save_checkpoint({"a": values, "b": torch.ones(50)})
     assert statecli("audit", path, "--values", "--select", "nan").code == 1
     flip_bit(path, values[8:].numpy().tobytes())
-    alone = statecli("audit", path, "--values", "--select", "checksum-mismatch", "-f", "json")
-    assert (alone.code, alone.json["ran"], alone.json["targets"][0]["status"]) == (1, ["checksum-mismatch"], "audited")
+    checksum_result = statecli("audit", path, "--values", "--select", "checksum-mismatch", "-f", "json")
+    assert (checksum_result.code, checksum_result.json["ran"], checksum_result.json["targets"][0]["status"]) == (
+        1,
+        ["checksum-mismatch"],
+        "audited",
+    )
     for options in ((), ("--select", "nan"), ("--ignore", "checksum-mismatch"), ("--select", "unread-values")):
         result = statecli("audit", path, "--values", *options, "-f", "json")
         assert (result.code, result.json["passed"], "nan" in result.json["ran"]) == (2, False, False)
@@ -502,11 +508,11 @@ def test_missing_shard_spares_a_complete_checkpoint(run_rule, write_shards):
 
 def test_index_mismatch_finds_a_tensor_in_another_shard_or_in_none(write_shards):
     """A loader would open the shard named by the index."""
-    for change, said in (
+    for change, message in (
         ({"a": "m-2.safetensors", "b": "m-1.safetensors"}, "a: the index assigns this tensor to m-2.safetensors, but "),
         ({"c": "m-2.safetensors"}, "c: the index assigns this tensor to m-2.safetensors, but no shard contains"),
     ):
-        assert said in get_failure_reason(
+        assert message in get_failure_reason(
             write_shards(lambda index, change=change: index.update(change)), "index-mismatch"
         )
 
@@ -546,13 +552,13 @@ OTHER_CHECKPOINTS = [
 ]
 
 
-@pytest.mark.parametrize("beside", OTHER_CHECKPOINTS)
-def test_index_mismatch_spares_another_checkpoint_next_to_the_index(run_rule, tmp_path, beside):
+@pytest.mark.parametrize("other_file", OTHER_CHECKPOINTS)
+def test_index_mismatch_spares_another_checkpoint_next_to_the_index(run_rule, tmp_path, other_file):
     """The other file is consolidated, in another format, of an optimizer, or of another variant."""
     save_file({"a": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "model-00001-of-00001.safetensors"}}')
-    (tmp_path / beside).touch()
+    (tmp_path / other_file).touch()
     assert not run_rule("index-mismatch", index)
     save_file({"b": torch.zeros(2)}, tmp_path / "model-00002-of-00002.safetensors")
     assert len(run_rule("index-mismatch", index)) == 1
@@ -604,12 +610,12 @@ def test_legacy_format_spares_an_archive(run_rule, save_checkpoint):
 
 def test_a_tensor_that_contradicts_its_file_fails_the_target(write_file, statecli):
     """Rules report on the other tensors. The target fails even if no other problem exists."""
-    bad = tensor(size=(5,))
-    path = write_file(build(records(state_dict(w=tensor(), a=bad, b=bad))))
+    bad_tensor = tensor(size=(5,))
+    path = write_file(build(records(state_dict(w=tensor(), a=bad_tensor, b=bad_tensor))))
     (target,) = audit(Request((str(path),))).targets
     assert target.status is Status.FAILED
-    said = f"{path}: a and 1 more tensor: shape [5] at offset 0 needs 5 elements, but storage 0 has 4"
-    assert target.reason.startswith(said)
+    message = f"{path}: a and 1 more tensor: shape [5] at offset 0 needs 5 elements, but storage 0 has 4"
+    assert target.reason.startswith(message)
     assert "unused-bytes" in target.ran
     result = statecli("audit", path)
     assert (result.code, result.err) == (2, f"statecli: {target.reason}\n")

@@ -53,7 +53,7 @@ def test_lock_mismatch_names_only_the_changed_weight(audit_changed, state):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "description"),
     [
         (lambda tensor: tensor.double(), "dtype is float64, locked as float32"),
         (lambda tensor: tensor.t().contiguous(), "shape is [3, 4], locked as [4, 3]"),
@@ -64,16 +64,16 @@ def test_lock_mismatch_names_only_the_changed_weight(audit_changed, state):
         (lambda tensor: None, "missing, locked as float32 [4, 3]"),
     ],
 )
-def test_lock_mismatch_describes_the_change_of_a_tensor(audit_changed, state, change, says):
+def test_lock_mismatch_describes_the_change_of_a_tensor(audit_changed, state, change, description):
     """A single finding gives both figures."""
     (finding,) = audit_changed({"a.weight": change(state["a.weight"])})
-    assert finding.message == f"a.weight: {says}"
+    assert finding.message == f"a.weight: {description}"
 
 
 def test_content_of_a_mismatch_depends_on_its_values(audit_changed, state):
     """An accepted change stays accepted, but not another change of the tensor. Without a digest, `content` is empty."""
-    (first,), (again,), (other,) = (audit_changed({"a.bias": state["a.bias"] + number}) for number in (1, 1, 2))
-    assert first.content == again.content != other.content
+    (first,), (repeated,), (other,) = (audit_changed({"a.bias": state["a.bias"] + number}) for number in (1, 1, 2))
+    assert first.content == repeated.content != other.content
     assert len(first.content) == len(other.content) == 64
     for change in ({"new": torch.ones(1)}, {"a.bias": state["a.bias"].double()}):
         (finding,) = audit_changed(change)
@@ -190,8 +190,8 @@ def test_lock_mismatch_spares_filtered_tensors(audit_changed, state):
 
 def test_lock_mismatch_with_frozen_only_finds_only_frozen_tensors(run_rule, tmp_path):
     """`--frozen-only` checks tensors frozen in the lock or by the policy. Trained and new tensors may differ."""
-    kept = {"frozen": nn.Parameter(torch.ones(2), requires_grad=False), "head": nn.Parameter(torch.ones(2))}
-    torch.save(kept, tmp_path / "a.pt")
+    parameters = {"frozen": nn.Parameter(torch.ones(2), requires_grad=False), "head": nn.Parameter(torch.ones(2))}
+    torch.save(parameters, tmp_path / "a.pt")
     lock = build_lock(tmp_path / "a.pt")
     torch.save({"frozen": torch.ones(2), "head": torch.zeros(2), "adapter": torch.ones(1)}, tmp_path / "b.pt")
     assert not run_rule("lock-mismatch", tmp_path / "b.pt", lock=lock, frozen_only=True)
@@ -226,9 +226,11 @@ def test_values_are_read_only_if_dtypes_agree(monkeypatch, audit_changed, state)
     from statecli.values import digest
 
     digested = []
-    real = digest.compute_digests
+    compute_digests = digest.compute_digests
     monkeypatch.setattr(
-        digest, "compute_digests", lambda tensors, *a, **k: digested.extend(tensors) or real(tensors, *a, **k)
+        digest,
+        "compute_digests",
+        lambda tensors, *a, **k: digested.extend(tensors) or compute_digests(tensors, *a, **k),
     )
     audit_changed({"a.weight": state["a.weight"].double(), "new": torch.ones(1)})
     assert sorted(tensor.fqn for tensor in digested) == ["a.bias", "b.weight"]

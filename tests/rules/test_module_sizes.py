@@ -104,9 +104,9 @@ SHORT_MODULES = {
 )
 def test_inconsistent_module_finds_a_short_weight(name, save, tmp_path):
     """The weight in the file has another shape than the constructor creates."""
-    build, what = SHORT_MODULES[name]
+    build, expected_text = SHORT_MODULES[name]
     (message,) = list_messages(save(Encoder(build()), tmp_path / "x.pt"))
-    assert f"cell.{what}" in message
+    assert f"cell.{expected_text}" in message
 
 
 def test_other_list_of_weights_is_an_error(tmp_path):
@@ -120,10 +120,10 @@ def test_other_list_of_weights_is_an_error(tmp_path):
 
 def test_weights_too_short_for_the_hidden_size_are_an_error(tmp_path, forked_python):
     """TorchScript may compile the hidden size into the class. The kernel reads by the hidden size of the states."""
-    small = nn.LSTM(4, 6)
-    small.hidden_size = 4096
+    lstm = nn.LSTM(4, 6)
+    lstm.hidden_size = 4096
     for save in (save_pickle, save_script):
-        assert "its module needs [16384, 4]" in list_messages(save(Encoder(small), tmp_path / "x.pt"))[0]
+        assert "its module needs [16384, 4]" in list_messages(save(Encoder(lstm), tmp_path / "x.pt"))[0]
     code = f"import torch\nwith torch.no_grad(): torch.jit.load({str(tmp_path / 'x.pt')!r})(torch.ones(3, 1, 4))"
     assert forked_python(code).returncode < 0
 

@@ -81,15 +81,15 @@ def test_wrapper_prefix_finds_the_state_dict_of_a_wrapper(run_rule, save_checkpo
 
 
 @pytest.mark.parametrize("name", WRAPPER_ATTRIBUTES)
-@pytest.mark.parametrize("inside", [False, True], ids=["around all", "around a part"])
-def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, save_checkpoint, name, inside):
+@pytest.mark.parametrize("is_inside", [False, True], ids=["around all", "around a part"])
+def test_wrapper_prefix_finds_the_name_of_each_wrapper(run_rule, save_checkpoint, name, is_inside):
     """Wrappers of torch, Lightning, fairscale and torchrec, before all names and in the middle of a name."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = {f"{name}.{key}": value for key, value in net.state_dict().items()}
-    if inside:
+    if is_inside:
         state = {key.replace("1.", f"1.{name}."): value for key, value in net.state_dict().items()}
     (finding,) = run_rule("wrapper-prefix", save_checkpoint(state))
-    verb = "contain" if inside else "have the prefix"
+    verb = "contain" if is_inside else "have the prefix"
     assert f"{verb} '{name}.' of a wrapper" in finding.message
 
 

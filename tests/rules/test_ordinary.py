@@ -25,12 +25,12 @@ SAMPLES = Path(__file__).parents[2] / "sample_models"
 def audit_folder(folder: Path) -> list[str]:
     """Audit every target in a folder; return the messages of findings worse than a note."""
     targets = audit(Request((str(folder),), select=QUIET, values=True)).targets
-    read = [target for target in targets if target.status is not Status.SKIPPED]
-    assert read
-    assert all(target.status is Status.AUDITED for target in read), targets
+    audited_targets = [target for target in targets if target.status is not Status.SKIPPED]
+    assert audited_targets
+    assert all(target.status is Status.AUDITED for target in audited_targets), targets
     return [
         f"{finding.target}: {finding.message}"
-        for t in read
+        for t in audited_targets
         for finding in t.findings
         if finding.severity is not Severity.NOTE
     ]

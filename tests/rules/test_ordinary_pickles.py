@@ -425,11 +425,11 @@ def iter_compiled_modules():
 
 
 @pytest.mark.parametrize(
-    "make", [iter_distributed_data_parallel, iter_module_with_hook, iter_data_parallel, iter_compiled_modules]
+    "iter_wrappers", [iter_distributed_data_parallel, iter_module_with_hook, iter_data_parallel, iter_compiled_modules]
 )
-def test_wrapper_of_torch_is_only_a_whole_module_pickle(make, tmp_path):
+def test_wrapper_of_torch_is_only_a_whole_module_pickle(iter_wrappers, tmp_path):
     """torch's own wrappers keep the module and plain settings; a handle keeps a number."""
-    for wrapper in make():
+    for wrapper in iter_wrappers():
         torch.save(wrapper, tmp_path / "a.pt")
         (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
         assert {finding.rule for finding in target.findings} <= {"whole-module-pickle", "needs-weights-only-false"}
@@ -450,10 +450,10 @@ def compile_with_contexts():
     return [torch.compile(build_model()), torch.compile(build_model()).dynamo_ctx]
 
 
-@pytest.mark.parametrize("make", [compile_with_command, compile_with_function, compile_with_contexts])
-def test_compiled_module_with_code_in_its_settings_is_unsafe(make, tmp_path):
+@pytest.mark.parametrize("compile_module", [compile_with_command, compile_with_function, compile_with_contexts])
+def test_compiled_module_with_code_in_its_settings_is_unsafe(compile_module, tmp_path):
     """A call of the module would run code from the file."""
-    torch.save(make(), tmp_path / "a.pt")
+    torch.save(compile_module(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),), select=RULES)).targets
     assert "unsafe-global" in {finding.rule for finding in target.findings}
 
@@ -471,9 +471,11 @@ def test_trainer_of_transformers_writes_only_data(tmp_path):
     )
     rows = [{"input_ids": [1, 2, 3], "attention_mask": [1, 1, 1], "labels": 1}] * 2
     transformers.Trainer(net, arguments, train_dataset=rows).train()
-    written = sorted(path for path in (tmp_path / "checkpoint-1").iterdir() if path.suffix in (".pt", ".pth", ".bin"))
-    assert {path.name for path in written} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
-    assert [list_findings(path) for path in written] == [[]] * 4
+    saved_paths = sorted(
+        path for path in (tmp_path / "checkpoint-1").iterdir() if path.suffix in (".pt", ".pth", ".bin")
+    )
+    assert {path.name for path in saved_paths} == {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
+    assert [list_findings(path) for path in saved_paths] == [[]] * 4
     assert list_findings(tmp_path / "checkpoint-1") == []
 
 
@@ -538,9 +540,9 @@ def test_the_files_of_a_distributed_checkpoint_are_data(tmp_path):
 def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_path):
     """A call in any of the archives is found at its place in the file."""
     write_distributed_checkpoint(tmp_path / "dcp")
-    whole = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
-    evil = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
-    for data in (evil + whole, whole + evil, whole + evil + whole):
+    archive = (tmp_path / "dcp" / "__0_0.distcp").read_bytes()
+    harmful = build(records(state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))))
+    for data in (harmful + archive, archive + harmful, archive + harmful + archive):
         (tmp_path / "a.distcp").write_bytes(data)
         (finding,) = audit(Request((str(tmp_path / "a.distcp"),), select=("unsafe-global",))).findings
         assert data[finding.place.offset :].startswith(b"cos\nsystem")
@@ -548,11 +550,11 @@ def test_an_archive_among_the_archives_of_a_distributed_checkpoint_is_read(tmp_p
 
 def test_archives_with_bytes_between_them_are_unscanned(tmp_path):
     """A single byte outside the archives is enough."""
-    whole = build(records())
-    for data in (whole + b"x" + whole, b"x" + whole + whole, whole + whole[1:]):
+    archive = build(records())
+    for data in (archive + b"x" + archive, b"x" + archive + archive, archive + archive[1:]):
         (tmp_path / "a.distcp").write_bytes(data)
         assert "unscanned-pickle" in {rule for rule, _ in list_findings(tmp_path / "a.distcp")}
-    (tmp_path / "a.distcp").write_bytes(whole + whole)
+    (tmp_path / "a.distcp").write_bytes(archive + archive)
     assert list_findings(tmp_path / "a.distcp") == []
 
 
@@ -606,8 +608,8 @@ def test_functions_that_a_module_keeps_are_data(save_checkpoint):
 def test_clean_functions_of_torch_have_an_aten_schema():
     """Each clean function of the installed torch has an aten schema: tensors in, tensors out."""
     for part in ("linalg", "fft", "special"):
-        inside = importlib.import_module(f"torch._C._{part}")
-        names = [name for name in vars(inside) if is_clean(inside.__name__, name)]
+        module = importlib.import_module(f"torch._C._{part}")
+        names = [name for name in vars(module) if is_clean(module.__name__, name)]
         assert len(names) > 10
         schemas = {schema.name for schema in torch._C._jit_get_all_schemas()}
         assert [name for name in names if f"aten::{name}" not in schemas] == []
@@ -623,22 +625,22 @@ def test_safe_globals_of_torch_are_clean():
 
 def iter_defined(table):
     """Yield each name of the table with its object in the installed torch; None for a name missing from torch."""
-    for whole in table:
-        module, _, name = whole.rpartition(".")
+    for path in table:
+        module, _, name = path.rpartition(".")
         try:
-            yield whole, getattr(importlib.import_module(module), name, None)
+            yield path, getattr(importlib.import_module(module), name, None)
         except ImportError:
-            yield whole, None
+            yield path, None
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_every_class_of_the_table_is_defined_in_its_module():
     """No class is a metaclass. Except in torch.cuda.amp and torch.nn.utils.rnn, each name is the class's own name."""
-    actual = {whole: class_ for whole, class_ in iter_defined(CLASSES) if class_ is not None}
+    actual = {path: class_ for path, class_ in iter_defined(CLASSES) if class_ is not None}
     assert len(actual) > 400
-    moved = {whole for whole, class_ in actual.items() if f"{class_.__module__}.{class_.__qualname__}" != whole}
+    moved = {path for path, class_ in actual.items() if f"{class_.__module__}.{class_.__qualname__}" != path}
     assert {name for name in moved if not name.startswith(("torch.cuda.amp.", "torch.nn.utils.rnn."))} == set()
-    assert not [whole for whole, class_ in actual.items() if not isinstance(class_, type) or issubclass(class_, type)]
+    assert not [path for path, class_ in actual.items() if not isinstance(class_, type) or issubclass(class_, type)]
 
 
 @pytest.mark.parametrize("package", [nn.modules, torch.optim, torch.optim.lr_scheduler])
@@ -653,8 +655,8 @@ def test_every_module_and_optimizer_of_torch_is_in_the_table(package):
 def find_compiler_settings(pickle):
     """Memo index of a compiler's settings, and the position of the end of the pickle."""
     opcodes = list(pickletools.genops(pickle))
-    at = next(n for n, (_, value, _) in enumerate(opcodes) if value == "config")
-    index = next(value for code, value, _ in opcodes[opcodes.index(opcodes[at]) + 2 :] if code.name == "BINPUT")
+    position = next(n for n, (_, value, _) in enumerate(opcodes) if value == "config")
+    index = next(value for code, value, _ in opcodes[opcodes.index(opcodes[position]) + 2 :] if code.name == "BINPUT")
     return index, opcodes[-1][2]
 
 
@@ -665,13 +667,13 @@ def test_command_replaced_later_in_the_pickle_is_found(late, tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
         pickle = archive.read("a/data.pkl")
     index, end = find_compiler_settings(pickle)
-    again = b"h" + bytes([index]) + text("cpp.cxx") + b"\x88s0"
+    replacement = b"h" + bytes([index]) + text("cpp.cxx") + b"\x88s0"
     if late == "stated twice":
-        whole = list(pickletools.genops(pickle))
-        at = next(n for n, (_, value, _) in enumerate(whole) if value == "torch _TorchCompileInductorWrapper")
-        memo_index = next(value for code, value, _ in whole[at + 3 :] if code.name == "BINPUT")
-        again = b"h" + bytes([memo_index]) + b"}b0"
-    (tmp_path / "b.pt").write_bytes(build(records(pickle[:end] + again + b".")))
+        operations = list(pickletools.genops(pickle))
+        start = next(n for n, (_, value, _) in enumerate(operations) if value == "torch _TorchCompileInductorWrapper")
+        memo_index = next(value for code, value, _ in operations[start + 3 :] if code.name == "BINPUT")
+        replacement = b"h" + bytes([memo_index]) + b"}b0"
+    (tmp_path / "b.pt").write_bytes(build(records(pickle[:end] + replacement + b".")))
     (target,) = audit(Request((str(tmp_path / "b.pt"),), select=RULES)).targets
     assert "unsafe-global" in {finding.rule for finding in target.findings}
 
@@ -717,5 +719,5 @@ def test_safetensors_has_no_pickle(tmp_path):
 def test_configurations_of_transformers_are_data(save_checkpoint):
     """Each configuration is pickled as an object of its own class."""
     transformers = pytest.importorskip("transformers")
-    kept = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
-    assert list_findings(save_checkpoint({"w": torch.zeros(1), "config": kept})) == []
+    configs = [transformers.BertConfig(dtype=torch.float16), transformers.GenerationConfig(), transformers.CLIPConfig()]
+    assert list_findings(save_checkpoint({"w": torch.zeros(1), "config": configs})) == []

@@ -41,9 +41,9 @@ RANDOM = "numpy.random._pickle"
 RULES = ("unsafe-global", "unknown-global", "whole-module-pickle", "nested-pickle", "unscanned-pickle")
 
 
-def write_archive(path, data=None, *more):
+def write_archive(path, data=None, *other_records):
     """Write a small good archive with the given pickle and with additional records."""
-    path.write_bytes(build([*records(data), *more]))
+    path.write_bytes(build([*records(data), *other_records]))
     return path
 
 
@@ -58,9 +58,9 @@ def test_unsafe_global_finds_a_call_next_to_the_tensors(run_rule, tmp_path):
     pickle = state_dict(w=tensor(), x=call_function(global_name("os", "system"), text("true")))
     path = write_archive(tmp_path / "a.pt", pickle)
     (finding,) = run_rule("unsafe-global", path)
-    at = pickle.index(b"cos\n")
+    position = pickle.index(b"cos\n")
     assert finding.message == (
-        f"loading the file calls os.system, which runs shell commands (record archive/data.pkl, byte {at})"
+        f"loading the file calls os.system, which runs shell commands (record archive/data.pkl, byte {position})"
     )
     assert path.read_bytes()[finding.place.offset :].startswith(b"cos\nsystem")
     assert finding.severity is Severity.ERROR
@@ -84,10 +84,10 @@ def test_unsafe_global_finds_a_changed_clean_class(tmp_path):
 
 def test_unsafe_global_spares_a_partial_of_clean_names(run_rule, tmp_path):
     """Whole modules defer calls with a partial. A partial of a harmful name is as bad as a call of the name."""
-    clean = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
-    assert not run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=clean)))
-    bad = call_function(global_name("functools", "partial"), global_name("os", "system"))
-    (finding,) = run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=bad)))
+    harmless_partial = call_function(global_name("functools", "partial"), global_name("torch.nn.functional", "gelu"))
+    assert not run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=harmless_partial)))
+    harmful_partial = call_function(global_name("functools", "partial"), global_name("os", "system"))
+    (finding,) = run_rule("unsafe-global", write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=harmful_partial)))
     assert finding.about == "os.system"
 
 
@@ -104,17 +104,19 @@ class GeneratorAtPosition:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "inside", "outside"),
+    ("kind", "key", "positions_inside", "positions_outside"),
     [
         (np.random.MT19937, "pos", (0, 624), (-1, 625, 2**31 - 1)),
         (np.random.Philox, "buffer_pos", (0, 4), (-1, 5)),
     ],
 )
-def test_generator_position_outside_its_table_is_unsafe(run_rule, tmp_path, kind, key, inside, outside):
+def test_generator_position_outside_its_table_is_unsafe(
+    run_rule, tmp_path, kind, key, positions_inside, positions_outside
+):
     """numpy accepts any position, and reads memory at the position for the next random number."""
-    for position in (*inside, *outside):
+    for position in (*positions_inside, *positions_outside):
         torch.save({"w": torch.ones(1), "generator": GeneratorAtPosition(kind, key, position)}, tmp_path / "a.pt")
-        assert len(run_rule("unsafe-global", tmp_path / "a.pt")) == (position in outside)
+        assert len(run_rule("unsafe-global", tmp_path / "a.pt")) == (position in positions_outside)
 
 
 TABLE = np.random.RandomState(0).get_state()[1]
@@ -253,16 +255,16 @@ def test_date_from_invalid_bytes_is_unsafe(value, is_sound, protocol, run_rule, 
 def test_use_of_a_position_outside_crashes_python(load, use):
     """The tests above show a finding for each value. Here Python reads memory outside the value."""
     code = f"import pickle, numpy; x = pickle.loads({pickle.dumps(load, 4)!r}); {use}"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     if sys.version_info < (3, 13) or "str" not in use:  # later ones keep positions within the text
-        assert done.returncode < 0
+        assert process.returncode < 0
 
 
 def test_unsafe_global_finds_sparse_tensors_with_unchecked_indices(run_rule, tmp_path, save_checkpoint):
     """torch.save builds sparse tensors from listed tensors. A legacy class and a plain pickle bring other indices."""
     indices, values, size = torch.tensor([[10**9]]), torch.ones(1), torch.Size([4])
-    good = torch.sparse_coo_tensor(indices % 4, values, size)
-    assert not run_rule("unsafe-global", save_checkpoint({"w": good}, "good.pt"))
+    sparse_tensor = torch.sparse_coo_tensor(indices % 4, values, size)
+    assert not run_rule("unsafe-global", save_checkpoint({"w": sparse_tensor}, "good.pt"))
     torch.save({"w": Called(torch.sparse.FloatTensor, (indices, values, size))}, tmp_path / "class.pt")
     arguments = (torch.sparse_coo, (indices, values, size, True))
     with (tmp_path / "plain.pkl").open("wb") as file:
@@ -390,8 +392,8 @@ def test_unknown_global_lists_a_hundred_of_a_thousand_names(tmp_path):
 
 def test_nested_pickle_spares_the_pickle_of_a_damaged_archive(tmp_path):
     """Without its directory or behind other bytes, `data.pkl` still belongs to the archive."""
-    whole = write_archive(tmp_path / "a.pt").read_bytes()
-    for damaged in (whole[:-100], b"#!/bin/sh\n" + whole):
+    archive = write_archive(tmp_path / "a.pt").read_bytes()
+    for damaged in (archive[:-100], b"#!/bin/sh\n" + archive):
         (tmp_path / "a.pt").write_bytes(damaged)
         assert {finding.rule for finding in audit_target(tmp_path / "a.pt").findings} <= {"unscanned-pickle"}
 
@@ -400,19 +402,19 @@ def test_allocation_bomb_finds_a_call_that_allocates_gigabytes(run_rule, tmp_pat
     """The message has the size, the name and the byte of the name."""
     pickle = state_dict(w=tensor(), x=call_function(global_name("builtins", "bytearray"), number(2**36)))
     (finding,) = run_rule("allocation-bomb", write_archive(tmp_path / "a.pt", pickle))
-    at = pickle.index(b"cbuiltins")
+    start = pickle.index(b"cbuiltins")
     assert (
         finding.message
-        == f"loading the file allocates 64.0 GiB in calls to builtins.bytearray (record archive/data.pkl, byte {at})"
+        == f"loading the file allocates 64.0 GiB in calls to builtins.bytearray (record archive/data.pkl, byte {start})"
     )
     assert finding.severity is Severity.ERROR
 
 
 def test_allocation_bomb_spares_a_tensor_that_repeats_its_storage(run_rule, tmp_path):
     """An expanded tensor has as many bytes as its storage, a range has no bytes, and 8 MiB are not a bomb."""
-    large = call_function(global_name("builtins", "bytearray"), number(2**23))
+    large_bytearray = call_function(global_name("builtins", "bytearray"), number(2**23))
     unused = call_function(global_name("builtins", "range"), number(2**40))
-    pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large, y=unused)
+    pickle = state_dict(w=tensor(size=(2**40,), stride=(0,)), x=large_bytearray, y=unused)
     assert not run_rule("allocation-bomb", write_archive(tmp_path / "a.pt", pickle))
 
 
@@ -445,15 +447,15 @@ def test_each_finding_has_a_help_text(tmp_path):
 
 def test_very_long_name_is_truncated(tmp_path):
     """The message truncates the name of an import and the name of an overwritten attribute."""
-    long = "n" * 70_000
+    long_name = "n" * 70_000
     hidden = (
         call_function(global_name("argparse", "Namespace"))
         + b"}"
-        + text(f"__{long}__")
+        + text(f"__{long_name}__")
         + global_name("builtins", "dict")
         + b"sb"
     )
-    for body in (hidden, global_name("os", long), call_function(global_name(long, long))):
+    for body in (hidden, global_name("os", long_name), call_function(global_name(long_name, long_name))):
         path = write_archive(tmp_path / "a.pt", state_dict(w=tensor(), x=body))
         findings = audit_target(path).findings
         assert findings
@@ -466,8 +468,8 @@ HOOKS = b"ccollections\nOrderedDict\n"
 def build_record_pickle():
     """A pickle by torch. The values before the tensor already contain all names of the tensor."""
     named_before = [OrderedDict, torch._utils._rebuild_tensor_v2, torch.FloatStorage, "storage", "cpu"]
-    torch.save({"before": named_before, "w": torch.zeros(2)}, written := io.BytesIO())
-    with zipfile.ZipFile(written) as archive:
+    torch.save({"before": named_before, "w": torch.zeros(2)}, buffer := io.BytesIO())
+    with zipfile.ZipFile(buffer) as archive:
         pickle = archive.read("archive/data.pkl")
     assert pickle.count(HOOKS) == 1
     return pickle

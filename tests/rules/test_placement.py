@@ -13,11 +13,11 @@ from statecli.rules.policy_config import Policy
 
 @pytest.fixture
 def save_on_devices(tmp_path, monkeypatch):
-    """Save the state. `where` maps the size of a tensor in bytes to the device recorded for the tensor."""
+    """Save the state. `devices` maps the size of a tensor in bytes to the device recorded for the tensor."""
 
-    def save(state, where):
+    def save(state, devices):
         with monkeypatch.context() as patch:
-            patch.setattr(torch.serialization, "location_tag", lambda storage: where.get(storage.nbytes(), "cpu"))
+            patch.setattr(torch.serialization, "location_tag", lambda storage: devices.get(storage.nbytes(), "cpu"))
             torch.save(state, tmp_path / "a.pt")
         return tmp_path / "a.pt"
 

@@ -163,22 +163,24 @@ def test_python_refuses_invalid_states_of_version_3():
 # States of torch's generator.
 
 
-def build_generator_state(left, following, seeded=1):
+def build_generator_state(unused_count, next_position, seeded=1):
     """Return the state of a CPU generator with the given numbers."""
     state = bytearray(torch.Generator().get_state().numpy().tobytes())
-    LEFT_SEEDED_NEXT.pack_into(state, 8, left, seeded, following)
+    LEFT_SEEDED_NEXT.pack_into(state, 8, unused_count, seeded, next_position)
     return torch.frombuffer(state, dtype=torch.uint8).clone()
 
 
 @pytest.mark.parametrize(
-    ("left", "following", "seeded"), [(624, 624, 1), (2, 624, 1), (624, 2, 256), (600, 2**32 + 600, 1)]
+    ("unused_count", "next_position", "seeded"), [(624, 624, 1), (2, 624, 1), (624, 2, 256), (600, 2**32 + 600, 1)]
 )
-def test_unsafe_data_finds_states_that_torch_overreads(messages, left, following, seeded):
+def test_unsafe_data_finds_states_that_torch_overreads(messages, unused_count, next_position, seeded):
     """torch accepts the state: `left` and `next` are checked separately, and only the lower half of `next` is read."""
-    state = build_generator_state(left, following, seeded)
+    state = build_generator_state(unused_count, next_position, seeded)
     torch.Generator().set_state(state)
     (message,) = messages({"cpu": state.reshape(8, -1)})
-    assert message.startswith(f"cpu: the state of a torch generator claims {left} unused numbers from position ")
+    assert message.startswith(
+        f"cpu: the state of a torch generator claims {unused_count} unused numbers from position "
+    )
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625])
@@ -191,9 +193,9 @@ def test_unsafe_data_spares_a_generator_after_any_number_of_draws(messages, draw
 
 def test_torch_refuses_states_that_the_rule_spares():
     """torch refuses a number outside of the table, so the number is not a finding."""
-    for left, following, seeded in [(0, 5, 1), (-3, 5, 1), (625, 1, 1), (1, 625, 1), (624, 624, 0)]:
+    for unused_count, next_position, seeded in [(0, 5, 1), (-3, 5, 1), (625, 1, 1), (1, 625, 1), (624, 624, 0)]:
         with pytest.raises(RuntimeError, match="Invalid mt19937 state"):
-            torch.Generator().set_state(build_generator_state(left, following, seeded))
+            torch.Generator().set_state(build_generator_state(unused_count, next_position, seeded))
 
 
 # Metadata of a state_dict.
@@ -623,10 +625,10 @@ SHARING = {
 }
 
 
-@pytest.mark.parametrize("make", SHARING.values(), ids=SHARING)
-def test_shared_container_ends_the_scan_at_the_budget(tmp_path, monkeypatch, make):
+@pytest.mark.parametrize("build_container", SHARING.values(), ids=SHARING)
+def test_shared_container_ends_the_scan_at_the_budget(tmp_path, monkeypatch, build_container):
     """A shared container is walked once for each reference, so the work must end at the budget."""
-    torch.save([make() for _ in range(REFERENCE_COUNT)], tmp_path / "a.pt")
+    torch.save([build_container() for _ in range(REFERENCE_COUNT)], tmp_path / "a.pt")
     monkeypatch.setattr(Budget.FLOW, "limit", 100_000)
     (pickle,) = scan_pickles(str(tmp_path / "a.pt"))
     assert "values to check" in pickle.unread
@@ -634,9 +636,14 @@ def test_shared_container_ends_the_scan_at_the_budget(tmp_path, monkeypatch, mak
 
 def test_messages_are_printable_and_truncated(messages):
     """Keys and paths come from the file: messages escape them and truncate long texts."""
-    state, long = ("MT19937", TABLE, -1), "k" * 400
-    data = {".\x1b[31m": [state], long: {long: state}, (long,): [state], "callbacks": {long: {"best_model_path": ""}}}
-    data["callbacks"][long]["last_model_path"] = f"{long}://\x1b"
+    state, long_text = ("MT19937", TABLE, -1), "k" * 400
+    data = {
+        ".\x1b[31m": [state],
+        long_text: {long_text: state},
+        (long_text,): [state],
+        "callbacks": {long_text: {"best_model_path": ""}},
+    }
+    data["callbacks"][long_text]["last_model_path"] = f"{long_text}://\x1b"
     actual_messages = messages(data)
     assert len(actual_messages) == 2  # a state in three places, and a path
     assert all(message.isprintable() and len(message) < 700 for message in actual_messages)
@@ -716,7 +723,7 @@ INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_c
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("downloads.encoder.Encoder", "is downloads.encoder.Encoder, which LightningCLI imports and calls"),
         ("[downloads.encoder.Encoder, torch.nn.ReLU]", "is downloads.encoder.Encoder, which LightningCLI imports"),
@@ -724,17 +731,17 @@ INSTANTIATED = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "_c
         ('["downloads.encoder\\x2eEncoder"]', "may be hidden by backslash escapes"),
     ],
 )
-def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why):
+def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, reason):
     """jsonargparse imports a text for an argument that takes an object, in the hyperparameters of LightningCLI."""
     for value in (text, [text], {"a": text}, np.str_(text)):
         hyperparameters = {**INSTANTIATED, "encoder": value}
         (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.WARNING, weights_only=False)
-        assert why in message
+        assert reason in message
     assert not messages({"hyper_parameters": {"encoder": text}})
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         (
             "downloads/encoder.yaml",
@@ -745,11 +752,11 @@ def test_unsafe_data_warns_of_texts_that_lightning_may_call(messages, text, why)
         ("train.csv", "is train.csv, which LightningCLI imports and calls for an argument that takes an object"),
     ],
 )
-def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, why):
+def test_unsafe_data_notes_files_that_lightning_may_read(messages, text, reason):
     """Honest hyperparameters have texts of this form, so the finding does not fail a gate."""
     hyperparameters = {**INSTANTIATED, "data": text}
     (message,) = messages({"hyper_parameters": hyperparameters}, severity=Severity.NOTE, weights_only=False)
-    assert why in message
+    assert reason in message
     assert not messages({"hyper_parameters": {"data": text}})
 
 
@@ -797,7 +804,7 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("__import__('os').system('touch PWNED')\n" + CONFIG, "has code other than assignments of plain values"),
         ("a = (lambda: 0)()", "has code other than assignments of plain values"),
@@ -810,10 +817,10 @@ CONFIG = "model = dict(type='X', layers=[1, -2, 3.5e-05], norm=None)\ndefault_sc
         ("(" * 1000, "is not valid Python code"),
     ],
 )
-def test_unsafe_data_finds_configurations_that_mmengine_runs(text, why, messages):
+def test_unsafe_data_finds_configurations_that_mmengine_runs(text, reason, messages):
     """Each text has code, or statecli cannot check the text."""
     (message,) = messages({"state_dict": {}, "meta": {"cfg": text}})
-    assert why in message
+    assert reason in message
     assert message.partition(" (archive")[0].endswith("MMEngine runs the string as Python code")
 
 

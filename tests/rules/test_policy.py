@@ -44,12 +44,14 @@ def test_module_name_as_glob_suggests_its_tensors(run_rule, pair, rule):
     assert finding.message.endswith("matches no tensor of the target or the reference; did you mean 'head.*'?")
 
 
-@pytest.mark.parametrize("beside", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}])
-def test_missing_metadata_finds_a_key_without_a_value(run_rule, tmp_path, beside):
+@pytest.mark.parametrize(
+    "metadata", [{"license": ""}, {"license": " "}, {"license": None}, {"args": {"license": None}}]
+)
+def test_missing_metadata_finds_a_key_without_a_value(run_rule, tmp_path, metadata):
     """A key without a value is as bad as a missing key. The message names the key."""
-    torch.save({"model": {"w": torch.zeros(2)}, **beside}, tmp_path / "a.pt")
+    torch.save({"model": {"w": torch.zeros(2)}, **metadata}, tmp_path / "a.pt")
     (finding,) = run_rule("missing-metadata", tmp_path / "a.pt", policy=Policy(require_metadata=("license",)))
-    assert f"{'args.' if 'args' in beside else ''}license has no value" in finding.message
+    assert f"{'args.' if 'args' in metadata else ''}license has no value" in finding.message
 
 
 @pytest.mark.parametrize("value", [0, False, 3, "mit"])

@@ -65,20 +65,20 @@ def test_unregistered_tensor_gives_a_note_for_the_state_of_a_metric(run_rule, tm
     used = torchmetrics.CatMetric()
     used.update(torch.ones(3))
     torch.save(nn.ModuleList([torchmetrics.Accuracy("multiclass", num_classes=3), used]), tmp_path / "a.pt")
-    whole, of_class = (
+    all_findings, class_findings = (
         run_rule("unregistered-tensor", tensor) for tensor in (tmp_path / "a.pt", f"{tmp_path / 'net.py'}:made")
     )
-    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(map_severities(whole))
-    assert {f"0.{tensor.fqn}" for tensor in of_class} <= set(map_severities(whole))
-    assert {finding.severity for finding in (*whole, *of_class)} == {Severity.NOTE}
+    assert {"0.tp", "0._defaults['tp']", "1.value[0]"} <= set(map_severities(all_findings))
+    assert {f"0.{tensor.fqn}" for tensor in class_findings} <= set(map_severities(all_findings))
+    assert {finding.severity for finding in (*all_findings, *class_findings)} == {Severity.NOTE}
 
 
 def test_unregistered_tensor_finds_a_table_next_to_a_metric(run_rule, tmp_path):
     """Nothing moves the table, and the state of the same name in another module is not an excuse."""
     metric = pytest.importorskip("torchmetrics").Accuracy("multiclass", num_classes=3)
-    metric.table, other = torch.ones(3), nn.Linear(2, 2)
-    other.tp = torch.ones(3)
-    torch.save(nn.ModuleList([metric, other]), tmp_path / "a.pt")
+    metric.table, linear = torch.ones(3), nn.Linear(2, 2)
+    linear.tp = torch.ones(3)
+    torch.save(nn.ModuleList([metric, linear]), tmp_path / "a.pt")
     warned = [
         tensor.fqn
         for tensor in run_rule("unregistered-tensor", tmp_path / "a.pt")
@@ -182,10 +182,10 @@ QUANTIZED = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", QUANTIZED.values(), ids=QUANTIZED)
-def test_packed_weights_of_quantized_modules_are_spared(tmp_path, make):
+@pytest.mark.parametrize("build_module", QUANTIZED.values(), ids=QUANTIZED)
+def test_packed_weights_of_quantized_modules_are_spared(tmp_path, build_module):
     """Quantized modules keep their weights in C++ attributes and save the weights themselves."""
-    torch.save(make(), tmp_path / "a.pt")
+    torch.save(build_module(), tmp_path / "a.pt")
     (target,) = audit(Request((str(tmp_path / "a.pt"),))).targets
     assert {finding.rule for finding in target.findings} == {"whole-module-pickle", "needs-weights-only-false"}
 
@@ -231,10 +231,10 @@ NET_WITH_HOOK = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", NET_WITH_HOOK.values(), ids=NET_WITH_HOOK)
-def test_unregistered_tensor_spares_tensors_recomputed_by_a_hook(run_rule, save_checkpoint, make):
+@pytest.mark.parametrize("build_module", NET_WITH_HOOK.values(), ids=NET_WITH_HOOK)
+def test_unregistered_tensor_spares_tensors_recomputed_by_a_hook(run_rule, save_checkpoint, build_module):
     """The tensor follows the parameters, although the tensor is a plain attribute of a pickled module."""
-    net = nn.Sequential(make())
+    net = nn.Sequential(build_module())
     with torch.no_grad():
         net(torch.ones(1, 2))
     assert not run_rule("unregistered-tensor", save_checkpoint(net))

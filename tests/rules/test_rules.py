@@ -26,8 +26,8 @@ def test_every_rule_in_the_folder_is_listed():
     modules = [
         importlib.import_module(f"statecli.rules.{module.name}") for module in pkgutil.iter_modules(rules.__path__)
     ]
-    written = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
-    assert {id(rule_) for rule_ in written} == {id(rule) for rule in RULES}
+    defined_rules = [value for module in modules for value in vars(module).values() if isinstance(value, AuditRule)]
+    assert {id(rule_) for rule_ in defined_rules} == {id(rule) for rule in RULES}
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 

@@ -74,8 +74,8 @@ def test_sibling_gap_spares_the_first_and_the_last_layer(list_gaps):
 
 def test_a_stack_of_few_layers_or_of_two_architectures_is_spared(list_gaps):
     """Seven layers are too few, and a single layer of attention among layers of another kind is ordinary."""
-    few = build_stack(7) | {"layers.3.linear1.weight": torch.randn(16, 8).half()}
-    assert list_gaps(few) == []
+    few_layers = build_stack(7) | {"layers.3.linear1.weight": torch.randn(16, 8).half()}
+    assert list_gaps(few_layers) == []
     hybrid = {f"layers.{n}.mixer.A": torch.randn(8) for n in range(8) if n != 4} | {"layers.4.attn.q": torch.randn(8)}
     assert list_gaps(hybrid) == []
 
@@ -97,9 +97,11 @@ def test_a_small_layer_that_is_missing_is_found(list_gaps):
 
 def test_missing_layer_is_found_among_two_architectures(list_gaps):
     """Three dense layers come before layers with experts, and all layers have attention."""
-    rest = {n: "mlp.gate" if n < 3 else "mlp.router" for n in range(32) if n != 17}
+    last_names = {n: "mlp.gate" if n < 3 else "mlp.router" for n in range(32) if n != 17}
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    state = {f"layers.{n}.{name}.weight": torch.randn(8, 8) for n, last in rest.items() for name in (*names, last)}
+    state = {
+        f"layers.{n}.{name}.weight": torch.randn(8, 8) for n, last in last_names.items() for name in (*names, last)
+    }
     assert list_gaps(state) == ["layers.17: layer is missing; the other 31 layers have 4 tensors in common"]
 
 

@@ -70,8 +70,8 @@ def test_oversized_storage_spares_bytes_of_a_filtered_tensor(run_rule, save_chec
     big = torch.zeros(1 << 16)
     path = save_checkpoint({"model": {"a": big[:5000]}, "ema": {"a": big[5000:]}})
     assert not run_rule("oversized-storage", f"{path}#model")
-    both = save_checkpoint({"a": big[:5000], "b": big[5000:]})
-    assert not run_rule("oversized-storage", both, selection=Selection(include=("a",)))
+    halves_path = save_checkpoint({"a": big[:5000], "b": big[5000:]})
+    assert not run_rule("oversized-storage", halves_path, selection=Selection(include=("a",)))
 
 
 def test_oversized_storage_spares_sparse_and_quantized_tensors(run_rule, save_checkpoint):
@@ -138,8 +138,8 @@ def test_tied_tensors_names_the_same_remedy_as_verify(run_rule, save_checkpoint,
     (tmp_path / "net.py").write_text(TIED_NET)
     spec = f"{tmp_path}/net.py:Net"
     verified = verify(Verification(spec, checks=(Name.SAVE,)))
-    (refused,) = (finding for finding in verified.findings if finding.rule == "shared-in-safetensors")
-    remedy = refused.help.partition("; assigned at ")[0]
+    (refusal,) = (finding for finding in verified.findings if finding.rule == "shared-in-safetensors")
+    remedy = refusal.help.partition("; assigned at ")[0]
     w = torch.zeros(3, 4)
     for target in (spec, save_checkpoint({"embed": w, "head": w})):
         (finding,) = run_rule("tied-tensors", target)
@@ -203,9 +203,9 @@ def test_shared_slices_gives_the_common_range_of_two_views_once(run_rule, save_c
 
 def test_attributes_of_tensors_are_not_compared(run_rule, save_checkpoint):
     """No state_dict has the attributes of tensors: neither a tie nor a shared slice is reported."""
-    whole, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
-    other.peer, other.rows = whole, [whole.detach()[1], {"all": whole.detach().t()}]
-    path = save_checkpoint({"w": whole, "b": other})
+    matrix, other = torch.nn.Parameter(torch.ones(4, 4)), torch.nn.Parameter(torch.ones(4))
+    other.peer, other.rows = matrix, [matrix.detach()[1], {"all": matrix.detach().t()}]
+    path = save_checkpoint({"w": matrix, "b": other})
     assert not run_rule("shared-slices", path)
     assert not run_rule("tied-tensors", path)
 
@@ -245,7 +245,7 @@ def test_shared_slices_finds_an_overlap_of_one_column(run_rule, save_checkpoint)
 MANY_VIEWS = {
     "all columns": lambda n: torch.zeros(n, n).unbind(1),
     "all columns, in two halves each": lambda n: [
-        half for column in torch.zeros(n, n).unbind(1) for half in column.chunk(2)
+        part for column in torch.zeros(n, n).unbind(1) for part in column.chunk(2)
     ],
     "pairs of columns": lambda n: torch.zeros(n, 2 * n).split(2, 1),
     "every other element of each plane": lambda n: [
@@ -307,8 +307,8 @@ def test_safetensors_refuses_exactly_the_states_with_findings(tmp_path_factory, 
     assert target.status is Status.AUDITED
     # save_file takes all empty tensors for tied.
     filled = {name: tensor for name, tensor in state.items() if tensor.numel()}
-    refused = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()
-    with refused:
+    expectation = pytest.raises(RuntimeError, match="share memory") if target.findings else nullcontext()
+    with expectation:
         save_file(filled, folder / "a.safetensors")
 
 
@@ -339,9 +339,9 @@ def test_views_share_a_byte_exactly_if_torch_sees_the_write(first, second, dtype
     """Checked against torch: the elements of the first view are overwritten and then read through the second view."""
     big = torch.zeros(100, dtype=torch.int64)
     big.as_strided(*first).fill_(-1)
-    seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*second) != 0).any())
-    assert have_common_byte(_build_view("int64", first), _build_view(dtype, second), [10_000]) is seen
-    assert have_common_byte(_build_view(dtype, second), _build_view("int64", first), [10_000]) is seen
+    is_seen = bool((big.view(torch.int8).view(getattr(torch, dtype)).as_strided(*second) != 0).any())
+    assert have_common_byte(_build_view("int64", first), _build_view(dtype, second), [10_000]) is is_seen
+    assert have_common_byte(_build_view(dtype, second), _build_view("int64", first), [10_000]) is is_seen
 
 
 @given(st.lists(draw_views(), min_size=2, max_size=6), st.sampled_from(["int8", "int32"]))
@@ -386,15 +386,15 @@ def test_mixed_dtypes_spares_vectors_of_float32_among_matrices_of_16_bits(run_ru
     assert not run_rule(
         "mixed-dtypes", save_checkpoint({name: matrix.half() for name, matrix in matrices.items()} | norms)
     )
-    for more in (
+    for other_tensors in (
         {"c.weight": torch.zeros(2, 2)},
         {"c.bias": torch.zeros(2).double()},
         {"c.bias": torch.zeros(2).half()},
         {"c.weight": torch.zeros(2, 2).half()},
     ):
-        assert len(run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms, **more}))) == 1
-    wide = {name: matrix.double() for name, matrix in matrices.items()}
-    assert len(run_rule("mixed-dtypes", save_checkpoint({**wide, **norms}))) == 1
+        assert len(run_rule("mixed-dtypes", save_checkpoint({**matrices, **norms, **other_tensors}))) == 1
+    wide_matrices = {name: matrix.double() for name, matrix in matrices.items()}
+    assert len(run_rule("mixed-dtypes", save_checkpoint({**wide_matrices, **norms}))) == 1
 
 
 def test_mixed_dtypes_spares_the_parts_of_quantized_weights(run_rule, save_checkpoint):

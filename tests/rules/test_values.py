@@ -67,9 +67,9 @@ def test_nan_is_skipped_for_a_class():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64], ids=str)
 def test_nan_finds_a_weight_of_any_type(audit_state, weight, dtype):
     """The message gives the name of the tensor and the number of values: 1 of 400."""
-    bad = weight.clone()
-    bad[3, 4] = math.nan
-    (finding,) = audit_state("nan", {"good": weight.to(dtype), "bad": bad.to(dtype)})
+    damaged_weight = weight.clone()
+    damaged_weight[3, 4] = math.nan
+    (finding,) = audit_state("nan", {"good": weight.to(dtype), "bad": damaged_weight.to(dtype)})
     assert (finding.fqn, finding.severity) == ("bad", Severity.ERROR)
     assert finding.message == "bad: 1 of 400 values is NaN"
 
@@ -100,8 +100,8 @@ def test_nan_finds_a_moment_of_an_optimizer(audit_state):
 @pytest.mark.parametrize(("rule", "values"), [("nan", []), ("nan", [1.0]), ("inf", [1.0])])
 def test_nan_and_inf_in_a_metric_are_a_note(audit_state, weight, rule, values):
     """An unknown metric or a history of losses does not affect the weights in the same file."""
-    bad = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
-    (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": bad})
+    metric = torch.tensor([float(rule), *values]) if values else torch.tensor(float(rule))
+    (finding,) = audit_state(rule, {"state_dict": {"w": weight}, "best_metric": metric})
     assert (finding.fqn, finding.severity) == ("best_metric", Severity.NOTE)
     assert finding.message.startswith("best_metric: ")
     assert finding.help == "no action is needed if these values are intended"
@@ -168,16 +168,16 @@ def test_inf_warns_of_a_buffer_with_an_infinite_value(audit_state, weight):
 
 
 @pytest.mark.parametrize(
-    "meant",
+    "mask",
     [
         torch.full((9, 9), -math.inf).triu(1),
         torch.full((9, 9), -math.inf).triu(1) + torch.ones(9, 9).tril(),
     ],
     ids=["zeros", "ones"],
 )
-def test_inf_gives_a_note_for_a_mask(audit_state, meant):
+def test_inf_gives_a_note_for_a_mask(audit_state, mask):
     """-inf next to a single other value is a mask and gives a note, for any name and kind."""
-    assert [finding.severity for finding in audit_state("inf", {"attn_mask": meant, "w": meant.clone()})] == [
+    assert [finding.severity for finding in audit_state("inf", {"attn_mask": mask, "w": mask.clone()})] == [
         Severity.NOTE
     ] * 2
 
@@ -207,10 +207,12 @@ def test_all_zero_finds_a_weight_that_was_never_written(audit_state, weight):
 def test_all_zero_gives_one_finding_for_each_section(audit_state, weight):
     """The message gives the count and the first names. A single tensor of another section has a finding of its own."""
     state = {"model": {"w": weight, **{f"l{n}.w": torch.zeros(16, 16) for n in range(4)}}}
-    many, tensor = audit_state("all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}})
-    assert many.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
-    assert (many.fqn, many.section, tensor.fqn) == (None, "model", "l0.w")
-    assert tensor.message == "ema.l0.w: all 256 values are zero"
+    section_finding, tensor_finding = audit_state(
+        "all-zero", {**state, "ema": {"w": weight, "l0.w": torch.zeros(16, 16)}}
+    )
+    assert section_finding.message == "model: 4 tensors are all zero: model.l0.w, model.l1.w and 2 more"
+    assert (section_finding.fqn, section_finding.section, tensor_finding.fqn) == (None, "model", "l0.w")
+    assert tensor_finding.message == "ema.l0.w: all 256 values are zero"
 
 
 def test_all_zero_finds_a_checkpoint_without_any_value(audit_state):
@@ -301,10 +303,12 @@ def test_denormal_gives_a_note_for_a_decayed_bias(audit_state):
 
 def test_denormal_spares_few_values_normal_values_and_float16(audit_state):
     """Fewer than 1 % or fewer than 4,096 values; the smallest normal number; float16, which torch widens first."""
-    few, small = build_table(4097, shape=(640, 641)), build_table(4095, shape=(64, 64))
-    least = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
-    half = torch.full((640, 640), 1e-7).half()
-    assert not audit_state("denormal", {"few": few, "small": small, "least": least, "half": half})
+    few_values, small_table = build_table(4097, shape=(640, 641)), build_table(4095, shape=(64, 64))
+    smallest_normal_values = torch.full((640, 640), torch.finfo(torch.float32).smallest_normal)
+    half_values = torch.full((640, 640), 1e-7).half()
+    assert not audit_state(
+        "denormal", {"few": few_values, "small": small_table, "least": smallest_normal_values, "half": half_values}
+    )
 
 
 def test_denormal_gives_only_notes_after_real_training(audit_state):
@@ -330,26 +334,26 @@ TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW if hasattr(tor
 def build_numbers_around(number, count=40):
     """Float32 numbers around `number`: first a bit apart, then wider apart."""
     limit = torch.tensor(min(number, torch.finfo(torch.float32).max))
-    near = [limit]
+    numbers = [limit]
     for direction in (math.inf, -math.inf):
-        at = limit
+        position = limit
         for _ in range(count):
-            at = torch.nextafter(at, torch.tensor(direction))
-            near.append(at)
-    every = torch.stack([*near, *(limit * share for share in (0.5, 0.9, 0.99, 1.01, 1.1, 2, 100))])
-    return torch.cat([every, -every])
+            position = torch.nextafter(position, torch.tensor(direction))
+            numbers.append(position)
+    all_numbers = torch.stack([*numbers, *(limit * share for share in (0.5, 0.9, 0.99, 1.01, 1.1, 2, 100))])
+    return torch.cat([all_numbers, -all_numbers])
 
 
 @pytest.mark.parametrize("dtype", [name for name in TARGETS if name != "float32"])
 def test_value_overflows_exactly_if_torch_overflows(dtype):
     """The values are a bit below and a bit above the limit of each type, with either sign."""
-    around = build_numbers_around(values.OVERFLOW[dtype][0])
-    around = around[around.isfinite()]
-    cast = around.to(TARGETS[dtype]).to(torch.float32)
-    lost = ~cast.isfinite()
+    numbers = build_numbers_around(values.OVERFLOW[dtype][0])
+    numbers = numbers[numbers.isfinite()]
+    cast = numbers.to(TARGETS[dtype]).to(torch.float32)
+    is_lost = ~cast.isfinite()
     if dtype == "float8_e4m3fn":  # newer versions of torch clamp: then it is further away than half a step
-        lost |= (cast - around).abs() > 16
-    assert [values.overflows(value, dtype) for value in around.tolist()] == lost.tolist()
+        is_lost |= (cast - numbers).abs() > 16
+    assert [values.overflows(value, dtype) for value in numbers.tolist()] == is_lost.tolist()
 
 
 def test_float64_overflows_float32_exactly_if_torch_overflows():
@@ -369,12 +373,12 @@ def test_overflows_dtype_finds_a_value_beyond_float16(audit_state, weight):
 
 def test_overflows_dtype_spares_values_that_round_down(audit_state, weight):
     """65,519.99 rounds to 65,504, the largest float16. A dtype of the policy is not cast. bfloat16 can hold 1e30."""
-    near, far = weight.clone(), weight.clone()
-    near[0, 0], far[0, 0] = 65_519.99, 1e30
-    assert torch.isfinite(near.half()).all()
-    assert not audit_state("overflows-dtype", {"near": near}, policy=Policy(dtype=("float16",)))
-    assert not audit_state("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "float32")))
-    assert not audit_state("overflows-dtype", {"far": far}, policy=Policy(dtype=("float16", "bfloat16")))
+    rounding_weight, overflowing_weight = weight.clone(), weight.clone()
+    rounding_weight[0, 0], overflowing_weight[0, 0] = 65_519.99, 1e30
+    assert torch.isfinite(rounding_weight.half()).all()
+    assert not audit_state("overflows-dtype", {"near": rounding_weight}, policy=Policy(dtype=("float16",)))
+    assert not audit_state("overflows-dtype", {"far": overflowing_weight}, policy=Policy(dtype=("float16", "float32")))
+    assert not audit_state("overflows-dtype", {"far": overflowing_weight}, policy=Policy(dtype=("float16", "bfloat16")))
 
 
 def test_overflows_dtype_spares_an_optimizer(audit_state):
@@ -414,8 +418,8 @@ def test_duplicate_values_gives_one_finding_for_several_groups(audit_state, weig
     state = {name: weight + n for n, names in enumerate(["abc", "de", "fg"]) for name in names}
     (finding,) = audit_state("duplicate-values", state)
     groups = "b duplicates a, e duplicates d and 1 more"
-    said = f"model: 4 tensors duplicate the values of others, 6.4 kB saved more than once: {groups}"
-    assert (finding.fqn, finding.message) == (None, said)
+    message = f"model: 4 tensors duplicate the values of others, 6.4 kB saved more than once: {groups}"
+    assert (finding.fqn, finding.message) == (None, message)
 
 
 def test_duplicate_values_finds_a_copy_with_other_strides(audit_state, weight):
@@ -484,9 +488,9 @@ def test_unreadable_values_are_never_accepted(truncated_checkpoint, statecli, tm
         "audit", truncated_checkpoint, "--values", *options, "--write-baseline", baseline, "--reason", "a test"
     )
     assert "unread" not in baseline.read_text()
-    again = statecli("audit", truncated_checkpoint, "--values", *options, "--baseline", baseline)
-    assert (first.code, again.code) == (2, 2)
-    assert "clean" not in first.out + again.out
+    repeated = statecli("audit", truncated_checkpoint, "--values", *options, "--baseline", baseline)
+    assert (first.code, repeated.code) == (2, 2)
+    assert "clean" not in first.out + repeated.out
     assert statecli("audit", truncated_checkpoint, "--values", *options, "--fail-on", "error").code == 2
 
 
@@ -573,10 +577,10 @@ def build_tables():
 def test_an_ordinary_checkpoint_is_clean(tmp_path, build):
     """No rule about values reports more than a note."""
     torch.save(build(), tmp_path / "a.pt")
-    chosen = tuple(rule.name for rule in values.RULES)
+    rule_names = tuple(rule.name for rule in values.RULES)
     policy = Policy(dtype=("float32", "bfloat16"))
-    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=chosen, values=True, policy=policy)).targets
-    assert target.ran == chosen
+    (target,) = audit(Request((str(tmp_path / "a.pt"),), select=rule_names, values=True, policy=policy)).targets
+    assert target.ran == rule_names
     assert [finding.message for finding in target.findings if finding.severity is not Severity.NOTE] == []
 
 
@@ -656,20 +660,20 @@ class Indirect:
         return torch._tensor._rebuild_from_type_v2, (self.rebuild, torch.Tensor, self.args, {})
 
 
-@pytest.mark.parametrize("where", ["an attribute", "a key", "example inputs", "an unlisted twin", "a call"])
-def test_unchecked_indices_finds_unlisted_tensors(tmp_path, where):
+@pytest.mark.parametrize("place", ["an attribute", "a key", "example inputs", "an unlisted twin", "a call"])
+def test_unchecked_indices_finds_unlisted_tensors(tmp_path, place):
     """torch builds unlisted tensors too, and no rule checks their indices."""
     path, sparse = str(tmp_path / "a.pt"), torch.eye(4).to_sparse()
     weight = torch.nn.Parameter(torch.ones(4, 4))
     weight.mask = sparse
-    if where == "an attribute":
+    if place == "an attribute":
         torch.save({"w": weight}, path)
-    elif where == "a key":
+    elif place == "a key":
         torch.save({"w": torch.ones(2), "names": {sparse: "mask"}}, path)
-    elif where == "a call":
+    elif place == "a call":
         weight.mask = Indirect(sparse)
         torch.save({"w": weight}, path)
-    elif where == "an unlisted twin":
+    elif place == "an unlisted twin":
         torch.save({"w": weight, "m": torch.ones(4, 4).to_sparse(), "n": torch.eye(4).to_sparse_csr()}, path)
     else:
         path = str(tmp_path / "a.pt2")

@@ -71,8 +71,8 @@ def test_needs_weights_only_false_finds_a_namespace_and_a_numpy_scalar(tmp_path)
 
 def test_needs_weights_only_false_spares_settings_of_plain_data(tmp_path):
     """The replacements in the rule's help load by default."""
-    saved = {"w": torch.ones(1), "args": vars(argparse.Namespace(a=1)), "loss": np.float64(1).item()}
-    torch.save(saved, tmp_path / "a.pt")
+    checkpoint = {"w": torch.ones(1), "args": vars(argparse.Namespace(a=1)), "loss": np.float64(1).item()}
+    torch.save(checkpoint, tmp_path / "a.pt")
     assert not list_refusals(tmp_path / "a.pt")
     assert torch.load(tmp_path / "a.pt")["args"] == {"a": 1}
 
@@ -98,12 +98,12 @@ REFUSED_VALUES = {
 @pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_opcodes_that_torch_save_does_not_write_are_found(name, tmp_path):
     """torch's restricted unpickler knows 33 of the 68 opcodes."""
-    body, said = REFUSED_VALUES[name]
+    body, message = REFUSED_VALUES[name]
     (tmp_path / "a.pt").write_bytes(build(records(state_dict(w=tensor(), x=body))))
     with pytest.raises((pickle.UnpicklingError, TypeError), match=r"Weights only load failed|not callable"):
         torch.load(tmp_path / "a.pt")
     (finding,) = list_refusals(tmp_path / "a.pt")
-    assert said in finding.message
+    assert message in finding.message
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -170,7 +170,7 @@ def test_list_equals_the_names_that_import_torch_adds():
     """The test starts a new process, because other tests import more of torch and so add names."""
     print_names = "print(*(f'{f.__module__}.{f.__qualname__}' for f in torch.serialization.get_safe_globals()))"
     code = f"import torch; {print_names}; import torch.distributed.tensor; {print_names}"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    alone, with_dtensor = (set(line.split()) for line in ran.stdout.splitlines())
-    assert alone == set(safe_globals._ADDED_BY_TORCH)
-    assert with_dtensor - alone == set(safe_globals._ADDED_BY_DTENSOR)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names_of_torch, names_with_dtensor = (set(line.split()) for line in process.stdout.splitlines())
+    assert names_of_torch == set(safe_globals._ADDED_BY_TORCH)
+    assert names_with_dtensor - names_of_torch == set(safe_globals._ADDED_BY_DTENSOR)
