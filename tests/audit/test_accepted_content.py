@@ -223,8 +223,10 @@ def test_a_baseline_that_accepts_by_name_is_refused(statecli, folder):
 
 
 def write_ignore_settings(*contents):
-    listed = f"contents = {json.dumps(contents)}\n" if contents else ""
-    Path("statecli.toml").write_text(f'[per-target-ignore."*.pt"]\nrules = ["pickles"]\nreason = "known"\n{listed}')
+    setting_line = f"contents = {json.dumps(contents)}\n" if contents else ""
+    Path("statecli.toml").write_text(
+        f'[per-target-ignore."*.pt"]\nrules = ["pickles"]\nreason = "known"\n{setting_line}'
+    )
 
 
 def test_per_target_ignore_accepts_a_payload_only_by_its_content(statecli, folder):

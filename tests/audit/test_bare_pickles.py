@@ -47,7 +47,7 @@ def test_call_in_a_bare_pickle_is_a_finding(write_folder):
     assert result.status is Status.AUDITED
     assert [finding.rule for finding in result.findings] == ["unsafe-global"]
     assert "unsafe-global" in result.ran
-    assert "nan" in {skipped.rule for skipped in result.skipped}
+    assert "nan" in {skipped_rule.rule for skipped_rule in result.skipped}
 
 
 def test_bare_pickle_is_not_audited_without_pickle_rules(write_folder):
@@ -55,15 +55,15 @@ def test_bare_pickle_is_not_audited_without_pickle_rules(write_folder):
     folder = write_folder(PLAIN)
     change = find_target(folder, "data.pkl", select=("nan",))
     assert (change.status, [entry.why for entry in change.not_checked]) == (Status.SKIPPED, ["bare pickle"])
-    (named,) = audit(Request((str(folder / "data.pkl"),), select=("nan",))).targets
-    assert named.status is Status.FAILED
+    (target,) = audit(Request((str(folder / "data.pkl"),), select=("nan",))).targets
+    assert target.status is Status.FAILED
 
 
 @pytest.mark.parametrize(("raw", "code"), [(PLAIN, 0), (pickle.dumps({"a": 1}, 0), 0), (SYSTEM, 1), (PLAIN[:-1], 1)])
 def test_named_bare_pickle_sets_the_exit_status(raw, code, write_folder, statecli):
     """A clean pickle exits with status 0, a finding with status 1."""
-    done = statecli("audit", write_folder(raw) / "data.pkl")
-    assert done.code == code, done.out + done.err
+    result = statecli("audit", write_folder(raw) / "data.pkl")
+    assert result.code == code, result.out + result.err
 
 
 @pytest.mark.parametrize("raw", [PLAIN, SYSTEM])
@@ -83,9 +83,9 @@ def test_folder_with_only_a_bare_pickle_is_audited(tmp_path):
 def test_bare_pickle_that_cannot_be_compared_does_not_pass(write_folder, statecli):
     """--against and --lock compare only checkpoints."""
     folder = write_folder(PLAIN)
-    done = statecli("audit", folder / "data.pkl", "--against", folder / "model.pt")
-    assert done.code == 2
-    assert "data.pkl is a pickle that is not a checkpoint" in done.err
+    result = statecli("audit", folder / "data.pkl", "--against", folder / "model.pt")
+    assert result.code == 2
+    assert "data.pkl is a pickle that is not a checkpoint" in result.err
     assert statecli("lock", folder / "model.pt", "-o", folder / "lock.json").code == 0
     assert statecli("audit", folder / "data.pkl", "--lock", folder / "lock.json").code == 2
     assert statecli("audit", folder / "data.pkl", folder / "model.pt", "--lock", folder / "lock.json").code == 0

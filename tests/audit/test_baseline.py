@@ -40,12 +40,12 @@ def read_entries(path="b.json"):
 def test_accepted_findings_are_counted_and_do_not_fail(repository):
     """The findings are accepted in the run that writes the file, and in later runs; JSON has the reason."""
     assert repository().code == 1
-    written = repository("--write-baseline", "b.json", "--reason", "older than the rule")
-    assert written.code == 0
-    assert "1 accepted" in written.out  # two findings of one problem
-    later = repository("--baseline", "b.json", "-f", "json")
-    assert (later.code, later.json["findings"], later.json["summary"]["accepted"]) == (0, [], 2)
-    assert {entry["reason"] for entry in later.json["accepted"]} == {"older than the rule"}
+    write_result = repository("--write-baseline", "b.json", "--reason", "older than the rule")
+    assert write_result.code == 0
+    assert "1 accepted" in write_result.out  # two findings of one problem
+    later_result = repository("--baseline", "b.json", "-f", "json")
+    assert (later_result.code, later_result.json["findings"], later_result.json["summary"]["accepted"]) == (0, [], 2)
+    assert {entry["reason"] for entry in later_result.json["accepted"]} == {"older than the rule"}
 
 
 def test_new_finding_fails(repository):
@@ -174,10 +174,10 @@ def test_unknown_rule_in_a_baseline_is_an_error(repository, tmp_path):
 def test_pipe_or_device_is_refused_as_baseline(repository, tmp_path):
     """Reading a named pipe would block, and reading a device would not end."""
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (("pipe", "a named pipe"), ("/dev/zero", "a character device")):
+    for path, file_kind in (("pipe", "a named pipe"), ("/dev/zero", "a character device")):
         result = repository("--baseline", path)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-        assert said in result.err
+        assert file_kind in result.err
 
 
 def test_a_report_is_not_written_over_the_baseline(repository, tmp_path):
@@ -206,7 +206,7 @@ def test_write_baseline_and_reason_require_each_other(repository, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is an empty file"),
         (
@@ -220,14 +220,14 @@ def test_write_baseline_and_reason_require_each_other(repository, tmp_path):
         ("<<<<<<< ours\n", "conflict markers"),
     ],
 )
-def test_invalid_baseline_is_refused_and_not_overwritten(repository, tmp_path, text, says):
+def test_invalid_baseline_is_refused_and_not_overwritten(repository, tmp_path, text, message):
     """`--write-baseline` leaves the file alone too, because it may be the user's."""
     (tmp_path / "b.json").write_text(text)
     for words in (("--baseline", "b.json"), ("--write-baseline", "b.json", "--reason", "x")):
         result = repository(*words)
         assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
         assert "b.json" in result.err
-        assert says in result.err
+        assert message in result.err
     assert (tmp_path / "b.json").read_text() == text
 
 
@@ -250,8 +250,8 @@ def test_finding_without_a_tensor_is_matched_by_its_message():
     accepted = baseline.build_baseline(
         build_audit(build_finding(message="calls os.getcwd")), None, "why", unfiltered=True
     )
-    later = build_audit(build_finding(message="calls os.getcwd"), build_finding(message="calls os.system"))
-    result = baseline.accept_findings(later, accepted, unfiltered=True)
+    later_audit = build_audit(build_finding(message="calls os.getcwd"), build_finding(message="calls os.system"))
+    result = baseline.accept_findings(later_audit, accepted, unfiltered=True)
     assert [finding.message for finding in result.findings] == ["calls os.system"]
 
 
@@ -259,8 +259,10 @@ def test_finding_about_a_call_is_matched_by_the_called_name():
     """The position in the pickle may change; the called function may not."""
     seven = build_finding(message="byte 7: calls", about="os.getcwd", content="1f")
     accepted = baseline.build_baseline(build_audit(seven), None, "why", unfiltered=True)
-    later = [build_finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")]
-    result = baseline.accept_findings(build_audit(*later), accepted, unfiltered=True)
+    later_findings = [
+        build_finding(message="byte 9: calls", about=text, content="1f") for text in ("os.getcwd", "os.system")
+    ]
+    result = baseline.accept_findings(build_audit(*later_findings), accepted, unfiltered=True)
     assert [finding.about for finding in result.findings] == ["os.system"]
 
 
@@ -285,6 +287,10 @@ def test_written_baseline_accepts_all_findings_and_round_trips(tmp_path_factory,
     path = tmp_path_factory.mktemp("b") / "b.json"
     path.write_bytes(b"".join(baseline.encode_baseline(document, str(path))))
     assert baseline.read_baseline(str(path)) == document
-    done = baseline.accept_findings(audit, document, unfiltered=True)
-    assert (done.findings, len(done.targets[0].accepted), done.targets[0].notes) == ((), len(rows), ())
-    assert baseline.build_baseline(done, document, "another", unfiltered=True) == document
+    accepted_audit = baseline.accept_findings(audit, document, unfiltered=True)
+    assert (accepted_audit.findings, len(accepted_audit.targets[0].accepted), accepted_audit.targets[0].notes) == (
+        (),
+        len(rows),
+        (),
+    )
+    assert baseline.build_baseline(accepted_audit, document, "another", unfiltered=True) == document

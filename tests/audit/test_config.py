@@ -60,7 +60,7 @@ def test_values_of_the_configuration_are_converted(load_text, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("selct = []", "unknown key 'selct'; did you mean select?"),
         ('[policy]\ndtypes = "float32"', "unknown key 'policy.dtypes'; did you mean dtype?"),
@@ -86,11 +86,11 @@ def test_values_of_the_configuration_are_converted(load_text, tmp_path, monkeypa
         ('[per-target-ignore."*.pt"]\nrules = ["names"]', "missing required field `reason`"),
     ],
 )
-def test_invalid_key_or_value_is_a_one_line_error(load_text, text, said):
+def test_invalid_key_or_value_is_a_one_line_error(load_text, text, message):
     """A misspelt key or value is never ignored."""
     with pytest.raises(UsageError) as raised:
         load_text(text)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "statecli.toml: " in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -126,12 +126,12 @@ def test_error_gives_the_relative_path_of_the_configuration(tmp_path, monkeypatc
 def test_pipe_device_or_folder_is_refused_as_configuration(tmp_path):
     """Reading a named pipe would block, and reading a device would not end. An empty file is a valid configuration."""
     os.mkfifo(tmp_path / "pipe.toml")
-    for path, said in (
+    for path, file_kind in (
         (tmp_path / "pipe.toml", "a named pipe"),
         ("/dev/zero", "a character device"),
         (tmp_path, "dir"),
     ):
-        with pytest.raises(UnreadableError, match=said):
+        with pytest.raises(UnreadableError, match=file_kind):
             config.load_config(str(path))
     (tmp_path / "empty.toml").touch()
     assert config.load_config(str(tmp_path / "empty.toml")).config == Config()
@@ -169,8 +169,8 @@ def test_pyproject_entry_that_is_not_a_table_is_refused(load_text):
 @pytest.mark.parametrize("order", [1, -1])
 def test_entry_of_a_rule_overrides_the_entry_of_its_group(order):
     """The order of the two entries does not matter."""
-    said = [("shared-slices", "own"), ("storage", "subject")][::order]
-    to_rules = config.map_to_rules(said, "severity", RULES)
+    entries = [("shared-slices", "own"), ("storage", "subject")][::order]
+    to_rules = config.map_to_rules(entries, "severity", RULES)
     assert (to_rules["shared-slices"], to_rules["tied-tensors"]) == ("own", "subject")
 
 

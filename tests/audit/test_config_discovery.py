@@ -75,11 +75,11 @@ def test_config_and_no_config_contradict_each_other(statecli, project):
 
 def test_config_option_takes_a_file_outside_the_repository(statecli, project):
     """Paths and globs of a file outside of the repository are relative to the current folder."""
-    outside = project.parent / "ci.toml"
+    config_file = project.parent / "ci.toml"
     assert statecli("lock", "a.pt", "-o", "lock.json").code == 0
     text = 'lock = "lock.json"\nselect = ["lock", "nan"]\n[per-target-ignore."a.pt"]\nrules = ["nan"]\nreason = "x"\n'
-    outside.write_text(text)
-    result = statecli("audit", "a.pt", "--values", "--config", outside, "-f", "json")
+    config_file.write_text(text)
+    result = statecli("audit", "a.pt", "--values", "--config", config_file, "-f", "json")
     assert "lock-mismatch" in result.json["ran"]
     assert [finding["rule"] for finding in result.json["accepted"]] == ["nan"]
 
@@ -93,15 +93,15 @@ def test_config_command_has_the_option_no_config(statecli, project):
 OUTPUTS = ("json", "jsonl", "csv", "markdown", "html", "sarif", "junit", "github", "gitlab")
 
 
-@pytest.mark.parametrize("way", WEAKENINGS)
-def test_every_output_lists_what_the_configuration_weakens(statecli, project, way):
+@pytest.mark.parametrize("weakening", WEAKENINGS)
+def test_every_output_lists_what_the_configuration_weakens(statecli, project, weakening):
     """Every output names the configuration file and each entry that lets more pass."""
-    text, said = WEAKENINGS[way]
+    text, entry = WEAKENINGS[weakening]
     Path("statecli.toml").write_text(text)
     result = statecli("audit", "a.pt", *(f"--report={output}=../{output}" for output in OUTPUTS))
-    for shown in (result.out, *(Path("..", output).read_text("utf-8") for output in OUTPUTS)):
-        assert "statecli.toml" in shown
-        assert said in shown.replace("&#42;", "*").replace("`", "")
+    for report_text in (result.out, *(Path("..", output).read_text("utf-8") for output in OUTPUTS)):
+        assert "statecli.toml" in report_text
+        assert entry in report_text.replace("&#42;", "*").replace("`", "")
 
 
 def test_json_lists_the_disabled_rules(statecli, project):
@@ -161,23 +161,23 @@ def model(tmp_path, monkeypatch):
     return tmp_path / "model"
 
 
-def excuse(statecli, how):
+def excuse(statecli, excuse_name):
     """Write the configuration and the baseline that the configuration names."""
     statecli("audit", "a.pt", "--write-baseline", "b.json", "--reason", "so", "--no-config")
     contents = [entry["content"] for entry in json.loads(Path("b.json").read_text())["findings"] if "content" in entry]
-    text = EXCUSES[how].replace("{content}", ", ".join(map(json.dumps, contents)))
+    text = EXCUSES[excuse_name].replace("{content}", ", ".join(map(json.dumps, contents)))
     Path("statecli.toml").write_text(text)
 
 
-EXCUSES_OF_FOLDERS = [(how, ".") for how in EXCUSES]
+EXCUSES_OF_FOLDERS = [(excuse_name, ".") for excuse_name in EXCUSES]
 EXCUSES_OF_FOLDERS += [("ignore", target) for target in ("a.pt", "../model", "*.pt", "**/*.pt", "..")]
 EXCUSES_OF_FOLDERS += [("per-target-ignore", "a.pt"), ("baseline", "a.pt"), ("baseline", "..")]
 
 
-@pytest.mark.parametrize(("how", "target"), EXCUSES_OF_FOLDERS)
-def test_config_in_the_audited_folder_does_not_excuse_pickles(how, target, statecli, model):
+@pytest.mark.parametrize(("excuse_name", "target"), EXCUSES_OF_FOLDERS)
+def test_config_in_the_audited_folder_does_not_excuse_pickles(excuse_name, target, statecli, model):
     """The author of a pickle may also have written the configuration in the same folder; the verdict says so."""
-    excuse(statecli, how)
+    excuse(statecli, excuse_name)
     result = statecli("audit", target, "-f", "json")
     assert result.code == 1
     assert any("cannot weaken rules about pickles" in line for line in result.json["configuration"]["weakened"])
@@ -195,10 +195,10 @@ def test_config_in_the_audited_folder_does_not_excuse_a_second_array(text, state
     assert statecli("audit", ".").code == 1
 
 
-@pytest.mark.parametrize("how", EXCUSES)
-def test_a_configuration_of_the_user_excuses_pickles(how, statecli, model, monkeypatch):
+@pytest.mark.parametrize("excuse_name", EXCUSES)
+def test_a_configuration_of_the_user_excuses_pickles(excuse_name, statecli, model, monkeypatch):
     """The configuration is in the user's repository, or is given by --config."""
-    excuse(statecli, how)
+    excuse(statecli, excuse_name)
     assert statecli("audit", "a.pt", "--config", "statecli.toml").code == 0
     Path(".git").mkdir()
     assert statecli("audit", ".").code == 0

@@ -123,9 +123,9 @@ def test_aotinductor_library_below_the_first_record_is_reported(separator, tmp_p
     np.save(array, np.ones(2, dtype="f4"))
     with zipfile.ZipFile(tmp_path / "model.pt2", "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("w.npy", array.getvalue())
-        inside = separator.join(("w.npy", "data", "aotinductor", "model", "m"))
-        archive.writestr(f"{inside}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": "cpu"}))
-        archive.writestr(f"{inside}.so", b"\x7fELF")
+        member = separator.join(("w.npy", "data", "aotinductor", "model", "m"))
+        archive.writestr(f"{member}_metadata.json", json.dumps({"AOTI_DEVICE_KEY": "cpu"}))
+        archive.writestr(f"{member}.so", b"\x7fELF")
     result = statecli("audit", str(tmp_path / "model.pt2"))
     assert result.code == 1
     assert "aotinductor" in result.out
@@ -172,7 +172,7 @@ def test_the_only_member_of_a_zip_in_a_tensor_is_scanned(method, folder, statecl
 
 def test_library_that_aotinductor_loads_does_not_pass(folder, statecli):
     """AOTInductor's loader accepts any archive with a library among the constants, even after a picture."""
-    picture, saved = folder / "logo.png", folder / "saved.pt"
+    picture, checkpoint = folder / "logo.png", folder / "saved.pt"
     picture.write_bytes(b"\x89PNG\r\n\x1a\n")
     with zipfile.ZipFile(picture, "a") as archive:
         archive.writestr("x/data/constants/a.so", b"\x7fELF")
@@ -180,10 +180,10 @@ def test_library_that_aotinductor_loads_does_not_pass(folder, statecli):
     assert result.code == 2
     assert "logo.png: has a zip archive after other data" in result.out
     picture.unlink()
-    torch.save({"w": torch.ones(1)}, saved)
-    with zipfile.ZipFile(saved, "a") as archive:
+    torch.save({"w": torch.ones(1)}, checkpoint)
+    with zipfile.ZipFile(checkpoint, "a") as archive:
         archive.writestr("saved/data/constants/a.so", b"\x7fELF")
-    findings = statecli("audit", str(saved), "-f", "json").json["findings"]
+    findings = statecli("audit", str(checkpoint), "-f", "json").json["findings"]
     assert any(finding["rule"] == "unknown-global" and "constants/a.so" in finding["message"] for finding in findings)
 
 
@@ -535,8 +535,10 @@ def test_rllib_limits_are_checked_in_any_buffer(store, folder, statecli):
     """base64 takes any buffer; zlib refuses an empty text."""
     limits = store(encode_space(encode_npy(np.array([None]))).encode())
     (folder / "policy_state.pkl").write_bytes(pickle.dumps({"space": "box", "low": limits, "high": ""}))
-    (found,) = [f for f in statecli("audit", str(folder), "-f", "json").json["findings"] if f["rule"] == "unsafe-data"]
-    assert found["message"].startswith(
+    (finding,) = [
+        f for f in statecli("audit", str(folder), "-f", "json").json["findings"] if f["rule"] == "unsafe-data"
+    ]
+    assert finding["message"].startswith(
         f"['low'] is {'a string' if isinstance(limits, (bytes, bytearray)) else 'an array'}"
     )
 
@@ -571,13 +573,13 @@ def test_invalid_tracker_does_not_hide_findings(kind, folder, statecli):
 @pytest.mark.parametrize("place", ["http://127.0.0.1/a.pth", "s3://bucket/a.pth", "openmmlab://resnet50", "OUTSIDE"])
 def test_mmengine_checkpoint_outside_the_folder_fails(folder, statecli, tmp_path_factory, place):
     """A resumed run loads the path in `last_checkpoint`; a path of another machine does not exist and is not loaded."""
-    outside = tmp_path_factory.mktemp("other") / "a.pth"
-    outside.write_bytes(HARMFUL_PICKLE)
+    outside_file = tmp_path_factory.mktemp("other") / "a.pth"
+    outside_file.write_bytes(HARMFUL_PICKLE)
     if place == "OUTSIDE":
         for harmless in ("/home/someone/work_dirs/epoch_3.pth", str(folder / "model.safetensors"), "epoch_3.pth"):
             (folder / "last_checkpoint").write_text(harmless)
             assert statecli("audit", str(folder)).code == 0
-    (folder / "last_checkpoint").write_text(str(outside) if place == "OUTSIDE" else place)
+    (folder / "last_checkpoint").write_text(str(outside_file) if place == "OUTSIDE" else place)
     result = statecli("audit", str(folder))
     assert result.code == 2
     assert "last_checkpoint makes MMEngine load" in result.out
@@ -615,7 +617,7 @@ class EmptyBlocks:
     """A compressor of zipfile whose output begins with blocks without data."""
 
     def compress(self, data: bytes) -> bytes:
-        blocks = [data[at : at + 60_000] for at in range(0, len(data), 60_000)]
+        blocks = [data[position : position + 60_000] for position in range(0, len(data), 60_000)]
         lengths = [struct.pack("<HH", len(block), len(block) ^ 0xFFFF) for block in blocks]
         return b"\0\0\0\xff\xff" * 40 + b"".join(b"\0" + n + d for n, d in zip(lengths, blocks, strict=True))
 

@@ -112,9 +112,9 @@ def test_shards_are_checked_as_their_locked_model(statecli):
     """
     shards = write_shards("ck/m")
     assert audit(statecli, *shards) == (0, [])
-    for what in ("ck/m/model.safetensors.index.json", shards[0]):
-        assert statecli("lock", what, "ck/a.pt", "-o", "other.json").code == 0
-        assert audit(statecli, what, lock="other.json") == (0, [])
+    for locked_path in ("ck/m/model.safetensors.index.json", shards[0]):
+        assert statecli("lock", locked_path, "ck/a.pt", "-o", "other.json").code == 0
+        assert audit(statecli, locked_path, lock="other.json") == (0, [])
     save_file({"y": torch.zeros(2)}, shards[1])
     code, [(target, message)] = audit(statecli, *shards)
     assert (code, target) == (1, "ck/m")
@@ -140,21 +140,21 @@ def test_tensors_that_differ_are_one_problem(statecli):
     torch.save({"a": torch.ones(2), "b": torch.ones(2)}, "two.pt")
     assert statecli("lock", "two.pt", "-o", "two.json").code == 0
     torch.save({"a": torch.zeros(2), "c": torch.ones(2)}, "two.pt")
-    shown = statecli("audit", "two.pt", "--lock", "two.json", "-f", "table").out
-    assert "error[lock-mismatch]: 3 tensors do not match the lock\n" in shown
+    output = statecli("audit", "two.pt", "--lock", "two.json", "-f", "table").out
+    assert "error[lock-mismatch]: 3 tensors do not match the lock\n" in output
     for line in ("| a: values differ: digest ", "| b: missing, locked as float32 [2]", "c: not in the lock"):
-        assert line in shown
+        assert line in output
 
 
 def test_frozen_only_ignores_missing_files_without_frozen_tensors(statecli):
     """With --frozen-only, a locked file without frozen tensors may be missing."""
     Path("ck/in/b.pt").unlink()
-    for glob, gone in (("x", []), ("w", [MISSING_TARGET])):
+    for glob, expected in (("x", []), ("w", [MISSING_TARGET])):
         Path("statecli.toml").write_text(f'policy = {{ frozen = "{glob}" }}')
         findings = statecli("audit", "ck", "--lock", "l.json", "--frozen-only", "-f", "json").json["findings"]
         assert [
             (finding["target"], finding["message"]) for finding in findings if finding["rule"] == "lock-mismatch"
-        ] == gone
+        ] == expected
 
 
 def test_as_found_audits_files_of_a_commit_as_their_model(statecli):

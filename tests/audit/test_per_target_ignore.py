@@ -8,15 +8,15 @@ import torch
 
 @pytest.fixture
 def project(tmp_path, monkeypatch, statecli):
-    """A configuration above a checkpoint with a single finding; `audit(text, where, target)` returns the JSON."""
+    """A configuration above a checkpoint with a single finding; `audit(text, folder, target)` returns the JSON."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "vendor").mkdir()
     (tmp_path / "other").mkdir()
     torch.save({"w": torch.zeros(1), "W": torch.ones(1)}, tmp_path / "vendor" / "a.pt")
 
-    def audit(text, where=".", target="vendor/a.pt"):
+    def audit(text, folder=".", target="vendor/a.pt"):
         (tmp_path / "statecli.toml").write_text(text)
-        monkeypatch.chdir(tmp_path / where)
+        monkeypatch.chdir(tmp_path / folder)
         return statecli("audit", target.format(tmp_path), "--select", "case-collision", "-f", "json").json
 
     return audit
@@ -27,7 +27,7 @@ def format_ignore_entry(glob, rule="case-collision", reason="because"):
 
 
 @pytest.mark.parametrize(
-    ("where", "target"),
+    ("folder", "target"),
     [
         (".", "vendor/a.pt"),
         (".", "./vendor//a.pt"),
@@ -39,10 +39,10 @@ def format_ignore_entry(glob, rule="case-collision", reason="because"):
         ("other", "{}/vendor"),
     ],
 )
-def test_glob_is_relative_to_the_folder_of_the_configuration(project, where, target):
+def test_glob_is_relative_to_the_folder_of_the_configuration(project, folder, target):
     """The current folder and the spelling of the target do not matter; the file's name alone is enough."""
     for glob in ("vendor/[a].pt", "a.pt"):
-        result = project(format_ignore_entry(glob), where, target)
+        result = project(format_ignore_entry(glob), folder, target)
         assert (result["findings"], [entry["reason"] for entry in result["accepted"]]) == ([], ["because"])
 
 
@@ -68,6 +68,6 @@ def test_reason_of_a_rule_overrides_the_reason_of_its_group(project, order):
 @pytest.mark.parametrize("order", [1, -1])
 def test_severity_of_a_rule_overrides_the_severity_of_its_group(project, order):
     """The order of the two entries does not matter."""
-    said = ['case-collision = "error"', 'names = "note"'][::order]
-    (finding,) = project("\n".join(["[severity]", *said]))["findings"]
+    entries = ['case-collision = "error"', 'names = "note"'][::order]
+    (finding,) = project("\n".join(["[severity]", *entries]))["findings"]
     assert finding["severity"] == "error"

@@ -44,12 +44,12 @@ def {name}(subject):
 '''
 
 
-def write_plugin(path, *rules, text=HEAD, listed=None):
+def write_plugin(path, *rules, text=HEAD, rule_list=None):
     """Write a module with the given rules, each a name and a body. Importing the module writes a mark file."""
     text += "".join(RULE.format(name=name, body=body) for name, body in rules)
-    listed = listed if listed is not None else "".join(f"{name}, " for name, _ in rules)
+    rule_list = rule_list if rule_list is not None else "".join(f"{name}, " for name, _ in rules)
     mark = path.with_suffix(".ran")
-    path.write_text(f"open({str(mark)!r}, 'w').close()\n{text}\nRULES = ({listed})\n", "utf-8")
+    path.write_text(f"open({str(mark)!r}, 'w').close()\n{text}\nRULES = ({rule_list})\n", "utf-8")
     return mark
 
 
@@ -217,10 +217,10 @@ def configure(text='plugins = ["acme_here"]\n'):
 
 
 def get_error(**arguments):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError) as error:
         audit(**arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def test_a_configured_module_must_be_installed(workspace, monkeypatch):
@@ -233,9 +233,11 @@ def test_a_configured_module_must_be_installed(workspace, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     monkeypatch.syspath_prepend(os.getcwd())
     configure()
-    said = get_error()
-    assert said.startswith("statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages")
-    assert said.endswith("install the package, or use plugins='acme_here'")
+    message = get_error()
+    assert message.startswith(
+        "statecli.toml: plugins: 'acme_here': is not imported, because no package in site-packages"
+    )
+    assert message.endswith("install the package, or use plugins='acme_here'")
     assert not mark.exists()
     assert list_rules(audit("acme_here")) == ["acme-always"]
 
@@ -353,7 +355,7 @@ def test_configured_plugin_must_be_a_module_name(workspace, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "a tuple RULES with at least one rule; write RULES"),
         ("RULES = ()", "a tuple RULES with at least one rule"),
@@ -378,12 +380,12 @@ def test_configured_plugin_must_be_a_module_name(workspace, name):
         ),
     ],
 )
-def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, workspace, text, said):
+def test_a_plugin_that_cannot_be_used_is_an_error_in_one_line(statecli, workspace, text, message):
     """A child process exits with status 2 and prints no traceback."""
     Path("rules.py").write_text(text)
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./rules.py")
     assert (result.code, result.out) == (2, "")
-    assert said in result.err
+    assert message in result.err
     assert result.err.count("\n") == 1
 
 
@@ -412,7 +414,7 @@ def test_a_missing_module_is_an_error_in_one_line(workspace):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("raise KeyError('x')", "KeyError: 'x'"),
         ("raise SystemExit(0)", "SystemExit: 0"),
@@ -425,12 +427,12 @@ def test_a_missing_module_is_an_error_in_one_line(workspace):
         ("return [Issue('x', severity='fatal')]", "Invalid enum value"),
     ],
 )
-def test_a_rule_that_fails_is_an_internal_error(workspace, body, said):
+def test_a_rule_that_fails_is_an_internal_error(workspace, body, message):
     """A failed rule never counts as passed, and the rules after the failed rule run."""
     write_plugin(Path("acme_here.py"), ("acme_bad", body), ISSUE)
     result = audit("acme_here")
     assert list_rules(result) == ["internal-error", "acme-always"]
-    assert said in result.findings[0].message
+    assert message in result.findings[0].message
     assert result.findings[0].message.endswith("(please report this bug to the author of the plugin acme_here)")
 
 
@@ -477,7 +479,7 @@ def test_a_rule_of_a_plugin_may_have_a_heading(statecli, workspace):
     save_file({"a": torch.ones(1), "b": torch.ones(2)}, workspace / "models" / "a.safetensors")
     body = "yield from (Issue(f'{row.fqn}: is {row.nbytes} bytes', row.fqn) for row in subject.state.tensors)"
     text = HEAD + RULE.format(name="acme_size", body=body).replace("ERROR)", "ERROR, heading='{} tensors are small')")
-    write_plugin(Path("acme_here.py"), text=text, listed="acme_size,")
+    write_plugin(Path("acme_here.py"), text=text, rule_list="acme_size,")
     result = statecli("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
     assert (result.code, "2 tensors are small" in result.out) == (1, True), result.err
 
@@ -485,8 +487,8 @@ def test_a_rule_of_a_plugin_may_have_a_heading(statecli, workspace):
 def test_rules_lists_and_explains_the_rules_of_a_plugin(statecli, workspace):
     """The explanation has no link to the documentation of statecli."""
     write_plugin(Path("acme_here.py"), ISSUE)
-    listed = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
-    assert [rule["name"] for rule in json.loads(listed.out)["rules"]] == ["acme-always"]
+    result = statecli("rules", "acme", "--plugin", "./acme_here.py", "-f", "json")
+    assert [rule["name"] for rule in json.loads(result.out)["rules"]] == ["acme-always"]
     explained = statecli("rules", "acme-always", "--plugin", "./acme_here.py")
     assert "Why: a reason." in explained.out
     assert "https://" not in explained.out
@@ -509,9 +511,9 @@ def test_a_baseline_accepts_a_finding_of_a_plugin(statecli, workspace):
     line = ("audit", "../models/a.safetensors", "--plugin", "./acme_here.py")
     assert statecli(*line, "--write-baseline", "known.json", "--reason", "as it was").code == 0
     assert statecli(*line, "--baseline", "known.json").code == 0
-    without = statecli("audit", "../models/a.safetensors", "--baseline", "known.json")
-    assert (without.code, without.err.count("\n")) == (2, 1)
-    assert "use --plugin to load the plugin that defines the rule" in without.err
+    result_without_plugin = statecli("audit", "../models/a.safetensors", "--baseline", "known.json")
+    assert (result_without_plugin.code, result_without_plugin.err.count("\n")) == (2, 1)
+    assert "use --plugin to load the plugin that defines the rule" in result_without_plugin.err
     assert statecli("inspect", "../models/a.safetensors", "--baseline", "known.json").code == 0
 
 
@@ -541,9 +543,9 @@ def test_merge_runs_the_plugin_of_the_parts_only_with_permission(statecli, value
     for n in (1, 2):
         assert statecli(*line, "--shard", f"{n}/2", "-o", f"part{n}.jsonl").code == 0
     Path("acme_here.ran").unlink()
-    refused = statecli("merge", "part1.jsonl", "part2.jsonl")
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "if you trust the code, give --allow-code './acme_here.py'" in refused.err
+    result = statecli("merge", "part1.jsonl", "part2.jsonl")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "if you trust the code, give --allow-code './acme_here.py'" in result.err
     assert not Path("acme_here.ran").exists()
     merged = statecli("merge", "part1.jsonl", "part2.jsonl", "--allow-code", "./acme_here.py", "-f", "json")
     assert merged.code == 1
@@ -562,8 +564,8 @@ def environment(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
     python = folder / ".venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     (site,) = (folder / ".venv").rglob("site-packages")
-    ours = [sysconfig.get_path("purelib"), str(ROOT)]
-    (site / "ours.pth").write_text("".join(f"{path}\n" for path in ours))
+    search_paths = [sysconfig.get_path("purelib"), str(ROOT)]
+    (site / "ours.pth").write_text("".join(f"{path}\n" for path in search_paths))
     sample = tmp_path_factory.mktemp("sample") / "sample_plugin"
     shutil.copytree(ROOT / "sample_plugin", sample)
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation"]
@@ -599,6 +601,6 @@ def test_the_request_of_an_audit_has_the_plugins(workspace):
 def test_the_page_for_authors_lists_every_name(workspace):
     """The page lists exactly the names of `statecli.plugin`."""
     page = (ROOT / "docs" / "how-to" / "own-rules.md").read_text("utf-8")
-    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    assert sorted(listed) == sorted(plugin.__all__)
-    assert all(getattr(plugin, name, None) is not None for name in listed)
+    listed_names = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed_names) == sorted(plugin.__all__)
+    assert all(getattr(plugin, name, None) is not None for name in listed_names)

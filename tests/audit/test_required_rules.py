@@ -56,21 +56,21 @@ def test_each_rule_that_needs_an_option_is_listed_for_the_option(option, needs):
 OPTIONS = [("--lock", "l.json"), ("--against", "a.pt"), ("--model", "net.py:Net"), ("--values",)]
 
 
-@pytest.mark.parametrize("given", OPTIONS, ids=[case[0] for case in OPTIONS])
+@pytest.mark.parametrize("option", OPTIONS, ids=[case[0] for case in OPTIONS])
 @pytest.mark.parametrize("narrowed", ["line", "file"])
-def test_option_that_no_selected_rule_uses_is_refused(statecli, given, narrowed):
+def test_option_that_no_selected_rule_uses_is_refused(statecli, option, narrowed):
     """One line names the option, whether the command line or the configuration leaves the rules out."""
     Path("statecli.toml").write_text('select = "pickles"' if narrowed == "file" else "")
-    result = statecli("audit", "a.pt", *given, *(("--select", "pickles") if narrowed == "line" else ()))
+    result = statecli("audit", "a.pt", *option, *(("--select", "pickles") if narrowed == "line" else ()))
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert result.err.startswith(f"statecli: {given[0]}: has no effect, because ")
+    assert result.err.startswith(f"statecli: {option[0]}: has no effect, because ")
 
 
 @pytest.mark.parametrize("rule", ["lock-mismatch", "nan", "missing-entry"])
 def test_one_rule_that_uses_the_option_is_enough(statecli, rule):
     """The other rules that use the option may be left out."""
-    given = {"lock-mismatch": OPTIONS[0], "nan": OPTIONS[3], "missing-entry": OPTIONS[1]}[rule]
-    assert statecli("audit", "a.pt", *given, "--select", rule).code == 0
+    option = {"lock-mismatch": OPTIONS[0], "nan": OPTIONS[3], "missing-entry": OPTIONS[1]}[rule]
+    assert statecli("audit", "a.pt", *option, "--select", rule).code == 0
 
 
 def test_lock_without_the_rule_lock_mismatch_is_refused(statecli):
@@ -86,9 +86,9 @@ def test_configured_settings_without_a_selected_rule_are_noted(statecli):
     assert statecli("audit", "a.pt").code == 0
     result = statecli("audit", "a.pt", "--select", "pickles", "-f", "json")
     assert result.code == 0
-    said = [note["message"].partition(": ")[0] for note in result.json["notes"]]
-    assert said == ["lock", "values", "policy.dtype", "policy.reference"]
-    assert [line.split(": ")[1] for line in result.err.splitlines()] == said
+    noted_settings = [note["message"].partition(": ")[0] for note in result.json["notes"]]
+    assert noted_settings == ["lock", "values", "policy.dtype", "policy.reference"]
+    assert [line.split(": ")[1] for line in result.err.splitlines()] == noted_settings
 
 
 def test_a_configuration_that_leaves_out_its_own_lock_is_refused(statecli):
@@ -113,9 +113,9 @@ def test_audit_without_any_selected_rule_is_refused(statecli, words):
 def test_the_rules_of_many_targets_are_joined_once(monkeypatch):
     """Joining the rules for each skipped rule made an audit of 1,000 files take 7 s instead of 2 s."""
     joins = []
-    ran = Audit.ran.fget
-    monkeypatch.setattr(Audit, "ran", property(lambda audit: joins.append(1) or ran(audit)))
-    skipped = tuple(Skipped(f"rule-{n}", "no values") for n in range(50))
-    target = TargetResult("a.pt", Status.AUDITED, ran=("nan",), skipped=skipped)
-    assert Audit((target,) * 100).find_unrun_rules(["rule-7"]) == (skipped[7],)
+    get_ran = Audit.ran.fget
+    monkeypatch.setattr(Audit, "ran", property(lambda audit: joins.append(1) or get_ran(audit)))
+    skipped_rules = tuple(Skipped(f"rule-{n}", "no values") for n in range(50))
+    target = TargetResult("a.pt", Status.AUDITED, ran=("nan",), skipped=skipped_rules)
+    assert Audit((target,) * 100).find_unrun_rules(["rule-7"]) == (skipped_rules[7],)
     assert len(joins) == 2

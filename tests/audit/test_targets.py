@@ -50,9 +50,9 @@ from ..formats.attacks import Call
 
 def expand_paths(*texts):
     """Return the targets' paths and the skipped or failed targets."""
-    every = list(expand_targets([str(text) for text in texts]))
-    return [target for target in every if isinstance(target, str)], [
-        target for target in every if not isinstance(target, str)
+    targets = list(expand_targets([str(text) for text in texts]))
+    return [target for target in targets if isinstance(target, str)], [
+        target for target in targets if not isinstance(target, str)
     ]
 
 
@@ -73,10 +73,12 @@ def test_model_folder_and_separate_checkpoint_are_two_targets(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     torch.save({"state": {}}, tmp_path / "optimizer.pt")
     torch.save({"w": torch.zeros(1)}, tmp_path / "probe.pt")
-    paths, others = expand_paths(tmp_path)
+    paths, other_targets = expand_paths(tmp_path)
     assert paths == [str(tmp_path), str(tmp_path / "probe.pt")]
-    assert [(other.status, other.target.rpartition("/")[2]) for other in others] == [(Status.SKIPPED, "config.json")]
-    assert "JSON" in others[0].reason
+    assert [(target.status, target.target.rpartition("/")[2]) for target in other_targets] == [
+        (Status.SKIPPED, "config.json")
+    ]
+    assert "JSON" in other_targets[0].reason
 
 
 def test_checkpoint_is_detected_by_its_name_or_content(tmp_path):
@@ -85,10 +87,10 @@ def test_checkpoint_is_detected_by_its_name_or_content(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "code.py").write_text("no Python")
     (tmp_path / "broken.pt").write_text("hello")
-    paths, others = expand_paths(tmp_path)
+    paths, other_targets = expand_paths(tmp_path)
     assert [path.rpartition("/")[2] for path in paths] == ["broken.pt", "weights"]
     reason = "is a text file"
-    assert map_skip_reasons(others) == {str(tmp_path / "code.py"): reason, str(tmp_path / "notes.txt"): reason}
+    assert map_skip_reasons(other_targets) == {str(tmp_path / "code.py"): reason, str(tmp_path / "notes.txt"): reason}
 
 
 @pytest.mark.parametrize("suffix", [".pth.tar", ".ckpt.tar", ".pt.tar", ".pth.tar.gz"])
@@ -157,9 +159,9 @@ def pack_zfile(data):
 LZ4 = b"\x04\x22\x4d\x18" + bytes(99)
 
 
-def flip_byte(data, at):
+def flip_byte(data, position):
     """Return the data with one byte changed."""
-    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
+    return data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :]
 
 
 ARCHIVES_WITH_CHECKPOINT = {
@@ -245,8 +247,8 @@ def test_damaged_archive_error_names_a_remedy(tmp_path):
     """A truncated log fails a check of checkpoints, so the message names a remedy."""
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"epoch 1\nloss 2\n")[:-12])
     (result,) = audit(Request((str(tmp_path),))).targets
-    what = "is a compressed file that may contain a checkpoint and cannot be unpacked (it ends too early)"
-    assert result.reason == f"{result.target}: {what}; replace the file with a valid copy, or remove it"
+    problem = "is a compressed file that may contain a checkpoint and cannot be unpacked (it ends too early)"
+    assert result.reason == f"{result.target}: {problem}; replace the file with a valid copy, or remove it"
 
 
 def pack_compiled(content, name=b""):
@@ -302,7 +304,7 @@ LATE_PICKLE = build_late_pickle(100_000)
 #: Blocks that are stored, as lz4 writes incompressible data.
 LZ4_BLOCKS = b"".join(
     (len(block) | 1 << 31).to_bytes(4, "little") + block
-    for block in (LATE_PICKLE[at : at + 65536] for at in range(0, len(LATE_PICKLE), 65536))
+    for block in (LATE_PICKLE[offset : offset + 65536] for offset in range(0, len(LATE_PICKLE), 65536))
 )
 
 
@@ -347,9 +349,9 @@ def test_an_unpacked_torch_package_fails(tmp_path):
     zipfile.ZipFile(archive).extractall(tmp_path / "unpacked")
     (root,) = (tmp_path / "unpacked").iterdir()
     assert torch.package.PackageImporter(str(root)).import_module("own").VALUE == 1
-    _, others = expand_paths(tmp_path / "unpacked")
-    (failed,) = (other for other in others if other.status is Status.FAILED)
-    assert (failed.target, "is an unpacked torch.package" in str(failed.reason)) == (str(root), True)
+    _, other_targets = expand_paths(tmp_path / "unpacked")
+    (failed_target,) = (target for target in other_targets if target.status is Status.FAILED)
+    assert (failed_target.target, "is an unpacked torch.package" in str(failed_target.reason)) == (str(root), True)
 
 
 def test_class_target_is_not_a_path():
@@ -358,8 +360,8 @@ def test_class_target_is_not_a_path():
     assert expand_paths(*texts) == (texts, [])
 
 
-def map_skip_reasons(others):
-    return {other.target: other.reason for other in others if other.status is Status.SKIPPED}
+def map_skip_reasons(other_targets):
+    return {target.target: target.reason for target in other_targets if target.status is Status.SKIPPED}
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -367,8 +369,8 @@ def map_skip_reasons(others):
 def test_pickle_of_any_protocol_and_name_is_a_target(tmp_path, protocol, before):
     """Pickles of protocols 0 and 1 begin like text; their calls may come late, and anything may follow."""
     (tmp_path / "model.dat").write_bytes(pickle.dumps([before, Call(print, "called")], protocol) + b"\nnotes\n")
-    paths, others = expand_paths(tmp_path)
-    assert (paths, others) == ([str(tmp_path / "model.dat")], [])
+    paths, other_targets = expand_paths(tmp_path)
+    assert (paths, other_targets) == ([str(tmp_path / "model.dat")], [])
 
 
 def test_text_pickle_truncated_after_a_call_is_a_target(tmp_path):
@@ -381,9 +383,11 @@ def test_source_and_text_files_are_not_detected_as_pickles():
     """Source, prose, JSON, CSV, YAML, TOML, HTML: no text written by people is detected as a pickle."""
     kinds = (".py", ".md", ".txt", ".json", ".csv", ".yaml", ".yml", ".toml", ".html", ".js", ".h", ".cpp", ".rst")
     root = Path(__file__).parents[2]
-    ours = (folder for folder in root.iterdir() if folder.is_dir() and folder.name not in (".git", ".venv", "build"))
+    own_folders = (
+        folder for folder in root.iterdir() if folder.is_dir() and folder.name not in (".git", ".venv", "build")
+    )
     beginnings = {b""}  # only the beginning matters: thousands of files begin with the same license or imports
-    for folder in (*ours, Path(torch.__file__).parent, Path(pytest.__file__).parents[1]):
+    for folder in (*own_folders, Path(torch.__file__).parent, Path(pytest.__file__).parents[1]):
         for path in itertools.islice((path for path in folder.rglob("*") if path.name.endswith(kinds)), 4000):
             if path.is_file():
                 with path.open("rb") as file:
@@ -436,10 +440,10 @@ def test_bin_file_is_detected_by_its_name_or_content(tmp_path):
     (tmp_path / "firmware.bin").write_bytes(b"\x7fELF" + bytes(60))
     (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(bytes(60))
     (tmp_path / "asset.bin").write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 9\n")
-    paths, others = expand_paths(tmp_path / "*.bin")
+    paths, other_targets = expand_paths(tmp_path / "*.bin")
     names = [path.rpartition("/")[2] for path in paths]
     assert names == ["asset.bin", "checkpoint.bin", "pytorch_model-00001-of-00002.bin"]
-    assert map_skip_reasons(others) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
+    assert map_skip_reasons(other_targets) == {str(tmp_path / "firmware.bin"): "is a program (ELF)"}
 
 
 def test_other_names_of_a_file_are_skipped_with_the_reason(tmp_path):
@@ -447,9 +451,11 @@ def test_other_names_of_a_file_are_skipped_with_the_reason(tmp_path):
     torch.save({"w": torch.zeros(1)}, tmp_path / "model.pt")
     (tmp_path / "best.pt").symlink_to("model.pt")
     for texts in ((tmp_path,), (tmp_path / "best.pt", tmp_path), (tmp_path / "*.pt",)):
-        paths, others = expand_paths(*texts)
+        paths, other_targets = expand_paths(*texts)
         assert paths == [str(tmp_path / "model.pt")]
-        assert map_skip_reasons(others) == {str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"}
+        assert map_skip_reasons(other_targets) == {
+            str(tmp_path / "best.pt"): f"is the same file as {tmp_path / 'model.pt'}"
+        }
     assert expand_paths(tmp_path / "best.pt") == ([str(tmp_path / "best.pt")], [])
 
 
@@ -460,17 +466,17 @@ def test_a_hub_cache_is_audited_by_its_snapshots(tmp_path):
         (model / folder).mkdir(parents=True)
     save_file({"w": torch.zeros(1)}, model / "blobs" / "deadbeef")
     (model / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/deadbeef")
-    paths, others = expand_paths(tmp_path)
+    paths, other_targets = expand_paths(tmp_path)
     assert paths == [str(model / "snapshots" / "abc")]
     reason = f"is the same file as {model / 'snapshots' / 'abc' / 'model.safetensors'}"
-    assert map_skip_reasons(others) == {str(model / "blobs" / "deadbeef"): reason}
+    assert map_skip_reasons(other_targets) == {str(model / "blobs" / "deadbeef"): reason}
 
 
 def test_folder_and_its_file_named_together_are_two_targets(tmp_path):
     """The file is not reported as another name of the folder."""
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
-    paths, others = expand_paths(tmp_path, tmp_path / "model.safetensors")
-    assert (paths, others) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
+    paths, other_targets = expand_paths(tmp_path, tmp_path / "model.safetensors")
+    assert (paths, other_targets) == ([str(tmp_path), str(tmp_path / "model.safetensors")], [])
 
 
 def test_empty_folder_is_reported(tmp_path):
@@ -478,9 +484,9 @@ def test_empty_folder_is_reported(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "empty" / "inner").mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, tmp_path / "full" / "a.pt")
-    paths, others = expand_paths(tmp_path / "full", tmp_path / "empty")
+    paths, other_targets = expand_paths(tmp_path / "full", tmp_path / "empty")
     assert paths == [str(tmp_path / "full" / "a.pt")]
-    assert map_skip_reasons(others) == {str(tmp_path / "empty"): "a folder without files"}
+    assert map_skip_reasons(other_targets) == {str(tmp_path / "empty"): "a folder without files"}
 
 
 @pytest.fixture
@@ -515,16 +521,16 @@ def test_lock_decides_which_path_of_a_model_is_audited(shards, as_found):
     for locked, expected in ((shard, None), (shards, str(shards)), (index, str(index))):
         homes = ModelFolders(as_found=as_found, is_locked=lambda path, locked=locked: path == str(locked))
         assert find_replacement(shard, homes) == expected
-    nothing = ModelFolders(as_found=as_found, is_locked=lambda _: False)
-    assert find_replacement(shard, nothing) == (str(shards) if as_found else None)
+    empty_folders = ModelFolders(as_found=as_found, is_locked=lambda _: False)
+    assert find_replacement(shard, empty_folders) == (str(shards) if as_found else None)
 
 
 def test_two_spellings_are_one_target(in_tmp_path):
     """The target is a file, or a class or a section, whose text is not a path."""
     torch.save({"w": torch.zeros(1)}, "a.pt")
     texts = ("a.pt", "./a.pt", "a.pt#x", "a.pt#y", "a.pt#x", "net.py:Net")
-    paths, others = expand_paths(*texts)
-    assert (paths, others) == (["a.pt", "a.pt#x", "a.pt#y", "net.py:Net"], [])
+    paths, other_targets = expand_paths(*texts)
+    assert (paths, other_targets) == (["a.pt", "a.pt#x", "a.pt#y", "net.py:Net"], [])
 
 
 @pytest.mark.parametrize("depth", [64, 65])
@@ -533,8 +539,10 @@ def test_folder_below_the_maximum_depth_fails(tmp_path, depth):
     folder = tmp_path.joinpath(*["d"] * depth)
     folder.mkdir(parents=True)
     torch.save({"w": torch.zeros(1)}, folder / "a.pt")
-    paths, others = expand_paths(tmp_path)
-    assert (len(paths), [other.status for other in others]) == ((1, []) if depth == 64 else (0, [Status.FAILED]))
+    paths, other_targets = expand_paths(tmp_path)
+    assert (len(paths), [target.status for target in other_targets]) == (
+        (1, []) if depth == 64 else (0, [Status.FAILED])
+    )
 
 
 # --- folders and files that cannot be read ----------------------------------------------------------------------------
@@ -597,14 +605,14 @@ def test_broken_link_and_empty_file_are_skipped(tmp_path):
     """A loader cannot load anything from a broken link or an empty file."""
     (tmp_path / "link").symlink_to("nothing")
     (tmp_path / "empty").touch()
-    paths, others = expand_paths(tmp_path)
+    paths, other_targets = expand_paths(tmp_path)
     assert paths == []
-    assert map_skip_reasons(others) == {
+    assert map_skip_reasons(other_targets) == {
         str(tmp_path / "link"): "is a broken link",
         str(tmp_path / "empty"): "is an empty file",
     }
-    counted = {other.target.rpartition("/")[2]: other.not_checked for other in others}
-    assert counted == {
+    counts = {target.target.rpartition("/")[2]: target.not_checked for target in other_targets}
+    assert counts == {
         "link": (NotChecked("file", 1, "broken link"),),
         "empty": (),
     }
@@ -648,7 +656,7 @@ def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    ("what", "noun"),
+    ("description", "noun"),
     [
         ("a 7z archive: unpack it first", "7z archive"),
         ("an ONNX model, which statecli does not read", "ONNX model"),
@@ -658,10 +666,10 @@ def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
         ("a banana", "banana"),
     ],
 )
-def test_skipped_file_is_counted_by_its_format(what, noun):
+def test_skipped_file_is_counted_by_its_format(description, noun):
     """The counted noun has no article and no advice."""
-    skipped_file = skip_file("x", what)
-    assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {what}")
+    skipped_file = skip_file("x", description)
+    assert describe_target(skipped_file) == ("x", Status.SKIPPED, f"is {description}")
     assert skipped_file.not_checked == (NotChecked("file", 1, noun),)
 
 
@@ -669,12 +677,12 @@ def test_skipped_folders_are_counted_by_their_reason(tmp_path):
     """Tools' folders and links out of the folder are counted; other links lead to files that are audited anyway."""
     for name in (".git", "__pycache__", "node_modules"):
         (tmp_path / name).mkdir()
-    outside = tmp_path.parent / f"{tmp_path.name}_outside"
-    outside.mkdir()
-    (tmp_path / "out").symlink_to(outside, target_is_directory=True)
+    outside_folder = tmp_path.parent / f"{tmp_path.name}_outside"
+    outside_folder.mkdir()
+    (tmp_path / "out").symlink_to(outside_folder, target_is_directory=True)
     (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
-    _, others = expand_paths(tmp_path)
-    reasons = {other.target: (other.reason, *other.not_checked) for other in others}
+    _, other_targets = expand_paths(tmp_path)
+    reasons = {target.target: (target.reason, *target.not_checked) for target in other_targets}
     of_tool = (
         "a folder of a tool, such as .git or .venv, with no checkpoint files except in installed packages",
         NotChecked("folder", 1, "of a tool"),
@@ -731,7 +739,7 @@ SKIPPED_HIDDEN_FOLDER = (Status.SKIPPED, "a hidden folder", (NotChecked("folder"
 
 
 @pytest.mark.parametrize(
-    ("glob", "paths", "passed"),
+    ("glob", "paths", "passed_folders"),
     [
         ("*", [".hg/a.pt", ".last/a.pt", ".run/weights", "run/weights"], [".git"]),
         ("**", [".hg/a.pt", ".last/a.pt", ".run/weights", "run/weights"], [".git"]),
@@ -739,13 +747,13 @@ SKIPPED_HIDDEN_FOLDER = (Status.SKIPPED, "a hidden folder", (NotChecked("folder"
         (".[grl]*", [".git/weights", ".last/a.pt", ".run/weights"], []),
     ],
 )
-def test_glob_skips_hidden_folders_that_no_loader_reads(hidden_folders, glob, paths, passed):
+def test_glob_skips_hidden_folders_that_no_loader_reads(hidden_folders, glob, paths, passed_folders):
     """A shell's `*` does not match hidden folders; accelerate and DeepSpeed read them, and their files by name."""
-    found_paths, others = expand_paths(glob)
+    found_paths, other_targets = expand_paths(glob)
     assert found_paths == paths
-    assert {other.target: (other.status, other.reason, other.not_checked) for other in others} == dict.fromkeys(
-        passed, SKIPPED_HIDDEN_FOLDER
-    )
+    assert {
+        target.target: (target.status, target.reason, target.not_checked) for target in other_targets
+    } == dict.fromkeys(passed_folders, SKIPPED_HIDDEN_FOLDER)
 
 
 @pytest.mark.parametrize("text", [".", "./"])
@@ -789,9 +797,9 @@ def test_as_found_skips_a_named_text_file(tmp_path):
 def test_glob_covers_its_matches_and_their_content(globs, parts):
     """The result is checked against an equivalent regular expression."""
     patterns = {"*": "[ab]+/", "**": "(?:[ab]+/)*", "a*": "a[ab]*/"}
-    wanted = "".join(patterns.get(glob, f"{glob}/") for glob in globs)
+    expected_pattern = "".join(patterns.get(glob, f"{glob}/") for glob in globs)
     text = "".join(f"{part}/" for part in parts)
-    assert glob_covers(globs, parts) is bool(re.match(wanted, text))
+    assert glob_covers(globs, parts) is bool(re.match(expected_pattern, text))
 
 
 def test_walk_reaches_files_in_its_folders_and_globs(tmp_path, in_tmp_path):
@@ -811,8 +819,8 @@ def test_data_folder_without_extern_modules_is_not_a_package(tmp_path):
     (tmp_path / "a" / ".data").mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "extern_modules").touch()
-    _, others = expand_paths(tmp_path)
-    assert all(other.status is Status.SKIPPED for other in others)
+    _, other_targets = expand_paths(tmp_path)
+    assert all(target.status is Status.SKIPPED for target in other_targets)
 
 
 @pytest.mark.parametrize(
@@ -852,10 +860,10 @@ def test_tracker_link_out_of_the_target_fails(tmp_path, monkeypatch, place):
     (tmp_path / "root" / "step").symlink_to("../elsewhere", target_is_directory=True)
     (tmp_path / "root" / "latest").write_text("step")
     monkeypatch.chdir(tmp_path / "root")
-    _, others = expand_paths(place.format(tmp_path / "root"))
-    (failed,) = (other for other in others if other.status is Status.FAILED)
-    assert failed.target.rpartition("/")[2] == "step"
-    assert "is a link to a folder that loaders read outside of the target" in failed.reason
+    _, other_targets = expand_paths(place.format(tmp_path / "root"))
+    (failed_target,) = (target for target in other_targets if target.status is Status.FAILED)
+    assert failed_target.target.rpartition("/")[2] == "step"
+    assert "is a link to a folder that loaders read outside of the target" in failed_target.reason
 
 
 def test_a_link_into_a_folder_of_a_tool_is_walked(tmp_path):
@@ -899,5 +907,7 @@ def test_link_to_checkpoints_outside_the_target_fails(tmp_path, name, status):
     (tmp_path / "root" / "link").symlink_to("../elsewhere", target_is_directory=True)
     _, (change,) = expand_paths(tmp_path / "root")
     assert (change.target, change.status) == (str(tmp_path / "root" / "link"), status)
-    said = [text in change.reason for text in ("with checkpoints outside of the target", "name the link as a target")]
-    assert said == [status is Status.FAILED] * 2
+    mentions = [
+        text in change.reason for text in ("with checkpoints outside of the target", "name the link as a target")
+    ]
+    assert mentions == [status is Status.FAILED] * 2

@@ -314,13 +314,13 @@ def test_reference_without_a_compared_target_fails(statecli):
 
 
 @pytest.mark.parametrize(
-    ("make", "code"),
+    ("build_state", "code"),
     [(dict, 1), (torch.nn.ReLU().state_dict, 1), (lambda: torch.optim.SGD([torch.ones(1)]).state_dict(), 0)],
 )
-def test_empty_state_dict_is_an_error_and_empty_optimizer_is_not(statecli, make, code):
+def test_empty_state_dict_is_an_error_and_empty_optimizer_is_not(statecli, build_state, code):
     """An empty state_dict is an error and cannot be listed or compared; an empty optimizer still has settings."""
     for legacy in (True, False):
-        torch.save(make(), "a.pt", _use_new_zipfile_serialization=not legacy)
+        torch.save(build_state(), "a.pt", _use_new_zipfile_serialization=not legacy)
         result = statecli("audit", "a.pt", "--values", "-f", "json")
         assert (result.code, map_statuses(result)) == (code, {"a.pt": "audited"})
         codes = [statecli(*words).code for words in (("lock", "a.pt"), ("inspect", "a.pt"), ("diff", "a.pt", "a.pt"))]
@@ -365,14 +365,18 @@ def test_a_class_is_built_and_a_reference_read_once_in_a_run(statecli, monkeypat
     Path("run").mkdir()
     for n in range(3):
         torch.save({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, f"run/{n}.pt")
-    built, read = [], []
+    built_specs, read_paths = [], []
     build_class, read_file = build.build, formats._read_with_path
-    monkeypatch.setattr(build, "build", lambda *spec, **how: built.append(spec) or build_class(*spec, **how))
-    monkeypatch.setattr(formats, "_read_with_path", lambda path, *more: read.append(path) or read_file(path, *more))
+    monkeypatch.setattr(
+        build, "build", lambda *spec, **options: built_specs.append(spec) or build_class(*spec, **options)
+    )
+    monkeypatch.setattr(
+        formats, "_read_with_path", lambda path, *arguments: read_paths.append(path) or read_file(path, *arguments)
+    )
     result = statecli("audit", "run", "--model", "torch.nn:Linear(2, 2)", "--against", "run/0.pt", "-f", "json")
     assert (result.code, result.json["findings"]) == (0, [])
-    assert len(built) == 1
-    assert sorted(read) == ["run/0.pt", "run/0.pt", "run/1.pt", "run/2.pt"]
+    assert len(built_specs) == 1
+    assert sorted(read_paths) == ["run/0.pt", "run/0.pt", "run/1.pt", "run/2.pt"]
 
 
 def test_lazy_class_is_built_again_for_each_target(statecli):

@@ -89,8 +89,8 @@ def test_note_on_stderr_is_also_in_the_json(statecli):
     assert (note["rule"], note["severity"], note["target"]) == ("policy-not-judged", "note", "b.safetensors")
     assert result.err == f"note[policy-not-judged]: {note['message']}\n"
     assert (result.code, statecli("audit", "b.safetensors").err) == (0, result.err)
-    quiet = statecli("audit", "b.safetensors", "-q", "-f", "json")
-    assert (quiet.err, quiet.json["notes"]) == ("", [note])
+    quiet_result = statecli("audit", "b.safetensors", "-q", "-f", "json")
+    assert (quiet_result.err, quiet_result.json["notes"]) == ("", [note])
 
 
 def test_unneeded_baseline_entry_is_in_the_json(statecli):

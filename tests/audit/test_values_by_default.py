@@ -49,11 +49,15 @@ def test_unread_values_are_a_warning_on_github_and_in_the_last_line(nan_checkpoi
     """The exit status alone lets a CI job pass; each target has its own warning, with the option to add."""
     torch.save({"w": torch.zeros(10)}, "b.pt")
     monkeypatch.setattr(values_budget, "DEFAULT_VALUE_BYTES", 39)
-    why = "not checked: 1 tensor (values not read: the target is larger than the default limit of 39 B; add --values)"
-    for quiet in ([], ["-q"]):
-        result = statecli("audit", nan_checkpoint, "b.pt", "-f", "github", *quiet)
+    message = (
+        "not checked: 1 tensor (values not read: the target is larger than the default limit of 39 B; add --values)"
+    )
+    for quiet_options in ([], ["-q"]):
+        result = statecli("audit", nan_checkpoint, "b.pt", "-f", "github", *quiet_options)
         title = {"title": "statecli not-checked"}
-        assert github(result.out) == [("warning", {"file": name, **title}, why) for name in (nan_checkpoint, "b.pt")]
+        assert github(result.out) == [
+            ("warning", {"file": name, **title}, message) for name in (nan_checkpoint, "b.pt")
+        ]
         assert result.code == 0
     (issue,) = statecli("audit", nan_checkpoint, "-f", "gitlab").json
     assert (issue["check_name"], issue["severity"]) == ("not-checked", "minor")
@@ -118,5 +122,5 @@ def test_audit_without_values_does_not_import_numpy(nan_checkpoint):
     code = "import sys, statecli.cli.command_runner, statecli.__main__ as m\n"
     code += f"sys.argv = ['statecli', 'audit', {nan_checkpoint!r}, '--no-values']"
     code += "\ntry:\n    m.main()\nfinally:\n    assert 'numpy' not in sys.modules"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
