@@ -291,8 +291,8 @@ def test_decoy_weights_do_not_hide_code_next_to_them(folder, tmp_path, decoy):
     inner.mkdir()
     (inner / "generate.py").write_text("x")
     decoy(inner)
-    said = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
-    assert "custom_generate/generate.py: not in the lock" in said
+    mismatches = list_mismatches(audit_with_lock(folder, locked, tmp_path / "lock.json"))
+    assert "custom_generate/generate.py: not in the lock" in mismatches
 
 
 @pytest.mark.parametrize("name", ["linked", "__pycache__"])
@@ -396,8 +396,8 @@ def test_an_unchanged_pipeline_matches_its_lock(pipeline, tmp_path):
 def test_the_command_locks_a_pipeline(pipeline, tmp_path, statecli):
     """The pipeline's folder is a target without a checkpoint, after the targets of its components."""
     lock_path = tmp_path / "lock.json"
-    done = statecli("lock", pipeline, "-o", lock_path)
-    assert (done.code, done.err) == (0, "")
+    result = statecli("lock", pipeline, "-o", lock_path)
+    assert (result.code, result.err) == (0, "")
     assert [len(target["tensors"]) for target in json.loads(lock_path.read_text())["targets"]] == [1, 1, 0]
     assert statecli("audit", pipeline, "--lock", lock_path).code == 0
 
@@ -424,9 +424,9 @@ def test_only_the_pipeline_that_cannot_be_compared_fails(pipeline, tmp_path, mon
     locked = lock(pipeline, lock_file=str(tmp_path / "lock.json"))
     monkeypatch.setattr(companion_files, "MAX_FILES", 1)
     result = audit_with_lock(pipeline, locked, tmp_path / "lock.json")
-    failed = [target for target in result.targets if target.status is Status.FAILED]
-    assert len(failed) == 1
-    assert "more than 1 files next to its weights" in failed[0].reason
+    failed_targets = [target for target in result.targets if target.status is Status.FAILED]
+    assert len(failed_targets) == 1
+    assert "more than 1 files next to its weights" in failed_targets[0].reason
     assert sum(target.status is Status.AUDITED for target in result.targets) == 2
 
 

@@ -38,7 +38,9 @@ def write_shards(state, folder, count=3):
     folder.mkdir()
     files = {name: f"model-{n % count + 1:05}-of-{count:05}.safetensors" for n, name in enumerate(state)}
     for shard in set(files.values()):
-        save_file({name: state[name].contiguous() for name, of in files.items() if of == shard}, folder / shard)
+        save_file(
+            {name: state[name].contiguous() for name, file_name in files.items() if file_name == shard}, folder / shard
+        )
     size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -99,8 +101,8 @@ def test_lock_depends_on_neither_path_nor_time(tmp_path, monkeypatch):
     os.utime(tmp_path / "a.pt", (0, 0))
     monkeypatch.chdir(tmp_path / "here")
     assert build_lock_bytes(tmp_path / "a.pt") == build_lock_bytes("b.pt")
-    both = json.loads(build_lock_bytes(tmp_path / "a.pt", "./b.pt"))
-    assert [target["target"] for target in both["targets"]] == ["../a.pt", "b.pt"]
+    document = json.loads(build_lock_bytes(tmp_path / "a.pt", "./b.pt"))
+    assert [target["target"] for target in document["targets"]] == ["../a.pt", "b.pt"]
     assert str(tmp_path).encode() not in build_lock_bytes(tmp_path / "a.pt", "b.pt")
 
 
@@ -186,9 +188,9 @@ def test_ties_recorded_by_a_format_are_in_both_locks(tmp_path):
 
 def test_slices_of_one_storage_are_not_tied(tmp_path):
     """A format that stores each part separately loses nothing."""
-    whole = torch.arange(6.0)
-    torch.save({"a": whole[:3], "b": whole[3:]}, tmp_path / "a.pt")
-    save_file({"a": whole[:3].clone(), "b": whole[3:].clone()}, tmp_path / "a.safetensors")
+    vector = torch.arange(6.0)
+    torch.save({"a": vector[:3], "b": vector[3:]}, tmp_path / "a.pt")
+    save_file({"a": vector[:3].clone(), "b": vector[3:].clone()}, tmp_path / "a.safetensors")
     assert build_lock_bytes(tmp_path / "a.pt") == build_lock_bytes(tmp_path / "a.safetensors")
 
 
@@ -224,15 +226,15 @@ def test_filters_exclude_tensors_from_the_lock(tmp_path, statecli):
     """Tensors are filtered by name and by kind, as in other commands."""
     torch.save({"a": torch.ones(1), "b": torch.ones(1)}, tmp_path / "a.pt")
     assert list(map_tensors(statecli("lock", tmp_path / "a.pt", "-x", "a").out)) == ["b"]
-    refused = statecli("lock", tmp_path / "a.pt", "--kind", "optimizer")
-    assert (refused.code, refused.out) == (2, "")
+    result = statecli("lock", tmp_path / "a.pt", "--kind", "optimizer")
+    assert (result.code, result.out) == (2, "")
 
 
 def test_lock_names_its_digest_algorithm(tmp_path, statecli):
     """The lock records sha256 if the user requests sha256."""
     torch.save({"w": torch.ones(1)}, tmp_path / "a.pt")
-    done = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
-    assert (done.code, done.out, done.err) == (0, "", "")
+    result = statecli("lock", tmp_path / "a.pt", "--digest", "sha256", "-o", tmp_path / "lock.json")
+    assert (result.code, result.out, result.err) == (0, "", "")
     assert lock_file.read_lock(str(tmp_path / "lock.json")).digest is Algorithm.SHA256
 
 
@@ -261,8 +263,8 @@ def test_a_damaged_file_is_not_locked(tmp_path, statecli):
     """The zip contains checksums of the saved bytes: a lock of other bytes would approve the damage."""
     torch.save({"w": torch.full((100,), 7.0)}, tmp_path / "a.pt")
     raw = (tmp_path / "a.pt").read_bytes()
-    at = raw.index(torch.full((100,), 7.0).numpy().tobytes())
-    (tmp_path / "a.pt").write_bytes(raw[:at] + b"\1" + raw[at + 1 :])
+    position = raw.index(torch.full((100,), 7.0).numpy().tobytes())
+    (tmp_path / "a.pt").write_bytes(raw[:position] + b"\1" + raw[position + 1 :])
     result = statecli("lock", tmp_path / "a.pt")
     assert (result.code, result.out) == (2, "")
     assert "checksum" in result.err
@@ -294,7 +296,7 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is an empty file"),
         ("[]", "not a JSON object"),
@@ -319,14 +321,14 @@ HEAD = '{"schema": "statecli.lock/1", "digest": "%s", "targets": [{"target": nul
         ("\0" * 100, "not valid JSON"),
     ],
 )
-def test_invalid_lock_file_is_a_one_line_error(tmp_path, statecli, text, says):
+def test_invalid_lock_file_is_a_one_line_error(tmp_path, statecli, text, message):
     """The command fails with status 2 before any target is read; the message names the file and the fault."""
     (tmp_path / "lock.json").write_text(text)
     result = statecli("audit", tmp_path / "missing.pt", "--lock", tmp_path / "lock.json")
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert "lock.json" in result.err
-    assert re.search(says, result.err), result.err
+    assert re.search(message, result.err), result.err
 
 
 def test_missing_lock_file_is_a_one_line_error(tmp_path, statecli):
@@ -340,8 +342,8 @@ def test_missing_lock_file_is_a_one_line_error(tmp_path, statecli):
 def build_lightning_checkpoint(folder):
     """A Lightning checkpoint of a run in `folder`: a callback stores scores under the paths of their files."""
     score = torch.tensor(0.5)
-    kept = {"best_model_score": score, "best_k_models": {f"{folder}/epoch=0.ckpt": score}}
-    return {"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": kept}}
+    callback = {"best_model_score": score, "best_k_models": {f"{folder}/epoch=0.ckpt": score}}
+    return {"epoch": 1, "state_dict": {"w": torch.ones(2)}, "callbacks": {"ModelCheckpoint{'monitor': 'vl'}": callback}}
 
 
 def test_lock_does_not_depend_on_paths_in_callbacks(tmp_path):
