@@ -37,12 +37,12 @@ def list_notes(diff: Diff) -> list[str]:
 def save(tmp_path: Path) -> Save:
     """Return a function that saves a file in a separate folder; the end of the name selects the format."""
 
-    def write(thing: Any, name: str) -> str:
+    def write(checkpoint: Any, name: str) -> str:
         path = tmp_path / name
         if name.endswith(".safetensors"):
-            save_file({key: tensor.clone().contiguous() for key, tensor in thing.items()}, path)
+            save_file({key: tensor.clone().contiguous() for key, tensor in checkpoint.items()}, path)
         else:
-            torch.save(thing, path, _use_new_zipfile_serialization=".legacy." not in name)
+            torch.save(checkpoint, path, _use_new_zipfile_serialization=".legacy." not in name)
         return str(path)
 
     return write

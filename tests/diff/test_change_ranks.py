@@ -82,8 +82,8 @@ def test_rank_appears_only_in_verbose_output_and_html(rank, statecli, save):
     paths = save({"w": before}, "c.pt"), save({"w": before + build_update((40, 30), 2, 9.0).float()}, "d.pt")
     assert rank(before, before + 1, ranks=False) is None
     assert "rank of Δ" not in statecli("diff", *paths).out
-    shown = json.loads(statecli("diff", *paths, "-v", "-f", "json").out)
-    assert [change["values"]["rank"] for change in shown["changes"]] == [2]
+    document = json.loads(statecli("diff", *paths, "-v", "-f", "json").out)
+    assert [change["values"]["rank"] for change in document["changes"]] == [2]
     assert "rank of Δ 2" in statecli("diff", *paths, "-f", "html").out
 
 

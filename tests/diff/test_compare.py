@@ -57,12 +57,14 @@ def is_clean(result):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda net: net.state_dict(), build_training_checkpoint, lambda net: net], ids=["dict", "ckpt", "module"]
+    "build_content",
+    [lambda net: net.state_dict(), build_training_checkpoint, lambda net: net],
+    ids=["dict", "ckpt", "module"],
 )
-def test_diff_of_a_file_with_itself_is_empty(make, diff):
+def test_diff_of_a_file_with_itself_is_empty(build_content, diff):
     """diff(A, A) is empty for a state_dict, a training checkpoint and a pickled module."""
-    thing = make(Net())
-    result = diff(thing, thing)
+    content = build_content(Net())
+    result = diff(content, content)
     assert result.changes
     assert not map_changes(result)
     assert is_clean(result)
@@ -85,13 +87,16 @@ def test_same_model_in_two_formats_is_identical(zipped, tmp_path):
 def test_dropped_tie_is_compared_with_the_kept_name(diff):
     """A name that safetensors drops is not removed if a tied name is kept; the values of the tensor are compared."""
     state = Net().state_dict()
-    kept = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
-    result = diff(state, kept, names=("a.pt", "b.safetensors"))
+    untied_state = {name: tensor.clone() for name, tensor in state.items() if name != "head.weight"}
+    result = diff(state, untied_state, names=("a.pt", "b.safetensors"))
     assert not map_changes(result)
     assert "tied-entry-left-out" in list_notes(result)
     assert len(result.changes) == len(state)
-    kept["embed.weight"][0, 0] += 1
-    assert set(map_changes(diff(state, kept, names=("a.pt", "b.safetensors")))) == {"embed.weight", "head.weight"}
+    untied_state["embed.weight"][0, 0] += 1
+    assert set(map_changes(diff(state, untied_state, names=("a.pt", "b.safetensors")))) == {
+        "embed.weight",
+        "head.weight",
+    }
 
 
 def test_a_dropped_name_that_was_not_tied_is_removed(diff):
@@ -127,24 +132,24 @@ def mutate(draw, state):
     """Return a changed copy, the changed name and the expected status and fields."""
     name = draw(st.sampled_from(sorted(state)))
     after = {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
-    what = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
-    if what == "element":
+    mutation = draw(st.sampled_from(["element", "dtype", "shape", "drop", "add", "rename", "tie"]))
+    if mutation == "element":
         after[name].view(-1)[draw(st.integers(0, after[name].numel() - 1))].zero_()
         return after, name, (Status.CHANGED, (Field.VALUES,))
-    if what == "dtype":
-        real = after[name].real if after[name].is_complex() else after[name]
-        after[name] = real.float() if real.dtype in (torch.float64, torch.int64) else real.double()
+    if mutation == "dtype":
+        real_part = after[name].real if after[name].is_complex() else after[name]
+        after[name] = real_part.float() if real_part.dtype in (torch.float64, torch.int64) else real_part.double()
         return after, name, (Status.CHANGED, (Field.DTYPE,))
-    if what == "shape":
+    if mutation == "shape":
         after[name] = after[name][None]
         return after, name, (Status.CHANGED, (Field.SHAPE,))
-    if what == "drop":
+    if mutation == "drop":
         del after[name]
         return after, name, (Status.REMOVED, ())
-    if what == "rename" and state[name].numel() > 1:
+    if mutation == "rename" and state[name].numel() > 1:
         after["other.name"] = after.pop(name)
         return after, "other.name", (Status.RENAMED, ())
-    if what == "tie":
+    if mutation == "tie":
         flat = torch.stack([state[name], state[name]])
         state["twin"], after["twin"] = flat[1].clone(), flat[1]
         after[name] = flat[0]
@@ -173,11 +178,12 @@ def test_a_single_mutation_is_found_exactly(data, diff):
 @given(draw_states(), draw_states())
 def test_swapped_sides_swap_added_and_removed(diff, first, second):
     """Swapping the sides swaps added with removed and keeps everything else."""
-    there, back = diff(first, second), diff(second, first)
+    forward_diff, reverse_diff = diff(first, second), diff(second, first)
     swap = {Status.ADDED: Status.REMOVED, Status.REMOVED: Status.ADDED}
-    listed = {(frozenset({c.fqn, c.renamed_from or c.fqn}), c.status, c.fields) for c in there.changes}
-    assert listed == {
-        (frozenset({c.fqn, c.renamed_from or c.fqn}), swap.get(c.status, c.status), c.fields) for c in back.changes
+    listed_changes = {(frozenset({c.fqn, c.renamed_from or c.fqn}), c.status, c.fields) for c in forward_diff.changes}
+    assert listed_changes == {
+        (frozenset({c.fqn, c.renamed_from or c.fqn}), swap.get(c.status, c.status), c.fields)
+        for c in reverse_diff.changes
     }
 
 
@@ -220,7 +226,7 @@ def test_sparse_and_dense_tensors_are_inconclusive(diff):
     """A sparse tensor and a dense tensor with equal metadata are broken: neither equal nor changed."""
     dense = torch.eye(3)
     result = diff({"a": dense}, {"a": dense.to_sparse()})
-    assert [broken.fqn for broken in result.broken] == ["a"]
+    assert [pair.fqn for pair in result.broken] == ["a"]
     assert "statecli does not know whether the values differ" in result.broken[0].message
     assert not result.changes
 
@@ -228,9 +234,9 @@ def test_sparse_and_dense_tensors_are_inconclusive(diff):
 def test_ignored_shape_makes_values_inconclusive(diff):
     """--ignore shape alone cannot compare the values of tensors with other shapes."""
     before, after = {"a": torch.ones(3)}, {"a": torch.ones(4)}
-    assert [broken.fqn for broken in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
-    both = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
-    assert is_clean(both)
+    assert [pair.fqn for pair in diff(before, after, ignore=(Field.SHAPE,)).broken] == ["a"]
+    result_without_values = diff(before, after, ignore=(Field.SHAPE, Field.VALUES))
+    assert is_clean(result_without_values)
 
 
 def test_tensors_without_values_compare_only_metadata(diff):
@@ -252,27 +258,27 @@ def test_histograms_show_the_greatest_relative_changes(diff):
 
 
 @pytest.mark.parametrize(
-    "how", [CompareOptions(), CompareOptions(atol=0.5)], ids=["small tensors together", "by tasks"]
+    "options", [CompareOptions(), CompareOptions(atol=0.5)], ids=["small tensors together", "by tasks"]
 )
-def test_progress_counts_the_bytes_of_before(save, monkeypatch, how):
+def test_progress_counts_the_bytes_of_before(save, monkeypatch, options):
     """The bar gets the total size, then as many bytes in steps with a tensor name; small files have no bar."""
     first, second = (
         save({"a": torch.full((8,), value), "b": torch.ones(8)}, f"{value}.safetensors") for value in (0.0, 1.0)
     )
-    total, done = [], []
+    totals, steps = [], []
 
     def bar(size):
-        total.append(size)
-        return lambda *progress: done.append(progress)
+        totals.append(size)
+        return lambda *progress: steps.append(progress)
 
-    compare_targets(Request(first, second, how=how), bar)
-    assert total == ([] if compiled_kernel.native else [64])
-    total.clear(), done.clear()
+    compare_targets(Request(first, second, how=options), bar)
+    assert totals == ([] if compiled_kernel.native else [64])
+    totals.clear(), steps.clear()
     monkeypatch.setattr(plain_bytes, "MAX_BYTES", 0)
-    compare_targets(Request(first, second, how=how), bar)
-    assert total == [64]
-    assert sum(count for _, count in done) == 64
-    assert {name for name, _ in done} == {"b"}
+    compare_targets(Request(first, second, how=options), bar)
+    assert totals == [64]
+    assert sum(count for _, count in steps) == 64
+    assert {name for name, _ in steps} == {"b"}
 
 
 # --- filters -------------------------------------------------------------------------------------------------------
@@ -323,9 +329,9 @@ def test_glob_may_match_only_settings(diff):
     before, after = {**BEFORE, "epoch": 1, "run": "a"}, {**AFTER, "epoch": 2, "run": "a"}
     result = diff(before, after, selection=Selection(include=("epoch",)))
     assert ([scalar.key for scalar in result.scalars], result.changes) == (["epoch"], ())
-    same = diff(before, after, selection=Selection(include=("run",)))
-    assert is_clean(same)
-    assert "settings-alone" in list_notes(same)
+    settings_diff = diff(before, after, selection=Selection(include=("run",)))
+    assert is_clean(settings_diff)
+    assert "settings-alone" in list_notes(settings_diff)
     with pytest.raises(NothingMatched):
         diff(before, after, selection=Selection(include=("runs",)))
 
@@ -366,16 +372,16 @@ ODDITIES = {"metadata-set-twice": "__metadata__ sets 'k' twice", "misaligned": "
 def test_oddities_of_either_file_are_notes(statecli, tmp_path):
     """diff shows the notes of `inspect` for either file, with the file's name; once for a file compared with itself."""
     header = b'{"__metadata__":{"k":"1","k":"1"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    odd, plain = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
-    odd.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
-    save_file({"w": torch.zeros(1)}, plain, metadata={"k": "1"})
-    inspected = statecli("inspect", odd, "-f", "json").json["notes"]
+    noted_path, plain_path = tmp_path / "odd.safetensors", tmp_path / "plain.safetensors"
+    noted_path.write_bytes((len(header)).to_bytes(8, "little") + header + bytes(4))
+    save_file({"w": torch.zeros(1)}, plain_path, metadata={"k": "1"})
+    inspected = statecli("inspect", noted_path, "-f", "json").json["notes"]
     assert {finding["name"] for finding in inspected} == set(ODDITIES)
-    for words in ((odd, plain), (plain, odd), (odd, odd)):
+    for words in ((noted_path, plain_path), (plain_path, noted_path), (noted_path, noted_path)):
         result = statecli("diff", *words, "-f", "json")
         assert result.code == 0
         notes = [(note["name"], note["message"]) for note in result.json["notes"]]
-        assert notes == [(finding["name"], f"{odd}: {finding['message']}") for finding in inspected]
+        assert notes == [(finding["name"], f"{noted_path}: {finding['message']}") for finding in inspected]
 
 
 def test_diff_of_two_empty_files_is_an_error(diff):
@@ -409,8 +415,8 @@ def test_section_is_compared_with_a_file(save):
     diff = compare_targets(Request(f"{first}#state_dict", second))
     assert is_clean(diff)
     assert "sections-paired" in list_notes(diff)
-    whole = compare_targets(Request(first, second))
-    assert {rule for rule, _ in list_findings(whole)} == {"removed", "metadata"}
+    whole_diff = compare_targets(Request(first, second))
+    assert {rule for rule, _ in list_findings(whole_diff)} == {"removed", "metadata"}
 
 
 def test_one_changed_weight_of_a_real_model_is_found(minilm, save):
@@ -433,12 +439,16 @@ def test_reading_in_two_processes_gives_the_same_result(diff, monkeypatch):
 
     state = {f"l.{i}.w": torch.randn(3) for i in range(20)}
     after = {**state, "l.3.w": torch.zeros(3)}
-    alone = diff(state, after)
+    serial_diff = diff(state, after)
     monkeypatch.setattr(read_targets, "MIN_BYTES_FOR_PROCESS", 0)
     monkeypatch.setattr(pool, "can_fork", lambda: True)
-    paths = alone.before.target, alone.after.target
-    beside = compare_targets(Request(*paths))
-    assert (beside.changes, beside.findings, beside.after) == (alone.changes, alone.findings, alone.after)
+    paths = serial_diff.before.target, serial_diff.after.target
+    parallel_diff = compare_targets(Request(*paths))
+    assert (parallel_diff.changes, parallel_diff.findings, parallel_diff.after) == (
+        serial_diff.changes,
+        serial_diff.findings,
+        serial_diff.after,
+    )
     with open(paths[1], "r+b") as file:
         file.truncate(100)
     with pytest.raises(UnreadableError, match=re.escape(paths[1])):
@@ -508,16 +518,16 @@ def test_a_file_replaced_after_its_header_was_read_is_noticed(tmp_path, monkeypa
     """The file version is taken before the header is read: an old header with new bytes is not a valid state."""
     for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
         torch.save({"w": torch.full((4,), value)}, tmp_path / f"{name}.pt")
-    read = run.read_both
+    read_both = run.read_both
 
     def read_and_replace(*args):
-        both = read(*args)
+        states = read_both(*args)
         (tmp_path / "c.pt").replace(tmp_path / "b.pt")
-        return both
+        return states
 
     monkeypatch.setattr(run, "read_both", read_and_replace)
     diff = compare_targets(Request(str(tmp_path / "a.pt"), str(tmp_path / "b.pt")))
-    assert [broken.fqn for broken in diff.broken] == ["w"]
+    assert [pair.fqn for pair in diff.broken] == ["w"]
     assert "b.pt: w: changed while statecli read it" in diff.broken[0].message
 
 
@@ -619,6 +629,6 @@ HIDDEN_DIFFERENCES = {
 @pytest.mark.parametrize("case", HIDDEN_DIFFERENCES)
 def test_subtle_differences_are_findings(case, diff):
     """The tensor differs from the changed tensor and equals itself; neither result is inconclusive."""
-    before, after, how = HIDDEN_DIFFERENCES[case]
-    assert list_findings(diff({"w": before}, {"w": after}, how=how)) == [("changed", "w")]
-    assert is_clean(diff({"w": before}, {"w": before}, how=how))
+    before, after, options = HIDDEN_DIFFERENCES[case]
+    assert list_findings(diff({"w": before}, {"w": after}, how=options)) == [("changed", "w")]
+    assert is_clean(diff({"w": before}, {"w": before}, how=options))

@@ -19,8 +19,8 @@ from statecli.values.delta import CompareOptions
 TARGETS = {"before": "a.pt", "after": "b.pt"}
 
 
-def build_options(**given):
-    return DiffOptions(**TARGETS | given)
+def build_options(**options):
+    return DiffOptions(**TARGETS | options)
 
 
 def prepare(options):
@@ -34,7 +34,7 @@ def test_defaults_equal_those_of_the_library():
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("arguments", "expected"),
     [
         ({"bitwise": True}, {"how": CompareOptions(bitwise=True)}),
         ({"atol": 1e-6, "rtol": 0.5}, {"how": CompareOptions(atol=1e-6, rtol=0.5)}),
@@ -47,8 +47,8 @@ def test_defaults_equal_those_of_the_library():
         ({"must_not_change": ("x",)}, {"frozen": ("x",)}),
         ({"must_change": ("x",)}, {"changed": ("x",)}),
         *(
-            (same, same)
-            for same in (
+            (options, options)
+            for options in (
                 {"map": ("a=b",)},
                 {"ignore": (Field.DTYPE,)},
                 {"adapter": "lora"},
@@ -58,13 +58,13 @@ def test_defaults_equal_those_of_the_library():
         ),
     ],
 )
-def test_each_option_reaches_the_comparison(given, wanted):
+def test_each_option_reaches_the_comparison(arguments, expected):
     """The request differs from the default only in the given option."""
-    assert prepare(build_options(**given)) == Request(**TARGETS | wanted)
+    assert prepare(build_options(**arguments)) == Request(**TARGETS | expected)
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("options", "expected"),
     [
         ({"all": True}, {"unfold": True}),
         ({"tree": True}, {"tree": True}),
@@ -75,9 +75,9 @@ def test_each_option_reaches_the_comparison(given, wanted):
         ({"name_status": True}, {"names": NameList.STATUS}),
     ],
 )
-def test_each_option_reaches_the_report(given, wanted):
+def test_each_option_reaches_the_report(options, expected):
     """The view differs from the default only in the given option."""
-    assert diff.build_view(build_options(**given)) == DiffView(**wanted)
+    assert diff.build_view(build_options(**options)) == DiffView(**expected)
 
 
 def test_compute_device_must_be_cpu_or_cuda():
@@ -95,7 +95,7 @@ def test_contradicting_options_are_both_named():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"include": ("x",)},
         {"exclude": ("x",)},
@@ -104,6 +104,6 @@ def test_contradicting_options_are_both_named():
         {"shape": ("2x3",)},
     ],
 )
-def test_each_filter_reaches_the_comparison(given):
+def test_each_filter_reaches_the_comparison(options):
     """The five filters form one selection."""
-    assert prepare(build_options(**given)) == Request("a.pt", "b.pt", selection=Selection(**given))
+    assert prepare(build_options(**options)) == Request("a.pt", "b.pt", selection=Selection(**options))

@@ -79,9 +79,9 @@ def test_only_failed_expectations_are_findings(options, changed, expected, diff)
 def test_expectations_apply_to_settings(diff):
     """A changed epoch is outside --may-change 'head.*', unless a glob names the epoch."""
     sides = {**BEFORE, "epoch": 1}, {**build_changed("head.w"), "epoch": 2}
-    (outside,) = diff(*sides, only=("head.*",)).findings
-    assert (outside.rule, outside.fqn, outside.section) == ("outside-only", "epoch", None)
-    assert outside.message == "epoch: changed, but does not match --may-change 'head.*': 1 → 2"
+    (finding,) = diff(*sides, only=("head.*",)).findings
+    assert (finding.rule, finding.fqn, finding.section) == ("outside-only", "epoch", None)
+    assert finding.message == "epoch: changed, but does not match --may-change 'head.*': 1 → 2"
     assert not diff(*sides, only=("head.*", "epoch")).findings
     assert list_findings(diff(*sides, frozen=("epoch",))) == [("frozen-changed", "epoch")]
     assert not diff(*sides, changed=("epoch",)).findings
@@ -103,8 +103,8 @@ THIRDS = torch.arange(3.0) / 3
 )
 def test_replaced_tensor_satisfies_must_change(after, diff):
     """--must-change accepts another shape, other values after a cast, and a new tensor."""
-    kept = {"other": torch.arange(9.0)}
-    result = diff({**kept, "w": THIRDS}, {**kept, **after}, changed=("w*",))
+    kept_tensors = {"other": torch.arange(9.0)}
+    result = diff({**kept_tensors, "w": THIRDS}, {**kept_tensors, **after}, changed=("w*",))
     assert (result.findings, result.broken) == ((), ())
 
 
@@ -123,21 +123,21 @@ def test_replaced_tensor_satisfies_must_change(after, diff):
 )
 def test_tensor_with_the_same_values_fails_must_change(after, glob, statecli, save):
     """--must-change fails for a cast that keeps all values, equal bytes under another name, and a removed name."""
-    rest = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
-    before = save({**rest, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
-    result = statecli("diff", before, save({**rest, **after}, "b.pt"), "--must-change", glob)
+    other_tensors = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
+    before = save({**other_tensors, "head.w": BEFORE["head.w"], "lr": 0.1}, "a.pt")
+    result = statecli("diff", before, save({**other_tensors, **after}, "b.pt"), "--must-change", glob)
     assert result.code == 1
     assert f"error[unchanged]: --must-change {glob!r}: no matching tensor changed: " in result.out
 
 
 def test_any_field_counts_unless_ignored(diff):
     """Another dtype is a change of a frozen tensor, and so is an added or removed tensor."""
-    half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
-    assert list_findings(diff(BEFORE, half, frozen=("head.*",))) == [("frozen-changed", "head.w")]
-    assert not diff(BEFORE, half, frozen=("head.*",), ignore=(Field.DTYPE,)).findings
-    fewer = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
-    assert list_findings(diff(BEFORE, fewer, frozen=("head.*",))) == [("frozen-changed", "head.w")]
-    assert list_findings(diff(fewer, BEFORE, only=("backbone.*",))) == [("outside-only", "head.w")]
+    half_state = {**BEFORE, "head.w": BEFORE["head.w"].half()}
+    assert list_findings(diff(BEFORE, half_state, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert not diff(BEFORE, half_state, frozen=("head.*",), ignore=(Field.DTYPE,)).findings
+    smaller_state = {name: tensor for name, tensor in BEFORE.items() if name != "head.w"}
+    assert list_findings(diff(BEFORE, smaller_state, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert list_findings(diff(smaller_state, BEFORE, only=("backbone.*",))) == [("outside-only", "head.w")]
 
 
 def test_renamed_tensor_is_matched_under_both_names(diff):
@@ -150,9 +150,11 @@ def test_renamed_tensor_is_matched_under_both_names(diff):
 
 def test_wrapped_name_is_matched_with_or_without_its_prefix(diff):
     """A glob need match only one of two names that differ by a stripped prefix."""
-    wrapped = {f"module.{name}": tensor for name, tensor in build_changed("head.w").items()}
-    assert not diff(BEFORE, wrapped, only=("head.*",)).findings
-    assert list_findings(diff(BEFORE, wrapped, frozen=("module.head.*",))) == [("frozen-changed", "module.head.w")]
+    wrapped_state = {f"module.{name}": tensor for name, tensor in build_changed("head.w").items()}
+    assert not diff(BEFORE, wrapped_state, only=("head.*",)).findings
+    assert list_findings(diff(BEFORE, wrapped_state, frozen=("module.head.*",))) == [
+        ("frozen-changed", "module.head.w")
+    ]
 
 
 OPTIONS = {"only": "--may-change", "frozen": "--must-not-change", "changed": "--must-change"}
@@ -236,10 +238,10 @@ def test_only_section_is_not_a_part_of_names(diff):
 
 def test_names_shapes_and_dtypes_are_checked_without_values(diff):
     """Checks that need no values also run without values."""
-    half = {**BEFORE, "head.w": BEFORE["head.w"].half()}
-    assert list_findings(diff(BEFORE, half, values=False, frozen=("head.*",))) == [("frozen-changed", "head.w")]
-    assert list_findings(diff(BEFORE, half, values=False, only=("backbone.*",))) == [("outside-only", "head.w")]
-    assert not diff(BEFORE, half, values=False, only=("head.*",), changed=("head.*",)).findings
+    half_state = {**BEFORE, "head.w": BEFORE["head.w"].half()}
+    assert list_findings(diff(BEFORE, half_state, values=False, frozen=("head.*",))) == [("frozen-changed", "head.w")]
+    assert list_findings(diff(BEFORE, half_state, values=False, only=("backbone.*",))) == [("outside-only", "head.w")]
+    assert not diff(BEFORE, half_state, values=False, only=("head.*",), changed=("head.*",)).findings
 
 
 @pytest.mark.parametrize("options", [{"values": False}, {"ignore": (Field.VALUES,)}])
@@ -248,9 +250,9 @@ def test_must_change_is_inconclusive_without_values(options, changed, diff):
     """--must-change neither passes nor fails for a tensor with unchanged metadata, or with only another dtype."""
     result = diff(BEFORE, changed, changed=("head.w",), **options)
     assert not result.findings
-    (broken,) = result.broken
-    assert broken.fqn == "head.w"
-    assert "cannot check --must-change 'head.w'" in broken.message
+    (pair,) = result.broken
+    assert pair.fqn == "head.w"
+    assert "cannot check --must-change 'head.w'" in pair.message
 
 
 def test_must_change_is_inconclusive_for_meta_tensors(diff):
@@ -289,7 +291,7 @@ def test_inconclusive_tensor_is_not_reported_as_unchanged(diff):
     dense = torch.eye(3)
     result = diff({**BEFORE, "sparse": dense}, {**BEFORE, "sparse": dense.to_sparse()}, changed=("sparse",))
     assert not result.findings
-    assert [broken.fqn for broken in result.broken] == ["sparse"]
+    assert [pair.fqn for pair in result.broken] == ["sparse"]
 
 
 def test_unchanged_setting_fails_only_must_change(diff):
@@ -306,13 +308,13 @@ def test_frozen_settings_beyond_the_limit_are_inconclusive(diff, monkeypatch):
     before = {**BEFORE, "args": {f"x{n}": n for n in range(250)}, "epoch": 1}
     result = diff(before, {**before, "args": {**before["args"], "x240": -1}}, frozen=("args.*", "epoch"))
     assert not result.findings
-    (broken,) = result.broken
-    assert "cannot check --must-not-change 'args.*'" in broken.message
+    (pair,) = result.broken
+    assert "cannot check --must-not-change 'args.*'" in pair.message
     assert not diff(before, before, frozen=("args.*",)).broken
 
 
 @pytest.mark.parametrize(
-    ("options", "changed", "met"),
+    ("options", "changed", "expected_met"),
     [
         ({"frozen": ("backbone.*",)}, ("head.w",), [("--must-not-change 'backbone.*'", "2 tensors did not change")]),
         ({"frozen": ("backbone.*",)}, ("backbone.a.w",), []),
@@ -328,10 +330,10 @@ def test_frozen_settings_beyond_the_limit_are_inconclusive(diff, monkeypatch):
         ({"changed": ("epoch",)}, (), [("--must-change 'epoch'", "1 of 1 setting changed")]),
     ],
 )
-def test_a_met_expectation_is_listed_with_its_evidence(diff, options, changed, met):
+def test_a_met_expectation_is_listed_with_its_evidence(diff, options, changed, expected_met):
     """The evidence counts tensors, so that a glob with too few matches is visible; a failed option is a finding."""
     result = diff({**BEFORE, "epoch": 1}, {**build_changed(*changed), "epoch": 2}, **options)
-    assert [(item.option, item.evidence) for item in result.met] == met
+    assert [(item.option, item.evidence) for item in result.met] == expected_met
 
 
 def test_expectation_is_not_met_without_compared_values(diff):

@@ -15,9 +15,9 @@ from statecli.core.model_state import ByteRange, Evidence, Kind, TensorData, Ten
 from .conftest import map_changes
 
 
-def build_row(**more: object) -> TensorInfo:
+def build_row(**fields: object) -> TensorInfo:
     """Return a tensor row with the given fields."""
-    return TensorInfo(**{"fqn": "w", "dtype": "float32", "shape": (2,), "elements": 2, "nbytes": 8} | more)
+    return TensorInfo(**{"fqn": "w", "dtype": "float32", "shape": (2,), "elements": 2, "nbytes": 8} | fields)
 
 
 def list_changed_fields(before: dict, after: dict, *ignore: Field, devices: bool = True) -> tuple[Field, ...]:
@@ -98,7 +98,7 @@ def test_tying_differs_if_other_names_share_the_storage(storages):
         Match(build_row(fqn=str(n), storage=first), build_row(fqn=str(n), storage=second))
         for n, (first, second) in enumerate(storages)
     ]
-    recorded = [n for n, both in enumerate(storages) if None not in both]
+    recorded = [n for n, pair in enumerate(storages) if None not in pair]
 
     def sharing(n, side):
         return {other for other in recorded if storages[other][side] == storages[n][side]}

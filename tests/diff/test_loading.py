@@ -249,8 +249,8 @@ def test_a_lazy_parameter_fits_any_shape(source, save):
     assert not diff.findings
 
 
-@pytest.mark.parametrize("named", [False, True], ids=["layers", "collections"])
-def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecli, named):
+@pytest.mark.parametrize("has_collection_names", [False, True], ids=["layers", "collections"])
+def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecli, has_collection_names):
     """`params` and `batch_stats` are one model, by the names of its layers or with the names of its collections."""
     serialization = pytest.importorskip("flax.serialization")
     from safetensors import numpy
@@ -263,19 +263,19 @@ def test_a_flat_model_is_compared_with_the_collections_of_flax(tmp_path, statecl
         "batch_stats": {"BatchNorm_0": {"mean": np.zeros(3, np.float32)}},
     }
     flat = {
-        f"{collection}.{layer}.{name}" if named else f"{layer}.{name}": value
+        f"{collection}.{layer}.{name}" if has_collection_names else f"{layer}.{name}": value
         for collection, layers in collections.items()
         for layer, entries in layers.items()
         for name, value in entries.items()
     }
     (tmp_path / "a.msgpack").write_bytes(serialization.msgpack_serialize(collections))
     numpy.save_file(flat, tmp_path / "b.safetensors")
-    for both in (("a.msgpack", "b.safetensors"), ("b.safetensors", "a.msgpack")):
-        result = statecli("diff", *(tmp_path / name for name in both), "-f", "json")
+    for names in (("a.msgpack", "b.safetensors"), ("b.safetensors", "a.msgpack")):
+        result = statecli("diff", *(tmp_path / name for name in names), "-f", "json")
         assert (result.code, result.json["summary"]["identical"]) == (0, 3)
-        (said,) = (note["message"] for note in result.json["notes"] if note["name"] == "sections-paired")
-        assert said.startswith("section 'model' of ")
-        assert "is compared with these sections of " in said
+        (message,) = (note["message"] for note in result.json["notes"] if note["name"] == "sections-paired")
+        assert message.startswith("section 'model' of ")
+        assert "is compared with these sections of " in message
 
 
 SIZED_NET = """
@@ -321,7 +321,10 @@ def test_a_violated_option_is_one_problem(statecli, in_tmp_path):
     assert (result.code, result.out.count("error[")) == (1, 1)
     assert "error[frozen-changed]: 12 tensors differ, but match --must-not-change 'enc.*'" in result.out
     assert "1 error: exit status 1" in result.out
-    only = statecli("diff", "a.pt", "b.pt", "--may-change", "dec.*", "-f", "table").out
-    assert "error[outside-only]: 12 tensors differ, but do not match --may-change 'dec.*'" in only
-    allowed = statecli("diff", "a.pt", "b.pt", "--may-change", "*", "-f", "table")
-    assert (allowed.code, "24 of 24 parameters changed: all changes are allowed" in allowed.out) == (0, True)
+    output = statecli("diff", "a.pt", "b.pt", "--may-change", "dec.*", "-f", "table").out
+    assert "error[outside-only]: 12 tensors differ, but do not match --may-change 'dec.*'" in output
+    allowed_result = statecli("diff", "a.pt", "b.pt", "--may-change", "*", "-f", "table")
+    assert (allowed_result.code, "24 of 24 parameters changed: all changes are allowed" in allowed_result.out) == (
+        0,
+        True,
+    )

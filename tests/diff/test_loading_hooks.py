@@ -37,9 +37,9 @@ def test_missing_extra_state_is_a_missing_entry(source, save):
     diff = compare_targets(Request(target, save(build_state(state), "net.pt")))
     assert list_findings(diff) == [("missing-entry", "_extra_state")]
     assert "does not contain this key" in diff.findings[0].message
-    whole = compare_targets(Request(target, save(build_state(state, _extra_state={"steps": 2}), "net.pt")))
-    assert list_findings(whole) == []
-    assert "extra-state" in list_notes(whole)
+    whole_diff = compare_targets(Request(target, save(build_state(state, _extra_state={"steps": 2}), "net.pt")))
+    assert list_findings(whole_diff) == []
+    assert "extra-state" in list_notes(whole_diff)
 
 
 @pytest.mark.parametrize("value", [7, {"a": {"scale": torch.ones(2)}}, torch.ones(2)])

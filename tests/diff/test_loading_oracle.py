@@ -179,8 +179,8 @@ def list_torch_findings(net, path) -> set[tuple[str, str]] | None:
         return set()
     errors: set[tuple[str, str]] = set()
     for rule, start in (("missing-entry", "Missing key(s)"), ("unexpected-entry", "Unexpected key(s)")):
-        listed = re.search(re.escape(start) + r" in state_dict: (.*?)\. $", text, re.MULTILINE)
-        errors |= {(rule, name) for name in re.findall('"(.*?)"', listed[1])} if listed else set()
+        key_list = re.search(re.escape(start) + r" in state_dict: (.*?)\. $", text, re.MULTILINE)
+        errors |= {(rule, name) for name in re.findall('"(.*?)"', key_list[1])} if key_list else set()
     errors |= {("shape-mismatch", name) for name in re.findall(r"size mismatch for (\S+): copying", text)}
     errors |= {("load-refused", name) for name in re.findall(r'parameter named "(\S+)",', text)}
     if "running stats buffer(s)" in text:
@@ -213,18 +213,18 @@ def draw_mutations(draw):
     return draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(0, 99)), max_size=3))
 
 
-def mutate_state(state, kind, at):
+def mutate_state(state, kind, position):
     """Make one change to `state`; the order and `_metadata` are kept."""
     tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
-    name = tensors[at % len(tensors)]
+    name = tensors[position % len(tensors)]
     parent = name.rpartition(".")[0]
-    beside = f"{parent}." if parent else ""
+    prefix = f"{parent}." if parent else ""
     if kind == "drop" and len(tensors) > 1:
         del state[name]
     elif kind == "add":
-        state[["extra", "mask", "old.running_mean", "fc.bias2", "a.b.c"][at % 5]] = torch.ones(2)
+        state[["extra", "mask", "old.running_mean", "fc.bias2", "a.b.c"][position % 5]] = torch.ones(2)
     elif kind == "beside":
-        state[f"{beside}more"] = torch.ones(1)
+        state[f"{prefix}more"] = torch.ones(1)
     elif kind == "rename":
         state[f"{name}x"] = state.pop(name)
     elif kind == "reshape":
@@ -234,19 +234,19 @@ def mutate_state(state, kind, at):
     elif kind == "scalar":
         state[name] = state[name].reshape(-1)[0].clone()
     elif kind == "number":
-        state[[name, "epoch"][at % 2]] = 3
+        state[[name, "epoch"][position % 2]] = 3
     elif kind == "extra":
-        key = f"{beside}_extra_state"
-        state.pop(key) if key in state else state.update({key: [torch.ones(2), 3][at % 2]})
+        key = f"{prefix}_extra_state"
+        state.pop(key) if key in state else state.update({key: [torch.ones(2), 3][position % 2]})
     elif kind == "old":
-        rename_keys(state, at)
+        rename_keys(state, position)
 
 
-def rename_keys(state, at):
+def rename_keys(state, position):
     """Rename keys to the names that hooks accept: the old names of weight_norm and a transposed kernel."""
     if "fc.parametrizations.weight.original0" in state:
         state["fc.weight_g"] = state.pop("fc.parametrizations.weight.original0")
-        if at % 2:
+        if position % 2:
             state["fc.weight_v"] = state.pop("fc.parametrizations.weight.original1", torch.ones(2, 3))
     if "inner.weight" in state:
         state["inner.kernel"] = state.pop("inner.weight")
@@ -271,8 +271,8 @@ def test_findings_equal_those_of_a_strict_load(name, form, zoo, tmp_path):
         if form != "net.safetensors":
             state = OrderedDict(state)
             state._metadata = net.state_dict()._metadata
-        for kind, at in changes:
-            mutate_state(state, kind, at)
+        for kind, position in changes:
+            mutate_state(state, kind, position)
         path = tmp_path / form
         save_state(state, path)
         actual, ties = list_statecli_findings(path, target, device)
@@ -311,14 +311,16 @@ def test_wrapper_prefix_adds_only_its_own_finding(name, zoo, tmp_path):
     @given(draw_mutations(), st.sampled_from(FORMS))
     def check_findings(changes, form):
         state = net.state_dict()
-        for kind, at in changes:
-            mutate_state(state, kind, at)
-        wrapped = OrderedDict((f"module.{key}", value) for key, value in state.items())
-        wrapped._metadata = {"": {"version": 1}}
-        wrapped._metadata |= {f"module.{path}".rstrip("."): about for path, about in state._metadata.items()}
+        for kind, position in changes:
+            mutate_state(state, kind, position)
+        wrapped_state = OrderedDict((f"module.{key}", value) for key, value in state.items())
+        wrapped_state._metadata = {"": {"version": 1}}
+        wrapped_state._metadata |= {
+            f"module.{path}".rstrip("."): metadata for path, metadata in state._metadata.items()
+        }
         save_state(state, tmp_path / form)
         expected = list_torch_findings(build_fresh_net(zoo, name), tmp_path / form)
-        save_state(wrapped, tmp_path / form)
+        save_state(wrapped_state, tmp_path / form)
         actual, _ = list_statecli_findings(tmp_path / form, f"{zoo[0]}:{name}")
         assert {(rule, fqn.removeprefix("module.")) for rule, fqn in actual} == expected | {("wrapper-prefix", "")}
 

@@ -13,11 +13,11 @@ from statecli.commands.diff.result import Status
 from .conftest import map_changes
 
 
-def build_encoder(prefix: str, scale: float, *more: str) -> dict[str, torch.Tensor]:
+def build_encoder(prefix: str, scale: float, *other_names: str) -> dict[str, torch.Tensor]:
     """Return an encoder of three layers behind a prefix, with values multiplied by `scale`."""
     names = ["embed.weight", *(f"layer.{n}.weight" for n in range(3))]
     state = {f"{prefix}{name}": torch.arange(4.0 + n) * scale + n for n, name in enumerate(names)}
-    return state | {name: torch.arange(9.0) * scale for name in more}
+    return state | {name: torch.arange(9.0) * scale for name in other_names}
 
 
 def find_suggested_rule(result) -> str | None:
@@ -47,8 +47,8 @@ def test_suggested_rule_pairs_all_tensors(before, after, rule, diff):
     assert find_suggested_rule(diff(before, after)) == rule
     mapped = diff(before, after, map=(rule,))
     assert find_suggested_rule(mapped) is None
-    both = min(len(before), len(after))
-    assert sum(change.status is Status.CHANGED for change in map_changes(mapped).values()) == both
+    pair_count = min(len(before), len(after))
+    assert sum(change.status is Status.CHANGED for change in map_changes(mapped).values()) == pair_count
 
 
 def test_no_rule_is_suggested_without_a_gain(diff):
@@ -60,8 +60,14 @@ def test_no_rule_is_suggested_without_a_gain(diff):
     )
     wider = {name: torch.ones(50) for name in build_encoder("", 2)}
     assert find_suggested_rule(diff(build_encoder("bert.", 1, "head"), wider)) is None
-    others = {f"o{n}": torch.arange(30.0 + n) for n in range(9)}, {f"p{n}": torch.arange(60.0 + n) for n in range(9)}
-    assert find_suggested_rule(diff(build_encoder("bert.", 1) | others[0], build_encoder("", 2) | others[1])) is None
+    extra_tensors = (
+        {f"o{n}": torch.arange(30.0 + n) for n in range(9)},
+        {f"p{n}": torch.arange(60.0 + n) for n in range(9)},
+    )
+    assert (
+        find_suggested_rule(diff(build_encoder("bert.", 1) | extra_tensors[0], build_encoder("", 2) | extra_tensors[1]))
+        is None
+    )
 
 
 def test_no_rule_is_suggested_that_breaks_pairs(diff):
@@ -93,10 +99,10 @@ def test_suggested_rules_for_components_pair_all_tensors(before, after, rules, s
     note = next(line for line in statecli("diff", *paths, "-f", "json").out.splitlines() if "components-apart" in line)
     options = shlex.split(re.search(r"add (--map .*?)\"", note.replace("\\\\", "\\"))[1])
     assert options.count("--map") == rules
-    shown = statecli("diff", *paths, *options).out
-    assert f"{len(old)} of {len(new)} parameters changed" in shown
+    output = statecli("diff", *paths, *options).out
+    assert f"{len(old)} of {len(new)} parameters changed" in output
     for name in new:
-        assert re.search(rf"^changed .*{re.escape(name)} ", shown, re.MULTILINE), name
+        assert re.search(rf"^changed .*{re.escape(name)} ", output, re.MULTILINE), name
 
 
 def test_no_rule_is_suggested_for_components_of_other_shapes(diff):

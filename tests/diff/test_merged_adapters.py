@@ -24,8 +24,8 @@ SIZES = {"vocab_size": 64, "num_attention_heads": 4}
 Q_AND_V = ("q_proj", "v_proj")
 
 
-def build_llama(**more: Any) -> Any:
-    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **SIZES, **more)
+def build_llama(**options: Any) -> Any:
+    config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **SIZES, **options)
     return transformers.LlamaForCausalLM(config)
 
 
@@ -75,10 +75,10 @@ def edit_weights(folder: Path, change) -> None:
 
 
 def map_merged(result) -> dict[str, Any]:
-    done = {change.fqn: change.transformation for change in result.changes}
+    transformations = {change.fqn: change.transformation for change in result.changes}
     return {
         name: transformation
-        for name, transformation in done.items()
+        for name, transformation in transformations.items()
         if transformation and transformation.kind is TransformationKind.MERGED
     }
 
@@ -89,15 +89,16 @@ def test_a_merge_is_recognised(merge, dtype, rslora):
     """Each weight is the original weight plus the update, up to the rounding of its dtype."""
     paths = merge(build_llama(), dtype=dtype, target_modules=list(Q_AND_V), use_rslora=rslora)
     result = compare_with_adapter(*paths)
-    done = map_merged(result)
-    assert len(done) == 4
+    transformations = map_merged(result)
+    assert len(transformations) == 4
     assert {
-        (transformation.exceptions, transformation.rank, transformation.factor) for transformation in done.values()
+        (transformation.exceptions, transformation.rank, transformation.factor)
+        for transformation in transformations.values()
     } == {(0, 4, 4.0 if rslora else 2.0)}
     assert (result.findings, result.broken) == ((), ())
     before, after = load_file(paths[0] / "model.safetensors"), load_file(paths[1] / "model.safetensors")
     factors = load_file(paths[2] / "adapter_model.safetensors")
-    for name, transformation in done.items():
+    for name, transformation in transformations.items():
         stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
         a, b = factors[f"{stem}A.weight"].double(), factors[f"{stem}B.weight"].double()
         error = (after[name].double() - before[name].double() - transformation.factor * (b @ a)).abs().max().item()
@@ -117,12 +118,12 @@ def test_patterns_embeddings_and_saved_modules_are_merged(merge):
     result = compare_with_adapter(
         *merge(build_llama(), target_modules=targets, modules_to_save=["lm_head"], **patterns)
     )
-    done = map_merged(result)
-    assert (done["model.layers.1.self_attn.q_proj.weight"].rank, len(done)) == (2, 6)
-    assert done["model.layers.1.self_attn.q_proj.weight"].factor == 4
-    assert done["model.layers.1.self_attn.v_proj.weight"].factor == 0.75
-    assert done["model.embed_tokens.weight"].factor == 2
-    assert done["lm_head.weight"].rank is None
+    transformations = map_merged(result)
+    assert (transformations["model.layers.1.self_attn.q_proj.weight"].rank, len(transformations)) == (2, 6)
+    assert transformations["model.layers.1.self_attn.q_proj.weight"].factor == 4
+    assert transformations["model.layers.1.self_attn.v_proj.weight"].factor == 0.75
+    assert transformations["model.embed_tokens.weight"].factor == 2
+    assert transformations["lm_head.weight"].rank is None
     assert (result.findings, result.broken) == ((), ())
 
 
@@ -228,12 +229,15 @@ def test_nan_in_an_adapter_is_inconclusive_and_inf_in_a_weight_fails(merge):
 
 def test_command_checks_the_adapter(merge, statecli):
     base, merged, adapter = map(str, merge(build_llama(), target_modules=list(Q_AND_V)))
-    shown = statecli("diff", base, merged, "--adapter", adapter)
-    assert shown.code == 0
-    assert "q_proj, v_proj (4 weights): = before + 2 × B·A (r 4), within " in shown.out
+    result = statecli("diff", base, merged, "--adapter", adapter)
+    assert result.code == 0
+    assert "q_proj, v_proj (4 weights): = before + 2 × B·A (r 4), within " in result.out
     assert statecli("diff", base, base, "--adapter", adapter).code == 1
-    wrong = statecli("diff", base, merged, "--adapter", base)
-    assert (wrong.code, wrong.err) == (2, f"statecli: {base}: contains no weights of a LoRA adapter (lora_A, lora_B)\n")
+    wrong_result = statecli("diff", base, merged, "--adapter", base)
+    assert (wrong_result.code, wrong_result.err) == (
+        2,
+        f"statecli: {base}: contains no weights of a LoRA adapter (lora_A, lora_B)\n",
+    )
     assert statecli("diff", base, merged, "--adapter", adapter, "--metadata-only").code == 2
     assert statecli("diff", base, merged, "--adapter", adapter, "-i", "*q_proj*").code == 0
 
@@ -247,42 +251,42 @@ def test_an_adapter_is_measured_against_its_base(merge, statecli, rslora):
     base, merged, adapter = merge(build_llama(), target_modules=list(Q_AND_V), use_rslora=rslora)
     before, after = (load_file(folder / "model.safetensors") for folder in (base, merged))
     result = compare_targets(Request(str(base), str(adapter), jobs=1))
-    done = [change.transformation for change in result.changes if change.transformation is not None]
-    assert {transformation.kind for transformation in done} == {TransformationKind.ADAPTER}
-    for transformation in done:
+    transformations = [change.transformation for change in result.changes if change.transformation is not None]
+    assert {transformation.kind for transformation in transformations} == {TransformationKind.ADAPTER}
+    for transformation in transformations:
         name, factor = transformation.sources
         assert factor.endswith(".lora_A.weight")
         assert (transformation.rank, transformation.factor) == (4, 4.0 if rslora else 2.0)
         expected = (after[name] - before[name]).norm() / before[name].norm()
         assert transformation.relative_l2 == pytest.approx(expected.item(), 1e-3)
-    assert len(done) == sum(not torch.equal(after[name], before[name]) for name in before) == 4
+    assert len(transformations) == sum(not torch.equal(after[name], before[name]) for name in before) == 4
     scale = ", scale 4" if rslora else ""
-    shown = statecli("diff", base, adapter).out.splitlines()
-    assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in shown)
+    lines = statecli("diff", base, adapter).out.splitlines()
+    assert any(line.startswith(f"LoRA on q_proj, v_proj (4 weights): r 4, alpha 8{scale}, ‖ΔW‖") for line in lines)
 
-    broken = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
-    edit_weights(adapter, lambda tensors: tensors[broken].view(-1).__setitem__(3, math.nan))
-    shown = statecli("diff", base, adapter).out.splitlines()
-    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in shown)
-    assert any(line.startswith(f"{broken}: has no norm, NaN 0 → 1") for line in shown)
-    assert next(line.split()[2] for line in shown if line.startswith(("added", "removed"))) == broken
-    assert "other tensors of the base" in "\n".join(shown)
+    nan_name = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"
+    edit_weights(adapter, lambda tensors: tensors[nan_name].view(-1).__setitem__(3, math.nan))
+    lines = statecli("diff", base, adapter).out.splitlines()
+    assert any(line.startswith("LoRA on q_proj, v_proj (4 weights): r 4, alpha ") for line in lines)
+    assert any(line.startswith(f"{nan_name}: has no norm, NaN 0 → 1") for line in lines)
+    assert next(line.split()[2] for line in lines if line.startswith(("added", "removed"))) == nan_name
+    assert "other tensors of the base" in "\n".join(lines)
 
 
 def test_an_adapter_with_saved_modules_hides_the_rest_of_the_base(adapt, tmp_path, statecli):
     """Each rank has the alpha of the configuration; a tensor that the adapter replaces keeps its row."""
     patterns = {"rank_pattern": {"layers.1.self_attn.q_proj": 8}, "modules_to_save": ["lm_head"]}
     adapted = adapt(build_llama(), target_modules=list(Q_AND_V), use_rslora=True, **patterns)
-    shown = statecli("diff", tmp_path / "base", tmp_path / "adapter").out.splitlines()
-    assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in shown)
-    assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in shown)
-    assert "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors" in shown
+    lines = statecli("diff", tmp_path / "base", tmp_path / "adapter").out.splitlines()
+    assert any(line.startswith("LoRA on q_proj, v_proj (3 weights): r 4, alpha 8, scale 4, ") for line in lines)
+    assert any(line.startswith("LoRA on q_proj (1 weight): r 8, alpha 8, scale 2.828, ") for line in lines)
+    assert "16 other tensors of the base: not in the adapter, which holds only updates and replaced tensors" in lines
     table = statecli("diff", tmp_path / "base", tmp_path / "adapter", "-f", "table").out
     assert "embed_tokens" not in table
     assert "M base_model.model.lm_head.weight" in table
 
-    whole = {f"base_model.model.{name}": tensor for name, tensor in adapted.base_model.model.state_dict().items()}
-    del whole["base_model.model.model.norm.weight"]
-    save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "whole.safetensors")
+    whole_state = {f"base_model.model.{name}": tensor for name, tensor in adapted.base_model.model.state_dict().items()}
+    del whole_state["base_model.model.model.norm.weight"]
+    save_file({name: tensor.clone() for name, tensor in whole_state.items()}, tmp_path / "whole.safetensors")
     table = statecli("diff", tmp_path / "base", tmp_path / "whole.safetensors", "-f", "table").out
     assert "D model.norm.weight" in table

@@ -21,9 +21,11 @@ def optimizer_forms() -> dict[str, dict[str, Any]]:
     """Return each form of the state of AdamW with two groups, after three steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.LayerNorm(4))
-    decayed = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
-    optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+    decayed_parameters = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    undecayed_parameters = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed_parameters}, {"params": undecayed_parameters, "weight_decay": 0.0}]
+    )
     for _ in range(3):
         model(torch.randn(5, 8)).pow(2).sum().backward()
         optimizer.step()
@@ -37,11 +39,11 @@ def optimizer_forms() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("before", "after"), permutations(["numbers", "names", "flat"], 2))
-@pytest.mark.parametrize("below", [True, False])
-def test_optimizer_with_other_keys_is_identical(diff, optimizer_forms, before, after, below):
+@pytest.mark.parametrize("is_in_section", [True, False])
+def test_optimizer_with_other_keys_is_identical(diff, optimizer_forms, before, after, is_in_section):
     """Tensors and settings of groups are the same, and a note says how they were paired."""
     old, new = optimizer_forms[before], optimizer_forms[after]
-    result = diff({"optimizer": old}, {"optimizer": new}) if below else diff(old, new)
+    result = diff({"optimizer": old}, {"optimizer": new}) if is_in_section else diff(old, new)
     assert {change.status for change in result.changes} == {Status.IDENTICAL}
     assert result.scalars == ()
     assert "optimizer-keys" in list_notes(result)
@@ -61,15 +63,15 @@ def test_a_changed_moment_and_a_changed_setting_are_the_only_changes(diff, optim
     else:
         changed_form["param_groups"][0]["lr"] = 0.5
     result = diff(optimizer_forms[before], changed_form)
-    different = [change for change in map_changes(result).values() if change.values]
-    assert [change.values.changed for change in different] == [1]
-    assert "exp_avg" in different[0].fqn
+    changes = [change for change in map_changes(result).values() if change.values]
+    assert [change.values.changed for change in changes] == [1]
+    assert "exp_avg" in changes[0].fqn
     (setting,) = result.scalars
     assert (setting.key.endswith("param_groups.0.lr"), setting.after) == (True, 0.5)
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_flat_optimizer_is_paired_through_its_model(diff, back):
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_flat_optimizer_is_paired_through_its_model(diff, is_reversed):
     """Decayed parameters come first, so names are not in the model's order; swapped names of one shape are noticed."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4))
@@ -80,20 +82,20 @@ def test_flat_optimizer_is_paired_through_its_model(diff, back):
     flat = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
     numbers = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     sides = [numbers, {"model": model.state_dict(), "optimizer": flat}]
-    result = diff(*(sides[::-1] if back else sides))
+    result = diff(*(sides[::-1] if is_reversed else sides))
     assert {change.status for change in result.changes} == {Status.IDENTICAL}
     assert result.scalars == ()
 
     flat = copy.deepcopy(flat)  # because it shares tensors with the optimizer
     flat["state.2.weight.exp_avg"][0, 3] += 1
     sides[1] = {"model": model.state_dict(), "optimizer": flat}
-    (change,) = map_changes(diff(*(sides[::-1] if back else sides))).values()
+    (change,) = map_changes(diff(*(sides[::-1] if is_reversed else sides))).values()
     assert change.values.changed == 1
 
     first, other = "0.weight", "2.weight"  # of one shape
     names = {name: name.replace(first, "?").replace(other, first).replace("?", other) for name in flat}
     sides[1] = {"model": model.state_dict(), "optimizer": {names[name]: value for name, value in flat.items()}}
-    assert "optimizer-keys" not in list_notes(diff(*(sides[::-1] if back else sides)))
+    assert "optimizer-keys" not in list_notes(diff(*(sides[::-1] if is_reversed else sides)))
 
 
 def test_parameters_of_other_shapes_are_not_paired(diff, optimizer_forms):
@@ -149,7 +151,7 @@ def test_names_in_another_order_than_the_model_are_not_paired(diff, after):
         return value if name is None else value.replace(name, exchanged[name])
 
     before = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    same = diff(before, {"model": model.state_dict(), "optimizer": honest})
-    assert {change.status for change in same.changes} == {Status.IDENTICAL}
-    wrong = diff(before, {"model": model.state_dict(), "optimizer": exchange(honest)})
-    assert {change.status for change in wrong.changes} >= {Status.ADDED, Status.REMOVED}
+    honest_diff = diff(before, {"model": model.state_dict(), "optimizer": honest})
+    assert {change.status for change in honest_diff.changes} == {Status.IDENTICAL}
+    exchanged_diff = diff(before, {"model": model.state_dict(), "optimizer": exchange(honest)})
+    assert {change.status for change in exchanged_diff.changes} >= {Status.ADDED, Status.REMOVED}

@@ -120,10 +120,10 @@ NAME_LISTS = st.lists(
 @given(NAME_LISTS, NAME_LISTS)
 def test_every_tensor_is_matched_once(before, after):
     """No tensor is lost, no tensor is used twice, and equal names are always paired."""
-    result, two = build_state(*before), build_state(*after)
-    matches = pairing.pair_tensors(result, two, ()).matches
-    assert sorted(id(m.before) for m in matches if m.before) == sorted(map(id, result.tensors))
-    assert sorted(id(m.after) for m in matches if m.after) == sorted(map(id, two.tensors))
+    before_state, after_state = build_state(*before), build_state(*after)
+    matches = pairing.pair_tensors(before_state, after_state, ()).matches
+    assert sorted(id(m.before) for m in matches if m.before) == sorted(map(id, before_state.tensors))
+    assert sorted(id(m.after) for m in matches if m.after) == sorted(map(id, after_state.tensors))
     for match in matches:
         if match.before is not None and match.after is None:
             assert before.count(match.before.fqn) > after.count(match.before.fqn)
@@ -132,16 +132,16 @@ def test_every_tensor_is_matched_once(before, after):
 @given(NAME_LISTS)
 def test_a_state_matches_itself(names):
     """Every name, including a repeated name, is paired with itself, in order."""
-    result, two = build_state(*names), build_state(*names)
-    matches = pairing.pair_tensors(result, two, ()).matches
-    assert [(m.before, m.after) for m in matches] == list(zip(result.tensors, two.tensors, strict=True))
+    result, same_state = build_state(*names), build_state(*names)
+    matches = pairing.pair_tensors(result, same_state, ()).matches
+    assert [(m.before, m.after) for m in matches] == list(zip(result.tensors, same_state.tensors, strict=True))
 
 
 def test_name_of_many_parts_is_paired_in_two_seconds():
     """A prefix is searched part by part, in linear time."""
-    long = build_state("." * 400_000 + "a")
+    long_state = build_state("." * 400_000 + "a")
     before = time.process_time()
-    for pair in ((long, build_state("w", "v")), (build_state("w", "v"), long)):
+    for pair in ((long_state, build_state("w", "v")), (build_state("w", "v"), long_state)):
         map_pairs(*pair)
     assert time.process_time() - before < 2
 
@@ -258,12 +258,13 @@ def list_order(before: ModelState, after: ModelState) -> list[str]:
 def test_names_of_safetensors_are_sorted_by_number():
     """safetensors writes wide dtypes first and names as text: layer 10 stands before layer 2, norms before weights."""
     names = ("l.1.norm", "l.10.norm", "l.2.norm", "emb", "l.1.w", "l.10.w", "l.2.w")
-    written = replace(build_state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
+    safetensors_state = replace(build_state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
     ordered = ["emb", "l.1.norm", "l.1.w", "l.2.norm", "l.2.w", "l.10.norm", "l.10.w"]
-    assert list_order(build_state(*reversed(names)), written) == ordered
+    assert list_order(build_state(*reversed(names)), safetensors_state) == ordered
     assert (
         list_order(
-            written, replace(written, format="sharded safetensors", traits=formats.traits_of("sharded safetensors"))
+            safetensors_state,
+            replace(safetensors_state, format="sharded safetensors", traits=formats.traits_of("sharded safetensors")),
         )
         == ordered
     )
@@ -293,15 +294,19 @@ def test_selected_matches_keep_the_order_of_the_file():
     matches = pairing.pair_tensors(before, after, ()).matches
     selected = [match for match in reversed(matches) if match.output_row.fqn != "z.other"]
     assert [match.output_row.fqn for match in pairing.sort_matches(selected, before, after)] == ["z.removed", "x", "y"]
-    turned = [match for match in reversed(matches) if match.after]
-    assert [match.output_row.fqn for match in pairing.sort_matches(turned, before, after)] == ["x", "z.other", "y"]
+    reversed_matches = [match for match in reversed(matches) if match.after]
+    assert [match.output_row.fqn for match in pairing.sort_matches(reversed_matches, before, after)] == [
+        "x",
+        "z.other",
+        "y",
+    ]
 
 
 def test_sections_stay_together_if_names_are_sorted_by_number():
     """A section that exists on one side only follows the section before it."""
-    both = {"model": (Kind.PARAMETER, ("b.2", "b.10")), "ema": (Kind.PARAMETER, ("a.1",))}
+    sections = {"model": (Kind.PARAMETER, ("b.2", "b.10")), "ema": (Kind.PARAMETER, ("a.1",))}
     assert list_order(
-        build_sections(both),
+        build_sections(sections),
         replace(build_state("b.10", "b.2"), format="safetensors", traits=formats.traits_of("safetensors")),
     ) == ["b.2", "b.10", "a.1"]
 
@@ -311,22 +316,24 @@ def test_numbers_in_names_are_ordered_as_numbers(numbers, start):
     """Numbers may have any number of digits and leading zeros."""
     start += "."
     names = tuple(dict.fromkeys(f"{start}{number:05}.w" for number in numbers))
-    written = replace(build_state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
-    assert list_order(written, written) == [f"{start}{number:05}.w" for number in sorted(set(numbers))]
+    safetensors_state = replace(build_state(*names), format="safetensors", traits=formats.traits_of("safetensors"))
+    assert list_order(safetensors_state, safetensors_state) == [
+        f"{start}{number:05}.w" for number in sorted(set(numbers))
+    ]
 
 
 # --- ties that a format drops -----------------------------------------------------------------------------------------
 
 
-def build_tied_row(fqn: str, *others: str, **more: object) -> TensorInfo:
+def build_tied_row(fqn: str, *tied_names: str, **fields: object) -> TensorInfo:
     """Return a row of a torch.save file, which records storages and devices."""
-    row = TensorInfo(fqn, "float32", (2, 2), 4, 16, tied_to=others, storage=0, device="cpu")
-    return replace(row, **more)
+    row = TensorInfo(fqn, "float32", (2, 2), 4, 16, tied_to=tied_names, storage=0, device="cpu")
+    return replace(row, **fields)
 
 
-def build_plain_row(fqn: str, **more: object) -> TensorInfo:
+def build_plain_row(fqn: str, **fields: object) -> TensorInfo:
     """Return a row of a safetensors file, which records neither storage nor device."""
-    return replace(TensorInfo(fqn, "float32", (2, 2), 4, 16), **more)
+    return replace(TensorInfo(fqn, "float32", (2, 2), 4, 16), **fields)
 
 
 def build_sides(before: list[TensorInfo], after: list[TensorInfo]) -> tuple[ModelState, ModelState]:
@@ -341,7 +348,7 @@ def test_dropped_tie_is_paired_with_the_kept_name():
     first, second = build_sides(
         [build_tied_row("embed.w", "head.w"), build_tied_row("head.w", "embed.w")], [build_plain_row("embed.w")]
     )
-    for before, after, lacking in ((first, second, "b.safetensors"), (second, first, "b.safetensors")):
+    for before, after, lacking_path in ((first, second, "b.safetensors"), (second, first, "b.safetensors")):
         tensors = pairing.pair_tensors(before, after, ())
         matched_by = {match.output_row.fqn: match.matched_by for match in tensors.matches}
         assert matched_by == {"embed.w": pairing.MatchedBy.NAME, "head.w": pairing.MatchedBy.TIE}
@@ -352,7 +359,9 @@ def test_dropped_tie_is_paired_with_the_kept_name():
         assert (tie.after.storage is None) is (after is second)
         (note,) = tensors.notes
         assert (note.name, note.fqn) == ("tied-entry-left-out", "head.w")
-        assert note.message.startswith(f"{lacking} does not have head.w; statecli compares the tied tensor embed.w")
+        assert note.message.startswith(
+            f"{lacking_path} does not have head.w; statecli compares the tied tensor embed.w"
+        )
 
 
 def test_removed_tie_does_not_hide_a_dropped_tie():
@@ -371,7 +380,7 @@ def test_removed_tie_does_not_hide_a_dropped_tie():
 
 
 @pytest.mark.parametrize(
-    ("head", "kept"),
+    ("head", "kept_row"),
     [
         (build_tied_row("head.w"), build_plain_row("embed.w")),
         (build_tied_row("head.w", "other.w"), build_plain_row("embed.w")),
@@ -385,9 +394,9 @@ def test_removed_tie_does_not_hide_a_dropped_tie():
     ],
     ids=["untied", "to another", "shape", "dtype", "offset", "section", "storages", "devices", "nothing kept"],
 )
-def test_entry_that_is_not_a_dropped_tie_is_removed_or_added(head, kept):
+def test_entry_that_is_not_a_dropped_tie_is_removed_or_added(head, kept_row):
     """A different view of the storage, or a file format that would have recorded the tie, is not a dropped tie."""
-    first, second = build_sides([build_tied_row("embed.w", "head.w"), head], [kept])
+    first, second = build_sides([build_tied_row("embed.w", "head.w"), head], [kept_row])
     for before, after in ((first, second), (second, first)):
         tensors = pairing.pair_tensors(before, after, ())
         assert all(match.matched_by is not pairing.MatchedBy.TIE for match in tensors.matches)

@@ -59,16 +59,18 @@ def compute_relative_error(weight: torch.Tensor, dequantized: torch.Tensor) -> f
     return ((weight.double() - dequantized.double()).norm() / weight.double().norm()).item()
 
 
-def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, back: bool = False):
+def compare(diff, weight: torch.Tensor, parts: dict[str, torch.Tensor], *, is_reversed: bool = False):
     """Return the diff of a module with the weight and a module with its parts, next to an unchanged tensor."""
     norm = {"norm.weight": torch.ones(8)}
     sides = {"proj.weight": weight} | norm, {f"proj.{name}": part for name, part in parts.items()} | norm
-    return diff(*(reversed(sides) if back else sides))
+    return diff(*(reversed(sides) if is_reversed else sides))
 
 
 def get_transformation(result):
-    (done,) = [change.transformation for change in map_changes(result).values() if change.transformation is not None]
-    return done
+    (transformation,) = [
+        change.transformation for change in map_changes(result).values() if change.transformation is not None
+    ]
+    return transformation
 
 
 # --- each layout -----------------------------------------------------------------------------------------------------
@@ -100,22 +102,30 @@ def test_error_is_computed_from_the_dequantized_weight(diff, quantized_forms, we
     They may lie across two words or in the column order of AWQ. compressed-tensors dequantizes NVFP4 into bfloat16.
     """
     parts = select_parts(quantized_forms, name)
-    done = get_transformation(compare(diff, weight, parts))
-    assert (done.kind, done.exceptions, done.quantization.layout) == (KIND.QUANTIZED, 0, layout)
-    assert (done.quantization.codes, done.quantization.block) == (codes, block)
+    transformation = get_transformation(compare(diff, weight, parts))
+    assert (transformation.kind, transformation.exceptions, transformation.quantization.layout) == (
+        KIND.QUANTIZED,
+        0,
+        layout,
+    )
+    assert (transformation.quantization.codes, transformation.quantization.block) == (codes, block)
     error = compute_relative_error(weight, quantized_forms[f"{name}.dequantized"])
-    assert done.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
+    assert transformation.relative_l2 == pytest.approx(error, rel=5e-3 if name == "nvfp4" else 1e-3)
     assert 0 < error < 0.25
-    assert len(done.sources) == len(parts)
-    back = get_transformation(compare(diff, weight, parts, back=True))
-    assert back == replace(done, kind=KIND.DEQUANTIZED)
+    assert len(transformation.sources) == len(parts)
+    reverse = get_transformation(compare(diff, weight, parts, is_reversed=True))
+    assert reverse == replace(transformation, kind=KIND.DEQUANTIZED)
 
 
 def test_factors_of_input_channels_are_removed_from_the_error(diff, quantized_forms, weight):
     """AWQ multiplies salient channels before rounding and divides the previous layer."""
-    done = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq_channels")))
-    assert done.quantization.has_channel_factors
-    assert 0.05 < done.relative_l2 <= compute_relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
+    transformation = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq_channels")))
+    assert transformation.quantization.has_channel_factors
+    assert (
+        0.05
+        < transformation.relative_l2
+        <= compute_relative_error(weight, quantized_forms["awq_channels.dequantized"]) + 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,12 +133,12 @@ def test_factors_of_input_channels_are_removed_from_the_error(diff, quantized_fo
 )
 def test_codes_of_other_rows_do_not_match(diff, quantized_forms, weight, name):
     """The same codes and scales in another order do not match the dense weight."""
-    done = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name)))
-    assert done.kind is KIND.QUANTIZED
-    assert done.exceptions == weight.numel()
-    assert done.relative_l2 > 1
-    back = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name), back=True))
-    assert (back.kind, back.exceptions) == (KIND.DEQUANTIZED, weight.numel())
+    transformation = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name)))
+    assert transformation.kind is KIND.QUANTIZED
+    assert transformation.exceptions == weight.numel()
+    assert transformation.relative_l2 > 1
+    reverse = get_transformation(compare(diff, weight.flip(0), select_parts(quantized_forms, name), is_reversed=True))
+    assert (reverse.kind, reverse.exceptions) == (KIND.DEQUANTIZED, weight.numel())
 
 
 def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, save, quantized_forms):
@@ -138,30 +148,30 @@ def test_a_dequantized_checkpoint_has_the_values_of_its_codes(diff, statecli, sa
     }
     dense = {f"layers.{n}.proj.weight": quantized_forms["gptq.dequantized"].bfloat16() for n in range(3)}
     before, after = save(parts, "a.safetensors"), save(dense, "b.safetensors")
-    shown = statecli("diff", before, after).out.splitlines()
+    lines = statecli("diff", before, after).out.splitlines()
     start = "3 dequantized int4 (GPTQ) → bfloat16: dequantized with scales (a scale for each 32 values of a row): "
-    (line,) = [line for line in shown if line.startswith(start)]
+    (line,) = [line for line in lines if line.startswith(start)]
     assert float(line.removeprefix(start + "rel. error ")) < 0.003
 
 
-@pytest.mark.parametrize("wrong", ["twice", "inverse", "negated columns", "a column"])
+@pytest.mark.parametrize("error_kind", ["twice", "inverse", "negated columns", "a column"])
 @pytest.mark.parametrize("scales", ["SCB", "weight_scale_inv", "weight_scale"])
-def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, wrong, scales):
+def test_wrong_scales_are_not_factors_of_input_channels(diff, dense, error_kind, scales):
     """No loader divides by such factors, so the weights differ, even if a factor would fit."""
     largest = dense.abs().amax(1)
     codes = (dense / largest[:, None] * 127).round().to(torch.int8)
     scale = largest if scales == "SCB" else (largest / 127)[:, None]
-    if wrong == "twice":
+    if error_kind == "twice":
         scale = scale * 4
-    elif wrong == "inverse":
+    elif error_kind == "inverse":
         scale = 1 / scale
-    elif wrong == "negated columns":
+    elif error_kind == "negated columns":
         codes[:, :90] *= -1
     else:
         scale = scale * 3
         codes[:, 5] //= 2
-    done = get_transformation(compare(diff, dense, {"weight": codes, scales: scale}))
-    assert (done.exceptions, done.quantization.has_channel_factors) == (dense.numel(), False)
+    transformation = get_transformation(compare(diff, dense, {"weight": codes, scales: scale}))
+    assert (transformation.exceptions, transformation.quantization.has_channel_factors) == (dense.numel(), False)
 
 
 @pytest.mark.parametrize("name", ["gptq_8_act_order", "awq"])
@@ -181,8 +191,8 @@ def test_a_group_without_scales_is_not_recognised(diff, quantized_forms, weight)
     assert map_changes(result)["proj.weight"].status is Status.REMOVED
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_wrong_weight_is_listed_first(statecli, save, back):
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_wrong_weight_is_listed_first(statecli, save, is_reversed):
     """Added scales belong to their weights and come last; another added tensor is listed before them."""
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(64, 64) for n in range(6)}
@@ -192,13 +202,13 @@ def test_wrong_weight_is_listed_first(statecli, save, back):
         after |= {name: (weight * 127 / scales[:, None]).round().to(torch.int8), name.replace("weight", "SCB"): scales}
     after["l.3.SCB"] = after["l.3.SCB"] * 1.7
     sides = [save(before, "a.safetensors"), save(after, "b.safetensors")]
-    sides = sides[::-1] if back else sides
-    shown = statecli("diff", *sides, "--top", "1", "-f", "table").out
-    assert "M l.3.weight" in shown
-    assert "SCB  " not in shown.partition("recognised changes")[0]
+    sides = sides[::-1] if is_reversed else sides
+    output = statecli("diff", *sides, "--top", "1", "-f", "table").out
+    assert "M l.3.weight" in output
+    assert "SCB  " not in output.partition("recognised changes")[0]
     paths = [save(before, "a.safetensors"), save(after | {"other": torch.ones(3)}, "b.safetensors")]
-    shown = statecli("diff", *paths[:: -1 if back else 1], "--top", "1", "-f", "table").out
-    assert f"{'D' if back else 'A'} other" in shown
+    output = statecli("diff", *paths[:: -1 if is_reversed else 1], "--top", "1", "-f", "table").out
+    assert f"{'D' if is_reversed else 'A'} other" in output
 
 
 # --- inconclusive codes ----------------------------------------------------------------------------------------------
@@ -210,36 +220,36 @@ def test_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense)
     after = {"proj.weight": codes, "proj.strange_scale": torch.ones(96)}
     change = map_changes(diff({"proj.weight": dense}, after))["proj.weight"]
     assert change.transformation.kind is KIND.CODES
-    shown = statecli(
+    output = statecli(
         "diff", save({"proj.weight": dense}, "a.safetensors"), save(after, "b.safetensors"), "-f", "table"
     ).out
-    assert "int8 quantized values, not compared as numbers" in " ".join(shown.split())
+    assert "int8 quantized values, not compared as numbers" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("is_reversed", [False, True])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense, back, by_row):
+def test_float8_codes_without_known_scales_are_not_numbers(diff, statecli, save, dense, is_reversed, by_row):
     """The codes are not in the total, and their NaN values are counted; a cast and a trained cast have no codes."""
     scale = (dense.abs().amax(1, keepdim=True) if by_row else dense.abs().max()) / 448
     codes = (dense / scale).to(torch.float8_e4m3fn)
-    both = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
-    both = both[::-1] if back else both
-    change = map_changes(diff(*both))["proj.weight"]
+    pair = ({"proj.weight": dense, "b": torch.ones(9)}, {"proj.weight": codes, "b": torch.full((9,), 1.5)})
+    pair = pair[::-1] if is_reversed else pair
+    change = map_changes(diff(*pair))["proj.weight"]
     assert (change.transformation.kind, change.values) == (KIND.CODES, None)
-    paths = save(both[0], "a.safetensors"), save(both[1], "b.safetensors")
-    shown = " ".join(statecli("diff", *paths, "-f", "table").out.split())
-    assert "float8_e4m3fn quantized values, not compared as numbers" in shown
-    assert "e+0" not in shown
+    paths = save(pair[0], "a.safetensors"), save(pair[1], "b.safetensors")
+    output = " ".join(statecli("diff", *paths, "-f", "table").out.split())
+    assert "float8_e4m3fn quantized values, not compared as numbers" in output
+    assert "e+0" not in output
 
     for noise in (0.0, 0.1):
         cast = (dense * (1 + noise * torch.randn_like(dense))).to(torch.float8_e4m3fn)
-        done = map_changes(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
-        assert (done.transformation and done.transformation.kind) is (None if noise else KIND.CAST)
-        assert done.values.l2 is not None
+        weight_change = map_changes(diff({"proj.weight": dense}, {"proj.weight": cast}))["proj.weight"]
+        assert (weight_change.transformation and weight_change.transformation.kind) is (None if noise else KIND.CAST)
+        assert weight_change.values.l2 is not None
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, back):
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, is_reversed):
     """Every row, the order of rows and the documents use this error; the difference of raw codes is meaningless."""
     scale = dense.abs().amax(1, keepdim=True) / 127
     codes = (dense / scale).round().to(torch.int8)
@@ -248,7 +258,7 @@ def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, bac
         {"proj.weight": dense, "norm.weight": torch.ones(8)},
         {"proj.weight": codes, "proj.weight_scale": scale, "norm.weight": other},
     )
-    sides = sides[::-1] if back else sides
+    sides = sides[::-1] if is_reversed else sides
     change = map_changes(diff(*sides, ranks=True, histograms=2))["proj.weight"]
     error = compute_relative_error(dense, codes.float() * scale)
     assert change.values.relative_l2 == change.transformation.relative_l2 == pytest.approx(error, rel=1e-3)
@@ -266,11 +276,11 @@ def test_rows_have_the_error_after_dequantizing(diff, statecli, save, dense, bac
     ]
     assert float(row["relative_l2"]) == pytest.approx(error, rel=1e-3)
     for options in (["--all"], ["-v"], ["--sort", "change"], ["--top", "3"], ["--tree"]):
-        shown = statecli("diff", *paths, "-f", "table", *options).out
-        assert f"{error:.2g}" in shown, options
-        assert "e+0" not in shown, options
+        output = statecli("diff", *paths, "-f", "table", *options).out
+        assert f"{error:.2g}" in output, options
+        assert "e+0" not in output, options
         if options[0] == "--sort":
-            assert shown.index("M norm.weight") < shown.index("M proj.weight")
+            assert output.index("M norm.weight") < output.index("M proj.weight")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
@@ -363,12 +373,12 @@ def test_weights_without_scales_or_zero_points_are_not_found(diff, quantized_for
     assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.ZEROS]))
     assert not list(find_quantized_weights(row for row in rows if row is not tensor.parts[Part.SCALES]))
     moved = [replace(row, fqn=row.fqn.removeprefix("proj.")) for row in rows]
-    assert [own.fqn for own in find_quantized_weights(moved)] == ["weight"]
+    assert [quantized_weight.fqn for quantized_weight in find_quantized_weights(moved)] == ["weight"]
 
 
 def test_transformation_round_trips_through_json(diff, quantized_forms, weight):
-    done = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq")))
-    assert msgspec.json.decode(msgspec.json.encode(done), type=type(done)) == done
+    transformation = get_transformation(compare(diff, weight, select_parts(quantized_forms, "awq")))
+    assert msgspec.json.decode(msgspec.json.encode(transformation), type=type(transformation)) == transformation
 
 
 @pytest.fixture
@@ -397,8 +407,8 @@ def subclass(monkeypatch):
     return Int8Tensor
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, is_reversed):
     """Its attributes are not settings of the checkpoint, and its codes are dequantized."""
     scale = dense.abs().amax(1, keepdim=True) / 127
     codes = (dense / scale).round().to(torch.int8)
@@ -406,17 +416,17 @@ def test_a_tensor_subclass_is_one_weight(statecli, save, dense, subclass, back):
         save({"model": {"proj.weight": dense, "norm": torch.ones(3)}, "step": 1}, "a.pt"),
         save({"model": {"proj.weight": subclass(codes, scale), "norm": torch.ones(3)}, "step": 2}, "b.pt"),
     ]
-    shown = statecli("diff", *(reversed(paths) if back else paths)).out
-    types = "dequantized int8 → float32" if back else "quantized float32 → int8"
+    output = statecli("diff", *(reversed(paths) if is_reversed else paths)).out
+    types = "dequantized int8 → float32" if is_reversed else "quantized float32 → int8"
     error = compute_relative_error(dense, codes.float() * scale)
-    assert f"1 {types}: dequantized with scale (a scale for each row): rel. error {error:.2g}" in shown
-    assert "attributes of quantized tensors" in shown
-    assert "block_size" not in shown
+    assert f"1 {types}: dequantized with scale (a scale for each row): rel. error {error:.2g}" in output
+    assert "attributes of quantized tensors" in output
+    assert "block_size" not in output
     frozen = statecli("diff", *paths, "--must-not-change", "*block_size*")
     assert frozen.code == 1
     assert "error[frozen-changed]" in frozen.out
     assert "model.proj.weight.block_size.0: " in frozen.out
-    assert "step" in shown
+    assert "step" in output
 
 
 def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
@@ -430,14 +440,14 @@ def test_a_weight_with_a_much_larger_error_is_named(statecli, save):
         after[f"l.{n}.weight"] = (weight / scale).round().to(torch.int8)
         after[f"l.{n}.weight_scale"] = scale * (1.2 if n == 4 else 1)
     paths = save(before, "a.safetensors"), save(after, "b.safetensors")
-    shown = statecli("diff", *paths).out.splitlines()
-    assert [line for line in shown if line.startswith("l.") and "rel. error" in line] == ["l.4.weight: rel. error 0.2"]
-    listed = statecli("diff", *paths, "--all").out.splitlines()
-    assert sum(line.startswith("l.") and ": rel. error" in line for line in listed) == 6
+    lines = statecli("diff", *paths).out.splitlines()
+    assert [line for line in lines if line.startswith("l.") and "rel. error" in line] == ["l.4.weight: rel. error 0.2"]
+    all_lines = statecli("diff", *paths, "--all").out.splitlines()
+    assert sum(line.startswith("l.") and ": rel. error" in line for line in all_lines) == 6
 
 
-@pytest.mark.parametrize("wrong", [1, 2])
-def test_the_number_of_wrong_weights_is_shown(statecli, save, wrong):
+@pytest.mark.parametrize("wrong_count", [1, 2])
+def test_the_number_of_wrong_weights_is_shown(statecli, save, wrong_count):
     torch.manual_seed(0)
     before = {f"l.{n}.weight": torch.randn(20, 40) for n in range(6)}
     after = {}
@@ -445,9 +455,9 @@ def test_the_number_of_wrong_weights_is_shown(statecli, save, wrong):
         weight = before[f"l.{n}.weight"]
         largest = weight.abs().amax(1)
         after[f"l.{n}.weight"] = (weight * 127 / largest[:, None]).round().to(torch.int8)
-        after[f"l.{n}.SCB"] = largest * (1.7 if n < wrong else 1)
-    shown = statecli("diff", save(before, "a.safetensors"), save(after, "b.safetensors"), "-f", "markdown").out
-    assert f"{wrong} very different from the weight" in " ".join(shown.split())
+        after[f"l.{n}.SCB"] = largest * (1.7 if n < wrong_count else 1)
+    output = statecli("diff", save(before, "a.safetensors"), save(after, "b.safetensors"), "-f", "markdown").out
+    assert f"{wrong_count} very different from the weight" in " ".join(output.split())
 
 
 LAYERS = load_file(DATA.with_name("quantized_layers.safetensors"))
@@ -461,9 +471,9 @@ def test_a_layer_of_a_library_is_recognised(diff, form, error):
     torch.manual_seed(3)
     height, width = (130, 260) if form == "fp8_block" else (32, 64)
     dense = torch.nn.Linear(width, height, bias=False).weight.detach()
-    done = get_transformation(compare(diff, dense, select_parts(LAYERS, form)))
-    assert done.kind is KIND.QUANTIZED
-    assert error / 3 < done.relative_l2 < error
+    transformation = get_transformation(compare(diff, dense, select_parts(LAYERS, form)))
+    assert transformation.kind is KIND.QUANTIZED
+    assert error / 3 < transformation.relative_l2 < error
 
 
 def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms, weight):
@@ -474,7 +484,7 @@ def test_nvfp4_of_modelopt_multiplies_by_its_second_scale(diff, quantized_forms,
         "weight_scale": parts["weight_scale"],
         "weight_scale_2": (1 / parts["weight_global_scale"]).reshape(()),
     }
-    first, second = (get_transformation(compare(diff, weight, own)).relative_l2 for own in (parts, renamed))
+    first, second = (get_transformation(compare(diff, weight, parts)).relative_l2 for parts in (parts, renamed))
     assert first == pytest.approx(second, rel=1e-6)
 
 
@@ -483,8 +493,8 @@ def test_search_reads_only_the_changed_module(tmp_path, statecli, monkeypatch):
     state = {f"layers.{n}.weight": torch.randn(4, 4) for n in range(1000)}
     save_file(state, tmp_path / "a.safetensors")
     save_file({**state, "layers.7.weight": torch.randn(4, 4)}, tmp_path / "b.safetensors")
-    seen = []
+    searched_rows = []
     search = quantized.find_quantized_weights
-    monkeypatch.setattr(quantized, "find_quantized_weights", lambda rows: search(seen.extend(rows) or rows))
+    monkeypatch.setattr(quantized, "find_quantized_weights", lambda rows: search(searched_rows.extend(rows) or rows))
     assert statecli("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors").code == 1
-    assert {row.fqn for row in seen} == {"layers.7.weight"}
+    assert {row.fqn for row in searched_rows} == {"layers.7.weight"}

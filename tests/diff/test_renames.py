@@ -39,8 +39,10 @@ def test_equal_bytes_under_another_name_are_a_rename(diff):
 
 def test_renames_are_found_across_formats_and_layouts(diff):
     """The elements count, not their layout: a transposed view in one file equals a plain tensor in the other."""
-    turned = build_ramp(6).view(2, 3).t()
-    assert list_renames(diff({"x.w": turned}, {"y.v": turned}, names=("a.pt", "b.safetensors"))) == {"y.v": "x.w"}
+    transposed = build_ramp(6).view(2, 3).t()
+    assert list_renames(diff({"x.w": transposed}, {"y.v": transposed}, names=("a.pt", "b.safetensors"))) == {
+        "y.v": "x.w"
+    }
 
 
 def test_no_renames_option_reports_added_and_removed(diff):
@@ -52,8 +54,8 @@ def test_no_renames_option_reports_added_and_removed(diff):
 @pytest.mark.parametrize("prefix", ["module.", "net."])
 def test_no_renames_option_keeps_wrapper_prefixes(prefix, statecli, save):
     """With --no-renames the prefix is not stripped on either side, and a `--map` rule that strips it is suggested."""
-    plain, wrapped = ({f"{head}{name}.w": build_ramp(8) for name in "abc"} for head in ("", prefix))
-    first, second = save(plain, "a.pt"), save(wrapped, "b.pt")
+    plain_state, wrapped_state = ({f"{head}{name}.w": build_ramp(8) for name in "abc"} for head in ("", prefix))
+    first, second = save(plain_state, "a.pt"), save(wrapped_state, "b.pt")
     for words in ((first, second), (second, first)):
         assert statecli("diff", *words).code == 0
         result = statecli("diff", *words, "--no-renames")
@@ -94,12 +96,12 @@ def test_constant_tensor_is_renamed_only_with_the_same_suffix(value, shape, diff
     assert not list_renames(diff({"x.bias": full}, {"y.running_mean": full}))
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 700, 1199])
-def test_one_different_element_makes_a_tensor_distinctive(at, diff):
+@pytest.mark.parametrize("position", [0, 1, 2, 700, 1199])
+def test_one_different_element_makes_a_tensor_distinctive(position, diff):
     """Zeros with a single 1 are paired although their last components differ."""
-    almost = torch.zeros(30, 40)
-    almost.view(-1)[at] = 1
-    assert list_renames(diff({"x.a": almost}, {"y.b": almost})) == {"y.b": "x.a"}
+    nearly_zeros = torch.zeros(30, 40)
+    nearly_zeros.view(-1)[position] = 1
+    assert list_renames(diff({"x.a": nearly_zeros}, {"y.b": nearly_zeros})) == {"y.b": "x.a"}
 
 
 def test_constant_tensor_of_a_distributed_checkpoint_is_not_renamed(tmp_path):
@@ -160,17 +162,19 @@ def test_excluded_tensors_are_not_read(diff, monkeypatch):
     """The bytes of tensors that a glob leaves out are not read."""
     from statecli.values import compare as values
 
-    read: list[str] = []
-    real = values.compute_fingerprints
+    read_names: list[str] = []
+    compute_fingerprints = values.compute_fingerprints
     monkeypatch.setattr(
-        values, "compute_fingerprints", lambda rows, **more: read.extend(row.fqn for row in rows) or real(rows, **more)
+        values,
+        "compute_fingerprints",
+        lambda rows, **options: read_names.extend(row.fqn for row in rows) or compute_fingerprints(rows, **options),
     )
     before, after = (
         {"x.w": build_ramp(4), "x.v": build_ramp(5), "k": build_ramp(2)},
         {"y.w": build_ramp(4), "y.v": build_ramp(5), "k": build_ramp(2)},
     )
     assert list_renames(diff(before, after, selection=Selection(include=("x.w", "k")))) == {"y.w": "x.w"}
-    assert read == ["x.w", "y.w"]
+    assert read_names == ["x.w", "y.w"]
 
 
 def test_equal_fingerprints_do_not_prove_a_rename(diff, monkeypatch):
@@ -194,7 +198,7 @@ def test_suffixes_take_linear_time():
     rows = [[TensorInfo(f"{side}.{n}.w", "float32", (1,), 1, 4) for n in range(20_000)] for side in "ab"]
     by_suffix = list(renames.pair_by_suffix(rows[0], rows[1][::-1]))
     assert len(by_suffix) == 20_000
-    assert all(tensor.fqn[1:] == two.fqn[1:] for tensor, two in by_suffix)
+    assert all(tensor.fqn[1:] == other_tensor.fqn[1:] for tensor, other_tensor in by_suffix)
 
 
 @pytest.mark.filterwarnings("ignore")

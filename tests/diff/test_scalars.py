@@ -25,13 +25,15 @@ from .conftest import list_notes
 WEIGHTS = {"w": torch.arange(3.0)}
 
 
-def compare_scalars(before: dict, after: dict, named: tuple[str, str] = ("torch-zip", "torch-zip"), **more) -> list:
+def compare_scalars(
+    before: dict, after: dict, format_names: tuple[str, str] = ("torch-zip", "torch-zip"), **options
+) -> list:
     """Return the scalars that differ, and the notes, for two states with settings only."""
     states = [
         ModelState(n, format, (), metadata=Settings(m), traits=formats.traits_of(format))
-        for n, format, m in zip("ab", named, (before, after), strict=True)
+        for n, format, m in zip("ab", format_names, (before, after), strict=True)
     ]
-    changes, _, notes = scalars.compare_settings(*states, more.get("cut", (None, None)))
+    changes, _, notes = scalars.compare_settings(*states, options.get("sections", (None, None)))
     return [*changes, *notes]
 
 
@@ -73,9 +75,9 @@ def test_format_entry_of_safetensors_is_a_note(save, tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors", {"format": "pt"})
     save_file(WEIGHTS, tmp_path / "b.safetensors", {"format": "pt", "run": "1"})
     path = save(WEIGHTS, "c.pt")
-    same = compare_targets(Request(str(tmp_path / "a.safetensors"), path))
-    assert (same.scalars, same.findings) == ((), ())
-    assert "format-metadata" in list_notes(same)
+    result = compare_targets(Request(str(tmp_path / "a.safetensors"), path))
+    assert (result.scalars, result.findings) == ((), ())
+    assert "format-metadata" in list_notes(result)
     assert [s.key for s in compare_targets(Request(path, str(tmp_path / "b.safetensors"))).scalars] == ["run"]
 
 
@@ -90,9 +92,9 @@ def test_format_entry_of_safetensors_is_a_note(save, tmp_path):
 )
 def test_keys_of_one_format_are_compared_only_within_the_format(format, key):
     """The sums of an index and the versions of an export are compared only between two files of the format."""
-    others = (format, "safetensors")
-    assert [note.name for note in compare_scalars({key: 5}, {}, others)] == ["format-metadata"]
-    assert [note.name for note in compare_scalars({}, {key: 5}, others[::-1])] == ["format-metadata"]
+    format_names = (format, "safetensors")
+    assert [note.name for note in compare_scalars({key: 5}, {}, format_names)] == ["format-metadata"]
+    assert [note.name for note in compare_scalars({}, {key: 5}, format_names[::-1])] == ["format-metadata"]
     assert [change.status for change in compare_scalars({key: 5}, {key: 6}, (format,) * 2)] == [Status.CHANGED]
 
 
@@ -107,7 +109,9 @@ def test_section_compares_only_its_own_settings():
     """For `train.ckpt#optimizer` only the settings below `optimizer` are compared, by their path inside the section."""
     before = {"epoch": 1, "optimizer.lr": 0.1, "optimizer.eps": 1}
     after = {"epoch": 2, "optim.lr": 0.2, "optim.eps": 1}
-    assert compare_scalars(before, after, cut=("optimizer", "optim")) == [ScalarChange("lr", Status.CHANGED, 0.1, 0.2)]
+    assert compare_scalars(before, after, sections=("optimizer", "optim")) == [
+        ScalarChange("lr", Status.CHANGED, 0.1, 0.2)
+    ]
 
 
 def test_settings_of_paired_sections_are_compared(diff):
@@ -115,8 +119,11 @@ def test_settings_of_paired_sections_are_compared(diff):
     group = {"lr": 0.1, "params": [0]}
     moments = {0: {"exp_avg": torch.ones(2, 2)}}
     checkpoint = {"model": {"a.w": torch.ones(2, 2)}, "optimizer": {"state": moments, "param_groups": [group]}}
-    two = {"model": {"a.w": torch.ones(2, 2)}, "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]}}
-    actual_diff = diff(checkpoint, two)
+    other_checkpoint = {
+        "model": {"a.w": torch.ones(2, 2)},
+        "optim": {"state": moments, "param_groups": [{**group, "lr": 0.2}]},
+    }
+    actual_diff = diff(checkpoint, other_checkpoint)
     assert [(s.key, s.before, s.after) for s in actual_diff.scalars] == [("optim.param_groups.0.lr", 0.1, 0.2)]
 
 
@@ -142,8 +149,12 @@ KEYS = ["a", "b", "a.b", "", 1, "1", True, "True", None, "None", 1.5, "[1.5]", (
 def draw_containers(inner: st.SearchStrategy) -> st.SearchStrategy:
     """Draw settings in every container that torch.save writes."""
     mappings = st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
-    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(lambda value: argparse.Namespace(**value))
-    return st.lists(inner, max_size=3) | mappings | named | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
+    namespaces = st.dictionaries(st.sampled_from("ab"), inner, max_size=2).map(
+        lambda value: argparse.Namespace(**value)
+    )
+    return (
+        st.lists(inner, max_size=3) | mappings | namespaces | st.sets(st.sampled_from(["a", "1", 1, None]), max_size=3)
+    )
 
 
 NESTED = st.recursive(st.sampled_from(LOOKALIKES), draw_containers, max_leaves=6)
@@ -203,10 +214,10 @@ def test_settings_differ_exactly_if_python_values_differ(save, data, place):
 
 
 def compare_read_states(
-    first: ModelState, second: ModelState, *cut: str | None, section_pairs: dict[str, str] | None = None
+    first: ModelState, second: ModelState, *sections: str | None, section_pairs: dict[str, str] | None = None
 ) -> list:
     """Return the scalars that differ between two loaded states, and the notes."""
-    changes, _, notes = scalars.compare_settings(first, second, cut or (None, None), section_pairs or {})
+    changes, _, notes = scalars.compare_settings(first, second, sections or (None, None), section_pairs or {})
     return [*changes, *notes]
 
 
@@ -222,7 +233,7 @@ def describe_settings(save):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "expected"),
     [
         ({"x": math.nan}, {"x": "nan"}, ['x: "nan" → "\'nan\'"']),
         ({"x": 2**70}, {"x": str(2**70)}, [f'x: "{2**70}" → "\'{2**70}\'"']),
@@ -241,9 +252,9 @@ def describe_settings(save):
         ({"x": torch.float16}, {"x": torch.float32}, ['x: "<torch.float16>" → "<torch.float32>"']),
     ],
 )
-def test_setting_changes_are_described(describe_settings, before, after, said):
+def test_setting_changes_are_described(describe_settings, before, after, expected):
     """The changes are described in exactly the expected lines."""
-    assert describe_settings(before, after) == said
+    assert describe_settings(before, after) == expected
 
 
 @pytest.fixture
@@ -266,8 +277,10 @@ def test_change_of_an_unlisted_setting_is_reported(describe_settings, many_setti
     assert [
         line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": {**many_settings, "k0": 1}})
     ] == ["x.k0", "(and more)"]
-    fewer = {key: value for key, value in many_settings.items() if key != "k0"}
-    assert [line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": fewer})] == ["(and more)"]
+    fewer_settings = {key: value for key, value in many_settings.items() if key != "k0"}
+    assert [line.split(":")[0] for line in describe_settings({"x": many_settings}, {"x": fewer_settings})] == [
+        "(and more)"
+    ]
 
 
 def test_change_of_an_excluded_setting_is_a_note(diff, many_settings):
@@ -285,14 +298,14 @@ def test_nan_text_of_safetensors_equals_a_float_nan(save, tmp_path):
     """The text 'nan' in safetensors equals both a float NaN and the text 'nan' in a pickle."""
     save_file(WEIGHTS, tmp_path / "a.safetensors", {"x": "nan", "y": "z" * 2000, "z": "'nan'"})
     text = formats.read(str(tmp_path / "a.safetensors"))
-    same = formats.read(save({**WEIGHTS, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
-    assert compare_read_states(text, same) == [] == compare_read_states(same, text)
+    equal_state = formats.read(save({**WEIGHTS, "x": math.nan, "y": "z" * 2000, "z": "'nan'"}, "a.pt"))
+    assert compare_read_states(text, equal_state) == [] == compare_read_states(equal_state, text)
     assert (
         compare_read_states(text, formats.read(save({**WEIGHTS, "x": "nan", "y": "z" * 2000, "z": "'nan'"}, "a.pt")))
         == []
     )
-    other = formats.read(save({**WEIGHTS, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
-    assert {change.key for change in compare_read_states(text, other)} == {"x", "y", "z"}
+    different_state = formats.read(save({**WEIGHTS, "x": "'nan'", "y": "z" * 2001, "z": "nan"}, "a.pt"))
+    assert {change.key for change in compare_read_states(text, different_state)} == {"x", "y", "z"}
 
 
 def test_section_of_a_plain_state_dict_has_its_settings(save):
@@ -305,8 +318,10 @@ def test_swapped_section_names_lose_no_setting(save):
     """No setting of before is lost if a section is compared under the name of another section."""
     value = {"a": {"lr": 1}, "a.b": {"lr": 2}, "c": {"lr": 3}, "d": {1: "e", "1": "f"}}
     state = formats.read(save({**WEIGHTS, **value}, "a.pt"))
-    turned = formats.read(save({**WEIGHTS, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt"))
-    assert compare_read_states(state, turned, section_pairs={"a": "c", "c": "a", "a.b": "a.b"}) == []
+    swapped_state = formats.read(
+        save({**WEIGHTS, "a": {"lr": 3}, "a.b": {"lr": 2}, "c": {"lr": 1}, "d": value["d"]}, "b.pt")
+    )
+    assert compare_read_states(state, swapped_state, section_pairs={"a": "c", "c": "a", "a.b": "a.b"}) == []
     assert compare_read_states(state, formats.read(save({**WEIGHTS, **value}, "b.pt")), section_pairs={"a": "c"}) == []
     assert compare_read_states(state, formats.read(save({**WEIGHTS, "n": value["d"]}, "b.pt")), "d", "n") == []
     other = formats.read(save({**WEIGHTS, **{key: value[key] for key in ("a", "c", "d")}, "e.f": {"lr": 2}}, "b.pt"))
@@ -341,11 +356,11 @@ def build_module(p: float = 0.5) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("names", [("a.pt", "b.pt"), ("a.legacy.pt", "b.pt"), ("a.pt", "b.safetensors")])
-@pytest.mark.parametrize("swapped", [False, True], ids=["before", "after"])
-def test_module_and_its_state_dict_do_not_differ(diff, names, swapped):
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["before", "after"])
+def test_module_and_its_state_dict_do_not_differ(diff, names, is_swapped):
     """Settings that only the module records are not differences, and one note for each kind reports them."""
-    both = build_module(), build_module().state_dict()
-    result = diff(*(reversed(both) if swapped else both), names=tuple(reversed(names)) if swapped else names)
+    pair = build_module(), build_module().state_dict()
+    result = diff(*(reversed(pair) if is_swapped else pair), names=tuple(reversed(names)) if is_swapped else names)
     assert (result.findings, result.scalars, result.broken) == ((), (), ())
     assert [name for name in list_notes(result) if name != "foreign-globals"] == ["not-expected", "module-attributes"]
 
@@ -394,9 +409,11 @@ def test_module_does_not_differ_between_formats(archives):
         for second in archives.values():
             diff = compare_targets(Request(first, second, jobs=1))
             assert (diff.findings, diff.scalars, diff.broken) == ((), (), ()), (first, second)
-            said = [name for name in list_notes(diff) if name != "foreign-globals"]
-            assert said == (
-                [] if first == second else [name for name in ("format-metadata", "module-attributes") if name in said]
+            note_names = [name for name in list_notes(diff) if name != "foreign-globals"]
+            assert note_names == (
+                []
+                if first == second
+                else [name for name in ("format-metadata", "module-attributes") if name in note_names]
             )
 
 
@@ -413,16 +430,16 @@ def test_attributes_that_two_formats_record_are_compared(archives, save, tmp_pat
 
 
 def test_section_without_settings_ignores_outer_settings():
-    around = {"global_steps": 2, "optimizer.lr": 0.1}
+    outer_settings = {"global_steps": 2, "optimizer.lr": 0.1}
     for name in ("module", "optimizer.fp32"):
-        model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(around))
-        two = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
-        actual, _, said = scalars.compare_settings(model_state, two, (name, None))
-        assert ([change.key for change in actual], said) == (["note"], [])
-    whole = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(around))
-    other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**around, "optimizer.lr": 0.2}))
+        model_state = ModelState("a", "deepspeed zero-3", (), (name,), Settings(outer_settings))
+        other_state = ModelState("b", "torch-zip", (), ("model",), Settings({"note": 1}))
+        actual, _, notes = scalars.compare_settings(model_state, other_state, (name, None))
+        assert ([change.key for change in actual], notes) == (["note"], [])
+    outer_state = ModelState("a", "deepspeed zero-3", (), ("optimizer",), Settings(outer_settings))
+    other = ModelState("b", "torch-zip", (), ("optimizer",), Settings({**outer_settings, "optimizer.lr": 0.2}))
     assert [
-        model_state.key for model_state in scalars.compare_settings(whole, other, ("optimizer", "optimizer"))[0]
+        model_state.key for model_state in scalars.compare_settings(outer_state, other, ("optimizer", "optimizer"))[0]
     ] == ["lr"]
 
 

@@ -19,8 +19,8 @@ def test_the_last_line_has_the_relative_change_of_all_changed_parameters(statecl
     assert values["tensors"] == 2
     assert values["l2"] == pytest.approx((new - old).norm().item())
     assert values["relative_l2"] == pytest.approx(((new - old).norm() / old.norm()).item())
-    shown = statecli("diff", *files, "-f", "table").out.splitlines()[-1]
-    assert f"; ‖Δ‖/‖w‖ {values['relative_l2']:.3g} of changed parameters" in shown
+    last_line = statecli("diff", *files, "-f", "table").out.splitlines()[-1]
+    assert f"; ‖Δ‖/‖w‖ {values['relative_l2']:.3g} of changed parameters" in last_line
 
 
 def test_a_tensor_that_was_zero_counts_with_its_change(statecli, save):

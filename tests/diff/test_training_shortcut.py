@@ -62,7 +62,7 @@ def change_two_tensors(rng, before, after, names):
 
 def test_skipped_search_gives_the_same_diff(save, monkeypatch):
     """Each diff equals the diff with the search, and 16 to 49 of the 60 diffs skip the search."""
-    skipped = []
+    skipped_searches = []
     for seed in range(60):
         rng = random.Random(seed)  # noqa: S311  # reproducible, no secret
         torch.manual_seed(seed)
@@ -72,10 +72,10 @@ def test_skipped_search_gives_the_same_diff(save, monkeypatch):
         suffix = ("safetensors", "pt")[seed % 2]
         request = Request(save(before, f"a.{suffix}"), save(after, f"b.{suffix}"), jobs=1)
         with monkeypatch.context() as patch:
-            note = lambda changes: skipped.append(is_training(changes)) or skipped[-1]  # noqa: E731
+            note = lambda changes: skipped_searches.append(is_training(changes)) or skipped_searches[-1]  # noqa: E731
             patch.setattr(change_details, "is_training", note)
             light = compare_targets(request)
             patch.setattr(change_details, "is_training", lambda _: False)
             patch.setattr(value_comparison, "compare_plain_pairs", lambda *_: None)
             assert light == compare_targets(request), seed
-    assert 15 < sum(skipped) < 50
+    assert 15 < sum(skipped_searches) < 50

@@ -51,8 +51,10 @@ def write_training_checkpoint(folder: Path) -> Path:
     optimizer = torch.optim.Adam(net.parameters())
     net(torch.ones(2, 3)).sum().backward()
     optimizer.step()
-    saved = {f"settings{n}": setting for n, setting in enumerate(SETTINGS)}
-    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, **saved}, folder / "a.pt")
+    settings = {f"settings{n}": setting for n, setting in enumerate(SETTINGS)}
+    torch.save(
+        {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, **settings}, folder / "a.pt"
+    )
     return folder / "a.pt"
 
 
@@ -147,17 +149,17 @@ def test_a_copy_is_identical_with_and_without_a_second_process(settings, tmp_pat
     """A byte-for-byte copy differs in nothing."""
     torch.save({"w": torch.ones(2), **settings}, tmp_path / "a.pt")
     shutil.copy(tmp_path / "a.pt", tmp_path / "b.pt")
-    both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
-    assert [compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2)] == [(), ()]
+    paths = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    assert [compare_targets(Request(*paths, jobs=jobs)).scalars for jobs in (1, 2)] == [(), ()]
 
 
-@pytest.mark.parametrize("other", [{0: 3, 1: 4}, {"0": 3, "1": 4}])
-def test_a_list_and_a_dict_of_its_positions_differ(other, tmp_path, second_process):
+@pytest.mark.parametrize("container", [{0: 3, 1: 4}, {"0": 3, "1": 4}])
+def test_a_list_and_a_dict_of_its_positions_differ(container, tmp_path, second_process):
     """Both read `x.0` and `x.1`; the containers and the keys are not the same."""
     torch.save({"w": torch.ones(2), "x": [3, 4]}, tmp_path / "a.pt")
-    torch.save({"w": torch.ones(2), "x": other}, tmp_path / "b.pt")
-    both = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
-    first, second = (compare_targets(Request(*both, jobs=jobs)).scalars for jobs in (1, 2))
+    torch.save({"w": torch.ones(2), "x": container}, tmp_path / "b.pt")
+    paths = str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+    first, second = (compare_targets(Request(*paths, jobs=jobs)).scalars for jobs in (1, 2))
     assert first == second != ()
 
 
@@ -166,29 +168,29 @@ def test_settings_of_shards_keep_their_types_of_keys(tmp_path):
     for name, labels in (("one", {"0": "cat"}), ("two", {0: "cat"}), ("three", {"0": "cat"})):
         (tmp_path / name).mkdir()
         write_shards(tmp_path / name, labels)
-    first, second, third = (str(tmp_path / name) for name in ("one", "two", "three"))
-    assert [change.key for change in compare_targets(Request(first, second, jobs=1)).scalars] == [
+    first_path, second_path, third_path = (str(tmp_path / name) for name in ("one", "two", "three"))
+    assert [change.key for change in compare_targets(Request(first_path, second_path, jobs=1)).scalars] == [
         "labels.['0']",
         "labels.0",
     ]
-    assert compare_targets(Request(first, third, jobs=1)).scalars == ()
+    assert compare_targets(Request(first_path, third_path, jobs=1)).scalars == ()
 
 
 def test_no_field_of_a_state_is_a_subclass_of_a_builtin():
     """Pickling drops the attributes of a subclass of dict, list or str; an enumeration is restored by its value."""
     built_in = (dict, list, tuple, str, int, float, bytes, frozenset)
     allowed = (*built_in, bool, Evidence, Kind)
-    seen, open_types = set(), [ModelState]
+    seen_types, open_types = set(), [ModelState]
     while open_types:
         kind = open_types.pop()
         for field in msgspec.structs.fields(kind):
-            for inner in list_types(field.type) - seen:
-                seen.add(inner)
+            for inner in list_types(field.type) - seen_types:
+                seen_types.add(inner)
                 if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
                     open_types.append(inner)
                 elif isinstance(inner, type) and issubclass(inner, built_in):
                     assert inner in allowed, (kind, field.name, inner)
-    assert {str, int, float, bool, Evidence, Kind} <= seen
+    assert {str, int, float, bool, Evidence, Kind} <= seen_types
 
 
 def list_types(annotation: Any) -> set[Any]:
