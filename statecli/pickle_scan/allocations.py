@@ -21,32 +21,35 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
-#: Bytes that a pickle may allocate: so many, and so many times its own size.
+#: Limit of the bytes that loading a pickle may allocate: a fixed part, and a part for each byte of the pickle.
 _ALLOWED_BYTES = 16 * 2**20
 _ALLOWED_BYTES_PER_PICKLE_BYTE = 64
-#: How many times its size a file can hold, compressed.
+#: Highest compression ratio of a zip archive: bytes of data that one byte of the file can hold.
 _MAX_COMPRESSION_RATIO = 1032
-#: Steps of hashing all keys of one pickle, a few seconds; the nesting of a tuple at which the stack overflows.
+#: Largest number of steps to hash all keys of one pickle; they take a few seconds.
 _MAX_HASH_STEPS = 50_000_000
+#: Largest nesting of tuples in a key, and of objects; deeper nesting overflows the stack of Python.
 _MAX_NESTING = 10_000
-#: Keys of one dict or set that have the same hash. Each is compared with all before it.
+#: Largest number of keys with the same hash in a dict or set, because each key is compared with all earlier ones.
 _MAX_COLLISIONS = 5_000
-#: Tuples inside one another that are hashed here to find collisions; deeper ones count as if they had one hash.
+#: Depth to which nested tuples are hashed to find collisions; every deeper tuple counts as hash 0.
 _MAX_HASHED_NESTING = 100
-#: Steps of compiling the regular expressions of one pickle, about a second for every 5 million.
+#: Largest number of steps to compile the regular expressions of one pickle; 5 million steps take about a second.
 _MAX_PATTERN_STEPS = 20_000_000
-#: What the compiler of `re` does for a class of characters, each of which may span all of Unicode's first plane; and
-#: the square of the length that costs one step: it moves all branches of an alternation for each common character.
+#: Cost of compiling a pattern: steps for a character class, because each may span Unicode's first plane; and the
+#: squared length of a pattern that costs one step, because `re` moves all branches of an alternation for each common
+#: character.
 _STEPS_PER_CHARACTER_CLASS, _SQUARED_LENGTH_PER_STEP = 65_536, 500
-#: Bytes of a pointer, of an entry of the unpickler's memo.
+#: Bytes of a pointer, and of an entry in the unpickler's memo.
 _POINTER_BYTES, _MEMO_ENTRY_BYTES = 8, 16
-#: Bytes of a tensor without dimensions, as which a tensor gives each of its elements to what iterates over it.
+#: Bytes of a 0-dimensional tensor object, because iterating over a tensor creates one for each element.
 _TENSOR_OBJECT_BYTES = 640
-#: No size is counted beyond this, and a size that is not written as numbers counts as this.
+#: Largest size that is counted; also the size assumed where the pickle does not write a size as numbers.
 _MAX_SIZE = 2**62
-#: Numbers of a shape that count as a step.
+#: Numbers of a shape that cost one step.
 _DIMENSIONS_PER_STEP = 16
 
+#: Classes that copy the elements of their argument.
 _COPIERS = frozenset(
     [
         *(f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict")),
@@ -55,20 +58,20 @@ _COPIERS = frozenset(
     ]
 )
 _HASHING_CLASSES = frozenset(["builtins.set", "builtins.frozenset", "collections.Counter"])
-#: Given a number, these make as many bytes.
+#: Classes that allocate N bytes if they are called with the number N.
 _BYTES_CLASSES = frozenset(
     ["builtins.bytes", "builtins.bytearray"] + [f"numpy.{name}" for name in ("bytes_", "void", "record", "rec.record")]
 )
 _DICT_CLASSES = frozenset(["builtins.dict", "collections.OrderedDict", "collections.defaultdict"])
 _TENSOR_FUNCTION = "torch._utils._rebuild_tensor"
-#: These copy the elements of the tensor that they are given: of each storage that is repeated in the tensor.
+#: Functions that write out every element of their tensor argument, also the elements that share a part of a storage.
 _COPYING_FUNCTIONS = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)")
 #: Classes of Python and numpy that have no `__dict__`.
 _CLASSES_WITHOUT_DICT = ("numpy.", "random.", "array.", "decimal.", "fractions.")
 
 
 class _TensorSize(NamedTuple):
-    """Elements of a tensor, how many of them its storage holds, and the key of the storage."""
+    """Number of elements of a tensor, number of elements in its storage, and key of the storage."""
 
     elements: int
     stored_elements: int
@@ -83,15 +86,16 @@ class Allocations:
         #: Bytes that calls allocate, by the id of the name that is called.
         self._bytes_by_name: Counter[int] = Counter()
         self._names_by_id: dict[int, Global] = {}
-        #: Keys of the storages that were written out once, which takes as much memory as the file has of them.
+        #: Keys of the storages that a call has copied once: only the first copy is set off against the bytes in the
+        #: file.
         self._copied_storages: set[Value] = set()
-        #: Bytes of each storage by its key, the fewest that the pickle says: torch takes the first description.
+        #: Smallest size in bytes that the pickle states for each storage, by its key: torch uses the first description.
         self._bytes_by_storage: dict[Value, int] = {}
-        #: How many values a hashed container has, all that it holds counted each time, and how deep it is nested.
+        #: Number of values in a hashed container (shared values counted each time) and its nesting depth, by its id.
         self._hashed_sizes: dict[int, tuple[int, int]] = {}
         self._keys: list[tuple[int, Value]] = []
         self._hashes = _KeyHashes()
-        #: Regular expressions that are compiled, and the steps of that.
+        #: Names of the calls that compile regular expressions, and the steps of all compilations.
         self._patterns: list[Global] = []
         self._pattern_steps = 0
 
@@ -228,7 +232,7 @@ class Allocations:
         return max(0, size.elements - stored) * _POINTER_BYTES
 
     def _measure_tensor(self, tensor: Value) -> _TensorSize:
-        """Return the size of a tensor over a storage; torch gives the functions that copy no other tensor."""
+        """Return the size of a tensor over a storage; `_MAX_SIZE` elements for others, which torch never copies."""
         name = get_plain_name(tensor.cls) if type(tensor) is Obj and type(tensor.cls) is Global else ""
         if name.startswith("numpy."):
             return _TensorSize(0, 0, None)
@@ -307,7 +311,7 @@ class Allocations:
         self.add_keys(args, elements)
 
     def _list_elements(self, value: Value) -> Sequence[Value]:
-        """Return what iterating over a value gives; also over a list, tuple or deque that a call makes of another."""
+        """Return the elements that iteration over a value yields, also over a container that calls copy."""
         appended: list[Value] = []
         while type(value) is Obj and type(value.cls) is Global and get_plain_name(value.cls) in _COPIERS:
             appended += value.elems or ()
@@ -378,7 +382,7 @@ def _find_too_deep_call(calls: Iterable[Obj], steps: Steps) -> Global | None:
                 steps.take(Budget.FLOW, 1 + len(parts))
                 unmeasured = [(part, None) for part in parts if id(part) not in depths]
                 if unmeasured:
-                    depths[id(value)] = 0  # what holds itself is not freed so
+                    depths[id(value)] = 0  # a value that contains itself is not freed recursively
                     waiting += [(value, parts), *unmeasured]
                     continue
             depth = max((depths[id(part)] for part in parts), default=0) + (type(value) is Obj)
@@ -411,7 +415,7 @@ class _KeyHashes:
     """Hashes of keys under an attacker's control: hashes of numbers, and of containers of numbers."""
 
     def __init__(self) -> None:
-        #: Of containers, by id: what many keys share is hashed once.
+        #: Hashes of containers, by id, because many keys can share a container.
         self._cached_hashes: dict[int, int] = {}
 
     def compute_hash(self, value: Value, nesting: int = 0) -> int:
@@ -421,7 +425,7 @@ class _KeyHashes:
         if nesting > _MAX_HASHED_NESTING:
             return 0
         if id(value) not in self._cached_hashes:
-            self._cached_hashes[id(value)] = 0  # of what holds itself
+            self._cached_hashes[id(value)] = 0  # for a container that contains itself
             self._cached_hashes[id(value)] = self._hash_container(value, nesting + 1)
         return self._cached_hashes[id(value)]
 
@@ -458,13 +462,13 @@ class _KeyHashes:
         return hash(name)
 
 
-#: Classes whose objects are hashed as a tuple of what they are made of, or by text or bytes, with a key that nobody
+#: Classes whose objects hash the tuple of their parts, or text or bytes; Python hashes text with a key that nobody
 #: outside the process knows.
 _HASHED_BY_CONTENT = (
     *("builtins.str", "builtins.bytes", "numpy.str_", "pathlib.", "datetime.", "_codecs.encode"),
     *("torch.", "numpy.dtype", "collections.UserString"),
 )
-#: Tensors and modules.
+#: Classes and functions whose objects are hashed by address: tensors, modules, optimizers and storages.
 _HASHED_BY_ADDRESS = ("torch._utils._rebuild_", "torch._tensor.", "torch.nn.", "torch.optim.", "torch.storage.")
 
 
@@ -474,16 +478,16 @@ def _is_hashed_by_sum(dtype: Value) -> bool:
     return type(kind) is not str or kind[:1] in "cgGVO"
 
 
-#: Characters by number or name, which may be no ASCII.
+#: Escape of a character by number or name, which may be outside ASCII.
 _ESCAPED_CHARACTER = compile_on_use(r"\\[uUxN0-7]")
 
 
 def _count_pattern_steps(pattern: Value) -> int:
-    """Steps of compiling a regular expression, at most."""
+    """Return an upper bound of the steps to compile a regular expression."""
     pattern = pattern if type(pattern) is str else read_raw_bytes(pattern)
     if pattern is None:
-        return _MAX_SIZE  # text that is computed
-    # In a class that ignores case, each range is expanded character by character; one of ASCII has few.
+        return _MAX_SIZE  # the pickle computes the text
+    # A class that ignores case expands each range character by character; ranges of ASCII are short.
     dash, bracket = (b"-", b"[") if type(pattern) is bytes else ("-", "[")
     has_long_ranges = not pattern.isascii() or _ESCAPED_CHARACTER.search(str(pattern)) is not None
     classes = pattern.count(bracket) + (pattern.count(dash) if has_long_ranges else 0)

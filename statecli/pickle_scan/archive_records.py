@@ -23,61 +23,62 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import json_object
 from statecli.storage.zip_archive import Archive, Record
 
-#: Bytes of a configuration of weights that are read.
+#: Largest configuration of weights or constants that is read, in bytes.
 MAX_CONFIG_BYTES = 128 * 2**20
 
 
 class Use(Enum):
     """Use of a record by a loader."""
 
-    #: torch.load or pickle.loads, from its first byte on.
+    #: Unpickled by torch.load or pickle.loads, from the first byte on.
     PICKLE = auto()
-    #: A storage: its bytes are copied.
+    #: Storage whose bytes torch copies.
     STORAGE = auto()
-    #: A program of torch.export.
+    #: Program of torch.export.
     PROGRAM = auto()
     #: Source code of TorchScript.
     SCRIPT = auto()
     #: Operators of the lite interpreter.
     BYTECODE = auto()
-    #: TorchScript of torch 1.0, whose code may lie in any record.
+    #: Archive of TorchScript written by torch 1.0, whose code may be in any record.
     OLD_SCRIPT = auto()
     #: Extracted, compiled and opened as a library by AOTInductor.
     COMPILED = auto()
-    #: Python that torch.package runs when anything of the archive imports it.
+    #: Python module that torch.package runs when any record of the archive imports it.
     MODULE = auto()
-    #: No loader is known to open it.
+    #: Not opened by any known loader.
     OTHER = auto()
 
 
 _FORMAT = "archive_format"
 _CONFIG = compile_on_use(r"data/(weights|constants)/.*_\1_config\.json", re.DOTALL)
 _PAYLOAD = compile_on_use(r"data/(?:weights|constants|sample_inputs)/.*", re.DOTALL)
-#: The archives of torch.save that torch 2.7 and older wrote at the top of a plain zip.
+#: Archives of torch.save in a plain zip, written at its top level by torch 2.7 and older.
 _OLD_PAYLOAD = compile_on_use(r"serialized_(?:state_dict|constants|example_inputs)\.(?:pt|json)")
 _OLD_PROGRAM = "serialized_exported_program.json"
 _PROGRAMS = "models/"
-#: Prefixes without a slash at the end, because the loader compares them so.
+#: Prefixes of compiled records. They have no slash at the end, because the loader compares them in this form.
 _COMPILED = "data/aotinductor"
 _COMPILED_CONSTANTS = "data/constants"
-#: Words of these prefixes, which a name has in upper or lower case.
+#: Words in these prefixes; a record name may have them in upper or lower case.
 _COMPILED_WORDS = ("aotinductor", "constants")
-#: What the loader of AOTInductor compiles, links or opens, by the suffix.
+#: Suffixes of the files that the loader of AOTInductor compiles, links or opens.
 _MACHINE_CODE = compile_on_use(r"\.(?:so|dll|dylib|pyd|cpp|o|obj)\Z")
 _SCRIPT = compile_on_use(r"(?:\.data/ts_code/(?:.+/)?)?code/.+\.py", re.DOTALL)
-#: A storage of torch.save in a folder of any name, without characters that loaders read as another folder or an end.
+#: Name of a storage of torch.save, in a folder whose name has no character that loaders read as another folder or as
+#: the end of the name.
 _NUMBERED_STORAGE = compile_on_use(r"[^/\\\0]+/data/[0-9]+")
-#: What torch.export.load unpickles before it looks at a configuration.
+#: Records that torch.export.load unpickles before it reads a configuration.
 _ALL_TENSORS = compile_on_use(r"data/(?:weights|constants)/.*\.pt", re.DOTALL)
-#: PackageImporter takes any archive that has this record, and never a module or an object from below `.data/`.
+#: Record that makes PackageImporter accept any archive; and the folder from which it never takes modules or objects.
 _PACKAGE = ".data/extern_modules"
 _NOT_PACKAGED = ".data/"
-#: Constants whose names begin so hold storages; the others are objects.
+#: Prefix of the names of constants that are storages; all other constants are objects.
 _TENSOR_CONSTANT = "tensor_"
 
 
 class RecordUses(NamedTuple):
-    """The use of each record by torch's loaders, and an unreadable configuration, with the reason.
+    """Use of each record by torch's loaders, and the reason if a configuration is unreadable.
 
     `zeros` are the elements of tensors of an exported program whose records are empty: torch fills them with zeros.
     `numbered_storages` are the names of storages written by torch.save; their use is `Use.OTHER`.
@@ -99,7 +100,7 @@ def classify_records(archive: Archive) -> RecordUses:
     exported = _FORMAT in names.values()
     packaged = _PACKAGE in names.values()
     declared, unreadable_config = _read_declared(archive, names) if exported else (_Declared(set(), set(), {}), None)
-    if packaged or declared is None:  # then a loader may unpickle any record
+    if packaged or declared is None:  # a loader may unpickle any record of these archives
         names.update((name, _normalize_name(name).removeprefix(folder)) for name in numbered_storages)
         numbered_storages = frozenset()
 
@@ -115,7 +116,7 @@ def classify_records(archive: Archive) -> RecordUses:
         if packaged and not name.startswith(_NOT_PACKAGED):
             otherwise = script if script in (Use.BYTECODE, Use.OLD_SCRIPT) else Use.PICKLE
             return Use.MODULE if name.endswith(".py") else otherwise
-        if declared is None:  # the lite interpreter takes no notice of the configuration
+        if declared is None:  # the lite interpreter ignores the configuration
             return Use.PICKLE if script is Use.OTHER else script
         if name in declared.objects or _OLD_PAYLOAD.fullmatch(name):
             return Use.PICKLE
@@ -142,12 +143,12 @@ def _classify_script_record(name: str) -> Use:
 
 
 def _is_compiled(name: str) -> bool:
-    """Whether AOTInductor's loader compiles, links or opens the record, given its whole name.
+    """Return True if AOTInductor's loader compiles, links or opens the record of this full name.
 
-    The loader takes the first record's name up to a slash for the archive's folder, or the whole name without a slash,
-    and takes slashes in a row for a single slash.
+    The archive's folder is the name of the first record up to a slash, or the whole name without a slash. The loader
+    reads consecutive slashes as one slash.
     """
-    if not any(word in name.lower() for word in _COMPILED_WORDS):  # as nearly all names
+    if not any(word in name.lower() for word in _COMPILED_WORDS):  # true for nearly all names
         return False
     name = re.sub(r"[\\/]+", "/", _normalize_name(name))
     return _COMPILED in name or (_COMPILED_CONSTANTS in name and _MACHINE_CODE.search(name) is not None)
@@ -159,12 +160,12 @@ def _normalize_name(name: str) -> str:
     return name.lower() if name.isascii() else name.translate(_ASCII_LOWER_CASE)
 
 
-#: Only the letters of ASCII are folded by torch's reader.
+#: Translation of ASCII letters to lower case; torch's reader leaves all other letters.
 _ASCII_LOWER_CASE = {code: code + 32 for code in range(ord("A"), ord("Z") + 1)}
 
 
 class _Declared(NamedTuple):
-    """Records named by the configurations of weights and constants, as torch compares names.
+    """Records that the configurations of weights and constants name, in the form that torch compares.
 
     `zeros` has the elements of each tensor whose record is empty, by folder and key.
     """

@@ -12,13 +12,15 @@ import zlib
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: The key of a mapping that describes a space, and the keys of its arrays.
+#: Key of the mapping that describes a space, and keys of the arrays in it.
 SPACE, ARRAYS = "space", ("low", "high", "nvec")
 HELP = "do not load the file with RLlib; contact its publisher"
-#: Bytes of the array that are looked at: the header of an array of numbers has 128, one of version 1.0 at most 64 KB.
+#: Bytes of the array that are decompressed. The header of an array of numbers has 128 bytes, and a header of version
+#: 1.0 at most 64 KB.
 _HEAD_BYTES = 1024
-#: Characters of a text that is decoded: limits of 100 million numbers compress to less.
+#: Longest text that is decoded, in characters; the limits of 100 million numbers compress to less.
 _MAX_CHARACTERS = 16 << 20
+#: Header of an array of numbers.
 _NUMBERS = compile_on_use(
     rb"\x93NUMPY\x01\0..\{'descr': '[<>|=][biufc]\d{1,2}', 'fortran_order': (?:True|False), ", re.DOTALL
 )

@@ -40,7 +40,8 @@ _COMPUTED_ATTRIBUTE = (
 class _Roots(dict[int, "Global | None"]):
     """Names whose calls built the objects of a pickle, by the id of the object.
 
-    A class of its own: a cycle would keep the graph of the pickle in memory until Python searches for cycles.
+    These are not methods of `Flow`, because a reference cycle would keep the graph of the pickle in memory until
+    Python searches for cycles.
     """
 
     def get_root(self, value: Value) -> Global | None:
@@ -58,8 +59,8 @@ class _Roots(dict[int, "Global | None"]):
 class Flow:
     """Calls and changes of a pickle.
 
-    `misuses`: why a name is not clean here, by its id; `kept_names`: names used as values; `called_names`: names called
-    at once by another call.
+    `misuses`: reason why a name is not clean in this pickle, by its id; `kept_names`: names used as values;
+    `called_names`: names called at once by another call.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -69,31 +70,31 @@ class Flow:
         self._array_types = numpy_dtype_states.ArrayTypes(steps)
         self._deferred_calls = deferred_calls.DeferredCalls(self._get_root_name, steps)
         self._attributes_of_torch = kept_functions.Attributes(self._get_root_name, steps)
-        #: Bytes of small storages of the archive, by their keys.
+        #: Function that returns the bytes of a small storage of the archive by its key.
         self.read_storage: packed_weights.ReadStorage = lambda _: None
         self.misuses: dict[int, str] = {}
-        #: Bytes that calls compute, and that may be a pickle.
+        #: Bytes that calls compute and that may be a pickle.
         self.computed_data: list[bytes] = []
         self.kept_names: set[int] = set()
         self.called_names: set[int] = set()
-        #: Calls in the order of the pickle, but for those that only rebuild tensors.
+        #: Calls in the order of the pickle, without the calls of records that only rebuild tensors.
         self.calls: list[Obj] = []
         self._finished: set[int] = set()
-        #: The names of the numpy types whose fields these dicts are.
+        #: Names of the numpy types, by the id of the dict of their fields.
         self._dtype_by_fields: dict[int, Value] = {}
         self._seen_values: set[int] = set()
         self._seen_in_hook_holders: set[int] = set()
-        #: Objects of C++ that pickle has made and that have no state yet, by their id.
+        #: C++ objects that the pickle has created without a state so far, by id.
         self._uninitialized: dict[int, Obj] = {}
-        #: Names and the states that were judged as theirs.
+        #: Ids of the names and states that were checked together.
         self._checked_attributes: set[tuple[int, int]] = set()
-        #: Objects whose weights C++ packs, with their states as they are when it does.
+        #: Classes of the objects whose weights C++ packs, with copies of their states at the time of packing.
         self._packed_states: list[tuple[Global, Value]] = []
-        #: Containers in which no object is that a function may not be given.
+        #: Ids of containers without objects that a function must not get as an argument.
         self._plain_arguments: set[int] = set()
-        #: Arguments, by their ids, whose numpy types are held: many calls can share them.
+        #: Ids of arguments whose numpy types are recorded, because many calls can share the arguments.
         self._referencing_arguments: set[int] = set()
-        #: Calls that are as torch.compile writes them.
+        #: Ids of the calls in the form that torch.compile writes.
         self._excused_calls: Set[int] = frozenset()
 
     def add_call(self, call: Obj) -> None:
@@ -126,7 +127,7 @@ class Flow:
                 )
 
     def note_change(self, target: Value) -> None:
-        """Check an item, an element or a state set on `target`, which must be new and without a state.
+        """Check an item, an element or a state set on `target`, which must be a new object without a state.
 
         Picklers write the elements of an object, then its items, then its state, each once.
         """
@@ -185,7 +186,7 @@ class Flow:
                 )
             self._keep_computed(computed_bytes.compute_numpy_array(state))
         if root is not None and type(target) is Obj:
-            # What is in the state may grow until the pickle ends, so that it is judged again then.
+            # The state may still grow until the pickle ends, so `follow` checks the state again.
             self._check_build(target, state)
             if expected_calls.is_packed(name):
                 self._packed_states.append((root, self._copy_state(state)))
@@ -200,9 +201,9 @@ class Flow:
         return type(state)(self._copy_state(value, depth + 1) for value in state)
 
     def is_plain_data(self, names: Iterable[Global], builds: Iterable[tuple[Value, Value]]) -> bool:
-        """Return True if all names are of tensors, only names are called and no state has a callable attribute.
+        """Return True if all names build plain data, all calls are calls of names, and states set only `_metadata`.
 
-        So are most checkpoints: a state is the `_metadata` of a state_dict.
+        Most checkpoints are like this: the only state is the `_metadata` of a state_dict.
         """
         return (
             expected_calls.PLAIN_DATA.issuperset(map(get_plain_name, names))
@@ -271,7 +272,7 @@ class Flow:
                 self.computed_data.append(data)
 
     def _explain_unexpected_values(self, call: Obj, name: str) -> str | None:
-        """Return why arguments trusted by C code are not as Python and numpy write them."""
+        """Return why Python and numpy never write these arguments, which C code trusts; None for valid arguments."""
         if exceptions.is_exception(name) and not exceptions.has_valid_arguments(name, call, self._get_root_name):
             return "has an error position outside its text, so printing this exception may read memory outside the text"
         if not dates.has_valid_value(name, call):
@@ -548,7 +549,7 @@ class Flow:
             self._check_attributes(root, name, part)
 
     def _explain_unexpected_state(self, name: str, state: Value) -> str | None:
-        """Return why a state trusted by the class is not as its own library writes states."""
+        """Return why the library of a class never writes this state, which the class trusts; None for a valid state."""
         is_recurrent = name.startswith(expected_calls.MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
         if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
             return (
@@ -586,8 +587,8 @@ class Flow:
     def _is_handle_state(self, state: Value) -> bool:
         """Return True for the dict of a hook, the hook's number in the dict, and other dicts.
 
-        The next hook of any module gets the next number. After infinity all hooks have the same number, and each
-        removes the last.
+        The next hook of any module gets the next number. After infinity all hooks have the same number, so removing any
+        hook removes the last one.
         """
         if type(state) is not tuple or len(state) not in (2, 3) or type(state[1]) is not int:
             return False
@@ -787,10 +788,10 @@ def _is_optimizer_state(flow: Flow, value: Value) -> bool:
     items: Any = value.items or {} if type(value) is Obj else value
     arguments: Any = value.args if type(value) is Obj else ()
     flow.steps.take(Budget.FLOW, len(items))
-    # Any other argument than a class may hold items: pickle writes them apart.
+    # An argument that is not a class may hold items, but pickle writes items outside of the arguments.
     is_plain = all(type(argument) is Global or argument is None for argument in arguments)
     return is_plain and all(type(entry) in (dict, list) for entry in items.values())
 
 
-#: What an optimizer looks up in what it is given.
+#: Attributes of an optimizer whose methods torch calls -> function that returns True for a plain value.
 _OPTIMIZER_ATTRIBUTES = {"defaults": _is_dict, "param_groups": _is_param_groups, "state": _is_optimizer_state}

@@ -21,19 +21,20 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickle_scan.text_values import COMPUTED_TEXT, is_plain_text, read_text, split_call
 from statecli.pickles.nodes import Key, Obj, Value
 
-#: Protocol of a path, as fsspec splits it off: what is before the first of these, also in the middle of the path.
+#: Protocol of a path as fsspec splits it: the text before the first `://` or `::`, also in the middle of the path.
 _PROTOCOL = compile_on_use(r"(?s)(.*?)(://|::)")
-#: The beginnings that fsspec replaces in a local path: the home folder, and `file:`. A drive has one letter.
+#: Beginnings of a local path that fsspec replaces: the home folder, and a prefix such as `file:`. One letter before the
+#: colon is a drive.
 _HOME, _PREFIX = "~", re.compile(r"[A-Za-z][\w+.-]+:")
-#: Protocols of stores in which people keep checkpoints, and of tests.
+#: Protocols of the stores in which users keep checkpoints, and of `memory`, which tests use.
 _STORE_NAMES = (
     "s3 s3a gs gcs az abfs abfss adl wasb wasbs hdfs webhdfs viewfs dbfs oss oci cos obs hf lakefs swift memory"
 )
 _STORES = frozenset(_STORE_NAMES.split())
 _PARENT = compile_on_use(r"(?:\A|[/\\])\.\.(?:[/\\]|\Z)")
-#: The name of a file that MMEngine saves as the best one: `best_` before the metric and the name of a checkpoint.
+#: Name of the best checkpoint that MMEngine saves: `best_` before the metric and the name of a checkpoint.
 _BEST_NAME = compile_on_use(r"(?:.*[/\\])?best_[^/\\]*\.pth", re.DOTALL)
-#: Longest path that Linux opens; a longer one is not matched.
+#: Longest path that Linux opens, in characters; a longer text is reported without other checks.
 _MAX_PATH_CHARACTERS = 4096
 
 
@@ -41,7 +42,7 @@ def check_lightning_path(where: str, value: Value, steps: Steps) -> Iterator[Haz
     """Check a path opened and removed by Lightning's ModelCheckpoint.
 
     Lightning removes a plain path only in the user's own folder, found in the path's parents as written. Lightning
-    writes no path with `..`, and none with `file://`, `file:` or `~` at the beginning.
+    never writes a path that contains `..` or begins with `file://`, `file:` or `~`.
     """
     text, hazard = _read_path(where, value, "Lightning opens and deletes", steps)
     if hazard:
@@ -112,7 +113,7 @@ def describe_computed_text(where: str) -> Hazard:
 
 
 def _read_path(where: str, value: Value, use: str, steps: Steps) -> tuple[str | None, Hazard | None]:
-    """Return the text of a path, None without a text to check; and the hazard of any other value than a path.
+    """Return the text of a path (None without a text to check), and the hazard of a value that is not a path.
 
     `use`: the action of a loader on the path, as `X deletes`.
     """
@@ -139,5 +140,5 @@ def _read_pathlib(node: Obj) -> Value:
 
 
 def _show_url(text: str, protocol: re.Match[str] | None) -> str:
-    """Return a path for a message; of a URL its protocol, because the rest may hold a password."""
+    """Return a path for a message; only the protocol of a URL, because the rest may hold a password."""
     return f"a URL ({quoting.name(protocol[0])}…)" if protocol else quoting.quote(text)

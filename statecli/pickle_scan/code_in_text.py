@@ -14,41 +14,43 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 
-#: Bytes of a text that are searched; a longer one may have anything.
+#: Largest text that is searched, in bytes; larger texts are reported, because they may hold anything.
 _MAX_TEXT_BYTES = 64 << 20
-#: Escapes within escapes; texts of libraries have two.
+#: Largest number of passes that decode escapes within escapes; texts of libraries need two.
 _MAX_DECODINGS = 8
-#: Files of Ray that have pickles as digits: the state of an experiment and of its trials.
+#: Names of Ray's files that hold pickles as digits: the state of an experiment and of its trials.
 _RAY_STATES = ("experiment_state*.json", "trial_metadata.json")
 
 
-#: What a library does with a text -> the sign of such a text.
+#: Action of a library on a JSON file -> pattern of such a file.
 _JSON_SIGNS = {
     "Ray unpickles text from this file": compile_on_use(rb"preprocessor_pkl|CLOUDPICKLE_FALLBACK"),
     "torch.utils._pytree imports any module that this file names": compile_on_use(rb"__enum__|default_factory_module"),
     "GluonTS calls any function that this file names": compile_on_use(rb'"__kind__"\s*:'),
-    # Any true value: open_clip gives the arguments of a tokenizer to transformers.
+    # Any true value counts, because open_clip passes the arguments of a tokenizer to transformers.
     "open_clip lets transformers run Python code from a repository (trust_remote_code)": compile_on_use(
         rb'"trust_remote_code"\s*:(?!\s*(?:false|null|""|0\s*[,}]))'
     ),
 }
-#: Tags of PyYAML for plain values: Lightning writes tuples into hparams.yaml.
+#: Tags of PyYAML for plain values, which are allowed: Lightning writes tuples into hparams.yaml.
 _PLAIN_TAGS = b"none bool str unicode bytes int long float complex list tuple dict".split()
 _YAML_SIGNS = {
-    # A tuple and a reference are texts that are loaded again, and may compute such a tag.
+    # `tuple`, `ref` and `copy` count too, because HyperPyYAML loads their texts again, and these may compute such a
+    # tag.
     "HyperPyYAML calls any function that this file names": compile_on_use(
         rb"(?<![\w!/])!(?:(?:apply|applyref|new|name|module|include):|(?:tuple|ref|copy)(?!\w))"
     ),
-    # `%TAG` gives any tag another name. Lines of YAML end in more ways than those of `re`.
+    # `%TAG` gives any tag another name. The pattern has no line anchor, because YAML has more line breaks than `re`.
     "PyYAML calls any function that this file names": compile_on_use(
         rb"(?:!!|tag:yaml\.org,2002:)python(?!/(?:%b)(?![\w/:]))|%%TAG" % b"|".join(_PLAIN_TAGS)
     ),
 }
 _SUFFIXES = {".json": _JSON_SIGNS, ".yaml": _YAML_SIGNS, ".yml": _YAML_SIGNS}
-#: Printable characters of ASCII that JSON spells as an escape, also in a text within a text: a backslash may be one.
+#: Escape of a printable ASCII character in JSON, also in a text within a text. The character may be a backslash, so the
+#: text is decoded repeatedly.
 _ESCAPE = compile_on_use(rb"(?<!\\)\\+u00([2-7][0-9a-fA-F])")
 
-#: A character of a YAML tag; HyperPyYAML decodes it twice.
+#: Escape of a character in a YAML tag; HyperPyYAML decodes such escapes twice.
 _TAG_ESCAPE = compile_on_use(rb"%([0-9a-fA-F]{2})")
 
 
@@ -61,7 +63,7 @@ def _decode(text: bytes) -> bytes:
 
 
 def find_code_in_text(path: str, source: Source) -> str | None:
-    """Return which library runs code of the text, and how; None for other files."""
+    """Return how a library runs code from the file; None for other files."""
     name = files.get_name(path)
     if any(fnmatchcase(name, pattern) for pattern in _RAY_STATES):
         return "Ray unpickles text from this file"

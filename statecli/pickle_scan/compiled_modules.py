@@ -30,26 +30,26 @@ _PARTS = frozenset(
         "torch._TorchCompileWrapper",
     ]
 )
-#: Backends that compile nothing from the file: they run the module's operators as they are.
+#: Backends that compile nothing from the file and run the module's operators unchanged.
 _BACKENDS = frozenset(["torch._dynamo.backends.debugging.eager", "torch._dynamo.backends.debugging.aot_eager"])
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _NULL_CONTEXT = "contextlib.nullcontext"
 _NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR, *_BACKENDS])
 _GETTER = "get_compiler_config"
 _CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
-#: Objects of one context: torch 2.13 makes nine.
+#: Largest number of objects in one context; torch 2.13 creates nine.
 _MAX_PARTS = 50
 _SETTING_TYPES = (bool, int, float, type(None))
 _PLAIN_TYPES = (*_SETTING_TYPES, str)
 
 
 def is_module(call: Obj) -> bool:
-    """Return True for a call that makes the module, not a part of the module."""
+    """Return True for a call that creates the compiled module, not one of its parts."""
     return get_name(call.cls) == _MODULE
 
 
 def find_module_calls(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
-    """Return the calls, by their ids, that make compiled modules; none if an object is out of place.
+    """Return the calls, by id, that create compiled modules and their parts; {} if an object is out of place.
 
     `calls` are all calls of a pickle, `builds` all its BUILDs.
     """
@@ -79,7 +79,7 @@ def collect_name_ids(parts: dict[int, Obj], names: Iterable[Global]) -> set[int]
 
 
 def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
-    """Return True if the call makes a module of a module and a context, and add both to `parts`."""
+    """Return True if torch.compile writes this call of a module and a context; add the call and parts to `parts`."""
     parts[id(call)] = call
     is_plain = _has_only_arguments(call, "reduce") and len(call.args) == 2 and call.state is None
     context = call.args[1] if is_plain else None

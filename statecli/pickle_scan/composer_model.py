@@ -15,12 +15,12 @@ from statecli.pickle_scan import texts_as_code
 #: Keys that lead to the files and to the configuration; and the keys of a file and of a configuration.
 INTEGRATIONS, HUGGINGFACE, TOKENIZER, MODEL, CONFIG = "integrations", "huggingface", "tokenizer", "model", "config"
 EXTENSION, CLASS, CONTENT = "file_extension", "class", "content"
-#: The entry by which transformers runs Python files of the repository that the configuration names.
+#: Key of the entry that lets transformers run Python files of the repository named in the configuration.
 TRUST = "trust_remote_code"
 
 _FILE_NAME = compile_on_use(r"[^/\\:\0]+")
 _PYTHON = ".py"
-#: Models of these libraries, whose classes are called with a configuration.
+#: Model classes of these libraries, which Composer calls with a configuration.
 _MODEL_CLASS = compile_on_use(r"(?:transformers|peft)(?:\.[a-z]\w*)*\.[A-Z]\w*")
 _HELP = "do not load the file with hf_from_composer_checkpoint unless you trust its author"
 

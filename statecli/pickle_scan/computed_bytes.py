@@ -23,19 +23,19 @@ _BYTEARRAY = "builtins.bytearray"
 _BYTES = frozenset(["builtins.bytes", "numpy.bytes_", _BYTEARRAY])
 _ENCODE = "_codecs.encode"
 _ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
-#: What Python's `bytearray` writes in protocol 2, and codecs that hide nothing when they decode.
+#: Codec that `bytearray` writes in protocol 2, and codecs that hide nothing when they decode.
 _BYTEARRAY_CODEC = "latin-1"
 _TEXT_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii", "utf8", "utf-8"])
 _SIZE = "torch.Size"
-#: Classes of numpy's scalars and arrays, which numpy's own functions make in pickles.
+#: Classes of numpy's scalars and arrays; pickles create their objects with numpy's own functions.
 _NUMPY_CLASS = compile_on_use(
     r"numpy\.(?:\w*(?:bool|int|float|complex|long|half|single|double|byte|short|void|record|str|unicode)\w*"
     r"|datetime64|timedelta64|object_|rec\.record|ma\.(?:core\.)?MaskedArray)"
 )
 _FROM_BUFFER = ".numeric._frombuffer"
-#: Classes that make a tensor or a storage of their arguments.
+#: Classes that create a tensor or a storage from their arguments.
 _TENSORS = compile_on_use(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
-#: Arrays of numpy whose elements consist of two numbers.
+#: Dtype code of numpy arrays whose elements consist of two numbers.
 _COMPLEX = "c"
 
 WHY = (
@@ -49,7 +49,7 @@ def computes_bytes(name: str, call: Obj) -> bool:
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
-    if name in _BYTES:  # with arguments, pickle writes a bytearray alone
+    if name in _BYTES:  # pickle writes arguments only for bytearray
         is_text = len(args) == 2 and type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC
         is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
@@ -72,12 +72,12 @@ def computes_bytes(name: str, call: Obj) -> bool:
 
 
 def count_numbers(name: str, call: Obj) -> int:
-    """Return the numbers of which the call makes an `array.array`: many calls can share them."""
+    """Return the number of elements from which a call builds an `array.array`, because many calls can share them."""
     return len(call.args[1]) if name == _ARRAY and len(call.args) > 1 and type(call.args[1]) in (list, str) else 0
 
 
 def compute_array(name: str, call: Obj) -> bytes | None:
-    """Return the bytes of an array that the call makes of numbers, of another machine's bytes, or in another order."""
+    """Return the bytes of an array built from numbers, from another machine's bytes or in another element order."""
     args: tuple[Value, ...] = call.args
     try:
         if name == _ARRAY and len(args) == 2 and _is_numbers(args[1]):
@@ -85,7 +85,7 @@ def compute_array(name: str, call: Obj) -> bytes | None:
         if name.endswith(_FROM_BUFFER) and len(args) == 4 and args[3] != "C":
             return _compute_array(args[2], args[1], args[0], is_fortran=True, is_swapped=False)
         if name == _REBUILD_ARRAY and len(args) == 4:
-            # The function of Python's own pickles: it packs numbers, and runs nothing of the file.
+            # Python's own pickles call this function, which packs numbers and runs nothing of the file.
             return array._array_reconstructor(array.array, args[1], args[2], _read_data(args[3])).tobytes()  # type: ignore[attr-defined,no-any-return]
     except (TypeError, ValueError, OverflowError):
         pass  # Python refuses the call too
@@ -95,12 +95,12 @@ def compute_array(name: str, call: Obj) -> bytes | None:
 def has_computed_data(state: tuple[Value, ...]) -> bool:
     """Return True if the state of a numpy array gets its data from a call, unlike a state written by numpy."""
     data = numpy_dtype_states.split_array_state(state)[-1]
-    # Protocol 2 has `bytes()` for no bytes.
+    # Protocol 2 writes empty bytes as `bytes()`.
     return type(data) is Obj and read_raw_bytes(data) is None and bool(data.args or data.kwargs or data.state)
 
 
 def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
-    """Return the bytes of a numpy array by its state, in the order of its elements; None for the bytes as written."""
+    """Return the bytes of a numpy array in the order of its elements; None if the state has them in this order."""
     shape, dtype, is_fortran, data = numpy_dtype_states.split_array_state(state)
     is_swapped = type(dtype) is Obj and numpy_dtype_states.is_swapped(dtype)
     return _compute_array(shape, dtype, data, is_fortran=bool(is_fortran), is_swapped=is_swapped)

@@ -1,7 +1,7 @@
 """Recognise the dates and times pickled by Python.
 
-They are built of their bytes, and C checks only the month: the weekday of a date in the year 0 is read outside a table
-(`datetime.date(b"\\0\\0\\1\\0").ctime()`).
+Python builds them from their bytes, and C checks only the month: the weekday of a date in the year 0 is read outside
+a table (`datetime.date(b"\\0\\0\\1\\0").ctime()`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import datetime
 from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Obj
 
-#: Bytes of the pickled value, in the words of `__reduce_ex__`.
+#: Number of bytes in the argument that `__reduce_ex__` returns for a value.
 _LENGTHS = {"datetime.date": 4, "datetime.datetime": 10, "datetime.time": 6}
 #: Bit of the month of a datetime, or of the hour of a time, that stands for `fold=1`.
 _FOLD = 0x80

@@ -14,19 +14,19 @@ from statecli.pickle_scan import known_names
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj, Value
 
-#: The plain name that a call gives an object of.
+#: Function that returns the plain name whose call built a value; None if unknown.
 Root: TypeAlias = Callable[[Value], "str | None"]
-#: Whether a value may be among the arguments of a call.
+#: Function that returns True if a value may be an argument of a call.
 Fits: TypeAlias = Callable[[Value, Root], bool]
 
-#: Which words the arguments of a function of tensors may be: its ways to do it, never a path.
+#: Keyword arguments of tensor functions that may be texts, because they name a method or a mode, never a path.
 _TEXT_ARGUMENTS = frozenset(
     [
         *("approximate", "distribution", "generator", "mode", "nonlinearity", "normalization_mode", "ord"),
         *("padding", "padding_mode", "reduction", "rounding_mode", "driver", "UPLO"),
     ]
 )
-#: Classes of containers and numbers that run none of their arguments.
+#: Classes of containers and numbers that call none of their arguments.
 CONTAINERS = frozenset(
     [
         *known_names.qualify_names(
@@ -35,16 +35,16 @@ CONTAINERS = frozenset(
         *known_names.qualify_names("collections", "OrderedDict Counter deque defaultdict"),
     ]
 )
-#: Objects of these are values, whatever the pickle says of them.
+#: Prefixes of classes and functions that return values, with any arguments from the pickle.
 _VALUE_PREFIXES = (
     *("torch._utils._rebuild_", "torch.device", "torch.Size", "builtins.complex", "builtins.bytearray", "numpy.dtype"),
     *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
 )
-#: What a pickle calls through: by calling it, what it holds is called.
+#: Classes and functions whose objects pass a call on to the function that they hold.
 _WRAPPERS = frozenset(
     ["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag", "builtins.getattr"]
 )
-#: Where classes are defined whose objects can be called, and those of them that cannot.
+#: Prefixes of classes whose objects can be called, and of the exceptions among them.
 _CALLABLE = (
     "torch.nn.",
     "torch.ao.",
@@ -70,7 +70,7 @@ class DeferredCalls:
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root
         self._steps = steps
-        #: Containers of which all values fit, by the test that they were given to.
+        #: Ids of containers whose values all pass a test, by the test.
         self._fitting: dict[Fits, set[int]] = {}
 
     def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
@@ -86,7 +86,7 @@ class DeferredCalls:
             has_known_texts = all(type(arg) is not str or key in _TEXT_ARGUMENTS for key, arg in keywords.items())
             has_text = any(type(arg) is str for arg in args)
             return has_known_texts and not has_text and self._all_fit((*args, *keywords.values()), _is_value)
-        if function in ("builtins.bytes", "builtins.bytearray") and args:  # a number makes as many bytes
+        if function in ("builtins.bytes", "builtins.bytearray") and args:  # the number N creates N bytes
             return False
         if function in CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
             return self._all_fit((*args, *keywords.values()), _is_constructor_argument)
@@ -111,7 +111,7 @@ class DeferredCalls:
 
 
 def is_callable(value: Value, root: Root) -> bool:
-    """Return True for a function, a class, a partial or an object made to be called."""
+    """Return True for a function, a class, a partial or an object with a `__call__` method."""
     name = root(value)
     if name is None:
         return False

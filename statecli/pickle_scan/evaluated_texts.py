@@ -33,20 +33,20 @@ _SHARED_NAMES = (
 )
 KEYS = OWN_KEYS | frozenset(_SHARED_NAMES.split())
 
-#: A text that calls nothing, formats nothing and computes nothing large, whatever the names in it are.
+#: Text that calls nothing, formats nothing and computes nothing large, with any names in it.
 _INERT = compile_on_use(r"[^(\[{*<'\"]*")
-#: The same of a text in YAML, in which braces and brackets may be of other values: `${model.activation}`.
+#: The same for a text in YAML, where braces and brackets may stand for other values: `${model.activation}`.
 _INERT_IN_YAML = compile_on_use(r"[^(*<'\"]*")
 _LITERAL_NODES = (
     *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub),
     *(ast.BinOp, ast.Add, ast.Mult),
 )
-#: Composer writes names and attributes as arguments: `apply_at=Event.AFTER_LOAD`.
+#: Nodes of the arguments that Composer writes, with names and attributes: `apply_at=Event.AFTER_LOAD`.
 _ARGUMENT_NODES = (*_LITERAL_NODES, ast.Call, ast.keyword, ast.Name, ast.Attribute)
 #: The only call that Composer writes as an argument.
 _ARGUMENT_CALL = "Time"
 _MAX_CHARACTERS = 8192
-#: Elements of the longest value that a text may compute; the models have tens of layers.
+#: Largest number of elements that a text may compute; the models have tens of layers.
 _MAX_ELEMENTS = 10_000
 _HELP = "do not load the file with this library unless you trust its author"
 
@@ -72,7 +72,7 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
 def is_plain_activation(text: str) -> bool:
     """Return whether a text is an activation in the form of Ultralytics: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
 
-    Other libraries have `leaky_relu(0.1)`: a call with numbers, of a name that is not built into Python.
+    Other libraries write `leaky_relu(0.1)`: a call with numbers of a function that is not built into Python.
     """
     if _INERT_IN_YAML.fullmatch(text):
         return True
@@ -93,7 +93,7 @@ def is_plain_activation(text: str) -> bool:
 
 def check_representation(where: str, text: str) -> Hazard | None:
     """Return the hazard of the text of an algorithm of Composer; None for a single call with plain arguments."""
-    # No expression goes on with `<` after a point: `<my.Algorithm object at 0x7f>`.
+    # Python cannot parse `algorithms.<…`, so this text runs nothing: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None
     tree = parse(text)
@@ -104,12 +104,12 @@ def check_representation(where: str, text: str) -> Hazard | None:
 
 
 def parse(text: str) -> ast.Expression | None:
-    """Return the expression; None if the text is too long or none that this release of Python can parse."""
+    """Return the expression; None if the text is too long or this release of Python cannot parse the text."""
     if len(text) > _MAX_CHARACTERS or unicode_forms.has_too_many_marks(text):
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in texts
+            warnings.simplefilter("ignore")  # about escapes in strings
             return ast.parse(text.lstrip(" \t"), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -130,7 +130,7 @@ def _list_arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _computes_small_value(tree: ast.Expression) -> bool:
-    """Return whether no list or text in the value is long; operands are measured before their operators."""
+    """Return True if the value has no long list or text. Operands are measured before their operators."""
     numbers: dict[ast.AST, int] = {}
     lengths: dict[ast.AST, int] = {}
     for node in reversed([*ast.walk(tree)]):

@@ -1,6 +1,6 @@
 """Recognise the exceptions pickled by Python.
 
-C makes the message of a UnicodeError of the bytes at its position, without a look at their length.
+C builds the message of a UnicodeError from the bytes at its position, and does not check their length.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def has_valid_arguments(name: str, call: Obj, root_name: Callable[[Value], str |
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a dict of attributes that the class does not have: its own are in the arguments of the call."""
+    """Return True for a dict without attributes of the class, because picklers write these as arguments of the call."""
     return type(state) is dict and not any(type(key) is not str or hasattr(_find_class(name), key) for key in state)
 
 

@@ -18,14 +18,14 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 
 _DUNDER = compile_on_use(r"__\w+__\Z")
 _FRACTION = compile_on_use(r"-?[0-9]+(?:/[0-9]+)?")
-#: Attributes of Python's own that only say where something is from.
+#: Attributes of Python that only record the origin of an object.
 _ORIGIN_DUNDERS = frozenset(["__orig_class__", "__origin__", "__wrapped__"])
-#: These keep the hooks of a module, and hooks.
+#: Classes of the dicts that hold a module's hooks, and classes of hooks.
 HOOK_HOLDERS = frozenset(["collections.OrderedDict", *known_names.HOOK_CLASSES])
 _COPYREG_FUNCTIONS = frozenset(["copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__"])
-#: These make something that is called later, if ever.
+#: Classes that store a function for a later call.
 DEFERRING_CALLERS = frozenset(["functools.partial", "collections.defaultdict"])
-#: What nothing that calls its arguments may be given to call.
+#: Names that must not be passed to a function that calls its arguments.
 FORBIDDEN_CALLEES = frozenset(
     [
         *known_names.CALLEE_POSITIONS,
@@ -67,7 +67,7 @@ def is_packed(name: str) -> bool:
 
 
 def is_state(name: str, state: Value) -> bool:
-    """Return True for a kind of state of objects of the named class.
+    """Return True if picklers write this kind of state for objects of the named class.
 
     `__setstate__` of torch's modules and optimizers gives the state to `dict.update`, and so takes pairs as well.
     """
@@ -79,7 +79,7 @@ def is_state(name: str, state: Value) -> bool:
 
 
 def list_parts(value: Any) -> Sequence[Value]:
-    """Return the values found by code inside of a value."""
+    """Return the values in a container that code can reach; () for values that are not containers."""
     if type(value) in (list, tuple):
         return value  # type: ignore[no-any-return]
     if type(value) is dict:
@@ -133,13 +133,14 @@ def is_tensor_data(name: str) -> bool:
     return is_class or name.startswith(_TENSOR_DATA_PREFIXES)
 
 
-#: What gives tensors, their storages, layouts and arrays.
+#: Prefixes of functions and classes that return tensors, storages, layouts or arrays.
 _TENSOR_DATA_PREFIXES = (
     *("torch._utils.", "torch._tensor.", "torch.serialization.", "torch.storage.", "torch.nn.parameter."),
     *("torch.distributed.", "torch._subclasses.", "numpy."),
 )
-#: Objects that functions and constructors may be given: tensors, and values without attributes from the pickle, because
-#: functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls `encode`).
+#: Prefixes of functions and classes whose objects may be arguments of a call: tensors, and values without attributes
+#: from the pickle, because functions call methods of their arguments (`uuid.UUID` calls `replace`, the codec idna calls
+#: `encode`).
 ARGUMENT_PREFIXES = (
     *_TENSOR_DATA_PREFIXES,
     *("builtins.", "_codecs.encode", "collections.OrderedDict", "collections.Counter", "collections.defaultdict"),
@@ -154,7 +155,7 @@ def strip_type_tag(value: Any) -> Any:
     return value.args[0] if is_call and get_plain_name(value.cls) == packed_weights.TYPE_TAG else value
 
 
-#: What keeps its arguments, or is looked at by other rules.
+#: Prefixes of classes and functions that only keep their arguments, or that other rules check.
 _KEEPER_PREFIXES = (
     *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
     "torch._tensor._rebuild_from_type_v2",
@@ -163,22 +164,23 @@ _KEEPER_PREFIXES = (
 ENUMERATIONS = frozenset(
     name for name in known_names.SHARED_OBJECTS if not name.startswith(("torch.jit.", "logging.", "accelerate.state."))
 )
-#: Classes that have no functions among their attributes.
+#: Prefixes of classes whose attributes are never functions.
 VALUE_PREFIXES = ("torch._utils.", "torch._tensor.", "collections.", "torch.distributed.", "torchao.")
-#: Containers whose elements a function goes through that is given one.
+#: Containers whose elements a function iterates over if it gets one as an argument.
 GONE_THROUGH = frozenset(
     [
         *known_names.qualify_names("builtins", "list tuple set frozenset dict"),
         *known_names.qualify_names("collections", "OrderedDict Counter defaultdict deque"),
     ]
 )
-#: What makes tensors of their data and their hooks.
+#: Function that rebuilds a sparse tensor.
 REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
-#: Most tensors of a sparse tensor: two of indices, and the values.
+#: Largest number of tensors in a sparse tensor: two of indices, and the values.
 SPARSE_PARTS = 3
 SPARSE_CLASS = compile_on_use(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
+#: Prefixes of functions that rebuild a tensor from its data and its hooks.
 WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
-#: Classes whose state is something else than a dict, or two dicts, of attributes.
+#: Prefixes of classes whose state may be another value than a dict of attributes or two such dicts.
 _STATES = (
     *("numpy.", "random.Random", "functools.partial", "types.GenericAlias", "__torch__."),
     *("torch.ScriptObject", "torch.Generator", "torch._C.Generator", "torch.utils.hooks.RemovableHandle"),
@@ -187,11 +189,11 @@ _STATES = (
     *("torch.distributed._shard.sharded_tensor.metadata.TensorProperties",),
     *("torch.distributed.checkpoint.metadata.TensorProperties",),
 )
-#: Containers in containers of a state that C++ packs.
+#: Depth to which the nested containers of a state that C++ packs are copied.
 DEPTH_OF_PACKED = 8
-#: What Python's own code calls of what it takes for a container.
+#: Methods that Python's own code calls on objects used as containers.
 CONTAINER_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
-#: What torch's own unpickler admits, of which nothing can be made but tensors, dicts and text.
+#: Names that torch's own unpickler admits and that create only tensors, dicts and text.
 PLAIN_DATA = frozenset(
     name
     for name in safe_globals.list_allowed_names()
@@ -199,11 +201,12 @@ PLAIN_DATA = frozenset(
     and name != REBUILD_SPARSE
     and not SPARSE_CLASS.fullmatch(name)
 )
-#: numpy has a function of its own that makes them empty; they themselves take a buffer for objects.
+#: Array classes, which pickles never call: a function of numpy creates empty arrays, and the classes themselves accept
+#: a buffer of bytes as objects.
 ARRAY_CLASSES = frozenset(
     ["numpy.ndarray", "numpy.recarray", "numpy.rec.recarray", "numpy.matrix", "numpy.matrixlib.defmatrix.matrix"]
 )
-#: What gives arrays, and their classes. numpy calls the method of an array for a state of each.
+#: Prefixes of functions that return arrays, and the array classes; all take their state with the method of an array.
 ARRAY_PREFIXES = ("numpy.ma.", "numpy.core.", "numpy._core.", *ARRAY_CLASSES)
 ARRAY_RECONSTRUCTORS = frozenset(
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
@@ -215,15 +218,15 @@ HOOK_HANDLE = "torch.utils.hooks.RemovableHandle"
 MAX_HOOKS = 2**31
 POLYNOMIAL = "numpy.poly1d"
 SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: Where recurrent modules of torch are defined.
+#: Prefixes of the packages that define torch's recurrent modules.
 MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
-#: What a computed key stands for.
+#: Placeholder for a key that the pickle computes.
 COMPUTED = "__computed__"
 _MAX_LAYERS = 4096
 GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
-#: torch gives it the state of an object of C++ at once.
+#: Class whose state torch passes to a C++ object at once.
 SCRIPT_OBJECT = "torch.ScriptObject"
-#: Objects of C++: where a tensor of torch.distributed lies.
+#: C++ classes of objects that describe the placement of a torch.distributed tensor.
 PLACEMENT_CLASSES = frozenset(
     name
     for module in ("torch.distributed.tensor.placement_types", "torch.distributed._tensor.placement_types")
@@ -239,10 +242,11 @@ UNCHECKED_INDICES = (
     "makes a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
     "overwrite memory outside the tensor"
 )
-#: Keys and elements whose hash is computed of other values.
+#: Types of keys and elements whose hash depends on other values.
 COMPOSITE_KEY_TYPES = frozenset([Key, Obj, SetOf, tuple])
 REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
-#: What picklers add items and elements to. To anything else they would reach a method of it, or of what it stands for.
+#: Classes whose objects get items or elements from picklers. In any other class this would run a method of the object,
+#: or of the object that it stands for.
 DICT_CLASSES = frozenset(
     ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_COPYREG_FUNCTIONS]
 )
@@ -252,7 +256,7 @@ ITEM_CONTAINERS = DICT_CLASSES | {
     "torch.nn.utils.prune.PruningContainer",
     *(name for name in known_names.DATA_NAMES if name.endswith(".AttributeDict")),
 }
-#: What makes a container or a number of what it is given; what picklers give to it next to literals.
+#: Classes that build a container or a number from their argument.
 CONVERTERS = frozenset(
     [
         *known_names.qualify_names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
@@ -260,8 +264,9 @@ CONVERTERS = frozenset(
         *("torch.Size", "torch.torch_version.TorchVersion"),
     ]
 )
+#: Functions whose results picklers pass to these classes, in addition to literals.
 _LITERALS = frozenset(["_codecs.encode", *SCALARS])
-#: Functions, and classes that are written small, which make a new object.
+#: Functions, and classes with lower-case names, that create a new object.
 _NEW_OBJECT_MAKERS = frozenset(
     [
         *known_names.qualify_names("builtins", "dict list set bytearray object"),
@@ -279,14 +284,14 @@ _NEW_OBJECT_MAKERS = frozenset(
         "deepspeed.utils.tensor_fragment.fragment_address",
     ]
 )
-#: Clean classes with slots, whose state is of two dicts.
+#: Prefixes of clean classes with slots, whose state is a pair of dicts.
 SLOTTED_PREFIXES = ("torch.distributed.", "torch._dynamo.", "numpy.", "uuid.")
-#: What a state may not set: the class of an object, all its attributes at once, other names for its attributes.
+#: Attributes that a state must not set: the class of an object, all attributes at once, other names for attributes.
 CLASS_ATTRIBUTES = frozenset(["__class__", "__dict__", "__setstate__", "attribute_map"])
 
 
 def converts_object(name: str, args: tuple[Value, ...]) -> bool:
-    """Return whether a class of containers or numbers gets an object and calls its methods: pickle writes literals.
+    """Return True if a class of containers or numbers gets an object, whose methods it calls: pickle writes literals.
 
     The object may be a range or a tensor, which stand for any number of elements.
     """
@@ -296,31 +301,31 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
 
 def computes_number(name: str, args: tuple[Value, ...]) -> bool:
-    """Return whether a fraction has other arguments than Python writes: `1e999999999` takes all memory."""
+    """Return True if a fraction has other arguments than Python writes: `1e999999999` takes all memory."""
     return name == "fractions.Fraction" and not all(
         type(arg) is int or (type(arg) is str and _FRACTION.fullmatch(arg)) for arg in args
     )
 
 
 def has_shape(name: str, args: tuple[Value, ...]) -> bool:
-    """Return whether a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
+    """Return True if a new array gets a shape from its call: numpy writes an empty array and a shape in the state."""
     place = {"_reconstruct": 1, "_mareconstruct": 2}.get(name.rpartition(".")[2]) if name.startswith("numpy.") else None
     return place is not None and len(args) > place and args[place] != (0,)
 
 
-#: Methods that rebuilding a tensor, and pickle itself, look up on what they are given.
+#: Methods that pickle and the functions that rebuild tensors look up on their arguments.
 LOOKED_UP_METHODS = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
 CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
-#: What an object may be, or be in.
+#: Types of objects and of containers that may hold objects.
 MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
-#: Characters of a name that is called which count as a step.
+#: Characters of a called name that cost one step.
 NAME_CHARACTERS_PER_STEP = 64
-#: Bytes of an array, swapped or ordered in the time of a step.
+#: Bytes of an array that are swapped or reordered in one step.
 COMPUTED_BYTES_PER_STEP = 8
-#: How many functions that call their arguments may stand one in another.
+#: Largest number of nested functions that call their arguments.
 MAX_INDIRECT_CALLS = 8
-#: What picklers put where a function takes something to call, by its plain name's beginning. Other clean names there
-#: are misused; names that are not clean are reported by themselves.
+#: Prefixes of the names that picklers pass as a function to call, by the caller and the position. Other clean names at
+#: this position are misused; names that are not clean are reported by themselves.
 EXPECTED_CALLEES = {
     ("torch._tensor._rebuild_from_type_v2", 0): ("torch._utils._rebuild_", REBUILD_JAGGED),
     ("copyreg._reconstructor", 1): ("builtins.",),
@@ -340,7 +345,7 @@ EXPECTED_CALLEES = {
 
 
 def named_arguments(kwargs: Value) -> dict[Value, Value]:
-    """Return the keyword arguments of a call; anything but a dict is in the place of a computed name."""
+    """Return the keyword arguments of a call; a value other than a dict becomes the key of a computed name."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 

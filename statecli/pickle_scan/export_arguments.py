@@ -20,7 +20,7 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.storage.json_object import get_field
 
 _Sizes = tuple[int | None, ...]
-#: Gates of a recurrent cell: rows of its weights for each row of its hidden state.
+#: Number of gates of a recurrent cell: rows of its weights for each element of its hidden state.
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _MAX_NUMBER = 2**31
 _ATEN = "torch.ops.aten."
@@ -28,14 +28,14 @@ _FACTORIES = ("zeros", "ones", "full", "empty", "rand", "randn", "new_zeros", "n
 
 
 class Misuse(NamedTuple):
-    """Operator, and why torch does not write its arguments."""
+    """Operator of a call, and the reason why torch does not write its arguments."""
 
     target: str
     why: str
 
 
 class _Node(NamedTuple):
-    """Call of an operator: its arguments by name, and the statements of the graph about its values."""
+    """Call of an operator: its arguments by name, and the sizes that the graph states for its values."""
 
     arguments: Mapping[str, Any]
     results: list[str | None]
@@ -98,7 +98,8 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
                     yield Misuse(target, f"{why}; the call may read or overwrite memory outside the tensors")
 
 
-#: Arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their types.
+#: Kinds of arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their
+#: types.
 _TEXTS_AND_OBJECTS = frozenset(
     ["as_string", "as_strings", "as_string_to_argument", "as_operator", "as_custom_obj", "as_graph"]
 )
@@ -114,7 +115,7 @@ def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozense
     while stack:
         place = stack.pop()
         steps.take(Budget.TEXT)
-        if place.kind != "Graph":  # judged as a graph
+        if place.kind != "Graph":  # `find_misuses` checks this graph by itself
             stack.extend(place.list_children())
         if not place.may_be("Argument"):
             continue
@@ -134,12 +135,13 @@ def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozense
     return None
 
 
-#: Operators that call their arguments, and those among them that give an object to a method or an operator of its own.
+#: Prefix of operators that call their arguments, and the operators among them that pass an object to a method or to an
+#: operator of the object.
 _CALLERS = "torch.ops.higher_order."
 _TAKERS_OF_OBJECTS = frozenset(
     f"{_CALLERS}{name}" for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
 )
-#: The places of what an operator calls: a graph of the program, or another operator.
+#: Positions of the graphs that an operator calls.
 _GRAPH_PLACES = {
     "wrap_with_set_grad_enabled": (1,),
     "wrap_with_autocast": (4,),
@@ -148,20 +150,21 @@ _GRAPH_PLACES = {
     **dict.fromkeys(("associative_scan", "hints_wrapper", "invoke_subgraph", "local_map_hop", "map", "map_impl"), (0,)),
     **dict.fromkeys(("scan", "strict_mode", "tag_activation_checkpoint", "wrap_activation_checkpoint"), (0,)),
 }
-#: Kinds of arguments with texts, and the place of the text that torch writes: a type of device, a name.
+#: Kinds of arguments with texts; and positions of the text that torch writes for an operator: a device type, a name.
 _TEXTS = frozenset(["as_string", "as_strings", "as_string_to_argument"])
 _TEXT_PLACES = {"wrap_with_autocast": 0, "invoke_subgraph": 1}
+#: Positions of the operator that another operator calls.
 _OPERATOR_PLACES = {
     **dict.fromkeys(("auto_functionalized", "auto_functionalized_v2", "out_dtype", "run_and_save_rng_state"), 0),
     **dict.fromkeys(("graphsafe_run_with_rng_state",), 0),
     **dict.fromkeys(("run_with_rng_state", "with_effects"), 1),
 }
-#: Operators on graphs -> arguments by name that torch writes. The functions among those of a checkpoint, such as
-#: `context_fn`, are called by torch.
+#: Operators of activation checkpoints: torch calls the functions among their arguments, such as `context_fn`.
 _CHECKPOINTS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 _DETERMINISM_CHECKS = ({"as_string": "default"}, {"as_string": "none"})
+#: Operators on graphs -> keyword arguments that torch writes.
 _KEYWORDS = {"hints_wrapper": ("hints",)}
-#: Names that the source of a graph has for other things. torch gives none of them to a value.
+#: Names with another meaning in the source of a graph. torch gives none of them to a value.
 TAKEN_NAMES = frozenset(
     [
         *keyword.kwlist,
@@ -179,7 +182,7 @@ TAKEN_NAMES = frozenset(
         "operator",
     ]
 )
-#: Keys of numbers, whose types torch does not check: a text reaches sympy, which evaluates it.
+#: Keys of numbers. torch does not check their types, and sympy evaluates a text.
 _NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
 
 
@@ -268,7 +271,7 @@ def _is_kind(values: Sequence[Any], kind: str) -> bool:
 
 
 def _find_wrong_type(document: Any, steps: Steps) -> str | None:
-    """Return what is wrong with the first value of another type in place of a number, or the first name taken."""
+    """Return why the first text or object in place of a number, or the first value with a taken name, is unsafe."""
     for place in iter_values(document, steps):
         value = place.value
         if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
@@ -291,9 +294,9 @@ def _find_wrong_type(document: Any, steps: Steps) -> str | None:
 def _check_other_objects(document: Any, steps: Steps) -> Iterator[Misuse]:
     """Yield the objects of the file outside of nodes: in the signatures of modules, and among the outputs of graphs.
 
-    There, a name of an input of the graph, outside of graphs of the main graph, is the input. The inputs of a graph
-    name the objects, and the objects of a node are judged with the node; a graph among the objects has outputs again. A
-    dict of arguments has free keys, which are not fields.
+    An object is allowed if an input of the graph around it has its name; outside of graphs, an input of the main graph.
+    The inputs of a graph and the arguments of a node are skipped: the former define the names, `find_misuses` checks
+    the latter. A graph among the arguments has outputs again. A dict of arguments has free keys, which are not fields.
     """
     main = get_field(document, "graph_module", "graph")
     given_objects = _list_given_objects(main) if type(main) is dict else frozenset()
@@ -431,7 +434,7 @@ def _check_group_norm(node: _Node) -> str | None:
     return "has a number of groups or a size that is not valid and that torch does not check"
 
 
-#: Operators of `aten` -> why their arguments are not what torch writes; None if they are.
+#: Operators of `aten` -> function that returns why torch does not write their arguments; None if torch does.
 _CHECKS: dict[str, Callable[[_Node], str | None]] = {
     **{name: _check_recurrent(gates) for name, gates in _GATES.items()},
     "_native_batch_norm_legit": _check_batch_norm,

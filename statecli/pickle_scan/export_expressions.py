@@ -29,7 +29,7 @@ from statecli.pickle_scan.module_attributes import find_module_attribute
 from statecli.pickle_scan.program_schema import Judgement, ProgramText
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: What expressions are made of, by the names that sympy and torch have for them.
+#: Functions and classes in expressions, by the names that sympy and torch use.
 _EXPRESSION_NAMES = """
     Symbol Dummy Integer Rational Float Add Mul Pow Mod Max Min Abs And Or Not Xor Piecewise ExprCondPair
     Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan floor ceiling
@@ -41,7 +41,8 @@ _EXPRESSION_NAMES = """
     OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_asinh OpaqueUnaryFn_log2
 """
 _EXPRESSION_FUNCTIONS = frozenset(_EXPRESSION_NAMES.split())
-#: A number has no attribute, and so nothing behind its digits. sympy evaluates a text that is neither name nor number.
+#: Token of an expression. Nothing may follow the digits of a number, because a number has attributes. A quoted text is
+#: a name or a number, because sympy evaluates any other text.
 _TOKEN = compile_on_use(
     r"[A-Za-z]\w*(?!')|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?(?![\w.])"
     r"|'(?:[A-Za-z_]\w*|[-+]?\d[\d_]*\.?[\d_]*(?:[eE][-+]?[\d_]+)?)'"
@@ -49,12 +50,12 @@ _TOKEN = compile_on_use(
     re.ASCII,
 )
 _SPACE = compile_on_use(r"[ \t]*")
-#: What an expression is made of for Python, which nothing of it may bind a name with.
+#: Nodes of an expression in Python's syntax tree; none of them binds a name.
 _EXPRESSION_NODES = (
     *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.Starred),
     *(ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop),
 )
-#: What guards are made of: sizes of inputs, and functions of numbers. A key of an input has no quote and no escape.
+#: Token of a guard: sizes of inputs, and functions of numbers. The key of an input has no quote and no escape.
 _GUARD_TOKEN = compile_on_use(
     r"L(?:\[(?:'[^'\"\\\r\n]*'|-?\d+)\]|\.(?:size|stride|storage_offset|item)\(\)|\.[A-Za-z]\w*(?![\w(]))+"
     r"|(?P<function>math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|float|int|bool|abs|max|min|round|floor|ceiling|Max|Min|Mod|FloorDiv"
@@ -73,11 +74,11 @@ def is_plain_expression(text: str) -> bool:
     if not _consists_of(text, _TOKEN, lambda token: token[0] in _EXPRESSION_FUNCTIONS):
         return False
     if len(text) > _MAX_EXPRESSION_CHARACTERS or not text.strip():
-        return True  # `describe_cost` refuses the one, sympy the other
+        return True  # `describe_cost` refuses a long text, sympy an empty text
     try:
         nodes = list(ast.walk(_parse_expression(text)))
     except (SyntaxError, RecursionError, MemoryError, ValueError):
-        return False  # sympy may rewrite it to what Python takes
+        return False  # sympy may rewrite the text to valid Python
     return all(isinstance(node, _EXPRESSION_NODES) and _is_plain_name(node) for node in nodes)
 
 
@@ -98,7 +99,7 @@ def is_plain_guard(text: str) -> bool:
 
 def _consists_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re.Match[str]], bool]) -> bool:
     at, opens = 0, True
-    while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # it matches nothing too
+    while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]  # the pattern also matches an empty text
         token = token_of.match(text, at)
         if token is None or (token[0] == "(" and not opens):
             return False
@@ -106,25 +107,27 @@ def _consists_of(text: str, token_of: re.Pattern[str], is_function: Callable[[re
     return True
 
 
-#: Bits of the largest number that an expression may compute, and terms that it may have once it is multiplied out.
+#: Bits of the largest number that an expression may compute, and largest number of its terms once multiplied out.
 _MAX_BITS, _MAX_TERMS = 4096, 4096
-#: Characters of one expression; those of real programs have some hundreds.
+#: Longest expression, in characters; those of real programs have some hundreds.
 _MAX_EXPRESSION_CHARACTERS = 20_000
-#: Degree of a sum and of a product: sizes are sums of products of some dimensions. sympy's common divisors and roots
-#: of polynomials take minutes from a degree of some dozens.
+#: Largest degrees of a sum and of a product, because sizes are sums of products of some dimensions. sympy's common
+#: divisors and roots of polynomials take minutes from a degree of some dozens.
 _MAX_DEGREE_OF_SUM, _MAX_DEGREE = 10, 64
-#: Functions and operators that look for a common divisor of their arguments, and how many pairs of terms these may
-#: have: torch's own functions compute none of sums of more than 20 terms, and their arguments are often overestimated.
+#: Functions and operators that search for a common divisor of their arguments, and the largest number of pairs of terms
+#: in these, for torch and for sympy: torch's own functions compute no divisor of sums of more than 20 terms, and their
+#: arguments are often overestimated.
 _DIVISIONS = compile_on_use(r".*(?:Div|Mod).*|%")
 _MAX_PAIRS_OF_TERMS, _MAX_PAIRS_OF_SYMPY = 1024, 400
+#: Functions and operators to which the limit of sympy applies.
 _DIVISIONS_OF_SYMPY = frozenset(["%", "CeilDiv"])
 #: Functions and operators whose second argument is an exponent, or a number of digits.
 _EXPONENT_FUNCTIONS = frozenset(
     ["Pow", "PowByNatural", "FloatPow", "LShift", "RShift", "Float", "RoundDecimal", "round", "pow"]
 )
-#: Whose terms are added up, in Python and in sympy.
+#: Functions and operators whose terms are the sum of the terms of their arguments, in Python and in sympy.
 _SUM_FUNCTIONS = frozenset(["Add", "Sub", "Max", "Min"])
-#: Function -> keywords that sympy writes for it. Their values are assumptions, a number or bits.
+#: Keywords that sympy writes for a symbol: assumptions, and the number of a dummy.
 _SYMBOL_KEYWORD_NAMES = """
     algebraic antihermitian commutative complex composite dummy_index even extended_negative extended_nonnegative
     extended_nonpositive extended_nonzero extended_positive extended_real finite hermitian imaginary infinite
@@ -132,18 +135,19 @@ _SYMBOL_KEYWORD_NAMES = """
     transcendental zero
 """
 _SYMBOL_KEYWORDS = frozenset(_SYMBOL_KEYWORD_NAMES.split())
+#: Function -> keywords that sympy writes for it. Their values are assumptions, a number or bits.
 _KEYWORDS = {"Symbol": _SYMBOL_KEYWORDS, "Dummy": _SYMBOL_KEYWORDS, "Float": frozenset(["precision"])}
 _NUMBER = compile_on_use(r"[-+]?[\d_]*\.?[\d_]*(?:[eE][-+]?([\d_]+))?")
-#: An exponent that no float of Python has: such numbers are zero or infinite for Python, not for sympy.
+#: Exponent outside the range of a float: such numbers are zero or infinite for Python, not for sympy.
 _LONG_EXPONENT = compile_on_use(r"[\d.][eE][-+]?[\d_]{4}")
 
 
-#: What follows from an expression that costs too much.
+#: End of the messages about an expression that costs too much.
 _SLOW = "; the process may hang or fill the memory"
 
 
 class _Unmeasurable(Exception):
-    """The cost of an expression is not known, for the reason given."""
+    """Error for an expression of unknown cost; its text is the reason."""
 
 
 class _Cost(NamedTuple):
@@ -171,7 +175,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     try:
         cost = _measure_node(_parse_expression(text).body)
     except SyntaxError:
-        return None  # of a guard, which torch parses in the same way
+        return None  # torch cannot parse the guard either
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
