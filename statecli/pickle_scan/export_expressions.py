@@ -312,7 +312,7 @@ class UnknownText(NamedTuple):
     text: str
 
 
-#: Functions of torch with misuses of their own, and who calls them; the graph calls all other targets.
+#: Functions of torch that are misused by themselves -> their caller; the graph calls all other targets.
 _DOERS = {"torch.export.load": "loading the file", "torch.export.unflatten": "unflattening the program"}
 
 
@@ -348,7 +348,7 @@ def find_program_calls(document: Any, steps: Steps) -> Iterator[ProgramCall | Un
         yield UnknownText(unknown.key, unknown.text)
 
 
-#: Texts that inductor writes into source, or reads.
+#: Judgements of the texts that inductor reads or writes into source.
 _COMPILER_TEXTS = frozenset(
     [Judgement.VALUE, Judgement.TRACE, Judgement.FUNCTIONS, Judgement.ORIGINS, Judgement.ANNOTATIONS]
 )
@@ -359,7 +359,7 @@ def _select_texts(texts: list[ProgramText], judgement: Judgement) -> list[str]:
 
 
 def _list_modules(texts: list[ProgramText], steps: Steps) -> list[str]:
-    """Return the paths of the modules: called as in the module call graph, and around the nodes."""
+    """Return the paths of the modules in the module call graph and in the module stacks of the nodes."""
     texts_of_stacks = _select_texts(texts, Judgement.MODULES)
     steps.take(Budget.TEXT, sum(map(len, texts_of_stacks)) // 8)
     stacks = map(program_texts.list_stack_paths, texts_of_stacks)
@@ -381,7 +381,7 @@ def _report_source(text: str) -> ProgramCall:
 
 
 def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judgement, str]]:
-    """Yield the judgement and the text of each, and the texts in nested arguments in place of the arguments."""
+    """Yield the judgement and the text of each program text, with the texts in a JSON of arguments in its place."""
     for judgement, text, key in texts:
         if judgement is Judgement.SPEC:
             yield from program_texts.iter_spec_texts(text, key == "in_spec", steps)
@@ -390,7 +390,8 @@ def _expand_specs(texts: list[ProgramText], steps: Steps) -> Iterator[tuple[Judg
 
 
 _OPERATOR = compile_on_use(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?", re.ASCII)
-#: Attributes of all operators, of a namespace or of an overload, which torch takes for a name in an operator's path.
+#: Attributes of all operators, of a namespace and of an overload, which torch returns for these names in the path of an
+#: operator.
 _ATTRIBUTE = compile_on_use(r"__.*|_dir")
 _ATTRIBUTE_OF_NAMESPACE = compile_on_use(r"__.*|_dir|name")
 _ATTRIBUTE_OF_OVERLOAD = compile_on_use(
@@ -400,19 +401,19 @@ _ATTRIBUTE_OF_OVERLOAD = compile_on_use(
 )
 #: Operators of `aten` whose arguments are checked in a graph, or whose names look like attributes.
 _CHECKED = name_lists.read_operators("exported")["aten"]
-#: What torch's own verifier allows, and the classes of torch's arithmetic.
+#: Functions that torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = compile_on_use(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
     r"|math\.(?!factorial|comb|perm)[a-z]\w*|torch\._?sym_\w+|torch\.utils\._sympy\.functions\.(?P<function>[A-Z]\w*)|builtins\.round",
     re.ASCII,
 )
-#: Parts of the name of a tensor, at most.
+#: Largest number of parts in the name of a tensor.
 _MAX_NAME_PARTS = 100
 #: Largest number of a symbol: programs have some thousands of symbols.
 _MAX_SYMBOL_NUMBER = 10**6
 
 
-#: What torch.export writes for torch.func.vmap and jvp. Other arguments than theirs crash the process.
+#: Operators that torch.export writes for torch.func.vmap and jvp; other arguments crash the process.
 _TRANSFORM = compile_on_use(r"torch\._functorch\.predispatch\.\w+")
 
 
@@ -431,7 +432,7 @@ def _check_operator(text: str) -> ProgramCall | None:
         return ProgramCall(text, module or "torch", name, why, doer="the graph") if why else None
     namespace, name, overload = match[1], match[2], match[3] or ""
     operator = f"{namespace}::{name}"
-    # An operator on graphs has no overloads: what follows its name is an attribute.
+    # An operator on graphs has no overloads, so any further part of its path is an attribute.
     is_attribute = namespace == "higher_order" and overload != ""
     if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(overload) or _ATTRIBUTE.fullmatch(namespace):
         why = "is an attribute of an operator, not an operator; torch never writes this"
@@ -470,7 +471,7 @@ def _check_import(text: str) -> ProgramCall:
 
 
 def _check_symbol(text: str) -> ProgramCall | None:
-    """Return the call that counts to a symbol's number, as torch does in ones for sizes known only at runtime.
+    """Return the call that counts to a symbol's number in steps of 1, as torch does for sizes known only at runtime.
 
     The number is the value of Python's `int` for all characters after the letters.
     """
@@ -483,9 +484,9 @@ def _check_symbol(text: str) -> ProgramCall | None:
 
 
 def _find_nested_names(tensors: Collection[str], modules: Collection[str], steps: Steps) -> Iterator[ProgramCall]:
-    """Yield a name below a tensor or object: torch takes the attribute of the object, such as a method.
+    """Yield the first name below the name of a tensor: torch gets an attribute of this object, such as a method.
 
-    A module in the place of a tensor is called by torch as the tensor.
+    If a module has the name of a tensor, torch calls the tensor as the module.
     """
     tensor_parts = {name: _split_name(name) for name in tensors}
     tensor_names = {".".join(parts) for parts in tensor_parts.values()}

@@ -1,6 +1,6 @@
 """Bound the numbers computed in Python by a program of torch.export: `_operator.pow(7, 10**10)` does not end.
 
-Sizes of inputs and numbers computed of them are Python's integers, without a limit. Each is bounded by its bits,
+Sizes of inputs and numbers computed from them are Python's integers, without a limit. Each is bounded by its bits,
 through chains of nodes. Source: torch/_export/serde/serialize.py of torch 2.13 (`_SYM_OPS`).
 """
 
@@ -14,13 +14,13 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Bits of the largest number that a node may compute, and of all numbers together.
 _MAX_BITS, _MAX_TOTAL_BITS = 2**22, 2**28
-#: Bits of a size, of a number that a tensor holds, and of a float that is rounded.
+#: Assumed bits of a size, of a number from a tensor, and of a float that is rounded.
 _SIZE_BITS, _ITEM_BITS, _FLOAT_BITS = 20.0, 63.0, 1024.0
-#: Python's functions that a graph calls on sizes and numbers begin so.
+#: Prefixes of the Python functions that a graph calls on sizes and numbers.
 ARITHMETIC = ("_operator.", "math.", "builtins.", "torch.sym_", "torch._sym_", "torch.utils._sympy.functions.")
-#: The last part of the name, in lower case, of what raises to a power or shifts.
+#: Functions that raise to a power or shift; only the last part of the name, in lower case.
 _POWERS, _SHIFTS = frozenset(["pow", "powbynatural"]), frozenset(["lshift"])
-#: What gives no number larger than its arguments.
+#: Functions whose result is not larger than their arguments.
 _BOUNDED = frozenset(
     ["getitem", "floordiv", "mod", "rshift", "and_", "or_", "xor", "neg", "pos", "abs", "sym_max", "sym_min", "gcd"]
 )
@@ -49,7 +49,7 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
 
 
 def _bound_result(operation: str, operands: list[float]) -> float:
-    """Return the bits of a result, at most."""
+    """Return an upper bound of the bits of a result."""
     first, *others = operands or [1.0]
     if operation in _POWERS:
         return first * 2.0 ** min(sum(others), 64)

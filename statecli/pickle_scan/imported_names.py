@@ -38,42 +38,43 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf, Value
 from statecli.pickles.opcodes import Handler, decode_python2_string
 from statecli.pickles.python2_names import rename_python2
 
-#: The dict of copyreg from which an unpickler takes what an extension code stands for.
+#: Dict of copyreg in which an unpickler looks up the name of an extension code.
 EXTENSION_REGISTRY = "_inverted_registry"
 _IDENTIFIER = compile_on_use(r"[A-Za-z_]\w*")
 _RECORD_FUNCTIONS = frozenset(["torch._utils._rebuild_tensor_v2", "collections.OrderedDict"])
-#: The classes of the three values that have no name, which pickle spells `type(None)`.
+#: Classes that pickle writes as `type(Ellipsis)`, because they have no name to import. None itself is not a global.
 _NAMELESS_CLASSES = {"builtins.Ellipsis": "EllipsisType", "builtins.NotImplemented": "NotImplementedType"}
-#: Characters of a name that calls spell; each call of a chain of them makes a longer one.
+#: Longest name that calls spell, in characters, because each call of a chain makes the name longer.
 _MAX_NAME_CHARACTERS = 1000
-#: Harmful values of one pickle that are kept; a rule shows fewer.
+#: Largest number of hazards that are kept for one pickle; a rule shows fewer.
 _MAX_HAZARDS = 1000
-#: The last protocol in which pickle takes names for those of Python 2.
+#: Last protocol in which pickle reads names as names of Python 2.
 _LAST_OF_PYTHON_2 = 2
-#: How Python's unpickler sets items, for what it is mentioned.
+#: Method of Python's unpickler that is reported for items that no pickler sets.
 _SETITEM = "Unpickler.load_setitems"
+#: Method that is reported for calls and states of values that no pickler calls or changes.
 _NUMBERED_GLOBAL = "Unpickler.load_reduce"
-#: Items and elements that bytes are given.
+#: Method that is reported for items and elements set on bytes.
 _CHANGED_BYTES = "Unpickler.load_appends"
-#: The unpickler in C refuses such a call.
+#: Reason of a misuse; the unpickler in C refuses such a call.
 _OTHER_ARGUMENTS = (
     "is called by the pickle with an object instead of a tuple of arguments; Python's pickle never writes this, and "
     "statecli cannot check the arguments"
 )
-#: Tensors, and objects of C++, which only torch's own unpickler makes.
+#: Prefixes of tensors and of C++ objects, which only torch's own unpickler creates.
 _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLASS_PREFIX)
-#: Classes, and a function, of the arguments of tensors.
+#: Classes, and a function, that create the arguments of tensors.
 _PLAIN_CLASSES = frozenset(["collections.OrderedDict", "torch.Size", "torch.device", "torch.serialization._get_layout"])
-#: Functions whose fourth argument has the attributes of a tensor, and the beginnings of what torch writes there.
+#: Functions whose fourth argument has the attributes of a tensor, and prefixes of the objects that torch writes there.
 _WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
 _OF_TORCH = ("torch.", "torchao.", "collections.")
-#: torch.jit skips an import after this function, and takes the one after that for the skipped one.
+#: Function after which torch.jit skips an import and uses the next import in its place.
 _REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-#: Names that torch's reader in C++ takes for numbers: a call of a number is that of another name. Python can call
-#: the classes of storages.
+#: Names that torch's reader in C++ takes for numbers: a call of such a number calls another name. Python can call the
+#: classes of storages.
 _SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
 _NUMBERED = compile_on_use(rf"{_SCHEME.pattern}|torch\.\w*Storage")
-#: Parts of the persistent ids of a storage, the last of which a zip archive lacks, of a view, and of a class.
+#: Number of parts in the persistent id of a storage (a zip archive lacks the last part), of a view, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_VIEW, _PARTS_OF_CLASS = 6, 3, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
 _METADATA_CLASSES = frozenset(
@@ -96,29 +97,29 @@ class Scanner(Machine):
         self.nested_data: list[tuple[int, bytes]] = []
         self.module_classes: list[str] = []
         self.call_count = 0
-        #: States, items and elements that an imported or called object is given, which runs methods of the object.
+        #: Number of states, items and elements set on imported or called objects, which runs methods of these objects.
         self.change_count = 0
         self.flow = Flow(steps or Steps())
         self.allocations = Allocations(steps or Steps())
-        #: The highest memo entry that was written out of order.
+        #: Highest index of a memo entry written out of order.
         self._highest_memo = 0
-        #: The first opcode that `torch.load` refuses by default; `handlers` look for it until there is one.
+        #: First opcode that `torch.load` refuses by default; `handlers` search until they find one.
         self._refused_opcode: int | None = None
         self.handlers = _WATCHING_HANDLERS
         self._called_names: set[int] = set()
-        #: Names of the functions that records call, distinguished once.
+        #: Ids of the usual functions of tensor records, because their names are compared once.
         self._record_names: set[int] = set()
-        #: Names that were called only to spell others out.
+        #: Ids of names that were called to spell other names.
         self._spelling_names: set[int] = set()
-        #: BUILDs, and values that are reached from no call, for the flow of names through them.
+        #: BUILDs, and values that no call reaches; `flow` follows the names in both.
         self._builds: list[tuple[Value, Value]] = []
         self._unreachable_values: list[Value] = []
-        #: What no pickler does and has no name in the pickle: mentions of what Python's unpickler does then.
+        #: Mentions of unpickler methods, for operations that no pickler writes and that have no name in the pickle.
         self._unusual_mentions: dict[str, Mention] = {}
 
     @property
     def refused_opcode(self) -> int | None:
-        """An opcode of the pickle unknown to the unpickler of `torch.load(path)`; None if torch knows all."""
+        """Opcode of the pickle that the unpickler of `torch.load(path)` does not know; None if torch knows all."""
         return _MEMOIZE if self._refused_opcode is None and self.has_memoize else self._refused_opcode
 
     def iter_mentions(self) -> Iterator[Mention]:
@@ -178,7 +179,7 @@ class Scanner(Machine):
             return None
 
     def has_wrong_location(self) -> bool:
-        """Return whether the pickle, of locations in the code of TorchScript, names a missing text."""
+        """Return True if the pickle, with source locations of TorchScript code, refers to a missing text."""
         try:
             return debug_texts.has_wrong_number(self.root, self.flow.steps)
         except OutOfSteps as error:
@@ -233,11 +234,11 @@ class Scanner(Machine):
         return self.budget > 1 and type(root) is Global and root.qualified in _METADATA_CLASSES
 
     def put_memo(self, index: int, value: Value) -> None:
-        """Do as the machine does, and note the highest entry."""
+        """Store a memo entry as the machine does, and record the highest index."""
         self._highest_memo = max(self._highest_memo, index)
         super().put_memo(index, value)
 
-    # What the machine refuses.
+    # Operations that the machine refuses.
 
     def build_call(self, function: Value, args: Value, pos: int, how: str = "reduce") -> Any:
         """Return an inert result for any callee; the spelled name for a call that only spells a name."""
@@ -253,7 +254,7 @@ class Scanner(Machine):
         elif type(function) is not Obj:
             self.note_unusual_opcode(_NUMBERED_GLOBAL, pos)
         self.object_count += 1
-        if self.budget == 1:  # that of a `.metadata` is larger
+        if self.budget == 1:  # a `.metadata` has a larger budget
             self.flow.steps.take(Budget.CALLS)
         if is_enum_call(function, args):
             args, how = (args,), "enum"
@@ -266,7 +267,7 @@ class Scanner(Machine):
         return call
 
     def take_record(self, match: re.Match[bytes]) -> bool:
-        """Do as the machine does, and note both functions as called."""
+        """Read a record as the machine does, and record both functions as called."""
         is_taken = super().take_record(match)
         if is_taken:
             tensor = self.stack[-1]
@@ -276,7 +277,7 @@ class Scanner(Machine):
         return is_taken
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:
-        """Return whether both functions are noted already, so that no more calls are noted."""
+        """Return True if both functions are recorded already, so that the next record needs no other work."""
         return id(function) in self._record_names and id(hooks) in self._record_names
 
     def _note_record(self, call: Obj) -> None:
@@ -323,7 +324,7 @@ class Scanner(Machine):
         return self.intern_name("types", name, pos) if name else None
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Do the same as the machine, also for Python 2 strings of bytes."""
+        """Return the name as the machine does, also for Python 2 strings of bytes."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         imported = super().intern_name(module, name, pos)
         if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
@@ -373,7 +374,7 @@ class Scanner(Machine):
         self.flow.note_change(target)
 
     def add_build(self, target: Value, state: Value) -> None:
-        """Remember a BUILD."""
+        """Record a BUILD and check its state."""
         self._count_change(target)
         self._take_calls(1)
         if type(target) is not Obj and not (type(target) is Global and not _NUMBERED.fullmatch(get_plain_name(target))):
@@ -405,12 +406,12 @@ class Scanner(Machine):
             return _parse_integer(line, self.build_error(pos, "an integer of the pickle is not written as a number"))
 
     def parse_c_integer(self, line: bytes, pos: int) -> int:
-        """Do the same as the machine; `strtol` accepts a line without digits as 0."""
+        """Parse an integer as the machine does; `strtol` accepts a line without digits as 0."""
         line = line.partition(b"\0")[0]
         return super().parse_c_integer(line, pos) if line else 0
 
     def parse_float(self, line: bytes, pos: int) -> float:
-        """Return a floating-point number in text, under the same rules."""
+        """Return a floating-point number in text; the C unpickler reads a line to its first NUL."""
         line = line.partition(b"\0")[0]
         if len(line) > _MAX_DIGITS and _NUMBER.fullmatch(line):
             return 0.0
@@ -419,17 +420,17 @@ class Scanner(Machine):
         except ValueError as error:
             raise self.build_error(pos, "a float literal is not a number") from error
 
-    # What may be a pickle itself.
+    # Data that may be a pickle itself.
 
     def read_bytes(self, start: int, length: int) -> bytes:
-        """Do the same as the machine, and keep data that may be a pickle."""
+        """Return bytes as the machine does, and keep data that may be a pickle."""
         data = super().read_bytes(start, length)
         if may_be_nested_data(data):
             self.nested_data.append((start, data))
         return data
 
     def read_text(self, start: int, end: int) -> str:
-        """Do the same as the machine, and keep text that may be a pickle."""
+        """Return text as the machine does, and keep text that may be a pickle."""
         text = super().read_text(start, end)
         if may_be_nested_text(self.data, start, end):
             self.keep_nested_data(start, text)
@@ -445,7 +446,7 @@ class Scanner(Machine):
 def _is_annotation(value: Value) -> bool:
     """Return True for the content of annotations: names, plain values, other annotations, tuples of them.
 
-    Methods of other objects would be called: `|`, and the text in an error.
+    Other objects are refused, because Python would call their methods for `|` and for the text of an error.
     """
     waiting, part_count = [value], 0
     while waiting and part_count < _MAX_DIGITS:
@@ -461,10 +462,10 @@ def _is_annotation(value: Value) -> bool:
     return not waiting
 
 
-#: What makes annotations of others: of a GenericAlias the flow looks at what it stands for.
+#: Functions and a class that build annotations from others; `flow` checks the class inside a GenericAlias.
 _ANNOTATION_FUNCTIONS = frozenset(["operator.getitem", "functools.reduce", "types.GenericAlias"])
 _ANNOTATION_TYPES = frozenset([type(None), Global, str, bytes, int, float, bool])
-#: Digits of a number beyond which only its form is looked at.
+#: Longest number whose value is read, in digits; only the form of a longer number is checked.
 _MAX_DIGITS = 256
 _TOO_LARGE = 10**_MAX_DIGITS
 _NUMBER = compile_on_use(rb"[-+\s.0-9a-fA-FxXoO_]+")
@@ -490,7 +491,7 @@ def _do_build(m: Any, pos: int) -> int:
 
 
 def _do_inst(m: MachineState, pos: int) -> int:
-    """The name is imported before its arguments are looked for."""
+    """Do INST; Python imports the name before it pops the arguments."""
     function, end = _read_name_lines(m, pos)
     args = tuple(m.pop_mark())
     m.stack.append(m.build_call(function, args, pos, "inst"))

@@ -29,13 +29,13 @@ _FUNCTIONS = frozenset(
     [
         # torch.nn: layers of transformers, losses.
         *("activation", "distance_function"),
-        # torch.nn.utils, torch.ao.quantization: a hook, and what it is of.
+        # torch.nn.utils, torch.ao.quantization: hooks, and callables that their classes keep.
         *("hook", "fn", "module_hook", "_pruning_methods", "p", "callable_args", "qconfig"),
         # torch.optim.
         *("lr_lambdas", "anneal_func", "_anneal_func", "_scale_fn_ref", "_scale_fn_custom", "avg_fn", "multi_avg_fn"),
     ]
 )
-#: Attributes of distributions and transforms that are transforms and constraints.
+#: Attributes of distributions and transforms whose values are transforms, constraints or distributions.
 _TRANSFORMS = frozenset(
     [
         *("transforms", "transform", "parts", "base_transform", "_inv", "tseq"),
@@ -43,17 +43,18 @@ _TRANSFORMS = frozenset(
     ]
 )
 _DISTRIBUTIONS = "torch.distributions."
-#: What a hook keeps next to its function.
+#: Attributes of a hook that may be functions or modules.
 _OF_HOOKS = _FUNCTIONS | {"module"}
 _HOOKS = compile_on_use(r"_\w*hooks(?:_with_kwargs|_always_called)?")
 _TENSORS = frozenset(["_parameters", "_buffers"])
 _MODULES = "_modules"
-#: Classes whose `__setstate__` takes a dict with the dicts of a module.
+#: Prefixes of classes of modules, whose `__setstate__` takes a dict with the dicts of a module.
 _OF_MODULES = (
     *("torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.parametriz", "torch.ao.nn."),
     *("torch.nn.quantized.", "torch.nn.qat.", "torch.nn.intrinsic.", "torch.nn.quantizable.", "torch.ao.quantization."),
     *("torch.quantization.", "torch.optim.swa_utils.AveragedModel"),
 )
+#: Classes below these prefixes that are not modules.
 _NO_MODULES = frozenset(
     [
         *known_names.HOOK_CLASSES,
@@ -65,7 +66,7 @@ _NO_MODULES = frozenset(
         *known_names.qualify_names("torch.nn.parallel.distributed", "_BucketCapacityConfig"),
     ]
 )
-#: What gives a tensor: that may be a parameter or a buffer.
+#: Prefixes of functions and classes that return a tensor, which may be a parameter or a buffer.
 _OF_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch.distributed.")
 _CONSTANT = compile_on_use(r"torch\.[a-z]\w*")
 
@@ -104,12 +105,12 @@ def has_modules(state: Value, root: Root) -> bool:
 
 
 class Attributes:
-    """The attributes of torch's own classes in a pickle."""
+    """Check of the attributes of torch's own classes in a pickle."""
 
     def __init__(self, root: Root, steps: Steps) -> None:
         self._root = root
         self._steps = steps
-        #: Dicts that were judged, by the attribute that they were judged as.
+        #: Ids of the valid dicts, with the attribute as which each was checked.
         self._sound: set[tuple[str, int]] = set()
 
     def explain_misuse(self, holder: str, key: str, value: Value) -> str | None:
@@ -174,7 +175,7 @@ class Attributes:
         return has_tensor_name or name.startswith(_OF_TENSORS) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
-        """Return whether torch may call this with a module: a hook of torch, a function of tensors, somebody's own."""
+        """Return True if torch may call the value: a hook of torch, a function of tensors, or a name off the list."""
         if type(value) not in (Global, Obj):
             return type(value) in (bool, int, type(None))
         name = self._root(value) or ""

@@ -34,33 +34,33 @@ def qualify_names(module: str, words: str) -> list[str]:
 
 
 _SHARED_DATA = name_lists.read_names("shared")
-#: What ordinary training checkpoints hold next to tensors. Each builds a value of its arguments and runs nothing.
+#: Names in ordinary training checkpoints besides tensors. Each builds a value from its arguments and runs nothing.
 DATA_NAMES = name_lists.read_names("data") | _SHARED_DATA | {f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES}
 #: Classes of torch that only keep their arguments, as `module.name`.
 CLASSES = name_lists.read_names("classes")
-#: Functions that compute on tensors, which a configuration or a whole module keeps.
+#: Functions on tensors that a configuration or a whole module keeps.
 _FUNCTIONAL_FUNCTIONS = name_lists.read_names("functional")
 _TENSOR_FUNCTIONS = name_lists.read_names("tensor functions") | {
     name.replace("torch.nn.functional", module)
     for module in ("torch.nn.functional", "torch._C._nn", "torch._C._VariableFunctionsClass", "torch")
     for name in _FUNCTIONAL_FUNCTIONS
 }
-#: Modules whose parameters have no shape yet, and methods of theirs that are their hooks.
+#: Modules whose parameters have no shape yet, and methods that these modules register as hooks.
 _LAZY_MODULES = frozenset(name for name in CLASSES if name.startswith("torch.nn.modules.") and ".Lazy" in name)
 _HOOKS_OF_LAZY_MODULES = ("_infer_parameters", "_lazy_load_hook")
-#: What else a checkpoint may name and not call.
+#: Names that a checkpoint may contain but not call.
 _NAMED_NOT_CALLED = (
     _TENSOR_FUNCTIONS
     | name_lists.read_names("named")
     | {f"{module}.{hook}" for module in _LAZY_MODULES for hook in _HOOKS_OF_LAZY_MODULES}
 )
-#: Modules of functions of tensors and nothing else, as torch names its own in C; not called either.
+#: Functions of torch's C modules that contain only functions of tensors. A checkpoint may name but not call them.
 _TENSOR_FUNCTION_PATTERN = compile_on_use(
     r"torch\._C\.(?:_linalg\.linalg|_fft\.fft|_special\.special)_[a-z0-9_]+", re.ASCII
 )
-#: Classes of numpy's types. Pickle names them; a type itself it makes by `numpy.dtype`.
+#: Classes of numpy's dtypes. Pickle names these classes, and creates a dtype with `numpy.dtype`.
 _DTYPE_CLASS_PATTERN = compile_on_use(r"numpy\.dtypes\.\w+DType|numpy\.dtype\[\w+\]", re.ASCII)
-#: What else keeps what it is given, many of a kind: what they are called is a pattern, and no attribute of them.
+#: Further classes that only keep their arguments, too many for a list. Attributes of these classes do not match.
 #: `__torch__` is not a package of Python: `rules.pickles` refuses the name outside of archives that torch reads as
 #: TorchScript, because Python would import a file of that name.
 _DATA_PATTERN = compile_on_use(
@@ -68,16 +68,16 @@ _DATA_PATTERN = compile_on_use(
     rf"|__torch__\.(?!torch\.classes\.)[\w.]+|{CPP_CLASSES}",
     re.ASCII,
 )
-#: Functions of numpy that call their second argument with the first, or the first where it is alone and a class.
+#: Functions of numpy that call their second argument with the first, or their only argument if it is a class.
 GENERATOR_CONSTRUCTORS = tuple(qualify_names("numpy.random._pickle", "__randomstate_ctor __generator_ctor"))
-#: Calls its argument where that is a class.
+#: Function of numpy that calls its argument if it is a class.
 BIT_GENERATOR_CONSTRUCTOR = "numpy.random._pickle.__bit_generator_ctor"
-#: The classes that these make an object of.
+#: Classes of the objects that these functions create.
 BIT_GENERATORS = tuple(
     f"numpy.random.{name}"
     for name in ("_mt19937.MT19937", "_pcg64.PCG64", "_pcg64.PCG64DXSM", "_philox.Philox", "_sfc64.SFC64")
 )
-#: What calls a function that it receives, and at which places of its arguments: a plain name must stand there.
+#: Functions and classes that call an argument -> positions of this argument, where only a plain name is allowed.
 CALLEE_POSITIONS = {
     "functools.partial": (0,),
     "copyreg._reconstructor": (0, 1),
@@ -93,15 +93,15 @@ CALLEE_POSITIONS = {
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence": (0,),
     "numpy.random._bit_generator.__pyx_unpickle_SeedSequence": (0,),
 }
-#: Enumerations: pickle makes their members by calling them; other classes of torch it makes empty.
+#: Enumerations, because pickle creates their members with a call; objects of other torch classes are created empty.
 _CALLED_CLASSES = frozenset(f"torch.{package}amp.grad_scaler.OptState" for package in ("", "cuda."))
-#: What gives an object that others have as well: nothing may be set on it.
+#: Names that return an object of the whole process, which a pickle must not change.
 SHARED_OBJECTS = _SHARED_DATA | _CALLED_CLASSES | {"torch.serialization._get_layout"}
-#: Functions that pickle itself calls where it has no name for a value: in these calls they do nothing else.
+#: Functions that pickle calls to spell a value without a name; these calls do nothing else.
 SPELLING_FUNCTIONS = frozenset(
     ["builtins.getattr", "builtins.type", "operator.getitem", "functools.reduce", "operator.or_"]
 )
-#: Hooks that set attributes, of a name that they are given, of whatever module they are called with.
+#: Classes of hooks that set an attribute, whose name is in their state, on any module that calls them.
 HOOK_CLASSES = frozenset(
     [
         *qualify_names("torch.nn.utils.weight_norm", "WeightNorm"),
@@ -112,22 +112,22 @@ HOOK_CLASSES = frozenset(
         *(name for name in CLASSES if name.startswith("torch.nn.utils.prune.")),
     ]
 )
-#: Constructors here open connections, make folders and look for devices.
+#: Classes of settings, whose constructors open connections, create folders and search for devices.
 _CONFIGURATION_PATTERN = compile_on_use(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
-#: Known of names, and no harm: Python's own, next to what is data.
+#: Names of the standard library that are not data, but harmless.
 _HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
-#: The name of an enumeration's member, behind that of the enumeration.
+#: Name of a member of an enumeration, which follows the name of the enumeration.
 _MEMBER = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
-#: What is known of names, by their beginning; the longest counts.
+#: Known harms by the prefix of a name; the longest prefix counts.
 _HARMS = name_lists.read_harms("harms")
-#: Parts of the longest of these names.
+#: Largest number of parts in these prefixes.
 _MAX_HARM_PARTS = max(name.count(".") for name in _HARMS) + 1
-#: Parts of the longest name that is looked up; a pickle may have names of any length.
+#: Largest number of parts in a name that is looked up, because a pickle may have names of any length.
 _MAX_NAME_PARTS = 32
-#: Packages of which nothing is clean that no list says is.
+#: Packages whose names are all harmful, except names on a list of clean names.
 _HARMFUL_PACKAGE_NAMES = (
     "IPython aiohttp celery cloudpickle dill distutils fickling imp jax joblib keras lib2to3 mlflow modelscan"
     " pandas paramiko picklescan pip pkg_resources popen2 requests setuptools sympy tensorflow test urllib2 uv"
@@ -136,18 +136,18 @@ _HARMFUL_PACKAGE_NAMES = (
     " torch.utils torch.hub torchvision.io scipy.io"
 )
 _HARMFUL_PACKAGES = frozenset(_HARMFUL_PACKAGE_NAMES.split())
-#: Classes of torch.fx, wherever they are imported to: what they hold becomes code when they are loaded.
+#: Classes of torch.fx, in any module that imports them, because loading compiles their contents as code.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
-#: Classes of Python's by which other modules import them.
+#: Harms of Python classes by the bare name, because other modules import these classes.
 _ALIASES = name_lists.read_harms("aliases")
-#: Modules in C, and those that are known for them.
+#: C modules -> public modules that export their names.
 _C_MODULE_NAMES = {
     "_operator": "operator",
     "_functools": "functools",
     "_collections": "collections",
     "pathlib._local": "pathlib",
 }
-#: Python's own modules: those of the Python that runs, and those of older and newer ones.
+#: Standard modules of older and newer Python releases; `sys` lists those of the running Python.
 _OTHER_MODULE_NAMES = (
     "__builtin__ nt posix annotationlib compression asynchat asyncore audioop aifc binhex bsddb cgi cgitb chunk"
     " commands crypt distutils dummy_threading formatter imghdr imp lib2to3 macpath mailcap msilib nis nntplib"
@@ -162,7 +162,7 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
     qualified = f"{module}.{name}"
     if may_be_named(qualified) or _TENSOR_FUNCTION_PATTERN.fullmatch(qualified):
         return not called
-    # A class's module has all that it imports itself: behind another dot is every function there is.
+    # The pattern allows no further dot, because the module of a class also gives access to everything that it imports.
     return (
         qualified in DATA_NAMES
         or qualified in safe_globals.list_allowed_names()
@@ -181,7 +181,7 @@ def is_member(qualified: str) -> bool:
 @lru_cache(maxsize=1024)
 def is_class(qualified: str) -> bool:
     """Return True for a class of torch that only keeps its arguments, by its name in any release."""
-    # Older releases of torch have what is in torch.ao now in torch.
+    # Older releases of torch have the contents of torch.ao directly in torch.
     return qualified in CLASSES or qualified.replace("torch.", "torch.ao.", 1) in CLASSES
 
 
@@ -198,7 +198,7 @@ def may_be_named(qualified: str) -> bool:
 
 
 def is_hook_of_lazy_module(qualified: str, method: str) -> bool:
-    """Return whether a class of torch without shapes has this method for its hook, found by pickle's getattr."""
+    """Return True if a lazy module of torch registers this method as a hook, which pickle gets with getattr."""
     return qualified in _LAZY_MODULES and method in _HOOKS_OF_LAZY_MODULES
 
 

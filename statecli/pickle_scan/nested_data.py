@@ -9,15 +9,15 @@ from statecli.core.lazy_pattern import compile_on_use
 #: Strings that may hold a pickle, an archive or an array: bytes by their beginning, text as UTF-8 if it is Latin-1.
 _NESTED_BYTES = compile_on_use(rb"\x80[\x00-\x05]|PK\x03\x04|\x93NUMPY")
 _NESTED_TEXT = compile_on_use(rb"\xc2\x80[\x00-\x05]|PK\x03\x04|\xc2\x93NUMPY")
-#: Older pickles begin with any opcode, and name what they call by STACK_GLOBAL, or in two lines: a word that holds an
-#: opcode and a module, and a word that is the name. A match starts at the start of a word only, or a long word would be
-#: read again from each of its letters.
+#: Signs of an import in an older pickle, which may begin with any opcode: STACK_GLOBAL, or two lines, of which the
+#: first holds an opcode and a module and the second is the name. A match begins only at the start of a word, because
+#: otherwise a long word would be read again from each of its letters.
 _STACK_GLOBAL = b"\x93"
 _TWO_WORDS = compile_on_use(rb"(?<![\w.])([\w.]+)\r?\n(?=[A-Za-z_][\w.]*\r?\n)", re.ASCII)
 _MODULE = compile_on_use(rb"[ci][A-Za-z_]")
-#: No pickle that calls anything is shorter.
+#: Length of the shortest pickle that calls anything.
 _MIN_PICKLE_BYTES = 6
-#: Opcodes that find something to work on when nothing is there yet: all but those that want a stack, or end.
+#: Opcodes that can begin a pickle: all except those that need values on the stack or end the pickle.
 _FIRST_OPCODES = frozenset(b"()]}NIFLSVXUTBCGJKMPcdl\x80\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x82\x83\x84\x95\x96\x97i")
 
 
@@ -34,7 +34,7 @@ def _mentions_name(data: bytes) -> bool:
 
 
 def may_be_nested_text(data: bytes, start: int, end: int) -> bool:
-    """Return True if a text, whose UTF-8 is that part of the data, may hold them in Latin-1; a faster, wider check."""
+    """Return True if the UTF-8 text in this part of the data may hold such data as Latin-1; a faster, looser check."""
     if end - start < _MIN_PICKLE_BYTES:
         return False
     is_begun = _NESTED_TEXT.match(data, start, end) is not None

@@ -15,36 +15,37 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj, Value
 
-#: What numpy writes for the type, as the first argument: a letter and a number of bytes, or of characters.
+#: First argument that numpy writes for a dtype: a letter, and a number of bytes or characters.
 _CODE = compile_on_use(r"[<>|=]?([?biufcSUVOMma])(\d*)\Z", re.ASCII)
-#: The call by which numpy writes a type of texts of any length; what it is given, values without methods of the file's.
+#: Function that numpy writes for a dtype of texts of any length, and the types of its arguments, none of which has
+#: methods from the file.
 STRING_DTYPE = "numpy._core._internal._convert_to_stringdtype_kwargs"
 _PLAIN_ARGUMENT_TYPES = (str, int, float, bool, type(None))
 _FIXED_BYTES = {"?": 1, "O": 8}
-#: Their state says how many bytes they have.
+#: Codes of the types whose state has the number of bytes.
 _SIZED_CODES = frozenset("SUVa")
-#: Fields in fields in fields; numpy itself goes no deeper than 64.
+#: Largest nesting of fields; numpy itself goes no deeper than 64.
 _MAX_DEPTH = 64
-#: Numbers of a shape, and the largest: numpy itself has no more than 64, and none above.
+#: Largest number of dimensions of a shape, and limit of each length; both are numpy's own limits.
 _MAX_DIMENSIONS = 64
 _MAX_LENGTH = 2**63
 #: Flags by which numpy counts references to the elements, pickles them as a list and clears new memory.
 _HAS_OBJECTS_FLAGS = 0x1B
-#: Those of an object itself: elements are pointers, and are got by a function.
+#: Flags of an object dtype: the elements are pointers, and a function reads them.
 _OBJECT_FLAGS = _HAS_OBJECTS_FLAGS | 0x24
-#: Those of them by which numpy takes bytes for references.
+#: Flags by which numpy treats bytes as references.
 _REFERENCE_FLAGS = 0x03
-#: Of text, of a record, of an aligned record.
+#: Flags of text, of a record and of an aligned record.
 _HARMLESS_FLAGS = 0x08 | 0x10 | 0x80
 _ALIGNED_FLAG = 0x80
-#: Bytes that elements of sized types are aligned at; a record may be aligned as its fields are.
+#: Alignments of elements of sized types, in bytes; a record may have the alignment of its fields.
 _ALIGNMENTS = {"S": (1,), "a": (1,), "U": (4,)}
 _DEFAULT_ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64)
-#: Values in the state of an array: before numpy 1.0, today, with a mask.
+#: Number of values in the state of an array: before numpy 1.0, today, with a mask.
 _ARRAY_STATE_LENGTHS = (4, 5, 7)
 #: Codes of numbers and dates.
 NUMBERS = frozenset("?biufcMm")
-#: A type of dates says its unit behind the flags.
+#: Codes of dates, whose state has the unit after the flags.
 _DATE_CODES = frozenset("Mm")
 
 
@@ -53,9 +54,9 @@ class ArrayTypes:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        #: Types that something holds; numpy gives a type its state before.
+        #: Ids of the types that another value refers to; numpy sets the state of a type before that.
         self._referenced_types: set[int] = set()
-        #: How deep the types in a type are nested, by its id; 0 where it is not sound, or is being judged.
+        #: Nesting depth of each type, by its id; 0 for a type that is invalid or is being checked.
         self._depths: dict[int, int] = {}
 
     def is_sound(self, dtype: Obj, state: Value) -> bool:
@@ -66,7 +67,7 @@ class ArrayTypes:
         return id(dtype) not in self._referenced_types and self._measure_depth(dtype, state, 1) > 0
 
     def add_referenced_types(self, values: Iterable[Value]) -> None:
-        """Remember the types among arguments, or in the state of an array."""
+        """Record the types among arguments, or in the state of an array."""
         self._referenced_types.update(id(value) for value in values if is_dtype(value))
 
     def is_sound_array(self, state: Value) -> bool:
@@ -126,7 +127,7 @@ class ArrayTypes:
         return depth
 
     def _iter_parts(self, state: tuple[Value, ...]) -> Iterator[tuple[Value, int, int]]:
-        """Yield each type inside of the type, its offset, and its number; -1 if not a number."""
+        """Yield each type inside the type, its offset and its count; the offset is -1 for an invalid entry."""
         subarray, fields = state[2], state[4]
         self._steps.take(Budget.FLOW)
         if type(subarray) is tuple and len(subarray) == 2:
@@ -163,7 +164,7 @@ def is_string_dtype(value: Value) -> bool:
 
 
 def decode_text(scalar: tuple[Value, ...]) -> str | None:
-    """Return the text of a scalar made by the arguments; None if unknown."""
+    """Return the text of a numpy scalar with these arguments; None if unknown."""
     dtype, data = scalar if len(scalar) == 2 else (None, None)
     if type(data) is Obj and data.args and type(data.args[0]) is str:  # bytes, as protocol 2 has them
         data = data.args[0].encode("latin-1", "replace")
@@ -211,7 +212,7 @@ def _is_numpy_state(dtype: Obj, state: tuple[Value, ...]) -> bool:
 
 
 def _has_unit(code: str, state: tuple[Value, ...]) -> bool:
-    """Whether a type of dates has its unit behind the flags, and any other its metadata at most."""
+    """Return True if a type of dates has its unit after the flags, and another type at most its metadata."""
     metadata = state[8:]
     if code not in _DATE_CODES:
         return not metadata or (len(metadata) == 1 and type(metadata[0]) is dict)
@@ -255,12 +256,12 @@ def is_swapped(dtype: Obj) -> bool:
 
 
 def get_code(dtype: Value) -> str:
-    """Return the letter by which numpy names the type, V of a record; "" for a type without a code, and no type."""
+    """Return the code letter of a numpy type (V for a record); "" for a type without a code and for other values."""
     return _parse_code(dtype)[0] if type(dtype) is Obj else ""
 
 
 def _parse_code(dtype: Obj) -> tuple[str, str]:
-    """Return the letter of the type and its digits; "" for a type without a code. A record array has a class."""
+    """Return the code letter of a type and its digits; "" without a code. A record array has a class as argument."""
     first = dtype.args[0] if dtype.args else None
     if type(first) is Global and first.module.startswith("numpy") and first.name == "record":
         return "V", ""

@@ -20,16 +20,17 @@ from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import LEGACY_MAGIC_NUMBER, METADATA_NAME
 
-#: Bytes of one pickle.
+#: Largest pickle that is read, in bytes.
 MAX_PICKLE_BYTES = 256 * 2**20
-#: Bytes that are read first of a pickle of unknown length, bytes that are read if it is longer, and how many times as
-#: many are read after that. Each step scans the pickle again.
+#: Bytes read first of a pickle of unknown length, bytes read if it is longer, and factor by which later reads grow.
+#: Each step scans the pickle again.
 FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2, 8
-#: Bytes that tell whether a record begins like a pickle.
+#: Bytes needed to see whether a record begins like a pickle.
 REGION_HEAD_BYTES = 512
 _ZIP = b"PK\3\4"
 _PLAIN = compile_on_use(r"[A-Za-z_][\w.]*\Z")
-#: A module's name without blanks, which text has: `import` takes any name of a file or folder, such as `lib-dynload`.
+#: Name of a module: any name without blanks, because text has blanks, and `import` takes any name of a file or folder,
+#: such as `lib-dynload`.
 _IMPORTABLE = compile_on_use(r"[^\s\0]+\Z")
 _TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
@@ -130,7 +131,7 @@ class PickleReader:
         self._steps.set_unfinished(int)
         try:
             self._steps.take(Budget.OPCODES, scanner.opcodes // scanner.budget)
-        except OutOfSteps as error:  # what was read is reported with its names
+        except OutOfSteps as error:  # the names read so far are reported
             scan_error = scan_error or error
         return scanner, scan_error
 
@@ -189,7 +190,7 @@ def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_stora
     """Return True if data that begins like a pickle is text or numbers, and imports and calls nothing.
 
     An import runs before the data breaks off, and takes any name: `torch.ops` has an attribute of any text. So only
-    text without calls is excused, because a list of packages begins like an import (`click`). `is_storage`: no
+    text without calls is harmless, because a list of packages begins like an import (`click`). `is_storage`: no
     loader unpickles its bytes.
     """
     # Unpicklers read other opcodes from a damaged frame. A float may have the byte of FRAME, without an end of a frame.
@@ -197,7 +198,8 @@ def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_stora
     if isinstance(scan_error, OverBudget) or (is_ambiguous and not is_storage):
         return False
     act_count = scanner.call_count or scanner.change_count
-    # A code of copyreg imports only what the loader has registered, and a file of msgpack begins with one.
+    # An extension code of copyreg imports only names that the loader registered, and a msgpack file begins with such a
+    # code.
     names = [name for name in scanner.globals.values() if act_count or not name.name.startswith(EXTENSION_REGISTRY)]
     has_plain_name = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
     if is_storage:

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickles.nodes import Global, Obj, Persistent, Value
 
-#: Classes of C++ by the names that TorchScript has for them.
+#: Prefix of the names that TorchScript gives to C++ classes.
 CPP_CLASS_PREFIX = "__torch__.torch.classes."
-#: Those whose states are checked; OpaqueObject unpickles its state, and nothing is known of others.
+#: C++ classes whose states are checked. OpaqueObject unpickles its state, and other classes are unknown.
 CPP_CLASSES = (
     r"__torch__\.torch\.classes\.(?:quantized\.(?:LinearPackedParamsBase|EmbeddingPackedParamsBase"
     r"|Conv[123]dPackedParamsBase)|rnn\.CellParamsBase|\w+\.\w*OpContext)"
@@ -25,26 +25,27 @@ CPP_CLASSES = (
 _CPP_CLASS = compile_on_use(CPP_CLASSES, re.ASCII)
 _LINEAR = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
 _CONVOLUTION = compile_on_use(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
-#: Modules whose state is what they pack, by the module of the class: the loader finds a class whatever its case.
+#: Modules whose state C++ packs, by the module of the class. Case is ignored, because the loader ignores it.
 _MODULE = compile_on_use(
     r"(?:__torch__\.)?torch\.(?:ao\.)?nn\.(?:intrinsic\.)?quantized\.(?:dynamic\.)?modules\.conv\w*"
     r"(?:\.___torch_mangle_\d+)?\.\w+",
     re.ASCII | re.IGNORECASE,
 )
-#: Places of the numbers in the state of such a module, and the least number there.
+#: Positions of the numbers in the state of such a module.
 _STRIDE, _PADDING, _DILATION, _OUTPUT_PADDING, _GROUPS = 3, 4, 5, 7, 8
-#: The places of the numbers that packing divides by, by the attributes that keep them.
+#: Attributes with a number that packing divides by -> position of the number in the state.
 DIVISOR_POSITIONS = {"stride": _STRIDE, "dilation": _DILATION, "groups": _GROUPS}
 _MIN_STATE_LENGTH = 12
-#: No convolution that packs has a larger number.
+#: Limit of each number, because no convolution that C++ can pack has a larger number.
 _NUMBER_LIMIT = 2**20
-#: Versions of what C++ writes: with numbers in a list, or in a tensor of 16 bits, as torch 2.13 writes frozen modules.
+#: Versions of the state that C++ writes: with numbers in a list, or in a tensor of 16-bit integers, as torch 2.13
+#: writes frozen modules.
 _VERSION, _VERSION_OF_TENSORS = 3, "2"
 TYPE_TAG = "torch.jit._pickle.restore_type_tag"
-#: Calls of TorchScript whose first argument is what they make.
+#: Functions of TorchScript that return their first argument.
 _TAGS = frozenset([TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
-#: Bytes of a storage by its key; None for one that is not small, or not there.
+#: Function that returns the bytes of a storage by its key; None for a storage that is large or missing.
 ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 

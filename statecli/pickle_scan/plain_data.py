@@ -38,18 +38,19 @@ from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 
 _CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
 _TENSORS_AND_DTYPES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.dtype")
-#: Calls that hold nothing but a tensor, and objects whose states `random_states` checks.
+#: Prefixes of calls that hold only a tensor, and of objects whose states `random_states` checks.
 _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
 _RANDOM_KEY = compile_on_use(r"python|rand|rng|seed|generator", re.IGNORECASE)
 #: Keys of a module's `_metadata` that torch writes.
 _VERSION, _SPECTRAL_NORM, _ASSIGN = "version", "spectral_norm", "assign_to_params_buffers"
-#: Keys of the state of Lightning's ModelCheckpoint whose texts are opened or removed, and of the checkpoints of
-#: Lightning before 1.2, which are moved there.
+#: Keys of the state of Lightning's ModelCheckpoint whose paths are opened or removed, and the key in checkpoints of
+#: Lightning before 1.2, whose path Lightning moves there.
 _CHECKPOINT_PATHS = ("best_model_path", "last_model_path", "kth_best_model_path")
 _OLD_CHECKPOINT_PATH = "checkpoint_callback_best_model_path"
 _RANKED_PATHS = "best_k_models"
-#: Keys of MMEngine's `runtime_info` whose paths are deleted: `best_ckpt`, and `best_ckpt_` with the name of a metric.
+#: Key of MMEngine's `runtime_info`; its key of a path that is deleted, `best_ckpt`, also with `_` and the name of a
+#: metric; and its key of step numbers, from which MMEngine makes paths.
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
 #: Keys of MMCV 1 above the path of the best checkpoint.
 _META, _HOOK_MESSAGES = "meta", "hook_msgs"
@@ -57,9 +58,9 @@ _META, _HOOK_MESSAGES = "meta", "hook_msgs"
 _ALGORITHMS, _REPRESENTATION = "algorithms", "repr"
 
 
-#: Characters of a text in base64 that are decoded in a step.
+#: Characters of a base64 text that are decoded in one step.
 _CHARACTERS_PER_STEP = 256
-#: What ends a text in source that torch.export compiles.
+#: Characters that end a string in the source that torch.export compiles.
 _BREAKS = compile_on_use(r"[\"'\\\n\r]")
 
 
@@ -99,7 +100,8 @@ class _Walk:
         self._skips_texts = skips_texts
         self._links: dict[int, tuple[Value, Value]] = {}
         self._skipped_names: dict[int, bool] = {}
-        #: Whether a sequence holds other values than integers, and texts that Python would format, by its id.
+        #: Whether a sequence has values other than integers, and texts that Python would format, by the id of the
+        #: sequence.
         self._kinds_of_numbers: dict[int, tuple[bool, bool]] = {}
         #: Containers whose paths were checked, by their use and id.
         self._checked: dict[tuple[str, int], Value] = {}
@@ -133,7 +135,7 @@ class _Walk:
         return self._count(items) if items and type(node) is Obj and node.args else items
 
     def spell_keys(self, items: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return the items with texts for the keys equal to texts; of equal keys the last key counts."""
+        """Return the items, with a text for each key that equals a text; the last of equal keys counts."""
         if not any(type(key) is Key and type(key.value) is Obj for key in items):
             return items
         self._count(items)
@@ -152,7 +154,7 @@ class _Walk:
         yield from map(self.spell_keys, self._find_unspelled(value))
 
     def _find_unspelled(self, value: Value) -> Iterator[Mapping[Any, Any]]:
-        """Yield the same mappings with unchanged keys: an object may be more than its equal text."""
+        """Yield the same mappings with unchanged keys, because an object may be more than the text that it equals."""
         for part in self._iter_parts(value):
             items = self._count(self.get_items(part))
             if items:
@@ -170,7 +172,7 @@ class _Walk:
             yield from self._count(self.get_elements(part)) or ()
 
     def _iter_parts(self, value: Value) -> Iterator[Value]:
-        """Yield a value, and of an object its arguments and attributes, with the parts of inner objects."""
+        """Yield a value, and the arguments and attributes of an object, with the parts of inner objects."""
         waiting, seen = [value], set[int]()
         while waiting:
             part = waiting.pop()
@@ -189,7 +191,7 @@ class _Walk:
                 waiting.extend(element for element in elements if type(element) in _CONTAINERS)
 
     def get_elements(self, node: Value) -> Sequence[Any] | None:
-        """Return the elements of a sequence, under the same rule."""
+        """Return the elements of a sequence. Elements in the arguments of a call are copied, and count as steps."""
         elements = as_sequence(node)
         return self._count(elements) if elements and type(node) is Obj and node.args else elements
 
@@ -265,7 +267,7 @@ class _Walk:
             text = read_text(value)
             text = _read_bytes(text) if type(text) is Obj else text
             is_array = text is None and _is_bytes(value)
-            if isinstance(text, (str, bytes)):  # many spaces can share it
+            if isinstance(text, (str, bytes)):  # many spaces can share the text
                 self._steps.take(Budget.TEXT, 1 + len(text) // _CHARACTERS_PER_STEP)
             is_unpickled = isinstance(text, (str, bytes)) and array_texts.unpickles_text(text)
             if text is COMPUTED_TEXT or is_array or is_unpickled:
@@ -368,7 +370,7 @@ class _Walk:
                     yield composer_model.describe_trust(f"{where}[{composer_model.TRUST!r}]")
 
     def _list_numbers(self, value: Value) -> Sequence[Any] | None:
-        """Return the items yielded by Python for a value without a tensor, if possibly numbers; else None."""
+        """Return the items that iteration over a value yields, if the value is not a tensor and they may be numbers."""
         if (raw := _read_bytes(value)) is not None:
             return raw
         keys = [*(self._count(self.get_items(value)) or ())]
@@ -549,16 +551,16 @@ class _Walk:
             )
 
 
-#: The classes and functions that make arrays.
+#: Prefixes of the classes and functions that create arrays.
 _ARRAYS = ("numpy.", "array.")
-#: Subscripts that a message shows, and characters of each.
+#: Largest number of subscripts that a message shows, and of characters in each.
 _SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT = 4, 1000
-#: Largest power of an integer: computed at once, and far beyond what trainings use.
+#: Largest alpha and count in a power of an integer: Python computes the power at once, and trainings use far less.
 _MAX_POWER = 1000
 
 
 def _iter_children(node: Value) -> Iterable[tuple[Value, Value]]:
-    """Return the values in a container or an object, each with its key; an attribute's is a tuple of its name."""
+    """Return the values in a container or an object, each with its key: for an attribute, a tuple with its name."""
     if type(node) is dict:
         return node.items()
     if type(node) in (list, tuple):
@@ -579,7 +581,7 @@ def _is_template(value: Value) -> bool:
 
 
 def _read_bytes(value: Value) -> bytes | None:
-    """Return bytes or a bytearray, which Python evaluates as a text; None for an array, maybe an honest setting."""
+    """Return bytes or a bytearray, which Python evaluates as a text; None for an array, which may be honest."""
     raw = read_raw_bytes(value)
     return read_bytearray(value) if raw is None else raw
 

@@ -23,7 +23,7 @@ _INTERNAL_HARM = "is internal to torch, and may read or overwrite memory outside
 _UNCHECKED_HARM = (
     "uses sizes or indices that torch does not check, and may read or overwrite memory outside the tensors"
 )
-#: Operators that do more than compute.
+#: Operators that do more than compute -> their harm.
 _HARMS = {
     "aten::from_file": "maps a file into memory, and can create or overwrite this file",
     "aten::save": "writes a file",
@@ -39,12 +39,12 @@ _HARMS = {
         "makes a view whose strides torch does not check, and may read or overwrite memory outside the tensor"
     ),
 }
-#: Operators that crashed the process for arguments which a program can make, and that torch writes into no program.
+#: Operators that crashed the process for arguments that a program can create, and that torch writes into no program.
 _UNCHECKED = name_lists.read_operators("unchecked")["aten"]
-#: Gradients are computed from indices and sizes of the forward pass, which torch trusts.
+#: Operators that compute gradients from indices and sizes of the forward pass, which torch trusts.
 _GRADIENT = compile_on_use(r"\w+::\w*_backward(?:_\w+)?")
 _EMBEDDING_ROWS = compile_on_use(r"quantized::embedding_bag_\w*rowwise_offsets")
-#: torch checks indices only where a program asks for it.
+#: Operators that create sparse tensors; torch checks their indices only if a program requests this.
 _UNSAFE_SPARSE = compile_on_use(
     r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
 )
@@ -74,9 +74,10 @@ def describe_harm(operator: str) -> str | None:
     return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
 
 
-#: Operators of TorchScript on texts, lists and dicts, and the overloads of others, by torch's schemas of 2.13.
+#: Operators of TorchScript on texts, lists and dicts, by torch's schemas of 2.13.
 _TEXT_OPERATORS = name_lists.read_operators("texts")["aten"]
-#: `values` and `wait` of a sparse tensor or a stream have other overloads than those of a dict.
+#: Overloads on texts, lists and dicts, by the same schemas: `values` and `wait` have other overloads for a sparse
+#: tensor or a stream than for a dict.
 _TEXT_OVERLOAD = compile_on_use(r"str|any|list|dict|t|left_t|right_|(?:default_|Dict_)\w+")
 _OF_TENSORS = frozenset(["aten::values.default", "aten::values.Tensor_Dict"])
 

@@ -20,11 +20,11 @@ class Judgement(enum.Enum):
 
     #: No text at all: a number, a truth value or null.
     NUMBER = enum.auto()
-    #: A float, of which torch writes the infinities and NaN as a text.
+    #: Float; torch writes infinities and NaN as a text.
     FLOAT = enum.auto()
-    #: The name of a value, or a part of the name of a class: source has it as it is.
+    #: Name of a value, or part of the name of a class, which torch writes into source unchanged.
     IDENTIFIER = enum.auto()
-    #: A name in the signature of `forward`, with the stars of `*args`.
+    #: Name in the signature of `forward`, with the stars of `*args`.
     PARAMETER = enum.auto()
     #: Dotted path by which torch assigns a tensor or an object to the module.
     ATTRIBUTE = enum.auto()
@@ -48,17 +48,17 @@ class Judgement(enum.Enum):
     PLAIN = enum.auto()
     #: Value of an input, written by torch into a guard between quotes.
     INPUT = enum.auto()
-    #: Value of an operator: Python source has its `repr`, C++ source has it between double quotes as it is.
+    #: Value of an operator: Python source has its `repr`, C++ source has the unchanged text between double quotes.
     VALUE = enum.auto()
     #: Stack trace, written by inductor into a raw string of C++.
     TRACE = enum.auto()
     #: Modules around a node: a key, a path and a class for each.
     MODULES = enum.auto()
-    #: Names of the functions that a node comes from, which inductor makes names of kernels of.
+    #: Names of the functions that a node comes from, from which inductor builds names of kernels.
     FUNCTIONS = enum.auto()
     #: JSON of the nodes that a node comes from, whose names inductor writes into comments.
     ORIGINS = enum.auto()
-    #: JSON of annotations by the author. It reaches no source, except what inductor reads: the number of a stream, and
+    #: JSON of annotations by the author. Only the parts that inductor reads reach source: the number of a stream, and
     #: options of the compiler.
     ANNOTATIONS = enum.auto()
     #: Text under a key that the schema does not have.
@@ -78,7 +78,7 @@ class DictOf(NamedTuple):
     value: Kind
 
 
-#: A name is a class of the schema.
+#: Kind of a place in the schema; a string is the name of a class of the schema.
 Kind = Judgement | ListOf | DictOf | str
 
 _NUMBER, _FLOAT, _NAME = Judgement.NUMBER, Judgement.FLOAT, Judgement.IDENTIFIER
@@ -248,7 +248,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 
 
 class ProgramValue(NamedTuple):
-    """Value of a program, the purpose of its place in the schema, and the key of its field.
+    """Value of a program, the kind of its place in the schema, and the key of its field.
 
     The keys of a `DictOf` are the author's: a value under such a key has the key of the dict.
     """

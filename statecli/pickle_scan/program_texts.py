@@ -23,21 +23,21 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 _NAME = compile_on_use(r"\w*")
 _PARAMETER = compile_on_use(r"\*{0,2}\w*")
-#: What ends a text in quotes, a comment or a line of source.
+#: Characters that end a quoted text, a comment or a line of source.
 _BREAKS = compile_on_use(r"[\"'\\\n\r]")
-#: In the paths of modules torch itself writes the quotes of `L['self']`, and it puts them into double quotes.
+#: The same for paths of modules, because torch writes the quotes of `L['self']` in them, between double quotes.
 _BREAKS_OF_PATH = compile_on_use(r"[\"\\\n\r]|'''")
-#: The messages of assertions have single quotes, also at their end; inductor puts the C++ around them between three
-#: single quotes of Python. `??/` is a backslash for some compilers of C++.
+#: The same for values: messages of assertions have single quotes, also at their end, and inductor writes the C++ around
+#: them between three single quotes of Python. `??/` is a backslash for some C++ compilers.
 _BREAKS_OF_VALUE = compile_on_use(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
-#: A wrapper in C++, with the stack traces, is between three double quotes of Python, a kernel between three single
-#: quotes. Of 8,142 stack traces in 266 exported programs, none has either.
+#: The same for stack traces: inductor writes a C++ wrapper with the traces between three double quotes of Python, and a
+#: kernel between three single quotes. None of 8,142 stack traces in 266 exported programs has either.
 _BREAKS_OF_TRACE = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
 #: Names of functions and classes; those inside of a function have its `<locals>`.
 _FUNCTIONS = compile_on_use(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
 _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
-#: Ends the raw string that inductor writes a stack trace into, and what may hide the rest of that string from C++: a
-#: raw string with up to 16 characters before its bracket, a line or a comment that goes on.
+#: End of the raw string that inductor writes a stack trace into; and texts that may hide the rest of that string from
+#: C++: a raw string with up to 16 characters before its bracket, a line that goes on, a directive, a comment.
 _RAW_END = ')"'
 _RAW_BEGIN = compile_on_use(r"R\"[^ \t\v\f\n()\\]{0,16}\(|(?:\\|\?\?/)[ \t]*$|^[ \t]*(?:#|%:|\?\?=)|/\*", re.MULTILINE)
 #: Keys in an annotation that inductor reads: the options of the compiler, and the number of a stream.
@@ -123,7 +123,7 @@ def strip_call_numbers(path: str) -> str:
 
 def _are_origins(text: str) -> bool:
     """Return True if no name in the JSON ends a text of source; torch writes `<` and spaces of a `repr`."""
-    if "\\" not in text and "'''" not in text:  # without escapes, JSON has no quote and no line break in a text
+    if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:
         return not any(type(value) is str and _BREAKS_OF_VALUE.search(value) for value in _iter_json(text))
@@ -164,7 +164,7 @@ def find_end_of_raw_string(traces: list[str]) -> str | None:
     return ends if ends is not None and any(_RAW_BEGIN.search(trace) for trace in traces) else None
 
 
-#: What each judgement demands. Operators, expressions, symbols and guards have checks of their own.
+#: Test of a text for each judgement. Operators, expressions, symbols and guards have further checks of their own.
 CHECKS: dict[Judgement, Callable[[str], bool]] = {
     Judgement.NUMBER: _refuse,
     Judgement.FLOAT: _FLOATS.__contains__,
@@ -219,7 +219,7 @@ def iter_spec_texts(text: str, is_input: bool, steps: Steps) -> Iterator[tuple[J
             steps.take(Budget.TEXT, len(node) // 8)
             try:
                 stack.append(("", json.loads(node, object_pairs_hook=_NestingObject)))
-            except ValueError:  # torch reads it by the same parser
+            except ValueError:  # torch reads the text with the same parser
                 yield Judgement.PLAIN, node
             except RecursionError:
                 yield Judgement.UNREADABLE, node

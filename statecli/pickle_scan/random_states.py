@@ -14,21 +14,22 @@ from statecli.pickle_scan import numpy_dtype_states
 from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Key, Obj, Value
 
-#: The plain name of the root of a value.
+#: Function that returns the plain name whose call built a value.
 RootName: TypeAlias = Callable[[Value], str | None]
 
-#: Numbers in the table of MT19937 and in the buffer of Philox, by the keys of the positions in them.
+#: Lengths of the table of MT19937 and of the buffer of Philox, by the key of the position in them.
 _TABLE_LENGTHS = {"pos": 624, "buffer_pos": 4}
 _NUMBER_KEYS = frozenset(["has_gauss", "gauss", "has_uint32", "uinteger", "state", "inc"])
 _ARRAY_KEYS = frozenset(["key", "counter", "buffer", "state"])
 _LONGEST_STATE = 8
 _OLD_NAMES = ("MT19937", b"MT19937")
-#: Largest pool of a seed, through which each new seed goes: numpy's own is 4.
+#: Largest pool of a seed, because each new seed mixes the whole pool; numpy's own pool has 4 numbers.
 _MAX_SEED_POOL = 1024
 _SEED = "SeedSequence"
-#: Numbers in the state of Python's generator: a table of 624, and the position in it.
+#: Count of the numbers in the state of Python's generator: a table of 624, and the position in the table.
 _PYTHON_NUMBERS = 625
-#: Values of a state as a tuple: a name, a table and a position. Positions that a message shows are shorter.
+#: Smallest number of values in a state as a tuple (a name, a table and a position), and limit of the positions that a
+#: message shows.
 _SHORTEST_OLD_STATE, _MAX_SHOWN = 3, 10**15
 
 
@@ -67,7 +68,7 @@ def explain_unsafe_sequence(state: Sequence[Value]) -> str | None:
 def explain_unsafe_dict(
     state: Mapping[Value, Value], get_items: Callable[[Value], Mapping[Any, Any] | None]
 ) -> str | None:
-    """Return why setting this dict as a state of a numpy generator does so; None if not."""
+    """Return why a numpy generator with this dict as its state reads other memory or calls an object; None if not."""
     inner = state.get("state")
     parts = get_items(inner) if type(inner) in (dict, Obj) else {}
     if parts is None:

@@ -18,11 +18,11 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 
 _CAST = compile_on_use(r"\bunchecked_cast\b\s*(?:\((?P<type>[\w.,\[\]() ]+), (?P<name>\w+)\))?", re.ASCII)
 _DEF = compile_on_use(r"^ *def \w+", re.MULTILINE | re.ASCII)
-#: The targets of an assignment, up to its sign.
+#: Targets of an assignment, up to the equals sign.
 _TARGETS = compile_on_use(r"([^=]*[^=!<>])=(?!=)")
-#: Characters in which all mentions of some names are found in the time of a step.
+#: Characters of code in which one step finds all mentions of a name.
 _CHARACTERS_SEARCHED_PER_STEP = 100
-#: Names that a value is passed on by.
+#: Largest number of names that pass a value on.
 _MAX_NAMES = 8
 _CALL = compile_on_use(r"\w\(")
 
@@ -57,7 +57,7 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
     """Return whether each value of a name in the lines of a function is declared as Optional of a type.
 
-    `visited_names`: names with their value from this name.
+    `visited_names`: names that get their value from this name.
     """
     optional, bindings = f"Optional[{declared}]", 0
     mention = re.compile(rf"(?<![\w.]){name}\b", re.ASCII)
@@ -68,7 +68,7 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
             if re.search(rf"{mention.pattern}\s*:", statement) is None:
                 continue
             is_declared = f" {name}: {optional}" in statement.replace("(", "( ")
-        elif "\\" in statement or statement.startswith(("for ", "with ")):  # torch continues no line
+        elif "\\" in statement or statement.startswith(("for ", "with ")):  # torch never writes a continued line
             return False
         elif targets is None or not mention.search(targets[1]) or _CALL.search(targets[1]):
             continue
@@ -87,7 +87,7 @@ def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes,
 def _is_value(
     value: re.Match[str], declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]
 ) -> bool:
-    """Return whether an assigned value is None, a cast, which is checked itself, or declared as Optional of a type."""
+    """Return True if a value is None, a cast, which is checked by itself, or declared as Optional of a type."""
     if value["attribute"]:
         return is_optional_attribute(types, value["attribute"], f"Optional[{declared}]")
     if value["name"] in (None, "None") or value["name"] in visited_names:

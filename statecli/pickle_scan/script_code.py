@@ -22,18 +22,18 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import packed_weights, program_operators
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: Namespaces of classes written in C++ that archives of torch's own keep their packed weights in.
+#: Namespaces of C++ classes in which torch's own archives keep packed weights.
 _PACKED_NAMESPACES = frozenset(["quantized", "rnn", "sparse", "mkldnn", "xnnpack", "vulkan", "metal", "_nnapi"])
 _CPP_CLASS_PATH = ("__torch__", "torch", "classes")
 _RENAMED_HARM = "gets a second name in the code, so statecli cannot check calls by the second name"
-#: Comments are white space, but for those of types, which are tokens.
+#: White space and comments, except type comments, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
 #: Words that cannot be methods: a point before one of them ends a number.
 _KEYWORD = (
     "(?:is|not|in|and|or|if|else|elif|for|while|as|with|return|lambda|assert|raise|pass|del|global|import|class|def)"
 )
-#: What is looked at. Strings and comments are passed over, so that nothing in them is.
+#: Places that are inspected, and strings and comments, whose contents are skipped.
 _MENTION = compile_on_use(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
@@ -47,49 +47,50 @@ _MENTION = compile_on_use(
     re.ASCII,
 )
 _GLUED_HARM = "has no space before the next word; torch never writes this, and scanners may miss the next word"
-#: What is looked for behind the quotes that a string begins with: an escape, its end, the end of its line.
+#: Stops of the search in a string, by its quotes: an escape, the end of the string, the end of its line.
 _STRING_STOPS = {
     '"': re.compile(r'\\.|"|\n', re.DOTALL),
     "'": re.compile(r"\\.|'|\n", re.DOTALL),
     '"""': re.compile(r'\\.|"""', re.DOTALL),
     "'''": re.compile(r"\\.|'''", re.DOTALL),
 }
-#: Characters of strings that stand next to each other: getattr takes the name of a method from them.
+#: Longest text joined from adjacent strings, in characters, because getattr takes the name of a method from them.
 _MAX_JOINED_CHARACTERS = 200
 _ESCAPE = compile_on_use(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
 _ONLY_SPACE = compile_on_use(_SPACE)
-#: Methods of the classes in C++ that keep packed weights, and of every class.
+#: Methods of the C++ classes with packed weights, and of all classes.
 _METHODS_OF_CLASSES = frozenset(["unpack", "__getstate__", "__setstate__", "__init__", "__new__"])
 _DEFINED = compile_on_use(rb"\bdef\s+([A-Za-z_]\w*)")
 _WORD = compile_on_use(r"\w+", re.ASCII)
 _COMMENT = compile_on_use(r"\#[^\n]*")
 _DEF = compile_on_use(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
-#: The names of operators in the bytecode of the lite interpreter: strings of its pickle, whatever opcode they have. Of
-#: those behind a length only that many bytes are the name.
+#: Name of an operator in the bytecode of the lite interpreter: a string of its pickle, with any opcode. After a length,
+#: only that many bytes are the name.
 _BYTECODE_OPERATOR = compile_on_use(rb"(?:X(.)\0\0\0|\x8c(.)|\x8d(.)\0{7}|(?<!\w))(\w+::\w+)", re.DOTALL)
 
 
 _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
-#: Strings and comments, but for those of types.
+#: Strings, and comments except type comments.
 _OPAQUE = compile_on_use(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
 _FUNCTION = compile_on_use(r"\bdef\s+(\w+)", re.ASCII)
 _CLASS = compile_on_use(r"\bclass\s+(\w+)", re.ASCII)
-#: What a function runs: a method of its own object, something else that it calls, a loop, an operator between values,
-#: something that has no name.
+#: Operations in a function: a call of a method of its own object, another call, a loop, an operator between values, a
+#: call of a value without a name.
 _CALL_OR_LOOP = compile_on_use(
     r"\(\s*self\s*\)\s*\.\s*(?P<own>\w+)\s*\("
     r"|(?P<odd>\b(?:while|for|with|lambda|getattr)\b|(?<!\.)\bself\s*=(?!=)|[)\]]\s*\((?!\))|\*\*|<<|>>|[+*/%@&^~]"
     r"|(?<=[\w)\]])\s+-(?!>))"
-    # All of a path, called or not: from its second word on, a long one would be read again and again.
+    # The whole path, called or not, because matches from its second word on would read a long path again and again.
     r"|(?<!\bdef )(?<!\bclass )(?<![\w.])(?P<path>(?:\w+\s*\.\s*)*\w+)(?P<called>\s*\()?"
     r"|\.\s*(?P<method>\w+)\s*\(",
     re.ASCII,
 )
-#: Characters of code whose tokens, of one character at the worst, are read in the time of a step.
+#: Characters of code that are read in one step, even if each character is a token.
 CHARACTERS_PER_STEP = 6
-#: An object of a class that the archive defines.
+#: Parameter `self` of a class that the archive defines.
 _SELF = compile_on_use(r"\(\s*self\s*:\s*__torch__\s*\.(?!\s*torch\s*\.\s*classes\b)")
-#: What unpacks a state, compares and refuses: it reads no memory by an index that a tensor holds, and makes none.
+#: Functions that unpack a state, compare and raise errors. They read no memory by an index in a tensor, and create no
+#: such index.
 _HARMLESS_BUILTIN_NAMES = (
     "if elif else return in not and or is assert raise annotate unchecked_cast uninitialized isinstance int float bool "
     "str"
@@ -104,23 +105,25 @@ _PACKING_OPERATOR = compile_on_use(
     r"(?:quantized|_quantized|prepacked|mkldnn_prepacked|xnnpack|rnn)::\w*(?:prepack|unpack|make_\w+_params)\w*"
     r"|prim::(?:RaiseException|unchecked_cast|dtype|device|data)"
 )
-#: Packing a convolution, the whole call of it, and what sets the numbers that it divides by.
+#: Whole call that packs a convolution.
 _PACK_CALL = compile_on_use(r"\bops\.quantized\.conv\w*_prepack\((?P<args>[^()]*)\)", re.ASCII)
-#: Among the targets of an assignment the last of these; from the others on, a long line would be read again and again.
+#: Assignment to an attribute that packing divides by. A match begins at the last such target, because matches from the
+#: other targets would read a long line again and again.
 _DIVISOR_ASSIGNMENT = compile_on_use(
     r"\.\s*(?:stride|dilation|groups)\s*(?:,(?:(?!\.\s*(?:stride|dilation|groups)\b)[^=\n])*)?=(?!=)", re.ASCII
 )
+#: The same assignment from a number of the state, as torch writes it.
 _ASSIGNMENT_FROM_STATE = compile_on_use(
     r"^[ \t]*self\.(?P<name>stride|dilation|groups) = \(state\)\[(?P<place>\d{1,2})\][ \t]*$", re.ASCII | re.MULTILINE
 )
 _CONVOLUTION_MODULE = compile_on_use(r"quantized\W+(?:dynamic\W+)?modules\W+conv", re.ASCII | re.IGNORECASE)
 _STATE = compile_on_use(r"(?<![\w.])state\b", re.ASCII)
-#: Names that are separated by commas, and whether they are assigned to.
+#: Names separated by commas, and the equals sign if a value is assigned to them.
 _NAMES = compile_on_use(r"(?<![\w.])(?P<names>\w+(?: *, *\w+)*) *,? *(?P<assigned>=(?!=))?", re.ASCII)
-#: Characters of a line or of the arguments of a call that pack a convolution, which have some dozens.
+#: Longest line, and longest arguments of a call that packs a convolution, in characters; torch writes some dozens.
 _MAX_PACKING_CHARACTERS = 1000
 _DIVISOR_CONSTANT = compile_on_use(r"\b(?:stride|dilation|groups)\s*:\s*Final", re.ASCII)
-#: Names that a number is passed on by.
+#: Largest number of names that pass a number on.
 _MAX_ASSIGNMENTS = 8
 _OTHER_NUMBERS_HARM = (
     "may get other numbers from __setstate__ than the file saves for the quantized convolution; statecli checked "
@@ -130,7 +133,7 @@ _MAX_LISTED_CALLS = 8
 #: The type of a parameter with a default.
 _ANNOTATION = compile_on_use(r":[\w.,\[\]\s]*(?==)")
 _BRACKET = compile_on_use(r"[()]")
-#: A constant of a class, up to its value; what ends the value.
+#: Declaration of a class constant, up to its value; and brackets and line ends, which may end the value.
 _CONSTANT = compile_on_use(r"\bFinal\b(?:(?!\bFinal\b)[^=])*=(?!=)", re.ASCII)
 _END_OF_STATEMENT = compile_on_use(r"[()\[\]{}\n]")
 _RUNS_HARM = "__setstate__ runs during loading, although __setstate__ should only pack weights"
@@ -166,7 +169,7 @@ def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None 
     `defined_names` has the names of all functions of the archive; None for the functions of this text.
     """
     defined_names = list_functions([code]) if defined_names is None else defined_names
-    text = code.decode("latin-1")  # its names are ASCII, and so each character is a byte
+    text = code.decode("latin-1")  # the names are ASCII, and each byte becomes a character
     yielded_names: set[tuple[str, str]] = set()
     functions = _DEF.finditer(text)
     function, next_function = "", next(functions, None)
@@ -184,7 +187,7 @@ def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None 
 def find_calls_on_load(codes: Sequence[bytes], steps: Steps, records: Sequence[str] = ()) -> Iterator[tuple[int, Call]]:
     """Yield the operators and loops that loading may run, except the packing of weights.
 
-    They are in defaults of parameters, in constants of classes, and in functions called by a `__setstate__`.
+    These calls are in defaults of parameters, in constants of classes, and in functions called by a `__setstate__`.
 
     Yields pairs (number of the text, call). `codes` are all texts of an archive, `records` their names. A function may
     run if `__setstate__` or another special method mentions its name, in any meaning. Raises OutOfSteps.
@@ -231,7 +234,7 @@ def _list_other_calls(names: list[str]) -> str:
 
 
 class _Source:
-    """The text of a record, whose lines are counted once for any number of calls."""
+    """Text of a record; its lines are counted once for any number of calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -246,7 +249,7 @@ class _Source:
 
     @cached_property
     def has_divisor_constant(self) -> bool:
-        """Whether a class of the text declares a number that a convolution divides by."""
+        """Whether a class of the text declares a constant that a convolution divides by."""
         return _DIVISOR_CONSTANT.search(self.text) is not None
 
 
@@ -275,12 +278,12 @@ def blank_strings(text: str, steps: Steps) -> str:
 
 
 def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
-    """Yield each function of a text up to the next; code before the first function has no name."""
+    """Yield each function with the text up to the next function; code before the first function has no name."""
     words, blank, at = [], [], 0
     while match := _OPAQUE.search(strings.text, at):
         end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         space = " " * (end - match.start())
-        # A text may be the name of an attribute; it defines no function.
+        # A string may be the name of an attribute, but defines no function.
         word_text = re.sub(r"\W", " ", strings.text[match.start() : end]) if match["quote"] else space
         code = strings.text[at : match.start()]
         words += [code, word_text]
@@ -296,8 +299,8 @@ def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
 def _iter_evaluated_parts(function: _Function) -> Iterator[tuple[_Function, str]]:
     """Yield the parts that loading evaluates even if nothing calls the function, with the harm of a call there.
 
-    They are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of parameters
-    names no value but defaults. `float("inf")` is a value.
+    These parts are the defaults of parameters, and constants of classes: `k : Final[int] = len(...)`. A list of
+    parameters has no other values than defaults. `float("inf")` is a value.
     """
     parameters = _extract_parameters(function.text) if function.name else ""
     if "=" in parameters:
@@ -354,7 +357,7 @@ def _find_computing_calls(function: _Function, source: _Source, names: Collectio
 
 
 def _find_packing_calls(function: _Function, source: _Source, record: str, steps: Steps) -> Iterator[Call]:
-    """Yield calls that pack a convolution by other numbers than in the state of its module.
+    """Yield calls that pack a convolution with other numbers than in the state of its module.
 
     Numbers of the state are checked where the pickle is read (`packed_weights`), by the module's name.
     """
@@ -417,7 +420,7 @@ def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) ->
 def _is_from_attribute(
     expression: str, attribute: str, assignments: _Assignments, steps: Steps, depth: int = 0
 ) -> bool:
-    """Return whether an expression can only be this attribute of the module, or its parts."""
+    """Return True if an expression can only be this attribute of the module, or a list of its parts."""
     steps.take(Budget.TEXT, 1 + len(expression) // 8)
     expression = expression.strip().rstrip(",").strip()
     if expression.startswith("[") and expression.endswith("]"):
@@ -442,7 +445,7 @@ def _is_harmless_call(path: list[str], name: str, assigned: Collection[str], *, 
 
 
 def find_bytecode_calls(data: bytes, steps: Steps) -> Iterator[Call]:
-    """Yield the operators off the list that bytecode names; the calling function is unknown. Raises OutOfSteps."""
+    """Yield the operators in bytecode that are not listed; the calling function is unknown. Raises OutOfSteps."""
     yielded_operators: set[str] = set()
     for match in _BYTECODE_OPERATOR.finditer(data):
         steps.take(Budget.TEXT)
@@ -487,7 +490,7 @@ def _iter_mentions(
 
 
 def _is_foreign_method(name: str, defined_names: Collection[str]) -> bool:
-    """Return whether a called method is neither of the archive nor of values, nor of torch's own classes."""
+    """Return True if a called method is not a method of the archive, of values or of torch's own classes."""
     return not (name in defined_names or name in _METHODS_OF_CLASSES or program_operators.is_listed(f"aten::{name}"))
 
 
@@ -496,19 +499,19 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 class Strings:
-    """Ends of the strings of a text. Each character is read once, however many strings have no end.
+    """Ends of the strings of a text. Each character is read once, even if many strings have no end.
 
-    If a string has no end, no string of the same quotes inside has an end: escapes pair the same way.
+    If a string has no end, no string that begins in it with the same quotes has one, because escapes pair the same way.
     """
 
     def __init__(self, text: str, steps: Steps) -> None:
         self.text = text
         self.steps = steps
-        #: Up to where no string of these quotes has an end.
+        #: Offset up to which no string has an end, by its quotes.
         self._endless: dict[str, int] = {}
 
     def find_end(self, quote: str, at: int) -> int:
-        """Return the place after the string at `at`; after one quote, or two, if the string has no end."""
+        """Return the place after the string at `at`; without an end, the place after one quote, or two of three."""
         if at >= self._endless.get(quote, 0):
             place = at + len(quote)
             while stop := _STRING_STOPS[quote].search(self.text, place):
@@ -528,7 +531,7 @@ def _resolve_path(names: list[str]) -> tuple[str, str, str | None] | None:
         return _resolve_class(names)
     space, steps = ("aten", names[1:]) if names[0] == "torch" else (".".join(names[1:2]), names[2:])
     nested = next((at for at, name in enumerate(steps) if name != "autograd"), len(steps))
-    if nested:  # whatever namespace this stands in, it is torch's own
+    if nested:  # a path through `autograd` leads to torch's own operators in any namespace
         space, steps = "aten", steps[nested:]
     if not steps:
         return ".".join(names), "*", _RENAMED_HARM

@@ -15,14 +15,14 @@ from statecli.pickle_scan import name_lists
 from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Call, blank_strings
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: Up to where torch 2.13 has values, with room for later releases.
+#: Number of valid values in torch 2.13, with room for later releases.
 SIZES = {"memory_format": 4, "dtype": 64, "layout": 16}
 HARM = (
     "gets a number that is not a valid dtype, layout or memory format; torch does not check the number, and may read "
     "memory outside its tables"
 )
 _KINDS = {"": "dtype", "l": "layout", "m": "memory_format"}
-#: Operators, and the positions of their arguments that are dtypes, layouts or memory formats.
+#: Operators -> positions of their arguments that are dtypes, layouts or memory formats, with the kind.
 POSITIONS = {
     name: {int(place.rstrip("lm")): _KINDS[place.lstrip("0123456789")] for place in places.split()}
     for name, places in name_lists.read_lines("operators.txt", "enumerations")
@@ -31,13 +31,13 @@ _NUMBER = r"[(\s]*(-?\d[\d.]*)[)\s]*"
 _ASSIGNED = compile_on_use(rf"^[^\S\n]*(\w+)[^\S\n]*(?::[^\S\n]*int[^\S\n]*)?=(?!=){_NUMBER}$", re.MULTILINE | re.ASCII)
 _KEYWORD = compile_on_use(r"(?<![\w.])(dtype|layout|memory_format)\s*=(?!=)(?P<value>[^,\n]*)", re.ASCII)
 _CALL = compile_on_use(rf"(?<!\w)(?P<name>{'|'.join(POSITIONS)})\s*\(", re.ASCII)
-#: What stands in front of a called name: the names of a path, or the end of the value that has the method.
+#: Text before a called name: the names of a path, or the end of the value that has the method.
 _PATH = compile_on_use(r"(?:(?P<root>\w+)\s*\.\s*(?:\w+\s*\.\s*)*|[)\]]\s*\.\s*)\Z", re.ASCII)
 _MAX_PATH_CHARACTERS = 200
 _LITERAL = compile_on_use(_NUMBER, re.ASCII)
 _NAME = compile_on_use(r"[(\s]*([A-Za-z_]\w*)[)\s]*", re.ASCII)
 _SEPARATOR = compile_on_use(r"[(\[]|[)\]]|,")
-#: Characters of the arguments of a call that are read.
+#: Longest arguments of a call that are read, in characters.
 _MAX_ARGUMENT_CHARACTERS = 2_000
 
 
@@ -60,7 +60,7 @@ def find_invalid_numbers(code: bytes, steps: Steps) -> Iterator[Call]:
         if path is None or path["root"] == "__torch__":  # a function of the archive
             continue
         arguments = list(_split_arguments(text, match.end(), steps))
-        first = 0 if path["root"] in ("torch", "ops") else 1  # a method has its first argument in front
+        first = 0 if path["root"] in ("torch", "ops") else 1  # the first argument of a method is before its name
         for position, kind in POSITIONS[match["name"]].items():
             if 0 <= position - first < len(arguments) and _is_out_of_range(arguments[position - first], kind, assigned):
                 yield _build_call(text, match.start("name"), match["name"])

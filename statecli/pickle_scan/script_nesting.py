@@ -16,9 +16,9 @@ from statecli.pickle_scan.script_code import CHARACTERS_PER_STEP, Strings
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj
 
-#: Operators, brackets and attributes of a statement. Programs that torch wrote have some tens.
+#: Largest number of operators, brackets and attributes in a statement; statements that torch writes have some tens.
 MAX_LINKS = 2_000
-#: Brackets inside one another in the text of a type. Types that torch wrote have fewer than ten.
+#: Largest nesting of brackets in the text of a type; types that torch writes have fewer than ten.
 MAX_TYPE_DEPTH = 200
 _TYPE_TEXT = compile_on_use(rf"[\w.,\[\] ]{{{MAX_TYPE_DEPTH},}}", re.ASCII)
 _TOKEN = compile_on_use(
@@ -27,7 +27,8 @@ _TOKEN = compile_on_use(
     r"|(?P<word>\b(?:if|and|or|not|is|in)\b)|(?P<operand>\d(?:[eE][-+]|[\w.])*|\w+)"
     r"|(?P<operator>[-+*/%|&^@~<>=!]|\.)"
 )
-#: Tokens after which an operator joins operands; after others, as a comma, it is the sign of a number.
+#: Tokens after which an operator joins operands; after other tokens, such as a comma, the operator is the sign of a
+#: number.
 _JOINED = frozenset(["operand", "close", "quote", "operator", "word"])
 
 

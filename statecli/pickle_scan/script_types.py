@@ -27,7 +27,7 @@ _ROOT = "__torch__"
 _RECORD = compile_on_use(r"(?:.*/)?code/(__torch__.*)\.py", re.DOTALL)
 _CLASS = compile_on_use(r"class (?P<name>\w+)(?:\((?P<base>\w+)\))?:", re.ASCII)
 _CLASS_TOKEN = compile_on_use(r"\bclass\b", re.ASCII)
-#: What torch writes at the top of a class, besides functions: attributes, and what gives no object an attribute.
+#: Lines that torch writes in the body of a class: declarations of attributes, and lines that declare no attribute.
 _ATTRIBUTE = compile_on_use(
     r'  (?:(?P<name>\w+) : |__annotations__\["(?P<quoted>[^"\\\n]*)"\] = )(?P<type>[\w.,\[\]() ]+)', re.ASCII
 )
@@ -37,7 +37,7 @@ _SIGNATURE = compile_on_use(r"def (\w+)\(\w+(?:: [\w.]+)?(?:, )?(.*):", re.ASCII
 _DEFAULT = compile_on_use(r"=(?:\[[^\]]*\]|\([^)]*\)|\"[^\"]*\"|[^,)])*")
 _TYPE_WORD = compile_on_use(r"[\w.]+|[\[\],]", re.ASCII)
 _QUOTE, _INDENT = frozenset("\"'"), 2
-#: Types whose values are checked here, by their arguments.
+#: Types whose values are checked here, with the types of their arguments.
 _OPTIONAL, _LIST, _DICT, _TUPLE = "Optional", "List", "Dict", "Tuple"
 
 
@@ -143,7 +143,7 @@ def _read_attributes(lines: list[tuple[int, str]]) -> dict[str, ScriptType] | No
     if lines and lines[0][0] != _INDENT:
         return None
     for indent, line in lines:
-        if indent > _INDENT:  # of a function
+        if indent > _INDENT:  # a line of a function
             continue
         match = _ATTRIBUTE.fullmatch(line)
         parsed = _parse_type(match["type"]) if match else None
@@ -251,7 +251,7 @@ def find_mismatch(
 
 
 def _is_sound_call(call: Obj, script_class: ScriptClass | None) -> bool:
-    """Return whether a call makes an object in C++ too: of an Enum a known member by its value alone."""
+    """Return True if the call creates an object in C++ too; for an Enum, only a known member by its value alone."""
     if script_class is None or script_class.base != "Enum":
         return call.how != "enum"
     value = call.args[0] if call.how == "enum" else None

@@ -19,7 +19,7 @@ class Budget(Enum):
     #: Opcodes of all pickles, 0.5 to 3 million a second. One `.metadata` of the largest models has 40 million, which
     #: count as a quarter of that.
     OPCODES = ("pickle instructions", 12_000_000)
-    #: Calls, other than those that rebuild tensors: 50,000 a second. Those of a `.metadata` are not counted.
+    #: Calls, except calls that rebuild tensors: 50,000 a second. Calls in a `.metadata` are not counted.
     CALLS = ("calls", 1_000_000)
     #: Values that are followed for the names in them, a million a second; more of them for a longer pickle.
     FLOW = ("values to check", 1_000_000)
@@ -32,7 +32,7 @@ class Budget(Enum):
     #: Pickles, those inside strings included. A rank's file of torch.distributed.checkpoint has six for each tensor.
     PICKLES = ("pickles", 100_000)
 
-    #: A budget is looked up for each step, and Enum's own hash is written in Python.
+    #: Hash by address, because a budget is looked up for each step, and Enum's own hash is written in Python.
     __hash__ = object.__hash__
 
     def __init__(self, noun: str, limit: int) -> None:
@@ -41,7 +41,8 @@ class Budget(Enum):
 
 
 #: Values that may be followed for each opcode, and for each byte, of the file's pickles. Checkpoints take 0.1 to 2.1
-#: for each opcode and 0.1 to 1 for each byte. Both count: a byte is cheap in a long string, and an opcode of one byte.
+#: for each opcode and 0.1 to 1 for each byte. The smaller limit counts, because long strings add bytes at no cost, and
+#: one-byte opcodes add opcodes.
 FLOW_PER_OPCODE, FLOW_PER_BYTE = 4, 1.25
 
 
@@ -55,9 +56,9 @@ class Steps:
     def __init__(self) -> None:
         self.counts: Counter[Budget] = Counter()
         self._unfinished: Callable[[], int] = int
-        #: A limit on `Budget.FLOW` that more opcodes can only raise.
+        #: Limit on `Budget.FLOW` at its last computation; more opcodes can only raise the limit.
         self._flow_limit = 0
-        #: The first budget that was exceeded.
+        #: Error for the first budget that was exceeded.
         self.exceeded: OutOfSteps | None = None
 
     def take(self, budget: Budget, count: int = 1) -> None:

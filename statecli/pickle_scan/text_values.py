@@ -10,14 +10,14 @@ from statecli.pickles.keys import wrap_key
 from statecli.pickles.nodes import Global, Key, Obj, Value
 
 _USER_STRING = "collections.UserString"
-#: Classes that make a text of their argument.
+#: Classes that create a text from their argument.
 TEXT_CLASSES = frozenset(["builtins.str", "numpy.str_", _USER_STRING, "torch.torch_version.TorchVersion"])
 _SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
-#: The nodes of OmegaConf, and their attribute with the value.
+#: Prefix of the node classes of OmegaConf, and their attribute with the value.
 _OMEGACONF_NODES, _NODE_VALUE = "omegaconf.nodes.", "_val"
-#: Texts in one another that are read.
+#: Largest number of nested texts that are read.
 _MAX_NESTED_TEXTS = 8
-#: Returned for a text that a call computes, so that only Python knows the text.
+#: Result for a text that a call computes, because only Python can compute the text.
 COMPUTED_TEXT: Final[Value] = Key(None)
 
 
@@ -66,7 +66,7 @@ def read_bytearray(value: Value) -> bytes | None:
 
 
 def _unwrap(node: Obj) -> Value:
-    """Return the text or the value that a call gives back; the call itself for other calls."""
+    """Return the text or the value that a call returns unchanged; the call itself for other calls."""
     name, args = split_call(node)
     attributes = node.state if type(node.state) is dict else {}
     if name in TEXT_CLASSES:
@@ -83,7 +83,7 @@ def _unwrap(node: Obj) -> Value:
 
 
 def split_call(node: Obj) -> tuple[str, tuple[Value, ...]]:
-    """Return the plain name of the class that a call makes an object of, and the arguments for the class."""
+    """Return the plain name of the class whose object a call creates, and the arguments for the class."""
     name, args = _get_name(node.cls), node.args
     match name, args:
         case "copyreg.__newobj__", (cls, *rest):

@@ -24,41 +24,43 @@ from statecli.pickle_scan import known_names, name_lists
 #: Keys of the hyperparameters in a checkpoint of Lightning; and keys in them, at any depth, whose texts are called.
 HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")
 CLASS_PATHS, INSTANTIATOR = ("class_path", "_class_path"), "_instantiator"
-#: Keys of the mappings in which MMEngine saves its configuration, and its keys there.
+#: Keys of the mappings in which MMEngine saves its configuration, and keys of the configuration in them.
 CONFIG_PARENTS, CONFIGS = ("meta", "runtime_info"), ("cfg", "config")
 
 _INSTANTIATORS = compile_on_use(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.instantiate_module")
-#: Where layers, optimizers and schedulers are defined, whose calls only compute, and the module that exports them.
+#: Modules that define layers, optimizers and schedulers, whose calls only compute; the groups are the modules that
+#: export them.
 _MODULES = compile_on_use(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
-#: A text that is rather the name of a file than of a class: `train.csv`.
+#: Text that is more likely the name of a file than of a class: `train.csv`.
 _FILE_NAME = compile_on_use(r"\w+\.[a-z0-9]{1,6}")
-#: The name of a file that holds a configuration; what is in each list and mapping of YAML; and what is between texts.
+#: Name of a configuration file; sign of a list or a mapping in YAML; and separators of the texts in them.
 _CONFIG_FILE = compile_on_use(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
 _COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
-#: Names of dtypes, which are frequent in hyperparameters and not called.
+#: Names of dtypes, which are frequent in hyperparameters and are not called.
 _PLAIN_DTYPE = compile_on_use(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
 
-#: The key of a dtype that HQQ saves as letters, also of a tensor in a call there, and the name of a dtype.
+#: Key of a dtype that HQQ saves as letters, also followed by the path of a tensor in a call; and name of a dtype.
 _DTYPE_KEY = compile_on_use(r"(?<![^\W_])(?:compute_dtype|unpack_view_dtype)(?:\W|__args__|__state__|\d)*\Z")
 _DTYPE = compile_on_use(r"torch\.\w{1,30}")
-#: The packages of OpenMMLab whose registries are named by their scopes, and that export no classes of their own.
+#: Packages of OpenMMLab whose names are the scopes of their registries, and that export no classes of their own.
 _SCOPE_NAMES = (
     "mmaction mmagic mmcls mmdeploy mmdet mmdet3d mmedit mmeval mmfewshot mmflow mmgen mmhuman3d mmocr mmpose "
     "mmpretrain mmrazor mmrotate mmseg mmselfsup mmtrack mmyolo"
 )
 _SCOPES = frozenset(_SCOPE_NAMES.split())
-#: MMEngine exports other classes next to those in its registries: one opens a file for writing, one imports a module.
+#: Scopes whose packages also export classes outside of their registries: one opens a file for writing, one imports a
+#: module.
 _OWN_SCOPES = frozenset(["mmengine", "mmcv"])
-#: The variable, and the key of a dict, whose text is a scope: MMEngine imports the module `registry` of it.
+#: Variable and key of a dict whose text is a scope, because MMEngine imports the module `registry` of the scope.
 _SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"
-#: Modules without a point in their names that act when they are imported: Python's own, and scripts of a project.
+#: Modules without a dot in their names that act when they are imported: modules of Python, and scripts of a project.
 _ACTING_MODULES = frozenset(["antigravity", "conftest", "idlelib", "main", "setup", "test", "train", "turtledemo"])
-#: The name of a class in a registry.
+#: Name of a class in a registry.
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
-#: The beginning of a mapping in YAML, or the end of a key.
+#: Beginning of a mapping in YAML, or end of a key.
 _MAPPING = compile_on_use(r"\{|:\s")
-#: What a configuration that MMEngine writes is made of; `dict(...)` is its only call.
+#: Nodes of a configuration that MMEngine writes; `dict(...)` is its only call.
 _CONFIG_NODES = (
     *(ast.Module, ast.Assign, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set),
     *(ast.Call, ast.keyword, ast.UnaryOp, ast.USub, ast.UAdd, ast.Expr),
@@ -117,7 +119,7 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
 
 
 def _is_class_name(name: str) -> bool:
-    """Return whether jsonargparse may import the name: identifiers with points between them, and no dtype."""
+    """Return whether jsonargparse may import the name: identifiers with dots between them, except dtypes."""
     return "." in name and all(map(str.isidentifier, name.split("."))) and not _PLAIN_DTYPE.fullmatch(name)
 
 
@@ -186,7 +188,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
 def _is_registered(name: str) -> bool:
     """Return whether MMEngine finds the name in a registry, or imports nothing that acts.
 
-    A name without a point is in a registry, or else a module. Any other name may be a class outside all registries:
+    A name without a dot is in a registry, or else a module. Any other name may be a class outside all registries:
     MMEngine takes `mmengine.MMLogger` for a class of its scope, and then imports the class.
     """
     scope, point, inner_name = name.partition(".")
@@ -206,7 +208,7 @@ def _list_registered_names() -> frozenset[str]:
 
 def _read_config(text: str) -> tuple[str | None, Iterable[str], Iterable[str]]:
     """Return why the text is more than assignments of plain values, the texts at `type`, and the scopes."""
-    # MMEngine replaces `{{ ... }}` in the text before it is parsed. Python's parser normalizes names.
+    # MMEngine replaces `{{ ... }}` before Python parses the text, and Python's parser normalizes names.
     if len(text) > _MAX_CONFIG_CHARACTERS or "{{" in text or unicode_forms.has_too_many_marks(text):
         return "is a configuration that statecli cannot check", (), ()
     try:
@@ -245,7 +247,7 @@ def _iter_texts(node: ast.AST, requested_key: str) -> Iterator[str]:
 
 
 def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
-    """Yield the text assigned to the variable of the scope; a variable without a value has none."""
+    """Yield the text assigned to the variable of the scope; nothing for the value None."""
     if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and node.value.value is None):
         names = [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         if _SCOPE_VARIABLE in names:
@@ -253,5 +255,5 @@ def _iter_default_scopes(node: ast.AST) -> Iterator[str]:
 
 
 def _describe_text(value: ast.expr) -> str:
-    """Return the text of a constant; for any other value, words with a point, which no registry has."""
+    """Return the text of a constant; for any other value, words with a dot, which no registry has."""
     return str(value.value) if isinstance(value, ast.Constant) else f"a value computed in line {value.lineno}."

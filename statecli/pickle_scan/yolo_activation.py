@@ -14,23 +14,23 @@ from collections.abc import Iterator
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import evaluated_texts
 
-#: The key, and the spaces after it.
+#: Key, and the spaces after the key.
 _KEY = compile_on_use(r"(?<![\w.-])activation[\"']?\s*")
 _BRACKET = compile_on_use(r"[\[{]")
-#: What may be before a value: spaces, comments, a tag, and the name by which other places refer to the value.
+#: Text that may precede a value: spaces, comments, a tag, and the name by which other places refer to the value.
 _BEFORE_VALUE = compile_on_use(r"(?:\s+|(?<=\s)#[^\n]*|[!&][^\s,\[\]{}]*)*")
 _ANCHOR, _ALIAS = re.compile(r"&([\w-]+)"), re.compile(r"\*([\w-]+)")
-#: A reference to another value as a key, which may be any text.
+#: Reference to another value as a key, which may be any text.
 _ALIAS_AS_KEY = compile_on_use(r"(?<![^\s{\[,])\*[\w-]+\s*:(?!\S)")
-#: What Ultralytics removes, the line breaks of PyYAML, and escapes of letters and of a line break in quotes.
+#: Characters that Ultralytics removes, line breaks of PyYAML, and escapes of letters and of a line break in quotes.
 _REMOVED = compile_on_use("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]+")
 _LINE_BREAK = compile_on_use("\r\n?|[\x85\u2028\u2029]")
 _ESCAPE = compile_on_use(r"\\(?:x|u00|U000000)([46][1-9A-Fa-f]|[57][0-9Aa])|\\\n[ \t]*")
 _SINGLE, _DOUBLE = re.compile(r"'((?:[^']|'')*)'"), re.compile(r'"([^"\\]*)"')
 _COMMENT, _TRAILING_COMMENT = re.compile(r"(?<!\S)#"), re.compile(r"\s#.*")
-#: The beginning of a value that is not a text, and what no line of a text without quotes has.
+#: Beginning of a value that is not a text, and sign of a mapping, which no line of an unquoted text has.
 _COLLECTION, _MAPPING = re.compile(r"-\s|\[|\{"), re.compile(r":(?:\s|$)")
-#: Comments after a key, characters of a text, and places that are judged.
+#: Largest number of comments after a key, of characters in a text, and of places that are checked.
 _MAX_COMMENTS, _MAX_CHARACTERS, _MAX_PLACES = 8, 4096, 2000
 
 
@@ -93,7 +93,7 @@ def _skip_to_value(text: str, position: int) -> int:
 
 
 def _is_comment(preceding_text: str) -> bool:
-    """Return whether a comment begins before a key: no quote is between, which could end a text with `#`."""
+    """Return True if a comment begins before a key, without a quote in between that could end a text with `#`."""
     preceding_text = preceding_text[:-1] if preceding_text[-1:] in ("'", '"') else preceding_text
     quote = max(preceding_text.rfind("'"), preceding_text.rfind('"'))
     return _COMMENT.search(preceding_text, max(0, quote)) is not None
