@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-#: The interface that the machine uses. An older build is not used: `pip install -e .` builds the module again.
+#: Version of the interface that the machine uses. A build of another version is ignored; `pip install -e .` builds the
+#: module again.
 VERSION = 1
 
 native: Any

@@ -6,12 +6,12 @@ from statecli.core.errors import MalformedError
 
 
 class TruncatedPickle(MalformedError):
-    """The bytes end before the pickle does."""
+    """Error for bytes that end before the end of the pickle."""
 
 
 class ComputedName(MalformedError):
-    """The name of an import is another import (`posix.__name__`) or the result of a call, which may be any text."""
+    """Error for an import whose name is another import (`posix.__name__`) or the result of a call, maybe any text."""
 
 
 class OverBudget(MalformedError):
-    """Reading the rest of the pickle would take too much time or memory."""
+    """Error for a pickle whose rest would take too much time or memory to read."""

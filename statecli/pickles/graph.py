@@ -13,14 +13,14 @@ from statecli.pickles.keys import MAX_KEY_PARTS, Tokens, wrap_key
 from statecli.pickles.machine_state import MAX_NESTED_COPIES
 from statecli.pickles.nodes import Global, Key, Obj, SetOf
 
-#: The function that makes a GraphModule; its first argument is the module's `__dict__`.
+#: Function that creates a GraphModule; its first argument is the module's `__dict__`.
 GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
-#: Types with nothing below them.
+#: Types of nodes without child nodes.
 LEAF_TYPES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
-#: Pickled with a dict; with anything else, a Counter counts it.
+#: Class that is pickled with a dict, because a Counter counts the elements of any other argument.
 _COUNTER = "collections.Counter"
-#: Classes of containers, by the place of the argument that a call of them fills the container from.
+#: Classes of containers -> position of the argument that fills the container.
 _DICT_ARGUMENT_POSITIONS = {
     "collections.OrderedDict": 0,
     "collections.defaultdict": 1,
@@ -28,12 +28,12 @@ _DICT_ARGUMENT_POSITIONS = {
     _COUNTER: 0,
 }
 _DEQUE = "collections.deque"
-#: The codec of the text as which protocol 2 writes bytes.
+#: Codec by which protocol 2 writes bytes as text.
 PICKLED_CODEC = "latin1"
 _SEQUENCE_CLASSES = frozenset(
     ["torch.Size", _DEQUE, "builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"]
 )
-#: Those that NEWOBJ fills too: `__new__` of the others ignores what it is given.
+#: Ends of the names of classes that NEWOBJ fills too; `__new__` of the other classes ignores its argument.
 _FILLED_BY_NEW = ("torch.Size", ".frozenset", ".tuple")
 
 
@@ -64,14 +64,15 @@ def _expand_items(source: Any, copies: int, *, pairs: bool) -> Mapping[Any, Any]
         items = _expand_mapping(source, copies - 1) if copies else None
         if items is not None:
             return items
-    # Of a set, Python chooses which of two pairs with one key is the last.
+    # A set of pairs is not read, because Python decides which of two pairs with the same key is the last.
     is_set = type(source) is SetOf or get_name(getattr(source, "cls", None)).endswith("set")
     elements = _expand_sequence(source, copies - 1) if pairs and copies and not is_set else None
     if elements is None:
         return None
     items_by_key, tokens = {}, Tokens(MAX_KEY_PARTS * len(elements))
     for pair in elements:
-        # A dict takes any iterable of two, such as the keys of another dict. Picklers write lists and tuples.
+        # A dict accepts any iterable of two values as a pair, such as the keys of another dict, but picklers write
+        # lists and tuples.
         if type(pair) not in (list, tuple) or len(pair) != 2:
             return None
         items_by_key[wrap_key(pair[0], tokens)] = pair[1]
@@ -193,7 +194,7 @@ def iter_non_items(node: Any) -> Iterator[tuple[str, Any]]:
         yield f".__args__[{index}]", value
     for name, value in (node.kwargs or {}).items():
         yield f".__kwargs__[{name!r}]", value
-    if type(node.cls) is Obj:  # what is called is made by the pickle too: a partial
+    if type(node.cls) is Obj:  # the pickle creates the callee too: a partial
         yield ".__func__", node.cls
     if node.state is not None and not attributes:
         yield ".__state__", node.state
@@ -286,5 +287,5 @@ def is_flat_optimizer(node: Any) -> bool:
     return any(key.startswith(FLAT_KEY_PREFIXES[0]) and key.count(".") > 1 for key in items if type(key) is str)
 
 
-#: How the keys of a flattened optimizer begin.
+#: Prefixes of the keys of a flattened optimizer.
 FLAT_KEY_PREFIXES = ("state.", "param_groups.")

@@ -1,6 +1,6 @@
 """Dictionary keys of a pickle: their equality in Python, without hashing values chosen by a file.
 
-Nothing is hashed but short values and bytes, and nothing recurses.
+Only short values and bytes are hashed, and nothing recurses.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from collections.abc import Iterable, Sequence
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 from statecli.pickles.numpy_types import is_number_or_date, read_number, read_text
 
-#: hash(n) is n modulo 2**61 - 1, so larger integers can all be made to collide.
+#: Limit of the integers that are hashed: hash(n) is n modulo 2**61 - 1, so a file can choose larger integers that all
+#: collide.
 _HASHABLE_INT_LIMIT = 2**60
 _MAX_HASHABLE_BYTES = 65_536
-#: Values in a key that are compared with those of other keys where no machine keeps what it read of them.
+#: Largest number of values in a key that is compared by its values, without a machine that keeps the tokens of its
+#: keys.
 MAX_KEY_PARTS = 64
-#: Containers in one another that are read as a key. Deeper ones overflow the stack where Python hashes them.
+#: Largest nesting of containers that are read as a key; the stack of Python overflows when Python hashes deeper ones.
 MAX_KEY_NESTING = 10_000
 
 
 def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
-    """`value` as a dictionary key: itself if cheap to hash, else wrapped. A `str` call on text counts as text.
+    """Return `value` as a dictionary key: unchanged if cheap to hash, else wrapped. A `str` call of a text is the text.
 
-    Two keys are equal where Python's are: 1 and 1.0, tuples of equal values. Without `tokens`, containers of more than
-    `MAX_KEY_PARTS` values equal themselves alone.
+    Two keys are equal if they are equal in Python: 1 and 1.0, tuples of equal values. Without `tokens`, containers of
+    more than `MAX_KEY_PARTS` values equal only themselves.
     """
     kind = type(value)
     if kind is str or kind is bool or value is None:
@@ -39,16 +41,16 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
 
 
 class Tokens:
-    """Bytes that are the same for containers equal as dictionary keys. Each container is read once.
+    """Tokens of containers: bytes that are equal for containers equal as dictionary keys. Each container is read once.
 
-    Nothing is hashed but bytes, with unpredictable hashes, and nothing recurses.
+    Only bytes are hashed, whose hashes a file cannot predict, and nothing recurses.
     """
 
     def __init__(self, limit: int = sys.maxsize) -> None:
-        #: By the id of a container, which is kept alive so that no other has its id.
+        #: Container and token, by the id of the container, which is kept alive so that no other object gets its id.
         self._cached_tokens: dict[int, tuple[Value, bytes]] = {}
         self._parts_left = limit
-        #: Whether a container was too deep to be read; it is equal to itself alone, and Python cannot hash it.
+        #: Whether a container was nested too deeply to be read; it equals only itself, and Python cannot hash it.
         self.is_partial = False
 
     def plain(self, value: Value) -> Value:
@@ -81,7 +83,7 @@ class Tokens:
                 self.is_partial = True
                 self._cached_tokens.update((id(deep), (deep, b"o%d" % id(deep))) for deep in waiting)
             elif id(value) not in entered:
-                entered.add(id(value))  # what holds itself, which cannot be hashed, is entered once
+                entered.add(id(value))  # a container that holds itself, which Python cannot hash, is entered once
                 depth += 1
                 self._parts_left -= 1 + len(parts)
                 waiting.extend(part for part in parts if id(part) not in entered and _get_parts(part) is not None)
@@ -95,7 +97,7 @@ class Tokens:
                 )
 
     def _find_token(self, value: Value) -> bytes:
-        """The token of a container already read, or of any other value."""
+        """Return the token of a container already read, or of any other value."""
         cached = self._cached_tokens.get(id(value))
         if cached is not None:
             return cached[1]
@@ -110,7 +112,7 @@ class Tokens:
 
 
 def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
-    """The kind and the values of an object compared by its values: tuples, shapes, frozen sets, complex numbers."""
+    """Return the tag and the values of a tuple, shape, frozen set or complex number: Python compares the values."""
     if type(value) is tuple:
         return _TUPLE, value
     if type(value) is SetOf:
@@ -126,7 +128,7 @@ def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
 
 
 def _get_spelled_value(value: Value) -> Value:
-    """The text, bytes or number spelled out by a call; other values unchanged."""
+    """Return the text, bytes or number spelled out by a call; other values unchanged."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
         return value
     name, first = _get_python_name(value.cls), value.args[0]
@@ -141,7 +143,7 @@ def _get_spelled_value(value: Value) -> Value:
 
 
 def _decode_latin1(call: Obj) -> Value:
-    """The bytes written as text by protocol 2; the call itself for other or many bytes."""
+    """Return the bytes that protocol 2 writes as text; the call itself for other calls and for too many bytes."""
     text = call.args[0]
     if type(text) is not str or call.args[1:] != ("latin1",) or len(text) > _MAX_HASHABLE_BYTES:
         return call
@@ -152,7 +154,7 @@ def _decode_latin1(call: Obj) -> Value:
 
 
 def _decode_numpy_scalar(call: Obj) -> Value:
-    """The number or text equal to a scalar of numpy; the call itself for another type."""
+    """Return the number or text equal to a scalar of numpy; the call itself for another type."""
     dtype, data = call.args if len(call.args) == 2 else (None, None)
     raw = _get_spelled_value(data)
     if type(raw) is not bytes:
@@ -163,7 +165,7 @@ def _decode_numpy_scalar(call: Obj) -> Value:
 
 
 def is_computed(key: Obj, tokens: Tokens) -> bool:
-    """Return whether a call makes an unknown value that may be equal to a text, and so to another key."""
+    """Return True if a call creates an unknown value that may be equal to a text, and so to another key."""
     name, args = _get_python_name(key.cls), key.args
     if name == _RECONSTRUCTOR and len(args) > 1 and _get_python_name(args[1]) == "builtins.object":
         return False
@@ -177,7 +179,7 @@ def _get_python_name(name: Value) -> str:
 
 
 def _create_leaf_token(value: Value) -> bytes:
-    """The token of a value other than a container; a value equal only to itself, as NaN, has its id."""
+    """Return the token of a value other than a container, with the id for a value that equals only itself (NaN)."""
     if value is None:
         return b"N"
     if type(value) is float and value.is_integer():
@@ -199,17 +201,18 @@ def _join_tokens(tag: bytes, tokens: Iterable[bytes]) -> bytes:
     content = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
     if len(content) <= _SHORT_TOKEN:
         return content
-    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+    import hashlib  # imported here, because loading OpenSSL takes longer than listing most checkpoints
 
     return tag + b"#" + hashlib.sha256(content).digest()
 
 
 _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
-#: Makes an object of a class whose base class has the value, a text for example.
+#: Function that creates an object of a class whose base class has the value, such as a text.
 _RECONSTRUCTOR = "copyreg._reconstructor"
 _COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
 _COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
-#: Calls that return their argument unchanged, by its type; and the plain names of all that `_get_spelled_value` reads.
+#: Classes that return their argument unchanged -> type of the argument; and last parts of the names of all calls that
+#: `_get_spelled_value` reads.
 _SPELLED = {
     "builtins.str": str,
     "builtins.int": int,
@@ -225,7 +228,8 @@ _SPELLING = frozenset(
         *("encode", "scalar", "str_", "TorchVersion"),
     ]
 )
-#: Beginnings of the names of what makes, holds or gives back a text, and of these the names that do not.
+#: Prefixes of names whose objects may equal a text, because they create, hold or return a text; and exceptions below
+#: these prefixes.
 _MAY_EQUAL_TEXT = (
     *("builtins.", "numpy.", "collections.", "copyreg.", "_codecs.", "functools.", "operator.", "omegaconf."),
     *("torch.jit.", "torch.torch_version.", "torch.Size"),
@@ -233,7 +237,7 @@ _MAY_EQUAL_TEXT = (
 _NEVER_EQUAL_TEXT = frozenset(
     ["builtins.object", "builtins.range", "builtins.slice", "builtins.getattr", "numpy.dtype"]
 )
-#: Two names of torch for one type of elements.
+#: Aliases of torch's dtypes -> names of the dtypes.
 _DTYPE_ALIASES = {
     f"torch.{alias}": f"torch.{name}"
     for alias, name in {
@@ -248,5 +252,5 @@ _DTYPE_ALIASES = {
         "short": "int16",
     }.items()
 }
-#: Bytes of a token that stands for itself; of a longer one its hash does.
+#: Longest token that is used unchanged, in bytes; a longer token is replaced by its hash.
 _SHORT_TOKEN = 64

@@ -26,13 +26,13 @@ from statecli.pickles.machine_state import BURST_OPCODES, CALLABLE_TYPES, Machin
 from statecli.pickles.nodes import Obj, Persistent, Pickle, Value
 from statecli.pickles.opcodes import HANDLERS, Handler, Stopped
 
-#: A tensor of a state_dict takes 32 opcodes; this is 300,000 tensors and at most a few seconds.
+#: Budget of opcodes: a tensor of a state_dict takes 32, so 300,000 tensors are read, in a few seconds at most.
 MAX_OPCODES = 10_000_000
-#: How many times as much is read of the metadata of torch.distributed.checkpoint: 600,000 chunks, of a large model
+#: Factor on the budgets for the metadata of torch.distributed.checkpoint, which allows 600,000 chunks: a large model
 #: and its optimizer on hundreds of ranks.
 METADATA_BUDGET_FACTOR = 4
 MAX_MEMO_ENTRIES = 3_000_000
-#: Lists, dicts, sets and calls; tuples are bounded by the opcodes.
+#: Budget of lists, dicts, sets and calls; the budget of opcodes also limits the tuples.
 MAX_OBJECTS = 3_000_000
 MAX_STACK_VALUES = 1_000_000
 MAX_OPEN_MARKS = 10_000
@@ -40,7 +40,8 @@ MAX_GLOBALS = 100_000
 STOP = b"."
 _STOP = STOP[0]
 _U32 = struct.Struct("<I").unpack_from
-#: What an entry of a state_dict counts as: BINUNICODE, LONG_BINPUT, a GET and its record; and the objects of a record.
+#: Opcodes that an entry of a state_dict counts as (BINUNICODE, LONG_BINPUT, a GET and its record), and objects in a
+#: record.
 _OPCODES_OF_ENTRY, _OBJECTS_OF_RECORD = 4, 3
 
 
@@ -78,7 +79,7 @@ def read_pickle(
 class Machine(MachineState):
     """Machine that reads opcodes in bursts and compares the budgets after each burst."""
 
-    #: What each of the 256 opcodes does. A machine that reads on after an error replaces some.
+    #: Handler of each of the 256 opcodes. A machine that reads on after an error replaces some.
     handlers: tuple[Handler, ...] = HANDLERS
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
@@ -177,7 +178,7 @@ class Machine(MachineState):
                     pos = handlers[op](self, pos)
                     stack, frame_end = self.stack, self.frame_end
         except IndexError as error:
-            if pos >= size and op != _STOP:  # the last byte, if a point, may be an argument
+            if pos >= size and op != _STOP:  # compares the opcode, because a last byte `.` may be an argument
                 raise self.build_truncated_error() from error
             raise self.build_error(pos, "an instruction needs more values than the stack has") from error
         except struct.error as error:
@@ -219,9 +220,9 @@ class Machine(MachineState):
         return True
 
     def take_similar_records(self, pos: int) -> int:
-        """Read the entries from byte `pos` on whose calls are those of the last record; return the byte after them.
+        """Read the entries from byte `pos` with the same calls as the last record; return the byte after these entries.
 
-        Each entry counts as its opcodes in a reading without this method.
+        Each entry counts as many opcodes as without this method.
         """
         tensor = self.stack[-1]
         hooks = tensor.args[-1].cls
@@ -235,7 +236,7 @@ class Machine(MachineState):
         return pos
 
     def may_repeat(self, function: Value, hooks: Value) -> bool:  # noqa: ARG002  # for machines that note calls
-        """Return whether a record of these calls needs no more than its operations."""
+        """Return True if a record with these calls needs no other work than `take_record`."""
         return True
 
 
@@ -270,8 +271,8 @@ _GET = rb"(h.|j....)"
 _PUT = rb"r(....)"
 #: One to three numbers and TUPLE1 to TUPLE3, or a MARK, more numbers and TUPLE.
 _SHAPE = rb"(N\x85|NN\x86|NNN\x87|\(N{4,16}t)".replace(b"N", _NUMBER)
-#: What torch writes between the function `_rebuild_tensor_v2`, its MARK included, and the memo entry of the tensor:
-#: the storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are prefix codes, so
+#: Opcodes that torch writes after the function `_rebuild_tensor_v2`, from its MARK to the memo entry of the tensor: the
+#: storage's persistent id, offset, size, stride, requires_grad, an empty OrderedDict. Opcodes are prefix codes, so
 #: bytes that match can be read in no other way.
 _RECORD = compile_on_use(
     b"".join(

@@ -18,38 +18,38 @@ from statecli.pickles.errors import ComputedName, OverBudget, TruncatedPickle
 from statecli.pickles.keys import Tokens, wrap_key
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
-#: Values that all objects hold as arguments or state: so many, and so many for each opcode. More of them are shared by
-#: many objects, which picklers do not write, and are read again for each.
+#: Budget of the values that all objects hold as arguments or state: a fixed part, and a part for each opcode. More
+#: values are possible only if many objects share them, which picklers never write; each object reads them again.
 MAX_HELD_VALUES = 200_000
 MAX_HELD_VALUES_PER_OPCODE = 16
-#: Arguments whose own values count as held: functions take a container among their first.
+#: Number of first arguments whose own values count as held, because functions take a container among these.
 _COUNTED_ARGUMENTS = 4
-#: Containers filled from containers, which are filled from containers, that are followed.
+#: Longest chain of containers, each filled from the next, that is followed.
 MAX_NESTED_COPIES = 8
-#: Opcodes between two looks at the budgets.
+#: Opcodes between two checks of the budgets.
 BURST_OPCODES = 50_000
-#: Integers of more bytes are not numbers that a checkpoint uses, and past 4300 digits Python does not print them.
+#: Longest integer that is read, in bytes: checkpoints use no longer ones, and Python prints at most 4300 digits.
 MAX_INT_BYTES = 1024
 MAX_NUMBER_DIGITS = 2 * MAX_INT_BYTES
-#: Duplicate keys that are kept to be named.
+#: Largest number of duplicate keys that are kept for the report.
 MAX_DUPLICATE_KEYS = 100
-#: Why the bytes are truncated if a text argument has no end.
+#: Message about a text argument without an end.
 NO_LINE_BREAK = "a string does not end with a line break"
-#: The end of the open frame where no frame is open: after every byte.
+#: Value of `frame_end` outside of frames, larger than every offset.
 NO_FRAME = sys.maxsize
 _DECIMAL = compile_on_use(rb"[+-]?[0-9]+")
 _OCTAL = compile_on_use(rb"\s*[+-]?0[0-7]+")
-#: In whose place stands an integer of more than `MAX_INT_BYTES`.
+#: Class of the call that stands for an integer of more than `MAX_INT_BYTES`.
 _INT = Global("builtins", "int", 0)
 STRING_TYPES = frozenset([str])
 _CONTAINERS = frozenset([list, tuple, dict])
 _GROWING = frozenset([list, dict, Obj])
-#: A call can return something to call, as functools.partial does.
+#: Types of nodes that can be called. A call can return a callable, as functools.partial does.
 CALLABLE_TYPES = frozenset([Global, Obj])
 
 
 def is_enum_call(function: Value, args: Value) -> bool:
-    """Return whether TorchScript writes the call: for a member of an Enum, with the value itself as arguments."""
+    """Return True for a call that TorchScript writes for a member of an Enum, whose value replaces the arguments."""
     return (
         type(args) in (int, float, str) and type(function) is Global and f"{function.module}.".startswith("__torch__.")
     )
@@ -62,7 +62,7 @@ class MachineState:
     0..n-1, as numbered by every pickler; `sparse_memo` the entries out of this order.
     """
 
-    #: Characters of a global's name, which is read again for each call of the global.
+    #: Longest name of a global, in characters, because the name is read again for each call of the global.
     longest_name: ClassVar[int] = 4096
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
@@ -80,14 +80,14 @@ class MachineState:
         #: The byte after the open frame, NO_FRAME outside of frames; whether there was a frame.
         self.frame_end = NO_FRAME
         self.has_frames = False
-        #: Whether there was a MEMOIZE, which has no handler of its own.
+        #: Whether a burst has read a MEMOIZE, for which it calls no handler.
         self.has_memoize = False
         self.root: Value = None
         self.end = 0
         self.protocol = 0
         self.object_count = 0
         self.held_values = 0
-        #: Arguments and states in which something can still grow.
+        #: Arguments and states with a list, a dict or an object, which can still grow.
         self.growing_values: list[Value] = []
         self.tokens = Tokens()
         self.budget = 1
@@ -104,7 +104,7 @@ class MachineState:
         return self.build_unsupported_error(pos, f"the pickle is damaged: {text}")
 
     def build_unsupported_error(self, pos: int, text: str) -> MalformedError:
-        """Return the error for an opcode before byte `pos` not followed by statecli."""
+        """Return the error for an opcode before byte `pos` that statecli cannot follow."""
         return MalformedError(f"{self.label}: {text} (byte {pos - 1})")
 
     def build_truncated_error(self, text: str = "the pickle ends before its STOP instruction") -> TruncatedPickle:
@@ -284,7 +284,7 @@ class MachineState:
             raise self.build_error(pos, f"the pickle adds elements to {describe(target)}, which is not a {noun}")
 
     def decode_integer(self, data: bytes) -> Value:
-        """Return a little-endian two's complement integer; a very long integer as a call that is not made."""
+        """Return a little-endian two's complement integer; for a very long integer, a node for a call of `int`."""
         if len(data) > MAX_INT_BYTES:
             self.object_count += 1
             return Obj(_INT, (data,))

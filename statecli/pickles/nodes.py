@@ -12,7 +12,7 @@ import msgspec
 
 from statecli.pickles.python2_names import MODULES, rename_python2
 
-Value = Any  # what a pickle can build: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
+Value = Any  # any value in a graph: the classes below, and None, bool, int, float, str, bytes, list, tuple, dict
 
 
 class _Node(msgspec.Struct, eq=False):
@@ -60,8 +60,8 @@ class Obj(_Node):
 class Key(_Node, eq=False):
     """A dictionary key that must not be hashed unchanged: a tuple, a float, a node, a huge integer.
 
-    A key equals the keys that Python takes for the same key, by `plain`: a number, text, bytes, or ("token", bytes) for
-    a container or a huge integer. None where only the node itself is the same.
+    Keys are equal if they are equal in Python. `plain` is compared: a number, text, bytes, or ("token", bytes) for a
+    container or a huge integer; None for a key that equals only itself.
     """
 
     value: Value

@@ -25,7 +25,7 @@ class NumberType(NamedTuple):
 
 
 def read_number_type(node: Value) -> NumberType | None:
-    """Return the type that the call makes; None for any other node and for a type not written so by numpy.
+    """Return the type that the call creates; None for other nodes and for a type in a form that numpy never writes.
 
     Called with other arguments, numpy.dtype returns a type of numpy's own that ignores its state. A state may also give
     a number parts and fields.
@@ -51,14 +51,14 @@ def read_number(dtype: Value, data: bytes) -> Value:
 
 
 def is_number_or_date(dtype: Value) -> bool:
-    """Return True if the call makes a type of numbers or dates, which are equal to no text."""
+    """Return True if the call creates a type of numbers or dates, which never equal a text."""
     is_type = type(dtype) is Obj and type(dtype.cls) is Global and dtype.cls.qualified == "numpy.dtype"
     code = dtype.args[0] if is_type and dtype.args else None
     return type(code) is str and _NUMBER_OR_DATE.fullmatch(code) is not None
 
 
 def read_text(dtype: Value, data: bytes) -> str | None:
-    """Return the text in the bytes of a scalar; None if the call does not make a type of texts as written by numpy."""
+    """Return the text in the bytes of a scalar; None if the call does not create a type of texts as numpy writes it."""
     if type(dtype) is not Obj or type(dtype.cls) is not Global or dtype.cls.qualified != "numpy.dtype":
         return None
     code, state = dtype.args[0] if dtype.args else None, dtype.state

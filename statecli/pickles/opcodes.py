@@ -1,4 +1,4 @@
-"""The opcodes of the `pickletools` module, protocols 0 to 5.
+"""Handlers of the opcodes in the `pickletools` module, protocols 0 to 5.
 
 Each handler takes the byte after the opcode and returns the byte after its argument. `Machine._run_burst` does the most
 frequent opcodes itself, so they have no handler here.
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from statecli.pickles.machine_state import NO_FRAME, STRING_TYPES, MachineState
 from statecli.pickles.nodes import Global, Obj, Persistent, SetOf, Value, describe
 
-#: The highest pickle protocol there is (Python 3.8).
+#: Highest pickle protocol (since Python 3.8).
 HIGHEST_PROTOCOL = 5
 _U8 = struct.Struct("<B")
 _U32 = struct.Struct("<I")
@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[MachineState, int], int]
 
 
 class Stopped(Exception):
-    """STOP was met."""
+    """Signal of the STOP opcode, which ends the reading of a pickle."""
 
 
 def do_unknown(m: MachineState, pos: int) -> int:
@@ -103,7 +103,7 @@ def _push_line(parse: Callable[[MachineState, bytes, int], Value]) -> Handler:
 
 
 def parse_int(m: MachineState, line: bytes, pos: int) -> int:
-    # Protocol 0 writes True and False as these.
+    # Protocol 0 writes True as 01 and False as 00.
     return line == b"01" if line in (b"00", b"01") else m.parse_c_integer(line, pos)
 
 
@@ -284,7 +284,7 @@ def do_text_put(m: MachineState, pos: int) -> int:
 
 
 def do_memoize(m: MachineState, pos: int) -> int:
-    # `sparse_memo` and `memo` never share an index while `sparse_memo` holds any.
+    # `sparse_memo` and `memo` never share an index while `sparse_memo` has entries.
     m.put_memo(len(m.memo) + len(m.sparse_memo), m.stack[-1])
     return pos
 

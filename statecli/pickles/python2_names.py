@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-#: Modules in the tables of Python (`_compat_pickle`), which are loaded only where a pickle names one of these.
+#: Modules in Python's `_compat_pickle`, which is imported only if a pickle names one of these modules.
 _MODULE_NAMES = (
     "BaseHTTPServer CGIHTTPServer ConfigParser Cookie Dialog DocXMLRPCServer FileDialog HTMLParser Queue ScrolledText "
     "SimpleDialog SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO Tix Tkconstants Tkdnd Tkinter UserDict "
@@ -24,7 +24,7 @@ MODULES = frozenset(_MODULE_NAMES.split())
 def rename_python2(module: str, name: str) -> tuple[str, str]:
     """Return Python 3's name for a name written by Python 2: `commands.getoutput` is in subprocess.
 
-    Python renames only in pickles of protocols 0 to 2; in other pickles, a name of Python 2 alone leads nowhere.
+    Python renames only in pickles of protocols 0 to 2; in other pickles, a name that only Python 2 has is not found.
     """
     if module not in MODULES:
         return module, name
