@@ -22,20 +22,20 @@ from statecli.storage import files
 
 #: Suffixes of files that Python imports.
 _MODULE_SUFFIX = compile_on_use(r"\.(?:py|pyc|pyw|so|pyd)\Z")
-#: Modules that Python has imported before it unpickles anything.
+#: Modules that Python has imported before it reads a pickle.
 _IMPORTED = frozenset(
     ["builtins", "codecs", "_codecs", "collections", "copyreg", "enum", "functools", "operator", "types"]
 )
-#: Packages whose own repositories have pickles: of these, only a module in the folder of the pickle counts.
+#: Packages whose own repositories have pickles, so that only a module in the folder of the pickle counts.
 _OWN_FOLDER_ONLY = frozenset(["torch", "numpy"])
-#: Names that import another package, which may be absent, when they are called.
+#: Names whose calls import another package, which may be absent -> the package.
 _IMPORTED_BY = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
 
 
 class ModuleFinder:
     """Finder of modules in the folder of a pickle and its parents, up to the audited folders or the current folder.
 
-    Each folder is listed once, and each module is looked for once in each folder.
+    Each folder is listed once, and each module is searched once in each folder.
     """
 
     def __init__(self, targets: Iterable[str]) -> None:
@@ -46,7 +46,7 @@ class ModuleFinder:
 
     @cached_property
     def _roots(self) -> tuple[str, ...]:
-        """The audited folders and the current folder; determined late, because URLs are opened together before."""
+        """Audited folders and current folder; computed at first use, because all URLs are opened together before."""
         folders = (os.curdir, *filter(files.is_folder, self._targets))
         return tuple(map(files.make_absolute, folders))
 
@@ -91,7 +91,7 @@ class ModuleFinder:
         return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
-        """Return the file or folder imported by Python; a folder without `__init__` only with a module of `parts`."""
+        """Return the file imported by Python; a folder without `__init__` counts only if it has a module of `parts`."""
         for at, part in enumerate(parts):
             names = self._list_names(folder)
             name_of_module = next((name for name in names if _is_module(name, part)), None)

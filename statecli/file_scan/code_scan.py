@@ -23,7 +23,7 @@ from statecli.pickle_scan.script_types import ScriptTypes, read_types
 from statecli.pickle_scan.step_budget import Budget
 from statecli.storage import json_object
 
-#: Code that torch writes: classes are below `__torch__`.
+#: Names of records with code that torch writes, whose classes are below `__torch__`.
 _OWN_CODE = compile_on_use(r"(?i)(?:\A|/)code/__torch__(?:/.*)?\.py\Z", re.DOTALL)
 _OTHER_CODE = (
     "the code defines a class outside of code/__torch__, so torch.jit.load may take this class for a class of torch"
@@ -34,9 +34,9 @@ _UNCHECKED_CAST = (
 )
 _UNKNOWN_TEXT = "the program has text under the unknown key {}, and a loader may compile this text as code"
 _UNKNOWN_TEXT_HELP = "update statecli, or export the program again with an older torch"
-#: Bytes of a program of torch.export that are read.
+#: Largest program of torch.export that is read whole, in bytes.
 _MAX_PROGRAM_BYTES = 128 * 2**20
-#: Texts of a program that are searched for in it, to report where they are.
+#: Largest number of texts whose position in a program is searched for the report.
 _MAX_LOCATED_TEXTS = 100
 MAX_CODE_BYTES = 64 * 2**20
 _LIBRARY = compile_on_use(r"\.(?:so|dll|dylib|pyd)\Z", re.IGNORECASE)
@@ -81,7 +81,7 @@ class CodeScan:
         for region, where, _ in readable:
             if not _OWN_CODE.search(where):
                 self._report_hazard(region, where, Hazard(_OTHER_CODE, help=DO_NOT_LOAD))
-        # What torch.jit.load itself runs.
+        # Calls that torch.jit.load itself runs.
         records = [where for _, where, _ in readable]
         for number, call in script_code.find_calls_on_load(codes, self.steps, records):
             self._add_calls(*readable[number][:2], [call])

@@ -7,9 +7,9 @@ import zlib
 from statecli.pickle_scan.one_pickle import Region
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: Bytes of one inflated record. What one file may cost in all is in `step_budget.Budget`.
+#: Largest inflated record, in bytes. `step_budget.Budget` limits the work for a whole file.
 MAX_INFLATED_BYTES = 64 * 2**20
-#: Bytes in which the header of a numpy array ends.
+#: Bytes at the beginning of a numpy array that contain its whole header.
 ARRAY_HEADER_BYTES = 4096
 
 
@@ -22,7 +22,7 @@ def inflate_beginning(region: Region, size: int, steps: Steps, max_bytes: int = 
     inflater, opening, at = zlib.decompressobj(-zlib.MAX_WBITS), b"", 0
     while at < region.size and not inflater.eof and (not at or len(opening) < min(max_bytes, size // 2)):
         step = min(max(size, at), region.size - at, 2**20)
-        if at:  # only blocks without data take a second step
+        if at:  # a second step is needed only after blocks without data
             steps.take(Budget.BYTES, step)
         try:
             opening += inflater.decompress(region.read(at, step), max_bytes - len(opening))

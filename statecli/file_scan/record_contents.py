@@ -1,4 +1,4 @@
-"""Tell pickles, archives and arrays in the bytes of a record by their first bytes and their headers."""
+"""Recognise pickles, archives and arrays in the bytes of a record by their first bytes and their headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICKLE_BEGINNING = compile_on_use(
 )
 ZIP_START = b"PK\3\4"
 _END = 22
-#: Bytes of the three end records of an archive that torch writes: zip64's, its locator, the old one.
+#: Bytes of the three end records of an archive that torch writes: the zip64 record, its locator, the original record.
 _END_RECORDS_BYTES = 56 + 20 + _END
 _STORAGE = compile_on_use(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The headers that numpy writes for numbers, text and fields of them.
@@ -31,7 +31,7 @@ PLAIN_ARRAY = compile_on_use(
 def split_consecutive_archives(region: Region) -> list[Region]:
     """Split bytes into consecutive archives, one for each tensor, as written by torch.distributed.checkpoint.
 
-    The end records of an archive give its beginning. [] unless all of the bytes are accounted for.
+    The end records of an archive give its beginning. The result is [] unless each byte belongs to an archive.
     """
     parts: list[Region] = []
     end = region.size
@@ -57,7 +57,7 @@ def find_local_header(region: Region, at: int) -> int:
 
 
 def may_hold_objects(region: Region) -> bool:
-    """Whether numpy may unpickle the bytes after an array's header; numpy accepts headers refused by statecli."""
+    """Return True if numpy may unpickle the bytes after an array's header, also if statecli cannot read the header."""
     try:
         return npy_array.read_header(lambda size: region.read(0, min(size, region.size))).element.has_objects
     except UnreadableError:

@@ -13,13 +13,14 @@ from statecli.pickle_scan.imported_names import Scanner
 from statecli.pickle_scan.step_budget import Budget, OutOfSteps, Steps
 from statecli.pickles.nodes import Persistent
 
-#: The second name of each is of torch 2.7 and older.
+#: Patterns of the names of records, by the use of their pickles. The names with `serialized_` are from torch 2.7 and
+#: older.
 _EXAMPLE_INPUTS = compile_on_use(r"(?i)\bdata/sample_inputs/|\bserialized_example_inputs\b")
 _CONSTANTS = compile_on_use(r"(?i)\bdata/constants/|\bserialized_constants\.")
 _TENSORS = compile_on_use(r"(?i)\bdata/(?:weights|constants)/|\bserialized_(?:state_dict|constants)\.")
 _OBJECTS = compile_on_use(r"(?i)\b(?:custom|opaque)_obj_")
 _LOCATIONS = compile_on_use(r"(?i)\.debug_pkl\b")
-#: Words of which one is in every match of these patterns.
+#: Words of these patterns: each match of a pattern contains one of them.
 _ANY_USE = compile_on_use(r"(?i)sample_inputs|serialized_|constants|weights|_obj_|debug_pkl")
 _USED_BY_CODE = (
     "a constant of the program is a Python object; the program may call methods and read attributes of this object"

@@ -62,41 +62,41 @@ from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
 from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
 
-#: Archives in archives in archives, and pickles in strings of pickles.
+#: Largest nesting of archives in archives, and of pickles in strings of pickles.
 MAX_NESTING = 4
-#: Small pickles of one file that are known again.
+#: Largest number of small pickles of one file that are cached.
 MAX_CACHED_PICKLES = 4096
-#: Bytes that compressed records may inflate to, whatever their ratio; and the ratio that larger ones may have.
+#: Bytes to which compressed records may inflate at any ratio, and largest ratio above this size.
 _MIN_BOMB_BYTES = 256 * 2**20
 _MIN_BOMB_RATIO = 200
-#: Archives of one tensor of which so many bytes of the beginning and of the end are fetched before any is read.
+#: Number of archives of a single tensor that are prefetched, and bytes of the beginning and of the end of each.
 _AHEAD, _FIRST, _LAST = 8192, 2048, 1024
-#: First bytes of what `PICKLE_BEGINNING` matches, of an archive and of an array of numpy.
+#: First bytes of pickles (see `PICKLE_BEGINNING`), of archives and of numpy arrays.
 _BEGINNINGS = frozenset(bytes([byte]) for byte in b"\x80()]}ciP\x93")
-#: What an archive of torch has in its small records: digits are not opcodes that import anything.
+#: Contents of the small records of torch's archives; digits are not opcodes that import anything.
 _INERT = compile_on_use(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
-#: The name of a record that numpy writes; zipfile ends a name at a NUL.
+#: Name of a record that numpy writes, without NUL, because zipfile ends a name there.
 _ARRAY_NAME = compile_on_use(r"[^\0]*\.npy")
 _PICKLE_SUFFIX = compile_on_use(r"\.(?:\w*pkl|pickle|pck|pcl|joblib|dill)\Z", re.IGNORECASE)
-#: The pickles that an archive of torch's own has, in its top folder.
+#: Pickles in the top folder of torch's own archives.
 _USUAL_PICKLES = frozenset(["data.pkl", "constants.pkl", "attributes.pkl"])
-#: Those of TorchScript next to them.
+#: Further pickles in archives of TorchScript.
 _TORCHSCRIPT_PICKLES = compile_on_use(
     r"bytecode\.pkl|mobile_debug_handles\.pkl|traced_inputs\.pkl|code/__torch__[^\0]*\.py\.debug_pkl"
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
-#: What was scanned of an archive without a directory.
+#: Message about an archive without a readable directory.
 _SEARCHED = "statecli scanned only the records that it found by searching for headers"
-#: The folder of a compiled model, and what of it is opened as a library as it is.
+#: Folder of a compiled model in an archive.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
 _TAR = "torch.load unpickles the members of this tar archive"
-#: The pickles that are read from a legacy file, whatever follows them.
+#: Number of pickles that torch.load reads from a legacy file; any bytes may follow.
 _LEGACY_PICKLES = 5
-#: Pickles one after another that are read without a sign that the next one is any.
+#: Largest number of consecutive pickles that are read if the next bytes do not begin like a pickle.
 _MAX_CONSECUTIVE_PICKLES = 64
-#: Bytes of a header that are read.
+#: Largest part of the header of a numpy array that is read, in bytes.
 _MAX_ARRAY_HEADER_BYTES = 2**20
 
 
@@ -159,7 +159,7 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
             return scan.scan_stored(places)
     except FetchError as error:
         raise UnreadableError(f"{path}: {error}") from error
-    except UnreadableError as error:  # as above
+    except UnreadableError as error:  # the server or the system may answer the next time
         if (files.reads_are_requests(path) and not is_empty(path)) or is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
@@ -175,9 +175,10 @@ _MSGPACK_USE = (
 )
 _ZIP_HELP = "save the tensors again in a new file, and contact the publisher of this file"
 _UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
-#: Zeros that torch.export.load may make for tensors whose records are empty: so many, and so many for each byte.
+#: Limit of the zeros that torch.export.load may create for tensors with empty records: a fixed part, and a part for
+#: each byte of the file.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
-#: Bytes of a whole file whose digest is computed, once: on disk 10 to 40 seconds, behind a URL a download.
+#: Largest file that is digested as a whole, once, in bytes: on disk (10 to 40 seconds), and behind a URL (a download).
 _MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
 
 
@@ -191,16 +192,17 @@ class FileScan:
         self.result = ScanResult(self.steps)
         self.code = CodeScan(self.result)
         self.reader = PickleReader(source.path, self.steps)
-        #: Whether torch may take the pickle that was scanned last for the number that begins a legacy file.
+        #: Whether torch may take the last scanned pickle for the magic number of a legacy file.
         self.last_may_be_magic = False
         self.file_digest: str | None = None
         #: Small pickles that were read to their end, with their storages, by `_read_cache_key`.
         self.cached_pickles: dict[tuple[RecordUse, bytes], tuple[ScannedPickle, tuple[Persistent, ...]]] = {}
-        #: Small records by name in lower case, because torch's reader ignores case; None for others.
+        #: Small records by name in lower case, because torch's reader ignores case; None for large, compressed and
+        #: ambiguous records.
         self.small_records: dict[str, Region | None] = {}
-        #: Archives of which no record is in `small_records` yet.
+        #: Archives whose records are not in `small_records` yet.
         self.unlisted: deque[tuple[Piece, Archive]] = deque()
-        #: Where archives lie whose records were looked at.
+        #: Offset and length of each archive whose records were scanned.
         self.archives: set[tuple[int, int]] = set()
 
     def scan(self) -> list[ScannedPickle]:
@@ -298,7 +300,7 @@ class FileScan:
     def _scan_stream(self, piece: Piece) -> None:
         """Scan consecutive pickles: a program loading the first may load the rest.
 
-        Of a legacy file the first five are loaded; storages follow.
+        torch.load reads the first five pickles of a legacy file; storages follow.
         """
         at, count, size = 0, 0, piece.region.size
         is_legacy = piece.is_pickle and torch_legacy.sniff("", piece.region.head)
@@ -369,7 +371,7 @@ class FileScan:
             if (
                 key
                 and region.size == piece.region.size
-                and not (nested_data or scan_error or read_keys or hazards)  # the text of a hazard has its place
+                and not (nested_data or scan_error or read_keys or hazards)  # a hazard names its place
                 and len(self.cached_pickles) < MAX_CACHED_PICKLES
             ):
                 self.cached_pickles[key] = pickle, tuple(scanner.persistent)
@@ -489,7 +491,7 @@ class FileScan:
             self.code.report_compiled(folder_name, pieces)
         if modules:
             self.code.report_modules(modules)
-        self.steps.take(Budget.PIECES, sum(inert_storages.values()))  # last: a limit on storages hides no code
+        self.steps.take(Budget.PIECES, sum(inert_storages.values()))  # last, so that no limit hides code
 
     def _report_zeros(self, piece: Piece, zeros: int) -> None:
         if zeros > _MAX_ZEROS + _MAX_ZEROS_PER_BYTE * self.file_region.size:
@@ -588,13 +590,15 @@ class FileScan:
         if is_only_record:
             self._scan_lone_tar(region, name, deflated)
         if deflated:
-            # A record that a loader opens is not skipped because it begins as an array: its end may be an archive.
+            # A record that a loader opens is scanned even if it begins like an array, because its end may be an
+            # archive.
             if not is_pickle and any(
                 is_plain_array(inflate_beginning(region, size, self.steps))
                 for size in (REGION_HEAD_BYTES, ARRAY_HEADER_BYTES)
             ):
                 return
-            # Each inflated record costs time: a storage that begins like no pickle is inflated no further.
+            # A storage that does not begin like a pickle is not inflated further, because each inflated record costs
+            # time.
             opening = inflate_beginning(region, FIRST_WINDOW_BYTES, self.steps, FIRST_WINDOW_BYTES + 1)
             if opening and not (is_pickle or is_only_record or may_be_pickle(name, opening, len(opening))):
                 return
@@ -616,7 +620,8 @@ class FileScan:
 
     def _scan_lone_tar(self, region: Region, name: str, deflated: bool) -> None:
         """Scan the only member of an archive as a tar: torch.hub gives it to torch.load, which tries tar first."""
-        # Half of the size is inflated at least; an honest array is inflated no further.
+        # `inflate_beginning` returns at least half of the size, which is one block, and inflates an honest array no
+        # further.
         head = inflate_beginning(region, 2 * tar_archive.BLOCK, self.steps) if deflated else region.head
         if tar_archive.parse_header(head[: tar_archive.BLOCK]) is not None:
             content = inflate(region, self.steps)[0] if deflated else region

@@ -10,7 +10,7 @@ from statecli.file_scan.storage_records import ArchiveRecords
 from statecli.pickle_scan.one_pickle import Region
 from statecli.pickle_scan.step_budget import Budget, Steps
 
-#: Bytes of pickles and code of one file whose digests are computed, and bytes that are read at once for them.
+#: Largest number of bytes of pickles and code of one file that are digested, and bytes read at once for a digest.
 _MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
 
 

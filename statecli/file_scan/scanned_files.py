@@ -1,4 +1,4 @@
-"""Files to scan: of a folder or an index the files of its model, and archives that metadata places in files."""
+"""Files to scan: the files of the model in a folder or an index, and archives that metadata places in files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from statecli.storage.checkpoint_names import METADATA
 
 
 def find_stored_archives(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Return the archives listed by `dcp.places` in the folder and its model folders, by file path."""
+    """Return the archives that metadata of the folder and its model folders lists, by file path; and unreadable files.
+
+    An unreadable file is a pair (path, reason).
+    """
     archives: dict[str, list[Stored]] = {}
     unreadable_files: list[tuple[str, str]] = []
     members = ("", *_list_members(path)) if files.is_folder(path) else ()
@@ -36,7 +39,7 @@ def list_scanned_files(path: str) -> list[str]:
     try:
         paths = [files.join(path, name) for name in _list_members(path)] if files.is_folder(path) else [path]
         return list(dict.fromkeys(file for name in paths for file in (name, *_list_shards(name))))
-    except (OSError, UnreadableError) as error:  # whoever lists the tensors meets the same, and says so
+    except (OSError, UnreadableError) as error:  # the reader of the tensors reports the same error
         if files.reads_are_requests(path) or is_system_error(error):
             raise UnreadableError(f"{path}: {error}") from error
         return []
@@ -54,7 +57,7 @@ def _list_shards(path: str) -> list[str]:
     """Return the shards opened for an index by the reader of tensors, which recognises an index by the content."""
     try:
         source = Source(path)
-    except UnreadableError:  # the scan of the file itself meets the same
+    except UnreadableError:  # the scan of the file itself has the same error
         return []
     with source:
         if not sharded.sniff(path, source.head):
@@ -62,7 +65,7 @@ def _list_shards(path: str) -> list[str]:
         data = source.read(0, min(source.size, sharded.MAX_INDEX))
     try:
         return list(_iter_shards(path, data))
-    except MalformedError:  # the reader meets the same, and says so
+    except MalformedError:  # the reader of the tensors reports the same error
         return []
 
 

@@ -1,4 +1,4 @@
-"""Storages of a pickle that do not fit the records of their archive, as torch's reader in C++ does not check them."""
+"""Storages of a pickle that do not fit the records of their archive, which torch's reader in C++ does not check."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from statecli.pickle_scan.script_types import ScriptTypes
 from statecli.pickles.nodes import Global, Persistent, Value
 
 _SUFFIX = ".pkl"
-#: The folder of the storages of bytecode.pkl.
+#: Folder of the storages of bytecode.pkl.
 _CONSTANTS = "constants"
-#: torch.jit.save writes the example inputs of a trace without their values, and torch.jit.load does not read them.
+#: Pickle whose storages may be empty: torch.jit.save writes the example inputs of a trace without their values, and
+#: torch.jit.load does not read them.
 _WITHOUT_VALUES = "traced_inputs.pkl"
-#: Modules of the classes of storages in pickles; torch's reader in C++ knows the first alone.
+#: Modules of storage classes in pickles; torch's reader in C++ knows only the first.
 _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
 
