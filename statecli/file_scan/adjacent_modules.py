@@ -23,13 +23,13 @@ from statecli.storage import files
 #: Suffixes of files that Python imports.
 _MODULE_SUFFIX = compile_on_use(r"\.(?:py|pyc|pyw|so|pyd)\Z")
 #: Modules that Python has imported before it reads a pickle.
-_IMPORTED = frozenset(
+_PRELOADED_MODULES = frozenset(
     ["builtins", "codecs", "_codecs", "collections", "copyreg", "enum", "functools", "operator", "types"]
 )
 #: Packages whose own repositories have pickles, so that only a module in the folder of the pickle counts.
-_OWN_FOLDER_ONLY = frozenset(["torch", "numpy"])
+_OWN_FOLDER_PACKAGES = frozenset(["torch", "numpy"])
 #: Names whose calls import another package, which may be absent -> the package.
-_IMPORTED_BY = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
+_INDIRECT_IMPORTS = {"zoneinfo.ZoneInfo._unpickle": "tzdata", "zoneinfo.ZoneInfo": "tzdata"}
 
 
 class ModuleFinder:
@@ -63,7 +63,7 @@ class ModuleFinder:
 
     def _mark_name(self, mention: Mention, folders: Sequence[str]) -> Mention:
         module, name = rename_python2(mention.module, mention.name)
-        modules = filter(None, (module, _IMPORTED_BY.get(f"{module}.{name}")))
+        modules = filter(None, (module, _INDIRECT_IMPORTS.get(f"{module}.{name}")))
         files_of_modules = (self._find_file(tuple(module.split(".")), folders) for module in modules)
         file = None if mention.misuse else next(filter(None, files_of_modules), None)
         if file is None:
@@ -85,9 +85,9 @@ class ModuleFinder:
 
     def _find_file(self, parts: tuple[str, ...], folders: Sequence[str]) -> str | None:
         """Return the file imported by Python for a module, relative to its folder, or None."""
-        if parts[0] in _IMPORTED:
+        if parts[0] in _PRELOADED_MODULES:
             return None
-        searched = folders[:1] if parts[0] in _OWN_FOLDER_ONLY else folders
+        searched = folders[:1] if parts[0] in _OWN_FOLDER_PACKAGES else folders
         return next(filter(None, (self._find_in_folder(parts, folder) for folder in searched)), None)
 
     def _search_folder(self, parts: tuple[str, ...], folder: str) -> str | None:
@@ -111,7 +111,7 @@ def _is_module(name: str, module: str) -> bool:
 
 
 def _list_names(folder: str) -> frozenset[str]:
-    """Return the names in a folder; none for a file and for a folder without a listing."""
+    """Return the names in a folder; no names for a file and for a folder that cannot be listed."""
     with suppress(UnreadableError, OSError):
         return frozenset(files.list_names(folder))
     return frozenset()

@@ -15,9 +15,9 @@ PICKLE_BEGINNING = compile_on_use(
     rb"\x80[\x00-\x05][^\x00]|[()\]}]{0,16}[ci][A-Za-z_][\w.]{0,200}\r?\n[A-Za-z_][\w.]{0,200}\r?\n", re.ASCII
 )
 ZIP_START = b"PK\3\4"
-_END = 22
+_OLD_END_RECORD_BYTES = 22
 #: Bytes of the three end records of an archive that torch writes: the zip64 record, its locator, the original record.
-_END_RECORDS_BYTES = 56 + 20 + _END
+_END_RECORDS_BYTES = 56 + 20 + _OLD_END_RECORD_BYTES
 _STORAGE = compile_on_use(r"(?:\A|/)(?:data|constants|tensors)/[^/]+\Z")
 #: The headers that numpy writes for numbers, text and fields of them.
 _DESCR = rb"'[<>|=]?[?biufcSUVmM]\d*(?:\[\w+\])?'"

@@ -63,7 +63,7 @@ class RecordUse(NamedTuple):
     is_locations: bool
 
     @classmethod
-    def of(cls, where: str) -> RecordUse:
+    def from_place(cls, where: str) -> RecordUse:
         """Return the use of the pickle at this place."""
         if not _ANY_USE.search(where):
             return _NO_USE

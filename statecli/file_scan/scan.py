@@ -70,11 +70,11 @@ MAX_CACHED_PICKLES = 4096
 _MIN_BOMB_BYTES = 256 * 2**20
 _MIN_BOMB_RATIO = 200
 #: Number of archives of a single tensor that are prefetched, and bytes of the beginning and of the end of each.
-_AHEAD, _FIRST, _LAST = 8192, 2048, 1024
+_PREFETCHED_ARCHIVES, _FIRST_BYTES, _LAST_BYTES = 8192, 2048, 1024
 #: First bytes of pickles (see `PICKLE_BEGINNING`), of archives and of numpy arrays.
 _BEGINNINGS = frozenset(bytes([byte]) for byte in b"\x80()]}ciP\x93")
 #: Contents of the small records of torch's archives; digits are not opcodes that import anything.
-_INERT = compile_on_use(rb"[\d\n]{0,64}|little|big")
+_INERT_CONTENTS = compile_on_use(rb"[\d\n]{0,64}|little|big")
 _MAX_INERT_BYTES = 64
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 #: Name of a record that numpy writes, without NUL, because zipfile ends a name there.
@@ -88,10 +88,10 @@ _TORCHSCRIPT_PICKLES = compile_on_use(
     r"|callstack_debug_map\.pkl|delegated_backends\.debug_pkl"
 )
 #: Message about an archive without a readable directory.
-_SEARCHED = "statecli scanned only the records that it found by searching for headers"
+_SEARCHED_PART = "statecli scanned only the records that it found by searching for headers"
 #: Folder of a compiled model in an archive.
 _COMPILED_FOLDER = compile_on_use(r".*?data/(?:aotinductor/[^/]*|constants[^/]*)", re.DOTALL | re.IGNORECASE)
-_TAR = "torch.load unpickles the members of this tar archive"
+_TAR_REASON = "torch.load unpickles the members of this tar archive"
 #: Number of pickles that torch.load reads from a legacy file; any bytes may follow.
 _LEGACY_PICKLES = 5
 #: Largest number of consecutive pickles that are read if the next bytes do not begin like a pickle.
@@ -152,7 +152,9 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
     """Return the pickles of a file and of the `places` loaded as files; `only_stored` if nothing loads the rest."""
     try:
         with Source(path) as source:
-            source.prefetch(span for archive in islice(places, _AHEAD) for span in _list_end_ranges(archive))
+            source.prefetch(
+                span for archive in islice(places, _PREFETCHED_ARCHIVES) for span in _list_end_ranges(archive)
+            )
             scan = FileScan(source)
             if not only_stored:
                 scan.scan()
@@ -167,19 +169,21 @@ def _scan_file(path: str, places: Collection[Stored] = (), *, only_stored: bool 
 
 def _list_end_ranges(archive: Stored) -> list[tuple[int, int]]:
     """Return the byte ranges read from an archive of a single tensor."""
-    return [(archive.offset, _FIRST), (archive.offset + max(0, archive.length - _LAST), _LAST)]
+    return [(archive.offset, _FIRST_BYTES), (archive.offset + max(0, archive.length - _LAST_BYTES), _LAST_BYTES)]
 
 
 _MSGPACK_USE = (
     "libraries such as RLlib read the file as msgpack because of its name, but statecli checked the file as safetensors"
 )
 _ZIP_HELP = "save the tensors again in a new file, and contact the publisher of this file"
-_UNPACKS = "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
+_LONE_FILE_REASON = (
+    "the zip archive contains only the file {}; torch.hub overwrites any file of this name in its cache folder"
+)
 #: Limit of the zeros that torch.export.load may create for tensors with empty records: a fixed part, and a part for
 #: each byte of the file.
 _MAX_ZEROS, _MAX_ZEROS_PER_BYTE = 16 * 2**20, 1032
 #: Largest file that is digested as a whole, once, in bytes: on disk (10 to 40 seconds), and behind a URL (a download).
-_MAX_DIGESTED_FILE, _MAX_DIGESTED_REMOTE_FILE = 1 << 34, 1 << 28
+_MAX_DIGESTED_FILE_BYTES, _MAX_DIGESTED_REMOTE_FILE_BYTES = 1 << 34, 1 << 28
 
 
 class FileScan:
@@ -271,7 +275,7 @@ class FileScan:
 
     def _digest_file(self) -> str:
         """Return the SHA-256 of the whole file; "" if there are too many bytes."""
-        limit = _MAX_DIGESTED_REMOTE_FILE if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE
+        limit = _MAX_DIGESTED_REMOTE_FILE_BYTES if self.file_region.reads_are_requests else _MAX_DIGESTED_FILE_BYTES
         return hash_regions([self.file_region], ()) if self.file_region.size <= limit else ""
 
     @contextmanager
@@ -320,7 +324,7 @@ class FileScan:
 
     def _scan_pickle(self, piece: Piece, at: int) -> int:
         """Scan the pickle at byte `at` and return its length, 0 without an end."""
-        use = RecordUse.of(piece.where)
+        use = RecordUse.from_place(piece.where)
         is_script = piece.records is not None and piece.records.types is not None
         key = None if at or is_script or not piece.is_pickle else _read_cache_key(piece.region, use)
         cached, storages = self.cached_pickles.get(key, (None, ())) if key else (None, ())
@@ -426,7 +430,7 @@ class FileScan:
         the first pickles.
         """
         region = piece.region
-        self.result.add_unread(piece, f"{_TAR}, and statecli may not have found all of them")
+        self.result.add_unread(piece, f"{_TAR_REASON}, and statecli may not have found all of them")
         with suppress(MalformedError):
             for member in islice(tar_archive.iter_members(region.read_up_to), Budget.PICKLES.limit):
                 size = max(0, min(member.size, region.size - member.offset))
@@ -443,14 +447,14 @@ class FileScan:
             if len(parts) > 1:
                 self.pieces.extend(piece._replace(region=part, where=_describe_archive(piece, part)) for part in parts)
                 return
-            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED}")
+            self.result.add_unread(piece, f"{strip_copy_advice(str(error))}; {_SEARCHED_PART}")
             self._salvage(piece)
             return
         if piece.region.base is not None:
             self.archives.add((piece.region.base, piece.region.size))
         self._report_inflation(piece, archive)
         if piece.region is self.file_region and len(archive.records) == 1 and not self._is_npz(archive):
-            hazards = (Hazard(_UNPACKS.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
+            hazards = (Hazard(_LONE_FILE_REASON.format(quoting.quote(next(iter(archive.records)))), help=_ZIP_HELP),)
             self.result.add(ScannedPickle("the file", piece.region.span, hazards=hazards, digest=self._digest_file()))
         top = archive.folder or ""
         if "\0" in top:
@@ -516,11 +520,11 @@ class FileScan:
             size = record.compressed_size
             head = read(record.data_offset, min(size, _MAX_INERT_BYTES))
             if record.method == STORED and head[:1] not in _BEGINNINGS:
-                piece_counts[name] = size > _MAX_INERT_BYTES or not _INERT.fullmatch(head)
+                piece_counts[name] = size > _MAX_INERT_BYTES or not _INERT_CONTENTS.fullmatch(head)
         return piece_counts
 
     def _is_npz(self, archive: Archive) -> bool:
-        """Return whether numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
+        """Return True if numpy writes an archive and records with these names; torch.hub keeps no `.npy` files."""
         is_named = self.file_region.path.lower().endswith(".npz")
         return is_named and all(_ARRAY_NAME.fullmatch(name) for name in archive.records)
 
@@ -541,7 +545,7 @@ class FileScan:
     def _scan_record(self, piece: Piece, archive: Archive, record: Record, use: Use) -> None:
         name = self._name_record(piece, record)
         region = piece.region.get_part(record.data_offset, record.compressed_size)
-        if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT.fullmatch(region.head):
+        if record.method == STORED and region.size <= _MAX_INERT_BYTES and _INERT_CONTENTS.fullmatch(region.head):
             return
         local_name = record.name.removeprefix(f"{archive.folder}/")
         if piece.depth:  # an archive of torch.save in an archive of torch.export
@@ -650,7 +654,7 @@ class FileScan:
 
 
 def _is_harmful(pickle: ScannedPickle, is_script: bool) -> bool:
-    """Return whether loading calls a name with a known harm, or trusts harmful data. `is_script`: of TorchScript."""
+    """Return True if loading calls a name with a known harm, or trusts harmful data. `is_script`: of TorchScript."""
     if pickle.doer:
         return any(mention.misuse for mention in pickle.names)
     names = (known_names.find_harm(mention) for mention in pickle.names)

@@ -11,7 +11,7 @@ from statecli.pickle_scan.one_pickle import Region
 from statecli.pickle_scan.step_budget import Budget, Steps
 
 #: Largest number of bytes of pickles and code of one file that are digested, and bytes read at once for a digest.
-_MAX_DIGESTED, _DIGESTED_AT_ONCE = 1 << 30, 1 << 22
+_MAX_DIGESTED_BYTES, _DIGEST_READ_BYTES = 1 << 30, 1 << 22
 
 
 class Piece(NamedTuple):
@@ -40,12 +40,12 @@ class ScanResult:
         self.steps.take(Budget.PICKLES)
 
     def compute_digest(self, regions: Sequence[Region], names: Sequence[str] = ()) -> str:
-        """Return the SHA-256 of the regions; "" if the file's scan has already digested _MAX_DIGESTED.
+        """Return the SHA-256 of the regions; "" if the file's scan has already digested _MAX_DIGESTED_BYTES.
 
         `names`: the names of the regions, if the names decide on the code to run.
         """
         self._digested_bytes += sum(region.size for region in regions)
-        if self._digested_bytes > _MAX_DIGESTED:
+        if self._digested_bytes > _MAX_DIGESTED_BYTES:
             return ""
         return hash_regions(regions, names)
 
@@ -65,6 +65,6 @@ def hash_regions(regions: Sequence[Region], names: Sequence[str]) -> str:
         hashed.update(len(text).to_bytes(8, "little") + text)
     for region in regions:
         hashed.update(region.size.to_bytes(8, "little"))
-        for at in range(0, region.size, _DIGESTED_AT_ONCE):
-            hashed.update(region.read(at, min(_DIGESTED_AT_ONCE, region.size - at)))
+        for at in range(0, region.size, _DIGEST_READ_BYTES):
+            hashed.update(region.read(at, min(_DIGEST_READ_BYTES, region.size - at)))
     return hashed.hexdigest()

@@ -15,7 +15,7 @@ _SUFFIX = ".pkl"
 _CONSTANTS = "constants"
 #: Pickle whose storages may be empty: torch.jit.save writes the example inputs of a trace without their values, and
 #: torch.jit.load does not read them.
-_WITHOUT_VALUES = "traced_inputs.pkl"
+_EMPTY_STORAGE_PICKLE = "traced_inputs.pkl"
 #: Modules of storage classes in pickles; torch's reader in C++ knows only the first.
 _STORAGE_MODULES = ("torch", "torch.storage", "torch.cuda")
 
@@ -50,7 +50,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
     if not pickle_name.endswith(_SUFFIX):
         return
     modules = _STORAGE_MODULES[:1] if in_cpp else _STORAGE_MODULES
-    is_empty_allowed = posixpath.basename(pickle_name) == _WITHOUT_VALUES
+    is_empty_allowed = posixpath.basename(pickle_name) == _EMPTY_STORAGE_PICKLE
     folders = (pickle_name.removesuffix(_SUFFIX), posixpath.join(posixpath.dirname(pickle_name), _CONSTANTS))
     checked: set[Value] = set()
     sizes, first_folder, bits_by_class = records.sizes, folders[0], dict[int, int | None]()
@@ -63,7 +63,7 @@ def find_misfits(storages: Iterable[Persistent], records: ArchiveRecords, *, in_
             continue
         checked.add(description)
         if id(pid[1]) not in bits_by_class:
-            # torch's reader in C++ takes the number of any other name for a dtype.
+            # torch's reader in C++ uses the number of any other name as a dtype.
             dtype = SCRIPT_STORAGE_DTYPES.get(pid[1].name) if pid[1].module in modules else None
             bits_by_class[id(pid[1])] = ELEMENT_BITS[dtype] if dtype is not None else None
         bits = bits_by_class[id(pid[1])]

@@ -185,7 +185,7 @@ class Allocations:
     # Calls.
 
     def _count_call(self, call: Obj, name: Global, depth: int) -> None:
-        """Count the bytes allocated by a call, and by each inner call made at once with its arguments."""
+        """Count the bytes allocated by a call, and by the calls that it makes immediately with its arguments."""
         plain_name = get_plain_name(name)
         self._steps.take(Budget.FLOW)
         if plain_name == "re._compile" and call.args:
@@ -258,7 +258,7 @@ class Allocations:
     def _count_grown_bytes(
         self, storage: Value, offset: Value, shape: Value, strides: Value, dtype: Value = None
     ) -> int:
-        """Return the bytes of a tensor beyond the storage set for it. `dtype`: the tensor's own, if any.
+        """Return the bytes by which a tensor exceeds its storage. `dtype`: the tensor's own, if any.
 
         Storages made by calls, and storages of legacy files and tar archives, grow to their tensors. Storages of a zip
         archive do not grow, but no honest tensor is larger than its storage either.

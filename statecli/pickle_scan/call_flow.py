@@ -60,7 +60,7 @@ class Flow:
     """Calls and changes of a pickle.
 
     `misuses`: reason why a name is not clean in this pickle, by its id; `kept_names`: names used as values;
-    `called_names`: names called at once by another call.
+    `called_names`: names that another call calls immediately.
     """
 
     def __init__(self, steps: Steps) -> None:
@@ -108,7 +108,7 @@ class Flow:
             if self._get_root_name(unbuilt) in expected_calls.PLACEMENT_CLASSES:
                 self.note_misuse(
                     unbuilt,
-                    f"{expected_calls.UNINITIALIZED} when the pickle makes its next call; this next call may read "
+                    f"{expected_calls.UNSET_REASON} when the pickle makes its next call; this next call may read "
                     "random memory",
                 )
         if root is not None and get_plain_name(root) in expected_calls.CPP_CLASSES:
@@ -123,7 +123,7 @@ class Flow:
             for unbuilt in self._uninitialized.values():
                 self.note_misuse(
                     unbuilt,
-                    f"{expected_calls.UNINITIALIZED} when the pickle hashes objects; hashing may read random memory",
+                    f"{expected_calls.UNSET_REASON} when the pickle hashes objects; hashing may read random memory",
                 )
 
     def note_change(self, target: Value) -> None:
@@ -193,7 +193,7 @@ class Flow:
 
     def _copy_state(self, state: Value, depth: int = 0) -> Value:
         """Return the state with copies of its lists and dicts. Raises OutOfSteps."""
-        if type(state) not in (list, tuple, dict) or depth == expected_calls.DEPTH_OF_PACKED:
+        if type(state) not in (list, tuple, dict) or depth == expected_calls.MAX_PACKED_STATE_DEPTH:
             return state
         self.steps.take(Budget.FLOW, 1 + len(state))
         if type(state) is dict:
@@ -206,7 +206,7 @@ class Flow:
         Most checkpoints are like this: the only state is the `_metadata` of a state_dict.
         """
         return (
-            expected_calls.PLAIN_DATA.issuperset(map(get_plain_name, names))
+            expected_calls.PLAIN_DATA_NAMES.issuperset(map(get_plain_name, names))
             and all(
                 type(call.cls) is Global
                 and not call.kwargs
@@ -292,7 +292,7 @@ class Flow:
             )
         if name == "numpy.dtype" and not numpy_dtype_states.get_code(call):
             return "is called without a dtype code such as 'f4', so statecli does not know the dtype"
-        if name in expected_calls.SCALARS and not self._array_types.is_sound_scalar(call.args):
+        if name in expected_calls.SCALAR_FUNCTIONS and not self._array_types.is_sound_scalar(call.args):
             return (
                 "gets a value from the pickle whose dtype differs from the dtype argument of the call; numpy may use "
                 "bytes of the file as memory addresses"
@@ -300,7 +300,7 @@ class Flow:
         return None
 
     def _check_call(self, call: Obj, depth: int = 0) -> None:
-        """Check a call, and each inner call made at once with its arguments."""
+        """Check a call, and the calls that it makes immediately with its arguments."""
         if depth > expected_calls.MAX_INDIRECT_CALLS:
             self.note_misuse(
                 call.cls,
@@ -324,7 +324,7 @@ class Flow:
                 "may change the effect of the call",
             )
         if (call.how != "newobj" and known_names.is_created_empty(name)) or name in expected_calls.ARRAY_CLASSES:
-            self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
+            self.note_misuse(call.cls, expected_calls.CONSTRUCTED_REASON)
         for place in known_names.CALLEE_POSITIONS.get(name, ()):
             if place < len(call.args):
                 self._check_callee(call.cls, name, place, call.args[place])
@@ -334,13 +334,13 @@ class Flow:
                 self._check_call(indirect, depth + 1)
         self._check_rebuild(call.cls, name, call.args)
         if call.args and expected_calls.SPARSE_CLASS.fullmatch(name):
-            self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES)
-        if name == expected_calls.POLYNOMIAL and (call.how != "newobj" or call.args or call.kwargs):
-            self.note_misuse(call.cls, expected_calls.CONSTRUCTED)
+            self.note_misuse(call.cls, expected_calls.UNCHECKED_INDICES_REASON)
+        if name == expected_calls.POLYNOMIAL_CLASS and (call.how != "newobj" or call.args or call.kwargs):
+            self.note_misuse(call.cls, expected_calls.CONSTRUCTED_REASON)
         if why := self._explain_unexpected_values(call, name):
             self.note_misuse(call.cls, why)
         self._check_computed_values(call, name)
-        if name in expected_calls.CONVERTERS:
+        if name in expected_calls.CONVERTING_CLASSES:
             if expected_calls.converts_object(name, call.args):
                 self._note_object(call.cls)
         elif name == "functools.partial":
@@ -365,7 +365,7 @@ class Flow:
             )
         self.steps.take(Budget.FLOW, computed_bytes.count_numbers(name, call) // expected_calls.COMPUTED_BYTES_PER_STEP)
         if computed_bytes.computes_bytes(name, call):
-            self.note_misuse(call.cls, computed_bytes.WHY)
+            self.note_misuse(call.cls, computed_bytes.REASON)
         self._keep_computed(computed_bytes.compute_array(name, call))
 
     def _check_missing_contents(self, call: Obj, name: str) -> None:
@@ -385,7 +385,7 @@ class Flow:
 
     def _check_arguments(self, name: Global, plain_name: str, args: Iterable[Value]) -> None:
         """Check arguments whose methods a function calls: the pickle could choose the object and so the method."""
-        waiting: list[Value] = [part for part in args if type(part) in expected_calls.MAY_HOLD]
+        waiting: list[Value] = [part for part in args if type(part) in expected_calls.OBJECT_AND_CONTAINER_TYPES]
         entered: set[int] = set()
         while waiting:
             value = expected_calls.strip_type_tag(waiting.pop())
@@ -395,20 +395,20 @@ class Flow:
                 if not (
                     root is None
                     or root.startswith(expected_calls.ARGUMENT_PREFIXES)
-                    or root in expected_calls.ENUMERATIONS
+                    or root in expected_calls.SHARED_VALUES
                 ):
                     if is_clean(plain_name):
                         self._note_object(name)
                     return
                 parts: Sequence[Value] = ()
-                if root in expected_calls.GONE_THROUGH:
+                if root in expected_calls.ITERATED_CONTAINERS:
                     parts = [*value.args, *(value.elems or ()), *(value.items or {}).values()]
             else:
                 parts = expected_calls.list_parts(value)
             if parts and id(value) not in entered and id(value) not in self._plain_arguments:
                 entered.add(id(value))
                 self.steps.take(Budget.FLOW, len(parts))
-                waiting += [part for part in parts if type(part) in expected_calls.MAY_HOLD]
+                waiting += [part for part in parts if type(part) in expected_calls.OBJECT_AND_CONTAINER_TYPES]
         self._plain_arguments |= entered
 
     def _check_deferred_call(self, function: tuple[Value, ...], args: Value, kwargs: Value) -> None:
@@ -447,7 +447,7 @@ class Flow:
                     self._check_rebuild(name, "torch._utils._rebuild_", (part,))
         if plain_name == expected_calls.REBUILD_SPARSE:
             self._check_sparse_parts(name, args)
-        if plain_name.startswith(expected_calls.WITH_HOOKS):
+        if plain_name.startswith(expected_calls.HOOKED_REBUILD_PREFIXES):
             for part in args:
                 is_dict = type(part) is Obj and self._get_root_name(part) == "collections.OrderedDict"
                 if is_dict and kept_functions.list_pairs(part, self._get_root_name) != []:
@@ -472,10 +472,10 @@ class Flow:
         parts = args[1] if len(args) > 1 and type(args[1]) is tuple else ()
         if args and type(args[0]) is int:  # TorchScript: (layout, sizes, requires_grad, parts, hooks)
             parts = args[3:-1]
-        objects = [part for part in parts[: expected_calls.SPARSE_PARTS] if type(part) is Obj]
+        objects = [part for part in parts[: expected_calls.MAX_SPARSE_PARTS] if type(part) is Obj]
         tensors = [part for part in objects if self._get_root_name(part) != "torch.Size"]
         if not tensors or not all(part.args and type(part.args[0]) is Persistent for part in tensors):
-            self.note_misuse(name, expected_calls.UNCHECKED_INDICES)
+            self.note_misuse(name, expected_calls.UNCHECKED_INDICES_REASON)
 
     def _check_items(self, call: Obj) -> None:
         root = self.get_root(call)
@@ -487,7 +487,7 @@ class Flow:
                 root,
                 "is not a container, but the pickle adds items to the created object; this runs a method of the object",
             )
-        elif call.items and name in expected_calls.HOLD_ELEMENTS:
+        elif call.items and name in expected_calls.ELEMENT_CONTAINERS:
             self.note_misuse(
                 root,
                 "is a sequence, but the pickle sets its items by key; torch.save never writes this, so statecli does "
@@ -526,14 +526,14 @@ class Flow:
                 "is restored from a state that overwrites attributes of the exception, such as its error position; "
                 "printing the exception may then read memory outside its text",
             )
-        if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM) and is_clean(name):
+        if type(state) is Obj and not name.startswith(expected_calls.NUMPY_RANDOM_PREFIX) and is_clean(name):
             self.note_misuse(
                 root,
                 "is restored from a state that the pickle computes during loading, so statecli cannot check the state",
             )
         parts = state if type(state) is tuple and len(state) == 2 else (state,)
         if name == expected_calls.ORDERED_DICT and any(
-            type(part) is dict and part.keys() & expected_calls.METHODS_OF_DICT for part in parts
+            type(part) is dict and part.keys() & expected_calls.DICT_METHODS for part in parts
         ):
             self.note_misuse(
                 root,
@@ -550,7 +550,9 @@ class Flow:
 
     def _explain_unexpected_state(self, name: str, state: Value) -> str | None:
         """Return why the library of a class never writes this state, which the class trusts; None for a valid state."""
-        is_recurrent = name.startswith(expected_calls.MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
+        is_recurrent = (
+            name.startswith(expected_calls.RECURRENT_MODULE_PREFIXES) and ".rnn." in name and type(state) is dict
+        )
         if is_recurrent and not expected_calls.is_layer_count(state.get("num_layers")):
             return (
                 "has an invalid num_layers (not a count, or more layers than memory can hold); loading may fill the "
@@ -562,15 +564,15 @@ class Flow:
                 "is restored from a state without the dicts of parameters and submodules that each module has, "
                 "so statecli does not know what loading does"
             )
-        if name == expected_calls.HOOK_HANDLE and not self._is_handle_state(state):
+        if name == expected_calls.HOOK_HANDLE_CLASS and not self._is_handle_state(state):
             return "is restored from a state that a hook never has; this changes the ids of all hooks registered later"
-        if name == expected_calls.POLYNOMIAL and not self._is_polynomial_state(state):
+        if name == expected_calls.POLYNOMIAL_CLASS and not self._is_polynomial_state(state):
             return "gets an object from the pickle instead of arrays and text, and calls methods of this object"
-        if name in expected_calls.GENERATORS and not self._is_generator_state(state):
+        if name in expected_calls.GENERATOR_CLASSES and not self._is_generator_state(state):
             return (
                 "is restored from a state that torch never saves; torch may use bytes of the file as memory addresses"
             )
-        if name.startswith(expected_calls.NUMPY_RANDOM) and not random_states.is_numpy_state(
+        if name.startswith(expected_calls.NUMPY_RANDOM_PREFIX) and not random_states.is_numpy_state(
             name, state, self._get_root_name
         ):
             return (
@@ -681,14 +683,14 @@ class Flow:
             )
 
     def _is_factory(self, value: Obj) -> bool:
-        """Return True for a partial of a container as a defaultdict's factory for missing keys.
+        """Return True for a partial of a container class, which a defaultdict may have as its factory for missing keys.
 
         The call happens during the load, if the defaultdict is in a place where a class looks up keys.
         """
         function = value.args[0] if value.args else None
         callee = value.state[0] if type(value.state) is tuple and value.state else function
         return self._get_root_name(value) == "functools.partial" and all(
-            type(part) is Global and get_plain_name(part) in deferred_calls.CONTAINERS for part in (function, callee)
+            type(part) is Global and get_plain_name(part) in deferred_calls.DATA_CLASSES for part in (function, callee)
         )
 
     def _walk_values(self, holder: Value, values: Iterable[Value]) -> None:
@@ -706,7 +708,7 @@ class Flow:
                 self._check_hook_place(value, holds_hooks)
             elif kind is Key:
                 waiting.append(value.value)
-            elif kind in expected_calls.CONTAINERS and id(value) not in visited:
+            elif kind in expected_calls.CONTAINER_TYPES and id(value) not in visited:
                 visited.add(id(value))
                 contents = self._list_contents(value)
                 self.steps.take(Budget.FLOW, len(contents))
@@ -744,7 +746,7 @@ class Flow:
         if type(value) not in (Global, Obj):
             return
         text = self._get_key_text(key.value if type(key) is Key else key)
-        if text is expected_calls.COMPUTED:
+        if text is expected_calls.COMPUTED_KEY:
             self.note_misuse(
                 value,
                 "is stored by the pickle under a name that is computed during loading, so statecli cannot check the "
@@ -756,17 +758,17 @@ class Flow:
             )
 
     def _get_key_text(self, key: Value) -> str | None:
-        """Return the text equal to a key; expected_calls.COMPUTED if unknown, None for keys other than texts."""
+        """Return the text equal to a key; `expected_calls.COMPUTED_KEY` if unknown, None for keys other than texts."""
         if type(key) is str:
             return key
         name = self._get_root_name(key) if type(key) is Obj else None
         if name in TEXT_CLASSES:
-            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED
+            return key.args[0] if len(key.args) == 1 and type(key.args[0]) is str else expected_calls.COMPUTED_KEY
         if name == packed_weights.TYPE_TAG:
             return self._get_key_text(key.args[0]) if key.args and type(key.args[0]) in (str, Obj) else None
-        code = numpy_dtype_states.get_code(key.args[0]) if name in expected_calls.SCALARS and key.args else ""
-        if name in expected_calls.SCALARS and code not in numpy_dtype_states.NUMBERS:
-            return numpy_dtype_states.decode_text(key.args) or expected_calls.COMPUTED
+        code = numpy_dtype_states.get_code(key.args[0]) if name in expected_calls.SCALAR_FUNCTIONS and key.args else ""
+        if name in expected_calls.SCALAR_FUNCTIONS and code not in numpy_dtype_states.NUMBER_CODES:
+            return numpy_dtype_states.decode_text(key.args) or expected_calls.COMPUTED_KEY
         return None
 
 

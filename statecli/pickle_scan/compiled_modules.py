@@ -16,9 +16,9 @@ from typing import Any
 from statecli.pickles.graph import get_name
 from statecli.pickles.nodes import Global, Obj, Value
 
-_MODULE = "torch._dynamo.eval_frame.OptimizedModule"
-_CONTEXT = "torch._dynamo.eval_frame.OptimizeContext"
-_PARTS = frozenset(
+_MODULE_CLASS = "torch._dynamo.eval_frame.OptimizedModule"
+_CONTEXT_CLASS = "torch._dynamo.eval_frame.OptimizeContext"
+_PART_CLASSES = frozenset(
     [
         "torch._dynamo.convert_frame.CatchErrorsWrapper",
         "torch._dynamo.convert_frame.ConvertFrame",
@@ -34,7 +34,7 @@ _PARTS = frozenset(
 _BACKENDS = frozenset(["torch._dynamo.backends.debugging.eager", "torch._dynamo.backends.debugging.aot_eager"])
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 _NULL_CONTEXT = "contextlib.nullcontext"
-_NAMES = frozenset([_MODULE, _CONTEXT, *_PARTS, *_GETATTR, *_BACKENDS])
+_NAMES = frozenset([_MODULE_CLASS, _CONTEXT_CLASS, *_PART_CLASSES, *_GETATTR, *_BACKENDS])
 _GETTER = "get_compiler_config"
 _CONTEXT_STATE = frozenset(["export", "dynamic", "compiler_config"])
 #: Largest number of objects in one context; torch 2.13 creates nine.
@@ -45,7 +45,7 @@ _PLAIN_TYPES = (*_SETTING_TYPES, str)
 
 def is_module(call: Obj) -> bool:
     """Return True for a call that creates the compiled module, not one of its parts."""
-    return get_name(call.cls) == _MODULE
+    return get_name(call.cls) == _MODULE_CLASS
 
 
 def find_module_calls(calls: Sequence[Obj], builds: Iterable[tuple[Value, Value]]) -> dict[int, Obj]:
@@ -86,7 +86,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
     if type(context) is not Obj:
         return False
     parts[id(context)] = context
-    if get_name(context.cls) != _CONTEXT or not _has_only_arguments(context, "reduce") or len(context.args) != 3:
+    if get_name(context.cls) != _CONTEXT_CLASS or not _has_only_arguments(context, "reduce") or len(context.args) != 3:
         return False
     callback, manager, is_first = context.args
     state = {} if context.state is None else context.state
@@ -102,7 +102,7 @@ def _is_wrapped(call: Obj, parts: dict[int, Obj]) -> bool:
 
 def _is_part(value: Value, parts: dict[int, Obj]) -> bool:
     """Return True for an object of the compiler with a state of plain values and other objects of the compiler."""
-    if type(value) is not Obj or get_name(value.cls) not in _PARTS:
+    if type(value) is not Obj or get_name(value.cls) not in _PART_CLASSES:
         return False
     if value.args or not _has_only_arguments(value, "newobj"):
         return False

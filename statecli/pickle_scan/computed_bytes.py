@@ -20,13 +20,13 @@ from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Obj, Value
 
 _BYTEARRAY = "builtins.bytearray"
-_BYTES = frozenset(["builtins.bytes", "numpy.bytes_", _BYTEARRAY])
+_BYTES_CLASSES = frozenset(["builtins.bytes", "numpy.bytes_", _BYTEARRAY])
 _ENCODE = "_codecs.encode"
 _ARRAY, _REBUILD_ARRAY = "array.array", "array._array_reconstructor"
 #: Codec that `bytearray` writes in protocol 2, and codecs that hide nothing when they decode.
 _BYTEARRAY_CODEC = "latin-1"
 _TEXT_CODECS = frozenset(["latin1", "latin-1", "iso-8859-1", "ascii", "us-ascii", "utf8", "utf-8"])
-_SIZE = "torch.Size"
+_SIZE_CLASS = "torch.Size"
 #: Classes of numpy's scalars and arrays; pickles create their objects with numpy's own functions.
 _NUMPY_CLASS = compile_on_use(
     r"numpy\.(?:\w*(?:bool|int|float|complex|long|half|single|double|byte|short|void|record|str|unicode)\w*"
@@ -34,11 +34,13 @@ _NUMPY_CLASS = compile_on_use(
 )
 _FROM_BUFFER = ".numeric._frombuffer"
 #: Classes that create a tensor or a storage from their arguments.
-_TENSORS = compile_on_use(r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage")
+_TENSOR_CLASSES = compile_on_use(
+    r"torch(?:\.cuda|\.sparse|\.cuda\.sparse)?\.\w*(?:Tensor|Storage)|torch\.storage\.\w*Storage"
+)
 #: Dtype code of numpy arrays whose elements consist of two numbers.
-_COMPLEX = "c"
+_COMPLEX_CODE = "c"
 
-WHY = (
+REASON = (
     "computes bytes from numbers or strings during loading; torch.save never writes this, and the bytes may be a "
     "second pickle that a loader unpickles"
 )
@@ -49,7 +51,7 @@ def computes_bytes(name: str, call: Obj) -> bool:
     args: tuple[Value, ...] = call.args
     if name == _ENCODE:
         return bool(args or call.kwargs) and (bool(call.kwargs) or read_raw_bytes(call) is None)
-    if name in _BYTES:  # pickle writes arguments only for bytearray
+    if name in _BYTES_CLASSES:  # pickle writes arguments only for bytearray
         is_text = len(args) == 2 and type(args[0]) is str and type(args[1]) is str and args[1] == _BYTEARRAY_CODEC
         is_literal = len(args) == 1 and read_raw_bytes(args[0]) is not None
         return bool(args or call.kwargs) and not (name == _BYTEARRAY and (is_text or is_literal) and not call.kwargs)
@@ -60,7 +62,7 @@ def computes_bytes(name: str, call: Obj) -> bool:
         return not (is_literal_text and is_plain)
     if _NUMPY_CLASS.fullmatch(name):
         return bool(args or call.kwargs)
-    if name == _SIZE:
+    if name == _SIZE_CLASS:
         return bool(args) and not (type(args[0]) in (list, tuple) and all(type(size) is int for size in args[0]))
     if name == _ARRAY:
         return len(args) > 1 and type(args[1]) is not bytes and (args[0] in ("b", "B") or not _is_numbers(args[1]))
@@ -68,7 +70,7 @@ def computes_bytes(name: str, call: Obj) -> bool:
         return len(args) > 3 and _read_data(args[3]) is None
     if name.endswith(_FROM_BUFFER):
         return len(args) > 3 and args[3] != "C" and _read_data(args[0]) is None
-    return bool(args) and _TENSORS.fullmatch(name) is not None
+    return bool(args) and _TENSOR_CLASSES.fullmatch(name) is not None
 
 
 def count_numbers(name: str, call: Obj) -> int:
@@ -108,7 +110,7 @@ def compute_numpy_array(state: tuple[Value, ...]) -> bytes | None:
 
 def _compute_array(shape: Value, dtype: Value, raw: Value, *, is_fortran: bool, is_swapped: bool) -> bytes | None:
     data = _read_data(raw)
-    size = numpy_dtype_states.element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
+    size = numpy_dtype_states.count_element_bytes(dtype, dtype.state) if type(dtype) is Obj else None
     if not data or type(dtype) is not Obj or not size or len(data) % size:
         return None
     is_transposed = (
@@ -116,7 +118,7 @@ def _compute_array(shape: Value, dtype: Value, raw: Value, *, is_fortran: bool, 
     )
     if not is_swapped and not (is_transposed and len(shape) > 1):
         return None
-    number = {_COMPLEX: size // 2, "U": 4}.get(numpy_dtype_states.get_code(dtype), size)
+    number = {_COMPLEX_CODE: size // 2, "U": 4}.get(numpy_dtype_states.get_code(dtype), size)
     out = bytearray(len(data))
     for at in range(size):
         source = at - at % number + number - 1 - at % number if is_swapped else at
@@ -126,7 +128,7 @@ def _compute_array(shape: Value, dtype: Value, raw: Value, *, is_fortran: bool, 
 
 
 def _order_by_rows(plane: bytes, shape: tuple[int, ...]) -> bytes:
-    """Reorder bytes, one for each element, from the first index running fastest to the last index running fastest."""
+    """Reorder bytes, one for each element, from column-major order (Fortran) to row-major order (C)."""
     if len(shape) < 2:
         return plane
     first, last = shape[0], shape[-1]

@@ -12,9 +12,9 @@ from statecli.pickles.graph import read_raw_bytes
 from statecli.pickles.nodes import Obj
 
 #: Number of bytes in the argument that `__reduce_ex__` returns for a value.
-_LENGTHS = {"datetime.date": 4, "datetime.datetime": 10, "datetime.time": 6}
+_PICKLED_LENGTHS = {"datetime.date": 4, "datetime.datetime": 10, "datetime.time": 6}
 #: Bit of the month of a datetime, or of the hour of a time, that stands for `fold=1`.
-_FOLD = 0x80
+_FOLD_BIT = 0x80
 
 
 def has_valid_value(name: str, call: Obj) -> bool:
@@ -22,7 +22,7 @@ def has_valid_value(name: str, call: Obj) -> bool:
 
     Numbers instead of bytes are checked by the constructor itself.
     """
-    length = _LENGTHS.get(name)
+    length = _PICKLED_LENGTHS.get(name)
     if length is None or all(type(value) is int for value in call.args):
         return True
     # Python 2 writes the bytes as text, a character each.
@@ -36,9 +36,9 @@ def _is_value(name: str, data: bytes) -> bool:
         if name == "datetime.date":
             _build_date(*data)
         elif name == "datetime.time":
-            _build_time(data[0] & ~_FOLD, *data[1:])
+            _build_time(data[0] & ~_FOLD_BIT, *data[1:])
         else:
-            _build_date(data[0], data[1], data[2] & ~_FOLD, data[3])
+            _build_date(data[0], data[1], data[2] & ~_FOLD_BIT, data[3])
             _build_time(*data[4:])
     except ValueError:
         return False

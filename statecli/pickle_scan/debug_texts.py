@@ -10,16 +10,16 @@ from statecli.pickle_scan.packed_weights import strip_tags
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Value
 
-_WITH_TABLE = "FORMAT_WITH_STRING_TABLE"
+_TABLE_FORMAT = "FORMAT_WITH_STRING_TABLE"
 
 
 def has_wrong_number(root: Value, steps: Steps) -> bool:
-    """Return whether a location names a text outside of the table, or has another form than torch writes.
+    """Return True if a location names a text outside of the table, or has another form than torch writes.
 
     `root`: the tuple ("FORMAT_WITH_STRING_TABLE", texts, locations). A location is (offset, ((numbers of the texts,
     number of the file name, line), start, end), tag). Other formats have their texts in place. Raises OutOfSteps.
     """
-    if type(root) is not tuple or not root or root[0] != _WITH_TABLE:
+    if type(root) is not tuple or not root or root[0] != _TABLE_FORMAT:
         return False
     if len(root) != 3:
         return True

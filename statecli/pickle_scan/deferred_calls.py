@@ -15,9 +15,9 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Obj, Value
 
 #: Function that returns the plain name whose call built a value; None if unknown.
-Root: TypeAlias = Callable[[Value], "str | None"]
+RootLookup: TypeAlias = Callable[[Value], "str | None"]
 #: Function that returns True if a value may be an argument of a call.
-Fits: TypeAlias = Callable[[Value, Root], bool]
+ArgumentTest: TypeAlias = Callable[[Value, RootLookup], bool]
 
 #: Keyword arguments of tensor functions that may be texts, because they name a method or a mode, never a path.
 _TEXT_ARGUMENTS = frozenset(
@@ -27,7 +27,7 @@ _TEXT_ARGUMENTS = frozenset(
     ]
 )
 #: Classes of containers and numbers that call none of their arguments.
-CONTAINERS = frozenset(
+DATA_CLASSES = frozenset(
     [
         *known_names.qualify_names(
             "builtins", "dict list tuple set frozenset int float bool complex str bytes bytearray object"
@@ -45,7 +45,7 @@ _WRAPPERS = frozenset(
     ["functools.partial", "types.GenericAlias", "torch.jit._pickle.restore_type_tag", "builtins.getattr"]
 )
 #: Prefixes of classes whose objects can be called, and of the exceptions among them.
-_CALLABLE = (
+_CALLABLE_PREFIXES = (
     "torch.nn.",
     "torch.ao.",
     "torch.quantization.",
@@ -54,7 +54,7 @@ _CALLABLE = (
     "torch.optim.swa_utils.",
     "numpy.poly1d",
 )
-_NOT_CALLABLE = (
+_NOT_CALLABLE_PREFIXES = (
     "torch.nn.parameter.",
     "torch.nn.utils.rnn.",
     "torch.nn.parallel.distributed._BucketCapacityConfig",
@@ -67,11 +67,11 @@ _NOT_CALLABLE = (
 class DeferredCalls:
     """Deferred calls of a pickle. A container shared by several calls is checked once."""
 
-    def __init__(self, root: Root, steps: Steps) -> None:
+    def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root
         self._steps = steps
         #: Ids of containers whose values all pass a test, by the test.
-        self._fitting: dict[Fits, set[int]] = {}
+        self._fitting: dict[ArgumentTest, set[int]] = {}
 
     def builds_data(self, function: str, args: Value, kwargs: Value) -> bool:
         """Return True if a call of `function` with these and any further arguments computes or builds data.
@@ -88,11 +88,11 @@ class DeferredCalls:
             return has_known_texts and not has_text and self._all_fit((*args, *keywords.values()), _is_value)
         if function in ("builtins.bytes", "builtins.bytearray") and args:  # the number N creates N bytes
             return False
-        if function in CONTAINERS or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
+        if function in DATA_CLASSES or (known_names.is_class(function) and function not in known_names.HOOK_CLASSES):
             return self._all_fit((*args, *keywords.values()), _is_constructor_argument)
         return False
 
-    def _all_fit(self, values: Iterable[Value], fits: Fits) -> bool:
+    def _all_fit(self, values: Iterable[Value], fits: ArgumentTest) -> bool:
         """Return True if all values fit, and all values in their containers; a container may hold itself."""
         waiting: list[Any] = list(values)
         fitting = self._fitting.setdefault(fits, set())
@@ -110,7 +110,7 @@ class DeferredCalls:
         return True
 
 
-def is_callable(value: Value, root: Root) -> bool:
+def is_callable(value: Value, root: RootLookup) -> bool:
     """Return True for a function, a class, a partial or an object with a `__call__` method."""
     name = root(value)
     if name is None:
@@ -119,7 +119,7 @@ def is_callable(value: Value, root: Root) -> bool:
         return (
             known_names.is_class(name) or name in _WRAPPERS or known_names.computes_tensors(name) or is_callback(name)
         )
-    return name in _WRAPPERS or (name.startswith(_CALLABLE) and not name.startswith(_NOT_CALLABLE))
+    return name in _WRAPPERS or (name.startswith(_CALLABLE_PREFIXES) and not name.startswith(_NOT_CALLABLE_PREFIXES))
 
 
 def is_callback(name: str) -> bool:
@@ -128,17 +128,17 @@ def is_callback(name: str) -> bool:
     return is_stored and not name.startswith(("typing.", "types."))
 
 
-def _is_value(value: Value, root: Root) -> bool:
+def _is_value(value: Value, root: RootLookup) -> bool:
     name = root(value) or ""
     if type(value) is Global:
         return name.startswith(("torch.", "numpy.", "builtins.")) and not is_callable(value, root)
     return name.startswith(_VALUE_PREFIXES)
 
 
-def _is_constructor_argument(value: Value, root: Root) -> bool:
+def _is_constructor_argument(value: Value, root: RootLookup) -> bool:
     """Return True for a plain value, or a class, function or partial kept by a constructor."""
     name = root(value) or ""
     is_kept = name == "functools.partial" or (
-        type(value) is Global and (name in CONTAINERS or is_callable(value, root))
+        type(value) is Global and (name in DATA_CLASSES or is_callable(value, root))
     )
     return is_kept or _is_value(value, root)

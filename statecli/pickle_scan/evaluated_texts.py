@@ -1,7 +1,7 @@
 """Judge texts of plain data that a loader gives to `eval`.
 
 fairseq and the libraries that copied its models evaluate texts of the saved configuration, such as
-`conv_feature_layers`. Composer evaluates the `repr` of each algorithm, behind `algorithms.`, and Ultralytics the
+`conv_feature_layers`. Composer evaluates the `repr` of each algorithm, after `algorithms.`, and Ultralytics the
 activation in the YAML of a model. A text is clean if the text computes a small literal, or can call nothing. Sources:
 fairseq 0.12 (models, criterions, utils.py), s3prl 0.4 (upstream), coqui-tts 0.28 (vc/layers/freevc/wavlm), composer
 0.32 (core/state.py), ultralytics 8.4 (nn/tasks.py).
@@ -34,9 +34,9 @@ _SHARED_NAMES = (
 KEYS = OWN_KEYS | frozenset(_SHARED_NAMES.split())
 
 #: Text that calls nothing, formats nothing and computes nothing large, with any names in it.
-_INERT = compile_on_use(r"[^(\[{*<'\"]*")
+_INERT_TEXT = compile_on_use(r"[^(\[{*<'\"]*")
 #: The same for a text in YAML, where braces and brackets may stand for other values: `${model.activation}`.
-_INERT_IN_YAML = compile_on_use(r"[^(*<'\"]*")
+_INERT_YAML_TEXT = compile_on_use(r"[^(*<'\"]*")
 _LITERAL_NODES = (
     *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub),
     *(ast.BinOp, ast.Add, ast.Mult),
@@ -53,9 +53,9 @@ _HELP = "do not load the file with this library unless you trust its author"
 
 def check_text(where: str, key: str, text: str) -> Hazard | None:
     """Return the hazard of a text that fairseq evaluates; None for a small literal and for plain words."""
-    if _INERT.fullmatch(text):
+    if _INERT_TEXT.fullmatch(text):
         return None
-    tree, is_error = parse(text), key in OWN_KEYS
+    tree, is_error = parse_expression(text), key in OWN_KEYS
     if tree is None:
         why = "is not an expression that statecli can parse"
     elif not all(isinstance(node, _LITERAL_NODES) for node in ast.walk(tree)):
@@ -70,13 +70,13 @@ def check_text(where: str, key: str, text: str) -> Hazard | None:
 
 
 def is_plain_activation(text: str) -> bool:
-    """Return whether a text is an activation in the form of Ultralytics: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
+    """Return True if a text is an activation in the form of Ultralytics: `torch.nn.LeakyReLU(0.1)`, or calls nothing.
 
     Other libraries write `leaky_relu(0.1)`: a call with numbers of a function that is not built into Python.
     """
-    if _INERT_IN_YAML.fullmatch(text):
+    if _INERT_YAML_TEXT.fullmatch(text):
         return True
-    tree = parse(text)
+    tree = parse_expression(text)
     if tree is None or not isinstance(tree.body, ast.Call):
         return False
     nodes = [node for argument in _list_arguments(tree.body) for node in ast.walk(argument)]
@@ -96,14 +96,14 @@ def check_representation(where: str, text: str) -> Hazard | None:
     # Python cannot parse `algorithms.<…`, so this text runs nothing: `<my.Algorithm object at 0x7f>`.
     if text.startswith("<"):
         return None
-    tree = parse(text)
+    tree = parse_expression(text)
     if tree is not None and _is_plain_call(tree.body) and _computes_small_value(tree):
         return None
     why = f"is {quoting.quote(text[:80])}, not a single call of an algorithm with plain arguments"
     return Hazard(f"{where} {why}; Composer evaluates the text as Python code", help=_HELP)
 
 
-def parse(text: str) -> ast.Expression | None:
+def parse_expression(text: str) -> ast.Expression | None:
     """Return the expression; None if the text is too long or this release of Python cannot parse the text."""
     if len(text) > _MAX_CHARACTERS or unicode_forms.has_too_many_marks(text):
         return None

@@ -62,7 +62,7 @@ def is_layer_count(layers: Value) -> bool:
 
 
 def is_packed(name: str) -> bool:
-    """Return whether C++ packs the state of a class of this name."""
+    """Return True if C++ packs the state of a class of this name."""
     return packed_weights.is_convolution(name) or packed_weights.is_cpp_class(name) or name == SCRIPT_OBJECT
 
 
@@ -75,7 +75,7 @@ def is_state(name: str, state: Value) -> bool:
     if state is not None and all(part is None or type(part) is dict for part in parts):
         return True
     of_tensors = name.startswith("torch.") and name.endswith(("Tensor", "Storage"))
-    return name.startswith(_STATES) or of_tensors or (is_packed(name) and type(state) is tuple)
+    return name.startswith(_OTHER_STATE_PREFIXES) or of_tensors or (is_packed(name) and type(state) is tuple)
 
 
 def list_parts(value: Any) -> Sequence[Value]:
@@ -160,14 +160,15 @@ _KEEPER_PREFIXES = (
     *("functools.", "operator.", "collections.defaultdict", "types.GenericAlias", "torch.jit._pickle."),
     "torch._tensor._rebuild_from_type_v2",
 )
-#: What gives a value that the process has anyway; the others of them give what they are given.
-ENUMERATIONS = frozenset(
+#: Names whose result is always a value that the process already has, such as a member of an enumeration. The results of
+#: the excluded names depend on their arguments.
+SHARED_VALUES = frozenset(
     name for name in known_names.SHARED_OBJECTS if not name.startswith(("torch.jit.", "logging.", "accelerate.state."))
 )
 #: Prefixes of classes whose attributes are never functions.
 VALUE_PREFIXES = ("torch._utils.", "torch._tensor.", "collections.", "torch.distributed.", "torchao.")
 #: Containers whose elements a function iterates over if it gets one as an argument.
-GONE_THROUGH = frozenset(
+ITERATED_CONTAINERS = frozenset(
     [
         *known_names.qualify_names("builtins", "list tuple set frozenset dict"),
         *known_names.qualify_names("collections", "OrderedDict Counter defaultdict deque"),
@@ -176,12 +177,16 @@ GONE_THROUGH = frozenset(
 #: Function that rebuilds a sparse tensor.
 REBUILD_SPARSE = "torch._utils._rebuild_sparse_tensor"
 #: Largest number of tensors in a sparse tensor: two of indices, and the values.
-SPARSE_PARTS = 3
+MAX_SPARSE_PARTS = 3
 SPARSE_CLASS = compile_on_use(r"torch\.(?:cuda\.)?sparse\.\w+Tensor")
 #: Prefixes of functions that rebuild a tensor from its data and its hooks.
-WITH_HOOKS = ("torch._utils._rebuild_tensor_v", "torch._utils._rebuild_qtensor", "torch._utils._rebuild_parameter")
+HOOKED_REBUILD_PREFIXES = (
+    "torch._utils._rebuild_tensor_v",
+    "torch._utils._rebuild_qtensor",
+    "torch._utils._rebuild_parameter",
+)
 #: Prefixes of classes whose state may be another value than a dict of attributes or two such dicts.
-_STATES = (
+_OTHER_STATE_PREFIXES = (
     *("numpy.", "random.Random", "functools.partial", "types.GenericAlias", "__torch__."),
     *("torch.ScriptObject", "torch.Generator", "torch._C.Generator", "torch.utils.hooks.RemovableHandle"),
     *("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch._dynamo.decorators._DimRange"),
@@ -190,11 +195,11 @@ _STATES = (
     *("torch.distributed.checkpoint.metadata.TensorProperties",),
 )
 #: Depth to which the nested containers of a state that C++ packs are copied.
-DEPTH_OF_PACKED = 8
+MAX_PACKED_STATE_DEPTH = 8
 #: Methods that Python's own code calls on objects used as containers.
 CONTAINER_METHODS = frozenset(name for kind in (dict, list, set) for name in dir(kind) if name[0] != "_")
 #: Names that torch's own unpickler admits and that create only tensors, dicts and text.
-PLAIN_DATA = frozenset(
+PLAIN_DATA_NAMES = frozenset(
     name
     for name in safe_globals.list_allowed_names()
     if name not in ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
@@ -211,19 +216,21 @@ ARRAY_PREFIXES = ("numpy.ma.", "numpy.core.", "numpy._core.", *ARRAY_CLASSES)
 ARRAY_RECONSTRUCTORS = frozenset(
     f"numpy.{core}.{name}" for core in ("core", "_core") for name in ("multiarray._reconstruct", "numeric._frombuffer")
 )
-NUMPY_RANDOM = "numpy.random."
+NUMPY_RANDOM_PREFIX = "numpy.random."
 ORDERED_DICT = "collections.OrderedDict"
-METHODS_OF_DICT = frozenset(dir(OrderedDict))
-HOOK_HANDLE = "torch.utils.hooks.RemovableHandle"
+#: Methods of an OrderedDict, which its state must not replace.
+DICT_METHODS = frozenset(dir(OrderedDict))
+#: Class whose state has the number of a hook; and limit of this number.
+HOOK_HANDLE_CLASS = "torch.utils.hooks.RemovableHandle"
 MAX_HOOKS = 2**31
-POLYNOMIAL = "numpy.poly1d"
-SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+POLYNOMIAL_CLASS = "numpy.poly1d"
+SCALAR_FUNCTIONS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Prefixes of the packages that define torch's recurrent modules.
-MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
+RECURRENT_MODULE_PREFIXES = ("torch.nn.modules.", "torch.ao.nn.")
 #: Placeholder for a key that the pickle computes.
-COMPUTED = "__computed__"
+COMPUTED_KEY = "__computed__"
 _MAX_LAYERS = 4096
-GENERATORS = frozenset(["torch.Generator", "torch._C.Generator"])
+GENERATOR_CLASSES = frozenset(["torch.Generator", "torch._C.Generator"])
 #: Class whose state torch passes to a C++ object at once.
 SCRIPT_OBJECT = "torch.ScriptObject"
 #: C++ classes of objects that describe the placement of a torch.distributed tensor.
@@ -233,12 +240,12 @@ PLACEMENT_CLASSES = frozenset(
     for name in known_names.qualify_names(module, "Shard Replicate Partial _Partial _StridedShard")
 )
 CPP_CLASSES = PLACEMENT_CLASSES | {SCRIPT_OBJECT}
-UNINITIALIZED = "has no values yet"
-CONSTRUCTED = (
+UNSET_REASON = "has no values yet"
+CONSTRUCTED_REASON = (
     "is created by the pickle with a call of its constructor; torch.save never writes such a call, so statecli does "
     "not know what the call does"
 )
-UNCHECKED_INDICES = (
+UNCHECKED_INDICES_REASON = (
     "makes a sparse tensor whose indices neither torch nor statecli can check; an operation on this tensor may "
     "overwrite memory outside the tensor"
 )
@@ -250,14 +257,14 @@ REBUILD_JAGGED = "torch.nested._internal.nested_tensor._rebuild_njt"
 DICT_CLASSES = frozenset(
     ["collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict", *_COPYREG_FUNCTIONS]
 )
-HOLD_ELEMENTS = frozenset(["collections.deque", "builtins.list", "builtins.set"])
+ELEMENT_CONTAINERS = frozenset(["collections.deque", "builtins.list", "builtins.set"])
 ITEM_CONTAINERS = DICT_CLASSES | {
-    *HOLD_ELEMENTS,
+    *ELEMENT_CONTAINERS,
     "torch.nn.utils.prune.PruningContainer",
     *(name for name in known_names.DATA_NAMES if name.endswith(".AttributeDict")),
 }
 #: Classes that build a container or a number from their argument.
-CONVERTERS = frozenset(
+CONVERTING_CLASSES = frozenset(
     [
         *known_names.qualify_names("builtins", "dict list tuple set frozenset int float bool str bytes bytearray"),
         *known_names.qualify_names("collections", "OrderedDict Counter deque ChainMap UserDict UserList UserString"),
@@ -265,7 +272,7 @@ CONVERTERS = frozenset(
     ]
 )
 #: Functions whose results picklers pass to these classes, in addition to literals.
-_LITERALS = frozenset(["_codecs.encode", *SCALARS])
+_LITERAL_FUNCTIONS = frozenset(["_codecs.encode", *SCALAR_FUNCTIONS])
 #: Functions, and classes with lower-case names, that create a new object.
 _NEW_OBJECT_MAKERS = frozenset(
     [
@@ -295,8 +302,9 @@ def converts_object(name: str, args: tuple[Value, ...]) -> bool:
 
     The object may be a range or a tensor, which stand for any number of elements.
     """
-    return name in CONVERTERS and any(
-        type(arg) is Obj and not (type(arg.cls) is Global and get_plain_name(arg.cls) in _LITERALS) for arg in args
+    return name in CONVERTING_CLASSES and any(
+        type(arg) is Obj and not (type(arg.cls) is Global and get_plain_name(arg.cls) in _LITERAL_FUNCTIONS)
+        for arg in args
     )
 
 
@@ -315,9 +323,9 @@ def has_shape(name: str, args: tuple[Value, ...]) -> bool:
 
 #: Methods that pickle and the functions that rebuild tensors look up on their arguments.
 LOOKED_UP_METHODS = frozenset(["as_subclass", "detach", "requires_grad_", "extend", "append", "add", "setdefault"])
-CONTAINERS = frozenset([dict, list, tuple, SetOf, Persistent])
+CONTAINER_TYPES = frozenset([dict, list, tuple, SetOf, Persistent])
 #: Types of objects and of containers that may hold objects.
-MAY_HOLD = frozenset([dict, list, tuple, SetOf, Obj])
+OBJECT_AND_CONTAINER_TYPES = frozenset([dict, list, tuple, SetOf, Obj])
 #: Characters of a called name that cost one step.
 NAME_CHARACTERS_PER_STEP = 64
 #: Bytes of an array that are swapped or reordered in one step.
@@ -344,18 +352,18 @@ EXPECTED_CALLEES = {
 }
 
 
-def named_arguments(kwargs: Value) -> dict[Value, Value]:
+def get_keyword_arguments(kwargs: Value) -> dict[Value, Value]:
     """Return the keyword arguments of a call; a value other than a dict becomes the key of a computed name."""
     return kwargs if type(kwargs) is dict else {Key(kwargs): None}
 
 
 def iter_indirect_calls(function: str, args: tuple[Value, ...]) -> Iterator[Obj]:
-    """Yield the calls made at once by a clean function, with the arguments passed on."""
+    """Yield the calls that a clean function makes immediately, with the arguments that it passes on."""
     match function, args:
         case "copyreg.__newobj__", (cls, *rest):
             yield Obj(cls, tuple(rest), "newobj")
         case "copyreg.__newobj_ex__", (cls, rest, kwargs):
-            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", named_arguments(kwargs))
+            yield Obj(cls, rest if type(rest) is tuple else (rest,), "newobj", get_keyword_arguments(kwargs))
         case "copyreg._reconstructor", (_, base, state):
             yield Obj(base, (state,))
         case "torch._tensor._rebuild_from_type_v2", (rebuild, _, rest, *_):

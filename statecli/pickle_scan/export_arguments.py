@@ -100,7 +100,7 @@ def find_misuses(document: Any, steps: Steps) -> Iterator[Misuse]:
 
 #: Kinds of arguments that are not numbers. Python functions format and evaluate texts; operators of torch check their
 #: types.
-_TEXTS_AND_OBJECTS = frozenset(
+_TEXT_AND_OBJECT_FIELDS = frozenset(
     ["as_string", "as_strings", "as_string_to_argument", "as_operator", "as_custom_obj", "as_graph"]
 )
 
@@ -120,9 +120,9 @@ def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozense
         if not place.may_be("Argument"):
             continue
         value = place.value
-        if target.startswith(ARITHMETIC) and not _TEXTS_AND_OBJECTS.isdisjoint(value):
+        if target.startswith(ARITHMETIC) and not _TEXT_AND_OBJECT_FIELDS.isdisjoint(value):
             return "gets a string or an object from the file instead of a number, and may evaluate this value as code"
-        if "as_custom_obj" in value and target.startswith(_CALLERS) and target not in _TAKERS_OF_OBJECTS:
+        if "as_custom_obj" in value and target.startswith(_CALLER_PREFIX) and target not in _TAKERS_OF_OBJECTS:
             return "gets an object from the file instead of a graph, and calls this object"
         if "as_custom_obj" in value and _get_name(value, "as_custom_obj") not in given_objects:
             return (
@@ -137,9 +137,10 @@ def _explain_unexpected_object(target: str, inputs: Any, given_objects: frozense
 
 #: Prefix of operators that call their arguments, and the operators among them that pass an object to a method or to an
 #: operator of the object.
-_CALLERS = "torch.ops.higher_order."
+_CALLER_PREFIX = "torch.ops.higher_order."
 _TAKERS_OF_OBJECTS = frozenset(
-    f"{_CALLERS}{name}" for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
+    f"{_CALLER_PREFIX}{name}"
+    for name in ("call_torchbind", "with_effects", "auto_functionalized", "auto_functionalized_v2")
 )
 #: Positions of the graphs that an operator calls.
 _GRAPH_PLACES = {
@@ -151,7 +152,7 @@ _GRAPH_PLACES = {
     **dict.fromkeys(("scan", "strict_mode", "tag_activation_checkpoint", "wrap_activation_checkpoint"), (0,)),
 }
 #: Kinds of arguments with texts; and positions of the text that torch writes for an operator: a device type, a name.
-_TEXTS = frozenset(["as_string", "as_strings", "as_string_to_argument"])
+_TEXT_FIELDS = frozenset(["as_string", "as_strings", "as_string_to_argument"])
 _TEXT_PLACES = {"wrap_with_autocast": 0, "invoke_subgraph": 1}
 #: Positions of the operator that another operator calls.
 _OPERATOR_PLACES = {
@@ -160,7 +161,7 @@ _OPERATOR_PLACES = {
     **dict.fromkeys(("run_with_rng_state", "with_effects"), 1),
 }
 #: Operators of activation checkpoints: torch calls the functions among their arguments, such as `context_fn`.
-_CHECKPOINTS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
+_CHECKPOINT_OPERATORS = ("tag_activation_checkpoint", "wrap_activation_checkpoint")
 _DETERMINISM_CHECKS = ({"as_string": "default"}, {"as_string": "none"})
 #: Operators on graphs -> keyword arguments that torch writes.
 _KEYWORDS = {"hints_wrapper": ("hints",)}
@@ -183,14 +184,14 @@ TAKEN_NAMES = frozenset(
     ]
 )
 #: Keys of numbers. torch does not check their types, and sympy evaluates a text.
-_NUMBERS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
+_NUMBER_FIELDS = frozenset(["as_int", "as_ints", "as_int_lists", "as_bool", "as_bools"])
 
 
 def _check_callees(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield why an operator calls something else than a graph or an operator, such as a method of an object."""
-    if not target.startswith(_CALLERS):
+    if not target.startswith(_CALLER_PREFIX):
         return
-    name = target.removeprefix(_CALLERS)
+    name = target.removeprefix(_CALLER_PREFIX)
     if any(entry.get("name") and _is_positional(entry) for entry in entries):
         yield (
             "gets a positional argument that has a name; torch never writes this, so statecli cannot check the "
@@ -204,7 +205,7 @@ def _check_callees(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterato
     if callee is not None and not _is_kind(positional[callee : callee + 1], "as_operator"):
         yield "calls a value that is not an operator"
     for place, value in enumerate(positional if name in _GRAPH_PLACES else ()):
-        is_text = type(value) is dict and not _TEXTS.isdisjoint(value)
+        is_text = type(value) is dict and not _TEXT_FIELDS.isdisjoint(value)
         if is_text and _TEXT_PLACES.get(name) != place:
             yield "gets a string as an input of its graph, and the graph can compute source code from the string"
     if any(_is_kind([value], "as_operator") for place, value in enumerate(positional) if place != callee):
@@ -230,7 +231,7 @@ def _check_messages(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def _check_enumerations(target: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield why an operator is given a plain number for a dtype, a layout or a memory format.
+    """Yield why an operator gets a plain number for a dtype, a layout or a memory format.
 
     torch writes these arguments by keys of their own. A number computed by the graph is unknown.
     """
@@ -259,9 +260,9 @@ def _is_keyword(operator: str, entry: Mapping[str, Any]) -> bool:
     name, value = entry.get("name"), entry.get("arg")
     if operator in _OPERATOR_PLACES:
         return not _is_kind([value], "as_operator") and not _is_kind([value], "as_graph")
-    if operator in _CHECKPOINTS and name == "determinism_check":
+    if operator in _CHECKPOINT_OPERATORS and name == "determinism_check":
         return value in _DETERMINISM_CHECKS
-    if operator in _CHECKPOINTS:
+    if operator in _CHECKPOINT_OPERATORS:
         return type(value) is dict and not value.keys() - {"as_bool", "as_int", "as_float", "as_none"}
     return name in _KEYWORDS.get(operator, ())
 
@@ -274,7 +275,11 @@ def _find_wrong_type(document: Any, steps: Steps) -> str | None:
     """Return why the first text or object in place of a number, or the first value with a taken name, is unsafe."""
     for place in iter_values(document, steps):
         value = place.value
-        if type(value) is not list and place.key in _NUMBERS and type(value) not in (int, bool, float, type(None)):
+        if (
+            type(value) is not list
+            and place.key in _NUMBER_FIELDS
+            and type(value) not in (int, bool, float, type(None))
+        ):
             return "finds a string or an object in the file instead of a number, and may evaluate this value as code"
         if type(value) is not dict or isinstance(place.kind, DictOf):
             continue

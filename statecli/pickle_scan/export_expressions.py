@@ -143,7 +143,7 @@ _LONG_EXPONENT = compile_on_use(r"[\d.][eE][-+]?[\d_]{4}")
 
 
 #: End of the messages about an expression that costs too much.
-_SLOW = "; the process may hang or fill the memory"
+_SLOW_SUFFIX = "; the process may hang or fill the memory"
 
 
 class _Unmeasurable(Exception):
@@ -171,7 +171,7 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     guard has no symbols: Python computes the guard from the sizes of the inputs.
     """
     if len(text) > _MAX_EXPRESSION_CHARACTERS:
-        return f"evaluates an expression of {len(text):,} characters{_SLOW}"
+        return f"evaluates an expression of {len(text):,} characters{_SLOW_SUFFIX}"
     try:
         cost = _measure_node(_parse_expression(text).body)
     except SyntaxError:
@@ -179,11 +179,11 @@ def describe_cost(text: str, has_symbols: bool = True) -> str | None:
     except _Unmeasurable as error:
         return str(error)
     except (RecursionError, MemoryError, ValueError, OverflowError):
-        return f"evaluates an expression that is nested too deeply for statecli to check{_SLOW}"
+        return f"evaluates an expression that is nested too deeply for statecli to check{_SLOW_SUFFIX}"
     if cost.bits > _MAX_BITS or _LONG_EXPONENT.search(text):
-        return f"computes a number of more than {_MAX_BITS:,} bits{_SLOW}"
+        return f"computes a number of more than {_MAX_BITS:,} bits{_SLOW_SUFFIX}"
     if has_symbols and cost.terms > _MAX_TERMS:
-        return f"multiplies an expression out to more than {_MAX_TERMS:,} terms{_SLOW}"
+        return f"multiplies an expression out to more than {_MAX_TERMS:,} terms{_SLOW_SUFFIX}"
     return cost.algebra if has_symbols else None
 
 
@@ -203,7 +203,7 @@ def _measure_node(node: ast.AST) -> _Cost:
     else:
         cost = _measure_operation("", list(ast.iter_child_nodes(node)))
     if cost.degree > (_MAX_DEGREE_OF_SUM if cost.terms > 1 else _MAX_DEGREE):
-        return cost._replace(algebra=f"computes with polynomials of a degree above {_MAX_DEGREE_OF_SUM}{_SLOW}")
+        return cost._replace(algebra=f"computes with polynomials of a degree above {_MAX_DEGREE_OF_SUM}{_SLOW_SUFFIX}")
     return cost
 
 
@@ -244,7 +244,7 @@ def _measure_operation(operation: str, nodes: list[ast.AST | ast.expr]) -> _Cost
         return _Cost(bits, prod(terms), sum(degrees), denominator + degrees[1], algebra)
     limit = _MAX_PAIRS_OF_SYMPY if operation in _DIVISIONS_OF_SYMPY else _MAX_PAIRS_OF_TERMS
     if _DIVISIONS.fullmatch(operation) and prod(terms) > limit:
-        algebra = f"divides polynomials with too many terms for sympy{_SLOW}"
+        algebra = f"divides polynomials with too many terms for sympy{_SLOW_SUFFIX}"
     # sympy compares each argument of Max with all others.
     times = len(terms) if operation in ("Max", "Min") else 1
     total = times * sum(terms) if operation in _SUM_FUNCTIONS else max(terms)
@@ -400,7 +400,7 @@ _ATTRIBUTE_OF_OVERLOAD = compile_on_use(
     r"|py_kernels|python_key_table|redispatch|subgraph_indexes|tags"
 )
 #: Operators of `aten` whose arguments are checked in a graph, or whose names look like attributes.
-_CHECKED = name_lists.read_operators("exported")["aten"]
+_CHECKED_OPERATORS = name_lists.read_operators("exported")["aten"]
 #: Functions that torch's own verifier allows, and the classes of torch's arithmetic.
 _ARITHMETIC = compile_on_use(
     r"_operator\.(?:getitem|add|mul|sub|truediv|floordiv|mod|pow|neg|pos|abs|[lr]shift|and_|or_|xor|not_|[gl][et]|eq|ne)"
@@ -414,7 +414,7 @@ _MAX_SYMBOL_NUMBER = 10**6
 
 
 #: Operators that torch.export writes for torch.func.vmap and jvp; other arguments crash the process.
-_TRANSFORM = compile_on_use(r"torch\._functorch\.predispatch\.\w+")
+_TRANSFORM_OPERATOR = compile_on_use(r"torch\._functorch\.predispatch\.\w+")
 
 
 def _check_operator(text: str) -> ProgramCall | None:
@@ -424,7 +424,7 @@ def _check_operator(text: str) -> ProgramCall | None:
         arithmetic = _ARITHMETIC.fullmatch(text)
         is_known = arithmetic and arithmetic["function"] in (None, *_EXPRESSION_FUNCTIONS)
         why = None if is_known else "is not an operator of torch"
-        if _TRANSFORM.fullmatch(text):
+        if _TRANSFORM_OPERATOR.fullmatch(text):
             why = (
                 "takes levels and sizes of torch.func.vmap that torch does not check, and wrong numbers crash the "
                 "process; to remove this operator, call run_decompositions() before you save the program"
@@ -436,7 +436,7 @@ def _check_operator(text: str) -> ProgramCall | None:
     is_attribute = namespace == "higher_order" and overload != ""
     if is_attribute or _ATTRIBUTE_OF_OVERLOAD.fullmatch(overload) or _ATTRIBUTE.fullmatch(namespace):
         why = "is an attribute of an operator, not an operator; torch never writes this"
-    elif namespace == "aten" and overload and name in _CHECKED:
+    elif namespace == "aten" and overload and name in _CHECKED_OPERATORS:
         return None
     elif _ATTRIBUTE_OF_NAMESPACE.fullmatch(name):
         why = "is an attribute of a namespace of operators, not an operator; torch never writes this"

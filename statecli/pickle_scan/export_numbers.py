@@ -19,12 +19,12 @@ _SIZE_BITS, _ITEM_BITS, _FLOAT_BITS = 20.0, 63.0, 1024.0
 #: Prefixes of the Python functions that a graph calls on sizes and numbers.
 ARITHMETIC = ("_operator.", "math.", "builtins.", "torch.sym_", "torch._sym_", "torch.utils._sympy.functions.")
 #: Functions that raise to a power or shift; only the last part of the name, in lower case.
-_POWERS, _SHIFTS = frozenset(["pow", "powbynatural"]), frozenset(["lshift"])
+_POWER_FUNCTIONS, _SHIFT_FUNCTIONS = frozenset(["pow", "powbynatural"]), frozenset(["lshift"])
 #: Functions whose result is not larger than their arguments.
-_BOUNDED = frozenset(
+_BOUNDED_FUNCTIONS = frozenset(
     ["getitem", "floordiv", "mod", "rshift", "and_", "or_", "xor", "neg", "pos", "abs", "sym_max", "sym_min", "gcd"]
 )
-_TESTS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
+_TEST_FUNCTIONS = frozenset(["not_", "gt", "ge", "lt", "le", "eq", "ne", "sym_not"])
 
 
 def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> Iterator[tuple[str, str]]:
@@ -51,13 +51,13 @@ def find_huge_numbers(graph: dict[str, Any], is_nested: bool, steps: Steps) -> I
 def _bound_result(operation: str, operands: list[float]) -> float:
     """Return an upper bound of the bits of a result."""
     first, *others = operands or [1.0]
-    if operation in _POWERS:
+    if operation in _POWER_FUNCTIONS:
         return first * 2.0 ** min(sum(others), 64)
-    if operation in _SHIFTS or operation == "round":  # `round(5, -10**10)` computes 10**10**10
+    if operation in _SHIFT_FUNCTIONS or operation == "round":  # `round(5, -10**10)` computes 10**10**10
         return first + 4 * 2.0 ** min(sum(others), 64) if others else max(first, _FLOAT_BITS)
-    if operation in _TESTS:
+    if operation in _TEST_FUNCTIONS:
         return 1.0
-    if operation in _BOUNDED:
+    if operation in _BOUNDED_FUNCTIONS:
         return max(operands, default=1.0)
     if operation in ("add", "sub"):
         return max(operands, default=1.0) + 1

@@ -22,9 +22,9 @@ from statecli.pickle_scan.compiled_modules import collect_name_ids, find_module_
 from statecli.pickle_scan.expected_calls import (
     MAX_INDIRECT_CALLS,
     REBUILD_SPARSE,
+    get_keyword_arguments,
     get_plain_name,
     iter_indirect_calls,
-    named_arguments,
 )
 from statecli.pickle_scan.nested_data import may_be_nested_data, may_be_nested_text
 from statecli.pickle_scan.packed_weights import CPP_CLASS_PREFIX, is_cpp_class
@@ -49,15 +49,15 @@ _MAX_NAME_CHARACTERS = 1000
 #: Largest number of hazards that are kept for one pickle; a rule shows fewer.
 _MAX_HAZARDS = 1000
 #: Last protocol in which pickle reads names as names of Python 2.
-_LAST_OF_PYTHON_2 = 2
+_LAST_PYTHON_2_PROTOCOL = 2
 #: Method of Python's unpickler that is reported for items that no pickler sets.
-_SETITEM = "Unpickler.load_setitems"
+_SETITEMS_METHOD = "Unpickler.load_setitems"
 #: Method that is reported for calls and states of values that no pickler calls or changes.
-_NUMBERED_GLOBAL = "Unpickler.load_reduce"
+_REDUCE_METHOD = "Unpickler.load_reduce"
 #: Method that is reported for items and elements set on bytes.
-_CHANGED_BYTES = "Unpickler.load_appends"
+_APPENDS_METHOD = "Unpickler.load_appends"
 #: Reason of a misuse; the unpickler in C refuses such a call.
-_OTHER_ARGUMENTS = (
+_OTHER_ARGUMENTS_REASON = (
     "is called by the pickle with an object instead of a tuple of arguments; Python's pickle never writes this, and "
     "statecli cannot check the arguments"
 )
@@ -66,14 +66,14 @@ _TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", CPP_CLA
 #: Classes, and a function, that create the arguments of tensors.
 _PLAIN_CLASSES = frozenset(["collections.OrderedDict", "torch.Size", "torch.device", "torch.serialization._get_layout"])
 #: Functions whose fourth argument has the attributes of a tensor, and prefixes of the objects that torch writes there.
-_WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
-_OF_TORCH = ("torch.", "torchao.", "collections.")
+_FUNCTIONS_WITH_ATTRIBUTES = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+_TORCH_PREFIXES = ("torch.", "torchao.", "collections.")
 #: Function after which torch.jit skips an import and uses the next import in its place.
 _REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-#: Names that torch's reader in C++ takes for numbers: a call of such a number calls another name. Python can call the
+#: Names that torch's reader in C++ reads as numbers: a call of such a number calls another name. Python can call the
 #: classes of storages.
-_SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
-_NUMBERED = compile_on_use(rf"{_SCHEME.pattern}|torch\.\w*Storage")
+_QUANTIZATION_SCHEME = compile_on_use(r"torch\.per_(?:tensor|channel)_\w+")
+_NUMBERED_NAME = compile_on_use(rf"{_QUANTIZATION_SCHEME.pattern}|torch\.\w*Storage")
 #: Number of parts in the persistent id of a storage (a zip archive lacks the last part), of a view, and of a class.
 _PARTS_WITH_VIEW, _PARTS_OF_VIEW, _PARTS_OF_CLASS = 6, 3, 3
 _PLAIN_TYPES = frozenset([str, bytes, int, type(None)])
@@ -107,7 +107,7 @@ class Scanner(Machine):
         self._refused_opcode: int | None = None
         self.handlers = _WATCHING_HANDLERS
         self._called_names: set[int] = set()
-        #: Ids of the usual functions of tensor records, because their names are compared once.
+        #: Ids of the usual functions of tensor records, because their names are compared only once.
         self._record_names: set[int] = set()
         #: Ids of names that were called to spell other names.
         self._spelling_names: set[int] = set()
@@ -142,7 +142,7 @@ class Scanner(Machine):
                     name.module, name.name, name.position, id(name) in called_names, flow.misuses.get(id(name))
                 )
         for mention in self._unusual_mentions.values():
-            if not is_tame or mention.name != _SETITEM:
+            if not is_tame or mention.name != _SETITEMS_METHOD:
                 yield mention
 
     def note_unusual_opcode(self, name: str, pos: int) -> None:
@@ -152,12 +152,12 @@ class Scanner(Machine):
             self._unusual_mentions[name] = Mention("pickle", name, pos - 1, called=True, misuse=why)
 
     def makes_object(self) -> bool:
-        """Return whether the pickle makes a Python object that is neither a tensor nor plain data."""
+        """Return True if the pickle makes a Python object that is neither a tensor nor plain data."""
         names = (get_plain_name(call.cls) if type(call.cls) is Global else "" for call in self.flow.calls)
         return any(not name.startswith(_TENSOR_PREFIXES) and name not in _PLAIN_CLASSES for name in names)
 
     def makes_tensor(self) -> bool:
-        """Return whether the pickle is a tensor: not an object with tensors."""
+        """Return True if the pickle is a tensor: not an object with tensors."""
         root = self.flow.get_root(self.root)
         return root is not None and get_plain_name(root).startswith("torch._utils._rebuild_")
 
@@ -167,11 +167,11 @@ class Scanner(Machine):
         return sum(REBUILD_SPARSE in _list_called_names(call) for call in calls_by_id.values())
 
     def rebuilds_from_type(self) -> bool:
-        """Return whether the pickle has the name after which torch's reader in C++ confuses names."""
+        """Return True if the pickle has the name after which torch's reader in C++ confuses names."""
         return any(name.qualified == _REBUILD_FROM_TYPE for name in self.globals.values())
 
     def find_script_mismatch(self, types: ScriptTypes) -> str | None:
-        """Return the first object that the code of a TorchScript archive takes for another object."""
+        """Return the first object that the code of a TorchScript archive treats as another object."""
         try:
             return script_types.find_mismatch(self.flow.calls, self._builds, types, self.flow.steps)
         except OutOfSteps as error:
@@ -187,21 +187,21 @@ class Scanner(Machine):
             return False
 
     def gives_tensor_objects(self) -> bool:
-        """Return whether a tensor gets an object of another library as an attribute, such as an array of numpy."""
+        """Return True if a tensor gets an object of another library as an attribute, such as an array of numpy."""
         for call in self.flow.calls:
             name = get_plain_name(call.cls) if type(call.cls) is Global else ""
-            args = call.args if name in _WITH_ATTRIBUTES and type(call.args) is tuple else ()
+            args = call.args if name in _FUNCTIONS_WITH_ATTRIBUTES and type(call.args) is tuple else ()
             for state in args[3:]:
                 parts = state if type(state) is tuple else (state,)
                 values = [value for part in parts if type(part) is dict for value in part.values()]
                 self.flow.steps.take(Budget.FLOW, len(values))
-                if any(type(value) is Obj and not self._is_of_torch(value) for value in values):
+                if any(type(value) is Obj and not self._is_torch_object(value) for value in values):
                     return True
         return False
 
-    def _is_of_torch(self, value: Value) -> bool:
+    def _is_torch_object(self, value: Value) -> bool:
         root = self.flow.get_root(value)
-        return root is not None and get_plain_name(root).startswith(_OF_TORCH)
+        return root is not None and get_plain_name(root).startswith(_TORCH_PREFIXES)
 
     def find_bombs(self, file_bytes: int) -> tuple[Bomb, ...]:
         """Return the allocations not explained by a file of this size, and keys with too long a hash."""
@@ -229,7 +229,7 @@ class Scanner(Machine):
         return tuple(hazards)
 
     def _is_metadata(self) -> bool:
-        """Return whether this is the `.metadata` of a distributed checkpoint, not another file of this name."""
+        """Return True if this is the `.metadata` of a distributed checkpoint, not another file of this name."""
         root = self.root.cls if type(self.root) is Obj else None
         return self.budget > 1 and type(root) is Global and root.qualified in _METADATA_CLASSES
 
@@ -249,21 +249,21 @@ class Scanner(Machine):
                 if spelled_name is not None:
                     return spelled_name
             self._called_names.add(id(function))
-            if (_NUMBERED if how == "newobj" else _SCHEME).fullmatch(get_plain_name(function)):
-                self.note_unusual_opcode(_NUMBERED_GLOBAL, pos)
+            if (_NUMBERED_NAME if how == "newobj" else _QUANTIZATION_SCHEME).fullmatch(get_plain_name(function)):
+                self.note_unusual_opcode(_REDUCE_METHOD, pos)
         elif type(function) is not Obj:
-            self.note_unusual_opcode(_NUMBERED_GLOBAL, pos)
+            self.note_unusual_opcode(_REDUCE_METHOD, pos)
         self.object_count += 1
         if self.budget == 1:  # a `.metadata` has a larger budget
             self.flow.steps.take(Budget.CALLS)
         if is_enum_call(function, args):
             args, how = (args,), "enum"
         if type(args) is not tuple:
-            self.flow.note_misuse(function, _OTHER_ARGUMENTS)
+            self.flow.note_misuse(function, _OTHER_ARGUMENTS_REASON)
         call = Obj(function, args if type(args) is tuple else (args,), how)
         self.flow.add_call(call)
         if type(function) is Global and how == "reduce" and is_cpp_class(get_plain_name(function)):
-            self.add_build(call, args)  # torch's own unpickler takes the arguments for the state
+            self.add_build(call, args)  # torch's own unpickler uses the arguments as the state
         return call
 
     def take_record(self, match: re.Match[bytes]) -> bool:
@@ -327,7 +327,7 @@ class Scanner(Machine):
         """Return the name as the machine does, also for Python 2 strings of bytes."""
         module, name = (str(text, "latin-1") if type(text) is bytes else text for text in (module, name))
         imported = super().intern_name(module, name, pos)
-        if self.protocol > _LAST_OF_PYTHON_2 and rename_python2(module, name) != (module, name):
+        if self.protocol > _LAST_PYTHON_2_PROTOCOL and rename_python2(module, name) != (module, name):
             why = "is a Python 2 name in a Python 3 pickle, so Python imports any module file of this name"
             self.flow.note_misuse(imported, why)
         return imported
@@ -345,18 +345,18 @@ class Scanner(Machine):
                 replaced_items = [(key, items[key]) for key in keys if key in items]
                 self._unreachable_values.extend(replaced_items)
                 if replaced_items:
-                    self.note_unusual_opcode(_SETITEM, pos)
+                    self.note_unusual_opcode(_SETITEMS_METHOD, pos)
             old_length = len(items)
             super().set_items(target, flat, pos)
             now = target.items if type(target) is Obj else target
             if now is not None and len(now) != old_length + len(keys):
                 self._unreachable_values.extend(zip(keys, flat[1::2], strict=True))
-                self.note_unusual_opcode(_SETITEM, pos)
+                self.note_unusual_opcode(_SETITEMS_METHOD, pos)
         elif type(target) is list:
             self._unreachable_values.extend(flat)
-            self.note_unusual_opcode(_SETITEM, pos)
+            self.note_unusual_opcode(_SETITEMS_METHOD, pos)
         elif type(target) is bytes:  # a bytearray for Python
-            self.note_unusual_opcode(_CHANGED_BYTES, pos)
+            self.note_unusual_opcode(_APPENDS_METHOD, pos)
         self.flow.note_change(target)
 
     def add_elements(self, target: Value, elements: list[Value], pos: int, opcode: str) -> None:
@@ -367,7 +367,7 @@ class Scanner(Machine):
         if type(target) is SetOf:
             target.elems.extend(elements)
         if type(target) is bytes:  # a bytearray for Python
-            self.note_unusual_opcode(_CHANGED_BYTES, pos)
+            self.note_unusual_opcode(_APPENDS_METHOD, pos)
         if opcode == "ADDITEMS":
             self.allocations.add_keys(target, elements)
             self.flow.add_keys(elements)
@@ -377,8 +377,10 @@ class Scanner(Machine):
         """Record a BUILD and check its state."""
         self._count_change(target)
         self._take_calls(1)
-        if type(target) is not Obj and not (type(target) is Global and not _NUMBERED.fullmatch(get_plain_name(target))):
-            self.note_unusual_opcode(_NUMBERED_GLOBAL, 1)
+        if type(target) is not Obj and not (
+            type(target) is Global and not _NUMBERED_NAME.fullmatch(get_plain_name(target))
+        ):
+            self.note_unusual_opcode(_REDUCE_METHOD, 1)
         self.flow.add_state(target, state)
         self._builds.append((target, state))
 
@@ -548,7 +550,7 @@ def _do_newobj_ex(m: MachineState, pos: int) -> int:
     kwargs, args = m.stack.pop(), m.stack.pop()
     call = m.build_call(m.stack[-1], args, pos, "newobj")
     if type(call) is Obj:
-        call.kwargs = named_arguments(kwargs)
+        call.kwargs = get_keyword_arguments(kwargs)
     m.stack[-1] = call
     return pos
 
@@ -562,7 +564,7 @@ def _do_persistent(m: Any, pos: int) -> int:
 
 
 def _is_written_by_torch(pid: Value) -> bool:
-    """Return whether this is an id of a tensor, of a storage or of a class with its source code."""
+    """Return True if this is an id of a tensor, of a storage or of a class with its source code."""
     if type(pid) is not tuple:
         return type(pid) in (str, bytes, int)
     if pid[:1] == ("storage",):
@@ -624,7 +626,7 @@ _WATCHING_HANDLERS = tuple(_watch_opcode(op, handler) for op, handler in enumera
 
 
 def _list_called_names(call: Obj) -> set[str]:
-    """Return the names run by a call: its own, and names of functions among its arguments that are called at once."""
+    """Return the names run by a call: its own name, and the functions in its arguments that it calls immediately."""
     names: set[str] = set()
     pending = [call]
     while pending and len(names) < MAX_INDIRECT_CALLS:

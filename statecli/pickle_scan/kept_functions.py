@@ -2,9 +2,9 @@
 
 Python code calls the value under a name of an object: `forward` of a module, the hooks in `_forward_hooks`, each module
 in `_modules`, `get` of any object in place of a dict. An attribute of the instance hides the method of its class. So a
-class of torch keeps functions only at the attributes given to them by torch itself (`_FUNCTIONS`), hooks only in dicts
-of hooks, and tensors and modules only in torch's own places. Sources: torch/nn/modules/module.py (`__setstate__`,
-`__getattr__`, `_call_impl`) of torch 2.13.
+class of torch may keep functions only at the attributes where torch stores functions (`_FUNCTION_ATTRIBUTES`), hooks
+only in dicts of hooks, and tensors and modules only in torch's own places. Sources: torch/nn/modules/module.py
+(`__setstate__`, `__getattr__`, `_call_impl`) of torch 2.13.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from statecli.core import quoting
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import deferred_calls, known_names
-from statecli.pickle_scan.deferred_calls import Root
+from statecli.pickle_scan.deferred_calls import RootLookup
 from statecli.pickle_scan.expected_calls import is_clean
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles import safe_globals
@@ -25,7 +25,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Persistent, Value
 Pairs: TypeAlias = list[tuple[Value, Value]]
 
 #: Attributes of torch's classes that are functions or callable objects in pickles of torch.
-_FUNCTIONS = frozenset(
+_FUNCTION_ATTRIBUTES = frozenset(
     [
         # torch.nn: layers of transformers, losses.
         *("activation", "distance_function"),
@@ -36,26 +36,26 @@ _FUNCTIONS = frozenset(
     ]
 )
 #: Attributes of distributions and transforms whose values are transforms, constraints or distributions.
-_TRANSFORMS = frozenset(
+_TRANSFORM_ATTRIBUTES = frozenset(
     [
         *("transforms", "transform", "parts", "base_transform", "_inv", "tseq"),
         *("base_constraint", "cseq", "constraint", "distribution", "base_dist"),
     ]
 )
-_DISTRIBUTIONS = "torch.distributions."
+_DISTRIBUTIONS_PREFIX = "torch.distributions."
 #: Attributes of a hook that may be functions or modules.
-_OF_HOOKS = _FUNCTIONS | {"module"}
-_HOOKS = compile_on_use(r"_\w*hooks(?:_with_kwargs|_always_called)?")
-_TENSORS = frozenset(["_parameters", "_buffers"])
-_MODULES = "_modules"
+_HOOK_ATTRIBUTES = _FUNCTION_ATTRIBUTES | {"module"}
+_HOOK_DICTS = compile_on_use(r"_\w*hooks(?:_with_kwargs|_always_called)?")
+_TENSOR_DICTS = frozenset(["_parameters", "_buffers"])
+_MODULE_DICT = "_modules"
 #: Prefixes of classes of modules, whose `__setstate__` takes a dict with the dicts of a module.
-_OF_MODULES = (
+_MODULE_CLASS_PREFIXES = (
     *("torch.nn.modules.", "torch.nn.parallel.", "torch.nn.utils.parametriz", "torch.ao.nn."),
     *("torch.nn.quantized.", "torch.nn.qat.", "torch.nn.intrinsic.", "torch.nn.quantizable.", "torch.ao.quantization."),
     *("torch.quantization.", "torch.optim.swa_utils.AveragedModel"),
 )
 #: Classes below these prefixes that are not modules.
-_NO_MODULES = frozenset(
+_OTHER_CLASSES = frozenset(
     [
         *known_names.HOOK_CLASSES,
         *(
@@ -67,16 +67,16 @@ _NO_MODULES = frozenset(
     ]
 )
 #: Prefixes of functions and classes that return a tensor, which may be a parameter or a buffer.
-_OF_TENSORS = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch.distributed.")
+_TENSOR_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "torch.nn.parameter.", "torch.distributed.")
 _CONSTANT = compile_on_use(r"torch\.[a-z]\w*")
 
 
 def is_module_class(name: str) -> bool:
-    """Return whether this is a class of torch whose objects are modules."""
-    return name.startswith(_OF_MODULES) and name not in _NO_MODULES and known_names.is_class(name)
+    """Return True if this is a class of torch whose objects are modules."""
+    return name.startswith(_MODULE_CLASS_PREFIXES) and name not in _OTHER_CLASSES and known_names.is_class(name)
 
 
-def list_pairs(value: Value, root: Root) -> Pairs | None:
+def list_pairs(value: Value, root: RootLookup) -> Pairs | None:
     """Return all pairs ever set in a dict or OrderedDict; None for other values: code may compute their items."""
     if type(value) is dict:
         return list(value.items())
@@ -95,19 +95,19 @@ def list_pairs(value: Value, root: Root) -> Pairs | None:
     return pairs + list((value.items or {}).items())
 
 
-def has_modules(state: Value, root: Root) -> bool:
-    """Return whether a state has the dicts of every module."""
+def has_modules(state: Value, root: RootLookup) -> bool:
+    """Return True if a state has the dicts of every module."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     entries: dict[Value, Value] = {}
     for part in parts:
         entries |= part if type(part) is dict else {}
-    return all(list_pairs(entries.get(name), root) is not None for name in ("_parameters", _MODULES))
+    return all(list_pairs(entries.get(name), root) is not None for name in ("_parameters", _MODULE_DICT))
 
 
 class Attributes:
     """Check of the attributes of torch's own classes in a pickle."""
 
-    def __init__(self, root: Root, steps: Steps) -> None:
+    def __init__(self, root: RootLookup, steps: Steps) -> None:
         self._root = root
         self._steps = steps
         #: Ids of the valid dicts, with the attribute as which each was checked.
@@ -118,25 +118,25 @@ class Attributes:
 
         Raises OutOfSteps.
         """
-        if key == _MODULES:
-            return self._explain_misuse_of(key, value, self._is_module, "module")
-        if key in _TENSORS:
-            return self._explain_misuse_of(key, value, self._is_tensor, "tensor")
-        if _HOOKS.fullmatch(key) and type(value) in (dict, Obj):
-            return self._explain_misuse_of(key, value, self._is_hook, "hook")
+        if key == _MODULE_DICT:
+            return self._explain_misused_dict(key, value, self._is_module, "module")
+        if key in _TENSOR_DICTS:
+            return self._explain_misused_dict(key, value, self._is_tensor, "tensor")
+        if _HOOK_DICTS.fullmatch(key) and type(value) in (dict, Obj):
+            return self._explain_misused_dict(key, value, self._is_hook, "hook")
         values = value if type(value) in (list, tuple) else (value,)
         self._steps.take(Budget.FLOW, len(values))
-        if not holder.startswith(_DISTRIBUTIONS):
-            is_named = key in (_OF_HOOKS if holder in known_names.HOOK_CLASSES else _FUNCTIONS)
+        if not holder.startswith(_DISTRIBUTIONS_PREFIX):
+            is_named = key in (_HOOK_ATTRIBUTES if holder in known_names.HOOK_CLASSES else _FUNCTION_ATTRIBUTES)
         else:
-            is_named = key in _TRANSFORMS and all(
-                (self._root(function) or "").startswith(_DISTRIBUTIONS) for function in values
+            is_named = key in _TRANSFORM_ATTRIBUTES and all(
+                (self._root(function) or "").startswith(_DISTRIBUTIONS_PREFIX) for function in values
             )
         if not is_named and any(map(self._may_be_called, values)):
             return f"has a function as its attribute {quoting.name(key)}, and other code may call this function"
         return None
 
-    def _explain_misuse_of(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
+    def _explain_misused_dict(self, key: str, value: Value, fits: Callable[[Value], bool], noun: str) -> str | None:
         if value is None or (key, id(value)) in self._sound:
             return None
         pairs = list_pairs(value, self._root)
@@ -172,7 +172,7 @@ class Attributes:
         if name is None:
             return False
         has_tensor_name = name.startswith("torch.") and name.endswith(("Tensor", "Parameter", "Buffer"))
-        return has_tensor_name or name.startswith(_OF_TENSORS) or not is_clean(name)
+        return has_tensor_name or name.startswith(_TENSOR_PREFIXES) or not is_clean(name)
 
     def _is_hook(self, value: Value) -> bool:
         """Return True if torch may call the value: a hook of torch, a function of tensors, or a name off the list."""

@@ -117,9 +117,9 @@ _CONFIGURATION_PATTERN = compile_on_use(
     r"(?:transformers|accelerate|omegaconf|deepspeed|torch\.distributed\.(?:device_mesh|_shard\.sharded_tensor))\.(?:\w+\.)*[A-Z]\w*\Z"
 )
 #: Names of the standard library that are not data, but harmless.
-_HARMLESS = frozenset(qualify_names("operator", "itemgetter"))
+_HARMLESS_NAMES = frozenset(qualify_names("operator", "itemgetter"))
 #: Name of a member of an enumeration, which follows the name of the enumeration.
-_MEMBER = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
+_MEMBER_NAME = compile_on_use(r"[A-Z][A-Z0-9_]*\Z", re.ASCII)
 
 #: Known harms by the prefix of a name; the longest prefix counts.
 _HARMS = name_lists.read_harms("harms")
@@ -139,7 +139,7 @@ _HARMFUL_PACKAGES = frozenset(_HARMFUL_PACKAGE_NAMES.split())
 #: Classes of torch.fx, in any module that imports them, because loading compiles their contents as code.
 _GRAPH_CLASSES = frozenset(["GraphModule", "Graph", "CodeGen"])
 #: Harms of Python classes by the bare name, because other modules import these classes.
-_ALIASES = name_lists.read_harms("aliases")
+_CLASS_HARMS = name_lists.read_harms("aliases")
 #: C modules -> public modules that export their names.
 _C_MODULE_NAMES = {
     "_operator": "operator",
@@ -173,9 +173,9 @@ def is_clean(module: str, name: str, *, called: bool = False) -> bool:
 
 
 def is_member(qualified: str) -> bool:
-    """Return whether this is a member of an enumeration found in checkpoints."""
+    """Return True if this is a member of an enumeration found in checkpoints."""
     owner, _, member = qualified.rpartition(".")
-    return _MEMBER.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
+    return _MEMBER_NAME.match(member) is not None and owner.partition(".")[0] != "builtins" and owner in DATA_NAMES
 
 
 @lru_cache(maxsize=1024)
@@ -241,7 +241,7 @@ def may_be_harmful(qualified: str) -> bool:
 def describe_harm(module: str, name: str, *, called: bool = False) -> str | None:
     """Return the known harm of a name in a few words; None if unknown. Not for clean names."""
     parts = f"{module}.{name}".partition("[")[0].split(".")
-    if get_plain_name(module, name) in _HARMLESS:
+    if get_plain_name(module, name) in _HARMLESS_NAMES:
         return None
     reason = _look_up_harm(parts)
     if is_cpp_class(".".join(parts)):
@@ -267,7 +267,7 @@ def _look_up_alias(parts: list[str]) -> str | None:
     for at, part in enumerate(parts):
         if part in _HARMS and part in _STANDARD_LIBRARY and at + 1 < len(parts):
             return _look_up_harm(parts[at:])
-    return _ALIASES.get(parts[-1])
+    return _CLASS_HARMS.get(parts[-1])
 
 
 def _describe_torch_harm(parts: list[str], name: str, reason: str | None, called: bool) -> str | None:

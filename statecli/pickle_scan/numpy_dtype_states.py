@@ -44,7 +44,7 @@ _DEFAULT_ALIGNMENTS = (1, 2, 4, 8, 16, 32, 64)
 #: Number of values in the state of an array: before numpy 1.0, today, with a mask.
 _ARRAY_STATE_LENGTHS = (4, 5, 7)
 #: Codes of numbers and dates.
-NUMBERS = frozenset("?biufcMm")
+NUMBER_CODES = frozenset("?biufcMm")
 #: Codes of dates, whose state has the unit after the flags.
 _DATE_CODES = frozenset("Mm")
 
@@ -60,7 +60,7 @@ class ArrayTypes:
         self._depths: dict[int, int] = {}
 
     def is_sound(self, dtype: Obj, state: Value) -> bool:
-        """Return True for a new type with a known code, valid flags, and fields in place, none over an object.
+        """Return True for a new type with a known code, valid flags, and fields inside the type that overlap no object.
 
         Raises OutOfSteps.
         """
@@ -103,14 +103,14 @@ class ArrayTypes:
         return type(state) is tuple and len(state) > 4 and state[2] is dtype and bool(count_elements(state[1]))
 
     def _measure_depth(self, dtype: Obj, state: Value, outer_depth: int) -> int:
-        code, size = _parse_code(dtype)[0], element_bytes(dtype, state)
+        code, size = _parse_code(dtype)[0], count_element_bytes(dtype, state)
         if type(state) is not tuple or len(state) < 8 or size is None or outer_depth > _MAX_DEPTH:
             return 0
         deepest, spans = 0, []
         for inner, at, count in self._iter_parts(state):
             inner_state = inner.state if type(inner) is Obj else None
             depth = self._measure_part_depth(inner, inner_state, outer_depth + 1) if is_dtype(inner) else 0
-            length = element_bytes(inner, inner_state) if depth else None
+            length = count_element_bytes(inner, inner_state) if depth else None
             if length is None or at < 0 or at + length * count > size:
                 return 0
             self._referenced_types.add(id(inner))
@@ -156,7 +156,7 @@ def is_dtype(value: Value) -> bool:
 
 
 def is_string_dtype(value: Value) -> bool:
-    """Return whether a pickle makes numpy's type of texts of any length by this call, with plain values."""
+    """Return True if a pickle makes numpy's type of texts of any length by this call, with plain values."""
     if type(value) is not Obj or type(value.cls) is not Global or value.cls.qualified != STRING_DTYPE:
         return False
     is_plain = value.how == "reduce" and not value.kwargs and len(value.args) in (1, 2)
@@ -171,7 +171,7 @@ def decode_text(scalar: tuple[Value, ...]) -> str | None:
     if type(dtype) is not Obj or _parse_code(dtype)[0] != "U" or type(data) is not bytes:
         return None
     is_big = type(dtype.state) is tuple and dtype.state[1:2] == (">",)
-    data = data[: element_bytes(dtype, dtype.state)]  # numpy ignores the bytes after the text
+    data = data[: count_element_bytes(dtype, dtype.state)]  # numpy ignores the bytes after the text
     return data.decode("utf-32-be" if is_big else "utf-32-le", "replace").rstrip("\0")
 
 
@@ -239,7 +239,7 @@ def count_elements(shape: Value) -> int | None:
     return math.prod(lengths) if is_valid and len(lengths) <= _MAX_DIMENSIONS else None
 
 
-def element_bytes(dtype: Obj, state: Value) -> int | None:
+def count_element_bytes(dtype: Obj, state: Value) -> int | None:
     """Return the bytes of an element; None if unknown."""
     code, digits = _parse_code(dtype)
     if code in _SIZED_CODES and type(state) is tuple and len(state) > 5 and type(state[5]) is int and state[5] >= 0:

@@ -27,11 +27,11 @@ MAX_PICKLE_BYTES = 256 * 2**20
 FIRST_WINDOW_BYTES, SECOND_WINDOW_BYTES, _WINDOW_GROWTH = 64 * 1024, 4 * 1024**2, 8
 #: Bytes needed to see whether a record begins like a pickle.
 REGION_HEAD_BYTES = 512
-_ZIP = b"PK\3\4"
-_PLAIN = compile_on_use(r"[A-Za-z_][\w.]*\Z")
+_ZIP_START = b"PK\3\4"
+_PLAIN_NAME = compile_on_use(r"[A-Za-z_][\w.]*\Z")
 #: Name of a module: any name without blanks, because text has blanks, and `import` takes any name of a file or folder,
 #: such as `lib-dynload`.
-_IMPORTABLE = compile_on_use(r"[^\s\0]+\Z")
+_IMPORTABLE_NAME = compile_on_use(r"[^\s\0]+\Z")
 _TEXT = compile_on_use(rb"[\t\n\f\r\x1b -\x7e\x80-\xff]*")
 
 
@@ -145,7 +145,7 @@ def begins_as_pickle(source: Source) -> bool:
     """
     if source.head[:1] == b"\x80":
         return source.head[1:2] <= b"\x05" and source.size > 2
-    if source.head.startswith(_ZIP):
+    if source.head.startswith(_ZIP_START):
         return False
     file_region = Region(source, 0, source.size)
     try:
@@ -173,17 +173,17 @@ def is_magic_number(scanner: Scanner) -> bool:
 
 
 def may_equal_magic_number(scanner: Scanner) -> bool:
-    """Return True if torch.load may take the pickle for the magic number, because it compares with `!=`.
+    """Return True if torch.load may read the pickle as the magic number, because torch.load compares with `!=`.
 
     `Decimal(119547037146038801333356)` is equal, and any result of a call except a dict may be.
     """
     if not isinstance(scanner.root, Obj):
         return is_magic_number(scanner)
     callee = scanner.root.cls
-    return not (isinstance(callee, Global) and callee.qualified in _DICTS)
+    return not (isinstance(callee, Global) and callee.qualified in _DICT_CLASSES)
 
 
-_DICTS = frozenset(["collections.OrderedDict", "collections.defaultdict", "collections.Counter"])
+_DICT_CLASSES = frozenset(["collections.OrderedDict", "collections.defaultdict", "collections.Counter"])
 
 
 def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_storage: bool = False) -> bool:
@@ -201,14 +201,14 @@ def is_harmless(scanner: Scanner, scan_error: MalformedError | None, *, is_stora
     # An extension code of copyreg imports only names that the loader registered, and a msgpack file begins with such a
     # code.
     names = [name for name in scanner.globals.values() if act_count or not name.name.startswith(EXTENSION_REGISTRY)]
-    has_plain_name = any(_PLAIN.match(name.module) and _PLAIN.match(name.name) for name in names)
+    has_plain_name = any(_PLAIN_NAME.match(name.module) and _PLAIN_NAME.match(name.name) for name in names)
     if is_storage:
         return not (has_plain_name and (scan_error is None or scanner.data[:1] == b"\x80" or act_count))
     if not names or act_count:
         return not names
     if _is_text(scanner.data):
         return not (has_plain_name and scan_error is None)
-    return scan_error is not None and not any(_IMPORTABLE.match(name.module) for name in names)
+    return scan_error is not None and not any(_IMPORTABLE_NAME.match(name.module) for name in names)
 
 
 def _is_text(data: bytes) -> bool:

@@ -23,10 +23,10 @@ CPP_CLASSES = (
     r"|Conv[123]dPackedParamsBase)|rnn\.CellParamsBase|\w+\.\w*OpContext)"
 )
 _CPP_CLASS = compile_on_use(CPP_CLASSES, re.ASCII)
-_LINEAR = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
-_CONVOLUTION = compile_on_use(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
+_LINEAR_CLASSES = ("quantized.LinearPackedParamsBase", "quantized.EmbeddingPackedParamsBase", "rnn.CellParamsBase")
+_CONVOLUTION_CLASS = compile_on_use(r"quantized\.Conv[123]dPackedParamsBase", re.ASCII)
 #: Modules whose state C++ packs, by the module of the class. Case is ignored, because the loader ignores it.
-_MODULE = compile_on_use(
+_CONVOLUTION_MODULE = compile_on_use(
     r"(?:__torch__\.)?torch\.(?:ao\.)?nn\.(?:intrinsic\.)?quantized\.(?:dynamic\.)?modules\.conv\w*"
     r"(?:\.___torch_mangle_\d+)?\.\w+",
     re.ASCII | re.IGNORECASE,
@@ -43,7 +43,9 @@ _NUMBER_LIMIT = 2**20
 _VERSION, _VERSION_OF_TENSORS = 3, "2"
 TYPE_TAG = "torch.jit._pickle.restore_type_tag"
 #: Functions of TorchScript that return their first argument.
-_TAGS = frozenset([TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))])
+_TAG_FUNCTIONS = frozenset(
+    [TYPE_TAG, *(f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool"))]
+)
 _REBUILD_TENSOR = "torch._utils._rebuild_tensor_v2"
 #: Function that returns the bytes of a storage by its key; None for a storage that is large or missing.
 ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
@@ -51,34 +53,34 @@ ReadStorage: TypeAlias = Callable[[str], "bytes | None"]
 
 def strip_tags(value: Value) -> Value:
     """Return the value without the calls that record its type."""
-    while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAGS:
+    while type(value) is Obj and type(value.cls) is Global and value.args and value.cls.qualified in _TAG_FUNCTIONS:
         value = value.args[0]
     return value
 
 
 def is_cpp_class(name: str) -> bool:
-    """Return whether this is a class of C++."""
+    """Return True if this is a class of C++."""
     return name.startswith(CPP_CLASS_PREFIX)
 
 
 def is_known_class(name: str) -> bool:
-    """Return whether this is a class of C++ whose states are checked."""
+    """Return True if this is a class of C++ whose states are checked."""
     return _CPP_CLASS.fullmatch(name) is not None
 
 
 def is_convolution(name: str) -> bool:
-    """Return whether this is a quantized convolution, whose state is packed during the load."""
-    return _MODULE.fullmatch(name) is not None
+    """Return True if this is a quantized convolution, whose state is packed during the load."""
+    return _CONVOLUTION_MODULE.fullmatch(name) is not None
 
 
 def defines_convolution(record: str) -> bool:
-    """Return whether a record of TorchScript has the code of quantized convolutions, whose states are checked."""
+    """Return True if a record of TorchScript has the code of quantized convolutions, whose states are checked."""
     path = record.partition("/code/")[2].removesuffix(".py")
-    return _MODULE.fullmatch(f"{path.replace('/', '.')}.Conv") is not None
+    return _CONVOLUTION_MODULE.fullmatch(f"{path.replace('/', '.')}.Conv") is not None
 
 
 def is_convolution_state(state: Value) -> bool:
-    """Return whether the tuple kept by a quantized convolution has valid numbers for packing."""
+    """Return True if the tuple kept by a quantized convolution has valid numbers for packing."""
     if type(state) is not tuple or len(state) < _MIN_STATE_LENGTH:
         return False
     least = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0, _GROUPS: 1}
@@ -86,16 +88,16 @@ def is_convolution_state(state: Value) -> bool:
 
 
 def is_packed_state(name: str, state: Value, read_storage: ReadStorage) -> bool:
-    """Return whether torch packs an object of this C++ class by numbers that are sound or checked by torch.
+    """Return True if torch packs an object of this C++ class by numbers that are sound or checked by torch.
 
     `read_storage` gives the bytes of a small storage by its key.
     """
     name = name.removeprefix(CPP_CLASS_PREFIX)
-    if name in _LINEAR:
+    if name in _LINEAR_CLASSES:
         return True
     if name.endswith("OpContext"):
         return type(state) is tuple and all(map(_is_context_part, state))
-    if _CONVOLUTION.fullmatch(name) is None or type(state) is not tuple or len(state) != 3:
+    if _CONVOLUTION_CLASS.fullmatch(name) is None or type(state) is not tuple or len(state) != 3:
         return False
     numbers = _read_numbers(state[0], strip_tags(state[1]), read_storage)
     if not numbers or type(numbers[0]) is not int:
@@ -136,7 +138,7 @@ def _read_numbers(version: Value, parts: Value, read_storage: ReadStorage) -> li
 
 
 def _is_context_part(value: Value) -> bool:
-    """Return whether a part of an xnnpack or mkldnn context is a number of groups, a list of sizes, or not a number."""
+    """Return True if a part of an xnnpack or mkldnn context is a number of groups, a list of sizes, or not a number."""
     numbers = strip_tags(value)
     if type(numbers) is list:
         return all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)

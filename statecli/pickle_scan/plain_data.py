@@ -1,6 +1,6 @@
 """Find plain data by which ordinary loaders do harm: `torch.load(weights_only=True)` returns the data unchecked.
 
-The values are checked by their readers: numpy takes any number for a position in its table, Python formats texts in a
+The values are checked by their readers: numpy accepts any number as a position in its table, Python formats texts in a
 state of version 2, torch obeys a flag in `_metadata` and computes powers of integers exactly, and Lightning and
 MMEngine remove the paths of their checkpoints (`checkpoint_paths`). A loader that looks up a key or a text takes any
 object in its place (`text_values`). Sources: numpy/random/_mt19937.pyx and _philox.pyx, random.py,
@@ -36,8 +36,8 @@ from statecli.pickles.graph import (
 )
 from statecli.pickles.nodes import Global, Key, Obj, SetOf, Value
 
-_CONTAINERS = frozenset([dict, list, tuple, Obj, SetOf])
-_TENSORS_AND_DTYPES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.dtype")
+_CONTAINER_TYPES = frozenset([dict, list, tuple, Obj, SetOf])
+_TENSOR_AND_DTYPE_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.dtype")
 #: Prefixes of calls that hold only a tensor, and of objects whose states `random_states` checks.
 _SKIPPED_PREFIXES = ("torch._utils._rebuild_", "torch._tensor._rebuild_", "numpy.random.", "random.Random")
 #: Keys below which libraries save the state of Python's generator: `python`, `random_state`, `rng_states`.
@@ -54,14 +54,14 @@ _RANKED_PATHS = "best_k_models"
 _RUNTIME_INFO, _BEST_CHECKPOINT, _KEPT_STEPS = "runtime_info", "best_ckpt", "keep_ckpt_ids"
 #: Keys of MMCV 1 above the path of the best checkpoint.
 _META, _HOOK_MESSAGES = "meta", "hook_msgs"
-#: Keys of Composer's state with its algorithms, and with the text of one.
+#: Key of the algorithms in Composer's state, and key of the text of an algorithm.
 _ALGORITHMS, _REPRESENTATION = "algorithms", "repr"
 
 
 #: Characters of a base64 text that are decoded in one step.
 _CHARACTERS_PER_STEP = 256
 #: Characters that end a string in the source that torch.export compiles.
-_BREAKS = compile_on_use(r"[\"'\\\n\r]")
+_TEXT_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 
 
 def find_hazards(root: Value, steps: Steps, *, keys_are_source: bool = False) -> Iterator[Hazard]:
@@ -108,13 +108,13 @@ class _Walk:
 
     def iter_containers(self, root: Value) -> Iterator[Value]:
         """Yield each container and object reached from the root, except tensors."""
-        waiting = [root] if type(root) in _CONTAINERS else []
+        waiting = [root] if type(root) in _CONTAINER_TYPES else []
         self._links[id(root)] = (None, None)
         while waiting:
             node = waiting.pop()
             yield node
             for key, child in _iter_children(node):
-                if type(child) in _CONTAINERS and id(child) not in self._links and not self._is_skipped(child):
+                if type(child) in _CONTAINER_TYPES and id(child) not in self._links and not self._is_skipped(child):
                     self._links[id(child)] = (node, key)
                     waiting.append(child)
 
@@ -176,7 +176,7 @@ class _Walk:
         waiting, seen = [value], set[int]()
         while waiting:
             part = waiting.pop()
-            if type(part) not in _CONTAINERS or id(part) in seen:
+            if type(part) not in _CONTAINER_TYPES or id(part) in seen:
                 continue
             seen.add(id(part))
             yield part
@@ -188,7 +188,7 @@ class _Walk:
                 waiting.extend(children)
             elif part is not value:
                 elements = self._count(self.get_elements(part)) or ()
-                waiting.extend(element for element in elements if type(element) in _CONTAINERS)
+                waiting.extend(element for element in elements if type(element) in _CONTAINER_TYPES)
 
     def get_elements(self, node: Value) -> Sequence[Any] | None:
         """Return the elements of a sequence. Elements in the arguments of a call are copied, and count as steps."""
@@ -205,7 +205,7 @@ class _Walk:
         """Return the Python subscripts of a container, the last few if there are many."""
         steps: list[str] = []
         parent, key = self._links.get(id(node), (None, None))
-        while parent is not None and len(steps) < _SHOWN_SUBSCRIPTS:
+        while parent is not None and len(steps) < _MAX_SHOWN_SUBSCRIPTS:
             steps.append(f".{key[0]}" if type(key) is tuple else _format_subscript(key))
             parent, key = self._links.get(id(parent), (None, None))
         return ("…" if parent is not None else "") + "".join(reversed(steps))
@@ -219,13 +219,13 @@ class _Walk:
         if Key in set(map(type, items)) and any(type(key) is Key and read_text(key) is COMPUTED_TEXT for key in items):
             yield describe_computed_text(f"a key of {self.describe_path(node) or 'the root'}")
         for key, value in items.items():
-            if type(value) in _CONTAINERS:
+            if type(value) in _CONTAINER_TYPES:
                 yield from self.check_python_state(key, value, node)
             if type(key) is str and texts_as_code.is_dtype_key(key):
                 yield from self._check_dtype(node, key, value)
             if type(key) is str and key in evaluated_texts.KEYS:
                 yield from self._check_evaluated(node, key, value)
-        if len(items) == 2:  # `dict.update` takes the keys for a key and its value
+        if len(items) == 2:  # `dict.update` reads the two keys as a key and its value
             yield from self._check_evaluated_pair(node, [*items])
         if "params" in items:
             yield from self._check_param_group(node, items)
@@ -233,7 +233,7 @@ class _Walk:
             yield from self._check_milestones(node, items)
         states = (pair for states in self.find_mappings(items.get("callbacks")) for pair in states.items())
         for state_key, state in states:
-            if type(state) in _CONTAINERS and self._is_unchecked("callbacks", state):
+            if type(state) in _CONTAINER_TYPES and self._is_unchecked("callbacks", state):
                 for paths in self.find_mappings(state):
                     yield from self._check_paths(f"callbacks{_format_subscript(state_key)}", paths)
         if _RUNTIME_INFO in items and self._is_unchecked(_RUNTIME_INFO, items[_RUNTIME_INFO]):
@@ -248,7 +248,7 @@ class _Walk:
         if _ALGORITHMS in items and self._is_unchecked(_ALGORITHMS, items[_ALGORITHMS]):
             yield from self._check_algorithms(node, items[_ALGORITHMS])
         integrations = items.get(composer_model.INTEGRATIONS)
-        if type(integrations) in _CONTAINERS and self._is_unchecked(composer_model.INTEGRATIONS, integrations):
+        if type(integrations) in _CONTAINER_TYPES and self._is_unchecked(composer_model.INTEGRATIONS, integrations):
             for saved in self._find_nested(integrations, composer_model.HUGGINGFACE):
                 yield from self._check_composer_model(saved)
         if array_texts.SPACE in items:
@@ -257,7 +257,7 @@ class _Walk:
             yield from self._check_configs(parent_key, items.get(parent_key))
         for parent_key in texts_as_code.HYPERPARAMETERS:
             root = items.get(parent_key)
-            if type(root) in _CONTAINERS and self._is_unchecked(parent_key, root):
+            if type(root) in _CONTAINER_TYPES and self._is_unchecked(parent_key, root):
                 yield from self._check_hyperparameters(parent_key, root)
 
     def _check_space(self, node: Value, items: Mapping[Any, Any]) -> Iterator[Hazard]:
@@ -279,20 +279,20 @@ class _Walk:
         numbers = self._list_numbers(value)
         where = f"{self.describe_path(node)}[{quoting.quote(key)}]"
         if numbers is None:
-            fault, is_safe = "neither the name of a dtype nor a tensor", self._is_no_iterable_of_numbers(value)
+            fault, is_safe = "neither the name of a dtype nor a tensor", self._yields_no_numbers(value)
         else:
             is_ascii = all(type(number) is int and 0 <= number < 128 for number in numbers)
             fault, is_safe = "not the name of a dtype", is_ascii and texts_as_code.is_dtype("".join(map(chr, numbers)))
         if not is_safe:
             yield Hazard(f"{where} is {fault}; HQQ evaluates the value as Python code")
 
-    def _is_no_iterable_of_numbers(self, value: Value) -> bool:
+    def _yields_no_numbers(self, value: Value) -> bool:
         """Return True for plain values, for texts as keys, for a dtype, and for a tensor, which `audit` checks."""
         items = self.get_items(value)
         if items is not None:
             return all(type(key) is str for key in items)
         if type(value) is Obj:
-            return get_name(value.cls).startswith(_TENSORS_AND_DTYPES)
+            return get_name(value.cls).startswith(_TENSOR_AND_DTYPE_PREFIXES)
         return type(value) in (str, int, float, bool, type(None), Global)
 
     def _check_evaluated(self, node: Value, key: str, value: Value) -> Iterator[Hazard]:
@@ -417,7 +417,7 @@ class _Walk:
             self._steps.take(Budget.FLOW)
             items = self.spell_keys(self._count(self.get_items(node)) or {})
             for key, value in items.items():
-                # jsonargparse takes `act.class_path` for a key in `act`.
+                # jsonargparse reads `act.class_path` as a key in `act`.
                 check = checks.get(key.rpartition(".")[2]) if type(key) is str else None
                 name = read_text(value)
                 if check and name is COMPUTED_TEXT:
@@ -435,7 +435,7 @@ class _Walk:
     def _check_hyperparameter(
         self, parent_key: str, key: Value, value: Value, *, is_argument: bool
     ) -> Iterator[Hazard]:
-        """Check a text in hyperparameters. `is_argument`: LightningCLI may take the text for the name of a class."""
+        """Check a text in hyperparameters. `is_argument`: LightningCLI may read the text as the name of a class."""
         text, where = read_text(value), f"[{parent_key!r}]"
         if is_argument and text is COMPUTED_TEXT:
             yield describe_computed_text(f"{where}…{_format_subscript(key)}")
@@ -454,7 +454,7 @@ class _Walk:
         """
         for key in items:
             text = read_text(key)
-            if type(text) is str and _BREAKS.search(text):
+            if type(text) is str and _TEXT_BREAKS.search(text):
                 problem = f"[{quoting.quote(text)}]: key with a quote, a backslash or a line break"
             elif type(text) not in (str, int, float, bool, type(None)):
                 problem = ": key that is neither a string nor a number"
@@ -499,7 +499,7 @@ class _Walk:
         if reason:
             yield Hazard(_join_path(self.describe_path(node), reason))
         for index, value in enumerate(elements):
-            if type(value) in _CONTAINERS:
+            if type(value) in _CONTAINER_TYPES:
                 yield from self.check_python_state(index, value, node)
         if len(elements) == 2:
             yield from self._check_evaluated_pair(node, elements)
@@ -552,9 +552,9 @@ class _Walk:
 
 
 #: Prefixes of the classes and functions that create arrays.
-_ARRAYS = ("numpy.", "array.")
+_ARRAY_PREFIXES = ("numpy.", "array.")
 #: Largest number of subscripts that a message shows, and of characters in each.
-_SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT = 4, 1000
+_MAX_SHOWN_SUBSCRIPTS, _MAX_SUBSCRIPT_CHARACTERS = 4, 1000
 #: Largest alpha and count in a power of an integer: Python computes the power at once, and trainings use far less.
 _MAX_POWER = 1000
 
@@ -590,7 +590,7 @@ def _is_bytes(value: Value) -> bool:
     """Return True for bytes, and for other objects whose memory Python evaluates as bytes."""
     if type(value) is not Obj or random_states.read_number(value) is not None:
         return type(value) is bytes
-    return split_call(value)[0].startswith(_ARRAYS) or _read_bytes(value) is not None
+    return split_call(value)[0].startswith(_ARRAY_PREFIXES) or _read_bytes(value) is not None
 
 
 def _is_true(value: Value) -> bool:
@@ -601,7 +601,7 @@ def _is_true(value: Value) -> bool:
 def _format_subscript(key: Value) -> str:
     """Return a key as a Python subscript, truncated if long."""
     text = f"[{quoting.quote(key)}]" if type(key) is str else format_subscript(key)
-    return text if text and len(text) <= _MAX_SUBSCRIPT else "[…]"
+    return text if text and len(text) <= _MAX_SUBSCRIPT_CHARACTERS else "[…]"
 
 
 def _join_path(path: str, reason: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.pickle_scan import name_lists
 
-_LISTS = name_lists.read_operators("listed")
+_LISTED_OPERATORS = name_lists.read_operators("listed")
 #: Further namespaces of torch 2.13 and torchvision; saved programs need none of their operators.
 _UNLISTED_NAMESPACES = {"_dtensor", "c10d", "export", "flex_lib", "fsdp", "mkl", "mkldnn", "streams", "video_reader"}
 #: Namespaces of operators that torch's compilers, runtimes and tests call, and that no saved program needs: some of
@@ -40,12 +40,12 @@ _HARMS = {
     ),
 }
 #: Operators that crashed the process for arguments that a program can create, and that torch writes into no program.
-_UNCHECKED = name_lists.read_operators("unchecked")["aten"]
+_UNCHECKED_OPERATORS = name_lists.read_operators("unchecked")["aten"]
 #: Operators that compute gradients from indices and sizes of the forward pass, which torch trusts.
-_GRADIENT = compile_on_use(r"\w+::\w*_backward(?:_\w+)?")
+_GRADIENT_OPERATOR = compile_on_use(r"\w+::\w*_backward(?:_\w+)?")
 _EMBEDDING_ROWS = compile_on_use(r"quantized::embedding_bag_\w*rowwise_offsets")
 #: Operators that create sparse tensors; torch checks their indices only if a program requests this.
-_UNSAFE_SPARSE = compile_on_use(
+_SPARSE_OPERATOR = compile_on_use(
     r"aten::_sparse_\w+_tensor_(?:unsafe|with_dims_and_tensors)|aten::sparse_(?:coo|compressed|cs[rc]|bs[rc])_tensor"
 )
 _FILE_OPERATOR = compile_on_use(
@@ -62,14 +62,14 @@ def describe_harm(operator: str) -> str | None:
         return _HARMS[operator]
     if namespace in _INTERNAL_NAMESPACES:
         return _INTERNAL_HARM
-    if _UNSAFE_SPARSE.fullmatch(operator):
+    if _SPARSE_OPERATOR.fullmatch(operator):
         return (
             "makes a sparse tensor whose indices torch does not check; an operation on this tensor may overwrite "
             "memory outside the tensor"
         )
-    if (namespace == "aten" and name in _UNCHECKED) or _EMBEDDING_ROWS.fullmatch(operator):
+    if (namespace == "aten" and name in _UNCHECKED_OPERATORS) or _EMBEDDING_ROWS.fullmatch(operator):
         return _UNCHECKED_HARM
-    if _GRADIENT.fullmatch(operator) and not is_listed(operator):
+    if _GRADIENT_OPERATOR.fullmatch(operator) and not is_listed(operator):
         return _UNCHECKED_HARM
     return "reads or writes a file" if _FILE_OPERATOR.fullmatch(operator) else None
 
@@ -79,13 +79,13 @@ _TEXT_OPERATORS = name_lists.read_operators("texts")["aten"]
 #: Overloads on texts, lists and dicts, by the same schemas: `values` and `wait` have other overloads for a sparse
 #: tensor or a stream than for a dict.
 _TEXT_OVERLOAD = compile_on_use(r"str|any|list|dict|t|left_t|right_|(?:default_|Dict_)\w+")
-_OF_TENSORS = frozenset(["aten::values.default", "aten::values.Tensor_Dict"])
+_TENSOR_OVERLOADS = frozenset(["aten::values.default", "aten::values.Tensor_Dict"])
 
 
 def is_about_texts(operator: str, overload: str) -> bool:
     """Return True if the operator returns a text or a container: TorchScript's own operators, which no graph needs."""
     namespace, _, name = operator.partition("::")
-    if namespace not in ("aten", "prim") or f"{operator}.{overload}" in _OF_TENSORS:
+    if namespace not in ("aten", "prim") or f"{operator}.{overload}" in _TENSOR_OVERLOADS:
         return False
     return name in _TEXT_OPERATORS or _TEXT_OVERLOAD.fullmatch(overload) is not None
 
@@ -93,10 +93,10 @@ def is_about_texts(operator: str, overload: str) -> bool:
 def is_listed(operator: str) -> bool:
     """Return True if torch writes the operator into programs."""
     namespace, _, name = operator.partition("::")
-    return name in _LISTS.get(namespace, ())
+    return name in _LISTED_OPERATORS.get(namespace, ())
 
 
 def is_shipped(operator: str) -> bool:
     """Return True if torch, torchvision or torchaudio has this namespace."""
     namespace = operator.partition("::")[0]
-    return namespace in _LISTS or namespace in _UNLISTED_NAMESPACES
+    return namespace in _LISTED_OPERATORS or namespace in _UNLISTED_NAMESPACES

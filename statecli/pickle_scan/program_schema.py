@@ -250,7 +250,7 @@ SCHEMA: dict[str, dict[str, Kind]] = {
 class ProgramValue(NamedTuple):
     """Value of a program, the kind of its place in the schema, and the key of its field.
 
-    The keys of a `DictOf` are the author's: a value under such a key has the key of the dict.
+    The author chooses the keys of a `DictOf`, so a value under such a key gets the key of the dict.
     """
 
     kind: Kind
@@ -273,7 +273,7 @@ class ProgramValue(NamedTuple):
         return []
 
     def may_be(self, *classes: str) -> bool:
-        """Return whether a dict is an object of one of the classes, or in a place without a class."""
+        """Return True if a dict is an object of one of the classes, or in a place without a class."""
         if type(self.value) is not dict or isinstance(self.kind, DictOf):
             return False
         return self.kind in classes if type(self.kind) is str else True

@@ -24,17 +24,17 @@ from statecli.pickle_scan.step_budget import Budget, Steps
 _NAME = compile_on_use(r"\w*")
 _PARAMETER = compile_on_use(r"\*{0,2}\w*")
 #: Characters that end a quoted text, a comment or a line of source.
-_BREAKS = compile_on_use(r"[\"'\\\n\r]")
+_TEXT_BREAKS = compile_on_use(r"[\"'\\\n\r]")
 #: The same for paths of modules, because torch writes the quotes of `L['self']` in them, between double quotes.
-_BREAKS_OF_PATH = compile_on_use(r"[\"\\\n\r]|'''")
+_PATH_BREAKS = compile_on_use(r"[\"\\\n\r]|'''")
 #: The same for values: messages of assertions have single quotes, also at their end, and inductor writes the C++ around
 #: them between three single quotes of Python. `??/` is a backslash for some C++ compilers.
-_BREAKS_OF_VALUE = compile_on_use(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
+_VALUE_BREAKS = compile_on_use(r"[\"\\\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029]|\?\?/|'''")
 #: The same for stack traces: inductor writes a C++ wrapper with the traces between three double quotes of Python, and a
 #: kernel between three single quotes. None of 8,142 stack traces in 266 exported programs has either.
-_BREAKS_OF_TRACE = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
-#: Names of functions and classes; those inside of a function have its `<locals>`.
-_FUNCTIONS = compile_on_use(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
+_TRACE_BREAKS = compile_on_use(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]|\"{3}|'{3}")
+#: Names of functions and classes; names inside a function contain `<locals>`.
+_FUNCTION_NAMES = compile_on_use(r"(?:[-\w.,;:#]|<locals>|<lambda>)*")
 _FLOATS = frozenset(["Infinity", "-Infinity", "NaN"])
 #: End of the raw string that inductor writes a stack trace into; and texts that may hide the rest of that string from
 #: C++: a raw string with up to 16 characters before its bracket, a line that goes on, a directive, a comment.
@@ -62,7 +62,7 @@ def _refuse(text: str) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    return _is_stable(text) and not _BREAKS.search(text)
+    return _is_stable(text) and not _TEXT_BREAKS.search(text)
 
 
 def _is_parameter(text: str) -> bool:
@@ -77,7 +77,7 @@ def _is_module_path(text: str) -> bool:
 
 def _is_module_stack(text: str) -> bool:
     """Return True if each module has a key, a path and a class, as torch splits them."""
-    if not _is_stable(text) or _BREAKS_OF_PATH.search(text):
+    if not _is_stable(text) or _PATH_BREAKS.search(text):
         return False
     paths = list_stack_paths(text)
     return None not in paths and all(_CALL_NUMBER.sub("", path or "").find("@") < 0 for path in paths)
@@ -117,7 +117,7 @@ def find_module_call(text: str) -> str | None:
 
 
 def strip_call_numbers(path: str) -> str:
-    """Return the path as compared by unflatten: a tensor of `a` is put on each call of `a`, also on `a@1` and `a@2`."""
+    """Return the path as unflatten compares it: a tensor of `a` is set on each call of `a`, also on `a@1` and `a@2`."""
     return _CALL_NUMBER.sub("", path)
 
 
@@ -126,7 +126,7 @@ def _are_origins(text: str) -> bool:
     if "\\" not in text and "'''" not in text:  # without escapes, a JSON string has no quote and no line break
         return True
     try:
-        return not any(type(value) is str and _BREAKS_OF_VALUE.search(value) for value in _iter_json(text))
+        return not any(type(value) is str and _VALUE_BREAKS.search(value) for value in _iter_json(text))
     except (ValueError, RecursionError):
         return False
 
@@ -176,10 +176,10 @@ CHECKS: dict[Judgement, Callable[[str], bool]] = {
     Judgement.SYMBOL: _is_plain,
     Judgement.PLAIN: _is_plain,
     Judgement.INPUT: _is_plain,
-    Judgement.VALUE: lambda text: not _BREAKS_OF_VALUE.search(text),
-    Judgement.TRACE: lambda text: not _BREAKS_OF_TRACE.search(text),
+    Judgement.VALUE: lambda text: not _VALUE_BREAKS.search(text),
+    Judgement.TRACE: lambda text: not _TRACE_BREAKS.search(text),
     Judgement.MODULES: _is_module_stack,
-    Judgement.FUNCTIONS: lambda text: _is_stable(text) and _FUNCTIONS.fullmatch(text) is not None,
+    Judgement.FUNCTIONS: lambda text: _is_stable(text) and _FUNCTION_NAMES.fullmatch(text) is not None,
     Judgement.ORIGINS: _are_origins,
     Judgement.ANNOTATIONS: _are_annotations,
     Judgement.UNKNOWN: _is_plain,

@@ -1,6 +1,6 @@
 """Recognise the states of random generators written by numpy and Python.
 
-numpy takes any number for a position in a table, and the next draw reads memory there. numpy looks positions up in any
+numpy accepts any number as a position in a table, and the next draw reads memory there. numpy looks positions up in any
 given object: a mapping of any class, a record of an array, a key computed by a call. So a state is sound only if
 numpy's own `__reduce__`, of 1.16 to 2.4, writes each of its parts.
 """

@@ -1,4 +1,4 @@
-"""Find casts in the code of TorchScript that take a value for an object or a tuple without a check.
+"""Find casts in the code of TorchScript that treat a value as an object or a tuple without a check.
 
 torch writes `unchecked_cast(T, x)` after the code has tested that x, of type Optional[T], is not None. With another x,
 compiled code reads the attributes and elements of T from other memory.
@@ -55,7 +55,7 @@ def find_unchecked_casts(codes: Iterable[bytes], types: ScriptTypes, steps: Step
 
 
 def _is_optional(name: str, declared: str, lines: list[str], types: ScriptTypes, visited_names: frozenset[str]) -> bool:
-    """Return whether each value of a name in the lines of a function is declared as Optional of a type.
+    """Return True if each value of a name in the lines of a function is declared as Optional of a type.
 
     `visited_names`: names that get their value from this name.
     """

@@ -29,7 +29,7 @@ _RENAMED_HARM = "gets a second name in the code, so statecli cannot check calls 
 #: White space and comments, except type comments, which are tokens.
 _SPACE = r"(?:\s|\\\n|\#(?! type:)[^\n]*\n)*"
 _SPACES = rf"(?:\s|\\\n|\#(?! type:)[^\n]*\n){_SPACE}"
-#: Words that cannot be methods: a point before one of them ends a number.
+#: Words that cannot be methods, because a dot before such a word ends a number.
 _KEYWORD = (
     "(?:is|not|in|and|or|if|else|elif|for|while|as|with|return|lambda|assert|raise|pass|del|global|import|class|def)"
 )
@@ -38,11 +38,11 @@ _MENTION = compile_on_use(
     r"""(?P<quote>\"\"\"|\'\'\'|["\'])"""
     r"|(?P<comment>\#(?! type:)[^\n]*)"
     rf"|(?<![\w.])(?P<path>(?:torch|ops|__torch__)\b(?:{_SPACE}\.{_SPACE}\w+)*)(?P<after>{_SPACE}(?::|=(?!=)))?"
-    # Behind white space, a root of a path is not a method: the point ends a number (`1.`).
+    # After white space, a root of a path is not a method: the dot ends a number (`1.`).
     rf"|\.(?!{_SPACES}(?:torch|ops|__torch__)\b){_SPACE}(?!{_KEYWORD}\b)(?P<method>[A-Za-z_]\w*)(?P<called>{_SPACE}\()?"
-    # torch's lexer takes `is not` for one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
+    # torch's lexer reads `is not` as one token before a letter too: `1 is nottorch.save` is `1 is not torch.save`.
     r"|(?P<glued>(?:is not|not in)(?=\w))"
-    # A number has its point, which begins no method: `1. is not`.
+    # The dot belongs to the number and begins no method: `1. is not`.
     r"|(?<![\w.])\d[\d.]*(?:[eE][-+]?\d+)?j?(?P<glued_to_number>(?=[A-Za-z_])(?![eE][-+]?\d|j(?!\w)))?",
     re.ASCII,
 )
@@ -60,7 +60,7 @@ _ESCAPE = compile_on_use(r"\\(?:([0-7]{3})|x([0-9a-fA-F]{2})|\n)")
 _ONLY_SPACE = compile_on_use(_SPACE)
 #: Methods of the C++ classes with packed weights, and of all classes.
 _METHODS_OF_CLASSES = frozenset(["unpack", "__getstate__", "__setstate__", "__init__", "__new__"])
-_DEFINED = compile_on_use(rb"\bdef\s+([A-Za-z_]\w*)")
+_DEFINED_FUNCTION = compile_on_use(rb"\bdef\s+([A-Za-z_]\w*)")
 _WORD = compile_on_use(r"\w+", re.ASCII)
 _COMMENT = compile_on_use(r"\#[^\n]*")
 _DEF = compile_on_use(r"^[^\S\n]*def (\w+)", re.MULTILINE | re.ASCII)
@@ -71,7 +71,7 @@ _BYTECODE_OPERATOR = compile_on_use(rb"(?:X(.)\0\0\0|\x8c(.)|\x8d(.)\0{7}|(?<!\w
 
 _SETSTATE, _GETSTATE = "__setstate__", "__getstate__"
 #: Strings, and comments except type comments.
-_OPAQUE = compile_on_use(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
+_STRING_OR_COMMENT = compile_on_use(r"""(?P<quote>\"\"\"|\'\'\'|["\'])|\#(?! type:)[^\n]*""")
 _FUNCTION = compile_on_use(r"\bdef\s+(\w+)", re.ASCII)
 _CLASS = compile_on_use(r"\bclass\s+(\w+)", re.ASCII)
 #: Operations in a function: a call of a method of its own object, another call, a loop, an operator between values, a
@@ -160,7 +160,7 @@ class Call(NamedTuple):
 
 def list_functions(codes: Iterable[bytes]) -> frozenset[str]:
     """Return the names of all functions of an archive's code."""
-    return frozenset(match[1].decode() for code in codes for match in _DEFINED.finditer(code))
+    return frozenset(match[1].decode() for code in codes for match in _DEFINED_FUNCTION.finditer(code))
 
 
 def find_calls(code: bytes, steps: Steps, defined_names: Collection[str] | None = None) -> Iterator[Call]:
@@ -268,7 +268,7 @@ def blank_strings(text: str, steps: Steps) -> str:
     A string of several lines, which torch never writes, keeps its first quote.
     """
     strings, parts, at = Strings(text, steps), [], 0
-    while match := _OPAQUE.search(text, at):
+    while match := _STRING_OR_COMMENT.search(text, at):
         end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         opaque = text[match.start() : end]
         is_long = match["quote"] is not None and (len(match["quote"]) > 1 or "\n" in opaque)
@@ -280,7 +280,7 @@ def blank_strings(text: str, steps: Steps) -> str:
 def _split_functions(number: int, strings: Strings) -> Iterator[_Function]:
     """Yield each function with the text up to the next function; code before the first function has no name."""
     words, blank, at = [], [], 0
-    while match := _OPAQUE.search(strings.text, at):
+    while match := _STRING_OR_COMMENT.search(strings.text, at):
         end = strings.find_end(match["quote"], match.start()) if match["quote"] else match.end()
         space = " " * (end - match.start())
         # A string may be the name of an attribute, but defines no function.
@@ -405,7 +405,7 @@ def _list_assignments(text: str) -> _Assignments:
 
 
 def _has_own_numbers(arguments: str, assignments: _Assignments, steps: Steps) -> bool:
-    """Return whether the stride, the dilation and the groups of this call come from the module itself."""
+    """Return True if the stride, the dilation and the groups of this call come from the module itself."""
     if len(arguments) > _MAX_PACKING_CHARACTERS:
         return False
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", arguments)]

@@ -20,7 +20,7 @@ from statecli.pickle_scan.script_nesting import MAX_TYPE_DEPTH
 from statecli.pickle_scan.step_budget import Budget, Steps
 from statecli.pickles.nodes import Global, Key, Obj, Value
 
-_NOT_COMPARED = (
+_NOT_COMPARED_REASON = (
     "torch.jit.load does not compare the value with the declared type, so the code may read memory outside the value"
 )
 _ROOT = "__torch__"
@@ -183,7 +183,7 @@ def _parse_type(text: str) -> ScriptType | None:
 
 
 def is_trusted(text: str) -> bool:
-    """Return whether torch checks a value of this type itself when the value is used."""
+    """Return True if torch checks a value of this type itself when the value is used."""
     declared = _parse_type(text)
     return declared is not None and not _has_checked_part(declared)
 
@@ -194,7 +194,7 @@ def _has_checked_part(declared: ScriptType) -> bool:
 
 
 def is_optional_attribute(types: ScriptTypes, name: str, text: str) -> bool:
-    """Return whether all classes of the archive with an attribute of this name declare the attribute with this type."""
+    """Return True if all classes of the archive with an attribute of this name declare the attribute with this type."""
     declared = [
         script_class.attributes[name] for script_class in types.classes.values() if name in script_class.attributes
     ]
@@ -212,7 +212,7 @@ class _Check(NamedTuple):
 def find_mismatch(
     calls: Iterable[Obj], builds: Iterable[tuple[Value, Value]], types: ScriptTypes, steps: Steps
 ) -> str | None:
-    """Return a description of the first object that the code takes for another object, or None.
+    """Return a description of the first object that the code treats as another object; None without such an object.
 
     `calls` are the objects made by a pickle, `builds` their states. Raises OutOfSteps.
     """
@@ -270,7 +270,7 @@ def _run_checks(checks: list[_Check], types: ScriptTypes, steps: Steps) -> str |
             checked_keys.add(key)
             mismatch = _describe_mismatch(check.value, check.declared, types)
             if mismatch is not None:
-                return f"{check.where} is {mismatch}; {_NOT_COMPARED}"
+                return f"{check.where} is {mismatch}; {_NOT_COMPARED_REASON}"
             checks += [check._replace(value=value, declared=type) for value, type in _iter_parts(check, types)]
     return None
 

@@ -29,7 +29,7 @@ class Budget(Enum):
     BYTES = ("bytes of pickles and code", 512 * 2**20)
     #: Records, strings and regions that begin like a pickle.
     PIECES = ("records and strings", 1_000_000)
-    #: Pickles, those inside strings included. A rank's file of torch.distributed.checkpoint has six for each tensor.
+    #: Pickles, including pickles inside strings. A rank's file of torch.distributed.checkpoint has six for each tensor.
     PICKLES = ("pickles", 100_000)
 
     #: Hash by address, because a budget is looked up for each step, and Enum's own hash is written in Python.
@@ -66,7 +66,7 @@ class Steps:
         total = self.counts[budget] + count
         self.counts[budget] = total
         if total > budget.limit and (budget is not Budget.FLOW or total > self._flow_limit):
-            limit = self.limit(budget)
+            limit = self.get_limit(budget)
             if total > limit:
                 text = f"statecli stopped the scan at its limit of {limit:,} {budget.noun}"
                 self.exceeded = self.exceeded or OutOfSteps(text)
@@ -76,7 +76,7 @@ class Steps:
         """Set the function that counts the opcodes of the current pickle, which are taken at its end."""
         self._unfinished, self._flow_limit = count, 0
 
-    def limit(self, budget: Budget) -> int:
+    def get_limit(self, budget: Budget) -> int:
         """Return the number of steps of this kind allowed for the file, given the opcodes read so far."""
         if budget is not Budget.FLOW:
             return budget.limit

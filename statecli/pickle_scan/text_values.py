@@ -12,7 +12,7 @@ from statecli.pickles.nodes import Global, Key, Obj, Value
 _USER_STRING = "collections.UserString"
 #: Classes that create a text from their argument.
 TEXT_CLASSES = frozenset(["builtins.str", "numpy.str_", _USER_STRING, "torch.torch_version.TorchVersion"])
-_SCALARS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
+_SCALAR_FUNCTIONS = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 #: Prefix of the node classes of OmegaConf, and their attribute with the value.
 _OMEGACONF_NODES, _NODE_VALUE = "omegaconf.nodes.", "_val"
 #: Largest number of nested texts that are read.
@@ -43,11 +43,11 @@ def read_text(value: Value) -> Value:
 
 
 def is_plain_text(value: Value) -> bool:
-    """Return whether a value is a text, or a call that makes a text and cannot give the text attributes of its own."""
+    """Return True if a value is a text, or a call that makes a text and cannot give the text attributes of its own."""
     if type(value) is not Obj:
         return type(value) is str
     name, args = split_call(value)
-    if name in _SCALARS:
+    if name in _SCALAR_FUNCTIONS:
         return len(args) == 2 and numpy_dtype_states.get_code(args[0]) == "U"
     return name in TEXT_CLASSES and value.state is None and all(type(part) is str for part in args)
 
@@ -73,7 +73,7 @@ def _unwrap(node: Obj) -> Value:
         data = attributes.get("data") if name == _USER_STRING and "data" in attributes else args[0] if args else ""
         is_plain = len(args) <= 1 and not node.kwargs and type(data) in (str, Obj)
         return data if is_plain else COMPUTED_TEXT
-    code = numpy_dtype_states.get_code(args[0]) if name in _SCALARS and len(args) == 2 else ""
+    code = numpy_dtype_states.get_code(args[0]) if name in _SCALAR_FUNCTIONS and len(args) == 2 else ""
     if code == "O":
         return args[1]  # numpy gives back the object
     if code == "U":

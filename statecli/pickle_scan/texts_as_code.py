@@ -30,13 +30,13 @@ CONFIG_PARENTS, CONFIGS = ("meta", "runtime_info"), ("cfg", "config")
 _INSTANTIATORS = compile_on_use(r"(?:lightning\.pytorch|pytorch_lightning)\.cli\.instantiate_module")
 #: Modules that define layers, optimizers and schedulers, whose calls only compute; the groups are the modules that
 #: export them.
-_MODULES = compile_on_use(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
+_COMPUTING_MODULES = compile_on_use(r"(torch\.nn)\.modules\.\w+|(torch\.optim)\.\w+")
 _CLASS_HELP = "check the name before you give the file to LightningCLI"
 #: Text that is more likely the name of a file than of a class: `train.csv`.
 _FILE_NAME = compile_on_use(r"\w+\.[a-z0-9]{1,6}")
 #: Name of a configuration file; sign of a list or a mapping in YAML; and separators of the texts in them.
 _CONFIG_FILE = compile_on_use(r".*\.(?:ya?ml|json)", re.IGNORECASE | re.DOTALL)
-_COLLECTION, _BETWEEN = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
+_COLLECTION, _SEPARATORS = re.compile(r"[\[{]|[-:?]\s"), re.compile(r"[\s\[\]{},:'\"]+")
 #: Names of dtypes, which are frequent in hyperparameters and are not called.
 _PLAIN_DTYPE = compile_on_use(r"torch\.(?:b?float\d*|u?int\d*|complex\d+|bool|half|double|long)")
 
@@ -51,7 +51,7 @@ _SCOPE_NAMES = (
 _SCOPES = frozenset(_SCOPE_NAMES.split())
 #: Scopes whose packages also export classes outside of their registries: one opens a file for writing, one imports a
 #: module.
-_OWN_SCOPES = frozenset(["mmengine", "mmcv"])
+_EXPORTING_SCOPES = frozenset(["mmengine", "mmcv"])
 #: Variable and key of a dict whose text is a scope, because MMEngine imports the module `registry` of the scope.
 _SCOPE_VARIABLE, _SCOPE_KEY = "default_scope", "_scope_"
 #: Modules without a dot in their names that act when they are imported: modules of Python, and scripts of a project.
@@ -72,12 +72,12 @@ _CONFIG_HELP = "do not give the file to MMEngine unless you trust its author"
 
 
 def is_dtype_key(name: str) -> bool:
-    """Return whether HQQ evaluates the letters at this key; in a list, the name of a tensor ends in a subscript."""
+    """Return True if HQQ evaluates the letters at this key; in a list, the name of a tensor ends in a subscript."""
     return "_dtype" in name and _DTYPE_KEY.search(name) is not None
 
 
 def is_dtype(letters: str) -> bool:
-    """Return whether the letters are the name of a dtype of torch, as written by HQQ."""
+    """Return True if the letters are the name of a dtype of torch, as written by HQQ."""
     return _DTYPE.fullmatch(letters) is not None
 
 
@@ -89,14 +89,14 @@ def check_class_path(where: str, name: str) -> Hazard | None:
 
 
 def check_argument(where: str, text: str) -> Iterator[Hazard]:
-    """Yield the hazards of a text that LightningCLI gives to an argument; of a list in YAML, of each name in the list.
+    """Yield the hazards of a text that LightningCLI gives to an argument, or of each name in a text with a YAML list.
 
     Only the type of the argument decides whether jsonargparse imports the text, reads the file or takes the text as is.
     Honest hyperparameters name files: names of files are notes.
     """
     names: Iterable[str] = (text,)
     if _COLLECTION.search(text):
-        where, names = f"a name in {where}", dict.fromkeys(_BETWEEN.split(text))
+        where, names = f"a name in {where}", dict.fromkeys(_SEPARATORS.split(text))
         if "\\" in text:
             why = (
                 f"{where} may be hidden by backslash escapes, so statecli cannot check the name; LightningCLI "
@@ -119,7 +119,7 @@ def check_argument(where: str, text: str) -> Iterator[Hazard]:
 
 
 def _is_class_name(name: str) -> bool:
-    """Return whether jsonargparse may import the name: identifiers with dots between them, except dtypes."""
+    """Return True if jsonargparse may import the name: identifiers with dots between them, except dtypes."""
     return "." in name and all(map(str.isidentifier, name.split("."))) and not _PLAIN_DTYPE.fullmatch(name)
 
 
@@ -137,7 +137,7 @@ def _list_classes() -> frozenset[str]:
     names = set()
     for qualified in known_names.CLASSES:
         module, _, name = qualified.rpartition(".")
-        if match := _MODULES.fullmatch(module):
+        if match := _COMPUTING_MODULES.fullmatch(module):
             names |= {qualified, f"{match[1] or match[2]}.{name}"}
     return frozenset(names)
 
@@ -175,7 +175,7 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
         if not _is_registered(name):
             yield judge_call(f"{where} has type", name, "MMEngine", _CONFIG_HELP)
     for scope in scopes:
-        if scope not in _SCOPES | _OWN_SCOPES:
+        if scope not in _SCOPES | _EXPORTING_SCOPES:
             why = (
                 f"has the scope {quoting.name(scope)}, so MMEngine imports the registry module of the package with "
                 "this name"
@@ -186,15 +186,15 @@ def check_config(where: str, text: str) -> Iterator[Hazard]:
 
 
 def _is_registered(name: str) -> bool:
-    """Return whether MMEngine finds the name in a registry, or imports nothing that acts.
+    """Return True if MMEngine finds the name in a registry, or imports nothing that acts.
 
     A name without a dot is in a registry, or else a module. Any other name may be a class outside all registries:
-    MMEngine takes `mmengine.MMLogger` for a class of its scope, and then imports the class.
+    MMEngine treats `mmengine.MMLogger` as a class of its scope, and then imports the class.
     """
     scope, point, inner_name = name.partition(".")
     if not point:
         return name not in _ACTING_MODULES
-    if scope in _OWN_SCOPES:
+    if scope in _EXPORTING_SCOPES:
         return inner_name in _list_registered_names()
     return name in _list_classes() or (scope in _SCOPES and _CLASS_NAME.fullmatch(inner_name) is not None)
 

@@ -19,22 +19,22 @@ GRAPH_MODULE = "torch.fx.graph_module.reduce_graph_module"
 LEAF_TYPES = frozenset([str, int, float, bool, bytes, type(None), Global])
 
 #: Class that is pickled with a dict, because a Counter counts the elements of any other argument.
-_COUNTER = "collections.Counter"
+_COUNTER_CLASS = "collections.Counter"
 #: Classes of containers -> position of the argument that fills the container.
 _DICT_ARGUMENT_POSITIONS = {
     "collections.OrderedDict": 0,
     "collections.defaultdict": 1,
     "builtins.dict": 0,
-    _COUNTER: 0,
+    _COUNTER_CLASS: 0,
 }
-_DEQUE = "collections.deque"
+_DEQUE_CLASS = "collections.deque"
 #: Codec by which protocol 2 writes bytes as text.
 PICKLED_CODEC = "latin1"
 _SEQUENCE_CLASSES = frozenset(
-    ["torch.Size", _DEQUE, "builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"]
+    ["torch.Size", _DEQUE_CLASS, "builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"]
 )
 #: Ends of the names of classes that NEWOBJ fills too; `__new__` of the other classes ignores its argument.
-_FILLED_BY_NEW = ("torch.Size", ".frozenset", ".tuple")
+_NEWOBJ_SUFFIXES = ("torch.Size", ".frozenset", ".tuple")
 
 
 def as_mapping(node: Any) -> Mapping[Any, Any] | None:
@@ -50,7 +50,7 @@ def _expand_mapping(node: Obj, copies: int) -> Mapping[Any, Any] | None:
     if place is None:
         return node.items
     has_argument = len(node.args) > place and node.how != "newobj"
-    argument_items = _expand_items(node.args[place], copies, pairs=name != _COUNTER) if has_argument else {}
+    argument_items = _expand_items(node.args[place], copies, pairs=name != _COUNTER_CLASS) if has_argument else {}
     if argument_items is None:
         return node.items
     return {**argument_items, **node.items} if argument_items and node.items else argument_items or node.items or {}
@@ -85,7 +85,7 @@ def is_unknown_mapping(node: Obj) -> bool:
     place = _DICT_ARGUMENT_POSITIONS.get(name)
     if place is None or node.how == "newobj" or len(node.args) <= place:
         return False
-    return _expand_items(node.args[place], MAX_NESTED_COPIES, pairs=name != _COUNTER) is None
+    return _expand_items(node.args[place], MAX_NESTED_COPIES, pairs=name != _COUNTER_CLASS) is None
 
 
 def as_sequence(node: Any) -> list[Any] | tuple[Any, ...] | None:
@@ -101,14 +101,14 @@ def _expand_sequence(node: Any, copies: int) -> list[Any] | tuple[Any, ...] | No
     if type(node) is not Obj:
         return None
     name = get_name(node.cls)
-    has_argument = node.args and (node.how != "newobj" or name.endswith(_FILLED_BY_NEW))
+    has_argument = node.args and (node.how != "newobj" or name.endswith(_NEWOBJ_SUFFIXES))
     argument_elements = (
         _expand_sequence(node.args[0], copies - 1) if name in _SEQUENCE_CLASSES and has_argument and copies else None
     )
     if argument_elements is None:
         return node.elems
     elements = [*argument_elements, *node.elems] if node.elems else argument_elements
-    longest = node.args[1] if name == _DEQUE and len(node.args) > 1 else None
+    longest = node.args[1] if name == _DEQUE_CLASS and len(node.args) > 1 else None
     return elements[max(0, len(elements) - longest) :] if type(longest) is int and longest >= 0 else elements
 
 

@@ -36,7 +36,7 @@ def wrap_key(value: Value, tokens: Tokens | None = None) -> Value:
         return value
     if kind is bytes and len(value) <= _MAX_HASHABLE_BYTES:
         return value
-    plain_key = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).plain(value)
+    plain_key = (Tokens(MAX_KEY_PARTS) if tokens is None else tokens).compute_plain(value)
     return plain_key if type(plain_key) is str else Key(value, plain_key)
 
 
@@ -53,7 +53,7 @@ class Tokens:
         #: Whether a container was nested too deeply to be read; it equals only itself, and Python cannot hash it.
         self.is_partial = False
 
-    def plain(self, value: Value) -> Value:
+    def compute_plain(self, value: Value) -> Value:
         """Return `Key.plain` of a value."""
         if type(value) is tuple and id(value) in self._cached_tokens:
             return "token", self._cached_tokens[id(value)][1]
@@ -105,7 +105,7 @@ class Tokens:
         if type(spelled_value) in (str, bytes):
             self._parts_left -= len(spelled_value) // MAX_KEY_PARTS
         token = _create_leaf_token(spelled_value) if self._parts_left >= 0 else b""
-        if len(token) > _SHORT_TOKEN:
+        if len(token) > _MAX_PLAIN_TOKEN_BYTES:
             token = _join_tokens(b"", [token])
             self._cached_tokens[id(value)] = (value, token)
         return token
@@ -117,19 +117,29 @@ def _get_parts(value: Value) -> tuple[bytes, Sequence[Value]] | None:
         return _TUPLE, value
     if type(value) is SetOf:
         return _SET, value.elems
-    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _COMPARED or not value.args:
+    if (
+        type(value) is not Obj
+        or type(value.cls) is not Global
+        or value.cls.name not in _COMPARED_NAMES
+        or not value.args
+    ):
         return None
     name, first = _get_python_name(value.cls), value.args[0]
     if name == "builtins.complex" and all(type(number) in (int, float, bool) for number in value.args[:2]):
         return _COMPLEX, (*value.args, 0)[:2]
     elements = first.elems if type(first) is SetOf else first
-    is_compared = name in _COMPARED_CLASSES and len(value.args) == 1 and type(elements) in (tuple, list)
-    return (_COMPARED_CLASSES[name], elements) if is_compared else None
+    is_compared = name in _TAG_BY_CLASS and len(value.args) == 1 and type(elements) in (tuple, list)
+    return (_TAG_BY_CLASS[name], elements) if is_compared else None
 
 
 def _get_spelled_value(value: Value) -> Value:
     """Return the text, bytes or number spelled out by a call; other values unchanged."""
-    if type(value) is not Obj or type(value.cls) is not Global or value.cls.name not in _SPELLING or not value.args:
+    if (
+        type(value) is not Obj
+        or type(value.cls) is not Global
+        or value.cls.name not in _SPELLING_NAMES
+        or not value.args
+    ):
         return value
     name, first = _get_python_name(value.cls), value.args[0]
     if name == "builtins.complex" and type(first) in (int, float, bool) and value.args[1:] in ((), (0,)):
@@ -138,7 +148,7 @@ def _get_spelled_value(value: Value) -> Value:
         return _decode_latin1(value)
     if name.endswith(".multiarray.scalar"):
         return _decode_numpy_scalar(value)
-    kind = _SPELLED.get(name)
+    kind = _SPELLED_TYPES.get(name)
     return first if kind is not None and type(first) is kind and len(value.args) == 1 else value
 
 
@@ -171,7 +181,7 @@ def is_computed(key: Obj, tokens: Tokens) -> bool:
         return False
     if name.endswith(".multiarray.scalar") and args and is_number_or_date(args[0]):
         return False
-    return name.startswith(_MAY_EQUAL_TEXT) and name not in _NEVER_EQUAL_TEXT and tokens.plain(key) is None
+    return name.startswith(_TEXT_PREFIXES) and name not in _NAMES_WITHOUT_TEXT and tokens.compute_plain(key) is None
 
 
 def _get_python_name(name: Value) -> str:
@@ -199,7 +209,7 @@ def _create_leaf_token(value: Value) -> bytes:
 
 def _join_tokens(tag: bytes, tokens: Iterable[bytes]) -> bytes:
     content = tag + b"".join([b"%d:%b" % (len(token), token) for token in tokens])
-    if len(content) <= _SHORT_TOKEN:
+    if len(content) <= _MAX_PLAIN_TOKEN_BYTES:
         return content
     import hashlib  # imported here, because loading OpenSSL takes longer than listing most checkpoints
 
@@ -209,11 +219,11 @@ def _join_tokens(tag: bytes, tokens: Iterable[bytes]) -> bytes:
 _TUPLE, _SET, _COMPLEX = b"T", b"S", b"C"
 #: Function that creates an object of a class whose base class has the value, such as a text.
 _RECONSTRUCTOR = "copyreg._reconstructor"
-_COMPARED_CLASSES = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
-_COMPARED = frozenset(["tuple", "Size", "frozenset", "complex"])
+_TAG_BY_CLASS = {"builtins.tuple": _TUPLE, "torch.Size": _TUPLE, "builtins.frozenset": _SET}
+_COMPARED_NAMES = frozenset(["tuple", "Size", "frozenset", "complex"])
 #: Classes that return their argument unchanged -> type of the argument; and last parts of the names of all calls that
 #: `_get_spelled_value` reads.
-_SPELLED = {
+_SPELLED_TYPES = {
     "builtins.str": str,
     "builtins.int": int,
     "builtins.float": float,
@@ -222,7 +232,7 @@ _SPELLED = {
     "numpy.str_": str,
     "torch.torch_version.TorchVersion": str,
 }
-_SPELLING = frozenset(
+_SPELLING_NAMES = frozenset(
     [
         *("str", "unicode", "basestring", "int", "long", "float", "bytes", "bool", "complex"),
         *("encode", "scalar", "str_", "TorchVersion"),
@@ -230,11 +240,11 @@ _SPELLING = frozenset(
 )
 #: Prefixes of names whose objects may equal a text, because they create, hold or return a text; and exceptions below
 #: these prefixes.
-_MAY_EQUAL_TEXT = (
+_TEXT_PREFIXES = (
     *("builtins.", "numpy.", "collections.", "copyreg.", "_codecs.", "functools.", "operator.", "omegaconf."),
     *("torch.jit.", "torch.torch_version.", "torch.Size"),
 )
-_NEVER_EQUAL_TEXT = frozenset(
+_NAMES_WITHOUT_TEXT = frozenset(
     ["builtins.object", "builtins.range", "builtins.slice", "builtins.getattr", "numpy.dtype"]
 )
 #: Aliases of torch's dtypes -> names of the dtypes.
@@ -253,4 +263,4 @@ _DTYPE_ALIASES = {
     }.items()
 }
 #: Longest token that is used unchanged, in bytes; a longer token is replaced by its hash.
-_SHORT_TOKEN = 64
+_MAX_PLAIN_TOKEN_BYTES = 64

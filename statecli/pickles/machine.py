@@ -125,7 +125,7 @@ class Machine(MachineState):
             )
 
     def _run_burst(self, pos: int) -> int:
-        """Read up to `BURST_OPCODES` opcodes from byte `pos`, frequent ones here; return the byte after the last."""
+        """Read up to `BURST_OPCODES` opcodes from byte `pos`, frequent ones without a handler; return the end."""
         data, stack, memo, sparse_memo, handlers = self.data, self.stack, self.memo, self.sparse_memo, self.handlers
         u32, size, fast, record, frame_end, op = _U32, len(data), self.fast, _RECORD.match, self.frame_end, 0
         try:

@@ -40,10 +40,10 @@ NO_FRAME = sys.maxsize
 _DECIMAL = compile_on_use(rb"[+-]?[0-9]+")
 _OCTAL = compile_on_use(rb"\s*[+-]?0[0-7]+")
 #: Class of the call that stands for an integer of more than `MAX_INT_BYTES`.
-_INT = Global("builtins", "int", 0)
+_INT_CLASS = Global("builtins", "int", 0)
 STRING_TYPES = frozenset([str])
-_CONTAINERS = frozenset([list, tuple, dict])
-_GROWING = frozenset([list, dict, Obj])
+_CONTAINER_TYPES = frozenset([list, tuple, dict])
+_GROWING_TYPES = frozenset([list, dict, Obj])
 #: Types of nodes that can be called. A call can return a callable, as functools.partial does.
 CALLABLE_TYPES = frozenset([Global, Obj])
 
@@ -178,7 +178,7 @@ class MachineState:
         return items
 
     def intern_name(self, module: Value, name: Value, pos: int) -> Global:
-        """Return the one Global of this name."""
+        """Return the Global of this name, the same object for each mention."""
         if type(module) is not str or type(name) is not str:
             if not {type(module), type(name)}.isdisjoint((Global, Obj, Persistent)):
                 message = (
@@ -213,12 +213,14 @@ class MachineState:
     def count_held_values(self, values: Value, pos: int) -> None:
         """Count the values of an object. Raises OverBudget if many objects share many values."""
         if type(values) is tuple:
-            self.held_values += sum([len(value) for value in values[:_COUNTED_ARGUMENTS] if type(value) in _CONTAINERS])
-            if not _GROWING.isdisjoint(map(type, values[:_COUNTED_ARGUMENTS])):
+            self.held_values += sum(
+                [len(value) for value in values[:_COUNTED_ARGUMENTS] if type(value) in _CONTAINER_TYPES]
+            )
+            if not _GROWING_TYPES.isdisjoint(map(type, values[:_COUNTED_ARGUMENTS])):
                 self.growing_values.append(values)
-        elif type(values) in _GROWING:
+        elif type(values) in _GROWING_TYPES:
             self.growing_values.append((values,))
-        if type(values) in _CONTAINERS:
+        if type(values) in _CONTAINER_TYPES:
             self.held_values += len(values)
         self._check_held_values(self.held_values, pos)
 
@@ -287,7 +289,7 @@ class MachineState:
         """Return a little-endian two's complement integer; for a very long integer, a node for a call of `int`."""
         if len(data) > MAX_INT_BYTES:
             self.object_count += 1
-            return Obj(_INT, (data,))
+            return Obj(_INT_CLASS, (data,))
         return int.from_bytes(data, "little", signed=True)
 
     def parse_decimal(self, line: bytes, pos: int) -> int:
@@ -324,6 +326,6 @@ def _count_values(value: Value) -> int:
             break
         size += len(value.items or ()) + len(value.elems or ())
         value = next(
-            (arg for arg in value.args[:_COUNTED_ARGUMENTS] if type(arg) in _CONTAINERS or type(arg) is Obj), ()
+            (arg for arg in value.args[:_COUNTED_ARGUMENTS] if type(arg) in _CONTAINER_TYPES or type(arg) is Obj), ()
         )
-    return size + len(value) if type(value) in _CONTAINERS else size
+    return size + len(value) if type(value) in _CONTAINER_TYPES else size

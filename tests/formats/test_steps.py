@@ -169,9 +169,9 @@ def test_short_opcodes_add_fewer_steps_than_long_opcodes(count):
     steps = Steps()
     steps.take(Budget.BYTES, count)
     steps.take(Budget.OPCODES, count)
-    assert steps.limit(Budget.FLOW) == Budget.FLOW.limit + count * 5 // 4
+    assert steps.get_limit(Budget.FLOW) == Budget.FLOW.limit + count * 5 // 4
     steps.take(Budget.BYTES, 50 * count)
-    assert steps.limit(Budget.FLOW) == Budget.FLOW.limit + count * 4
+    assert steps.get_limit(Budget.FLOW) == Budget.FLOW.limit + count * 4
 
 
 @pytest.mark.parametrize("name", [name for name in SHARED_BY_MANY if name not in FILES_FOLLOWED_ONCE])
@@ -256,7 +256,7 @@ def test_error_names_the_exceeded_budget(budget):
     steps = Steps()
     steps.take(budget, budget.limit)
     with pytest.raises(
-        OutOfSteps, match=rf"statecli stopped the scan at its limit of {steps.limit(budget):,} {budget.noun}"
+        OutOfSteps, match=rf"statecli stopped the scan at its limit of {steps.get_limit(budget):,} {budget.noun}"
     ):
         steps.take(budget)
 
