@@ -61,7 +61,7 @@ def test_the_column_of_the_cursor_is_shown(read, width):
     """As many columns as fit are shown, and always the column of the cursor."""
     _, (table,) = read({f"h.{n}.projection_number_{name}": torch.ones(2) for n in range(5) for name in range(30)})
     for cursor in range(30):
-        shown = choose_columns(table, width, cursor)
-        assert cursor in shown
-        fit = LAYER_CELLS + sum(list_widths(table)[number] for number in shown) <= width
-        assert (len(shown) == 1, fit) == (width == 20, width != 20)
+        columns = choose_columns(table, width, cursor)
+        assert cursor in columns
+        fit = LAYER_CELLS + sum(list_widths(table)[number] for number in columns) <= width
+        assert (len(columns) == 1, fit) == (width == 20, width != 20)

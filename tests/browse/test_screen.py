@@ -227,8 +227,8 @@ def test_modules_open_and_close(in_folder):
 
 def test_o_sorts_and_r_reverses(in_folder):
     """The first order is by size, largest first, then smallest first; in the tree, and in the list."""
-    looks = drive_in_steps("first.safetensors", [], "o", "O", "to", "r", look=lambda app: (list_rows(app), show(app)))
-    (before, _), (tree, screen), (back, _), (largest, _), (smallest, _) = looks
+    views = drive_in_steps("first.safetensors", [], "o", "O", "to", "r", look=lambda app: (list_rows(app), show(app)))
+    (before, _), (tree, screen), (back, _), (largest, _), (smallest, _) = views
     assert tree[0] == "model"
     assert re.search("{0..3} .* 4 × 288 B", screen)
     assert back == before
@@ -271,8 +271,8 @@ def test_panel_counts_shared_storage_once(tmp_path):
 def test_last_line_names_the_order_and_esc_restores_the_tree(in_folder):
     """The last line names the order and its neighbours; esc shows the tree, with the same selected row."""
     steps = ([*["down"] * 3, "o"], ["O"], ["o"], ["escape"], ["o", "r"])
-    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (app.model.cursor, show(app).splitlines()))
-    (_, ordered), (by_key, _), _, (by_escape, _), (_, reverse) = looks
+    views = drive_in_steps("first.safetensors", *steps, look=lambda app: (app.model.cursor, show(app).splitlines()))
+    (_, ordered), (by_key, _), _, (by_escape, _), (_, reverse) = views
     assert ordered[-1] == "by size, largest first  o: by name  O: tree  r: reverse  esc: tree"
     assert "by size, largest first" in ordered[0]
     assert by_key == by_escape == 3
@@ -345,8 +345,8 @@ def test_the_table_of_layers_begins_at_the_outlier(tmp_path):
     """A row for each layer; enter goes to the tensor, m shows the largest value, esc goes back."""
     path = save_layers(tmp_path)
     steps = (["L", settle], "m", ["escape"], ["L", "m", "enter"], ["L", settle, "down", "left", "enter"])
-    looks = drive_in_steps(path, *steps, look=lambda app: (show(app), app.model.current.label))
-    (screen, _), (by_largest, _), (left, _), (_, tensor), (_, neighbour) = looks
+    views = drive_in_steps(path, *steps, look=lambda app: (show(app), app.model.current.label))
+    (screen, _), (by_largest, _), (left, _), (_, tensor), (_, neighbour) = views
     lines = screen.splitlines()
     assert lines[0].startswith("h: RMS of 12 layers; 1 outlier, 1 nan, 1 inf: layer 7 v, layer 2 norm, layer")
     assert lines[1].split() == ["layer", "q", "v", "norm"]
@@ -439,9 +439,9 @@ def test_the_changes_of_equal_layers_are_shown(epochs):
     The order by change begins neither with biases near zero nor with the optimizer's state, and names the measure.
     """
     before, after = epochs
-    looks = drive_in_steps(before, [], "D", "o", other=after, size=(120, 40), look=lambda a: (list_rows(a), show(a)))
-    (unread, _), (rows, screen), (ordered, ordered_screen) = looks
-    assert "{0..11}" in unread
+    views = drive_in_steps(before, [], "D", "o", other=after, size=(120, 40), look=lambda a: (list_rows(a), show(a)))
+    (rows_without_values, _), (rows, screen), (ordered, ordered_screen) = views
+    assert "{0..11}" in rows_without_values
     assert rows[:4] == ["model", "h", "{0..2,4..7,9..11}", "{3,8}"]
     assert screen.startswith("a.pt → b.pt  27 tensors")
     assert "24 of 24 parameters changed" in screen.splitlines()[-2]
@@ -516,8 +516,8 @@ def test_marks_that_the_filter_hides_stay_in_view(in_folder):
     """The title and a message count hidden marks, and u clears all marks; a marks only shown tensors."""
     hidden = [*list_keys("/norm"), "enter", "a", *list_keys("/"), "ctrl+u", *list_keys("q_proj"), "enter"]
     steps = ("u", hidden, ["down", "space"], ["space", "a", "a"], ["a", "y"], ["x", "u"])
-    looks = drive_in_steps("first.safetensors", *steps, size=(120, 40), look=lambda app: (show(app), list_marks(app)))
-    screens, marks = zip(*looks, strict=True)
+    views = drive_in_steps("first.safetensors", *steps, size=(120, 40), look=lambda app: (show(app), list_marks(app)))
+    screens, marks = zip(*views, strict=True)
     assert "nothing is marked" in screens[0]
     assert "4 marked (all hidden)" in screens[1]
     assert "5 marked (4 hidden)" in screens[2]
@@ -534,8 +534,8 @@ def list_marks(app):
 def test_copied_globs_are_shown_until_a_key(in_folder):
     """The copied text is shown, because some terminals do not support OSC 52; any key closes the text."""
     steps = ("y", "q", "yx", "yo", [*list_keys("/norm"), "enter", "y"])
-    looks = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied_text, app.model.sort))
-    (screen, copied, _), (closed, *_), (again, *_), (*_, sort), (listed, *_) = looks
+    views = drive_in_steps("first.safetensors", *steps, look=lambda app: (show(app), app.copied_text, app.model.sort))
+    (screen, copied, _), (closed, *_), (again, *_), (*_, sort), (listed, *_) = views
     assert "statecli sent the globs of 2 tensors to the clipboard of the terminal:" in screen
     assert "\n  -i 'lm_head.*'\n" in screen
     assert "│" not in screen  # nothing next to the text, which a mouse selects by lines
@@ -568,11 +568,11 @@ def test_the_mouse_selects_opens_sorts_and_marks(in_folder):
     def click(x, y):
         return [lambda pilot: pilot.click("TensorList", offset=(x, y))]
 
-    looks = drive_in_steps("first.safetensors", click(8, 6), click(8, 6), click(1, 2), click(38, 0), look=describe)
-    assert looks[0][0] == "{0..3}"
-    assert "0" in looks[1][1]
-    assert looks[2][2] == 1
-    assert looks[3][3] == "size"
+    views = drive_in_steps("first.safetensors", click(8, 6), click(8, 6), click(1, 2), click(38, 0), look=describe)
+    assert views[0][0] == "{0..3}"
+    assert "0" in views[1][1]
+    assert views[2][2] == 1
+    assert views[3][3] == "size"
 
 
 def describe(app):

@@ -204,14 +204,14 @@ def test_copied_globs_select_exactly_the_marked_tensors(names, data):
     sections = data.draw(st.lists(st.sampled_from(["model", "ema", ""]), min_size=len(names), max_size=len(names)))
     state = build_state(names, sections)
     marked = data.draw(st.sets(st.integers(0, len(names) - 1), min_size=1))
-    written = write_globs(state, marked, {})
-    if not written.globs:
+    copied_globs = write_globs(state, marked, {})
+    if not copied_globs.globs:
         return
-    words = shlex.split(written.text)
-    assert words[::2] == ["-i"] * len(written.globs)
+    words = shlex.split(copied_globs.text)
+    assert words[::2] == ["-i"] * len(copied_globs.globs)
     selected = select(state, Selection(include=tuple(words[1::2])), "x").tensors
     assert {id(tensor) for tensor in selected} == {id(state.tensors[n]) for n in marked}
-    assert written.text.isprintable()
+    assert copied_globs.text.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,9 @@ def test_tensors_of_a_quantized_weight_are_copied_together(tmp_path):
     model = open_model(tmp_path / "q.safetensors")
     for n in range(3):
         model.marked = {n}
-        written = model.write_globs()
-        if written.globs:
-            selected = select(model.state, Selection(include=written.globs), "x", model._weights).tensors
+        copied_globs = model.write_globs()
+        if copied_globs.globs:
+            selected = select(model.state, Selection(include=copied_globs.globs), "x", model._weights).tensors
             assert [tensor.fqn for tensor in selected] == [model.tensors[n].fqn]
 
 
