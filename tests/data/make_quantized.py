@@ -102,9 +102,9 @@ def awq(factors: torch.Tensor | None = None) -> Form:
 
 def bitsandbytes(kind: str, *, double: bool) -> Form:
     """Return the state_dict of a `Linear4bit`."""
-    how = {"quant_type": kind, "compress_statistics": double}
-    layer = bnb.nn.Linear4bit(WIDTH, HEIGHT, bias=False, **how)
-    layer.weight = bnb.nn.Params4bit(WEIGHT.clone(), requires_grad=False, **how)
+    options = {"quant_type": kind, "compress_statistics": double}
+    layer = bnb.nn.Linear4bit(WIDTH, HEIGHT, bias=False, **options)
+    layer.weight = bnb.nn.Params4bit(WEIGHT.clone(), requires_grad=False, **options)
     layer = layer.to("cpu")
     return layer.state_dict(), bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
 
@@ -125,9 +125,9 @@ def nvfp4() -> Form:
     """Return the tensors of compressed-tensors' format `nvfp4-pack-quantized`."""
     args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    whole = (448 * 6 / WEIGHT.abs().amax()).reshape(1)
-    scale = (WEIGHT.reshape(HEIGHT, -1, 16).abs().amax(-1) / 6 * whole).to(torch.float8_e4m3fn)
-    state = {"weight": WEIGHT, "weight_scale": scale.float(), "weight_global_scale": whole}
+    global_scale = (448 * 6 / WEIGHT.abs().amax()).reshape(1)
+    scale = (WEIGHT.reshape(HEIGHT, -1, 16).abs().amax(-1) / 6 * global_scale).to(torch.float8_e4m3fn)
+    state = {"weight": WEIGHT, "weight_scale": scale.float(), "weight_global_scale": global_scale}
     parts = NVFP4PackedCompressor.compress(state, scheme)
     parts["weight_scale"] = parts["weight_scale"].to(torch.float8_e4m3fn)
     return parts, NVFP4PackedCompressor.decompress(dict(parts), scheme)["weight"]

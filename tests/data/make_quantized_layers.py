@@ -35,9 +35,9 @@ def llm_int8() -> dict[str, torch.Tensor]:
 
 def nf4_in_bfloat16() -> dict[str, torch.Tensor]:
     """Return the state_dict of a `Linear4bit` whose codes FSDP can shard."""
-    how = {"quant_type": "nf4", "quant_storage": torch.bfloat16}
-    layer = bnb.nn.Linear4bit(64, 32, bias=False, **how)
-    layer.weight = bnb.nn.Params4bit(linear()["proj"].weight.data, requires_grad=False, **how)
+    options = {"quant_type": "nf4", "quant_storage": torch.bfloat16}
+    layer = bnb.nn.Linear4bit(64, 32, bias=False, **options)
+    layer.weight = bnb.nn.Params4bit(linear()["proj"].weight.data, requires_grad=False, **options)
     return layer.to("cpu").state_dict()
 
 
