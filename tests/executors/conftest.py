@@ -23,21 +23,38 @@ def state(seed: int) -> dict[str, torch.Tensor]:
     numbers, shared = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     tensors = {}
     for dtype in (*FLOAT_DTYPES, *OTHER_DTYPES):
-        both = [torch.randn(40, 50, generator=generator, dtype=torch.float64) * 3 for generator in (shared, numbers)]
-        values = torch.cat(both)
+        halves = [torch.randn(40, 50, generator=generator, dtype=torch.float64) * 3 for generator in (shared, numbers)]
+        values = torch.cat(halves)
         values = values.abs() if dtype == "uint8" else values
         tensors[dtype] = (values > 0) if dtype == "bool" else values.to(getattr(torch, dtype))
-    odd = torch.randn(300, generator=numbers)
-    odd[:4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+    special_values = torch.randn(300, generator=numbers)
+    special_values[:4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
     weight = torch.randn(90, 70, generator=numbers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantized = torch.quantize_per_tensor(weight, 0.02, 3, torch.qint8)
         channels = torch.quantize_per_channel(weight, torch.rand(90) + 0.1, torch.zeros(90), 0, torch.qint8)
         csr = (weight * (weight > 1)).to_sparse_csr()
-    more = {"odd": odd, "t": weight.t(), "tied": weight, "again": weight, "expanded": torch.ones(1).expand(500)}
-    apart = {"coo": (weight * (weight > 1)).to_sparse(), "csr": csr, "quantized": quantized, "channels": channels}
-    return {**tensors, **more, **apart, "empty": torch.zeros(0, 3), f"renamed{seed}": torch.arange(5000.0)}
+    strided_tensors = {
+        "odd": special_values,
+        "t": weight.t(),
+        "tied": weight,
+        "again": weight,
+        "expanded": torch.ones(1).expand(500),
+    }
+    sparse_and_quantized = {
+        "coo": (weight * (weight > 1)).to_sparse(),
+        "csr": csr,
+        "quantized": quantized,
+        "channels": channels,
+    }
+    return {
+        **tensors,
+        **strided_tensors,
+        **sparse_and_quantized,
+        "empty": torch.zeros(0, 3),
+        f"renamed{seed}": torch.arange(5000.0),
+    }
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +73,13 @@ def dask_cluster():
 
     clusters = []
 
-    def make(workers: int = 2, **more) -> LocalCluster:
+    def start_cluster(workers: int = 2, **options) -> LocalCluster:
         cluster = LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50, **more
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0", silence_logs=50, **options
         )
         clusters.append(cluster)
         return cluster
 
-    yield make
+    yield start_cluster
     for cluster in clusters:
         cluster.close()

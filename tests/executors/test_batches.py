@@ -51,8 +51,8 @@ def test_worker_in_another_folder_reads_relative_paths(tasks, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     packed = send_copy(pack(stats_batch, None, tasks))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    good, damaged = unpack(send_copy(run_packed_batch(send_copy(packed))))
-    assert good == expected[0]
+    intact, damaged = unpack(send_copy(run_packed_batch(send_copy(packed))))
+    assert intact == expected[0]
     assert isinstance(damaged, MalformedError)
     assert str(damaged).startswith("a.pt: v: checksum wrong")
     assert damaged.place.path == "a.pt"
@@ -102,8 +102,8 @@ def test_tensor_named_like_a_path_keeps_its_name(tasks, tmp_path):
     )
     assert actual == [read_stats(task.tensor) for task in tasks]
     shorten_file(tmp_path / "a.pt")
-    cut = tuple(StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks)
-    for error in unpack(run_packed_batch(pack(stats_batch, None, cut))):
+    truncated_tasks = tuple(StatsTask(replace(task.tensor, fqn=name), ()) for task in tasks)
+    for error in unpack(run_packed_batch(pack(stats_batch, None, truncated_tasks))):
         assert str(error).startswith(f"a.pt: {name}: ")
 
 
@@ -249,14 +249,14 @@ def test_repr_of_a_batch_shows_no_secret(tasks, monkeypatch):
     """Engines log the repr of a failed batch; the batch contains the access to remote files, and the worker receives
     this access.
     """
-    given = []
+    imported_accesses = []
     monkeypatch.setattr(files, "export_access", lambda: {"token": "s3cr3t"})
-    monkeypatch.setattr(files, "import_access", given.append)
+    monkeypatch.setattr(files, "import_access", imported_accesses.append)
     packed = pack(stats_batch, None, tasks)
     assert "s3cr3t" not in f"{packed!r} {packed} {[packed]}"
     assert "a.pt" not in repr(packed)
     unpack(run_packed_batch(send_copy(packed)))
-    assert given == [{"token": "s3cr3t"}]
+    assert imported_accesses == [{"token": "s3cr3t"}]
 
 
 # --- number of batches -----------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def _paths(in_tmp_path, one_task_a_parcel):
 @pytest.fixture
 def pairs():
     sides = [formats.read(name).tensors for name in ("a", "b")]
-    return [Pair(*both) for both in zip(*sides, strict=True)]
+    return [Pair(*pair) for pair in zip(*sides, strict=True)]
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def workers(dask_cluster, tmp_path):
     """A function that starts a cluster and workers, which no nanny restarts; each worker runs `preload` before its
     first task.
     """
-    begun = []
+    processes = []
 
     def begin(count=2, preload=""):
         (tmp_path / "elsewhere").mkdir()
@@ -62,12 +62,12 @@ def workers(dask_cluster, tmp_path):
         line += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "preload.py")]
         for n in range(count):
             log = open(tmp_path / f"log{n}", "w")  # noqa: SIM115 - the worker's
-            begun.append(start_python(line, "dask", cwd=tmp_path / "elsewhere", stdout=log, stderr=log))
+            processes.append(start_python(line, "dask", cwd=tmp_path / "elsewhere", stdout=log, stderr=log))
         cluster.wait_for_workers(count, timeout=60)
-        return cluster, begun
+        return cluster, processes
 
     yield begin
-    for process in begun:
+    for process in processes:
         process.kill()
         process.wait()
 
@@ -78,8 +78,8 @@ def use_dask(cluster):
 
 def call_once(do):
     """Return a callback that calls `do` only the first time."""
-    left = [do]
-    return lambda *_: left.pop()() if left else None
+    pending_calls = [do]
+    return lambda *_: pending_calls.pop()() if pending_calls else None
 
 
 # --- workers that die ------------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ run.run_batch = run_batch
 """
 
 
-def kill_worker(path, how=signal.SIGKILL):
+def kill_worker(path, signal_number=signal.SIGKILL):
     """Wait for the worker with the first task, and kill this worker."""
     wait_for(path.is_symlink)
-    os.kill(int(os.readlink(path)), how)
+    os.kill(int(os.readlink(path)), signal_number)
 
 
 def test_killed_worker_does_not_change_the_result(pairs, dask_cluster, tmp_path):
@@ -114,9 +114,9 @@ def test_killed_worker_does_not_change_the_result(pairs, dask_cluster, tmp_path)
     (tmp_path / "preload.py").write_text(STUCK_PRELOAD.format(path=str(tmp_path / "first")))
     cluster = dask_cluster(preload=[str(tmp_path / "preload.py")])
     with use_dask(cluster), ThreadPoolExecutor(1) as thread:
-        gone = thread.submit(kill_worker, tmp_path / "first")
+        killing = thread.submit(kill_worker, tmp_path / "first")
         assert compare_pairs(pairs, CompareOptions()) == expected
-        gone.result()
+        killing.result()
 
 
 def test_batch_size_leaves_work_for_each_thread(dask_cluster, monkeypatch):
@@ -132,8 +132,8 @@ def test_delivered_result_counts_after_dask_loses_it(pairs, dask_cluster, monkey
     expected = compare_pairs(pairs, CompareOptions())
     real = distributed.Client._gather
 
-    async def gather_and_lose(self, futures, *words, **more):
-        results = await real(self, futures, *words, **more)
+    async def gather_and_lose(self, futures, *words, **options):
+        results = await real(self, futures, *words, **options)
         for future in futures if isinstance(futures, list) else [futures]:
             future._state.lose()
         return results
@@ -149,9 +149,9 @@ def test_stopped_worker_does_not_change_the_result(pairs, workers, tmp_path):
     with dask_config.set({"distributed.scheduler.worker-ttl": "2s"}):
         cluster, _ = workers(2, STUCK_PRELOAD.format(path=str(tmp_path / "first")))
     with use_dask(cluster), ThreadPoolExecutor(1) as thread:
-        gone = thread.submit(kill_worker, tmp_path / "first", signal.SIGSTOP)
+        stopping = thread.submit(kill_worker, tmp_path / "first", signal.SIGSTOP)
         assert compare_pairs(pairs, CompareOptions()) == expected
-        gone.result()
+        stopping.result()
 
 
 def test_remaining_worker_gives_the_whole_result(pairs, workers):
@@ -167,10 +167,10 @@ def test_results_before_the_death_of_all_workers_are_shown(workers, statecli, mo
     """Earlier results are shown, the error for the rest is a single line, and the command exits with status 2 without
     waiting.
     """
-    cluster, begun = workers()
-    first = call_once(lambda: [process.kill() for process in begun])
+    cluster, processes = workers()
+    first = call_once(lambda: [process.kill() for process in processes])
     results = ExecutorEngine._get_results
-    monkeypatch.setattr(ExecutorEngine, "_get_results", lambda *both: (results(*both), first())[0])
+    monkeypatch.setattr(ExecutorEngine, "_get_results", lambda *args: (results(*args), first())[0])
     monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
     engine = f"dask:{cluster.scheduler_address}"
     result = statecli("diff", "a", "b", "-f", "json", "--executor", engine)
@@ -180,8 +180,8 @@ def test_results_before_the_death_of_all_workers_are_shown(workers, statecli, mo
     assert 0 < len([value for value in values if value]) < 40
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_dead_scheduler_makes_pairs_unreadable(pairs, tmp_path, monkeypatch, how):
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+def test_dead_scheduler_makes_pairs_unreadable(pairs, tmp_path, monkeypatch, signal_number):
     """Results not delivered by then are lost; statecli does not wait for a stopped, silent scheduler either."""
     line = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
     file = tmp_path / "scheduler.json"
@@ -196,15 +196,15 @@ def test_dead_scheduler_makes_pairs_unreadable(pairs, tmp_path, monkeypatch, how
         with address, use_executor(f"dask:{address.scheduler.address}"):
             monkeypatch.setattr(dask, "TIMEOUT_S", 1.0)
             actual_pairs = compare_pairs(
-                pairs, CompareOptions(), progress=call_once(lambda: scheduler.send_signal(how))
+                pairs, CompareOptions(), progress=call_once(lambda: scheduler.send_signal(signal_number))
             )
     finally:
         for process in (scheduler, worker):
             process.kill()
             process.wait()
-    lost = [pair for pair in actual_pairs if not isinstance(pair, Delta)]
-    assert lost
-    assert all(isinstance(pair, UnreadableError) for pair in lost)
+    unreadable_pairs = [pair for pair in actual_pairs if not isinstance(pair, Delta)]
+    assert unreadable_pairs
+    assert all(isinstance(pair, UnreadableError) for pair in unreadable_pairs)
 
 
 LOGGING_SCRIPT = """
@@ -223,8 +223,8 @@ def test_logs_of_dask_are_not_shown(dask_cluster):
     before.
     """
     line = [sys.executable, "-c", LOGGING_SCRIPT, f"dask:{dask_cluster(1).scheduler_address}"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
-    (message,) = done.stderr.splitlines()
+    process = subprocess.run(line, capture_output=True, text=True, check=True, cwd=ROOT)
+    (message,) = process.stderr.splitlines()
     assert message.endswith("said afterwards")
 
 
@@ -393,11 +393,11 @@ def test_interrupt_does_not_wait_for_threads():
         [sys.executable, "-c", THREADS_SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "began\n"
-    begun = time.monotonic()
+    start = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=40)
     assert (process.returncode, err) == (130, "")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start < 30
 
 
 def test_engine_gets_the_smallest_task(monkeypatch):
@@ -436,7 +436,7 @@ def test_refusal_cancels_the_other_tasks():
                 submitted[0].set_result("statecli 0.0.9")
             return submitted[-1]
 
-    pairs = [Pair(*both) for both in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
+    pairs = [Pair(*pair) for pair in zip(*(formats.read(name).tensors for name in ("a", "b")), strict=True)]
     refusal = pytest.raises(
         EngineError, match=r"--executor Refusing: a worker refused the task: the worker runs statecli 0\.0\.9"
     )

@@ -29,17 +29,17 @@ def _files(in_tmp_path, one_task_a_parcel):
 
 
 class FailingExecutor(Executor):
-    """Lose all tasks of a function, or only the tasks for whose number `lost` is true."""
+    """Lose all tasks of a function, or only the tasks for whose number `is_lost` is true."""
 
-    def __init__(self, function, lost=lambda n: True):
-        self.function, self.lost, self.count = function, lost, 0
+    def __init__(self, function, is_lost=lambda n: True):
+        self.function, self.is_lost, self.count = function, is_lost, 0
 
     def submit(self, do, sent):
         """Run the task at once, or lose the task."""
         future = Future()
         matches = self.function in bytes(sent.getbuffer()).decode("latin-1")
         self.count += matches
-        if matches and self.lost(self.count - 1):
+        if matches and self.is_lost(self.count - 1):
             future.set_exception(OSError())
         else:
             future.set_result(do(sent))
@@ -63,8 +63,8 @@ def test_failed_search_makes_all_possible_renames_broken(function):
 
 def test_failed_fingerprint_breaks_only_its_possible_rename():
     """A certain rename is reported; the tensor with the lost work and its possible partner are broken."""
-    for lost in range(4):
-        diff = package.diff("a", "b", executor=FailingExecutor("fingerprint_batch", lambda n: n == lost))  # noqa: B023
+    for failed_number in range(4):
+        diff = package.diff("a", "b", executor=FailingExecutor("fingerprint_batch", lambda n: n == failed_number))  # noqa: B023
         (renamed,) = {"y.w", "y.v"} & list_statuses(diff).keys()
         assert list_statuses(diff) == {renamed: "renamed", "gone": "removed", "new": "added"}
         other = {"y.w": "v", "y.v": "w"}[renamed]
@@ -111,10 +111,10 @@ def test_file_missing_during_the_search_is_named(statecli):
     """
     real = compare.compute_fingerprints
 
-    def read_without_file(rows, **more):
+    def read_without_file(rows, **options):
         os.rename("b", "c")
         try:
-            return real(rows, **more)
+            return real(rows, **options)
         finally:
             os.rename("c", "b")
 
@@ -123,5 +123,5 @@ def test_file_missing_during_the_search_is_named(statecli):
         result = statecli("diff", str(Path("a").absolute()), "b", "-f", "json", "--jobs", "1")
     assert result.code == 2
     assert "b: cannot be opened: no such file or directory" in result.err
-    lost = {row["fqn"] for row in result.json["broken"] if row["message"].startswith("b: cannot be opened")}
-    assert lost == {"x.w", "x.v", "y.w", "y.v"}
+    unreadable_names = {row["fqn"] for row in result.json["broken"] if row["message"].startswith("b: cannot be opened")}
+    assert unreadable_names == {"x.w", "x.v", "y.w", "y.v"}

@@ -63,8 +63,8 @@ SINGLE_TASK_BATCHES = (
 def run_in_new_process(*words: str, code: str = "from statecli import __main__; __main__.command()") -> Result:
     """Run statecli in a new process, because a fork of this process copies the memory of all libraries of the tests."""
     line = [sys.executable, "-c", code, *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    process = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return Result(process.returncode, process.stdout, process.stderr)
 
 
 def test_threads_give_the_same_result(statecli, single_process_results):
@@ -73,8 +73,8 @@ def test_threads_give_the_same_result(statecli, single_process_results):
 
 
 def test_processes_give_the_same_result(single_process_results):
-    done = run_in_new_process(*COMMANDS["diff"], "--executor", "processes:2", code=SINGLE_TASK_BATCHES)
-    assert done == single_process_results["diff"]
+    process = run_in_new_process(*COMMANDS["diff"], "--executor", "processes:2", code=SINGLE_TASK_BATCHES)
+    assert process == single_process_results["diff"]
 
 
 def test_dask_cluster_gives_the_same_result(statecli, single_process_results, dask_cluster):
@@ -91,23 +91,25 @@ def test_mpi_ranks_give_the_same_result(single_process_results):
     """Three ranks, two of them workers; the exit status is the command's, and no rank adds output."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     line = [mpiexec, "-n", "3", sys.executable, "-m", "mpi4py.futures", "-m", "statecli", *COMMANDS["diff"]]
-    done = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
-    assert Result(done.returncode, done.stdout, done.stderr) == single_process_results["diff"]
+    process = subprocess.run([*line, "--executor", "mpi"], capture_output=True, text=True, timeout=120, check=False)
+    assert Result(process.returncode, process.stdout, process.stderr) == single_process_results["diff"]
 
 
 def test_ray_workers_give_the_same_result(single_process_results):
     """The command starts a cluster on this machine and stops the cluster at the end."""
     pytest.importorskip("ray")
-    done = run_in_new_process(*COMMANDS["diff"], "--executor", "ray")
-    assert (done.code, done.out) == (single_process_results["diff"].code, single_process_results["diff"].out), done.err
+    process = run_in_new_process(*COMMANDS["diff"], "--executor", "ray")
+    assert (process.code, process.out) == (single_process_results["diff"].code, single_process_results["diff"].out), (
+        process.err
+    )
 
 
 def test_executor_of_python_gives_the_same_result():
     """The caller's threads, and processes that were not forked; statecli closes neither executor."""
 
-    def run_both(**more):
-        both = package.diff("before.pt", "after.pt", **more), package.inspect("after.pt", stats=True, **more)
-        return [msgspec.json.encode(result) for result in both]
+    def run_both(**options):
+        results = package.diff("before.pt", "after.pt", **options), package.inspect("after.pt", stats=True, **options)
+        return [msgspec.json.encode(result) for result in results]
 
     expected = run_both()
     with ThreadPoolExecutor(2) as threads, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
