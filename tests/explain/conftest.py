@@ -96,8 +96,8 @@ def run_lines(desk, forked_python):
 
     def run(code) -> dict[str, torch.Tensor]:
         lines = [*code, "torch = __import__('torch')", "torch.save(model.state_dict(), 'loaded.pt')"]
-        done = forked_python("\n".join(lines), cwd=desk)
-        assert done.returncode == 0, done.stderr
+        process = forked_python("\n".join(lines), cwd=desk)
+        assert process.returncode == 0, process.stderr
         loaded: dict[str, torch.Tensor] = torch.load(Path(desk) / "loaded.pt", weights_only=True)
         return loaded
 

@@ -146,7 +146,7 @@ def test_new_weight_norm_names_are_renamed_for_the_old_form(desk, net, explain, 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(write_module, explain, function, in_file):
     """The part has the weight's shape and other values; the near miss is a class with the same function."""
-    make = {
+    layer_code = {
         "weight_norm": "torch.nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))",
         "old weight_norm": "torch.nn.utils.weight_norm(nn.Linear(8, 6))",
         "spectral_norm": "torch.nn.utils.parametrizations.spectral_norm(nn.Linear(8, 6))",
@@ -156,7 +156,7 @@ def test_a_part_of_a_computed_weight_is_not_loaded_as_the_weight(write_module, e
     source = (
         "import torch, torch.nn.utils.prune\nfrom torch import nn\n\n\nclass Part(nn.Module):\n"
         "    def __init__(self, plain=False):\n        super().__init__()\n        self.first = nn.Linear(4, 8)\n"
-        f"        self.out = nn.Linear(8, 6) if plain else {make}\n        self.last = nn.Linear(6, 3)\n"
+        f"        self.out = nn.Linear(8, 6) if plain else {layer_code}\n        self.last = nn.Linear(6, 3)\n"
     )
     names = write_module("part.py", source)
     torch.save(names["Part"](plain=not in_file).state_dict(), "a.pt")
@@ -339,7 +339,7 @@ def test_diff_shows_the_cause_instead_of_the_names(desk, net, statecli):
     """--all lists the names and the findings too."""
     state = rename_keys(net["Net"]().state_dict(), lambda name: name.replace("encoder.", "enc.layer."))
     torch.save(state, "other.pt")
-    short, long = (statecli("diff", "net.py:Net", "other.pt", "-f", "table", *more) for more in ((), ("--all",)))
+    short, long = (statecli("diff", "net.py:Net", "other.pt", "-f", "table", *options) for options in ((), ("--all",)))
     assert short.code == long.code == 1
     assert "enc.layer → encoder" in short.out
     assert "missing-entry" not in short.out

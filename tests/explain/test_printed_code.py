@@ -125,11 +125,11 @@ def test_printed_lines_build_the_class_like_statecli(desk, explain, run_lines, f
     (desk / "pack/net.py").write_text(CONFIGURED_NET.replace("import parts", "from . import parts"))
     (desk / "net.json").write_text('{"width": 16, "head": {"classes": 3}}')
     (desk / "w.json").write_text('{"width": 6}')
-    done = forked_python(
+    process = forked_python(
         f"import c, torch\ntorch.save({{'module.' + k: v for k, v in ({code}).state_dict().items()}}, 'saved.pt')",
         cwd=desk,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     if model.startswith("types.py"):
         (desk / "types.py").write_text(CONFIGURED_NET)
     saved = torch.load("saved.pt", weights_only=True)
@@ -164,8 +164,8 @@ class Conv(Net):
 def save_transposed(desk, forked_python, code):
     """Build a model from `code`, save the model with all weights transposed, and return its state_dict."""
     (desk / "m.py").write_text(MATRICES)
-    done = forked_python(f"import m, torch\ntorch.save(m.{code}.state_dict(), 'whole.pt')", cwd=desk)
-    assert done.returncode == 0, done.stderr
+    process = forked_python(f"import m, torch\ntorch.save(m.{code}.state_dict(), 'whole.pt')", cwd=desk)
+    assert process.returncode == 0, process.stderr
     state = torch.load("whole.pt", weights_only=True)
     reverse = {name: tensor.permute(*reversed(range(tensor.ndim))).contiguous() for name, tensor in state.items()}
     torch.save({f"module.{name}": tensor for name, tensor in reverse.items()}, "turned.pt")

@@ -75,24 +75,24 @@ def test_tensors_of_another_shape_keep_initial_values(net, monkeypatch):
 def test_only_names_that_the_class_lacks_are_left_out(net, monkeypatch, is_wide):
     """The text does not list matching names, and matching names are in the same modules as unexpected names."""
     saved = net["Net"](**({"num_classes": 1000} if is_wide else {})).state_dict()
-    more = {f"encoder.{n}.query.{part}": torch.ones(1) for n in range(3) for part in ("scale", "shift")}
-    state = saved | more
+    extra_tensors = {f"encoder.{n}.query.{part}": torch.ones(1) for n in range(3) for part in ("scale", "shift")}
+    state = saved | extra_tensors
     diagnosis = diagnose(load_text(net, state))
     loaded = run_lines(diagnosis, net["Net"](), state, monkeypatch)
-    kept = [name for name in loaded if not (is_wide and name.startswith("head."))]
-    assert all(torch.equal(loaded[name], saved[name]) for name in kept)
+    kept_names = [name for name in loaded if not (is_wide and name.startswith("head."))]
+    assert all(torch.equal(loaded[name], saved[name]) for name in kept_names)
 
 
 @pytest.mark.parametrize(
-    ("more", "cause", "words"),
+    ("extra_name", "cause", "words"),
     [
         ("query.SCB", "quantized", "the weights are quantized (bitsandbytes): 3 tensors such as encoder.0.query.SCB"),
         ("query.lora_A.default.weight", "adapter", "the checkpoint has a LoRA adapter: 3 tensors such as encoder.0."),
     ],
 )
-def test_quantized_weights_and_adapters_have_no_lines(net, more, cause, words):
+def test_quantized_weights_and_adapters_have_no_lines(net, extra_name, cause, words):
     """The values differ from the values of the class's layers."""
-    state = net["Net"]().state_dict() | {f"encoder.{n}.{more}": torch.ones(2, 2) for n in range(3)}
+    state = net["Net"]().state_dict() | {f"encoder.{n}.{extra_name}": torch.ones(2, 2) for n in range(3)}
     diagnosis = diagnose(load_text(net, state))
     assert (diagnosis.causes[0].cause.value, diagnosis.code) == (cause, ())
     assert words in diagnosis.causes[0].message
