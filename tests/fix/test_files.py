@@ -103,8 +103,8 @@ def test_write_applies_the_edits(desk, statecli):
     assert (desk / "net.py").read_text() == FIXED
     assert stat.S_IMODE((desk / "net.py").stat().st_mode) == 0o750
     assert os.listdir(desk) == ["net.py"]
-    again = statecli("fix", "net.py:Net")
-    assert (again.code, "nothing to fix" in again.out) == (0, True)
+    second_result = statecli("fix", "net.py:Net")
+    assert (second_result.code, "nothing to fix" in second_result.out) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_loop_is_indented_as_the_file(desk, statecli):
     text = NET.replace("torch.ones(4)", "[torch.ones(4)]").replace("    ", "\t")
     (desk / "net.py").write_text(text)
     assert statecli("fix", "net.py:Net", "--write", "-q").code == 0
-    written = (desk / "net.py").read_text()
-    assert '\t\t\tself.register_buffer(f"t_{i}", tensor, persistent=False)\n' in written
-    assert "    " not in written
+    fixed_source = (desk / "net.py").read_text()
+    assert '\t\t\tself.register_buffer(f"t_{i}", tensor, persistent=False)\n' in fixed_source
+    assert "    " not in fixed_source
 
 
 @pytest.mark.parametrize("target", ["pkg/sub/net.py:Net", "pkg.sub.net:Net"])
@@ -339,9 +339,9 @@ def test_many_tensors_of_a_list_are_shown_as_one_name(desk, statecli):
         "        self.layers = [nn.Linear(2, 2) for _ in range(12)]\n",
     ]
     (desk / "net.py").write_text("\n".join(lines))
-    shown = " ".join(statecli("fix", "net.py:Net", "-f", "table").out.split())
-    assert "warning[proposed-fix]: layers.* (24 tensors): " in shown
-    assert "older checkpoints lack layers.* (24 tensors); load" in shown
+    output = " ".join(statecli("fix", "net.py:Net", "-f", "table").out.split())
+    assert "warning[proposed-fix]: layers.* (24 tensors): " in output
+    assert "older checkpoints lack layers.* (24 tensors); load" in output
     (desk / "net.py").write_text((desk / "net.py").read_text().replace("range(12)", "range(1)"))
     assert "layers[0].weight and layers[0].bias" in statecli("fix", "net.py:Net", "-f", "table").out.replace(
         ",", " and"

@@ -23,11 +23,11 @@ class Pair(NamedTuple):
 
 def test_all_tensors_of_an_output_are_compared():
     """In tuples, dicts and dataclasses, inside one another."""
-    one, two, three = (torch.full((1,), float(n)) for n in range(3))
+    first, second, third = (torch.full((1,), float(n)) for n in range(3))
     for output in (
-        Output(one, (two, three)),
-        Pair(one, {"x": [two, Output(three, ())]}),
-        {"x": (one, two), "y": three},
+        Output(first, (second, third)),
+        Pair(first, {"x": [second, Output(third, ())]}),
+        {"x": (first, second), "y": third},
     ):
         assert [tensor.item() for tensor in _list_tensors(output)] == [0, 1, 2]
     assert _list_tensors("text") == []

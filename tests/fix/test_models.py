@@ -56,28 +56,28 @@ def write(folder, text, name="net.py"):
 @pytest.mark.parametrize("name", BROKEN_MODELS)
 def test_a_broken_model_is_repaired(name, tmp_path, in_tmp_path):
     """Every defect has a proved edit, the fixed file has the expected lines, and the user's file is unchanged."""
-    broken = BROKEN_MODELS[name]
-    path = write(tmp_path, broken.text)
-    fixes = fix("net.py:Net", broken.input)
+    model = BROKEN_MODELS[name]
+    path = write(tmp_path, model.text)
+    fixes = fix("net.py:Net", model.input)
     assert [edit.reason for edit in fixes.edits if not edit.kept] == []
     (file,) = fixes.files
-    for line in broken.expected:
+    for line in model.expected:
         assert line in file.after.decode()
-    assert file.before == path.read_bytes() == broken.text.encode()
-    assert set(re.findall("#.*", broken.text)) <= set(re.findall("#.*", file.after.decode()))
+    assert file.before == path.read_bytes() == model.text.encode()
+    assert set(re.findall("#.*", model.text)) <= set(re.findall("#.*", file.after.decode()))
 
 
 @pytest.mark.parametrize("name", UNFIXABLE_MODELS)
 def test_an_edit_without_a_proof_is_refused(name, tmp_path, in_tmp_path):
     """A defect is reported with the reason, and there is nothing to write."""
-    broken = UNFIXABLE_MODELS[name]
-    path = write(tmp_path, broken.text)
-    fixes = fix("net.py:Net", broken.input)
+    model = UNFIXABLE_MODELS[name]
+    path = write(tmp_path, model.text)
+    fixes = fix("net.py:Net", model.input)
     assert fixes.files == ()
     assert fixes.edits
     assert all(edit.reason and not edit.kept for edit in fixes.edits)
-    assert any(broken.expected[0] in edit.reason for edit in fixes.edits), [edit.reason for edit in fixes.edits]
-    assert path.read_bytes() == broken.text.encode()
+    assert any(model.expected[0] in edit.reason for edit in fixes.edits), [edit.reason for edit in fixes.edits]
+    assert path.read_bytes() == model.text.encode()
 
 
 @pytest.mark.parametrize("name", HONEST_MODELS)
@@ -101,15 +101,15 @@ def test_a_sample_is_repaired_like_its_twin(target, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(SAMPLES)
     fixes = fix(target, PAIRS[target])
-    left = [edit for edit in fixes.edits if not edit.kept]
-    assert [edit.rule for edit in left] == ["no-gradient"] * (target == "plain_lists.py:Lists")
+    refused_edits = [edit for edit in fixes.edits if not edit.kept]
+    assert [edit.rule for edit in refused_edits] == ["no-gradient"] * (target == "plain_lists.py:Lists")
     name, _, kind = target.partition(":")
     monkeypatch.chdir(tmp_path)
     write(tmp_path, fixes.files[0].after)
     twin = write(tmp_path, (SAMPLES / name.replace(".py", "_fixed.py")).read_bytes(), "twin.py")
-    if not left:
-        result, wanted = (verify(f"{file}.py:{kind}", PAIRS[target]) for file in ("net", "twin"))
-        assert [check.verdict for check in result.checks] == [check.verdict for check in wanted.checks]
+    if not refused_edits:
+        result, expected = (verify(f"{file}.py:{kind}", PAIRS[target]) for file in ("net", "twin"))
+        assert [check.verdict for check in result.checks] == [check.verdict for check in expected.checks]
         assert all(check.verdict is Verdict.PASSED for check in result.checks)
     if target in SAME_CODE:
         assert [ast.dump(node) for node in ast.parse(fixes.files[0].after).body[1:]] == [
