@@ -53,9 +53,9 @@ def read_live() -> Callable[..., ModelState]:
     from statecli.live.model_reader import read
     from statecli.live.spec import ModelSpec
 
-    def read_module(make: Callable[[], object]) -> ModelState:
+    def read_module(build_module: Callable[[], object]) -> ModelState:
         spec = ModelSpec("live:Net", "live", False, "Net")
-        return read(BuiltModel(spec, make(), Origins(), "cpu", True, make), "live:Net")
+        return read(BuiltModel(spec, build_module(), Origins(), "cpu", True, build_module), "live:Net")
 
     return read_module
 

@@ -62,7 +62,7 @@ def test_a_wrong_name_has_the_similar_name_or_the_only_class(write):
 
 
 @pytest.mark.parametrize(
-    ("source", "wanted", "number"),
+    ("source", "expected_message", "number"),
     [
         ("class Net(nn.Module):\n    def __init__(self):\n        raise ValueError('a\\nb')", "ValueError: a b", 5),
         ("class Net(nn.Module):\n    def __init__(self):\n        raise SystemExit(3)", "SystemExit: 3", 5),
@@ -72,10 +72,10 @@ def test_a_wrong_name_has_the_similar_name_or_the_only_class(write):
         ("x = 1\ny = = 2", "SyntaxError", 4),
     ],
 )
-def test_error_of_a_constructor_or_import_names_the_users_line(write, source, wanted, number):
+def test_error_of_a_constructor_or_import_names_the_users_line(write, source, expected_message, number):
     """For any exception, a single line has the type, the message and the user's own line."""
     line = get_build_error(write(source))
-    assert wanted in line
+    assert expected_message in line
     assert f"(net0.py:{number})" in line
 
 

@@ -284,22 +284,22 @@ def test_error_about_a_missing_name_says_what_to_type(installed_transformers, st
     assert missing == f"statecli: bert-base-uncased: no such file or folder; {hub}; {default}\n"
     Path("empty").mkdir()
     assert "has no config.json that names the model class" in statecli("inspect", "transformers:BertModel('empty')").err
-    near = statecli("inspect", "transformers:BertModl(config='bert')").err
-    assert near.startswith("statecli: bert: no such file or folder; give a config.json, its folder, or hf://")
+    misspelt_error = statecli("inspect", "transformers:BertModl(config='bert')").err
+    assert misspelt_error.startswith("statecli: bert: no such file or folder; give a config.json, its folder, or hf://")
     configure("bert", **BERT)
-    near = statecli("inspect", "transformers:BertModl(config='bert')").err
-    assert near.endswith("; did you mean BertModel? write \"transformers:BertModel('bert/config.json')\"\n")
-    alone = "write the module and a colon before the name: \"transformers:BertModel(config='bert')\"\n"
-    assert statecli("inspect", "BertModel(config='bert')").err.endswith(alone)
+    misspelt_error = statecli("inspect", "transformers:BertModl(config='bert')").err
+    assert misspelt_error.endswith("; did you mean BertModel? write \"transformers:BertModel('bert/config.json')\"\n")
+    expected_advice = "write the module and a colon before the name: \"transformers:BertModel(config='bert')\"\n"
+    assert statecli("inspect", "BertModel(config='bert')").err.endswith(expected_advice)
     assert statecli("inspect", "BertModel").err.endswith("write 'transformers:BertModel(config=BertConfig())'\n")
     auto = statecli("inspect", "transformers:AutoModel").err
     line = "write 'transformers:AutoModel(config=...)' with the path of a config.json, or of its folder"
     start, _, example = auto.rstrip("\n").partition(", or, for example, ")
     assert start == f"statecli: transformers:AutoModel: needs a configuration; {line}"
     assert statecli("inspect", example.strip("'"), "--init-device", "meta").code == 0
-    other = statecli("inspect", "transformers:AutoTokenizer").err
+    tokenizer_error = statecli("inspect", "transformers:AutoTokenizer").err
     model = "write, for example, 'transformers:BertModel(config=BertConfig())'\n"
-    assert other.endswith(f": the class AutoTokenizer is not an nn.Module; {model}")
+    assert tokenizer_error.endswith(f": the class AutoTokenizer is not an nn.Module; {model}")
     configure("plain", hidden_size=8)
     plain = statecli("inspect", "transformers:AutoModel('plain')").err.rstrip("\n")
     problem, _, example = plain.partition("; for random values, write ")
@@ -354,7 +354,7 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(working_folder):
 
 
 @pytest.mark.parametrize(
-    ("fields", "problem", "written"),
+    ("fields", "problem", "expected_spec"),
     [
         (
             {"_class_name": "UNet2DModell", "width": 3},
@@ -378,14 +378,14 @@ def test_a_model_of_diffusers_is_built_from_its_configuration(working_folder):
         ),
     ],
 )
-def test_a_configuration_with_an_unknown_name_has_the_nearest(working_folder, statecli, fields, problem, written):
+def test_a_configuration_with_an_unknown_name_has_the_nearest(working_folder, statecli, fields, problem, expected_spec):
     """The error has the name in the file, and the line that builds the model without an edit of the file."""
     pytest.importorskip("transformers")
     configure("bad", **fields)
-    refused = statecli("inspect", "bad").err
-    assert problem in refused
-    assert shlex.split(refused.rpartition("write ")[2]) == [written]
-    result = statecli("inspect", written)
+    error = statecli("inspect", "bad").err
+    assert problem in error
+    assert shlex.split(error.rpartition("write ")[2]) == [expected_spec]
+    result = statecli("inspect", expected_spec)
     assert result.code == 0, result.err
 
 
@@ -471,7 +471,7 @@ def test_an_unknown_name_has_the_nearest(statecli, working_folder):
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_advice"),
     [
         ("timm:vit(num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
         ("timm.create_model('vit', num_classes=9)", "write 'timm:vit_b_16(num_classes=9)'"),
@@ -479,11 +479,13 @@ def test_an_unknown_name_has_the_nearest(statecli, working_folder):
         ("timm.create_model(vit_b_16)", "the name of a model needs quotes; write \"timm:create_model('vit_b_16')\""),
     ],
 )
-def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(working_folder, statecli, typed, written):
+def test_the_line_for_an_unknown_name_has_the_shortest_name_and_the_arguments(
+    working_folder, statecli, typed, expected_advice
+):
     """A name without quotes gets its quotes."""
     library = Path(working_folder.parent, "installed/timm/__init__.py")
     library.write_text(library.read_text().replace('"resnet34"', '"vit_a_18x2_16", "vit_b_16"'))
-    assert statecli("inspect", typed).err.endswith(f"{written}\n")
+    assert statecli("inspect", typed).err.endswith(f"{expected_advice}\n")
 
 
 @pytest.mark.parametrize(
@@ -649,8 +651,8 @@ def test_a_class_without_its_configuration_has_the_line_to_type(net, statecli):
     """The line has the fields without a default, and works after the user fills them in."""
     line = "write 'net.py:Net(cfg=Config(size=...))', with a value for each `...`, or give --config-json FILE"
     assert statecli("inspect", "net.py:Net").err == f"statecli: net.py:Net: the constructor needs cfg; {line}\n"
-    more = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
-    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each `...`" in more
+    error = statecli("inspect", "net.py:Net(dtype=torch.float16)").err
+    assert "write 'net.py:Net(dtype=torch.float16, cfg=Config(size=...))', with a value for each `...`" in error
     listed = statecli("inspect", "net.py").err.splitlines()
     assert listed[1:3] == ["  'net.py:Net(cfg=Config(size=...))'", "  'net.py:Wide(width=...)'"]
     assert listed[3] == "  'net.py:Other(thing=torch.nn.Linear(2, 3))'"

@@ -240,7 +240,7 @@ def test_a_complex_table_stays_unregistered(inspect):
 
 
 @pytest.mark.parametrize(
-    ("read", "moves"),
+    ("read", "is_moved"),
     [
         ("self.freqs.to(x.device)", True),
         ("self.freqs[: len(x)].to(x.device)", True),
@@ -248,12 +248,12 @@ def test_a_complex_table_stays_unregistered(inspect):
         ("self.freqs.to(x.device) + self.freqs", False),
     ],
 )
-def test_a_complex_table_that_forward_moves_is_left(inspect, read, moves):
+def test_a_complex_table_that_forward_moves_is_left(inspect, read, is_moved):
     """The tensor can stay unregistered, unless forward reads the table at another place without a move."""
     forward = f"    def forward(self, x):\n        return x * ({read})\n"
     source = f"{HEADER}        self.freqs = torch.polar(torch.ones(2), torch.ones(2))\n{forward}"
     first = inspect(source).tensors[0].fix.splitlines()[0]
-    assert (first == "# leave the tensor unregistered: forward() moves it at each call") is moves
+    assert (first == "# leave the tensor unregistered: forward() moves it at each call") is is_moved
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_each_dynamically_quantized_layer_is_named(read_live):
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("torch has no quantization engine")
 
-    def make():
+    def build_quantized_model():
         return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 4), nn.LSTM(4, 5)))
 
-    names = [o.fqn for o in read_live(make).oddities if o.name == "packed-params"]
+    names = [oddity.fqn for oddity in read_live(build_quantized_model).oddities if oddity.name == "packed-params"]
     assert any(name.startswith("0.") for name in names)
     assert any(name.startswith("1.") for name in names)
 

@@ -208,10 +208,10 @@ def test_chdir_in_a_constructor_does_not_move_the_output_file(write):
 def test_closed_pipe_exits_with_141_without_a_message(write):
     """With a separate standard output, a closed pipe still gives exit status 141 without a message."""
     target = write("def f():\n    return nn.Sequential(*(nn.Linear(1, 1) for _ in range(3000)))", "f")
-    reading, writing = os.pipe()
-    os.close(reading)
-    run = run_python(["-m", "statecli", "inspect", target, "-f", "json"], stdout=writing)
-    os.close(writing)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    run = run_python(["-m", "statecli", "inspect", target, "-f", "json"], stdout=write_end)
+    os.close(write_end)
     assert (run.returncode, run.stderr) == (141, "")
 
 

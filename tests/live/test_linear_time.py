@@ -87,10 +87,10 @@ def _count_steps(action: Callable[[], object]) -> int:
     return count
 
 
-def _measure_growth(make: Callable[[int], nn.Module], action: Callable[[nn.Module], object], size: int) -> float:
+def _measure_growth(build_model: Callable[[int], nn.Module], action: Callable[[nn.Module], object], size: int) -> float:
     """Return the steps of the second doubling divided by the steps of the first: 2 if each tensor costs the same."""
-    action(make(4))  # run the code that runs once in a process
-    models = [make(n) for n in (size, 2 * size, 4 * size)]
+    action(build_model(4))  # run the code that runs once in a process
+    models = [build_model(n) for n in (size, 2 * size, 4 * size)]
     small, middle, large = (_count_steps(functools.partial(action, model)) for model in models)
     return (large - middle) / (middle - small)
 
@@ -153,8 +153,8 @@ def test_search_of_10_000_nested_modules_is_cut_and_reported():
         inner = nn.Sequential(inner)
     state = statecli.inspect(_build_net(top=inner)).state
     assert [row.fqn for row in state.tensors] == ["w"]
-    (cut,) = [odd for odd in state.oddities if odd.name == "not-searched"]
-    assert "nests more than 1,000 modules" in cut.message
+    (note,) = [oddity for oddity in state.oddities if oddity.name == "not-searched"]
+    assert "nests more than 1,000 modules" in note.message
 
 
 def test_repeated_names_are_numbered_in_linear_steps():

@@ -127,8 +127,8 @@ def test_hiding_attribute_and_registered_tensor_have_two_rows(inspect, rows, lin
     assert (hiding.shape, hiding.saved, hiding.moves, hiding.kind) == ((5,), False, False, Kind.UNREGISTERED)
     assert "hides the registered tensor" in hiding.note
     assert "two tensors have the name __dict__['b']" in hiding.fix
-    followed = [row.after and row.after.followed for row in (registered, hiding)]
-    assert followed == ([True, False] if to else [None, None])
+    follows_device = [row.after and row.after.followed for row in (registered, hiding)]
+    assert follows_device == ([True, False] if to else [None, None])
 
 
 def test_state_dict_has_the_buffer_with_the_name_of_a_parameter(inspect, rows):
@@ -143,7 +143,7 @@ def test_tensor_from_numpy_is_an_alias_of_the_parameter(inspect):
     state = inspect(PLAIN.replace("self.t = torch.ones(3)", "self.t = torch.from_numpy(self.w.detach().numpy())"))
     assert [t.fqn for t in state.tensors] == ["w"]
     assert state.tensors[0].aliases == ("t",)
-    assert ("stale-view", "t") in [(odd.name, odd.fqn) for odd in state.oddities]
+    assert ("stale-view", "t") in [(oddity.name, oddity.fqn) for oddity in state.oddities]
 
 
 def test_note_reports_a_class_with_special_code_for_meta(inspect, rows):
@@ -312,12 +312,13 @@ def test_own_to_is_inconclusive_for_a_model_on_meta(inspect):
 
 
 @pytest.mark.parametrize(
-    ("statement", "moves"), [("super().to(*a, **k);", True), ("assert a[0] != 'meta';", True), ("assert not a;", None)]
+    ("statement", "expected_moves"),
+    [("super().to(*a, **k);", True), ("assert a[0] != 'meta';", True), ("assert not a;", None)],
 )
-def test_an_overridden_to_is_tried_on_meta_then_on_a_fake_gpu(inspect, statement, moves):
+def test_an_overridden_to_is_tried_on_meta_then_on_a_fake_gpu(inspect, statement, expected_moves):
     """A class's own .to that fails on meta may still move the tensor to another device; one of the moves decides."""
     (row,) = inspect(OVERRIDES_TO.replace("super().to(*a, **k);", statement)).tensors
-    assert (row.moves, row.fix) == (moves, None)
+    assert (row.moves, row.fix) == (expected_moves, None)
 
 
 #: Like kornia's augmentations: `_apply` creates the distributions again on the target device, from values.
@@ -349,8 +350,8 @@ def test_samplers_that_a_move_creates_on_the_device_follow(inspect, rows, to, ch
     source += "\nclass Wrapped(nn.Sequential):\n    def __init__(self): super().__init__(nn.Linear(2, 2), Net())\n"
     actual_rows = rows(inspect(source, wrap))
     prefix = "1." if wrap == "Wrapped" else ""
-    moves = {name: actual_rows[prefix + name].moves for name in ("sampler.low", "sampler.high", "forgotten")}
-    assert moves == {"sampler.low": True, "sampler.high": True, "forgotten": False}
+    moves_by_name = {name: actual_rows[prefix + name].moves for name in ("sampler.low", "sampler.high", "forgotten")}
+    assert moves_by_name == {"sampler.low": True, "sampler.high": True, "forgotten": False}
 
 
 def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
@@ -358,8 +359,8 @@ def test_a_model_that_follows_needs_no_fake_gpu(inspect, monkeypatch):
     from statecli.live import measure
 
     monkeypatch.setattr(measure, "try_fake_gpu_move", lambda built: pytest.fail("tried"))
-    own = OVERRIDES_TO.replace("def to(self, *a, **k)", "def _apply(self, fn)")
-    (row,) = inspect(own.replace("super().to(*a, **k); self.t = self.t.to(*a, **k)", "self.t = fn(self.t)")).tensors
+    source = OVERRIDES_TO.replace("def to(self, *a, **k)", "def _apply(self, fn)")
+    (row,) = inspect(source.replace("super().to(*a, **k); self.t = self.t.to(*a, **k)", "self.t = fn(self.t)")).tensors
     assert row.moves
 
 
@@ -397,7 +398,7 @@ def test_message_names_each_earlier_tensor_of_the_storage(inspect):
     lines = "self.p = nn.Parameter(torch.ones(4)); self.register_buffer('a', self.p.data); "
     lines += "self.register_buffer('b', self.p.data)"
     state = inspect(f"class Net(nn.Module):\n    def __init__(self):\n        super().__init__(); {lines}")
-    messages = [odd.message for odd in state.oddities if odd.name == "untied-by-move"]
+    messages = [oddity.message for oddity in state.oddities if oddity.name == "untied-by-move"]
     assert [message.partition(", but")[0] for message in messages] == [
         "a shares memory with p",
         "b shares memory with p, a",
@@ -455,11 +456,14 @@ def test_persistent_states_of_torchmetrics_are_saved(read_live, rows):
     """`persistent(True)` puts them into the state_dict."""
     torchmetrics = pytest.importorskip("torchmetrics")
 
-    def make():
+    def build_metric():
         metric = torchmetrics.MeanMetric()
         metric.persistent(True)
         return metric
 
-    actual_rows = rows(read_live(make))
-    assert {name: actual_rows[name].saved for name in make().state_dict()} == {"mean_value": True, "weight": True}
+    actual_rows = rows(read_live(build_metric))
+    assert {name: actual_rows[name].saved for name in build_metric().state_dict()} == {
+        "mean_value": True,
+        "weight": True,
+    }
     assert not actual_rows["_defaults['weight']"].saved

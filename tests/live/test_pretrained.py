@@ -96,8 +96,8 @@ def test_entries_that_are_converted_on_load_are_one_note(save_model):
     assert "statecli checked only that" in message
     new = "model.layers.0.block_sparse_moe.new.weight"
     assert errors(list_findings(remove_tensors(path, **{new: torch.zeros(2)}), model)) == [("unexpected-entry", new)]
-    lost = "model.layers.1.block_sparse_moe.experts.0.w2.weight"
-    assert [name for _, name in errors(list_findings(remove_tensors(path, new, lost), model))] == [
+    missing_fqn = "model.layers.1.block_sparse_moe.experts.0.w2.weight"
+    assert [name for _, name in errors(list_findings(remove_tensors(path, new, missing_fqn), model))] == [
         "model.layers.1.mlp.experts.down_proj",
         "model.layers.1.block_sparse_moe.experts.1.w2.weight",
     ]

@@ -178,9 +178,11 @@ def test_real_parameters_of_torchao():
     model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
     ao.quantize_(model, ao.IntxWeightOnlyConfig(weight_dtype=torch.int4))
     (weight,) = statecli.inspect(model).weights
-    own = model[0].weight
+    layer_weight = model[0].weight
     assert (weight.dtype, weight.bits, weight.shape) == ("int4", 4, (32, 64))
-    assert weight.nbytes == sum(t.numel() * t.element_size() for t in (own.qdata, own.scale, own.zero_point))
+    assert weight.nbytes == sum(
+        t.numel() * t.element_size() for t in (layer_weight.qdata, layer_weight.scale, layer_weight.zero_point)
+    )
 
 
 @pytest.mark.parametrize("sizes", [[32, 64], [32, 65], [-1, 64], []])

@@ -99,8 +99,8 @@ def test_bad_arguments_are_one_line(arguments):
 @given(st.lists(LITERALS, max_size=3), st.dictionaries(st.sampled_from("abc"), LITERALS, max_size=3))
 def test_any_literals_come_back(args, kwargs):
     """Arguments written with repr are parsed unchanged."""
-    written = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
-    spec = parse_spec(f"net.py:Net({written})")
+    arguments = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+    spec = parse_spec(f"net.py:Net({arguments})")
     assert spec is not None
     assert (list(spec.args), spec.kwargs) == (args, kwargs)
 

@@ -292,7 +292,7 @@ def test_a_name_of_another_package_runs_no_command(working_folder, statecli, mod
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("adapters:adapt(Linear(2, 3), LoraConfig())", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig())"),
         (
@@ -314,9 +314,9 @@ def test_a_name_of_another_package_runs_no_command(working_folder, statecli, mod
         ),
     ],
 )
-def test_the_line_for_a_class_of_another_package_works(working_folder, advise, typed, written):
+def test_the_line_for_a_class_of_another_package_works(working_folder, advise, typed, expected_spec):
     """The package is written before the class."""
-    assert shlex.split(advise(typed)[1]) == [written]
+    assert shlex.split(advise(typed)[1]) == [expected_spec]
 
 
 @pytest.mark.parametrize(
@@ -364,21 +364,23 @@ def test_the_lines_of_explain_import_the_other_package(working_folder):
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("graphs.nets.Sized(classes=4)", "graphs.wrapped:Sized(classes=4)"),
         ("bodies.bodys.Body(BodyConfig(4))", "bodies:Body(BodyConfig(4))"),
         ("graphs.lost.Recurrent(3, hidden_size=2, bias=True)", "graphs.wrapped:Recurrent(3, hidden_size=2, bias=True)"),
     ],
 )
-def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(working_folder, advise, typed, written):
+def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(
+    working_folder, advise, typed, expected_spec
+):
     """The line keeps the arguments of the user."""
     Path("../installed/graphs/__init__.py").write_text("import graphs.wrapped\nclass Nest: pass\n")
-    assert shlex.split(advise(typed)[1]) == [written]
+    assert shlex.split(advise(typed)[1]) == [expected_spec]
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_ending"),
     [
         ("adapters.adapt(model, LoraConfig(rank=5))", "adapters:adapt(torch.nn.Linear(2, 3), LoraConfig(rank=5))"),
         ("adapters:Adapted(config=LoraConfig(5), model=net)", "config=LoraConfig(5), model=torch.nn.Linear(2, 3))"),
@@ -389,26 +391,26 @@ def test_the_class_of_a_wrong_module_comes_before_a_module_of_a_similar_name(wor
         ("graphs.wrapped:Task(task=multiclass, size=5)", "graphs.wrapped:Task(task='multiclass', size=5)"),
     ],
 )
-def test_a_value_is_written_for_the_name_of_a_variable(working_folder, advise, typed, written):
+def test_a_value_is_written_for_the_name_of_a_variable(working_folder, advise, typed, expected_ending):
     """The other arguments are the user's; the message mentions a text only if the line has a text."""
     message, line = advise(typed)
-    assert shlex.split(line)[0].endswith(written)
+    assert shlex.split(line)[0].endswith(expected_ending)
     assert "for a string" not in message
 
 
 @pytest.mark.parametrize(
-    ("typed", "problem", "written"),
+    ("typed", "problem", "expected_spec"),
     [
         ("kornia.drawing.tall_net", "is a Python module", "kornia.drawing.tall_net:TallNet(size=3)"),
         ("kornia.drawing.tall_net(size=4)", "is a Python module", "kornia.drawing.tall_net:TallNet(size=4)"),
         ("kornia.drawing.tall_net.ShortNet.load", "needs folder, kind", "kornia.drawing.tall_net:ShortNet"),
     ],
 )
-def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(working_folder, advise, typed, problem, written):
+def test_a_name_with_dots_has_the_line_of_the_name_with_a_colon(working_folder, advise, typed, problem, expected_spec):
     """The line is not refused again and keeps the arguments."""
     message, line = advise(typed)
     assert problem in message
-    assert shlex.split(line) == [written]
+    assert shlex.split(line) == [expected_spec]
 
 
 def test_a_function_with_the_name_of_a_folder_is_called(working_folder, statecli):
@@ -559,7 +561,7 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(working_fol
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torch.nn:GRU", "torch.nn:GRU(input_size=3, hidden_size=3)"),
         ("torch.nn:LSTM(input_size=2)", "torch.nn:LSTM(input_size=2, hidden_size=3)"),
@@ -587,12 +589,12 @@ def test_lines_of_an_installed_library_do_not_come_before_the_result(working_fol
         ("graphs.wrapped:Part", "graphs.wrapped:Plain"),
     ],
 )
-def test_an_error_of_a_constructor_has_the_line_to_type(working_folder, advise, typed, written):
+def test_an_error_of_a_constructor_has_the_line_to_type(working_folder, advise, typed, expected_spec):
     """The line has the arguments of a base class, the arguments in the message, and arguments that take modules.
 
     It adds a configuration, a number of the message, or the subclass of an abstract class.
     """
-    assert shlex.split(advise(typed, values="3")[1]) == [written]
+    assert shlex.split(advise(typed, values="3")[1]) == [expected_spec]
 
 
 def test_an_error_that_names_models_has_the_line_to_type(working_folder, advise):
@@ -619,7 +621,7 @@ def test_a_folder_without_weights_has_the_line_to_type(working_folder, advise):
 
 
 @pytest.mark.parametrize(
-    ("config", "written"),
+    ("config", "expected_arguments"),
     [
         ("config={'num_hidden_layers': 1}", "config=BertConfig(num_hidden_layers=1)"),
         ("{'num_hidden_layers': 1}", "BertConfig(num_hidden_layers=1)"),
@@ -630,17 +632,19 @@ def test_a_folder_without_weights_has_the_line_to_type(working_folder, advise):
         ("config=transformers:GPT2Config(n_layer=1)", "config=BertConfig()"),
     ],
 )
-def test_a_wrong_configuration_of_transformers_has_the_line_to_type(working_folder, advise, config, written):
+def test_a_wrong_configuration_of_transformers_has_the_line_to_type(working_folder, advise, config, expected_arguments):
     """The cases are a dict, the configuration of another model, and fields of the configuration as arguments."""
     pytest.importorskip("transformers")
-    assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [f"transformers:BertModel({written})"]
+    assert shlex.split(advise(f"transformers:BertModel({config})")[1]) == [
+        f"transformers:BertModel({expected_arguments})"
+    ]
 
 
 # --- misspelt names ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torch.nn:Liner(2,3)", "torch.nn:Linear(2, 3)"),
         ("torch.nn:Liner", "torch.nn:Linear(in_features=3, out_features=3)"),
@@ -659,11 +663,11 @@ def test_a_wrong_configuration_of_transformers_has_the_line_to_type(working_fold
         ("metrics:LFD", "metrics.image:LearnedFrechetDistance"),
     ],
 )
-def test_a_misspelt_name_has_the_line_to_type(working_folder, advise, typed, written):
+def test_a_misspelt_name_has_the_line_to_type(working_folder, advise, typed, expected_spec):
     """The line has the most similar name, with the arguments that were typed or are needed."""
     message, line = advise(typed, values="3")
     assert "did you mean" in message
-    assert shlex.split(line) == [written]
+    assert shlex.split(line) == [expected_spec]
 
 
 def test_a_class_of_a_module_of_the_package_has_the_line_to_type(working_folder, advise):
@@ -864,7 +868,7 @@ def fetching_module(working_folder):
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torch:nn.Linear", "torch:nn.Linear(in_features=3, out_features=3)"),
         ("torch.nn:Conv2d(3)", "torch.nn:Conv2d(3, out_channels=3, kernel_size=3)"),
@@ -896,9 +900,9 @@ def fetching_module(working_folder):
         ("graphs.fetching:Source('disk')", "graphs.fetching:Source(None)"),
     ],
 )
-def test_the_first_line_is_not_refused_again(fetching_module, advise, typed, written):
+def test_the_first_line_is_not_refused_again(fetching_module, advise, typed, expected_spec):
     """The line has arguments that the class takes, and no argument that starts a download."""
-    assert shlex.split(advise(typed)[1]) == [written]
+    assert shlex.split(advise(typed)[1]) == [expected_spec]
 
 
 def test_the_part_that_downloads_has_a_line(fetching_module, statecli):
@@ -944,7 +948,7 @@ def get_model(name, **arguments): return globals()[name](**arguments)
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torchvision:Deep", "torchvision:deep34(weights_backbone=None)"),
         ("torchvision:deep", "torchvision:deep34(weights_backbone=None)"),
@@ -952,14 +956,14 @@ def get_model(name, **arguments): return globals()[name](**arguments)
         ("torchvision.models.nets:Broad", "torchvision.models.nets:wide_b_16"),
     ],
 )
-def test_a_class_that_takes_parts_has_the_function_that_builds_it(working_folder, advise, typed, written):
+def test_a_class_that_takes_parts_has_the_function_that_builds_it(working_folder, advise, typed, expected_spec):
     """The function has the name of the class, or returns the class."""
     folder = working_folder.parent / "installed/torchvision/models"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
     (folder / "nets.py").write_text(MODELS)
     (folder / "__init__.py").write_text("from torchvision.models.nets import get_model, list_models\n")
-    assert shlex.split(advise(typed)[1]) == [written]
+    assert shlex.split(advise(typed)[1]) == [expected_spec]
 
 
 def test_the_command_that_a_library_names_is_the_line_to_type(working_folder, statecli):
@@ -982,7 +986,7 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(working_
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torch.nn:Sequential([Linear(2, 3), ReLU])", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
         ("torch.nn:Sequential(Linear(2, 3), ReLU)", "torch.nn:Sequential(Linear(2, 3), ReLU())"),
@@ -1011,13 +1015,13 @@ def test_a_package_for_another_torch_has_the_command_that_installs_both(working_
         ("graphs.layers:Conv(other.Conv(torch.nn.ReLU()))", "graphs.layers:Conv(Conv(torch.nn.ReLU()))"),
     ],
 )
-def test_modules_have_the_line_to_type(working_folder, advise, typed, written):
+def test_modules_have_the_line_to_type(working_folder, advise, typed, expected_spec):
     """The typed argument is a list of modules, a class or text instead of a module, or a module without a list."""
-    assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == written
+    assert shlex.split(advise(typed)[1])[0].replace("in_features=3, out_features=3", "3, 3") == expected_spec
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_spec"),
     [
         ("torch.nn:Linear(2, 3", "torch.nn:Linear(2, 3)"),
         ("torch.nn:Linear(2, 3,", "torch.nn:Linear(2, 3)"),
@@ -1048,9 +1052,11 @@ def test_modules_have_the_line_to_type(working_folder, advise, typed, written):
         ("torch.nn:Sequential(torch.nn:Linear(2, 3)).eval().weight[0]", "torch.nn:Sequential(torch.nn:Linear(2, 3))"),
     ],
 )
-def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(working_folder, advise, typed, written):
+def test_brackets_and_quotes_and_code_after_the_call_have_the_line_to_type(
+    working_folder, advise, typed, expected_spec
+):
     """Open brackets are closed, and a method call on the model is removed. The corrected line is tried first."""
-    assert shlex.split(advise(typed)[1]) == [written]
+    assert shlex.split(advise(typed)[1]) == [expected_spec]
 
 
 @pytest.mark.parametrize(
@@ -1101,7 +1107,7 @@ def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(working_folder, a
 
 
 @pytest.mark.parametrize(
-    ("typed", "written"),
+    ("typed", "expected_call"),
     [
         ("BertModel.from_pretrained('no/such')", "BertModel(config=BertConfig())"),
         ("AutoModel.from_pretrained('bert-base-uncased')", "BertModel(config=BertConfig())"),
@@ -1109,11 +1115,13 @@ def test_an_unknown_task_of_a_pipeline_has_the_line_of_a_model(working_folder, a
         ("AutoModel.from_pretrained('no/distilbert-base')", "DistilBertModel(config=DistilBertConfig())"),
     ],
 )
-def test_a_pretrained_model_has_the_line_with_random_values(working_folder, statecli, monkeypatch, typed, written):
+def test_a_pretrained_model_has_the_line_with_random_values(
+    working_folder, statecli, monkeypatch, typed, expected_call
+):
     """Its class is known from the call, or from the name of the repository."""
     pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HOME", str(working_folder / "empty"))
-    line = f"transformers:{written}"
+    line = f"transformers:{expected_call}"
     error = statecli("inspect", f"transformers:{typed}").err
     assert f"for random values, write '{line}', or set STATECLI_DOWNLOADS=1 to allow the download" in error
     assert statecli("inspect", line, "--init-device", "meta").code == 0

@@ -247,7 +247,7 @@ def test_large_plain_data_counts_as_one_object(inspect, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("make", "layout", "nbytes"),
+    ("build_tensor", "layout", "nbytes"),
     [
         (lambda: torch.eye(3).to_sparse(), "sparse_coo", 60),
         (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr", 68),
@@ -260,17 +260,17 @@ def test_large_plain_data_counts_as_one_object(inspect, monkeypatch):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_buffers_of_unusual_layouts_and_dtypes_are_read(read_live, rows, make, layout, nbytes):
+def test_buffers_of_unusual_layouts_and_dtypes_are_read(read_live, rows, build_tensor, layout, nbytes):
     """Sparse, quantized, conjugate, float8, empty, 0-dim and meta buffers are read, move and are saved."""
 
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("b", make())
+            self.register_buffer("b", build_tensor())
 
     (row,) = read_live(Net).tensors
     assert (row.layout, row.nbytes, row.moves, row.saved) == (layout, nbytes, True, True)
-    assert row.shape == tuple(make().shape)
+    assert row.shape == tuple(build_tensor().shape)
 
 
 def test_sparse_tensor_has_the_same_size_live_and_in_a_file(read_live, tmp_path):
@@ -384,7 +384,7 @@ def build_trace():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("make", "unregistered"),
+    ("build_module", "unregistered"),
     [
         (lambda: torch.jit.script(Plain()), ["pair[0]", "t", "table['a']"]),
         (lambda: nn.Sequential(torch.jit.script(Plain())), ["0.pair[0]", "0.t", "0.table['a']"]),
@@ -392,16 +392,16 @@ def build_trace():
     ],
     ids=["script", "below a module", "ScriptModule"],
 )
-def test_the_attributes_of_a_scripted_module(make, unregistered, read_live, rows):
+def test_the_attributes_of_a_scripted_module(build_module, unregistered, read_live, rows):
     """The attributes are rows that do not move and are not saved. The oracle is `.double()` and state_dict()."""
-    state = read_live(make)
+    state = read_live(build_module)
     rows_by_name = {name: row for name, row in rows(state).items() if row.kind is Kind.UNREGISTERED}
     assert sorted(rows_by_name) == unregistered
     assert {(row.moves, row.saved) for row in rows_by_name.values()} == {(False, False)}
     assert state.oddities == ()
-    module = make().double()
-    own = module[0] if isinstance(module, nn.Sequential) else module
-    assert (own.t.dtype, next(own.parameters()).dtype) == (torch.float32, torch.float64)
+    module = build_module().double()
+    scripted_module = module[0] if isinstance(module, nn.Sequential) else module
+    assert (scripted_module.t.dtype, next(scripted_module.parameters()).dtype) == (torch.float32, torch.float64)
     assert not set(unregistered) & set(module.state_dict())
 
 
