@@ -98,8 +98,8 @@ def test_cosine_equals_torch(statecli, saved_runs, training):
 
 def test_the_title_does_not_contradict_a_condition_that_never_holds(statecli, saved_runs):
     """The title names the condition; the verdict says that the condition is false."""
-    shown = statecli("bisect", saved_runs("plain"), "--condition", "cosine<-0.9", "-f", "table")
-    title, verdict = shown.out.splitlines()[:2]
+    result = statecli("bisect", saved_runs("plain"), "--condition", "cosine<-0.9", "-f", "table")
+    title, verdict = result.out.splitlines()[:2]
     assert title.endswith(": condition 'cosine<-0.9'")
     assert verdict == "'cosine<-0.9' is false at the last checkpoint"
 
@@ -195,8 +195,8 @@ def test_log_bisect_and_watch_read_the_same_step(statecli, tmp_path, name, setti
     """The step is a counter in the settings, or else the number in the name; an epoch is not a step."""
     for number in range(1, 7):
         value = float("nan") if number > 4 else float(number)
-        own = {key: number * count for key, count in settings.items()}
-        torch.save({"model": {"w": torch.tensor([value])}, **own}, tmp_path / name.format(number * 100))
+        counters = {key: number * count for key, count in settings.items()}
+        torch.save({"model": {"w": torch.tensor([value])}, **counters}, tmp_path / name.format(number * 100))
     actual_json = statecli("bisect", tmp_path, "--condition", "nan", "-f", "json").json
     assert actual_json["condition"] == "nan"
     rows = statecli("log", tmp_path, "-f", "json").json["checkpoints"]

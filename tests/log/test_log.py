@@ -97,9 +97,9 @@ def test_settings_that_changed_are_in_the_row(statecli, saved_runs, log_run):
     assert "optimizer.param_groups.0.lr" in changed[800]
     assert not any("optimizer.param_groups.0.lr" in keys for step, keys in changed.items() if step != 800)
     assert "trainer_state.global_step" in result.json["changing_settings"]
-    shown = statecli("log", saved_runs("trainer"), "-f", "table").out
-    assert "optimizer.param_groups.0.lr: 0.01 → 0.005" in " ".join(shown.split())
-    assert "trainer_state.epoch" not in shown
+    table = statecli("log", saved_runs("trainer"), "-f", "table").out
+    assert "optimizer.param_groups.0.lr: 0.01 → 0.005" in " ".join(table.split())
+    assert "trainer_state.epoch" not in table
 
 
 def test_optimizer_state_is_not_part_of_the_norm(log_run):
@@ -129,8 +129,8 @@ def test_an_unreadable_checkpoint_is_a_line_and_status_2(statecli, run_folder):
 @pytest.mark.parametrize("output", ["table", "markdown", "html"])
 def test_table_of_modules_has_column_headings(statecli, saved_runs, output):
     """The numbers are the norm and the change at the last checkpoint, not of a step."""
-    shown = statecli("log", saved_runs("plain"), "-f", output).out
-    after = shown[shown.index("rel. change from checkpoint to checkpoint") :]
+    text = statecli("log", saved_runs("plain"), "-f", output).out
+    after = text[text.index("rel. change from checkpoint to checkpoint") :]
     assert after.index("last norm") < after.index("last change") < after.index("each change") < after.index("embed")
 
 

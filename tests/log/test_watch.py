@@ -239,8 +239,8 @@ def test_a_growing_history_is_described_once(statecli, tmp_path):
         history = [{"step": n, "loss": 2.0 - n / 10} for n in range(1, number + 1)]
         text = json.dumps({"global_step": number, "log_history": history})
         (folder / "trainer_state.json").write_text(text)
-    shown = statecli("watch", tmp_path, "--history", "--count", "4", "--interval", "0.01").out.splitlines()
-    assert [line.partition("log_history: ")[2].partition("; trainer")[0] for line in shown[-3:]] == [
+    lines = statecli("watch", tmp_path, "--history", "--count", "4", "--interval", "0.01").out.splitlines()
+    assert [line.partition("log_history: ")[2].partition("; trainer")[0] for line in lines[-3:]] == [
         "+1 entry, the only common entry is unchanged; loss 1.9 → 1.8",
         "loss 1.7",
         "loss 1.6",
