@@ -108,10 +108,10 @@ def test_line_breaks_of_a_text_add_no_lines(output, text, outline):
     """A text with line breaks takes as many lines as a word; only lines to paste are separate lines."""
     word, escaped = (report(sample, outline) for sample in ("x" * len(text), text.replace(" ", "_")))
     line_counts = [render_text(output, sample, width=10_000).count("\n") for sample in (word, escaped)]
-    more = len(text.splitlines()) - 1 if text.splitlines() else 0
-    is_block = output is Output.MARKDOWN and more and label_help(text.replace(" ", "_")).startswith("fix")
+    extra_lines = len(text.splitlines()) - 1 if text.splitlines() else 0
+    is_block = output is Output.MARKDOWN and extra_lines and label_help(text.replace(" ", "_")).startswith("fix")
     block = 4 if is_block else 0  # a blank line, two fences, and the label's own line
-    assert line_counts[1] - line_counts[0] == 2 * more + block  # of the fix, and of the problem's
+    assert line_counts[1] - line_counts[0] == 2 * extra_lines + block  # of the fix, and of the problem's
 
 
 def test_colour_codes_of_a_text_are_escaped():

@@ -119,8 +119,8 @@ def test_two_findings_of_one_line_are_one_annotation():
 
 def test_no_finding_is_annotated_at_another_line():
     """Of 145 findings at 145 lines nine are shown, each at its own line; the last annotation has no line."""
-    *shown, last = notes(target("net.py:Net", *build_findings_by_line(145)))
-    assert [annotation[1]["line"] for annotation in shown] == [str(n) for n in range(1, 10)]
+    *line_annotations, last = notes(target("net.py:Net", *build_findings_by_line(145)))
+    assert [annotation[1]["line"] for annotation in line_annotations] == [str(n) for n in range(1, 10)]
     assert last[2].startswith("and 136 findings at 136 more places: net.py:10, net.py:11, ")
     assert "line" not in last[1]
 
@@ -159,8 +159,8 @@ def test_a_target_that_failed_is_an_error():
 
 def test_a_damaged_file_has_one_annotation():
     """The finding says more than the reason of the failure."""
-    cut = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
-    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(cut,))
+    unscanned_pickle = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
+    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(unscanned_pickle,))
     assert [properties["title"] for _, properties, _ in notes(failed)] == ["statecli unscanned-pickle"]
     other = msgspec.structs.replace(failed, findings=(finding("unsafe-global", target="no.pt"),))
     assert [properties["title"] for _, properties, _ in notes(other)] == [

@@ -90,10 +90,10 @@ def page(**changes):
     return Page(**{**fields, "totals": ("parameter    2 tensors",), **changes})
 
 
-def report(shown=None, title="net.pt", **changes):
-    shown = shown or page()
-    problems = tuple(finding for problem in shown.problems for finding in problem.findings)
-    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: shown, findings=problems, **changes)
+def report(content=None, title="net.pt", **changes):
+    content = content or page()
+    problems = tuple(finding for problem in content.problems for finding in problem.findings)
+    return Report(title, msgspec.Struct, lambda: Table((), ()), lambda: content, findings=problems, **changes)
 
 
 def render_html(about, **look):
@@ -111,7 +111,7 @@ def bars(values, labels=None):
 def fill_report(text, bar_count=501):
     """Return a report with the text in every place that a file or a user may fill; more than 500 bars are cut."""
     finding = Finding(text, Severity.ERROR, text, text, text, help=text)
-    shown = Page(
+    content = Page(
         subtitle=text,
         columns=(Column(text), Column(text, right=True)),
         groups=(Group(text, text, (Line((text, text), text, "bad"),)),),
@@ -120,15 +120,15 @@ def fill_report(text, bar_count=501):
         problems=(Problem(text, Severity.ERROR, text, text, (finding,), (text,), text, Origin(text, 7), text),),
     )
     charts = (Bars(text, (text, text), (1.0, math.nan), text), Spread(text, (-1.0, 0.0, 1.0), (3, 4), text))
-    many = bars([0.5] * bar_count, [text] * bar_count)
-    return report(shown, text, notes=(Oddity(text, text),), charts=lambda: (*charts, many))
+    many_bars = bars([0.5] * bar_count, [text] * bar_count)
+    return report(content, text, notes=(Oddity(text, text),), charts=lambda: (*charts, many_bars))
 
 
 def test_page_has_all_texts_of_the_report():
     """Title, subtitle, totals, each cell, remark, finding with its help, note and fix are texts of the page."""
     finding = Finding("left-behind", Severity.ERROR, "fc.weight: stays", "x", "fc.weight", help="register it")
-    shown = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
-    actual_tree = tree(report(shown, notes=(Oddity("prefix", "module. is looked through"),)))
+    content = page(problems=group_findings([finding]), fixes=(Fix("net.py:9", "a = 1\n\nb = 2"),))
+    actual_tree = tree(report(content, notes=(Oddity("prefix", "module. is looked through"),)))
     page_text = "".join(text for _, text in actual_tree.texts)
     for text in ("net.pt", "2 tensors", "parameter    2 tensors", "error[left-behind]", "fc.weight: stays"):
         assert text in page_text
@@ -251,8 +251,8 @@ def test_columns_of_numbers_are_marked():
 
 def test_a_column_without_a_name_holds_a_drawing():
     """Bars made of blocks are coloured and closed up."""
-    shown = page(columns=(Column("name"), Column("")), groups=(Group("g", "", (Line(("w", "██")),)),))
-    assert tree(report(shown)).classes("td") == ["name", "sign"]
+    content = page(columns=(Column("name"), Column("")), groups=(Group("g", "", (Line(("w", "██")),)),))
+    assert tree(report(content)).classes("td") == ["name", "sign"]
 
 
 @pytest.mark.parametrize("count", [1, 40, 41, 500])
@@ -354,8 +354,8 @@ def test_cells_sort_by_the_number_that_is_drawn():
         "-": None,
         "90.9 MB": 90.9e6,
     }
-    own = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
-    body = re.search(r"  const units = .*?\n  };\n", own, re.S)[0]
+    script = resources.files("statecli.render").joinpath("page.js").read_text("utf-8")
+    body = re.search(r"  const units = .*?\n  };\n", script, re.S)[0]
     code = f"{body}console.log(JSON.stringify({json.dumps([*numbers])}.map(numeric)))"
-    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [*numbers.values()]
+    process = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
+    assert json.loads(process.stdout) == [*numbers.values()]

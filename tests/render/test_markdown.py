@@ -106,13 +106,13 @@ def list_text_and_tags(tokens):
 def test_no_name_is_markup_anywhere(text, unfold):
     """Rows, settings, findings, notes and headings add only our own tags, without links, mentions or issues."""
     parser = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    shown, tags = list_text_and_tags(parser.parse(render_diff(fill_diff(text), "markdown", unfold=unfold)))
+    visible_text, tags = list_text_and_tags(parser.parse(render_diff(fill_diff(text), "markdown", unfold=unfold)))
     _, harmless = list_text_and_tags(parser.parse(render_diff(fill_diff("harmless"), "markdown", unfold=unfold)))
     html_tags = set(tags) - {"code_inline", "html_inline", "<code", "</code"}
     assert html_tags <= set(harmless) | {"<details", "<summary", "<b"}
     assert tags.count("td_open") == harmless.count("td_open")
     assert tags.count("list_item_open") == harmless.count("list_item_open")
-    assert not re.search(r"@\w|#\d|GH-\d|://|www\.|~|:\w+:|\$", shown)
+    assert not re.search(r"@\w|#\d|GH-\d|://|www\.|~|:\w+:|\$", visible_text)
 
 
 def test_special_characters_of_a_name_survive_the_table():
@@ -136,10 +136,10 @@ def test_document_fits_into_a_comment(quiet, expected):
         assert sum(line.startswith("- `error") for line in text.splitlines()) == 1
         assert len(text) <= 65_536
         return
-    shown = sum(line.startswith(("| `M", "- `error")) for line in text.splitlines())
-    more = int(re.search(r"… and ([\d,]+) more", text.splitlines()[-1])[1].replace(",", ""))
+    shown_count = sum(line.startswith(("| `M", "- `error")) for line in text.splitlines())
+    hidden_count = int(re.search(r"… and ([\d,]+) more", text.splitlines()[-1])[1].replace(",", ""))
     assert 50_000 < len(text) <= 65_536
-    assert shown + more == 3000
+    assert shown_count + hidden_count == 3000
     assert text.count("<details>") == text.count("</details>")
 
 

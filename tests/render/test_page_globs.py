@@ -54,11 +54,11 @@ def test_page_writes_the_same_globs_as_browse():
     ]
     cases = [(LAYERS, marked) for marked in chosen]
     cases += [(plain, {first, second}) for first in range(len(plain)) for second in range(len(plain))]
-    ours = run_page([(names, sorted(marked)) for names, marked in cases])
-    for (names, marked), (globs, text) in zip(cases, ours, strict=True):
-        written = write_globs(build_state(names), marked, {})
-        assert tuple(globs or ()) == written.globs, (names, marked)
-        assert (text or "") == written.text
+    page_globs = run_page([(names, sorted(marked)) for names, marked in cases])
+    for (names, marked), (globs, text) in zip(cases, page_globs, strict=True):
+        browse_globs = write_globs(build_state(names), marked, {})
+        assert tuple(globs or ()) == browse_globs.globs, (names, marked)
+        assert (text or "") == browse_globs.text
 
 
 def test_the_globs_of_hostile_names_select_exactly_these_tensors():

@@ -146,11 +146,11 @@ def test_two_problems_of_one_rule_have_different_fingerprints():
     first = [
         result["partialFingerprints"]["statecli/v1"] for result in run(target("a.pt", *lists[0], *lists[1]))["results"]
     ]
-    again = [
+    reversed_order = [
         result["partialFingerprints"]["statecli/v1"] for result in run(target("a.pt", *lists[1], *lists[0]))["results"]
     ]
     assert len(set(first)) == 2
-    assert first == again[::-1]
+    assert first == reversed_order[::-1]
 
 
 def test_accepted_finding_is_suppressed_with_its_reason():

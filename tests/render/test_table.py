@@ -109,9 +109,9 @@ def test_a_name_is_broken_between_its_parts():
     """A long name breaks only after a dot."""
     parts = ["module", "encoder", "layers", "attention", "projection", "weight"] * 3
     lines = render_diff(diff(nudge_tensor(".".join(parts))), "table", width=60).splitlines()
-    shown = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
-    assert "".join(shown) == "M " + ".".join(parts)
-    assert all(line.endswith(".") for line in shown[:-1])
+    name_lines = [line.strip() for line in lines if line.strip().split(".")[0].removeprefix("M ") in parts]
+    assert "".join(name_lines) == "M " + ".".join(parts)
+    assert all(line.endswith(".") for line in name_lines[:-1])
 
 
 def test_further_lines_of_a_long_cell_are_indented():
@@ -130,7 +130,7 @@ def test_reasons_of_failed_targets_stand_in_one_column(width):
     others = failed_target("a.pt", "is too short"), failed_target(f"runs/{'x' * 50}.pt", "is empty")
     lines = audited("table", target(), *others, terminal=True, width=width).splitlines()
     assert max(map(len, lines)) <= width
-    starts = {line.index(said) for line in lines for said in ("is too", "is empty") if said in line}
+    starts = {line.index(reason) for line in lines for reason in ("is too", "is empty") if reason in line}
     assert len(starts) == 1
 
 
