@@ -210,9 +210,9 @@ def test_the_headline_names_each_unusual_module():
     modules = json.loads(render_diff(actual_diff, "json"))["summary"]["modules"]
     assert [m["name"] for m in modules if "times_median" in m] == ["blocks.3", "blocks.8", "out"]
     assert modules[0] == {"name": "inp", "section": "model", "relative_l2": 2e-4}
-    many = [set_norms(nudge_tensor(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
-    assert verdict(*list_layers(()), *many).count(" times") == 9
-    assert "13 more at least 10 times" in verdict(*list_layers(()), *many)
+    changes = [set_norms(nudge_tensor(f"m{n}.w"), 0.1, 0.1) for n in range(20)]
+    assert verdict(*list_layers(()), *changes).count(" times") == 9
+    assert "13 more at least 10 times" in verdict(*list_layers(()), *changes)
 
 
 def test_a_layer_is_one_bar():
@@ -341,8 +341,8 @@ def test_layers_of_different_shapes_do_not_fold():
 @pytest.mark.parametrize("view", [{"sort": ChangeOrder.CHANGE}, {"lines": 9}, {"top": 9}, {"verbose": True}])
 def test_ordered_differences_do_not_fold(view):
     """An order of differences is of single tensors."""
-    (shown,) = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w")), **view).values()
-    assert [cells[0] for cells, _ in shown] == ["M l.0.w", "M l.1.w"]
+    (group_rows,) = rows(diff(nudge_tensor("l.0.w"), nudge_tensor("l.1.w")), **view).values()
+    assert [cells[0] for cells, _ in group_rows] == ["M l.0.w", "M l.1.w"]
 
 
 def test_a_tensor_of_zeros_before_has_no_remark():
@@ -360,8 +360,8 @@ def test_equal_remark_of_all_rows_is_in_the_heading():
     (group,) = page(diff(*recasts)).groups
     assert group.summary == "2 of 2 changed; dtype float32 → int8"
     assert {line.remark for line in group.lines} == {""}
-    both = rows(diff(*recasts, nudge_tensor("z")))["parameters"]
-    assert [remark for _, remark in both] == ["dtype float32 → int8", "dtype float32 → int8", ""]
+    mixed_rows = rows(diff(*recasts, nudge_tensor("z")))["parameters"]
+    assert [remark for _, remark in mixed_rows] == ["dtype float32 → int8", "dtype float32 → int8", ""]
 
 
 def test_a_tie_of_folded_layers_is_named():
@@ -386,10 +386,10 @@ def test_renamed_layers_fold():
 
 def test_different_changes_do_not_fold():
     """A layer whose dtype changed too stands by itself."""
-    odd = change_metadata(
+    recast = change_metadata(
         "layers.9.a", tensor("x"), tensor("x", "int8"), Field.DTYPE, Field.VALUES, values=nudge_tensor("x").values
     )
-    assert [cells[0] for cells, _ in rows(diff(*LAYERS, odd))["parameters"]].count("M layers.9.a") == 1
+    assert [cells[0] for cells, _ in rows(diff(*LAYERS, recast))["parameters"]].count("M layers.9.a") == 1
 
 
 def test_lines_limits_each_group():
@@ -411,13 +411,13 @@ def test_lines_never_hides_a_finding():
 
 def test_shown_and_hidden_rows_are_all_rows():
     """The shown rows and the counted rows are all rows: -n counts differences, not layers."""
-    whole = rows(diff(*LAYERS), unfold=True)["parameters"]
+    all_rows = rows(diff(*LAYERS), unfold=True)["parameters"]
     for lines in (0, 1, 9, 54, 55):
-        shown = rows(diff(*LAYERS), lines=lines)["parameters"]
-        assert [line[0] for line in shown[:-1]] == [line[0] for line in whole[:lines]]
-        assert shown[-1][0][0] == f"… and {56 - lines} more"
+        limited_rows = rows(diff(*LAYERS), lines=lines)["parameters"]
+        assert [line[0] for line in limited_rows[:-1]] == [line[0] for line in all_rows[:lines]]
+        assert limited_rows[-1][0][0] == f"… and {56 - lines} more"
     for lines in (56, 57):
-        assert rows(diff(*LAYERS), lines=lines)["parameters"] == whole
+        assert rows(diff(*LAYERS), lines=lines)["parameters"] == all_rows
 
 
 def test_headings_name_the_section():
@@ -682,10 +682,10 @@ def test_findings_and_damage_have_their_section_where_there_are_several():
     )
     damage = (Broken("u", "ema", "b.pt: u: cut short"),)
     actual_diff = diff(nudge_tensor("w"), nudge_tensor("w", section="ema"), findings=texts, broken=damage)
-    said = (
+    expected_text = (
         "error[changed]: model.w: values differ, by at most 0.5\nerror[changed]: ema.w: values differ, by at most 0.5\n"
     )
-    assert render_diff(actual_diff, "plain", quiet=True) == said
+    assert render_diff(actual_diff, "plain", quiet=True) == expected_text
     assert "- `error[changed]: ema.w: values differ, by at most 0.5`" in render_diff(
         actual_diff, "markdown", quiet=True
     )
@@ -774,8 +774,8 @@ def test_lines_limit_findings_too(output):
     text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, lines=2)
     assert [n for n in range(9) if f"w{n}x" in text] == [0, 1]
     assert "… and 7 more (-n 2)" in text
-    alone = render_diff(diff(*LAYERS, findings=findings, expected=True), output, quiet=True, lines=2)
-    assert alone.count("error[") == 1
+    quiet_text = render_diff(diff(*LAYERS, findings=findings, expected=True), output, quiet=True, lines=2)
+    assert quiet_text.count("error[") == 1
 
 
 def diff_with_class(*changes, **facts):

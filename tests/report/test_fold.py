@@ -67,10 +67,10 @@ def test_folded_rows_have_each_name_exactly_once(pairs, cell):
 
 def test_findings_of_repeated_layers_fold_however_many_they_are():
     """Seventy layers left on the CPU are one line, and two layers are one line too."""
-    many = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
-    assert [finding.message for finding in fold.fold_findings(many)] == ["h.{0..69}.t: stays"]
-    assert [finding.message for finding in fold.fold_findings(many[:2])] == ["h.{0,1}.t: stays"]
-    assert fold.fold_findings(many[:1]) == tuple(many[:1])
+    findings = [Finding("left-behind", Severity.ERROR, f"h.{n}.t: stays", "x", f"h.{n}.t") for n in range(70)]
+    assert [finding.message for finding in fold.fold_findings(findings)] == ["h.{0..69}.t: stays"]
+    assert [finding.message for finding in fold.fold_findings(findings[:2])] == ["h.{0,1}.t: stays"]
+    assert fold.fold_findings(findings[:1]) == tuple(findings[:1])
 
 
 def test_rows_with_different_counts_in_remarks_do_not_fold():
@@ -115,9 +115,9 @@ def test_folded_line_lists_the_indexes_of_its_rows():
 
 def test_errors_with_one_cause_are_one_line():
     """Different figures are left out, equal figures are kept; other causes and files are separate."""
-    many = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
+    messages = [(f"w{n}", f"a: b.pt: w{n}: 0x{n:08x} of 7 bytes") for n in range(3)]
     rest = [("w3", "a: b.pt: w3: cut short"), ("w4", "c.pt: w4: 0x00000009 of 7 bytes")]
-    assert group_by_cause([*many, *rest]) == [
+    assert group_by_cause([*messages, *rest]) == [
         ("a: b.pt: w0 and 2 more tensors: … of 7 bytes", 3),
         ("a: b.pt: w3: cut short", 1),
         ("c.pt: w4: 0x00000009 of 7 bytes", 1),
@@ -145,5 +145,7 @@ def test_rows_that_share_lines_fold_like_separate_lines(data):
     kinds = data.draw(st.lists(st.integers(0, len(lines) - 1), max_size=40))
     part = st.sampled_from(("layers", "0", "1", "2", "3", "#", "w"))
     names = [".".join(data.draw(st.lists(part, min_size=1, max_size=4))) for _ in kinds]
-    own = [replace(lines[kind], cells=(name, *lines[kind].cells[1:])) for kind, name in zip(kinds, names, strict=True)]
-    assert fold.fold_named_rows(names, kinds, lines) == fold.fold_rows(own)
+    separate_lines = [
+        replace(lines[kind], cells=(name, *lines[kind].cells[1:])) for kind, name in zip(kinds, names, strict=True)
+    ]
+    assert fold.fold_named_rows(names, kinds, lines) == fold.fold_rows(separate_lines)

@@ -15,14 +15,14 @@ ADAPTER = {"base_model_name_or_path": "org/base", "peft_type": "LORA", "r": 4}
 def folder(tmp_path):
     """`folder(config={...})`: a folder with weights and JSON files with the given content."""
 
-    def make(**files):
+    def write_folder(**files):
         name = "adapter_model" if "adapter_config" in files else "model"
         save_file({"w": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
         for stem, content in files.items():
             (tmp_path / f"{stem}.json").write_text(json.dumps(content))
         return str(tmp_path)
 
-    return make
+    return write_folder
 
 
 def test_only_a_class_has_a_verdict(statecli, tmp_path, in_tmp_path):
@@ -175,5 +175,5 @@ def test_guessed_kinds_name_the_option_that_works(statecli, tmp_path, config, mo
     """`--model auto`, if the configuration in the folder names a class whose code is installed."""
     save_file({"w": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    shown = " ".join(statecli("inspect", tmp_path, "-f", "table").out.split())
-    assert f"kinds guessed; --model {model} shows the exact kinds" in shown
+    output = " ".join(statecli("inspect", tmp_path, "-f", "table").out.split())
+    assert f"kinds guessed; --model {model} shows the exact kinds" in output

@@ -266,10 +266,13 @@ def test_an_import_that_torch_load_refuses_is_one_problem():
         assert (problem.rule, problem.severity) == ("unsafe-global", Severity.ERROR)
         assert (problem.message, problem.effects) == (unsafe.message, (effect,))
         assert set(map(id, problem.findings)) == {id(unsafe), id(refused)}
-    (alone,) = group_findings([refused])
-    assert alone.message == refused.message
-    more = replace(refused, about="posix.system, argparse.Namespace")
-    assert [problem.rule for problem in group_findings([unsafe, more])] == ["unsafe-global", "needs-weights-only-false"]
+    (only_problem,) = group_findings([refused])
+    assert only_problem.message == refused.message
+    wider_refusal = replace(refused, about="posix.system, argparse.Namespace")
+    assert [problem.rule for problem in group_findings([unsafe, wider_refusal])] == [
+        "unsafe-global",
+        "needs-weights-only-false",
+    ]
 
 
 def test_the_rules_of_imports_exist():

@@ -42,7 +42,7 @@ def test_lines_around_an_origin_are_read_from_the_file():
 @pytest.mark.parametrize(("line", "numbers"), [(1, [*range(1, 2 + LINES_AROUND)]), (13, [10, 11, 12, 13])])
 def test_the_file_has_no_lines_before_the_first_and_after_the_last(line, numbers):
     """At both ends of the file there are fewer neighbours."""
-    assert [shown.number for shown in read_lines_around(Origin("net_around.py", line))] == numbers
+    assert [source_line.number for source_line in read_lines_around(Origin("net_around.py", line))] == numbers
 
 
 @pytest.mark.parametrize(

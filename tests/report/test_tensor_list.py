@@ -31,22 +31,22 @@ def save_page(statecli, tmp_path):
 def test_columns_have_the_facts_of_json(save_page, statecli, tmp_path):
     """Each tensor has the dtype, shape, kind, elements and bytes of `-f json`."""
     state = {"a.weight": torch.ones(2, 3), "a.steps": torch.tensor(3), "b": torch.ones(4, dtype=torch.bfloat16)}
-    _, shown = save_page(state | {"c": state["b"]})
+    _, data = save_page(state | {"c": state["b"]})
     rows = json.loads(statecli("inspect", tmp_path / "net.pt", "-f", "json").out)["tensors"]
-    text = {name: [shown[name]["values"][n] for n in shown[name]["indices"]] for name in ("dtypes", "shapes", "kinds")}
-    assert shown["names"] == [row["fqn"] for row in rows]
+    text = {name: [data[name]["values"][n] for n in data[name]["indices"]] for name in ("dtypes", "shapes", "kinds")}
+    assert data["names"] == [row["fqn"] for row in rows]
     assert text["dtypes"] == [row["dtype"] for row in rows]
     assert [json.loads(shape) for shape in text["shapes"]] == [row["shape"] for row in rows]
     assert [kind.rstrip("?") for kind in text["kinds"]] == [row["kind"] for row in rows]
-    assert shown["row_elements"] == [row["elements"] for row in rows]
-    assert shown["row_bytes"] == [row["bytes"] for row in rows]
-    assert (shown["bytes"], shown["shared"]) == (24 + 8 + 8, [[2, 0, 0, 8], [3, 0, 0, 8]])
+    assert data["row_elements"] == [row["elements"] for row in rows]
+    assert data["row_bytes"] == [row["bytes"] for row in rows]
+    assert (data["bytes"], data["shared"]) == (24 + 8 + 8, [[2, 0, 0, 8], [3, 0, 0, 8]])
 
 
 def test_hostile_names_stay_inside_their_element(save_page):
     """No name ends the element of the data, and the whole name is there with control characters made visible."""
-    page, shown = save_page({name: torch.ones(1) for name in HOSTILE})
-    assert shown["names"] == [escape(name) for name in HOSTILE]
+    page, data = save_page({name: torch.ones(1) for name in HOSTILE})
+    assert data["names"] == [escape(name) for name in HOSTILE]
     assert page.count("<script") == page.count("</script>") == 6
 
 
@@ -67,6 +67,6 @@ def test_a_page_without_scripts_has_the_rows(save_page):
 
 def test_selected_rows_are_a_plain_table(save_page):
     """With --top the page has the chosen rows as a table, not all tensors as a list."""
-    page, shown = save_page({"a": torch.ones(1), "b": torch.ones(9)}, "--top", "1")
-    assert shown is None
+    page, data = save_page({"a": torch.ones(1), "b": torch.ones(9)}, "--top", "1")
+    assert data is None
     assert "<noscript>" not in page

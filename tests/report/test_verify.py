@@ -102,8 +102,8 @@ def test_failure_without_a_finding_keeps_its_reason():
     assert lines(run(same, rows=[tensor("w"), tensor("v")], notes=())) == {"w": ("✗", ""), "v": ("✗", "")}
     heading = page(run(same, rows=[tensor("w"), tensor("v")])).groups[0].summary
     assert heading == "2 tensors, 2 failed; moves: stays on cpu"
-    both = lines(run(check, rows=[tensor("w"), tensor("v")]))
-    assert both == {"w": ("✗", "moves: stays on cpu"), "v": ("–", "")}
+    mixed_lines = lines(run(check, rows=[tensor("w"), tensor("v")]))
+    assert mixed_lines == {"w": ("✗", "moves: stays on cpu"), "v": ("–", "")}
 
 
 @pytest.mark.parametrize("verdict", Verdict)
@@ -238,8 +238,8 @@ def test_common_sign_of_all_rows_names_a_failed_name_without_a_row():
 def test_the_verdict_counts_the_tensors_of_all_proofs():
     """Each proof has its own count, which may be smaller."""
     rows = [*map(tensor, "ab")]
-    both = replace(move_check(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
-    assert page(run(move_check(a=Cell(FAILED), b=passed_cell()), both, rows=rows)).verdict == (
+    step_check = replace(move_check(a=Cell(FAILED), b=Cell(FAILED)), check=Name.STEP)
+    assert page(run(move_check(a=Cell(FAILED), b=passed_cell()), step_check, rows=rows)).verdict == (
         "1 error: 2 of 2 tensors failed one or more of move, step"
     )
 
@@ -284,8 +284,8 @@ def format_place(problem):
 
 def test_two_findings_with_one_fix_are_one_problem():
     """Three failed proofs for one tensor are one problem, mended in one line of source."""
-    twice = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
-    (problem,) = page(run(*twice, rows=BROKEN.state.tensors)).problems
+    checks = (*BROKEN.checks, Check(Name.SAVE, FAILED, findings=(finding("table", "not-saved", f"net.py:9: {FIX}"),)))
+    (problem,) = page(run(*checks, rows=BROKEN.state.tensors)).problems
     assert (problem.rule, format_place(problem), problem.help) == ("unregistered-tensor", "net.py:9", FIX)
     assert problem.effects == ("stays on cpu",)
     assert len(problem.findings) == 2
@@ -362,7 +362,9 @@ def test_inconclusive_check_is_listed_without_a_request():
 def test_proofs_that_fail_for_one_reason_are_one_line():
     """The step calls forward in train mode: the same error of forward is reported once, for both proofs."""
     reasons = ("calling the model in train mode raised TypeError: no", "calling the model raised TypeError: no")
-    checks = [Check(name, UNSURE, reason=why) for name, why in zip((Name.STEP, Name.FORWARD), reasons, strict=True)]
+    checks = [
+        Check(name, UNSURE, reason=reason) for name, reason in zip((Name.STEP, Name.FORWARD), reasons, strict=True)
+    ]
     result = run(move_check(w=passed_cell()), *checks, rows=[tensor("w")])
     assert list_inconclusive(result, ()) == (f"net.py:Net: step, forward: {reasons[1]}",)
     other = run(
