@@ -234,10 +234,10 @@ def test_missing_function_of_a_script_is_explained(statecli, tmp_path):
     """The error lists the functions of the file, or the line of a syntax error."""
     (tmp_path / "few.py").write_text("def few(steps): pass\n")
     (tmp_path / "bad.py").write_text("\ndef bad(:\n")
-    few, bad = (statecli("resume-check", str(tmp_path / name)).err for name in ("few.py", "bad.py"))
-    assert "no function of the file takes steps, save_every, save_to, checkpoint (it defines: few)" in few
-    assert "bad.py: has a syntax error in line 2: " in bad
-    assert few.count("\n") == bad.count("\n") == 1
+    missing_error, syntax_error = (statecli("resume-check", str(tmp_path / name)).err for name in ("few.py", "bad.py"))
+    assert "no function of the file takes steps, save_every, save_to, checkpoint (it defines: few)" in missing_error
+    assert "bad.py: has a syntax error in line 2: " in syntax_error
+    assert missing_error.count("\n") == syntax_error.count("\n") == 1
 
 
 def test_lost_state_exits_with_status_1(statecli):
