@@ -43,9 +43,9 @@ def computed_tasks(monkeypatch):
     tasks_by_function: list[tuple[str, int]] = []
     run = pool._run_batches
 
-    def count_tasks(function, shared, tasks, *rest, **more):
+    def count_tasks(function, shared, tasks, *rest, **options):
         tasks_by_function.extend([(function.__name__, len(tasks))] if tasks else [])
-        return run(function, shared, tasks, *rest, **more)
+        return run(function, shared, tasks, *rest, **options)
 
     monkeypatch.setattr(pool, "_run_batches", count_tasks)
     return tasks_by_function
@@ -65,17 +65,17 @@ def check_merge(statecli, run_shards, computed_tasks):
 
     def check(count: int, *line: str, formats=("json",), more=lambda _: ()) -> list[tuple[str, int]]:
         paths, _ = run_shards(count, *line, more=more)
-        own: list[tuple[str, int]] = []
+        own_tasks: list[tuple[str, int]] = []
         for output in formats:
-            shown = ("-f", output) if output else ()
-            whole = statecli(*line, *shown)
+            output_options = ("-f", output) if output else ()
+            unsharded = statecli(*line, *output_options)
             computed_tasks.clear()
             # Parts come in any order.
-            merged = statecli("merge", *reversed(paths), *shown)
-            own += [item for item in computed_tasks if item[0] not in MERGE_TASKS]
-            assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+            merged = statecli("merge", *reversed(paths), *output_options)
+            own_tasks += [item for item in computed_tasks if item[0] not in MERGE_TASKS]
+            assert (merged.code, merged.out, merged.err) == (unsharded.code, unsharded.out, unsharded.err)
         for path in paths:
             Path(path).unlink()
-        return own
+        return own_tasks
 
     return check

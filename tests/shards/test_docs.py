@@ -36,11 +36,11 @@ def shell(tmp_path):
 
     def run(line: str, code: int = 0, **env: str) -> str:
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
+        process = subprocess.run(
             ["sh", "-c", line], env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, check=False
         )
-        assert done.returncode == code, done
-        return done.stdout
+        assert process.returncode == code, process
+        return process.stdout
 
     return run
 

@@ -104,9 +104,9 @@ def test_merge_of_any_two_checkpoints_equals_the_command(statecli, run_shards, b
     )
     for line in lines:
         paths, _ = run_shards(count, *line)
-        shown = () if line[0] == "lock" else ("-f", "json")
-        whole, merged = statecli(*line, *shown), statecli("merge", *paths, *shown)
-        assert (merged.code, merged.out) == (whole.code, whole.out), line
+        output_options = () if line[0] == "lock" else ("-f", "json")
+        unsharded, merged = statecli(*line, *output_options), statecli("merge", *paths, *output_options)
+        assert (merged.code, merged.out) == (unsharded.code, unsharded.out), line
 
 
 # --- checkpoints with everything -------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def test_results_of_unusual_tensors_are_accepted(check_merge):
     """Part files are refused only for results that no tensor of any type can have."""
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(build_unusual_tensors(seed), name)
-    for more in ((), ("--bitwise",), ("--atol", "0.1")):
-        assert check_merge(2, "diff", "a.pt", "b.pt", *more) == []
+    for options in ((), ("--bitwise",), ("--atol", "0.1")):
+        assert check_merge(2, "diff", "a.pt", "b.pt", *options) == []
     check_merge(2, "inspect", "a.pt", "--stats")
     check_merge(2, "audit", "a.pt", "b.pt", "--values", "--against", "a.pt")
 
@@ -206,9 +206,12 @@ def test_merge_has_the_output_options_of_the_command(statecli, run_shards):
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(build_all_kinds(seed), name)
     paths, _ = run_shards(3, "diff", "a.pt", "b.pt")
-    for shown in (["-v"], ["-q"], ["--tree"], ["-n", "2"], ["--name-only"], ["--name-status"], ["--all"]):
-        whole, merged = statecli("diff", "a.pt", "b.pt", *shown), statecli("merge", *paths, *shown)
-        assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err), shown
+    for output_options in (["-v"], ["-q"], ["--tree"], ["-n", "2"], ["--name-only"], ["--name-status"], ["--all"]):
+        unsharded, merged = (
+            statecli("diff", "a.pt", "b.pt", *output_options),
+            statecli("merge", *paths, *output_options),
+        )
+        assert (merged.code, merged.out, merged.err) == (unsharded.code, unsharded.out, unsharded.err), output_options
     line = ("-f", "csv", "-o", "{}.csv", "--report", "sarif={}.sarif")
     statecli("diff", "a.pt", "b.pt", *(word.format("whole") for word in line))
     assert statecli("merge", *paths, *(word.format("merged") for word in line)).code == 1
@@ -262,8 +265,8 @@ def test_folder_of_a_part_does_not_change_the_lock(statecli):
     for n, path in enumerate(("x/1.jsonl", "y/2.jsonl", "3.jsonl"), 1):
         assert statecli("lock", "x", "y", "--shard", f"{n}/3", "-o", path).code == 0
     for folder in ("x", "y", "."):
-        whole = statecli("lock", "x", "y", "-o", f"{folder}/whole.lock")
-        assert whole.code == 0
+        unsharded = statecli("lock", "x", "y", "-o", f"{folder}/whole.lock")
+        assert unsharded.code == 0
         assert statecli("merge", "**/*.jsonl", "-o", f"{folder}/merged.lock").code == 0
         assert Path(folder, "merged.lock").read_bytes() == Path(folder, "whole.lock").read_bytes()
 
@@ -338,9 +341,9 @@ def test_wrong_checksum_is_reported_as_without_shards(statecli, run_shards, line
     _damage_tensor("b.pt", "w6", "b.pt")
     paths, codes = run_shards(4, *line.split())
     assert sorted(codes) == [0, 0, 0, 2]
-    whole, merged = statecli(*line.split()), statecli("merge", *paths)
-    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
-    assert "checksum" in whole.out + whole.err
+    unsharded, merged = statecli(*line.split()), statecli("merge", *paths)
+    assert (merged.code, merged.out, merged.err) == (unsharded.code, unsharded.out, unsharded.err)
+    assert "checksum" in unsharded.out + unsharded.err
 
 
 def test_inconclusive_pair_is_reported_as_without_shards(statecli, run_shards):
@@ -349,9 +352,9 @@ def test_inconclusive_pair_is_reported_as_without_shards(statecli, run_shards):
         windows = (torch.arange(16000.0) + value).as_strided((8000, 8000), (1, 1))
         torch.save({"odd": windows, "w": torch.full((9,), value), "v": torch.ones(700)}, name)
     paths, codes = run_shards(3, "diff", "a.pt", "b.pt")
-    whole, merged = statecli("diff", "a.pt", "b.pt"), statecli("merge", *paths)
-    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
-    assert (whole.code, sorted(codes)) == (2, [0, 0, 2])
+    unsharded, merged = statecli("diff", "a.pt", "b.pt"), statecli("merge", *paths)
+    assert (merged.code, merged.out, merged.err) == (unsharded.code, unsharded.out, unsharded.err)
+    assert (unsharded.code, sorted(codes)) == (2, [0, 0, 2])
 
 
 def test_missing_checkpoint_shard_is_reported_as_without_shards(check_merge):
@@ -377,8 +380,8 @@ def test_parts_of_several_engines_are_merged(check_merge):
     for seed, name in ((1, "a.pt"), (2, "b.pt")):
         torch.save(build_all_kinds(seed), name)
     engines = (("-j", "1"), ("--executor", "threads:2"), ("--executor", "processes:2"), ())
-    more = lambda index: engines[index % 4]  # noqa: E731
-    assert check_merge(4, "diff", "a.pt", "b.pt", more=more) == []
+    engine_options = lambda index: engines[index % 4]  # noqa: E731
+    assert check_merge(4, "diff", "a.pt", "b.pt", more=engine_options) == []
 
 
 def test_merge_uses_its_own_engine(statecli, run_shards, computed_tasks):
@@ -387,10 +390,10 @@ def test_merge_uses_its_own_engine(statecli, run_shards, computed_tasks):
     once = torch.randn(700, 100)
     torch.save({"a": once, "b": torch.randn(900, 100), "c": once.clone()}, "a.pt")
     paths, _ = run_shards(3, "audit", "a.pt", "--values", more=lambda _: ("-j", "1"))
-    whole = statecli("audit", "a.pt", "--values")
+    unsharded = statecli("audit", "a.pt", "--values")
     computed_tasks.clear()
     merged = statecli("merge", *paths, "--executor", "threads:2")
-    assert (merged.code, merged.out) == (whole.code, whole.out)
+    assert (merged.code, merged.out) == (unsharded.code, unsharded.out)
     assert computed_tasks == [("digest_batch", 2)]
 
 

@@ -82,10 +82,10 @@ def find_planned_task(documents: list[dict]) -> int:
 def test_missing_part_is_named(run_shards, parts, read_merge_error):
     """A single missing part, and several missing parts."""
     assert read_merge_error(parts[0]) == "part 2 of 2 is missing; give all part files"
-    many, _ = run_shards(14, *LINE)
-    assert read_merge_error(*many[:2], *many[3:]) == "part 3 of 14 is missing; give all part files"
+    paths, _ = run_shards(14, *LINE)
+    assert read_merge_error(*paths[:2], *paths[3:]) == "part 3 of 14 is missing; give all part files"
     assert (
-        read_merge_error(many[0])
+        read_merge_error(paths[0])
         == "parts 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more of 14 are missing; give all part files"
     )
 
@@ -105,7 +105,7 @@ def test_duplicate_part_is_named(parts, read_merge_error):
 
 def test_parts_of_different_runs_are_refused(run_shards, parts, read_merge_error):
     """Part files of another command, target, option or number of shards are refused."""
-    for folder, line, why in (
+    for folder, line, reason in (
         (
             "audit",
             ("audit", "a.pt", "--values"),
@@ -116,17 +116,17 @@ def test_parts_of_different_runs_are_refused(run_shards, parts, read_merge_error
         ("globs", (*LINE, "-i", "w1"), "was made with --include w1, but parts/1-of-2.jsonl without --include"),
     ):
         other, _ = run_shards(2, *line, folder=folder)
-        assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {why}; merge only part files of the same run"
+        assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {reason}; merge only part files of the same run"
     other, _ = run_shards(3, *LINE)
-    why = "is one of 3 part files, but parts/1-of-2.jsonl is one of 2; merge only part files of the same run"
-    assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {why}"
+    reason = "is one of 3 part files, but parts/1-of-2.jsonl is one of 2; merge only part files of the same run"
+    assert read_merge_error(parts[0], other[1]) == f"{other[1]}: {reason}"
 
 
 def test_options_without_an_effect_may_differ(run_shards, statecli):
     """Jobs, engines, colours and the progress bar may differ between shards."""
     torch.save({"w": torch.ones(3)}, "a.pt")
-    more = [(), ("--no-progress", "-j", "1"), ("--color", "never", "--executor", "threads:1"), ("-q",)]
-    paths, _ = run_shards(4, "diff", "a.pt", "a.pt", more=lambda index: more[index - 1])
+    options = [(), ("--no-progress", "-j", "1"), ("--color", "never", "--executor", "threads:1"), ("-q",)]
+    paths, _ = run_shards(4, "diff", "a.pt", "a.pt", more=lambda index: options[index - 1])
     assert statecli("merge", *paths).code == 0
 
 
@@ -137,10 +137,10 @@ def test_parts_of_another_version_or_kernel_are_refused(parts, read_merge_error,
     documents[0][key] = value
     write_forged(parts[1], documents)
     version = f"{documents[0]['statecli']} with the {documents[0]['kernel']} compute kernel"
-    here = f"statecli {read_documents(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
+    current = f"statecli {read_documents(parts[0])[0]['statecli']} with the {kernels.kernel_name()} compute kernel"
     assert (
         read_merge_error(*parts)
-        == f"{parts[1]}: was written by statecli {version}, but this machine has {here}; install the same version "
+        == f"{parts[1]}: was written by statecli {version}, but this machine has {current}; install the same version "
         "on all machines"
     )
 
@@ -223,9 +223,9 @@ def test_unsampled_change_is_found_by_the_modification_time(run_shards, read_mer
     """A training run changes only the head, between the shards and the merge, or between two shards."""
     write_big(0.0)
     parts, _ = run_shards(2, "inspect", BIG_FILE, "--stats")
-    kept = Path(BIG_FILE).stat().st_mtime_ns
+    mtime = Path(BIG_FILE).stat().st_mtime_ns
     write_big(1.0)
-    os.utime(BIG_FILE, ns=(kept + 1000, kept + 1000))
+    os.utime(BIG_FILE, ns=(mtime + 1000, mtime + 1000))
     assert (
         read_merge_error(*parts)
         == f"{BIG_FILE}: has a modification time that differs from the time in {parts[0]}, {REASON}"
@@ -256,9 +256,9 @@ def test_lock_of_two_target_versions_is_refused(run_shards, read_merge_error):
     """A lock of shards from two versions would describe a checkpoint that never existed."""
     write_big(0.0)
     first, _ = run_shards(2, "lock", BIG_FILE, folder="one")
-    kept = Path(BIG_FILE).stat().st_mtime_ns
+    mtime = Path(BIG_FILE).stat().st_mtime_ns
     write_big(1.0)
-    os.utime(BIG_FILE, ns=(kept + 1000, kept + 1000))
+    os.utime(BIG_FILE, ns=(mtime + 1000, mtime + 1000))
     two, _ = run_shards(2, "lock", BIG_FILE, folder="two")
     expected_message = (
         f"{two[1]}: records a modification time of {BIG_FILE} that differs from the time in {first[0]}, {REASON}"
@@ -273,14 +273,14 @@ def test_file_that_is_not_a_part_is_refused(parts, read_merge_error):
     """The message names the file and the fault."""
     Path("x").write_bytes(b"")
     assert read_merge_error(*parts, "x") == "x: is empty, so it is not a file written by --shard"
-    bad = (
+    invalid_contents = (
         b"hello\n",
         b"[1]\n2\n3\n",
         b'{"schema": "statecli.diff/1"}\n\n\n',
         b"\xff\xfe\0",
         Path("a.pt").read_bytes(),
     )
-    for raw in bad:
+    for raw in invalid_contents:
         Path("x").write_bytes(raw)
         assert read_merge_error("x", *parts) == "x: is not a file written by --shard"
     assert read_merge_error("nothing.jsonl").startswith("nothing.jsonl: cannot be opened")
@@ -295,12 +295,12 @@ def test_truncated_part_is_refused(parts, read_merge_error):
     for end in sorted({*range(1, len(raw), 7), *boundaries}):
         Path(parts[0]).write_bytes(raw[:end])
         complete = sum(boundary <= end for boundary in boundaries)
-        why = f"ends in the middle of line {complete + 1}; run its shard again"
+        reason = f"ends in the middle of line {complete + 1}; run its shard again"
         if end < boundaries[0]:
-            why = "is not a file written by --shard"
+            reason = "is not a file written by --shard"
         elif end in boundaries[1:]:
-            why = "is incomplete: its closing line is missing; run its shard again"
-        assert read_merge_error(*parts) == f"{parts[0]}: {why}"
+            reason = "is incomplete: its closing line is missing; run its shard again"
+        assert read_merge_error(*parts) == f"{parts[0]}: {reason}"
 
 
 def test_missing_or_changed_line_is_refused(parts, read_merge_error):
@@ -344,10 +344,10 @@ UNUSUAL_VALUES = st.sampled_from(
 @given(data=st.data())
 def test_any_bytes_are_refused_or_merged(statecli, parts, data):
     """Changed bits and changed values never cause a traceback or an internal error."""
-    kept = Path(parts[0]).read_bytes()
+    original = Path(parts[0]).read_bytes()
     try:
         if data.draw(st.booleans()):
-            raw = bytearray(kept)
+            raw = bytearray(original)
             for at in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=3)):
                 raw[at] = data.draw(st.integers(0, 255))
             Path(parts[0]).write_bytes(raw)
@@ -361,7 +361,7 @@ def test_any_bytes_are_refused_or_merged(statecli, parts, data):
         assert "internal error" not in result.err
         assert "Traceback" not in result.err
     finally:
-        Path(parts[0]).write_bytes(kept)
+        Path(parts[0]).write_bytes(original)
 
 
 def _insert_unusual_value(documents: list, data: st.DataObject) -> None:
@@ -378,7 +378,7 @@ def _insert_unusual_value(documents: list, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         (
             {"function": "system"},
@@ -390,13 +390,13 @@ def _insert_unusual_value(documents: list, data: st.DataObject) -> None:
         ({"error": {"type": "SystemExit", "message": "0"}}, "has an error of unknown type 'SystemExit'"),
     ],
 )
-def test_invalid_result_line_is_refused(parts, read_merge_error, change, why):
+def test_invalid_result_line_is_refused(parts, read_merge_error, change, reason):
     """The message names the line, although the digest is right."""
     documents = read_documents(parts[0])
     at = find_planned_task(documents)
     documents[at] = {**documents[at], **change}
     write_forged(parts[0], documents)
-    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {why}"
+    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {reason}"
 
 
 SUM = [1.0, 0]
@@ -444,8 +444,8 @@ def test_impossible_difference_is_refused(parts, read_merge_error, field, result
     at = find_planned_task(documents)
     documents[at] = {**documents[at], "result": result}
     write_forged(parts[0], documents)
-    why = f"has an impossible result for {documents[at]['name']} (field {field}); run this shard again"
-    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {why}"
+    reason = f"has an impossible result for {documents[at]['name']} (field {field}); run this shard again"
+    assert read_merge_error(*parts) == f"{parts[0]}: line {at + 1} {reason}"
 
 
 @pytest.mark.parametrize(
@@ -480,11 +480,11 @@ def test_impossible_values_are_refused(run_shards, statecli, line, change):
     documents[at]["result"] = {**result, **change} if isinstance(change, dict) else change
     write_forged(path, documents)
     field = next(iter(change)) if isinstance(change, dict) else "result"
-    why = f"has an impossible result for w (field {'min' if field == 'max' else field}); run this shard again"
+    reason = f"has an impossible result for w (field {'min' if field == 'max' else field}); run this shard again"
     result = statecli("merge", path)
-    assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1} {why}\n")
+    assert (result.code, result.err) == (2, f"statecli: {path}: line {at + 1} {reason}\n")
     if line.startswith("audit "):
-        assert f"failed: a.pt: {path}: line {at + 1} {why}\n" in result.out
+        assert f"failed: a.pt: {path}: line {at + 1} {reason}\n" in result.out
     else:
         assert result.out == ""
 
@@ -492,45 +492,45 @@ def test_impossible_values_are_refused(run_shards, statecli, line, change):
 def test_part_without_all_results_is_named(parts, read_merge_error):
     """The message gives the number of missing results, even if the last line and the digest are consistent."""
     documents = read_documents(parts[0])
-    own = documents[0]["own"]
+    count = documents[0]["own"]
     del documents[find_planned_task(documents)]
     write_forged(parts[0], documents)
-    why = f"lacks 1 of its {own} results; run its shard again"
-    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
-    documents[0]["own"] = own - 1
+    reason = f"lacks 1 of its {count} results; run its shard again"
+    assert read_merge_error(*parts) == f"{parts[0]}: {reason}"
+    documents[0]["own"] = count - 1
     write_forged(parts[0], documents)
     tasks = documents[0]["tasks"]
-    why = f"expected {tasks} results in all part files together, found {tasks - 1}; run all shards again"
-    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
+    reason = f"expected {tasks} results in all part files together, found {tasks - 1}; run all shards again"
+    assert read_merge_error(*parts) == f"{parts[0]}: {reason}"
 
 
 def test_result_without_a_task_is_refused(parts, read_merge_error, statecli):
     """A result too many, a result in place of another result, and a result that only the command can recognise as
     foreign.
     """
-    kept = read_documents(parts[0])
-    at = find_planned_task(kept)
-    strange = {**kept[at], "key": "0" * 32}
-    write_forged(parts[0], [kept[0], strange, *kept[1:]])
-    own = kept[0]["own"]
-    why = f"has {own + 1} results, but its shard has {own} tasks; run its shard again"
-    assert read_merge_error(*parts) == f"{parts[0]}: {why}"
-    write_forged(parts[0], [*kept[:at], strange, *kept[at + 1 :]])
-    why = "the part files do not have a result for this file or tensor; run all shards again"
-    assert read_merge_error(*parts).endswith(f".pt: {kept[at]['name']}: {why}")
-    write_forged(parts[0], [kept[0], {**strange, "derived": True}, *kept[1:]])
+    documents = read_documents(parts[0])
+    at = find_planned_task(documents)
+    unplanned = {**documents[at], "key": "0" * 32}
+    write_forged(parts[0], [documents[0], unplanned, *documents[1:]])
+    count = documents[0]["own"]
+    reason = f"has {count + 1} results, but its shard has {count} tasks; run its shard again"
+    assert read_merge_error(*parts) == f"{parts[0]}: {reason}"
+    write_forged(parts[0], [*documents[:at], unplanned, *documents[at + 1 :]])
+    reason = "the part files do not have a result for this file or tensor; run all shards again"
+    assert read_merge_error(*parts).endswith(f".pt: {documents[at]['name']}: {reason}")
+    write_forged(parts[0], [documents[0], {**unplanned, "derived": True}, *documents[1:]])
     result = statecli("merge", *parts)
-    why = "line 2 has a result of a file or tensor that this command does not read; run all shards again"
-    expected_message = f"statecli: {parts[0]}: {why}\n"
+    reason = "line 2 has a result of a file or tensor that this command does not read; run all shards again"
+    expected_message = f"statecli: {parts[0]}: {reason}\n"
     assert (result.code, result.err) == (2, expected_message)
 
 
 def test_endless_line_is_refused(parts, read_merge_error, monkeypatch):
     """Reading stops after the longest line that --shard can write, so memory use stays bounded."""
     monkeypatch.setattr(shard_file, "PIECE_BYTES", 1 << 10)
-    whole = read_merge_error(parts[0])
+    expected = read_merge_error(parts[0])
     monkeypatch.setattr(shard_file, "MAX_LINE_BYTES", 1 << 16)
-    assert read_merge_error(parts[0]) == whole
+    assert read_merge_error(parts[0]) == expected
     raw = Path(parts[0]).read_bytes().splitlines(keepends=True)
     Path("x").write_bytes(raw[0] + b" " * (1 << 20))
     assert read_merge_error("x") == "x: line 2 is longer than any line that --shard writes"
@@ -563,9 +563,9 @@ def test_part_is_read_from_a_pipe(parts, statecli):
     for read, raw in ((read, Path(path).read_bytes()) for path, read in zip(parts, ("one", "two"), strict=True)):
         os.mkfifo(read)
         threading.Thread(target=Path(read).write_bytes, args=(raw,), daemon=True).start()
-    whole = statecli(*LINE)
+    unsharded = statecli(*LINE)
     merged = statecli("merge", "one", "two")
-    assert (merged.code, merged.out, merged.err) == (whole.code, whole.out, whole.err)
+    assert (merged.code, merged.out, merged.err) == (unsharded.code, unsharded.out, unsharded.err)
 
 
 def test_deep_nesting_is_refused(parts, read_merge_error):
@@ -623,8 +623,8 @@ def test_parts_that_contradict_each_other_are_refused(parts, read_merge_error):
     documents[1].insert(1, other)
     documents[1][0]["own"] += 1
     write_forged(parts[1], documents[1])
-    why = "line 2: another part file has a different result for the same file or tensor; run all shards again"
-    assert read_merge_error(*parts) == f"{parts[1]}: {why}"
+    reason = "line 2: another part file has a different result for the same file or tensor; run all shards again"
+    assert read_merge_error(*parts) == f"{parts[1]}: {reason}"
 
 
 # --- code -------------------------------------------------------------------------------------------------------------
@@ -711,9 +711,9 @@ def test_result_is_unchanged_after_writing_and_reading(tmp_path_factory, data):
     result = data.draw(RESULTS[name] | errors_of_ours)
     key = tasks.Key(name, "k")
     path.write_bytes(b"".join(shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, result)])))
-    again = shard_file.read_file(str(path)).results[key].result
-    assert type(again) is type(result)
-    assert repr(again) == repr(result)
+    read_result = shard_file.read_file(str(path)).results[key].result
+    assert type(read_result) is type(result)
+    assert repr(read_result) == repr(result)
 
 
 def test_error_keeps_its_type_and_place(tmp_path):
@@ -722,14 +722,16 @@ def test_error_keeps_its_type_and_place(tmp_path):
 
     head = shard_file.Head(shard_file.SCHEMA, "0", "C", "diff", {}, ShardNumber(1, 1), (), 2, 2, {})
     wrong = ChecksumMismatch("a.pt: w: checksum wrong", difference="1, not 2", place=Place("a.pt", 64, 128))
-    given = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
+    results = {tasks.Key("check_batch", "1"): wrong, tasks.Key("check_batch", "2"): TruncatedPickle("a.pt: ends")}
     path = tmp_path / "p.jsonl"
     path.write_bytes(
         b"".join(
-            shard_file.encode_file(head, [shard_file.build_line(key, "w", 3, result) for key, result in given.items()])
+            shard_file.encode_file(
+                head, [shard_file.build_line(key, "w", 3, result) for key, result in results.items()]
+            )
         )
     )
-    first, second = again = [result.result for result in shard_file.read_file(str(path)).results.values()]
+    first, second = read_results = [result.result for result in shard_file.read_file(str(path)).results.values()]
     assert (type(first), str(first), vars(first)) == (ChecksumMismatch, str(wrong), vars(wrong))
     assert (type(second), str(second)) == (errors.MalformedError, "a.pt: ends")
-    assert all(isinstance(result, StateError) for result in again)
+    assert all(isinstance(result, StateError) for result in read_results)

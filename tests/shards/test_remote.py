@@ -82,9 +82,9 @@ def test_merge_asks_for_the_whole_url_of_an_adapter(server, statecli, run_shards
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
     paths, _ = run_shards(1, "diff", "base.safetensors", "base.safetensors", "--adapter", url)
-    shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
+    masked_url = server.url("a.safetensors") + "?X-Amz-Signature=…"
     expected_message = (
-        f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+        f"statecli: {masked_url}: the part files do not contain passwords; give the whole URL with --url URL\n"
     )
     result = statecli("merge", *paths)
     assert (result.code, result.out, result.err) == (2, "", expected_message)
@@ -94,24 +94,24 @@ def test_part_contains_no_secret_and_merge_asks_for_it(server, statecli, run_sha
     """A signed URL is given again; otherwise the merge names the URL."""
     server.behave("a.safetensors", Signed("X-Amz-Signature", SECRET))
     url = server.url("a.safetensors") + f"?X-Amz-Signature={SECRET}"
-    shown = server.url("a.safetensors") + "?X-Amz-Signature=…"
+    masked_url = server.url("a.safetensors") + "?X-Amz-Signature=…"
     assert "403" in statecli("inspect", server.url("a.safetensors"), "--stats").err
     paths, codes = run_shards(2, "inspect", url, "--stats")
     assert codes == [0, 0]
     assert all(SECRET not in Path(path).read_text() for path in paths)
-    whole = statecli("inspect", url, "--stats", "-f", "json")
+    unsharded = statecli("inspect", url, "--stats", "-f", "json")
     from statecli.storage import masked_url as names
 
     names.typed_urls().clear()  # the merge runs in another process
     result = statecli("merge", *paths)
     expected_message = (
-        f"statecli: {shown}: the part files do not contain passwords; give the whole URL with --url URL\n"
+        f"statecli: {masked_url}: the part files do not contain passwords; give the whole URL with --url URL\n"
     )
     assert (result.code, result.out, result.err) == (2, "", expected_message)
     merged = statecli("merge", *paths, "--url", url, "-f", "json")
-    assert (merged.code, merged.out) == (whole.code, whole.out)
-    other = statecli("merge", *paths, "--url", "https://elsewhere/x")
+    assert (merged.code, merged.out) == (unsharded.code, unsharded.out)
+    refused = statecli("merge", *paths, "--url", "https://elsewhere/x")
     assert (
-        other.err
-        == f"statecli: --url https://elsewhere/x: the part files do not contain this URL; give one of {shown}\n"
+        refused.err
+        == f"statecli: --url https://elsewhere/x: the part files do not contain this URL; give one of {masked_url}\n"
     )

@@ -38,46 +38,46 @@ passes = st.lists(st.lists(st.tuples(st.integers(0, 1 << 24), st.integers(0, 40)
 @given(passes, st.integers(1, 9))
 def test_each_task_belongs_to_a_single_shard(given_passes, count):
     """For tasks of any size: tasks with the same key are in the same shard, and each shard computes this by itself."""
-    cuts = [Partition(index, count) for index in range(1, count + 1)]
+    partitions = [Partition(index, count) for index in range(1, count + 1)]
     for tasks in given_passes:
         sizes, keys = [size for size, _ in tasks], [key for _, key in tasks]
-        owned = [cut.select_tasks(sizes, keys) for cut in cuts]
-        assert sorted(n for own in owned for n in own) == list(range(len(tasks)))
-        assert all(own == sorted(own) for own in owned)
+        owned = [partition.select_tasks(sizes, keys) for partition in partitions]
+        assert sorted(n for task_numbers in owned for n in task_numbers) == list(range(len(tasks)))
+        assert all(task_numbers == sorted(task_numbers) for task_numbers in owned)
         owners = {}
-        for index, own in enumerate(owned):
-            for n in own:
+        for index, task_numbers in enumerate(owned):
+            for n in task_numbers:
                 assert owners.setdefault(keys[n], index) == index
 
 
 @given(passes, st.integers(1, 9))
 def test_shards_are_even_in_bytes(given_passes, count):
     """Over all passes, two shards differ at most by a run of tasks, or by the largest task."""
-    cuts, loads, largest = [Partition(index, count) for index in range(1, count + 1)], [0] * count, 0
+    partitions, loads, largest = [Partition(index, count) for index in range(1, count + 1)], [0] * count, 0
     for tasks in given_passes:
         sizes = [size for size, _ in tasks]
         enough = sum(size + TASK_OVERHEAD_BYTES for size in sizes) // (count * RUNS_PER_SHARD)
         largest = max([largest, *(enough + size + TASK_OVERHEAD_BYTES for size in sizes)])
-        for n, cut in enumerate(cuts):
-            loads[n] += sum(sizes[task] + TASK_OVERHEAD_BYTES for task in cut.select_tasks(sizes, None))
+        for n, partition in enumerate(partitions):
+            loads[n] += sum(sizes[task] + TASK_OVERHEAD_BYTES for task in partition.select_tasks(sizes, None))
     assert max(loads) - min(loads) <= largest
 
 
 def test_small_targets_are_spread_over_the_shards():
     """Each pass balances the earlier passes: the first task of each pass does not always go to the first shard."""
-    cuts = [Partition(index, 4) for index in range(1, 5)]
+    partitions = [Partition(index, 4) for index in range(1, 5)]
     counts = [0] * 4
     for _ in range(100):
-        for n, cut in enumerate(cuts):
-            counts[n] += len(cut.select_tasks([1000], None))
+        for n, partition in enumerate(partitions):
+            counts[n] += len(partition.select_tasks([1000], None))
     assert counts == [25] * 4
 
 
 def test_shard_reads_runs_of_neighbouring_tensors():
     """A shard reads runs of neighbouring tensors, not every fourth tensor of a file."""
-    own = Partition(2, 4).select_tasks([1 << 20] * 6400, None)
-    leaps = sum(after - before > 1 for before, after in pairwise(own))
-    assert len(own) == 1600
+    task_numbers = Partition(2, 4).select_tasks([1 << 20] * 6400, None)
+    leaps = sum(after - before > 1 for before, after in pairwise(task_numbers))
+    assert len(task_numbers) == 1600
     assert leaps < RUNS_PER_SHARD
 
 
@@ -93,11 +93,11 @@ def test_each_shard_runs_only_its_own_tasks(statecli, run_shards, computed_tasks
     monkeypatch.setattr("statecli.values.compare.compare_small_pairs", lambda *_: {})
     monkeypatch.setattr("statecli.commands.diff.value_comparison.compare_plain_pairs", lambda *_: None)
     assert statecli("diff", "a.safetensors", "b.safetensors").code == 1
-    whole = sum(count for name, count in computed_tasks)
+    task_count = sum(count for name, count in computed_tasks)
     computed_tasks.clear()
     paths, codes = run_shards(4, "diff", "a.safetensors", "b.safetensors")
     assert codes == [0] * 4
-    assert sum(count for name, count in computed_tasks) == whole
+    assert sum(count for name, count in computed_tasks) == task_count
     lines = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in paths]
     names = [{line["name"] for line in part[1:-1]} for part in lines]
     assert sorted(name for part_names in names for name in part_names) == sorted(f"w{i}" for i in range(12))
@@ -124,15 +124,15 @@ def test_part_is_printed_without_an_output_file(statecli):
     for n, result in enumerate(printed):
         assert (result.code, result.err) == (0, "")
         Path(f"{n}.jsonl").write_text(result.out)
-    whole = statecli("diff", "a.safetensors", "b.safetensors")
-    assert statecli("merge", "0.jsonl", "1.jsonl").out == whole.out
+    unsharded = statecli("diff", "a.safetensors", "b.safetensors")
+    assert statecli("merge", "0.jsonl", "1.jsonl").out == unsharded.out
 
 
 @pytest.mark.usefixtures("checkpoint_files")
 def test_part_does_not_depend_on_the_engine(statecli):
     """The number of jobs and the engine leave no trace: a repeated shard writes the same bytes."""
     line = ("diff", "a.safetensors", "b.safetensors", "--shard", "2/3")
-    texts = {statecli(*line, *more).out for more in ((), ("-j", "1"), ("--executor", "threads:2"), ("-j", "2"))}
+    texts = {statecli(*line, *options).out for options in ((), ("-j", "1"), ("--executor", "threads:2"), ("-j", "2"))}
     assert len(texts) == 1
 
 
@@ -147,8 +147,8 @@ def test_shard_of_an_unreadable_target_fails_as_the_command(statecli):
         ("diff", "a.safetensors", "b.safetensors", "-i", "nothing"),
         ("lock", "cut.safetensors"),
     ):
-        whole, share = statecli(*line), statecli(*line, "--shard", "1/2", "-o", "p.jsonl")
-        assert (share.code, share.out, share.err) == (2, "", whole.err)
+        unsharded, share = statecli(*line), statecli(*line, "--shard", "1/2", "-o", "p.jsonl")
+        assert (share.code, share.out, share.err) == (2, "", unsharded.err)
         assert not Path("p.jsonl").exists()
 
 
@@ -160,8 +160,8 @@ def test_target_changed_while_read_writes_no_part(statecli, monkeypatch, line):
     """The part file would describe neither state of the checkpoint."""
     run = pool._run_batches
 
-    def run_and_change_file(*words, **more):
-        actual_result = run(*words, **more)
+    def run_and_change_file(*words, **options):
+        actual_result = run(*words, **options)
         raw = Path("b.safetensors").read_bytes()
         Path("b.safetensors").write_bytes(raw[:-4] + b"\1\1\1\1")
         return actual_result
@@ -169,8 +169,8 @@ def test_target_changed_while_read_writes_no_part(statecli, monkeypatch, line):
     monkeypatch.setattr(pool, "_run_batches", run_and_change_file)
     result = statecli(*line.split(), "--shard", "1/2", "-o", "p.jsonl")
     assert (result.code, result.out) == (2, "")
-    why = "; try again" if "inspect" in line else ", so the result is not valid; compare again"
-    assert f"b.safetensors: changed while statecli read it{why}" in result.err
+    reason = "; try again" if "inspect" in line else ", so the result is not valid; compare again"
+    assert f"b.safetensors: changed while statecli read it{reason}" in result.err
     assert result.err.count("\n") == 1
     assert not Path("p.jsonl").exists()
 
@@ -186,8 +186,8 @@ def test_invalid_shard_number_is_refused(statecli, text):
     """Shards count from 1, and the message says so, because Kubernetes and other schedulers count from 0."""
     result = statecli("diff", "a.safetensors", "b.safetensors", f"--shard={text}")
     assert (result.code, result.out) == (2, "")
-    why = "write I/N, e.g. 2/8 for the second of 8 shards (at most 100000 shards)"
-    assert result.err == f"statecli: --shard {text}: {why}\n"
+    reason = "write I/N, e.g. 2/8 for the second of 8 shards (at most 100000 shards)"
+    assert result.err == f"statecli: --shard {text}: {reason}\n"
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_merge_refuses_options_of_other_commands(statecli, run_shards):
     paths, _ = run_shards(2, "lock", "a.safetensors")
     for words, option in ((["-f", "json"], "--output-format"), (["--tree"], "--tree"), (["-v"], "--verbose")):
         result = statecli("merge", *paths, *words)
-        why = "the part files were written by `statecli lock`, which does not have this option; leave the option out"
-        assert (result.code, result.out, result.err) == (2, "", f"statecli: {option}: {why}\n")
+        reason = "the part files were written by `statecli lock`, which does not have this option; leave the option out"
+        assert (result.code, result.out, result.err) == (2, "", f"statecli: {option}: {reason}\n")
     paths, _ = run_shards(2, "diff", "a.safetensors", "b.safetensors")
     assert statecli("merge", *paths, "--name-only", "--name-status").code == 2
     result = statecli("merge", *paths, "-o", paths[1])
@@ -260,6 +260,6 @@ def test_shards_in_separate_processes_are_merged(statecli):
     ]
     assert [job.wait() for job in jobs] == [0, 0, 0]
     merged = run_python([*command, "merge", "part-*.jsonl", "-f", "json"], "statecli")
-    whole = statecli(*line, "-f", "json")
-    assert (merged.returncode, merged.stdout, merged.stderr) == (whole.code, whole.out, "")
+    unsharded = statecli(*line, "-f", "json")
+    assert (merged.returncode, merged.stdout, merged.stderr) == (unsharded.code, unsharded.out, "")
     assert sorted(os.listdir()) == ["a.safetensors", "b.safetensors", "net.py", *(f"part-{n}.jsonl" for n in (1, 2, 3))]
