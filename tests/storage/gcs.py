@@ -62,7 +62,7 @@ class CloudStorage(Server):
 
 def _resource(root: Path, path: Path) -> dict[str, object]:
     status, data = path.stat(), path.read_bytes()
-    when = datetime.fromtimestamp(status.st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    date = datetime.fromtimestamp(status.st_mtime, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
     named = {
         "kind": "storage#object",
@@ -71,7 +71,7 @@ def _resource(root: Path, path: Path) -> dict[str, object]:
         "md5Hash": digest,
     }
     generation = str(status.st_mtime_ns // 1000)
-    return named | {"size": str(status.st_size), "updated": when, "timeCreated": when, "generation": generation}
+    return named | {"size": str(status.st_size), "updated": date, "timeCreated": date, "generation": generation}
 
 
 def _json(document: object, status: int = 200) -> Reply:

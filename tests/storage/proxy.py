@@ -67,10 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused():
             return
         host, _, port = self.path.rpartition(":")
-        with socket.create_connection((host, int(port))) as there, contextlib.suppress(ConnectionError):
+        with socket.create_connection((host, int(port))) as remote, contextlib.suppress(ConnectionError):
             self.send_response(200)
             self.end_headers()
-            ends = {self.connection: there, there: self.connection}
+            ends = {self.connection: remote, remote: self.connection}
             while True:
                 for source in select.select(list(ends), [], [])[0]:
                     data = source.recv(65536)

@@ -18,8 +18,10 @@ def refuse_as_s3(status: int, code: str, **headers: str) -> Behaviour:
     """Refuse a request with an error of S3; like the real text, its text repeats the secret authorization header."""
 
     def refuse(request: Request, reply: Reply) -> None:
-        given = escape(request.headers.get("authorization", "nothing"))
-        text = f"<Code>{code}</Code><Message>no: {given}</Message><AWSAccessKeyId>{given}</AWSAccessKeyId>"
+        authorization = escape(request.headers.get("authorization", "nothing"))
+        text = (
+            f"<Code>{code}</Code><Message>no: {authorization}</Message><AWSAccessKeyId>{authorization}</AWSAccessKeyId>"
+        )
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         reply.become(Reply(status, {"Content-Type": "application/xml", **named}, f"<Error>{text}</Error>".encode()))
 
@@ -57,10 +59,12 @@ class S3(Server):
         prefix, after = request.query.get("prefix", ""), request.query.get("continuation-token", "")
         keys = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
         inner = {key[: (key.find("/", len(prefix)) + 1) or None] for key in keys if key.startswith(prefix)}
-        left = [key for key in sorted(inner) if key > after]
-        entries = "".join(_entry(root, key) for key in left[:PAGE])
-        more = f"<NextContinuationToken>{escape(left[PAGE - 1])}</NextContinuationToken>" if left[PAGE:] else ""
-        text = f"<IsTruncated>{str(bool(left[PAGE:])).lower()}</IsTruncated>{more}{entries}"
+        next_keys = [key for key in sorted(inner) if key > after]
+        entries = "".join(_entry(root, key) for key in next_keys[:PAGE])
+        next_token = (
+            f"<NextContinuationToken>{escape(next_keys[PAGE - 1])}</NextContinuationToken>" if next_keys[PAGE:] else ""
+        )
+        text = f"<IsTruncated>{str(bool(next_keys[PAGE:])).lower()}</IsTruncated>{next_token}{entries}"
         return Reply(200, {"Content-Type": "application/xml"}, f"<ListBucketResult>{text}</ListBucketResult>".encode())
 
 

@@ -205,9 +205,9 @@ class Signed:
     value: str
 
     def __call__(self, request: Request, reply: Reply) -> None:
-        given = request.query.get(self.name)
-        if given != self.value:
-            Refuse(403, f"<Code>SignatureDoesNotMatch</Code><SignatureProvided>{given}</SignatureProvided>")(
+        value = request.query.get(self.name)
+        if value != self.value:
+            Refuse(403, f"<Code>SignatureDoesNotMatch</Code><SignatureProvided>{value}</SignatureProvided>")(
                 request, reply
             )
 
@@ -425,31 +425,31 @@ class Server:
 def file_reply(request: Request, path: Path) -> Reply:
     """Return the file, or its requested range as RFC 9110 defines ranges (several ranges: the whole file)."""
     status = path.stat()
-    whole = _map_file(path)
+    content = _map_file(path)
     headers = {
         "Content-Type": "application/octet-stream",
         "Accept-Ranges": "bytes",
         "ETag": f'"{status.st_mtime_ns:x}-{status.st_size:x}"',
         "Last-Modified": formatdate(status.st_mtime, usegmt=True),
     }
-    return range_reply(request, whole, headers)
+    return range_reply(request, content, headers)
 
 
-def range_reply(request: Request, whole: bytes | memoryview, headers: dict[str, str]) -> Reply:
+def range_reply(request: Request, content: bytes | memoryview, headers: dict[str, str]) -> Reply:
     """Return all bytes and 200, a range and 206, or 416 beyond the end; If-Match and If-Range are heeded."""
-    etag, size = headers.get("ETag"), len(whole)
+    etag, size = headers.get("ETag"), len(content)
     if request.headers.get("if-match", etag) not in (etag, "*"):
         return page(412, "<h1>Precondition Failed</h1>")
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", request.range or "")
     if not match or match[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
-        return Reply(200, headers, whole, whole)
+        return Reply(200, headers, content, content)
     start = int(match[1]) if match[1] else max(size - int(match[2]), 0)
     last = min(int(match[2]), size - 1) if match[1] and match[2] else size - 1
     if start >= size:
         return Reply(416, {"Content-Range": f"bytes */{size}"})
     if last < start:
-        return Reply(200, headers, whole, whole)
-    return Reply(206, {**headers, "Content-Range": f"bytes {start}-{last}/{size}"}, whole[start : last + 1], whole)
+        return Reply(200, headers, content, content)
+    return Reply(206, {**headers, "Content-Range": f"bytes {start}-{last}/{size}"}, content[start : last + 1], content)
 
 
 def _map_file(path: Path) -> bytes | memoryview:
@@ -481,25 +481,27 @@ def _python_listing(title: str, entries: list[Path]) -> str:
         f'<li><a href="{quote(name)}">{html.escape(name, quote=False)}</a></li>\n'
         for name in (entry.name + "/" * entry.is_dir() for entry in entries)
     )
-    shown = f"Directory listing for {html.escape(title, quote=False)}"
-    head = f'<!DOCTYPE HTML>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{shown}</title>\n</head>\n'
-    return f"{head}<body>\n<h1>{shown}</h1>\n<hr>\n<ul>\n{rows}</ul>\n<hr>\n</body>\n</html>\n"
+    heading = f"Directory listing for {html.escape(title, quote=False)}"
+    head = f'<!DOCTYPE HTML>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{heading}</title>\n</head>\n'
+    return f"{head}<body>\n<h1>{heading}</h1>\n<hr>\n<ul>\n{rows}</ul>\n<hr>\n</body>\n</html>\n"
 
 
 def _nginx_listing(title: str, entries: list[Path]) -> str:
     rows = "".join(_nginx_row(entry) for entry in sorted(entries, key=lambda entry: (entry.is_file(), entry.name)))
-    shown = f"Index of {html.escape(title)}"
-    head = f"<html>\r\n<head><title>{shown}</title></head>\r\n<body>\r\n<h1>{shown}</h1><hr>"
+    heading = f"Index of {html.escape(title)}"
+    head = f"<html>\r\n<head><title>{heading}</title></head>\r\n<body>\r\n<h1>{heading}</h1><hr>"
     return f'{head}<pre><a href="../">../</a>\r\n{rows}</pre><hr></body>\r\n</html>\r\n'
 
 
 def _nginx_row(entry: Path) -> str:
     """Names longer than 50 characters are cut in the visible text, and whole in the link."""
     name = entry.name + "/" * entry.is_dir()
-    shown = name if len(name) <= 50 else name[:47] + "..>"
+    visible_name = name if len(name) <= 50 else name[:47] + "..>"
     size = "-" if entry.is_dir() else str(entry.stat().st_size)
-    when = time.strftime("%d-%b-%Y %H:%M", time.gmtime(entry.stat().st_mtime))
-    return f'<a href="{quote(name)}">{html.escape(shown)}</a>{" " * (51 - len(shown))}{when}{size:>20}\r\n'
+    date = time.strftime("%d-%b-%Y %H:%M", time.gmtime(entry.stat().st_mtime))
+    return (
+        f'<a href="{quote(name)}">{html.escape(visible_name)}</a>{" " * (51 - len(visible_name))}{date}{size:>20}\r\n'
+    )
 
 
 def _apache_listing(title: str, entries: list[Path]) -> str:

@@ -184,8 +184,10 @@ def test_unreachable_server_with_a_lock_gives_a_single_line(statecli, tmp_path):
     (tmp_path / "one").mkdir()
     for name in ("a", "b"):
         save_file({"w": torch.ones(2)}, tmp_path / "one" / f"{name}.safetensors")
-    written = statecli("lock", f"{tmp_path}/one/a.safetensors", f"{tmp_path}/one/b.safetensors", "-o", "two.lock.json")
-    assert written.code == 0
+    lock_result = statecli(
+        "lock", f"{tmp_path}/one/a.safetensors", f"{tmp_path}/one/b.safetensors", "-o", "two.lock.json"
+    )
+    assert lock_result.code == 0
     result = statecli("audit", "http://127.0.0.1:1/here/net.pt", "--lock", "two.lock.json")
     assert result.code == 2
     assert result.err.count("\n") == 1
@@ -209,19 +211,19 @@ def test_lock_of_several_targets_does_not_match_copies(web, bucket, statecli, mo
     """A lock of several targets does not match copies elsewhere; the suggested lock of a single target does."""
     bucket.upload(web.folder)
     monkeypatch.chdir(web.folder)
-    near, far = ["run-1", "run-2"], [bucket.url("run-1"), bucket.url("run-2")]
-    for locked, audited in ((far, near), (near, far)):
+    local_targets, remote_targets = ["run-1", "run-2"], [bucket.url("run-1"), bucket.url("run-2")]
+    for locked, audited in ((remote_targets, local_targets), (local_targets, remote_targets)):
         assert statecli("lock", *locked, "-o", "all.lock").code == 0
         result = statecli("audit", *audited, "--lock", "all.lock")
         assert result.code == 2
-        every = [f"{run}{rest}" for run in audited for rest in ("", "/train.ckpt")]
-        for line, target in zip(result.err.splitlines(), every, strict=True):
+        expected_targets = [f"{run}{rest}" for run in audited for rest in ("", "/train.ckpt")]
+        for line, target in zip(result.err.splitlines(), expected_targets, strict=True):
             assert line.startswith(f"statecli: {target}: is not in the lock, which has {locked[0][:-2]}")
             assert "lock this target alone: a lock file with one target" in line
             assert "lock this target alone" in line
     bucket._client.upload_file("all.lock", bucket.name, "all.lock")
     assert (
-        statecli("audit", *far, "--lock", bucket.url("all.lock")).code == 0
+        statecli("audit", *remote_targets, "--lock", bucket.url("all.lock")).code == 0
     )  # locked on disk, stored next to the copies
     assert statecli("lock", "run-1/model.safetensors", "-o", "one.lock").code == 0
     assert statecli("audit", bucket.url("run-1/model.safetensors"), "--lock", "one.lock").code == 0
@@ -280,14 +282,14 @@ def spoiled_url(file_server):
 
 def test_github_annotates_no_file_for_a_url(spoiled_url, file_server, statecli):
     """GitHub cannot attach an annotation to a URL, so the message starts with the URL, which appears once."""
-    shown = f"{file_server.url('run/model.safetensors')}?sig=…"
+    masked_url = f"{file_server.url('run/model.safetensors')}?sig=…"
     out = statecli("audit", spoiled_url, "--values", "-f", "github").out
     assert "file=" not in out
-    assert f"::error title=statecli nan::{shown}: weight: " in out
-    gone = file_server.url("none.pt")
+    assert f"::error title=statecli nan::{masked_url}: weight: " in out
+    missing_url = file_server.url("none.pt")
     assert (
-        f"::error title=statecli cannot-read::{gone}: does not exist (HTTP 404)\n"
-        in statecli("audit", gone, "-f", "github").out
+        f"::error title=statecli cannot-read::{missing_url}: does not exist (HTTP 404)\n"
+        in statecli("audit", missing_url, "-f", "github").out
     )
 
 
@@ -304,9 +306,9 @@ def test_baseline_accepts_findings_of_a_url(spoiled_url, file_server, statecli):
     """A baseline names the masked URL; fixed findings and missing files are reported."""
     args = ("audit", spoiled_url, "--values")
     assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
-    written = Path("known.json").read_text()
-    assert SECRET not in written
-    assert json.loads(written)["findings"][0]["target"].startswith(spoiled_url.partition("?")[0])
+    baseline_text = Path("known.json").read_text()
+    assert SECRET not in baseline_text
+    assert json.loads(baseline_text)["findings"][0]["target"].startswith(spoiled_url.partition("?")[0])
     assert statecli(*args, "--baseline", "known.json").code == 0
     files.forget_command()
     write_run(file_server.folder / "run")
@@ -358,8 +360,8 @@ def test_configuration_may_name_urls(web, statecli):
     assert result.code == 0
     assert "per-target-ignore.s3://none/*: has no effect, because no target or file matches" in result.out + result.err
     assert f"per-target-ignore.{root}run-1/*: matches no target" not in result.out + result.err
-    shown = statecli("config", "-f", "json")
-    assert SECRET not in result.out + result.err + shown.out + shown.err
+    config_result = statecli("config", "-f", "json")
+    assert SECRET not in result.out + result.err + config_result.out + config_result.err
 
 
 def test_url_of_a_configuration_is_refused(web, statecli):
@@ -371,10 +373,10 @@ def test_url_of_a_configuration_is_refused(web, statecli):
 
 def test_verify_refuses_a_checkpoint_of_a_url(web, statecli):
     """`verify` reports that the target is a checkpoint, behind a URL as on disk."""
-    here, there = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
-    local, far = (statecli("verify", target) for target in (here, there))
-    assert (local.code, far.code) == (2, 2)
-    assert all("is a checkpoint; verify needs a model class" in run.err for run in (local, far))
+    path, url = web.folder / "run-1" / "train.ckpt", web.url("run-1/train.ckpt")
+    local_result, remote_result = (statecli("verify", target) for target in (path, url))
+    assert (local_result.code, remote_result.code) == (2, 2)
+    assert all("is a checkpoint; verify needs a model class" in run.err for run in (local_result, remote_result))
 
 
 def test_typed_urls_are_requested_together(web, statecli):

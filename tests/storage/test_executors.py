@@ -39,17 +39,19 @@ def cluster():
 def test_workers_of_dask_read_urls(url_with_password, file_server, cluster, statecli):
     """Workers use the command's credentials and give the same document; a refusal in a worker fails the command."""
     line = ("diff", url_with_password("a.safetensors"), url_with_password("b.safetensors"), "-f", "json")
-    alone = statecli(*line)
+    local_result = statecli(*line)
     engine = f"dask:{cluster.scheduler_address}"
     result = statecli(*line, "--executor", engine, "--debug")
-    assert result == alone
-    assert alone.code == 1
+    assert result == local_result
+    assert local_result.code == 1
     file_server.behave("b.safetensors", After(1, Refuse(403, f"<h1>{PASSWORD}</h1>")))
-    broken = statecli(*line, "--executor", engine, "--debug")
-    assert broken.code == 2
-    assert "access is refused (HTTP 403)" in broken.err
+    failed_result = statecli(*line, "--executor", engine, "--debug")
+    assert failed_result.code == 2
+    assert "access is refused (HTTP 403)" in failed_result.err
     logs = str(cluster.get_logs())
-    assert not [text for text in (result.out, result.err, broken.out, broken.err, logs) if PASSWORD in text]
+    assert not [
+        text for text in (result.out, result.err, failed_result.out, failed_result.err, logs) if PASSWORD in text
+    ]
 
 
 def test_spawned_processes_read_urls(url_with_password):

@@ -34,8 +34,8 @@ def get_error(file_server):
     def request_bytes(name: str, offset: int = 0) -> str | None:
         try:
             http.get(file_server.url(name), offset, 10, None)
-        except UnreadableError as why:
-            return str(why)
+        except UnreadableError as error:
+            return str(error)
         return None
 
     return request_bytes

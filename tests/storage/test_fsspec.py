@@ -195,12 +195,12 @@ def test_url_glob_matches_the_same_names_as_on_disk(memory, tmp_path, pattern):
         memory.pipe(f"/top/{name}", b"x")
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    near = {path.removeprefix(f"{tmp_path}/") for path in files.match_glob(f"{tmp_path}/{pattern}")}
-    far = {
+    local_names = {path.removeprefix(f"{tmp_path}/") for path in files.match_glob(f"{tmp_path}/{pattern}")}
+    remote_names = {
         path.removeprefix("memory://top/") for path in files.match_glob(f"memory://top/{pattern.replace('?', '[0-9]')}")
     }
-    assert far == near
-    assert near
+    assert remote_names == local_names
+    assert local_names
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_missing_folder_is_reported(gs, statecli):
 
 
 @pytest.mark.parametrize(
-    ("written", "line"),
+    ("content", "line"),
     [
         (None, "points to a file that does not exist"),
         ("folder", "points to a file that does not exist"),
@@ -120,13 +120,13 @@ def test_missing_folder_is_reported(gs, statecli):
         ('{"type": "service_account", "private_key": "hidden-3"}', "points to a file without Google credentials"),
     ],
 )
-def test_unusable_credentials_file_is_reported(gs, statecli, monkeypatch, tmp_path, written, line):
+def test_unusable_credentials_file_is_reported(gs, statecli, monkeypatch, tmp_path, content, line):
     """gcsfs would continue without credentials or use different credentials."""
     path = tmp_path / "key.json"
-    if written == "folder":
+    if content == "folder":
         path.mkdir()
-    elif written:
-        path.write_text(written)
+    elif content:
+        path.write_text(content)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
     result = statecli("inspect", URL)
     text = f"statecli: {URL}: GOOGLE_APPLICATION_CREDENTIALS {line}: set it to a file of credentials, or unset it\n"

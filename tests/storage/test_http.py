@@ -109,8 +109,8 @@ def test_large_file_without_range_support_is_refused_early(file_server, inspect_
     with (file_server.folder / NAME).open("wb") as file:
         file.truncate(64 << 20)
     file_server.behave("*", ignore_range)
-    why = inspect_error(file_server.url(NAME))
-    assert why == (
+    error = inspect_error(file_server.url(NAME))
+    assert error == (
         f"{file_server.url(NAME)}: the server ignores range requests and would send "
         "all 67,108,864 bytes; download the file first"
     )
@@ -202,7 +202,7 @@ def test_whole_answer_without_a_length_is_refused(file_server, inspect_error):
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "why"),
+    ("behaviour", "reason"),
     [
         (OtherRange(8), "the server answered with bytes 8 to 80 of 80, but statecli requested 0 to 65536" + DOWNLOAD),
         (WrongTotal("*"), "the server does not report the size of the file; download the file first"),
@@ -235,10 +235,10 @@ def test_whole_answer_without_a_length_is_refused(file_server, inspect_error):
         (login_page, "is an HTML page, perhaps a login or an error page (HTTP 200)"),
     ],
 )
-def test_fault_of_a_server_gives_a_single_line(server, behaviour, why, inspect_error, statecli, single_attempt):
+def test_fault_of_a_server_gives_a_single_line(server, behaviour, reason, inspect_error, statecli, single_attempt):
     """The message is a single line with the URL and the fault; the exit status is 2, and stdout is empty."""
     server.behave(NAME, behaviour)
-    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {reason}"
 
 
 def test_wrong_bytes_are_found_by_the_format(server, inspect_error):
@@ -259,8 +259,8 @@ def test_refused_range_is_not_reported_as_an_empty_file(server, inspect_error):
     """A 416 with a positive size, or without a size."""
     for headers in ({"Content_Range": "bytes */96"}, {}, {"Content_Range": "bytes */*"}):
         server.behave(NAME, Refuse(416, **headers))
-        why = "the server refuses the byte range that statecli requested (HTTP 416): download the file first"
-        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+        reason = "the server refuses the byte range that statecli requested (HTTP 416): download the file first"
+        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {reason}"
 
 
 def test_message_suggests_to_escape_a_number_sign(file_server, statecli, inspect_error):
@@ -307,8 +307,8 @@ def test_cut_connection_is_resumed_at_the_missing_byte(big_file_server, statecli
 def test_connection_cut_in_each_attempt_is_given_up(big_file_server, after, came, inspect_error):
     """After four more attempts, the message says how many bytes came."""
     big_file_server.behave(NAME, Cut(after=after))
-    why = f"the connection was cut after {came:,} of 65,536 bytes, in each of 5 attempts; try again later"
-    assert inspect_error(big_file_server.url(NAME)) == f"{big_file_server.url(NAME)}: {why}"
+    reason = f"the connection was cut after {came:,} of 65,536 bytes, in each of 5 attempts; try again later"
+    assert inspect_error(big_file_server.url(NAME)) == f"{big_file_server.url(NAME)}: {reason}"
     assert len(big_file_server.requests) == 5
 
 
@@ -364,8 +364,8 @@ def test_stalled_request_is_repeated(big_file_server, statecli, monkeypatch):
 def test_server_that_always_stalls_is_given_up(server, after, came, inspect_error, single_attempt):
     """The message says how long no data came, and names the variable that sets the limit."""
     server.behave(NAME, Stall(after))
-    why = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
-    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+    reason = f"the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit){came}; try again later"
+    assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {reason}"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
@@ -391,27 +391,27 @@ def test_retry_after_sets_the_pause(server, statecli, monkeypatch, inspect_error
     for retry_after, text in (("86400", "86,400"), ("9" * 400, "999,999,999")):
         server.forget()
         server.behave(NAME, Refuse(503, Retry_After=retry_after))
-        why = f"the server is busy (HTTP 503): the server asks statecli to wait {text} s; try again later"
-        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {why}"
+        reason = f"the server is busy (HTTP 503): the server asks statecli to wait {text} s; try again later"
+        assert inspect_error(server.url(NAME)) == f"{server.url(NAME)}: {reason}"
         assert len(server.requests) == 1
     assert len(slept) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "wanted"),
+    ("name", "texts", "allowed_values"),
     [
         ("TIMEOUT", ["no", "-1", "0", "nan", "1e9"], "a number above 0"),
         ("RETRIES", ["no", "-1", "0.001", "1000000"], "a whole number of 0 or more"),
         ("CONNECTIONS", ["no", "-1", "0", "2.5", "1000000"], "a whole number above 0"),
     ],
 )
-def test_invalid_setting_is_refused(server, name, texts, wanted, monkeypatch, statecli):
+def test_invalid_setting_is_refused(server, name, texts, allowed_values, monkeypatch, statecli):
     """For other values, the message names the variable and the allowed values."""
     for text in texts:
         monkeypatch.setenv(f"STATECLI_{name}", text)
         result = statecli("inspect", server.url(NAME))
         assert (result.code, result.out) == (2, "")
-        assert result.err == f"statecli: STATECLI_{name}={text}: must be {wanted} and below 1,000,000\n"
+        assert result.err == f"statecli: STATECLI_{name}={text}: must be {allowed_values} and below 1,000,000\n"
 
 
 # --- redirects ------------------------------------------------------------------------------------------------------
@@ -472,7 +472,7 @@ def test_endless_or_empty_redirect_is_reported(server, inspect_error):
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "why"),
+    ("behaviour", "reason"),
     [
         (Refuse(404), "does not exist (HTTP 404 from {there})"),
         (Refuse(500), "the server is busy (HTTP 500 from {there}); try again later"),
@@ -495,13 +495,15 @@ def test_endless_or_empty_redirect_is_reported(server, inspect_error):
         ),
     ],
 )
-def test_failing_server_after_a_redirect_is_named(server, other_server, behaviour, why, inspect_error, single_attempt):
+def test_failing_server_after_a_redirect_is_named(
+    server, other_server, behaviour, reason, inspect_error, single_attempt
+):
     """The message names the server with its port, and says that no password was sent."""
     write_checkpoint(other_server.folder / "there.bin")
     other_server.behave("there.bin", behaviour)
     server.behave(NAME, Redirect(other_server.url("there.bin")))
     stalls = "the server stalls: no data arrived in 0.3 s (STATECLI_TIMEOUT sets this limit)"
-    message = why.format(
+    message = reason.format(
         there=other_server.address, stalls=stalls, other="the server answered with bytes 8 to 80 of 80"
     )
     url = server.url(NAME).replace("://", f"://me:{PASSWORD}@")
@@ -631,8 +633,8 @@ def test_user_and_password_of_the_netrc_file_are_sent(server, other_server, stat
 def test_message_names_the_source_of_a_refused_password(server, status, expected_message, inspect_error):
     """The message names the source of the password, never the password."""
     server.behave(NAME, Refuse(status))
-    why = inspect_error(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
-    assert why == f"{server.url(NAME).replace('://', '://…@')}: {expected_message}"
+    error = inspect_error(server.url(NAME).replace("://", f"://me:{PASSWORD}@"))
+    assert error == f"{server.url(NAME).replace('://', '://…@')}: {expected_message}"
 
 
 def test_message_suggests_an_expired_signature(server, inspect_error):
@@ -715,9 +717,9 @@ def no_pools():
 
 def test_untrusted_certificate_is_reported(https_server, inspect_error, no_pools):
     """The request is not repeated, and the message contains a remedy."""
-    why = inspect_error(https_server.url(NAME))
-    assert why.startswith(f"{https_server.url(NAME)}: the server's certificate cannot be verified: self")
-    assert why.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
+    error = inspect_error(https_server.url(NAME))
+    assert error.startswith(f"{https_server.url(NAME)}: the server's certificate cannot be verified: self")
+    assert error.endswith("; to trust other certificates, set SSL_CERT_FILE to the file that contains them")
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
@@ -741,9 +743,9 @@ def test_message_suggests_the_other_scheme(server, https_server, inspect_error, 
     assert inspect_error(server.url(NAME).replace("http:", "https:")).endswith(
         "; if the server does not use TLS, write http://"
     )
-    why = inspect_error(https_server.url(NAME).replace("https:", "http:"))
-    assert "the connection was cut before an answer came, in each of 5 attempts" in why
-    assert "; if the server uses TLS, write https://, then try again" in why
+    error = inspect_error(https_server.url(NAME).replace("https:", "http:"))
+    assert "the connection was cut before an answer came, in each of 5 attempts" in error
+    assert "; if the server uses TLS, write https://, then try again" in error
 
 
 def test_redirect_from_https_to_http_is_refused(https_server, server, inspect_error, monkeypatch, no_pools):
@@ -805,8 +807,8 @@ def test_unreachable_proxy_is_reported(server, inspect_error, monkeypatch, singl
 def test_invalid_proxy_url_is_reported(server, inspect_error, monkeypatch, proxy):
     """The message blames the proxy's variable, not the requested URL, and shows no part of the proxy's URL."""
     monkeypatch.setenv("http_proxy", proxy.format(f"out:{PASSWORD}"))
-    why = inspect_error(server.url(NAME))
-    assert why == (
+    error = inspect_error(server.url(NAME))
+    assert error == (
         f"{server.url(NAME)}: the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY is not a URL: write http://HOST:PORT"
     )
 

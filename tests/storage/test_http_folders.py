@@ -59,9 +59,9 @@ def test_folder_is_read_as_on_disk(model_server, slash, statecli):
     """The URL of the folder works with and without a slash at its end."""
     model_server.listing = "nginx"
     url, path = model_server.url("net/inner") + slash, model_server.folder / "net" / "inner"
-    local, far = (statecli("inspect", target, "-f", "json") for target in (f"{path}{slash}", url))
-    assert (far.code, far.err) == (0, "")
-    assert far.out.replace(url, f"{path}{slash}") == local.out
+    local, remote = (statecli("inspect", target, "-f", "json") for target in (f"{path}{slash}", url))
+    assert (remote.code, remote.err) == (0, "")
+    assert remote.out.replace(url, f"{path}{slash}") == local.out
 
 
 def test_links_outside_of_the_folder_are_ignored():
@@ -76,11 +76,11 @@ def test_links_outside_of_the_folder_are_ignored():
     ]  # fmt: skip
     text = "".join(f'<a href="{href}">x</a>' for href in hrefs)
     names = html_listing.parse_names(f"<html><body>{text}</body></html>", "http://host/d/")
-    odd = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
+    unusual_names = dict.fromkeys(["%2e%2e%2fetc", "a%2Fb", "a\\b", "a\0b"], False)
     assert names == {
         **dict.fromkeys([f"{name}.bin" for name in "abcdj"] + [f"{name}.pkl" for name in "lmnop"], False),
         "sub": True,
-        **odd,
+        **unusual_names,
     }
 
 
@@ -136,9 +136,9 @@ def test_audit_finds_files_with_unusual_names(file_server, statecli, style):
     save_file({"w": torch.ones(1)}, file_server.folder / "ok.safetensors")
     for name in ("x\\y.pt", "x\ny.pt", "x\x7fy.pt"):
         torch.save({"w": torch.zeros(1), "x": Call(os.system, "echo pwned")}, file_server.folder / name)
-    local, far = (statecli("audit", where, "-f", "json") for where in (file_server.folder, file_server.url("")))
-    assert (local.code, far.code) == (1, 1)
-    assert len(far.json["findings"]) == len(local.json["findings"]) >= 3
+    local, remote = (statecli("audit", where, "-f", "json") for where in (file_server.folder, file_server.url("")))
+    assert (local.code, remote.code) == (1, 1)
+    assert len(remote.json["findings"]) == len(local.json["findings"]) >= 3
 
 
 def test_folder_that_lists_itself_fails(file_server, statecli):
@@ -193,8 +193,11 @@ def test_hidden_metadata_file_is_requested(file_server, statecli):
     dcp.save({"w": torch.arange(6.0)}, checkpoint_id=path)
     file_server.listing = "apache"
     url = file_server.url("saved")
-    local, far = statecli("inspect", path, "-f", "json", "--stats"), statecli("inspect", url, "-f", "json", "--stats")
-    assert (far.code, far.out.replace(url, str(path))) == (0, local.out)
+    local, remote = (
+        statecli("inspect", path, "-f", "json", "--stats"),
+        statecli("inspect", url, "-f", "json", "--stats"),
+    )
+    assert (remote.code, remote.out.replace(url, str(path))) == (0, local.out)
 
 
 def test_requests_in_a_folder_keep_password_and_query(model_server, statecli):
@@ -216,10 +219,10 @@ def test_login_page_is_not_a_listing(model_server, statecli, inspect_error):
     model_server.behave(
         "login", lambda request, reply: reply.become(page(200, '<html><a href="/x.bin">Sign in</a></html>'))
     )
-    why = inspect_error(model_server.url("net/inner"))
+    error = inspect_error(model_server.url("net/inner"))
     assert (
         f"is an HTML page, perhaps a login or an error page (HTTP 200, after a redirect to {model_server.address})"
-        in why
+        in error
     )
 
 
@@ -299,8 +302,8 @@ def test_unlisted_folder_without_usual_names_is_reported(file_server, inspect_er
     """The message says that the folder was not listed, and contains a remedy."""
     (file_server.folder / "net").mkdir()
     url = file_server.url("net/")
-    why = inspect_error(url)
-    assert why == (
+    error = inspect_error(url)
+    assert error == (
         f"{url}: cannot be listed (access is refused (HTTP 403): statecli sent no user name and no password), and "
         f"this folder has no file with one of the {len(unlisted_folder.list_usual_names())} usual checkpoint names; "
         "give the path of a file"
@@ -324,9 +327,9 @@ def test_error_adds_that_the_folder_cannot_be_listed(file_server, inspect_error)
     """For a folder with companion files only, the message says why there may be more files."""
     (file_server.folder / "net").mkdir()
     (file_server.folder / "net" / "config.json").write_text("{}")
-    why = inspect_error(file_server.url("net/"))
-    assert "is a folder without a checkpoint" in why
-    assert "; the folder cannot be listed (" in why
+    error = inspect_error(file_server.url("net/"))
+    assert "is a folder without a checkpoint" in error
+    assert "; the folder cannot be listed (" in error
 
 
 def test_wrong_password_is_tried_once(model_server, inspect_error):

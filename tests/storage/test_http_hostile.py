@@ -163,7 +163,7 @@ TRY_AGAIN = "; try again later"
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("answer", "reason"),
     [
         (drip_head, f"{STALLS}{NO_END}{TIMEOUT_TEXT}{TRY_AGAIN}"),
         (repeat_continue, f"{STALLS}{NO_END}{TIMEOUT_TEXT}{TRY_AGAIN}"),
@@ -183,12 +183,12 @@ TRY_AGAIN = "; try again later"
         (send_too_many_chunks, "the server reports contradictory sizes for its answer; download the file first"),
     ],
 )
-def test_server_that_keeps_its_client_busy_is_given_up(answer, why, inspect_error, monkeypatch):
+def test_server_that_keeps_its_client_busy_is_given_up(answer, reason, inspect_error, monkeypatch):
     """statecli gives up within the timeout, whatever bytes the server sends."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
     monkeypatch.setenv("STATECLI_TIMEOUT", str(TIMEOUT_S))
     with serve_raw(answer) as url:
-        pattern = re.escape(why).replace(r"\[0\-9\]\{1,3\}", "[0-9]{1,3}")
+        pattern = re.escape(reason).replace(r"\[0\-9\]\{1,3\}", "[0-9]{1,3}")
         assert re.fullmatch(re.escape(f"{url}: ") + pattern, inspect_error(url))
 
 

@@ -141,12 +141,12 @@ def test_invalid_page_of_a_listing_fails(net, statecli, page, line):
     assert (result.code, line in result.err) == (2, True)
 
 
-@pytest.mark.parametrize("there", ["http://127.0.0.1:9/", "itself"])
-def test_listing_with_an_invalid_next_page_is_refused(net, statecli, monkeypatch, there):
+@pytest.mark.parametrize("next_page", ["http://127.0.0.1:9/", "itself"])
+def test_listing_with_an_invalid_next_page_is_refused(net, statecli, monkeypatch, next_page):
     """The token would reach the other host, and a circle of pages has no end."""
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     where = f"api/models/org/net/tree/{net.commit('org/net')}"
-    net.behave(where, Headers(Link=f'<{net.url(where) if there == "itself" else there}>; rel="next"'))
+    net.behave(where, Headers(Link=f'<{net.url(where) if next_page == "itself" else next_page}>; rel="next"'))
     result = statecli("audit", "hf://org/net")
     assert result.code == 2
     assert "repeats a page or continues on another host" in result.err

@@ -63,13 +63,13 @@ def queries(draw):
 @st.composite
 def urls(draw):
     """A URL of a file, with secrets in every possible place."""
-    way = draw(st.lists(steps, min_size=1, max_size=3))
+    path_parts = draw(st.lists(steps, min_size=1, max_size=3))
     if draw(st.booleans()):
-        way[0] += f";jsessionid={quote(draw(secrets), safe='')}"
+        path_parts[0] += f";jsessionid={quote(draw(secrets), safe='')}"
     scheme, query = draw(schemes), draw(queries())
     if scheme in ("s3", "gs"):  # any other `?` belongs to a name
         query = query.replace("?", "?versionId=1&" if scheme == "s3" else "?generation=1&", 1)
-    return f"{scheme}://{draw(users())}{draw(hosts)}/{'/'.join(way)}{query}"
+    return f"{scheme}://{draw(users())}{draw(hosts)}/{'/'.join(path_parts)}{query}"
 
 
 @given(url=urls())
@@ -106,11 +106,14 @@ def test_inner_and_sibling_files_keep_the_credentials(url, sibling):
     assume(link.path and "@" not in link.path and not (link.user and set(link.user) & set("/?#@")))
     name = mask_url(url)
     query = "" if link.query is None else f"?{link.query}"
-    whole = url.removesuffix(query)
-    assert unmask_url(files.join(name, sibling)) == f"{whole}/{sibling}{query}"
-    assert unmask_url(files.join(files.get_folder(name), sibling)) == f"{whole.rpartition('/')[0]}/{sibling}{query}"
+    url_without_query = url.removesuffix(query)
+    assert unmask_url(files.join(name, sibling)) == f"{url_without_query}/{sibling}{query}"
+    assert (
+        unmask_url(files.join(files.get_folder(name), sibling))
+        == f"{url_without_query.rpartition('/')[0]}/{sibling}{query}"
+    )
     inner = files.join(files.get_folder(name), sibling, "x.pt")
-    assert unmask_url(inner) == f"{whole.rpartition('/')[0]}/{sibling}/x.pt{query}"
+    assert unmask_url(inner) == f"{url_without_query.rpartition('/')[0]}/{sibling}/x.pt{query}"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,7 @@ def test_url_within_text_is_masked(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "way", "rest"),
+    ("text", "path", "query"),
     [
         ("s3://bucket/d?d/m.pt", "bucket/d?d/m.pt", ""),
         ("s3a://bucket/d?d?versionId=5", "bucket/d?d", "?versionId=5"),
@@ -214,9 +217,9 @@ def test_url_within_text_is_masked(text, expected):
         ("https://host/d?d", "host/d", "?d"),
     ],
 )
-def test_query_is_split_from_the_path(text, way, rest):
+def test_query_is_split_from_the_path(text, path, query):
     """In a bucket's URL, `?` belongs to the name, except before a version."""
-    assert files.split_url(text)[1:] == (way, rest)
+    assert files.split_url(text)[1:] == (path, query)
     assert not files.is_glob(text)
 
 

@@ -58,10 +58,10 @@ def test_bytes_of_a_large_tensor_are_counted_during_transfer(file_server):
     """The display counts to 12 MB, not 0 until the tensor is finished; no `?` stands for a speed not yet known."""
     save_file({"a": torch.zeros(3_000_000)}, file_server.folder / "m.safetensors")
     file_server.behave("m.safetensors", Delay(0.2))
-    shown = capture_terminal_stderr("inspect", "--stats", file_server.url("m.safetensors"))
-    counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", shown)}
+    output = capture_terminal_stderr("inspect", "--stats", file_server.url("m.safetensors"))
+    counts = {float(count) for count in re.findall(r"([\d.]+)/12\.0 MB", output)}
     assert [count for count in counts if 0 < count < 12]
-    assert "?" not in shown
+    assert "?" not in output
 
 
 def test_pieces_of_an_answer_are_counted_on_arrival(file_server, monkeypatch):
@@ -116,8 +116,8 @@ def test_stages_that_take_seconds_are_named(tmp_path):
     """
     (tmp_path / "net.py").write_text(NET)
     words = ("verify", "--check", "move", f"{tmp_path}/net.py:Net")
-    shown = capture_terminal_stderr(*words, libraries="torch")
-    places = [shown.find(stage) for stage in ("importing torch", "net.py", "building Net", "check move")]
+    output = capture_terminal_stderr(*words, libraries="torch")
+    places = [output.find(stage) for stage in ("importing torch", "net.py", "building Net", "check move")]
     assert -1 not in places
     assert places == sorted(places)
     assert capture_terminal_stderr(*words, "--no-progress", libraries="torch") == ""

@@ -151,9 +151,9 @@ def test_central_directory_gives_the_offsets_of_torch_records(tmp_path, file_ser
     """Offsets computed from the central directory are the same as offsets from each local header."""
     path = file_server.folder / f"{name}.pt"
     torch.save([torch.zeros(size, dtype=torch.uint8), torch.ones(100_000), torch.zeros(3)], path)
-    with Source(str(path)) as near, Source(file_server.url(path.name)) as far:
-        ours = {name: record.data_offset for name, record in Archive(near).records.items()}
-        theirs = {name: record.data_offset for name, record in Archive(far).records.items()}
+    with Source(str(path)) as local, Source(file_server.url(path.name)) as remote:
+        ours = {name: record.data_offset for name, record in Archive(local).records.items()}
+        theirs = {name: record.data_offset for name, record in Archive(remote).records.items()}
     assert theirs == ours
     assert len(list_ranges(file_server)) == 2
 
@@ -177,10 +177,10 @@ def test_changed_local_header_causes_a_checksum_error(file_server, statecli, que
     """As on disk, a changed local header causes the message about a wrong checksum of its tensor."""
     path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", by)
-    near, far = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
-    assert (far.code, far.out) == (near.code, near.out) == (2, "")
-    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
-    assert "layers.15.weight: checksum wrong" in far.err
+    local, remote = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
+    assert (remote.code, remote.out) == (local.code, local.out) == (2, "")
+    assert remote.err.replace(file_server.url("m.pt"), str(path)) == local.err
+    assert "layers.15.weight: checksum wrong" in remote.err
 
 
 @pytest.mark.parametrize("by", [-4, 4, 8])
@@ -196,14 +196,14 @@ def test_misplaced_storage_is_read_at_its_local_header(file_server, statecli, by
     start = header + 30 + sum(struct.unpack_from("<HH", raw, header + 26))
     raw[start : start + 120_000] = raw[start - by : start - by + 120_000]
     path.write_bytes(raw)
-    near, far = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, file_server.url("m.pt")))
-    assert far.code == near.code == 0
-    assert far.json["tensors"] == near.json["tensors"]
+    local, remote = (statecli("inspect", "--stats", "-f", "json", target) for target in (path, file_server.url("m.pt")))
+    assert remote.code == local.code == 0
+    assert remote.json["tensors"] == local.json["tensors"]
     # Local headers of a remote archive are read with the values, so a misplaced storage is not known when listing.
-    assert [note["name"] for note in near.json["notes"]] == ["misplaced-storage"]
+    assert [note["name"] for note in local.json["notes"]] == ["misplaced-storage"]
     question = ("audit", "--values", "-f", "json", "--ignore", "misplaced-storage")
-    near, far = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
-    assert far.code == near.code == 0
+    local, remote = (statecli(*question, target) for target in (path, file_server.url("m.pt")))
+    assert remote.code == local.code == 0
     assert statecli("diff", path, file_server.url("m.pt")).code == 0
 
 
@@ -212,17 +212,17 @@ def test_overlapping_record_is_not_read(file_server, statecli, question):
     """By its local header, the record ends after the beginning of the next record."""
     path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     move_record(path, "m/data/15", 64)
-    far = statecli(*question, file_server.url("m.pt"))
-    assert (far.code, far.out) == (2, "")
-    assert "the zip archive is damaged: the records 'm/data/15' and 'm/data/16' overlap" in far.err
+    result = statecli(*question, file_server.url("m.pt"))
+    assert (result.code, result.out) == (2, "")
+    assert "the zip archive is damaged: the records 'm/data/15' and 'm/data/16' overlap" in result.err
 
 
 def test_wrong_record_affects_only_its_tensor(file_server, statecli, tmp_path):
     """The other tensors are compared, whichever window contains them."""
-    here = write_archive(tmp_path / "m.pt", 30, 30_000)
-    shutil.copy(here, file_server.folder / "m.pt")
+    local_path = write_archive(tmp_path / "m.pt", 30, 30_000)
+    shutil.copy(local_path, file_server.folder / "m.pt")
     rename_record(file_server.folder / "m.pt", "m/data/15")
-    result = statecli("diff", here, file_server.url("m.pt"), "-f", "json")
+    result = statecli("diff", local_path, file_server.url("m.pt"), "-f", "json")
     assert result.code == 2
     assert result.json["summary"]["identical"] == 29
     (line,) = result.err.splitlines()
@@ -239,9 +239,9 @@ def test_wrong_central_directory_is_reported_as_on_disk(file_server, statecli, p
     raw = path.read_bytes()
     at = raw.rindex(b"m/data/15") + place
     path.write_bytes(raw[:at] + change + raw[at + len(change) :])
-    near, far = (statecli("inspect", target, "-f", "json") for target in (path, file_server.url("m.pt")))
-    assert (far.code, far.out) == (near.code, near.out) == (2, "")
-    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
+    local, remote = (statecli("inspect", target, "-f", "json") for target in (path, file_server.url("m.pt")))
+    assert (remote.code, remote.out) == (local.code, local.out) == (2, "")
+    assert remote.err.replace(file_server.url("m.pt"), str(path)) == local.err
 
 
 def rename_record(path: Path, name: str, by: int = 0) -> None:
@@ -260,11 +260,11 @@ def test_audit_checks_every_local_header(file_server, statecli, spoilt, code, ex
     """An audit checks the file itself, so a contradicting header gives the same findings as on disk."""
     path = write_archive(file_server.folder / "m.pt", 30, 30_000)
     spoilt(path, "m/data/15", 8)
-    near, far = (statecli("audit", "--values", "-f", "json", target) for target in (path, file_server.url("m.pt")))
-    assert far.code == near.code == code
-    assert far.out.replace(file_server.url("m.pt"), str(path)) == near.out
-    assert far.err.replace(file_server.url("m.pt"), str(path)) == near.err
-    assert expected_message in near.out + near.err
+    local, remote = (statecli("audit", "--values", "-f", "json", target) for target in (path, file_server.url("m.pt")))
+    assert remote.code == local.code == code
+    assert remote.out.replace(file_server.url("m.pt"), str(path)) == local.out
+    assert remote.err.replace(file_server.url("m.pt"), str(path)) == local.err
+    assert expected_message in local.out + local.err
 
 
 def test_archive_of_another_program_is_read_as_on_disk(file_server, statecli):
@@ -273,10 +273,10 @@ def test_archive_of_another_program_is_read_as_on_disk(file_server, statecli):
     with zipfile.ZipFile(torch_archive) as zip_file, zipfile.ZipFile(file_server.folder / "m.pt", "w") as packed:
         for name in zip_file.namelist():
             packed.writestr(name, zip_file.read(name))
-    near = statecli("inspect", file_server.folder / "m.pt", "--stats", "-f", "json")
-    far = statecli("inspect", file_server.url("m.pt"), "--stats", "-f", "json")
-    assert far.code == near.code == 0
-    assert far.json["tensors"] == near.json["tensors"]
+    local = statecli("inspect", file_server.folder / "m.pt", "--stats", "-f", "json")
+    remote = statecli("inspect", file_server.url("m.pt"), "--stats", "-f", "json")
+    assert remote.code == local.code == 0
+    assert remote.json["tensors"] == local.json["tensors"]
 
 
 def test_record_with_another_name_is_not_read(file_server, statecli):
@@ -325,9 +325,9 @@ def test_damaged_array_is_found_by_its_checksum(file_server, statecli, question,
     assert (raw[at] == ord(" ")) == (place < 0)
     raw[at] ^= ord(" ") ^ ord("\t")
     path.write_bytes(raw)
-    near, far = (statecli(*question, target) for target in (path, file_server.url("m.npz")))
-    assert (far.code, far.out, near.code) == (2, "", 2)
-    for result, where in ((far, file_server.url("m.npz")), (near, path)):
+    local, remote = (statecli(*question, target) for target in (path, file_server.url("m.npz")))
+    assert (remote.code, remote.out, local.code) == (2, "", 2)
+    for result, where in ((remote, file_server.url("m.npz")), (local, path)):
         assert result.err.startswith(f"statecli: {where}: a")
         assert "checksum wrong: " in result.err
 
@@ -409,10 +409,10 @@ def test_listing_of_any_format_fetches_few_bytes(file_server, statecli, write, r
     path = write(file_server.folder)
     file_server.listing = "python"
     url = file_server.url(path.name) + "/" * path.is_dir()
-    far, near = (statecli("inspect", change, "-f", "json") for change in (url, path))
-    assert far.code == near.code == 0
-    assert far.json["tensors"] == near.json["tensors"]
-    size = sum(change.stat().st_size for change in ([path] if path.is_file() else path.iterdir()))
+    remote, local = (statecli("inspect", target, "-f", "json") for target in (url, path))
+    assert remote.code == local.code == 0
+    assert remote.json["tensors"] == local.json["tensors"]
+    size = sum(target.stat().st_size for target in ([path] if path.is_file() else path.iterdir()))
     assert len(list_ranges(file_server)) <= requests
     assert sum(request.sent for request in file_server.requests if request.status == 206) <= size * percent / 100
 
@@ -461,7 +461,7 @@ def test_empty_file_is_reported_as_on_disk(file_server, statecli, name):
     path = write_dcp_of_a_single_file(file_server.folder)
     (path / name).write_bytes(b"")
     file_server.listing = "python"
-    near, far = (statecli("audit", "--no-values", "-f", "json", target) for target in (path, file_server.url("m")))
-    assert far.code == near.code == 2
-    assert far.out.replace(file_server.url("m"), str(path)) == near.out
-    assert far.err.replace(file_server.url("m"), str(path)) == near.err
+    local, remote = (statecli("audit", "--no-values", "-f", "json", target) for target in (path, file_server.url("m")))
+    assert remote.code == local.code == 2
+    assert remote.out.replace(file_server.url("m"), str(path)) == local.out
+    assert remote.err.replace(file_server.url("m"), str(path)) == local.err

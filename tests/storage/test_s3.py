@@ -70,9 +70,9 @@ def test_folder_takes_its_listing_and_its_files(s3, aws_credentials, statecli):
         (folder / f"step-{n}").mkdir()
         (folder / f"step-{n}" / "log.txt").write_text("x")
     assert statecli("inspect", "s3://models/run/").code == 0
-    own = [request.path for request in s3.requests if "run/step-" not in request.query.get("prefix", "")]
-    assert own == ["models", "models", "models/run/m.safetensors"]
-    assert len(s3.requests) == len(own) + 4  # a look into each folder for files of DeepSpeed
+    paths = [request.path for request in s3.requests if "run/step-" not in request.query.get("prefix", "")]
+    assert paths == ["models", "models", "models/run/m.safetensors"]
+    assert len(s3.requests) == len(paths) + 4  # a look into each folder for files of DeepSpeed
 
 
 def test_64_threads_read_at_once(s3, aws_credentials):
@@ -142,9 +142,9 @@ def test_typed_key_with_a_hash_needs_a_section(bucket, tmp_path, statecli):
     write_checkpoint(tmp_path / "up" / "odd", "a#b.safetensors")
     bucket.upload(tmp_path / "up")
     url = bucket.url("odd/a#b.safetensors")
-    for way in ("odd", "odd/", "odd/*", "o*/"):
+    for spelling in ("odd", "odd/", "odd/*", "o*/"):
         files.forget_command()
-        result = statecli("audit", bucket.url(way), "-f", "json")
+        result = statecli("audit", bucket.url(spelling), "-f", "json")
         assert (result.code, [target["target"] for target in result.json["targets"]]) == (0, [url])
     files.forget_command()
     assert statecli("lock", bucket.url("odd"), "-o", tmp_path / "one.lock").code == 0
@@ -163,7 +163,7 @@ def test_question_mark_belongs_to_the_key(bucket, tmp_path, statecli):
         path = tmp_path / "up" / "odd" / name
         write_checkpoint(path.parent, path.name)
     bucket.upload(tmp_path / "up")
-    for way, count in {
+    for spelling, count in {
         "odd/": 4,
         "odd": 4,
         "odd/*": 4,
@@ -173,11 +173,11 @@ def test_question_mark_belongs_to_the_key(bucket, tmp_path, statecli):
         "odd/d?d/*": 1,
     }.items():
         files.forget_command()
-        result = statecli("audit", bucket.url(way), "-f", "json")
-        assert (result.code, len(result.json["targets"]), result.err) == (0, count, ""), way
+        result = statecli("audit", bucket.url(spelling), "-f", "json")
+        assert (result.code, len(result.json["targets"]), result.err) == (0, count, ""), spelling
     files.forget_command()
-    for way in ("odd/d?d", "odd/d?d/", "odd/d?d/model.safetensors"):
-        assert statecli("inspect", bucket.url(way)).code == 0
+    for spelling in ("odd/d?d", "odd/d?d/", "odd/d?d/model.safetensors"):
+        assert statecli("inspect", bucket.url(spelling)).code == 0
 
 
 def test_missing_folder_is_reported(bucket, statecli):
@@ -218,8 +218,8 @@ def test_bucket_is_read_as_a_folder(bucket, tmp_path, statecli, slash):
     files.forget_command()
     for command in ("inspect", "audit"):
         assert statecli(command, url).code == 0
-    gone = f"s3://nobody{slash}"
-    assert statecli("inspect", gone).err == f"statecli: {gone}: its bucket does not exist\n"
+    missing_bucket = f"s3://nobody{slash}"
+    assert statecli("inspect", missing_bucket).err == f"statecli: {missing_bucket}: its bucket does not exist\n"
 
 
 def test_folder_with_a_slash_is_not_requested_as_a_file(s3, aws_credentials, statecli):
@@ -249,8 +249,8 @@ def test_version_is_read_by_its_id(bucket, tmp_path, statecli):
     assert statecli("inspect", url, "-f", "json").rows()["w"]["shape"] == [4]
     assert statecli("inspect", url, "-f", "json").json["target"] == url
     assert statecli("inspect", "s3://models/m.safetensors", "-f", "json").rows()["w"]["shape"] == [6]
-    gone = statecli("inspect", "s3://models/m.safetensors?versionId=00000000-0000-0000-0000-000000000000")
-    assert (gone.code, gone.err.count("\n")) == (2, 1)
+    missing_version = statecli("inspect", "s3://models/m.safetensors?versionId=00000000-0000-0000-0000-000000000000")
+    assert (missing_version.code, missing_version.err.count("\n")) == (2, 1)
     for version in bucket._client.list_object_versions(Bucket="models")["Versions"]:
         bucket._client.delete_object(Bucket="models", Key=version["Key"], VersionId=version["VersionId"])
 

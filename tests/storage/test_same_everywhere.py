@@ -60,23 +60,23 @@ def upload(request) -> Callable[[Path], str]:
 )
 def test_every_store_gives_the_results_of_the_disk(write, upload, tmp_path, statecli):
     """Each command gives the same JSON and lock except for the name; a diff with the disk is empty; the lock holds."""
-    here = tmp_path / "made"
-    (here / "net").mkdir(parents=True)
-    path = write(here / "net")
-    there = upload(here)
-    url = there + str(path).removeprefix(str(here))
+    local_folder = tmp_path / "made"
+    (local_folder / "net").mkdir(parents=True)
+    path = write(local_folder / "net")
+    folder_url = upload(local_folder)
+    url = folder_url + str(path).removeprefix(str(local_folder))
     for question in COMMANDS:
-        local, far = statecli(*question, path), statecli(*question, url)
-        assert (far.code, far.err.replace(there, str(here))) == (local.code, local.err)
-        assert far.out.replace(there, str(here)) == local.out
+        local, remote = statecli(*question, path), statecli(*question, url)
+        assert (remote.code, remote.err.replace(folder_url, str(local_folder))) == (local.code, local.err)
+        assert remote.out.replace(folder_url, str(local_folder)) == local.out
     diff = statecli("diff", path, url, "-f", "json")
     assert (diff.code, diff.err, diff.json["changes"]) == (0, "", [])
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
-    result, there_result = (
+    result, remote_result = (
         statecli("audit", target, "--lock", lock, "--select", "lock-mismatch") for target in (path, url)
     )
-    assert (there_result.code, there_result.out.replace(there, str(here))) == (result.code, result.out)
+    assert (remote_result.code, remote_result.out.replace(folder_url, str(local_folder))) == (result.code, result.out)
     assert result.code == 0
 
 
@@ -85,9 +85,9 @@ def test_lock_of_the_disk_finds_a_change_in_a_store(upload, tmp_path, statecli):
     import torch
     from safetensors.torch import load_file, save_file
 
-    here = tmp_path / "made"
-    here.mkdir()
-    path = safetensors(here)
+    local_folder = tmp_path / "made"
+    local_folder.mkdir()
+    path = safetensors(local_folder)
     lock = tmp_path / "made.lock"
     assert statecli("lock", path, "-o", lock).code == 0
     file = load_file(path)

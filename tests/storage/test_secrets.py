@@ -129,11 +129,11 @@ def test_configuration_shows_no_secret(secret_url, server, output_folder, statec
     (output_folder / "statecli.toml").write_text(
         f'[policy]\nreference = "{secret_url("b.safetensors")}"\nmust-not-change = ["v"]\n'
     )
-    shown = statecli("config")
+    config_result = statecli("config")
     result = statecli("audit", secret_url("a.safetensors"), "-v")
-    assert (shown.code, result.code in (0, 1)) == (0, True), result
-    assert "b.safetensors" in shown.out
-    assert_no_secret(shown.out, shown.err, result.out, result.err)
+    assert (config_result.code, result.code in (0, 1)) == (0, True), result
+    assert "b.safetensors" in config_result.out
+    assert_no_secret(config_result.out, config_result.err, result.out, result.err)
     assert any(request.path == "b.safetensors" and request.status == 206 for request in server.requests)
 
 
@@ -284,8 +284,8 @@ def test_logs_of_botocore_contain_no_secret(tmp_path, monkeypatch):
 
 def run_logged(code):
     """Return all log records of a process that runs the code, and check that the process succeeds."""
-    every = "import logging; logging.basicConfig(level=logging.DEBUG); "
-    result = subprocess.run([sys.executable, "-c", every + code], capture_output=True, text=True, check=False)
+    logging_code = "import logging; logging.basicConfig(level=logging.DEBUG); "
+    result = subprocess.run([sys.executable, "-c", logging_code + code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout + result.stderr
 
@@ -438,9 +438,9 @@ def test_separate_process_shows_no_secret(secret_url, output_folder):
         secret_url("no.safetensors"),
     ]
     for options in ([], ["--debug"], ["-f", "json"]):
-        done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert_no_secret(done.stdout, done.stderr)
+        process = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
+        assert process.returncode == 2
+        assert_no_secret(process.stdout, process.stderr)
 
 
 @pytest.mark.parametrize("executor", ["threads:2", "processes:2"])
@@ -450,13 +450,13 @@ def test_worker_shows_no_secret(executor, server, secret_url, statecli, monkeypa
     save_file({"w": torch.zeros(100_000), "v": torch.zeros(100_000)}, server.folder / "c.safetensors")
     save_file({"w": torch.ones(100_000), "v": torch.zeros(100_000)}, server.folder / "d.safetensors")
     line = ("diff", secret_url("c.safetensors"), secret_url("d.safetensors"), "--executor", executor, "--debug")
-    whole = statecli(*line)
-    assert whole.code == 1, whole
+    first_result = statecli(*line)
+    assert first_result.code == 1, first_result
     server.behave("d.safetensors", After(1, Refuse(403, f"<h1>{TOKEN}</h1>")))
-    broken = statecli(*line)
-    assert broken.code == 2, broken
-    assert "access is refused (HTTP 403)" in broken.err
-    assert_no_secret(whole.out, whole.err, broken.out, broken.err)
+    failed_result = statecli(*line)
+    assert failed_result.code == 2, failed_result
+    assert "access is refused (HTTP 403)" in failed_result.err
+    assert_no_secret(first_result.out, first_result.err, failed_result.out, failed_result.err)
 
 
 # --- the gate -------------------------------------------------------------------------------------------------------

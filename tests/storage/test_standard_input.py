@@ -42,8 +42,8 @@ def test_pipe_and_redirected_file_are_read_like_the_file(checkpoint):
 
 def test_each_command_accepts_standard_input(checkpoint):
     """A section as a side of a diff, the target of an audit and the target of a lock come from a pipe."""
-    done = run_statecli("diff", "-#model", "b.safetensors", data=read_bytes("a.pt"))
-    assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, b"identical")
+    process = run_statecli("diff", "-#model", "b.safetensors", data=read_bytes("a.pt"))
+    assert (process.returncode, process.stdout.splitlines()[0][:9]) == (0, b"identical")
     assert run_statecli("audit", "-", data=read_bytes("b.safetensors")).returncode == 0
     assert b"fc.weight" in run_statecli("lock", "-", data=read_bytes("b.safetensors")).stdout
 
@@ -52,8 +52,8 @@ def test_copy_is_removed(checkpoint, tmp_path):
     """The temporary file has no name, so a killed process leaves no file."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    done = run_statecli("inspect", "-", data=read_bytes("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
-    assert done.returncode == 0
+    process = run_statecli("inspect", "-", data=read_bytes("a.pt"), env={**os.environ, "TMPDIR": str(folder)})
+    assert process.returncode == 0
     assert not list(folder.iterdir())
 
 
@@ -72,25 +72,25 @@ def test_copy_is_removed(checkpoint, tmp_path):
     ],
 )
 def test_errors_name_standard_input(words, data, message):
-    done = run_statecli(*words, data=data)
-    assert done.returncode == 2
-    assert message in (done.stdout + done.stderr).decode()
+    process = run_statecli(*words, data=data)
+    assert process.returncode == 2
+    assert message in (process.stdout + process.stderr).decode()
 
 
 def test_closed_standard_input_does_not_block():
     """The descriptor may then belong to another file, to which nobody writes."""
     script = f"exec {sys.executable} -m statecli inspect - <&-"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr == b"statecli: -: standard input is closed: pipe a checkpoint into statecli\n"
+    process = subprocess.run(["sh", "-c", script], capture_output=True, timeout=60, check=False)
+    assert process.returncode == 2
+    assert process.stderr == b"statecli: -: standard input is closed: pipe a checkpoint into statecli\n"
 
 
 def test_full_disk_is_reported(checkpoint):
     """The copy needs disk space, and the message names the full folder."""
-    done = run_statecli("inspect", "-", data=read_bytes("a.pt"), preexec_fn=_limit_files)
-    assert done.returncode == 2
-    assert b"cannot copy standard input to " in done.stderr
-    assert b"set TMPDIR to another folder" in done.stderr
+    process = run_statecli("inspect", "-", data=read_bytes("a.pt"), preexec_fn=_limit_files)
+    assert process.returncode == 2
+    assert b"cannot copy standard input to " in process.stderr
+    assert b"set TMPDIR to another folder" in process.stderr
 
 
 def _limit_files():

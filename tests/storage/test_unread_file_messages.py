@@ -65,6 +65,6 @@ def test_unread_configuration_is_a_note(sharded_server, statecli, fault, reason)
     """The message is a note, because the weights are read without the configuration."""
     sharded_server.behave("net/config.json", fault)
     result = statecli("inspect", sharded_server.url("net/"), "-f", "json")
-    (odd,) = [note["message"] for note in result.json["notes"] if note["name"] == "config-unread"]
+    (message,) = [note["message"] for note in result.json["notes"] if note["name"] == "config-unread"]
     because = f", because it{reason}" if reason.startswith(" ") else reason
-    assert odd.startswith(f"config.json was not read{because}")
+    assert message.startswith(f"config.json was not read{because}")

@@ -48,10 +48,10 @@ def test_examples_are_found():
     assert len(ROWS) >= 5
 
 
-@pytest.mark.parametrize(("typed", "shown"), ROWS)
-def test_url_is_masked_as_documented(typed, shown):
+@pytest.mark.parametrize(("typed", "masked_url"), ROWS)
+def test_url_is_masked_as_documented(typed, masked_url):
     """Each row of the table is true."""
-    assert files.mask_urls(typed) == shown
+    assert files.mask_urls(typed) == masked_url
 
 
 def test_documented_defaults_are_true():

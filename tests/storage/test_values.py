@@ -121,11 +121,11 @@ def test_transposed_tensor_is_fetched_at_most_twice(file_server, statecli, tmp_p
     """A non-contiguous tensor gives the same result, and its storage is fetched once more for the checksum."""
     tensor = torch.randn(4, 500_000)
     torch.save({"a": tensor[:, :100_000].t(), "all": tensor}, file_server.folder / "m.pt")
-    near, far = (
+    local_stats, remote_stats = (
         statecli("inspect", "--stats", target, "-i", "a", "-f", "json").rows()["a"]["stats"]
         for target in (file_server.folder / "m.pt", file_server.url("m.pt"))
     )
-    assert near == far
+    assert local_stats == remote_stats
     assert file_server.sent < 2 * 4 * 4 * 500_000 + 4 * HEAD_BYTES
 
 
@@ -140,20 +140,20 @@ def test_diff_equals_the_diff_on_disk(file_server, statecli, tmp_path, options):
     torch.save(first, before)
     save_file(second, after)
     shutil.copy(before, file_server.folder / "a.pt")
-    near = statecli("diff", before, after, "-f", "json")
-    far = statecli("diff", file_server.url("a.pt"), file_server.url("b.safetensors"), "-f", "json", *options)
-    assert (far.code, far.err) == (near.code, near.err) == (1, "")
-    assert far.json["changes"] == near.json["changes"]
+    local = statecli("diff", before, after, "-f", "json")
+    remote = statecli("diff", file_server.url("a.pt"), file_server.url("b.safetensors"), "-f", "json", *options)
+    assert (remote.code, remote.err) == (local.code, local.err) == (1, "")
+    assert remote.json["changes"] == local.json["changes"]
 
 
 def test_comparisons_before_a_failure_are_shown(file_server, statecli, tmp_path, monkeypatch):
     """Each unread tensor is reported with the error; the other tensors are compared; the exit status is 2."""
     monkeypatch.setenv("STATECLI_RETRIES", "0")
-    here = write_safetensors(tmp_path, build_weights(0, 12))
+    local_path = write_safetensors(tmp_path, build_weights(0, 12))
     write_safetensors(file_server.folder, build_weights(0, 12))
     # One of the two threads has seven of the 13 windows, and a tensor has five windows.
     file_server.behave("*", After(14, Cut(None)))
-    result = statecli("diff", here, file_server.url("m.safetensors"), "--jobs", "2", "-f", "plain")
+    result = statecli("diff", local_path, file_server.url("m.safetensors"), "--jobs", "2", "-f", "plain")
     assert result.code == 2
     url = file_server.url("m.safetensors")
     lines = [line for line in result.out.splitlines() if line.startswith("not compared")]
@@ -202,9 +202,9 @@ def test_combined_checksum_equals_the_checksum_of_the_whole(pieces):
         actual = combine_crc32(actual, zlib.crc32(piece), len(piece))
         sums.add(at, memoryview(piece), [])
         at += len(piece)
-    whole = b"".join(pieces)
-    assert actual == zlib.crc32(whole)
-    assert sums.combine(0, at, lambda *_: None) == zlib.crc32(whole)
+    content = b"".join(pieces)
+    assert actual == zlib.crc32(content)
+    assert sums.combine(0, at, lambda *_: None) == zlib.crc32(content)
     assert sums.combine(0, at + 1, lambda *_: None) is None
 
 
@@ -212,11 +212,11 @@ class ByteStore:
     """A store of a single object that counts fetched bytes."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.fetched = data, 0
+        self.data, self.fetched_bytes = data, 0
 
     def get(self, url, offset, length, expected):
         data = self.data[offset : offset + length]
-        self.fetched += len(data)
+        self.fetched_bytes += len(data)
         return data, FileVersion(len(self.data), "1")
 
 
@@ -248,18 +248,18 @@ def test_cached_reads_give_the_bytes_of_the_object(steps):
 def test_byte_is_read_only_after_its_header_is_confirmed(steps):
     """A record's header is checked before any byte of the record is read; a wrong header blocks all its bytes."""
     data = bytes(range(251)) * 1700
-    good, bad = [], []
+    confirmed, refused_headers = [], []
 
     def check(start):
         def confirm(header: bytes) -> int:
             assert header == data[start - 40 : start]
-            good.append(start)
+            confirmed.append(start)
             return 0
 
         return confirm
 
     def refuse(header: bytes) -> int:
-        bad.append(header)
+        refused_headers.append(header)
         raise MalformedError("is elsewhere")
 
     remote_file = object_cache.RemoteFile("mem://x", ByteStore(data))
@@ -275,11 +275,11 @@ def test_byte_is_read_only_after_its_header_is_confirmed(steps):
             else:
                 end = offset + len(remote_file.read(offset, length))
         except MalformedError:
-            assert bad
+            assert refused_headers
             assert offset < 250_000
             assert offset + length + 1 > 200_000
             continue
         touched = {guard.start for guard in guards if guard.start < end and offset < guard.stop}
         if end > offset:
-            assert touched <= set(good)
+            assert touched <= set(confirmed)
             assert offset >= 250_000 or end <= 200_040
