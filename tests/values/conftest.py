@@ -38,10 +38,10 @@ def storage_bytes(tensor: torch.Tensor) -> bytes:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().tobytes()
 
 
-def build_row(data: TensorData, **more: object) -> TensorInfo:
+def build_row(data: TensorData, **fields: object) -> TensorInfo:
     """Return a row for `data`."""
     elements = torch.Size(data.shape).numel()
-    return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **more)
+    return TensorInfo("w", data.dtype, data.shape, elements, data.storage.length, data=data, **fields)
 
 
 def save_rows(path: Path, tensors: dict[str, torch.Tensor]) -> list[TensorInfo]:
@@ -58,14 +58,14 @@ def _swap_bytes(content: bytes, unit: int) -> bytes:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """Each call writes a file; its storage begins at byte `at`, an odd position by default."""
-    written: list[Path] = []
+    paths: list[Path] = []
 
     def write(tensor: torch.Tensor, at: int = 3, big_endian: bool = False) -> TensorInfo:
         content = storage_bytes(tensor)
         if big_endian:
             content = _swap_bytes(content, tensor.dtype.itemsize // (2 if tensor.dtype.is_complex else 1))
-        path = tmp_path / f"{len(written)}.bin"
-        written.append(path)
+        path = tmp_path / f"{len(paths)}.bin"
+        paths.append(path)
         path.write_bytes(b"\xff" * at + content + b"\xff" * 5)
         where = ByteRange(str(path), at, len(content), zlib.crc32(content), big_endian)
         return build_row(

@@ -27,23 +27,23 @@ def q5_storage(tmp_path_factory) -> tuple[ByteRange, bytes]:
     raw = np.random.default_rng(5).integers(0, 64, ROWS * COLUMNS // values * size).astype(np.uint8)
     path = tmp_path_factory.mktemp("blocks") / "storage"
     path.write_bytes(b"before" + raw.tobytes() + b"behind")
-    worth = gguf.quants.dequantize(raw.reshape(ROWS, -1), gguf.GGMLQuantizationType.Q5_K)
-    return ByteRange(str(path), 6, ROWS * COLUMNS * 4, packing=Packing("gguf:q5_k", raw.size)), worth.tobytes()
+    dequantized = gguf.quants.dequantize(raw.reshape(ROWS, -1), gguf.GGMLQuantizationType.Q5_K)
+    return ByteRange(str(path), 6, ROWS * COLUMNS * 4, packing=Packing("gguf:q5_k", raw.size)), dequantized.tobytes()
 
 
 @given(at=some.integers(0, ROWS * COLUMNS * 4), length=some.integers(0, 5000))
 def test_any_piece_equals_the_same_part_of_the_whole(q5_storage, at, length):
     """The piece may begin and end inside a block or between two blocks."""
-    where, worth = q5_storage
-    into = np.zeros(min(length, where.length - at), np.uint8)
+    where, dequantized = q5_storage
+    buffer = np.zeros(min(length, where.length - at), np.uint8)
     with open_range(where) as source:
-        source.read(at, into)
-    assert into.tobytes() == worth[at : at + length]
+        source.read(at, buffer)
+    assert buffer.tobytes() == dequantized[at : at + length]
 
 
 def test_blocks_are_dequantized_in_pieces_of_bounded_size(q5_storage, monkeypatch):
     """Pieces of bounded size are read one after another."""
-    where, worth = q5_storage
+    where, dequantized = q5_storage
     sizes = []
 
     def numbers(raw, name):
@@ -52,28 +52,28 @@ def test_blocks_are_dequantized_in_pieces_of_bounded_size(q5_storage, monkeypatc
 
     monkeypatch.setattr(ranges, "VALUES_BYTES", 8192)
     monkeypatch.setattr(ranges, "dequantize_blocks", numbers)
-    into = np.zeros(where.length, np.uint8)
+    buffer = np.zeros(where.length, np.uint8)
     with open_range(where) as source:
-        source.read(0, into)
-    assert into.tobytes() == worth
+        source.read(0, buffer)
+    assert buffer.tobytes() == dequantized
     assert max(sizes) == 8192 // 4 // 256 * BLOCK_SIZES["q5_k"][1]
 
 
 def test_view_of_dequantized_blocks_is_read(q5_storage):
     """Offset and strides count values."""
-    where, worth = q5_storage
-    whole = np.frombuffer(worth, np.float32).reshape(ROWS, COLUMNS)
+    where, dequantized = q5_storage
+    matrix = np.frombuffer(dequantized, np.float32).reshape(ROWS, COLUMNS)
     part = TensorData(where, "float32", (COLUMNS, 7), 3 * COLUMNS, (1, COLUMNS))
-    assert np.array_equal(read_all_values(part), whole[3:10].T.reshape(-1))
+    assert np.array_equal(read_all_values(part), matrix[3:10].T.reshape(-1))
 
 
 def test_a_file_that_has_shrunk_is_an_error(q5_storage, tmp_path):
     """Missing bytes are not read as zeros."""
     where, _ = q5_storage
-    cut = tmp_path / "cut"
+    truncated_path = tmp_path / "cut"
     with open(where.path, "rb") as file:
-        cut.write_bytes(file.read(200))
-    shorter = ByteRange(str(cut), 6, where.length, packing=where.packing)
+        truncated_path.write_bytes(file.read(200))
+    shorter = ByteRange(str(truncated_path), 6, where.length, packing=where.packing)
     with pytest.raises(MalformedError, match="it is truncated"), open_range(shorter) as source:
         source.read(0, np.zeros(where.length, np.uint8))
 

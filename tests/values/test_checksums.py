@@ -85,12 +85,12 @@ def test_storages_of_other_lengths_have_other_checksums(store):
 
 
 def test_wrong_checksum_fails_only_the_pairs_of_its_tensor(tensors_and_copy):
-    bad = replace_checksum(tensors_and_copy[0], 1)
+    damaged = replace_checksum(tensors_and_copy[0], 1)
     pairs = compare_pairs(
         [
-            Pair(bad, tensors_and_copy[1]),
+            Pair(damaged, tensors_and_copy[1]),
             Pair(tensors_and_copy[1], tensors_and_copy[2]),
-            Pair(tensors_and_copy[1], bad),
+            Pair(tensors_and_copy[1], damaged),
         ],
         CompareOptions(),
         jobs=1,
@@ -114,8 +114,10 @@ def test_a_changed_file_comes_before_its_checksums(tensors_and_copy):
 
 def test_each_damaged_tensor_has_its_own_errors(tensors_and_copy):
     """A tensor with the right checksum, or without a checksum, has no errors."""
-    bad = replace_checksum(tensors_and_copy[1], 1)
-    checksums = check_checksums([tensors_and_copy[0], bad, replace_checksum(tensors_and_copy[0], None), bad], jobs=1)
+    damaged = replace_checksum(tensors_and_copy[1], 1)
+    checksums = check_checksums(
+        [tensors_and_copy[0], damaged, replace_checksum(tensors_and_copy[0], None), damaged], jobs=1
+    )
     assert [len(errors) for errors in checksums] == [0, 1, 0, 1]
     assert check_checksums([tensors_and_copy[0], replace_checksum(tensors_and_copy[1], None)], jobs=1) == [(), ()]
 
@@ -182,7 +184,7 @@ def test_tensor_without_readable_data_has_no_fingerprint(tensors_and_copy):
 
 def test_fingerprint_of_a_deleted_file_is_an_error(tensors_and_copy):
     """Without the file, its values cannot be compared with any other values."""
-    gone = replace_checksum(tensors_and_copy[0], None)
-    os.remove(gone.data.storage.path)
-    (fingerprint,) = compute_fingerprints([gone], jobs=1)
+    row = replace_checksum(tensors_and_copy[0], None)
+    os.remove(row.data.storage.path)
+    (fingerprint,) = compute_fingerprints([row], jobs=1)
     assert isinstance(fingerprint, UnreadableError)

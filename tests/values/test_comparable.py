@@ -19,8 +19,8 @@ from .conftest import build_row
 from .test_ranges import write_boxes
 
 
-def outcome(before: TensorInfo, after: TensorInfo, how: CompareOptions = CompareOptions()) -> object:  # noqa: B008 - frozen
-    (pair,) = compare_pairs([Pair(before, after)], how, jobs=1)
+def outcome(before: TensorInfo, after: TensorInfo, options: CompareOptions = CompareOptions()) -> object:  # noqa: B008 - frozen
+    (pair,) = compare_pairs([Pair(before, after)], options, jobs=1)
     return pair
 
 
@@ -39,8 +39,8 @@ NOTHING = TensorInfo("w", "float32", (6,), 6, 24)
 )
 def test_a_tensor_without_values_is_not_compared(store, row, reason):
     """The tensor is before, after or on both sides; the reason is about the side without values."""
-    there = store(torch.arange(6.0))
-    for pair in ((row, there), (there, row), (row, row)):
+    readable = store(torch.arange(6.0))
+    for pair in ((row, readable), (readable, row), (row, row)):
         assert outcome(*pair) == NotCompared(reason)
 
 
@@ -63,18 +63,18 @@ def test_tensor_is_not_compared_with_a_tensor_of_parts(store):
 def test_numpy_type_is_not_compared_with_another_type(store):
     """The numbers of a numpy type are unknown, so the type cannot be compared with float32."""
     plain = store(torch.arange(6.0))
-    strange = replace(plain, dtype="numpy.datetime64")
+    datetimes = replace(plain, dtype="numpy.datetime64")
     reason = "statecli does not compare numpy.datetime64 with float32"
-    assert outcome(strange, plain) == NotCompared(reason)
-    assert isinstance(outcome(plain, strange), NotCompared)
+    assert outcome(datetimes, plain) == NotCompared(reason)
+    assert isinstance(outcome(plain, datetimes), NotCompared)
 
 
 @pytest.mark.parametrize("dtype", ["uint3", "qint8", "q8_0"])
 def test_type_without_numbers_is_not_compared_with_another_type(store, dtype):
     """The reason is about the type without numbers, on either side."""
     plain = store(torch.zeros(8, dtype=torch.int8))
-    strange = build_row(replace(plain.data, dtype=dtype))
-    for pair in ((strange, plain), (plain, strange)):
+    unreadable = build_row(replace(plain.data, dtype=dtype))
+    for pair in ((unreadable, plain), (plain, unreadable)):
         actual_outcome = outcome(*pair)
         assert isinstance(actual_outcome, NotCompared)
         assert dtype in actual_outcome.reason
@@ -83,8 +83,8 @@ def test_type_without_numbers_is_not_compared_with_another_type(store, dtype):
 
 def test_an_unknown_type_is_not_compared_with_itself(store):
     """The number of bytes of an element is unknown."""
-    strange = build_row(replace(store(torch.zeros(8)).data, dtype="uint3"))
-    assert outcome(strange, strange) == NotCompared("statecli cannot read uint3 elements as numbers")
+    unknown = build_row(replace(store(torch.zeros(8)).data, dtype="uint3"))
+    assert outcome(unknown, unknown) == NotCompared("statecli cannot read uint3 elements as numbers")
 
 
 def test_parts_of_other_shapes_are_named(store):
@@ -211,8 +211,8 @@ def test_changed_value_of_a_damaged_sparse_tensor_is_a_checksum_error(store):
         for row, side in zip(rows, sides, strict=True)
     ]
     assert outcome(*rows).changed == 1
-    bad = replace(sides[1], storage=replace(sides[1].storage, crc32=1))
-    damaged = replace(rows[1], parts=(("indices", places), ("values", bad)))
+    damaged_values = replace(sides[1], storage=replace(sides[1].storage, crc32=1))
+    damaged = replace(rows[1], parts=(("indices", places), ("values", damaged_values)))
     unrecorded = remove_checksums(rows[0])
     for pair in ((unrecorded, damaged), (damaged, unrecorded)):
         assert isinstance(outcome(*pair), ChecksumMismatch)
@@ -310,7 +310,7 @@ def test_tasks_on_another_device_give_the_same_result(store, monkeypatch):
     monkeypatch.setattr(
         gpu_kernel,
         "run_batch_on_device",
-        lambda how, tasks, device: devices.append(device) or run_on(how, tasks, device),
+        lambda options, tasks, device: devices.append(device) or run_on(options, tasks, device),
     )
     tensors = [torch.arange(float(n)) for n in (5, 70_000, 9)]
     pairs = [Pair(store(tensor), store(tensor + (n == 1))) for n, tensor in enumerate(tensors)]

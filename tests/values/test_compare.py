@@ -125,14 +125,16 @@ def test_index_of_a_single_changed_element_is_reported(pair_states, dtype):
     ],
     ids=["transposed", "sliced", "column", "expanded", "permuted"],
 )
-@pytest.mark.parametrize("both", [True, False])
-def test_strided_views_are_compared_in_element_order(pair_states, view, both):
+@pytest.mark.parametrize("is_after_strided", [True, False])
+def test_strided_views_are_compared_in_element_order(pair_states, view, is_after_strided):
     """A view saved with its strides is compared in the order of its elements."""
     base = torch.randn(64, 64)
     changed = base.clone()
     changed[5, 3] += 1
     before, after = view(base), view(changed)
-    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after if both else after.contiguous()}), CompareOptions())
+    (delta,) = compare_pairs(
+        pair_states({"t": before}, {"t": after if is_after_strided else after.contiguous()}), CompareOptions()
+    )
     different = (before != after).nonzero()
     assert (delta.changed, delta.first) == (len(different), tuple(different[0].tolist()) if len(different) else None)
     if len(different):
@@ -207,15 +209,15 @@ def test_large_integers_are_compared_exactly(pair_states):
 
 
 @pytest.mark.parametrize(
-    "how", [CompareOptions(atol=0.1), CompareOptions(rtol=0.05), CompareOptions(atol=0.01, rtol=0.01)]
+    "options", [CompareOptions(atol=0.1), CompareOptions(rtol=0.05), CompareOptions(atol=0.01, rtol=0.01)]
 )
-def test_tolerance_is_that_of_isclose(pair_states, how):
+def test_tolerance_is_that_of_isclose(pair_states, options):
     """An element counts as changed if torch.isclose(after, before) is False."""
     before = torch.randn(3000, dtype=torch.float64)
     after = before + torch.randn(3000, dtype=torch.float64) * 0.05
     before[7], after[7], before[8], after[8] = math.inf, math.inf, math.nan, math.nan
-    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
-    close = torch.isclose(after, before, atol=how.atol, rtol=how.rtol, equal_nan=True)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), options)
+    close = torch.isclose(after, before, atol=options.atol, rtol=options.rtol, equal_nan=True)
     assert delta.changed == int((~close).sum())
 
 
@@ -245,11 +247,11 @@ def test_the_number_of_workers_makes_no_difference(pair_states, monkeypatch):
     before = {f"t{i}": torch.randn(300_000) for i in range(4)}
     after = {name: t + torch.randn(1) * (torch.rand(300_000) > 0.5) for name, t in before.items()}
     pairs = pair_states(before, after)
-    alone = compare_pairs(pairs, CompareOptions(), jobs=1)
+    serial_deltas = compare_pairs(pairs, CompareOptions(), jobs=1)
     monkeypatch.setattr(compare.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(compare.pool, "MIN_BATCH_BYTES", 1 << 20)
-    assert compare_pairs(pairs, CompareOptions(), jobs=2) == alone
-    assert compare_pairs(pairs, CompareOptions(), jobs=3) == alone
+    assert compare_pairs(pairs, CompareOptions(), jobs=2) == serial_deltas
+    assert compare_pairs(pairs, CompareOptions(), jobs=3) == serial_deltas
 
 
 @pytest.mark.parametrize("block", [256, 1000, 4096])
@@ -304,9 +306,9 @@ def test_result_of_a_file_that_changes_during_the_run_is_an_error(pair_states, m
     path = pair.after.data.storage.path
     original = compare._run_tasks
 
-    def change_mtime(*arguments, **more):
+    def change_mtime(*arguments, **options):
         os.utime(path, ns=(1, 1))
-        return original(*arguments, **more)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(compare, "_run_tasks", change_mtime)
     (actual_pair,) = compare_pairs([pair], CompareOptions())
@@ -437,8 +439,10 @@ def test_uncoalesced_tensor_equals_its_coalesced_tensor(pair_states, dtype):
     """Duplicates are summed in their own type: integers wrap, and large integers are exact."""
     big = {"int64": 2**62 + 1, "int32": 2**30 + 1, "bool": 1, "float32": 2**24 + 2.0}.get(dtype, 100)
     values = torch.tensor([1, big, 1, big, 1], dtype=getattr(torch, dtype))
-    twice = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
-    assert compare_pairs(pair_states({"t": twice}, {"t": twice.coalesce()}), CompareOptions())[0].changed == 0
+    uncoalesced = torch.sparse_coo_tensor([[0, 1, 1, 1, 1], [2, 0, 0, 0, 0]], values, (2, 3))
+    assert (
+        compare_pairs(pair_states({"t": uncoalesced}, {"t": uncoalesced.coalesce()}), CompareOptions())[0].changed == 0
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -506,8 +510,8 @@ def test_difference_of_uint64_and_int64_is_exact(pair_states):
     assert delta.relative_l2 == 1.5
 
 
-@pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(atol=1.0), CompareOptions(bitwise=True)])
-def test_complex_values_are_compared_part_by_part(pair_states, how):
+@pytest.mark.parametrize("options", [CompareOptions(), CompareOptions(atol=1.0), CompareOptions(bitwise=True)])
+def test_complex_values_are_compared_part_by_part(pair_states, options):
     """nan+1j is not nan+2j, whichever part is NaN; NaN equals NaN part by part."""
     nan, inf = math.nan, math.inf
     pairs = [
@@ -520,7 +524,7 @@ def test_complex_values_are_compared_part_by_part(pair_states, how):
     ]
     parts = torch.tensor(pairs, dtype=torch.float64)
     before, after = (torch.view_as_complex(parts[:, side : side + 2].contiguous()) for side in (0, 2))
-    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), options)
     assert (delta.changed, delta.first) == (4, (0,))
 
 
@@ -528,17 +532,17 @@ def test_complex_values_are_compared_part_by_part(pair_states, how):
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=0.1), CompareOptions(rtol=0.01, atol=0.01)],
 )
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
-def test_float4_counts_elements(pair_states, how, view):
+def test_float4_counts_elements(pair_states, options, view):
     """An element of float4 is a byte of two values; a change of either or both counts once."""
     codes = torch.arange(24, dtype=torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[3, 5] += 0x11
     before, after = (view(t.view(torch.float4_e2m1fn_x2)) for t in (codes, other))
-    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), options)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((3, 5) if before.shape == (4, 6) else (5, 3))
     assert compare_pairs(pair_states({"t": before}, {"t": after}), CompareOptions(atol=100))[0].changed == 0
@@ -546,15 +550,15 @@ def test_float4_counts_elements(pair_states, how, view):
 
 @pytest.mark.parametrize("dtype", ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"])
 @pytest.mark.parametrize("view", [lambda t: t, torch.t], ids=["in order", "transposed"])
-@pytest.mark.parametrize("how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
-def test_bits_types_have_counts_and_no_statistics(pair_states, dtype, view, how):
+@pytest.mark.parametrize("options", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=100)])
+def test_bits_types_have_counts_and_no_statistics(pair_states, dtype, view, options):
     """For elements that are not numbers, only changed elements are reported, without statistics."""
     codes = torch.arange(24, dtype=torch.int16 if dtype == "bits16" else torch.uint8).reshape(4, 6)
     other = codes.clone()
     other[1, 2] += 1
     before, after = (view(t.view(getattr(torch, dtype))) for t in (codes, other))
-    assert compare_pairs(pair_states({"t": before}, {"t": before}), how)[0].changed == 0
-    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), how)
+    assert compare_pairs(pair_states({"t": before}, {"t": before}), options)[0].changed == 0
+    (delta,) = compare_pairs(pair_states({"t": before}, {"t": after}), options)
     assert (delta.elements, delta.changed) == (24, 1)
     assert delta.first == ((1, 2) if before.shape == (4, 6) else (2, 1))
     assert (delta.max_abs, delta.mean_abs, delta.l2, delta.cosine) == (None,) * 4
@@ -574,13 +578,13 @@ def test_packed_quantized_elements_are_compared_singly(tmp_path, dtype, scaled):
         shape = (1, 4 * per - 1)
         data = TensorData(where, dtype, shape, quantizer=quantizer)
         pair.append(TensorInfo("t", dtype, shape, shape[1], 4, data=data))
-    for how in (CompareOptions(), CompareOptions(bitwise=True)):
-        (delta,) = compare_pairs([Pair(*pair)], how)
+    for options in (CompareOptions(), CompareOptions(bitwise=True)):
+        (delta,) = compare_pairs([Pair(*pair)], options)
         codes = [(0x66 >> shift & 15, 0x65 >> shift & 15) for shift in (0, 4)] if per == 2 else [(2, 1), (1, 1)]
         assert delta.changed == sum(first != second for first, second in codes)
         assert delta.first == (0, 2 * per)
         assert delta.max_abs == (0.5 if scaled else None)
-        assert compare_pairs([Pair(pair[0], pair[0])], how)[0].changed == 0
+        assert compare_pairs([Pair(pair[0], pair[0])], options)[0].changed == 0
 
 
 # --- tensors that repeat themselves ----------------------------------------------------------------------------------
@@ -612,12 +616,12 @@ def test_expanded_tensor_has_the_statistics_of_its_copy(pair_states):
     after = before.clone()
     after[3:, 0, 2], before[6, 0, 4] = 1.0, math.nan
     tensors = [(t.expand(7, 4, 5), t.expand(7, 4, 5).contiguous()) for t in (before, after)]
-    expanded, written = (
+    expanded, contiguous = (
         compare_pairs(pair_states({"t": tensors[0][n]}, {"t": tensors[1][n]}), CompareOptions())[0] for n in (0, 1)
     )
-    assert expanded.first == written.first == (3, 0, 2)
+    assert expanded.first == contiguous.first == (3, 0, 2)
     for name in Delta.__struct_fields__:
-        first, second = getattr(expanded, name), getattr(written, name)
+        first, second = getattr(expanded, name), getattr(contiguous, name)
         assert first == (pytest.approx(second, rel=1e-12) if isinstance(second, float) else second), name
 
 

@@ -39,15 +39,17 @@ def assert_same(before, after, types, options):
     stored = compiled_kernel.tally_stored(before, after, types, options)
     if stored is None:
         return False
-    wanted = tally_by_numpy(before, after, types, options)
-    assert stored[:3] == wanted[:3], (types, options)
-    assert (stored.nan_before, stored.left_out, stored.lost) == (wanted.nan_before, wanted.left_out, wanted.lost)
-    near = 6e-7 if NARROW.issuperset(types) else 1e-13
-    assert stored.max_abs == pytest.approx(wanted.max_abs, rel=2e-7 if near > 1e-9 else 1e-15)
+    expected = tally_by_numpy(before, after, types, options)
+    assert stored[:3] == expected[:3], (types, options)
+    assert (stored.nan_before, stored.left_out, stored.lost) == (expected.nan_before, expected.left_out, expected.lost)
+    tolerance = 6e-7 if NARROW.issuperset(types) else 1e-13
+    assert stored.max_abs == pytest.approx(expected.max_abs, rel=2e-7 if tolerance > 1e-9 else 1e-15)
     for name in ("sum_abs", "squares", "before", "after"):
-        assert getattr(stored, name).to_float() == pytest.approx(getattr(wanted, name).to_float(), rel=near), name
-    scale = math.sqrt(wanted.before.to_float() * wanted.after.to_float())
-    assert stored.product.to_float() == pytest.approx(wanted.product.to_float(), abs=near * scale)
+        assert getattr(stored, name).to_float() == pytest.approx(getattr(expected, name).to_float(), rel=tolerance), (
+            name
+        )
+    scale = math.sqrt(expected.before.to_float() * expected.after.to_float())
+    assert stored.product.to_float() == pytest.approx(expected.product.to_float(), abs=tolerance * scale)
     return True
 
 
@@ -100,8 +102,8 @@ def test_kernel_equals_numpy_for_each_type_and_tolerance(dtype, count):
     few = before.copy()
     few[-1:] = after[-1:]
     for options, other in itertools.product(OPTIONS, (after, few, before)):
-        done = assert_same(before, other, (dtype, dtype), options)
-        assert bool(done) != (options.bitwise and dtype in COMPARED_BY_VALUE), options
+        is_compared = assert_same(before, other, (dtype, dtype), options)
+        assert bool(is_compared) != (options.bitwise and dtype in COMPARED_BY_VALUE), options
 
 
 @pytest.mark.parametrize("before_type", TYPES)
@@ -150,9 +152,9 @@ def test_kernel_reads_blocks_at_unaligned_addresses(dtype):
     """Elements of a mapped file may lie at an odd byte."""
     rng = np.random.default_rng(7)
     before, after = draw_block(dtype, rng, 500), draw_block(dtype, rng, 500)
-    wanted = compiled_kernel.tally_stored(before, after, (dtype, dtype))
+    expected = compiled_kernel.tally_stored(before, after, (dtype, dtype))
     shifted = [np.frombuffer(b"x" + block.tobytes(), np.uint8)[1:].view(block.dtype) for block in (before, after)]
-    assert compiled_kernel.tally_stored(*shifted, (dtype, dtype)) == wanted
+    assert compiled_kernel.tally_stored(*shifted, (dtype, dtype)) == expected
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,19 @@ def test_a_digest_is_that_of_the_elements_in_c_order(tmp_path_factory, tensor, z
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_digest_of_a_conjugate_view_covers_the_resolved_values(tmp_path, dtype):
     """torch stores the original bits and a flag; the imaginary part is a view with its own flag."""
-    kept = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
-    views = {"c": kept.conj(), "n": kept.clone().conj().imag, "both": torch._neg_view(kept.conj())}
+    base = torch.view_as_complex(torch.tensor([[1.0, -2.0], [float("nan"), float("nan")], [-0.0, 0.0]])).to(dtype)
+    views = {"c": base.conj(), "n": base.clone().conj().imag, "both": torch._neg_view(base.conj())}
     torch.save(views, tmp_path / "a.pt")
     actual = compute_file_digests(tmp_path / "a.pt")
     assert actual == {name: blake3(encode_in_c_order(view)).hexdigest() for name, view in views.items()}
-    assert actual["c"] != blake3(encode_in_c_order(kept)).hexdigest()
+    assert actual["c"] != blake3(encode_in_c_order(base)).hexdigest()
 
 
 def test_digest_of_a_negative_view_of_integers_is_that_of_its_values(tmp_path):
     """The sign of an integer is not a single bit."""
-    kept = torch._neg_view(torch.tensor([1, -2, 0, -(2**31)], dtype=torch.int32))
-    torch.save({"n": kept}, tmp_path / "a.pt")
-    assert compute_file_digests(tmp_path / "a.pt") == {"n": blake3(encode_in_c_order(kept)).hexdigest()}
+    negated = torch._neg_view(torch.tensor([1, -2, 0, -(2**31)], dtype=torch.int32))
+    torch.save({"n": negated}, tmp_path / "a.pt")
+    assert compute_file_digests(tmp_path / "a.pt") == {"n": blake3(encode_in_c_order(negated)).hexdigest()}
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
@@ -120,9 +120,11 @@ def test_the_transposed_matrix_has_another_digest(tmp_path, names):
 
 def test_digest_of_a_sparse_tensor_covers_a_line_for_each_part(tmp_path):
     """The text is computed without statecli, as the documentation of the format describes."""
-    kept = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
-    torch.save({"s": kept}, tmp_path / "a.pt")
-    indices, values = (blake3(encode_in_c_order(tensor)).hexdigest() for tensor in (kept.indices(), kept.values()))
+    sparse_tensor = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (3,), check_invariants=True).coalesce()
+    torch.save({"s": sparse_tensor}, tmp_path / "a.pt")
+    indices, values = (
+        blake3(encode_in_c_order(tensor)).hexdigest() for tensor in (sparse_tensor.indices(), sparse_tensor.values())
+    )
     text = f"indices int64 [1, 2] {indices}\nvalues float32 [2] {values}\n"
     assert compute_file_digests(tmp_path / "a.pt") == {"s": blake3(text.encode()).hexdigest()}
 
@@ -156,13 +158,13 @@ def test_workers_compute_the_same_digests_as_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(digest.pool, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(digest.pool, "MIN_BATCH_BYTES", 1 << 18)
     sizes = []
-    many = digest.compute_digests(
+    digests = digest.compute_digests(
         formats.read(str(tmp_path / "a.pt")).tensors,
         Algorithm.BLAKE3,
         jobs=3,
         progress=lambda _, size: sizes.append(size),
     )
-    assert many == [blake3(encode_in_c_order(tensor)).hexdigest() for tensor in state.values()]
+    assert digests == [blake3(encode_in_c_order(tensor)).hexdigest() for tensor in state.values()]
     assert sum(sizes) == 20 * 50 * 7 * 4 + 400
 
 

@@ -64,8 +64,8 @@ def draw_any_bits(dtype, n, seed=0):
     tensor = raw.view(dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
         tiny = torch.finfo(dtype).smallest_normal
-        odd = [math.nan, math.inf, -math.inf, -math.inf, 0.0, -0.0, tiny, tiny / 2, -tiny / 2]
-        tensor[5 : 5 + len(odd)] = torch.tensor(odd, dtype=torch.float64).to(dtype)
+        special_values = [math.nan, math.inf, -math.inf, -math.inf, 0.0, -0.0, tiny, tiny / 2, -tiny / 2]
+        tensor[5 : 5 + len(special_values)] = torch.tensor(special_values, dtype=torch.float64).to(dtype)
     return tensor
 
 
@@ -105,8 +105,8 @@ def test_facts_of_floats_with_any_bits_equal_torch(store, kernel, small, dtype, 
 def test_facts_of_every_code_of_a_small_type_equal_torch(store, kernel, dtype):
     """The facts of each code of the type equal torch's."""
     codes = torch.arange(256**dtype.itemsize, dtype=torch.int32)
-    every = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
-    for part in [every, *every.split(256)[:: max(len(every) // 256 // 16, 1)], *every[-3:].split(1)]:
+    all_codes = codes.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
+    for part in [all_codes, *all_codes.split(256)[:: max(len(all_codes) // 256 // 16, 1)], *all_codes[-3:].split(1)]:
         assert select_facts(read_fact(store(part.clone()))) == compute_expected_facts(part)
 
 
@@ -178,8 +178,10 @@ def test_each_channel_has_its_own_scale_in_every_block(store, kernel, small):
 def test_a_scale_that_is_not_a_number_makes_values_nan(store, kernel):
     """A scale of NaN makes every value NaN, although no code shows this."""
     info = store(torch.quantize_per_tensor(torch.randn(10), 0.1, 0, torch.qint8))
-    broken = replace(info, data=replace(info.data, quantizer=Quantizer("torch.per_tensor_affine", math.nan, 0)))
-    assert read_fact(broken).nan == 10
+    row_with_nan_scale = replace(
+        info, data=replace(info.data, quantizer=Quantizer("torch.per_tensor_affine", math.nan, 0))
+    )
+    assert read_fact(row_with_nan_scale).nan == 10
 
 
 # --- layouts and containers ----------------------------------------------------------------------------------------
@@ -273,12 +275,12 @@ def test_both_kernels_count_the_same(n, seed):
     assert (np.frombuffer(facts_kernel._native.codes(raw), np.int64) == counts).all()
     for signed, infinity, normal in facts_kernel.FLOAT_LAYOUTS.values():
         some = raw.view(signed)
-        actual, wanted = (
+        actual, expected = (
             facts_kernel._native.floats(some, some.itemsize, infinity, normal),
             facts_kernel._count_floats(some, infinity, normal),
         )
-        assert actual[:5] == wanted[:5]
-        assert actual[0] + actual[1] == some.size or actual == wanted
+        assert actual[:5] == expected[:5]
+        assert actual[0] + actual[1] == some.size or actual == expected
 
 
 @needs_kernel
@@ -390,10 +392,10 @@ def test_a_quantized_tensor_without_its_scale_says_so(store):
 
 def test_only_the_tensor_of_a_truncated_file_is_damaged(store):
     """The tensor of the truncated file is damaged, in one line with the name; the other tensor is not."""
-    good, cut = store(torch.randn(100)), store(torch.randn(100))
-    with open(cut.data.storage.path, "r+b") as file:
+    intact, truncated = store(torch.randn(100)), store(torch.randn(100))
+    with open(truncated.data.storage.path, "r+b") as file:
         file.truncate(50)
-    first, second = facts.read_facts([good, replace(cut, fqn="cut")])
+    first, second = facts.read_facts([intact, replace(truncated, fqn="cut")])
     assert first.reason is None
     assert second.damaged
     assert "cut" in second.reason

@@ -46,9 +46,9 @@ class Small(int):
     size = 100
 
 
-def run(function, tasks, jobs, **more):
+def run(function, tasks, jobs, **options):
     """Run each task in its own batch."""
-    return pool.run_tasks(function, 1, [Large(task) for task in tasks], absent=None, jobs=jobs, **more)
+    return pool.run_tasks(function, 1, [Large(task) for task in tasks], absent=None, jobs=jobs, **options)
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
@@ -160,13 +160,13 @@ def test_ctrl_c_stops_all_workers(start_sleeping):
 
 
 @linux
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent(start_sleeping, how):
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(start_sleeping, signal_number):
     """A killed parent cannot stop its workers; the workers exit by themselves, or a CI step would wait forever."""
     process, pids = start_sleeping
-    process.send_signal(how)
+    process.send_signal(signal_number)
     process.communicate(timeout=20)
-    assert process.returncode == -how
+    assert process.returncode == -signal_number
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(map(is_running, pids)):
         time.sleep(0.05)

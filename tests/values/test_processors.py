@@ -106,10 +106,12 @@ def _run_kernel(native, before, after):
     """Return the result of each kernel function as text with every digit."""
     raw = {name: tensor.flatten().view(torch.uint8).numpy() for name, tensor in (before | after).items()}
     tallies = [
-        native.tally(_bytes(before[name]), block, (dtype := str(after[name].dtype).removeprefix("torch.")), dtype, *how)
+        native.tally(
+            _bytes(before[name]), block, (dtype := str(after[name].dtype).removeprefix("torch.")), dtype, *options
+        )
         for name, block in raw.items()
         if name != "opposite"
-        for how in ((False, 0.0, 0.0), (True, 0.0, 0.0), (False, 0.5, 0.1))
+        for options in ((False, 0.0, 0.0), (True, 0.0, 0.0), (False, 0.5, 0.1))
     ]
     counts = [
         native.floats(raw[name], size, infinity, normal)

@@ -111,8 +111,8 @@ def test_missing_box_is_an_error(tmp_path, left_out):
     """Boxes that leave a gap are an error; uninitialized memory is never returned."""
     data = write_boxes(np.arange(8, dtype="f4"), [[3]], tmp_path)
     boxes = data.storage.boxes
-    kept = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
-    holed = ByteRange("x", 0, data.storage.length, boxes=Boxes(boxes.shape, 4, kept))
+    other_boxes = tuple(box for n, box in enumerate(boxes.boxes) if n != left_out)
+    holed = ByteRange("x", 0, data.storage.length, boxes=Boxes(boxes.shape, 4, other_boxes))
     with pytest.raises(MalformedError, match="its chunks leave a gap; save the checkpoint again"):
         read_values(TensorData(holed, "float32", (8,)))
 
@@ -133,9 +133,9 @@ def test_deflated_content_is_read_from_any_position(tmp_path_factory, content, p
     with open_range(where) as source:
         for at in places:
             at %= len(content) + 1
-            into = np.zeros(min(700, len(content) - at), np.uint8)
-            source.read(at, into)
-            assert into.tobytes() == content[at : at + into.size]
+            buffer = np.zeros(min(700, len(content) - at), np.uint8)
+            source.read(at, buffer)
+            assert buffer.tobytes() == content[at : at + buffer.size]
     check_crc(where)
 
 
@@ -181,9 +181,9 @@ def test_tensor_in_a_separate_archive_is_read(tmp_path, tensor):
     plain = ByteRange(
         write_content(tmp_path / "raw", tensor.contiguous().view(torch.uint8).numpy().tobytes()), 0, tensor.nbytes
     )
-    both = [row(data), row(TensorData(plain, data.dtype, data.shape))]
-    assert len(set(compute_digests(both, "blake3"))) == 1
-    (delta,) = compare_pairs([Pair(*both)], CompareOptions())
+    rows = [row(data), row(TensorData(plain, data.dtype, data.shape))]
+    assert len(set(compute_digests(rows, "blake3"))) == 1
+    (delta,) = compare_pairs([Pair(*rows)], CompareOptions())
     assert delta.changed == 0
 
 

@@ -106,8 +106,8 @@ def test_quantized_values_equal_torch_to_the_last_bit(store, dtype):
     """Values agree to the last bit: torch subtracts integers and multiplies in float32."""
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
     scales = (torch.rand(64) * 0.1 + 1e-4).double()
-    every = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
-    for tensor in (*every, torch.quantize_per_channel(x, scales, torch.arange(64) % 5, 0, dtype)):
+    quantized = [torch.quantize_per_tensor(x, float(scale), 7, dtype) for scale in scales[:8]]
+    for tensor in (*quantized, torch.quantize_per_channel(x, scales, torch.arange(64) % 5, 0, dtype)):
         assert np.array_equal(read_all_values(store(tensor).data), tensor.dequantize().numpy().reshape(-1))
 
 
@@ -164,12 +164,12 @@ def test_checksum_of_a_storage_of_several_pieces_is_right(tmp_path):
     check_crc(ByteRange(str(path), 7, len(content) - 7, zlib.crc32(content[7:])))
 
 
-@pytest.mark.parametrize("left", [0, 1, 38])
-def test_file_truncated_after_the_listing_is_an_error_with_both_sizes(store, left):
+@pytest.mark.parametrize("size", [0, 1, 38])
+def test_file_truncated_after_the_listing_is_an_error_with_both_sizes(store, size):
     """The error has both sizes, and the process does not crash."""
     data = store(torch.arange(9.0)).data
-    os.truncate(data.storage.path, left)
-    with pytest.raises(MalformedError, match=f"ends at byte 39, but the file has {left} bytes"):
+    os.truncate(data.storage.path, size)
+    with pytest.raises(MalformedError, match=f"ends at byte 39, but the file has {size} bytes"):
         read_all_values(data)
 
 
@@ -211,7 +211,7 @@ def test_empty_range_is_not_damaged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "offset", "said"),
+    ("shape", "strides", "offset", "message"),
     [
         ((10,), (1,), 0, "needs 40 bytes of its storage, but the storage has only 36"),
         ((9,), (1,), 1, "needs 40 bytes"),
@@ -223,10 +223,10 @@ def test_empty_range_is_not_damaged(tmp_path):
         ((3,), (1, 1), 0, "the tensor has 1 dimensions but 2 strides"),
     ],
 )
-def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, said):
+def test_a_view_outside_its_storage_is_refused(store, shape, strides, offset, message):
     """A neighbour's bytes are never returned, and the process does not crash."""
     where = store(torch.arange(9.0)).data.storage
-    with pytest.raises(MalformedError, match=said):
+    with pytest.raises(MalformedError, match=message):
         read_all_values(TensorData(where, "float32", shape, offset, strides))
 
 
@@ -262,10 +262,10 @@ def test_a_gigabyte_is_read_in_a_hundred_megabytes(tmp_path):
     path, size = tmp_path / "sparse", 1 << 30
     with open(path, "wb") as file:
         file.truncate(size)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", READ_A_BIG_FILE, str(path), str(size)], capture_output=True, text=True, check=True
     )
-    right, grown = done.stdout.split()
+    right, grown = process.stdout.split()
     assert right == "True"
     assert int(grown) * 1024 < 110 << 20
 

@@ -27,8 +27,8 @@ def pair_states(tmp_path, before, after, suffix="safetensors"):
 
 
 def settle_pairs(pairs):
-    both = [(pair.before, pair.after) for pair in pairs]
-    return compare_small_pairs(both, CompareOptions())
+    tensor_pairs = [(pair.before, pair.after) for pair in pairs]
+    return compare_small_pairs(tensor_pairs, CompareOptions())
 
 
 def draw_tensor(rng):
@@ -64,7 +64,7 @@ def list_planned_names(monkeypatch):
     names = []
     plan = compare._plan_or_error
     monkeypatch.setattr(
-        compare, "_plan_or_error", lambda n, pair, how: names.append(pair.after.fqn) or plan(n, pair, how)
+        compare, "_plan_or_error", lambda n, pair, options: names.append(pair.after.fqn) or plan(n, pair, options)
     )
     return names
 
@@ -95,10 +95,10 @@ def test_small_neighbours_need_no_task(tmp_path, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize(
-    "how", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=1e-3), CompareOptions(rtol=1e-3)]
+    "options", [CompareOptions(), CompareOptions(bitwise=True), CompareOptions(atol=1e-3), CompareOptions(rtol=1e-3)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
-def test_statistics_equal_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, how):
+def test_statistics_equal_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch, dtype, options):
     """The values include NaN, infinities, tiny and huge values, products that cancel, and zeros of either sign."""
     torch.manual_seed(3)
     before = {f"t{n}": (torch.randn(n % 300 + 1) * 10.0 ** (n % 7 * 12 - 36)).to(dtype) for n in range(90)}
@@ -109,9 +109,9 @@ def test_statistics_equal_those_of_a_task_to_the_last_bit(tmp_path, monkeypatch,
         for n, value in enumerate((float("nan"), float("inf"), 3e38, 1e-45)):
             before[f"t{50 + n}"][-1] = value
     pairs = pair_states(tmp_path, before, {name: t.to(dtype) for name, t in after.items()})
-    together = compare_pairs(pairs, how)
+    deltas = compare_pairs(pairs, options)
     monkeypatch.setattr(compare, "compare_small_pairs", lambda *_: {})
-    assert list(map(repr, together)) == list(map(repr, compare_pairs(pairs, how)))
+    assert list(map(repr, deltas)) == list(map(repr, compare_pairs(pairs, options)))
 
 
 def test_the_order_of_the_two_files_need_not_be_the_same(tmp_path):

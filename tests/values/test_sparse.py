@@ -61,8 +61,8 @@ def read(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def compare_tensors(read):
-    def outcome(before, after, **how):
-        return compare_pairs([Pair(read(before), read(after))], CompareOptions(**how))[0]
+    def outcome(before, after, **options):
+        return compare_pairs([Pair(read(before), read(after))], CompareOptions(**options))[0]
 
     return outcome
 
@@ -149,8 +149,8 @@ def test_sums_are_rounded_as_torch_rounds_them(compare_tensors, dtype, seed):
     """Duplicates are added one after another in their own type, so the result equals `to_dense` to the last digit."""
     numbers = np.random.default_rng(seed)
     values = (numbers.standard_normal(40) * 10.0 ** numbers.integers(-4, 5, 40)).tolist()
-    twice = build_coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
-    assert compare_tensors(twice, twice.to_dense().to_sparse()).changed == 0
+    uncoalesced = build_coo(numbers.integers(0, 6, 40).tolist(), values, 6, dtype)
+    assert compare_tensors(uncoalesced, uncoalesced.to_dense().to_sparse()).changed == 0
 
 
 def test_sum_of_two_negative_zeros_is_a_negative_zero(compare_tensors):
@@ -215,20 +215,23 @@ DAMAGED = {
 @pytest.mark.parametrize("case", DAMAGED)
 def test_error_of_a_damaged_tensor_has_file_and_name(read, case):
     """The pair has an error of one line, whichever side is damaged; the next pair is compared."""
-    bad, other = read(Rebuilt(*DAMAGED[case])), read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6)))
+    damaged, other = (
+        read(Rebuilt(*DAMAGED[case])),
+        read(LAYOUTS[DAMAGED[case][0].removeprefix("sparse_")](torch.eye(6))),
+    )
     dense = [read(torch.zeros(3)), read(torch.ones(3))]
-    for pair in (Pair(bad, other), Pair(other, bad)):
+    for pair in (Pair(damaged, other), Pair(other, damaged)):
         error, delta = compare_pairs([pair, Pair(*dense)], CompareOptions())
         assert type(error) is MalformedError
-        assert str(error).startswith(f"{bad.parts[-1][1].storage.path}: w: ")
+        assert str(error).startswith(f"{damaged.parts[-1][1].storage.path}: w: ")
         assert "\n" not in str(error)
         assert delta.changed == 3
 
 
 def test_column_index_outside_of_the_matrix_is_an_error(compare_tensors):
     """Column 2 of row 0 of a matrix of two columns is not column 0 of row 1."""
-    good = Rebuilt("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, 0]), two, (2, 2))
-    assert type(compare_tensors(good, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
+    valid = Rebuilt("sparse_csr", torch.tensor([0, 1, 2]), torch.tensor([0, 0]), two, (2, 2))
+    assert type(compare_tensors(valid, Rebuilt(*DAMAGED["a column outside"]))) is MalformedError
 
 
 ENDLESS = {
@@ -260,9 +263,9 @@ def test_damaged_indices_are_reported_as_a_wrong_checksum(read):
 
 def test_tensor_with_indices_on_meta_is_not_compared(compare_tensors):
     """If the indices are on meta, the tensor is reported as not compared."""
-    there = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
-    gone = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
-    assert compare_tensors(there, gone) == NotCompared("its stored values are not in the file")
+    complete = Rebuilt("sparse_coo", torch.tensor([[0, 1]]), two, (4,))
+    without_indices = Rebuilt("sparse_coo", torch.zeros(1, 2, dtype=torch.int64, device="meta"), two, (4,))
+    assert compare_tensors(complete, without_indices) == NotCompared("its stored values are not in the file")
 
 
 # --- nested ------------------------------------------------------------------------------------------------------
@@ -355,7 +358,7 @@ def test_inner_shapes_are_a_change_of_shape(diff, statecli, tmp_path, layout):
     assert (result.code, change["fields"], change["values"]) == (1, ["shape"], None)
     assert change["not_compared"] == "the shapes of its inner tensors differ"
     assert [finding["message"] for finding in target["findings"]] == ["w: shape of its inner tensors"]
-    shown = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
-    assert "shape of its inner tensors" in shown.out
+    table_result = statecli("diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    assert "shape of its inner tensors" in table_result.out
     result, _ = diff({"w": first}, {"w": second}, "--ignore", "shape")
     assert (result.code, result.err.count("statecli does not know whether the values differ")) == (2, 1)

@@ -300,7 +300,7 @@ def test_quantized_tensors_are_dequantized(store, dtype):
         )
 
 
-def sparse_row(store, tensor, name, **more):
+def sparse_row(store, tensor, name, **fields):
     """Return the row of a sparse tensor as a format reader builds a row."""
     values = store(tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()).data
     return TensorInfo(
@@ -311,7 +311,7 @@ def sparse_row(store, tensor, name, **more):
         0,
         layout=name,
         parts=(("values", values),),
-        **more,
+        **fields,
     )
 
 
@@ -390,7 +390,7 @@ def test_windows_without_end_are_refused_at_once(store):
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "expected_reason"),
     [
         (TensorInfo("w", "float32", None, 0, 0), "uninitialized"),
         (TensorInfo("w", "float32", (2,), 2, 8, device="meta"), "a meta tensor has no data"),
@@ -398,10 +398,10 @@ def test_windows_without_end_are_refused_at_once(store):
         (TensorInfo("w", "float32", (2,), 2, 8, layout="sparse_csr"), "stored values are not in the file"),
     ],
 )
-def test_tensors_without_bytes_have_a_reason(row, said):
+def test_tensors_without_bytes_have_a_reason(row, expected_reason):
     """The statistics are never zeros, and no exception is raised."""
     stats = read_stats(row)
-    assert said in stats.reason
+    assert expected_reason in stats.reason
     assert stats.zeros is None
 
 
@@ -419,7 +419,7 @@ def test_a_type_without_numbers_has_a_reason(store):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("build_tensor", "expected_reason"),
     [
         (lambda: torch.zeros(3, device="meta"), "a meta tensor has no data"),
         (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "statecli does not compute statistics"),
@@ -427,8 +427,8 @@ def test_a_type_without_numbers_has_a_reason(store):
         (lambda: Wrapper(torch.zeros(3)), "the values of a Wrapper cannot be read: 'not this one'"),
     ],
 )
-def test_live_tensors_without_bytes_have_a_reason(make, said):
-    assert said in compute_live_stats(make()).reason
+def test_live_tensors_without_bytes_have_a_reason(build_tensor, expected_reason):
+    assert expected_reason in compute_live_stats(build_tensor()).reason
 
 
 def test_a_fake_tensor_has_a_reason():

@@ -133,8 +133,8 @@ def test_stored_blocks_are_summed_as_float64_would(first, second, n):
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_kernel_is_right_for_every_value_of_16_bit_types(name):
     """The size of each of the 65,536 values against zero is torch's; blocks that are not finite are left to float64."""
-    every = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
-    for part in every.split(128):
+    all_values = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(STORED[name])
+    for part in all_values.split(128):
         zeros = torch.zeros_like(part)
         actual_stored = compiled_kernel.tally_stored(stored_integers(zeros), stored_integers(part), (name, name))
         wide = part.to(torch.float64)

@@ -47,9 +47,9 @@ def test_no_chunk_is_bigger_than_the_limit(store, monkeypatch):
 
 def test_tensor_with_a_changed_byte_did_not_follow(store, monkeypatch):
     def flip_bit(torch_module, chunk, dtype, device):
-        back = chunk.copy()
-        back[5] ^= 1
-        return back
+        flipped = chunk.copy()
+        flipped[5] ^= 1
+        return flipped
 
     monkeypatch.setattr(module, "_copy_back", flip_bit)
     placed = place_on_device(build_state(store(torch.randn(9))), "cpu").tensors[0]
@@ -148,7 +148,7 @@ def test_move_does_not_write_to_the_file(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [
         ("nonsense", "does not know this device"),
         ("cpu:x", "does not know this device"),
@@ -156,9 +156,9 @@ def test_move_does_not_write_to_the_file(store, tmp_path):
         ("", "does not know"),
     ],
 )
-def test_unknown_and_absent_devices_are_one_line(device, said):
+def test_unknown_and_absent_devices_are_one_line(device, message):
     """The usage error has one line of less than 300 characters."""
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         resolve_device(device)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -189,5 +189,5 @@ def test_error_without_torch_says_what_to_install():
         "try: resolve_device('meta')\n"
         "except MissingDependency as why: print(why)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'torch-statecli[torch]'" in done.stdout
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'torch-statecli[torch]'" in process.stdout
