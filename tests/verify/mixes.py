@@ -166,18 +166,18 @@ class SingleCall(nn.Module):
 def build_inputs(*shapes: object) -> Inputs:
     """Inputs of the given shapes, filled with 1.0; a tensor in `shapes` is cloned."""
 
-    def make(seed: int = 0):
+    def create_inputs(seed: int = 0):
         return tuple(shape.clone() if isinstance(shape, torch.Tensor) else torch.ones(shape) for shape in shapes), {}
 
-    return Inputs("ones", make)
+    return Inputs("ones", create_inputs)
 
 
 def build_live_subject(
-    make: Callable[[], nn.Module], *shapes: object, target: str = "live:Net"
+    build_model: Callable[[], nn.Module], *shapes: object, target: str = "live:Net"
 ) -> subjects.ModelUnderTest:
-    """The model under test that the factory `make` builds."""
+    """The model under test that the factory `build_model` builds."""
     spec = ModelSpec(target, "live", False, "Net")
-    built = BuiltModel(spec, make(), Origins(), "cpu", True, lambda _, __: make())
+    built = BuiltModel(spec, build_model(), Origins(), "cpu", True, lambda _, __: build_model())
     return _add_inputs(subjects.prepare_built_model(built, target), shapes)
 
 

@@ -71,9 +71,9 @@ def build_subject(target: str, input: str) -> model_under_test.ModelUnderTest:
     return first_forward.add_inputs(subject, *inputs.find_inputs([input], None, built))
 
 
-def prove_live(prove: Callable, make: Callable, *args) -> Check:
-    """Run `prove` for a model that the factory `make` builds; each further instance is another call of `make`."""
-    return prove(mixes.build_live_subject(make), *args)
+def prove_live(prove: Callable, create: Callable, *args) -> Check:
+    """Run `prove` for a model that the factory `create` builds; each further instance is another call of `create`."""
+    return prove(mixes.build_live_subject(create), *args)
 
 
 def map_rules(check: Check) -> dict[str | None, str]:

@@ -130,9 +130,13 @@ ZOO = {
 
 def prove(name, change):
     """Run the proof for a model that calls `change` in backward."""
-    how = ZOO[name][0]
-    make = (lambda: Net(how(change))) if how in (build_function, build_hook) else (lambda: Hooked(how(change)))
-    return forward.prove(build_live_subject(make, (2, 3)), FAKE_CUDA)
+    build_change = ZOO[name][0]
+    build_model = (
+        (lambda: Net(build_change(change)))
+        if build_change in (build_function, build_hook)
+        else (lambda: Hooked(build_change(change)))
+    )
+    return forward.prove(build_live_subject(build_model, (2, 3)), FAKE_CUDA)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
@@ -164,8 +168,10 @@ def test_backward_without_a_device_mix_passes(name):
 def test_every_sample_runs_backward_on_the_cpu(name):
     """The oracle for the samples: torch refuses no sample if all tensors are on the same device."""
     for change in ZOO[name][1::2]:
-        how = ZOO[name][0]
-        module = Net(how(change)) if how in (build_function, build_hook) else Hooked(how(change))
+        build_change = ZOO[name][0]
+        module = (
+            Net(build_change(change)) if build_change in (build_function, build_hook) else Hooked(build_change(change))
+        )
         module(torch.ones(2, 3)).sum().backward()
         assert module.fc.weight.grad is not None
 

@@ -75,11 +75,11 @@ def test_half_does_not_cast_complex_tensors():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("flaot16", "does not have this dtype"), ("int8", "cannot be cast to integers")]
+    ("text", "reason"), [("flaot16", "does not have this dtype"), ("int8", "cannot be cast to integers")]
 )
-def test_invalid_dtype_is_refused(text, why):
+def test_invalid_dtype_is_refused(text, reason):
     """The error is a single line and names dtypes that can be used."""
-    with pytest.raises(UsageError, match=f"--dtype {text}: .*{why}; use float64"):
+    with pytest.raises(UsageError, match=f"--dtype {text}: .*{reason}; use float64"):
         prove_sample(Name.CAST, "net:Net", dtype=text)
 
 
@@ -213,8 +213,8 @@ def test_view_of_the_old_memory_fails(view):
         Verdict.PASSED,
     )
     model = nn.Linear(3, 3)
-    kept = eval(view.replace("self.a", "model"), {"model": model})  # noqa: S307 - one of the texts above
-    assert (model.half().weight.dtype, kept.dtype) == (torch.float16, torch.float32)
+    kept_view = eval(view.replace("self.a", "model"), {"model": model})  # noqa: S307 - one of the texts above
+    assert (model.half().weight.dtype, kept_view.dtype) == (torch.float16, torch.float32)
 
 
 def test_second_name_of_a_parameter_passes():

@@ -112,14 +112,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("part", "why"), REFUSED.values(), ids=REFUSED)
-def test_pickled_copy_is_skipped_if_torch_save_refuses(part, why):
+@pytest.mark.parametrize(("part", "reason"), REFUSED.values(), ids=REFUSED)
+def test_pickled_copy_is_skipped_if_torch_save_refuses(part, reason):
     """The oracle: torch.save raises. Only the deep copy is checked, and each cell of the pickled copy is skipped."""
     check = run_copy(f"self.l = {part}")
     with pytest.raises(RuntimeError):
         torch.save(build_net(), io.BytesIO())
     assert check.how == (
-        f"copy.deepcopy of the module; the copy with pickle was not checked, because {why}, only a state_dict()"
+        f"copy.deepcopy of the module; the copy with pickle was not checked, because {reason}, only a state_dict()"
     )
     assert set(map_verdicts(check, "pickled").values()) == {"skipped"}
     assert set(map_verdicts(check, "copied").values()) == {"passed"}

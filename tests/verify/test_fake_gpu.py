@@ -143,11 +143,13 @@ class OwnTo(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [OwnApply, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)], ids=["_apply", "to", "rnn", "lazy"]
+    "build_module",
+    [OwnApply, OwnTo, lambda: nn.LSTM(2, 3), lambda: nn.LazyLinear(2)],
+    ids=["_apply", "to", "rnn", "lazy"],
 )
-def test_overridden_moves_run(make):
+def test_overridden_moves_run(build_module):
     """The class's own `_apply` or `.to` moves the plain tensor; an RNN's flat weights and a lazy parameter follow."""
-    check = move.prove(build_live_subject(make), move.FAKE_CUDA)
+    check = move.prove(build_live_subject(build_module), move.FAKE_CUDA)
     assert set(map_verdicts(check, "moves").values()) == {"passed"}, check
 
 

@@ -160,11 +160,11 @@ DECLARATIONS = ["self.register_buffer('kept', torch.full((3, 3), {}))", "self.ke
 
 
 @pytest.mark.parametrize("declaration", DECLARATIONS)
-@pytest.mark.parametrize("how", CHANGES)
-def test_tensor_changed_by_forward_has_a_note(inspect_after_forward, how, declaration):
+@pytest.mark.parametrize("change", CHANGES)
+def test_tensor_changed_by_forward_has_a_note(inspect_after_forward, change, declaration):
     """A change is detected bit by bit, however the code writes it, and no other tensor has a note."""
-    value = "0.0" if "zero" in how else "1.0"
-    assert list_notes(inspect_after_forward(CHANGES[how], init=declaration.format(value))) == {
+    value = "0.0" if "zero" in change else "1.0"
+    assert list_notes(inspect_after_forward(CHANGES[change], init=declaration.format(value))) == {
         "kept": "changed by forward"
     }
 
@@ -210,7 +210,7 @@ def test_writes_on_meta_are_reported_as_changes(inspect_after_forward):
 def test_attribute_deleted_by_forward_is_reported(inspect_after_forward):
     """An attribute that forward deletes has no row any more."""
     actual = inspect_after_forward("if hasattr(self, 'tmp'): del self.tmp", init="self.tmp = torch.ones(3)")
-    assert [(odd.name, odd.fqn) for odd in actual.state.oddities] == [("gone-after-forward", "tmp")]
+    assert [(oddity.name, oddity.fqn) for oddity in actual.state.oddities] == [("gone-after-forward", "tmp")]
 
 
 # --- errors -------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_module_level_model_is_copied(inspect_after_forward):
 @pytest.mark.parametrize("expression", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])
 def test_compiled_model_can_be_traced(inspect_after_forward, expression):
     """Dynamo cannot trace methods that are wrapped to record lines, so a compiled model has no recorded lines."""
-    more = f"""
+    extra_source = f"""
 def compiled():
     net = Net()
     net.compile(backend="eager", fullgraph=True)
@@ -251,7 +251,7 @@ def compiled():
 def make():
     return {expression}
 """
-    actual = inspect_after_forward("self.mask = torch.ones(3)", call="make", more=more)
+    actual = inspect_after_forward("self.mask = torch.ones(3)", call="make", more=extra_source)
     assert [row.fqn.rpartition(".")[2] for row in actual.state.tensors if row.appeared] == ["mask"]
 
 
@@ -311,5 +311,5 @@ def test_registered_rows_equal_the_lists_of_torch(spec):
     args, _ = inputs.find_inputs(MODULES[spec], None, built)[0].make_call()
     built.module(*args)
     named = [*built.module.named_parameters(), *built.module.named_buffers()]
-    wanted = {name: tuple(tensor.shape) for name, tensor in named}
-    assert {row.fqn: row.shape for row in state.state.tensors if row.kind.value != "unregistered"} == wanted
+    expected_shapes = {name: tuple(tensor.shape) for name, tensor in named}
+    assert {row.fqn: row.shape for row in state.state.tensors if row.kind.value != "unregistered"} == expected_shapes

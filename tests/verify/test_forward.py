@@ -204,10 +204,14 @@ def test_parameter_that_cannot_be_swapped_is_not_reported():
 
 def test_copied_tensor_has_a_reason_and_unread_tensor_is_skipped():
     """The reason says that forward copies the tensor, with the line, or does not read the tensor."""
-    copied = forward.prove(build_live_subject(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
-    assert "forward copies the tensor at each call at" in copied.reason
-    unread = forward.prove(build_live_subject(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
-    assert (unread.verdict, unread.after) == (Verdict.SKIPPED, "cpu")
+    copied_cell = (
+        forward.prove(build_live_subject(lambda: Plain(USES["copied"][0]), (3,)), FAKE).columns[0].cells["table"]
+    )
+    assert "forward copies the tensor at each call at" in copied_cell.reason
+    unread_cell = (
+        forward.prove(build_live_subject(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
+    )
+    assert (unread_cell.verdict, unread_cell.after) == (Verdict.SKIPPED, "cpu")
 
 
 def add_with_fallback(table, x, weight):
@@ -302,10 +306,10 @@ ADVICE = {
 @pytest.mark.parametrize("name", ADVICE)
 def test_help_depends_on_the_origin_of_the_tensor(name):
     """The advice suggests device= only for created tensors, and does not guess an unknown cause."""
-    use, words, how = ADVICE[name]
+    use, words, origin = ADVICE[name]
     (finding,) = forward.prove(build_live_subject(lambda: Plain(use), (3,)), FAKE).findings
     assert finding.message.startswith(words)
-    assert finding.help == forward._ADVICE[how]
+    assert finding.help == forward._ADVICE[origin]
 
 
 def test_numpy_array_of_a_gpu_tensor_is_reported():
@@ -373,9 +377,9 @@ RAISING = {
 @pytest.mark.parametrize("name", RAISING)
 def test_error_on_every_device_is_raised(name):
     """A fake CUDA device ignores dtypes and indices, so the model is also called on the CPU."""
-    make, given, words = RAISING[name]
+    build_module, given, words = RAISING[name]
     with pytest.raises(ModelError, match=words):
-        forward.prove(build_live_subject(make, given), FAKE)
+        forward.prove(build_live_subject(build_module, given), FAKE)
 
 
 CPU_ONLY_ERRORS = {
@@ -463,8 +467,8 @@ MODULES = {
 @pytest.mark.filterwarnings("ignore")
 def test_modules_of_torch_have_no_mismatch(name, device):
     """Modules of torch have no false mismatch on a real GPU; `test_zoo.py` has the fake GPU."""
-    make, shapes = MODULES[name]
-    check = forward.prove(build_live_subject(make, *shapes), device)
+    build_module, shapes = MODULES[name]
+    check = forward.prove(build_live_subject(build_module, *shapes), device)
     assert (check.verdict, check.findings, check.reason) == (Verdict.PASSED, (), None)
 
 
@@ -539,12 +543,12 @@ def test_every_uncaught_mismatch_is_reported():
             x = x + module.many.pop()
         return catch_mismatch(module, x)
 
-    def make():
+    def build_branches():
         module = Branches(use)
         module.many = [torch.ones(3) for _ in range(9)]
         return module
 
-    assert sorted(finding_names(forward.prove(build_live_subject(make, (3,)), FAKE))) == [
+    assert sorted(finding_names(forward.prove(build_live_subject(build_branches, (3,)), FAKE))) == [
         f"many[{at}]" for at in range(9)
     ]
 
@@ -566,13 +570,13 @@ def test_mismatches_of_a_line_need_a_single_run(monkeypatch):
             pass
         return x
 
-    def make():
+    def build_branches():
         module = Branches(use)
         module.many = [torch.ones(3) for _ in range(40)]
         module.more = [torch.ones(3) for _ in range(3)]
         return module
 
-    check = forward.prove(build_live_subject(make, (3,)), FAKE)
+    check = forward.prove(build_live_subject(build_branches, (3,)), FAKE)
     assert sorted(finding_names(check)) == sorted(f"many[{at}]" for at in range(40))
     assert (
         len(runs) == 4
@@ -664,15 +668,15 @@ def test_partial_write_is_reported_with_data():
 def test_registering_all_reported_tensors_leaves_no_finding(name):
     """If all reported tensors are registered, there is no finding; if one is not, only this tensor is reported."""
     use, names = COMBINATIONS[name]
-    for left in [None, *names]:
+    for unregistered in [None, *names]:
         module = PlainTensors(use)
-        for fqn in set(names) - {left}:
+        for fqn in set(names) - {unregistered}:
             tensor = getattr(module, fqn)
             delattr(module, fqn)
             module.register_buffer(fqn, tensor)
-        assert finding_names(forward.prove(build_live_subject(lambda module=module: module, (3,)), FAKE)) == [left] * (
-            left is not None
-        )
+        assert finding_names(forward.prove(build_live_subject(lambda module=module: module, (3,)), FAKE)) == [
+            unregistered
+        ] * (unregistered is not None)
 
 
 def call_cuda(module, x):

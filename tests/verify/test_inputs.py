@@ -96,10 +96,10 @@ def test_tensors_match_the_input_text(dtype, shape, bound, seed):
     """The tensors have the given dtype, shape and bound, and a seed gives the same values in new tensors."""
     limit = f"<{bound}" if dtype in INTEGERS else ""
     inputs_ = find_text_inputs(f"{dtype}:{'x'.join(map(str, shape))}{limit}")
-    ((tensor,), kwargs), ((again,), _) = inputs_.make_call(seed=seed), inputs_.make_call(seed=seed)
+    ((tensor,), kwargs), ((second_tensor,), _) = inputs_.make_call(seed=seed), inputs_.make_call(seed=seed)
     assert (tensor.dtype, list(tensor.shape), kwargs) == (getattr(torch, dtype), shape, {})
-    assert tensor is not again
-    assert torch.equal(tensor, again)
+    assert tensor is not second_tensor
+    assert torch.equal(tensor, second_tensor)
     assert not limit or not tensor.numel() or 0 <= int(tensor.min()) <= int(tensor.max()) < bound
 
 
@@ -187,9 +187,9 @@ def test_function_gets_the_seed_and_gives_new_tensors(find_function_inputs):
     drawn = find_function_inputs("return torch.randn(4)")
     assert torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=1)[0][0])
     assert not torch.equal(drawn.make_call(seed=1)[0][0], drawn.make_call(seed=2)[0][0])
-    kept = find_function_inputs("return kept")
-    kept.make_call()[0][0].zero_()
-    assert kept.make_call()[0][0].tolist() == [1, 1]
+    function_inputs = find_function_inputs("return kept")
+    function_inputs.make_call()[0][0].zero_()
+    assert function_inputs.make_call()[0][0].tolist() == [1, 1]
 
 
 def test_function_may_have_arguments(tmp_path, in_tmp_path):

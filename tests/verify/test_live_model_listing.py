@@ -71,10 +71,10 @@ def find_row(model: nn.Module, name: str = "t"):
     return next(row for row in statecli.inspect(model).state.tensors if row.fqn == name)
 
 
-@pytest.mark.parametrize("make", [export_net, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
-def test_plain_tensor_is_listed_as_unregistered(make):
+@pytest.mark.parametrize("build_model", [export_net, Registers, Drops, lambda: nn.Sequential(Registers())[0]])
+def test_plain_tensor_is_listed_as_unregistered(build_model):
     """The tensor is listed as unregistered, not saved and not moved."""
-    actual = find_row(make())
+    actual = find_row(build_model())
     assert (actual.kind.value, actual.saved, actual.moves) == ("unregistered", False, False)
 
 
@@ -103,10 +103,10 @@ def test_wrapper_is_listed_like_its_registries(name):
     } == requires_grad
 
 
-@pytest.mark.parametrize("make", [export_net, Registers, Drops])
-def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(make):
+@pytest.mark.parametrize("build_model", [export_net, Registers, Drops])
+def test_verify_fails_for_a_plain_tensor_that_a_copy_registers(build_model):
     """Proofs work on a copy with the same attributes as the model."""
-    verification = statecli.verify(make(), checks="move")
+    verification = statecli.verify(build_model(), checks="move")
     assert [(finding.rule, finding.fqn) for finding in verification.findings] == [("left-behind", "t")]
 
 
@@ -154,10 +154,10 @@ def test_tie_broken_by_the_copy_is_not_attributed_to_the_move():
     assert state.tensors[0].tied_to == ("b",)
 
 
-@pytest.mark.parametrize("make", [export_net, Registers, Drops, Rebuilds, Locked])
-def test_model_is_unchanged_after_both_commands(make):
+@pytest.mark.parametrize("build_model", [export_net, Registers, Drops, Rebuilds, Locked])
+def test_model_is_unchanged_after_both_commands(build_model):
     """Its attributes are the same objects with the same values after both commands."""
-    model = make()
+    model = build_model()
     before = dict(vars(model)), {name: value.clone() for name, value in model.state_dict().items()}
     registries = {name: list(map(id, getattr(model, name).values())) for name in ("_parameters", "_buffers")}
     statecli.inspect(model)

@@ -187,9 +187,9 @@ def test_uninitialized_buffer_is_an_error_and_attribute_a_warning(in_tmp_path):
     """Without an input, the program may copy a plain attribute, but nothing writes the buffer."""
     check = prove_source(Name.MATERIALIZE, f"{buffer(STEPS)}\nself.u = torch.ones(3)")
     assert {finding.fqn: finding.severity.value for finding in check.findings} == {"t": "error", "u": "warning"}
-    lost = next(finding for finding in check.findings if finding.fqn == "t")
-    assert "add a method reset_parameters() to Net" in lost.help
-    assert "net.py:6" in lost.help
+    buffer_finding = next(finding for finding in check.findings if finding.fqn == "t")
+    assert "add a method reset_parameters() to Net" in buffer_finding.help
+    assert "net.py:6" in buffer_finding.help
 
 
 FORWARD = "\n---\ndef forward(self, x):\n    return {}"

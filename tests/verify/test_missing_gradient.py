@@ -65,10 +65,10 @@ def test_reentrant_checkpoint_without_input_grad_is_reported(rest):
     check = prove_step("self.head = nn.Linear(8, 8)", forward)
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True. Gradients will be None"):
         run_net()
-    why = "used in a reentrant torch.utils.checkpoint without an input that requires grad"
+    reason = "used in a reentrant torch.utils.checkpoint without an input that requires grad"
     actual = {finding.fqn: finding for finding in check.findings if "used" in finding.fqn}
     assert set(actual) == {"used.weight", "used.bias"}
-    assert [finding.message for finding in actual.values()] == [f"{fqn}: gets no gradient: {why}" for fqn in actual]
+    assert [finding.message for finding in actual.values()] == [f"{fqn}: gets no gradient: {reason}" for fqn in actual]
     assert actual["used.weight"].help.startswith("use checkpoint(..., use_reentrant=False), or pass an input that")
     for mended in (forward.replace("=True", "=False"), forward.replace(" x, use", " x.requires_grad_(), use")):
         assert "used.weight" not in map_rules(prove_step("self.head = nn.Linear(8, 8)", mended))
@@ -78,9 +78,9 @@ def test_unused_result_of_a_checkpoint_is_reported():
     """The input of the checkpoint requires grad, so the checkpoint is not the reason."""
     forward = f"{CHECKPOINT}y = self.used(x)\ncheckpoint(self.lost, y, use_reentrant=True)\nreturn y"
     check = prove_step("self.lost = nn.Linear(8, 8)", forward)
-    why = "used in forward, but no differentiable path leads to the output"
+    reason = "used in forward, but no differentiable path leads to the output"
     assert [finding.message for finding in check.findings] == [
-        f"lost.{what}: gets no gradient: {why}" for what in ("weight", "bias")
+        f"lost.{what}: gets no gradient: {reason}" for what in ("weight", "bias")
     ]
 
 

@@ -80,6 +80,6 @@ def test_instances_with_different_names_are_inconclusive(tmp_path, in_tmp_path):
     result = run(Request("net.py:Net", input=("2x3",)))
     assert [row.fqn for row in result.state.tensors] == ["l1.weight", "l1.bias", "last"]
     verdicts = {check.check.value: (check.verdict.value, check.reason) for check in result.checks}
-    why = "statecli cannot compare two instances of the class, because only one has l1.weight"
+    reason = "statecli cannot compare two instances of the class, because only one has l1.weight"
     assert verdicts.pop("forward")[0] == "passed"
-    assert set(verdicts.values()) == {("inconclusive", why)}
+    assert set(verdicts.values()) == {("inconclusive", reason)}

@@ -132,9 +132,9 @@ def test_constants_of_a_trace_are_inconclusive(prove):
 @pytest.mark.filterwarnings("ignore")
 def test_plain_tensor_of_a_scripted_module_is_reported():
     """The table is left behind by a move, and a loaded model has another table."""
-    make = lambda: torch.jit.script(Shifted())  # noqa: E731
-    assert map_rules(prove_live(move.prove, make, "meta")) == {"table": "left-behind"}
-    assert map_rules(prove_live(save.prove, make)) == {"table": "lost-by-saving"}
+    build_module = lambda: torch.jit.script(Shifted())  # noqa: E731
+    assert map_rules(prove_live(move.prove, build_module, "meta")) == {"table": "left-behind"}
+    assert map_rules(prove_live(save.prove, build_module)) == {"table": "lost-by-saving"}
 
 
 @pytest.fixture
@@ -276,12 +276,17 @@ SAMPLE_INPUTS = {
 
 
 @pytest.mark.parametrize(
-    ("way", "name"),
-    [*((way, Name.MOVE) for way in SAMPLE_INPUTS), *(("an attribute", name) for name in Name if name is not Name.MOVE)],
+    ("declaration", "name"),
+    [
+        *((declaration, Name.MOVE) for declaration in SAMPLE_INPUTS),
+        *(("an attribute", name) for name in Name if name is not Name.MOVE),
+    ],
 )
-def test_sample_input_is_skipped(way, name):
+def test_sample_input_is_skipped(declaration, name):
     """No proof checks the sample inputs that a model contains."""
-    check = prove_source(name, MODEL_WITH_SAMPLE_INPUT.format(*SAMPLE_INPUTS[way], ""), "2x3", device="fake-cuda")
+    check = prove_source(
+        name, MODEL_WITH_SAMPLE_INPUT.format(*SAMPLE_INPUTS[declaration], ""), "2x3", device="fake-cuda"
+    )
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     cells = check.columns[0].cells
     (carried,) = [cells[fqn] for fqn in cells if "input" in fqn]
@@ -451,5 +456,5 @@ def test_plain_move_imports_no_compiler(tmp_path):
     """torch's fake tensors import torch.compile, which takes as long as the rest of torch."""
     code = "import sys, statecli; statecli.verify('torch.nn:Linear(2, 2)', checks=['move'])"
     code += "; print('torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert process.stdout == "False\n"

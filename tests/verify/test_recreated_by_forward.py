@@ -49,10 +49,10 @@ def find_cache_cell(check, column: str):
 
 
 @pytest.mark.parametrize("device", ["fake-cuda", "meta", "cpu"])
-@pytest.mark.parametrize("way", REPLACED_CACHES)
-def test_cache_per_device_is_skipped(way, device):
+@pytest.mark.parametrize("cache", REPLACED_CACHES)
+def test_cache_per_device_is_skipped(cache, device):
     """A forward on a fake CUDA device replaces the cache, whatever the names of its entries."""
-    check = find_cache_cell(prove_cache(Name.MOVE, *REPLACED_CACHES[way], device=device), "moves")
+    check = find_cache_cell(prove_cache(Name.MOVE, *REPLACED_CACHES[cache], device=device), "moves")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the device changes")
 
 
@@ -63,10 +63,10 @@ def test_reason_says_that_forward_replaces_the_cache():
     assert (check.verdict.value, check.reason) == ("skipped", reason)
 
 
-@pytest.mark.parametrize("way", REPLACED_CACHES)
-def test_cache_per_dtype_is_skipped(way):
+@pytest.mark.parametrize("cache", REPLACED_CACHES)
+def test_cache_per_dtype_is_skipped(cache):
     """The oracle: a forward after .double() creates a float64 tensor."""
-    check = find_cache_cell(prove_cache(Name.CAST, *REPLACED_CACHES[way]), "casts")
+    check = find_cache_cell(prove_cache(Name.CAST, *REPLACED_CACHES[cache]), "casts")
     assert (check.verdict.value, check.reason) == ("skipped", "forward replaces the tensor when the dtype changes")
 
 
@@ -79,11 +79,11 @@ def test_cache_without_the_dtype_in_its_key_fails_the_cast():
     )
 
 
-@pytest.mark.parametrize("way", KEPT_CACHES)
-def test_tensor_read_by_later_forwards_fails(way):
+@pytest.mark.parametrize("cache", KEPT_CACHES)
+def test_tensor_read_by_later_forwards_fails(cache):
     """The tensor of the first forward is read by later forwards, or stays in a growing list."""
-    assert set(map_rules(prove_cache(Name.MOVE, *KEPT_CACHES[way])).values()) == {"left-behind"}
-    assert set(map_rules(prove_cache(Name.CAST, *KEPT_CACHES[way])).values()) == {"keeps-dtype"}
+    assert set(map_rules(prove_cache(Name.MOVE, *KEPT_CACHES[cache])).values()) == {"left-behind"}
+    assert set(map_rules(prove_cache(Name.CAST, *KEPT_CACHES[cache])).values()) == {"keeps-dtype"}
 
 
 def test_cache_is_inconclusive_if_forward_raises():
@@ -110,8 +110,8 @@ def test_class_dict_keeps_no_tensor_of_the_fake_gpu():
     assert map_rules(prove_source(Name.FORWARD, body, "2x3", device="fake-cuda")) == {}
     result = run(Request("net.py:Net", device="fake-cuda", input=("2x3",)))
     assert result.findings == ()
-    (moves,) = [column for check in result.checks for column in check.columns if column.name == "moves"]
-    assert moves.cells["c[#0]"].reason == "forward replaces the tensor when the device changes"
+    (move_column,) = [column for check in result.checks for column in check.columns if column.name == "moves"]
+    assert move_column.cells["c[#0]"].reason == "forward replaces the tensor when the device changes"
 
 
 def test_float64_model_is_cast_to_another_dtype():

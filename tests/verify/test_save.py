@@ -221,8 +221,8 @@ def test_extra_state_of_plain_data_passes():
     assert (check.verdict, check.findings) == (Verdict.PASSED, ())
     assert find_cell(check, "restored", "w").verdict is Verdict.PASSED
     plain = find_cell(check, "safetensors", "w")
-    why = "_extra_state: type is dict, but safetensors stores only tensors"
-    assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, why)
+    reason = "_extra_state: type is dict, but safetensors stores only tensors"
+    assert (plain.verdict, plain.reason) == (Verdict.SKIPPED, reason)
 
 
 def test_extra_state_with_tensors_or_objects_fails():

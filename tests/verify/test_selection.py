@@ -16,7 +16,9 @@ P, F, U, S = Verdict.PASSED, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.SKIPP
 def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
     """Return a proof with a column of `cells` (name -> verdict, reason), restricted to the tensors in `kept`."""
     columns = (
-        (Column("x", {fqn: Cell(verdict_, reason=why) for fqn, (verdict_, why) in cells.items()}),) if cells else ()
+        (Column("x", {fqn: Cell(verdict_, reason=cell_reason) for fqn, (verdict_, cell_reason) in cells.items()}),)
+        if cells
+        else ()
     )
     findings = tuple(Finding("x", Severity.ERROR, "no", "net", fqn) for fqn in failed_fqns)
     findings += tuple(Finding("x", Severity.NOTE, "no", "net", fqn) for fqn in noted_fqns)
@@ -27,7 +29,7 @@ def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
 
 
 @pytest.mark.parametrize(
-    ("proof", "kept", "verdict", "reason"),
+    ("proof", "selected_fqn", "verdict", "reason"),
     [
         # an inconclusive cell is filtered out or selected
         ((U, "b: why", {"a": (P, None), "b": (U, "why")}), "a", P, None),
@@ -55,12 +57,12 @@ def filter_check(verdict, reason, cells, *kept, failed_fqns=(), noted_fqns=()):
         ((F, None, {"a": (P, None)}, None), "a", F, None),
     ],
 )
-def test_verdict_counts_only_the_selected_tensors(proof, kept, verdict, reason):
+def test_verdict_counts_only_the_selected_tensors(proof, selected_fqn, verdict, reason):
     """Without its inconclusive cells, a proof is not inconclusive any more; a reason of the whole proof stays."""
     base, base_reason, cells, *failed_fqns = proof
-    check = filter_check(base, base_reason, cells, kept, failed_fqns=failed_fqns)
+    check = filter_check(base, base_reason, cells, selected_fqn, failed_fqns=failed_fqns)
     assert (check.verdict, check.reason) == (verdict, reason)
-    assert all(set(column.cells) <= {kept} for column in check.columns)
+    assert all(set(column.cells) <= {selected_fqn} for column in check.columns)
 
 
 @pytest.mark.parametrize(("other", "verdict", "failed"), [(F, F, ("b",)), (U, U, ())])

@@ -251,7 +251,7 @@ def test_output_that_does_not_require_grad_is_reported():
 
 def test_output_that_refuses_arithmetic_is_inconclusive():
     """A subclass of Tensor runs the user's code for each operator of the loss."""
-    odd = """
+    class_code = """
 class Odd(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -259,7 +259,7 @@ class Odd(torch.Tensor):
             raise ValueError("not a number")
         return super().__torch_function__(func, types, args, kwargs or {})
 """
-    check = train(forward="return self.used(x).as_subclass(self.Odd)", methods=odd)
+    check = train(forward="return self.used(x).as_subclass(self.Odd)", methods=class_code)
     assert check.verdict is Verdict.INCONCLUSIVE
     assert check.reason.startswith("computing a loss from the output raised ValueError: not a number (net.py:")
 

@@ -32,18 +32,18 @@ def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
 def test_rounding_changes_every_value(dtype, narrow):
     """A cast to a narrower type and back changes every element (bfloat16: over half)."""
     tensor = perturb_zeros(dtype)
-    back = tensor.to(narrow).to(dtype)
-    kept = (back == tensor).sum()
-    assert not kept if dtype is not torch.bfloat16 else kept < len(tensor) / 2
+    rounded = tensor.to(narrow).to(dtype)
+    unchanged_count = (rounded == tensor).sum()
+    assert not unchanged_count if dtype is not torch.bfloat16 else unchanged_count < len(tensor) / 2
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_last_bit_of_the_values_is_set(dtype):
     """The last bit of every value is set; in bfloat16, whose bits are all in use, of over a third of the values."""
     tensor = perturb_zeros(dtype)
-    whole = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
-    odd = int((whole & 1).sum())
-    assert odd == len(tensor) if dtype is not torch.bfloat16 else odd > len(tensor) / 3
+    integers = tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[tensor.element_size()])
+    odd_count = int((integers & 1).sum())
+    assert odd_count == len(tensor) if dtype is not torch.bfloat16 else odd_count > len(tensor) / 3
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -90,11 +90,11 @@ ROUNDING = {
 }
 
 
-@pytest.mark.parametrize("way", ROUNDING)
+@pytest.mark.parametrize("rounding", ROUNDING)
 @pytest.mark.parametrize("lossy", [True, False])
-def test_rounding_is_reported(way, lossy, in_tmp_path):
+def test_rounding_is_reported(rounding, lossy, in_tmp_path):
     """A cast of float32 to float16 or bfloat16 and back loses values; a cast to float64 and back does not."""
-    name, rule, method = ROUNDING[way]
+    name, rule, method = ROUNDING[rounding]
     if not lossy:
         method = method.replace(".half()", ".double()").replace(".bfloat16()", ".double()")
     check = prove_source(name, f"self.fc = nn.Linear(4, 4, bias=False)\n---\n{method}", device="cpu")

@@ -103,10 +103,12 @@ def test_tensor_without_memory_is_not_accessed():
 
 
 @pytest.mark.parametrize("bytes_left", [0, 8])
-@pytest.mark.parametrize("make", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"])
-def test_freed_storage_is_refused_by_name(make, bytes_left):
+@pytest.mark.parametrize(
+    "build_tensor", [torch.ones, lambda n: nn.Parameter(torch.ones(n))], ids=["tensor", "parameter"]
+)
+def test_freed_storage_is_refused_by_name(build_tensor, bytes_left):
     """FSDP leaves parameters in this state; torch would read past the end of the storage and crash."""
-    tensor = free_memory(make(100), bytes_left)
+    tensor = free_memory(build_tensor(100), bytes_left)
     model = build_linear_with(p=tensor)
     with pytest.raises(
         ModelError, match=rf"p: its storage was freed: shape \[100\] needs 400 bytes, but the storage has {bytes_left};"
@@ -128,7 +130,7 @@ def test_freed_storage_cannot_be_read():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "make",
+    "build_tensor",
     [
         lambda: torch.ones(3),
         lambda: torch.ones(0),
@@ -144,6 +146,6 @@ def test_freed_storage_cannot_be_read():
     ],
     ids=["plain", "empty", "view", "expanded", "meta", "coo", "csr", "quantized", "nested", "lazy", "wrapper"],
 )
-def test_ordinary_tensor_is_not_freed(make):
+def test_ordinary_tensor_is_not_freed(build_tensor):
     """Each tensor has all the memory for its elements, or needs no memory."""
-    assert not is_freed(make())
+    assert not is_freed(build_tensor())

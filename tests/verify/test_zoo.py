@@ -201,9 +201,9 @@ def test_tensor_cached_by_a_function_is_unchanged():
     window = (2, 2)
     prove_model("BeitModel")
     remembered = Bias.generate_relative_position_index(window)
-    again = Bias.generate_relative_position_index.__wrapped__(window)
+    recomputed = Bias.generate_relative_position_index.__wrapped__(window)
     assert type(remembered) is torch.Tensor
-    assert torch.equal(remembered, again)
+    assert torch.equal(remembered, recomputed)
 
 
 @pytest.mark.parametrize("name", ["ReformerModel", "SwitchTransformersForConditionalGeneration"])
