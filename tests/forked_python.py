@@ -176,10 +176,10 @@ def run_python(
         except BaseException:
             process.kill()
             raise
-    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    completed = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     if check:
-        done.check_returncode()
-    return done
+        completed.check_returncode()
+    return completed
 
 
 def run_command(command: Sequence[Any], *, check: bool = False, **options: Any) -> subprocess.CompletedProcess[Any]:

@@ -52,16 +52,16 @@ def test_another_tensor_is_not_accepted(statecli, net, tmp_path):
 def test_a_baseline_is_written_and_read_again(command, statecli, net, tmp_path):
     """The run that writes the baseline accepts its findings; entries written by other commands stay."""
     statecli("audit", net, "--write-baseline", "known.json", "--reason", "by audit", "-q")
-    kept = read_rules(tmp_path / "known.json")
+    earlier_rules = read_rules(tmp_path / "known.json")
     (tmp_path / "net.py").write_text(NET + "        self.other = torch.randn(5, 5)\n")
     write = (command, net, "--write-baseline", "known.json", "--reason", "later", "-q")
     assert statecli(*write).code == 0
-    written = read_rules(tmp_path / "known.json")
-    assert set(kept) < set(written)
-    assert {reason for _, reason in written} == {"by audit", "later"}
+    accepted_rules = read_rules(tmp_path / "known.json")
+    assert set(earlier_rules) < set(accepted_rules)
+    assert {reason for _, reason in accepted_rules} == {"by audit", "later"}
     assert statecli(command, net, "--baseline", "known.json", "-q").code == 0
     assert statecli(*write).code == 0
-    assert read_rules(tmp_path / "known.json") == written
+    assert read_rules(tmp_path / "known.json") == accepted_rules
     assert not statecli("audit", net, "--baseline", "known.json", "-f", "json").json["findings"]
 
 
@@ -97,9 +97,9 @@ def test_a_problem_accepted_in_one_command_is_accepted_in_all(writer, statecli, 
     (tmp_path / "net.py").write_text(FOUR.format(more="self.v = self.fc.weight.detach().t()"))
     write = (writer, "net.py:Net", "--write-baseline", "known.json", "--reason", "mended in v2", "-q")
     assert statecli(*write).code == 0
-    written = (tmp_path / "known.json").read_text()
+    baseline_text = (tmp_path / "known.json").read_text()
     assert statecli(*write).code == 0
-    assert (tmp_path / "known.json").read_text() == written
+    assert (tmp_path / "known.json").read_text() == baseline_text
     assert {rule for rule, _ in read_rules(tmp_path / "known.json")} == {"stale-view", "unregistered-module"}
     for command in COMMANDS:
         result = statecli(command, "net.py:Net", "--baseline", "known.json", "-f", "table")

@@ -248,14 +248,14 @@ def test_model_that_its_copies_return_is_restored(check):
 def test_the_callers_grad_mode_changes_nothing():
     """Proofs have a grad mode of their own, and give the caller's back."""
     model = Plain()
-    wanted = verdicts(statecli.verify(model, inputs="6x4"))
-    assert wanted["step"] == "passed"
+    expected = verdicts(statecli.verify(model, inputs="6x4"))
+    assert expected["step"] == "passed"
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             actual = verdicts(statecli.verify(model, inputs="6x4"))
             assert not torch.is_grad_enabled()
             assert torch.is_inference_mode_enabled() is (mode is torch.inference_mode)
-        assert actual == wanted
+        assert actual == expected
 
 
 def test_a_reason_in_a_result_names_the_argument():
@@ -421,7 +421,7 @@ X, S = torch.ones(2, 4), torch.ones(4)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [
         ((X,), {"scale": S}),
         {"x": X, "scale": S},
@@ -432,17 +432,17 @@ X, S = torch.ones(2, 4), torch.ones(4)
         {"x": "2x4", "scale": "4"},
     ],
 )
-def test_several_inputs_are_accepted_in_every_form(given):
+def test_several_inputs_are_accepted_in_every_form(inputs):
     """(args, kwargs), keywords, functions and texts all reach forward."""
-    verification = statecli.verify(TwoInputs(), checks=["step"], inputs=given)
+    verification = statecli.verify(TwoInputs(), checks=["step"], inputs=inputs)
     assert verdicts(verification) == {"step": "passed"}
 
 
-@pytest.mark.parametrize("given", [X, (X,), [X], "2x4", lambda: X, {"input": X}])
-def test_single_input_is_accepted_in_every_form(given):
+@pytest.mark.parametrize("inputs", [X, (X,), [X], "2x4", lambda: X, {"input": X}])
+def test_single_input_is_accepted_in_every_form(inputs):
     """A tensor by itself, a sequence, a text, a function, by name."""
-    assert verdicts(statecli.verify(nn.Linear(4, 4), checks=["step"], inputs=given)) == {"step": "passed"}
-    assert verdicts(statecli.verify("torch.nn:Linear(4, 4)", checks=["step"], inputs=given)) == {"step": "passed"}
+    assert verdicts(statecli.verify(nn.Linear(4, 4), checks=["step"], inputs=inputs)) == {"step": "passed"}
+    assert verdicts(statecli.verify("torch.nn:Linear(4, 4)", checks=["step"], inputs=inputs)) == {"step": "passed"}
 
 
 def test_verify_does_not_change_the_inputs():
@@ -452,10 +452,10 @@ def test_verify_does_not_change_the_inputs():
         def forward(self, x):
             return super().forward(x.mul_(2) if not x.requires_grad else x * 2)
 
-    given = torch.ones(2, 4)
-    statecli.verify(Writes(4, 4), inputs=given)
-    assert given.tolist() == torch.ones(2, 4).tolist()
-    assert given.grad is None
+    tensor = torch.ones(2, 4)
+    statecli.verify(Writes(4, 4), inputs=tensor)
+    assert tensor.tolist() == torch.ones(2, 4).tolist()
+    assert tensor.grad is None
 
 
 def test_example_input_array_is_the_default_input():
@@ -517,9 +517,9 @@ def test_verify_of_a_spec_equals_the_result_of_the_command():
     """The same data as the command has."""
     target = f"{SAMPLES}/net.py:Net"
     verification = statecli.verify(target, device=torch.device("meta"), dtype=torch.float16, inputs="4x3")
-    wanted = proofs.run(proofs.Request(target, device="meta", dtype="float16", input=("4x3",)))
+    expected = proofs.run(proofs.Request(target, device="meta", dtype="float16", input=("4x3",)))
     assert [(check.check, check.verdict, check.columns) for check in verification.checks] == [
-        (check.check, check.verdict, check.columns) for check in wanted.checks
+        (check.check, check.verdict, check.columns) for check in expected.checks
     ]
 
 
@@ -667,13 +667,13 @@ def test_reason_without_inputs_names_the_python_argument():
     }
 
 
-@pytest.mark.parametrize("given", [{"optimizer": "nope"}, {"inputs": lambda: 1 / 0}], ids=["ours", "theirs"])
-def test_an_error_comes_from_the_call(given):
+@pytest.mark.parametrize("arguments", [{"optimizer": "nope"}, {"inputs": lambda: 1 / 0}], ids=["ours", "theirs"])
+def test_an_error_comes_from_the_call(arguments):
     """Pytest shows no frame of statecli between the error and the caller; the cause keeps the user's own frame."""
     with pytest.raises(statecli.StateError) as raised:
-        statecli.verify(nn.Linear(2, 2), **given)
-    shown = [entry for entry in raised.traceback if not entry.ishidden(raised)]
-    assert [Path(entry.path) for entry in shown] == [Path(__file__)]
+        statecli.verify(nn.Linear(2, 2), **arguments)
+    visible_entries = [entry for entry in raised.traceback if not entry.ishidden(raised)]
+    assert [Path(entry.path) for entry in visible_entries] == [Path(__file__)]
     cause = raised.value.__cause__
     if cause is not None:
         assert isinstance(cause, ZeroDivisionError)
@@ -753,11 +753,11 @@ def test_options_of_the_shell_have_no_argument(command, left_out):
 def test_default_of_each_argument_is_that_of_its_option():
     """Each argument is converted to the field of its option; the defaults of Python give the defaults of the table."""
     for command in ("inspect", "diff", "lock", "audit", "merge", "verify"):
-        known = {parameter.argument: parameter for parameter in parameters_of(COMMANDS[command])}
+        parameters = {parameter.argument: parameter for parameter in parameters_of(COMMANDS[command])}
         for name, argument in inspect.signature(getattr(statecli, command)).parameters.items():
-            default = known[name].default
+            default = parameters[name].default
             if argument.default is inspect.Parameter.empty:
-                assert known[name].is_required
+                assert parameters[name].is_required
             elif (command, name) != ("audit", "values") and name != "inputs":
                 assert argument.default == getattr(default, "value", default), (command, name)
 
@@ -788,8 +788,8 @@ def test_a_merged_adapter_is_checked(in_tmp_path):
     save_file({"w": torch.zeros(2)}, "a.safetensors")
     save_file({"x.lora_A.weight": torch.ones(1, 2), "x.lora_B.weight": torch.ones(2, 1)}, "adapter.safetensors")
     result = statecli.diff("a.safetensors", "a.safetensors", adapter=Path("adapter.safetensors"))
-    (broken,) = result.broken
-    assert broken.message.endswith(
+    (problem,) = result.broken
+    assert problem.message.endswith(
         "cannot check whether this update was merged: the base model has no weight of this name"
     )
     with pytest.raises(UsageError, match=r"^expected a path, .* not int$"):

@@ -195,9 +195,9 @@ def test_a_saved_file_is_compared_with_the_model(tmp_path):
     check = TrainingCheck(fail=False)
     check.check_file(str(tmp_path / "a.pt"), model)
     assert check.findings == []
-    broken = {name: tensor.clone() for name, tensor in state.items() if not name.startswith("head")}
-    broken["base.bias"] += 1
-    torch.save(broken, tmp_path / "b.pt")
+    damaged_state = {name: tensor.clone() for name, tensor in state.items() if not name.startswith("head")}
+    damaged_state["base.bias"] += 1
+    torch.save(damaged_state, tmp_path / "b.pt")
     check.check_file(str(tmp_path / "b.pt"), model)
     assert check.findings == [
         f"head.*: missing in {tmp_path / 'b.pt'}",

@@ -79,12 +79,12 @@ def call_after_listing(monkeypatch) -> Callable[[Callable[[], None]], None]:
     """Call a function once, after the header of a checkpoint is read and before its values are read."""
 
     def arrange(act: Callable[[], None]) -> None:
-        whole, done = load.read_whole_checkpoint, []
+        read_whole, calls = load.read_whole_checkpoint, []
 
-        def read_and_act(text, *args, **more):
-            state = whole(text, *args, **more)
-            if text.startswith(("a.pt", "a")) and not done:
-                done.append(True)
+        def read_and_act(text, *args, **options):
+            state = read_whole(text, *args, **options)
+            if text.startswith(("a.pt", "a")) and not calls:
+                calls.append(True)
                 act()
             return state
 

@@ -169,8 +169,8 @@ def test_csv_gives_findings_without_a_tensor_a_row(statecli, tmp_path):
 def test_markdown_escapes_markup_in_names(statecli, tmp_path):
     """A pipe, a backtick and a star in a name do not break the table."""
     save_file({"a|b`c*d": torch.ones(1)}, tmp_path / "odd.safetensors")
-    shown = statecli("inspect", tmp_path / "odd.safetensors", "-f", "markdown").out
-    line = next(line for line in shown.splitlines() if line.startswith("|") and "float32" in line)
+    output = statecli("inspect", tmp_path / "odd.safetensors", "-f", "markdown").out
+    line = next(line for line in output.splitlines() if line.startswith("|") and "float32" in line)
     assert line.count("|") == 5
     assert "<code>a&#124;b&#96;c&#42;d</code>" in line
 
@@ -303,13 +303,13 @@ def test_off_a_terminal_the_table_is_plain(statecli, small):
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(columns):
     """Names move to a line of their own rather than being cut, and nothing wraps by itself."""
-    shown, code = on_a_terminal(["inspect", NET, "--to", "meta"], columns)
+    output, code = on_a_terminal(["inspect", NET, "--to", "meta"], columns)
     assert code == 1
     from rich.cells import cell_len
 
-    fix = {line for line in shown.splitlines() if "register_buffer" in line or "statecli fix" in line}  # to paste
-    assert max(cell_len(line) for line in shown.splitlines() if line not in fix) <= columns
-    assert "table" in shown
+    fix = {line for line in output.splitlines() if "register_buffer" in line or "statecli fix" in line}  # to paste
+    assert max(cell_len(line) for line in output.splitlines() if line not in fix) <= columns
+    assert "table" in output
 
 
 def test_table_folds_layers_and_all_lists_each(statecli, tmp_path):
@@ -324,8 +324,8 @@ def test_the_tree_sums_modules(statecli, tmp_path):
     """--tree: the line of a module has the sum of its tensors."""
     path = tmp_path / "tree.safetensors"
     save_file({"enc.a.w": torch.ones(10), "enc.b.w": torch.ones(5), "dec.w": torch.ones(1)}, path)
-    shown = statecli("inspect", path, "--tree", "-f", "table").out
-    line = next(line for line in shown.splitlines() if line.strip().startswith("enc"))
+    output = statecli("inspect", path, "--tree", "-f", "table").out
+    line = next(line for line in output.splitlines() if line.strip().startswith("enc"))
     assert "60 B" in line
 
 
@@ -348,7 +348,7 @@ def test_names_are_escaped_in_every_output(statecli, tmp_path, output):
     if output is Output.JSON:
         assert {row["fqn"] for row in json.loads(out)["tensors"]} == set(HOSTILE_NAMES)
     elif output in (Output.TABLE, Output.PLAIN, Output.CSV, Output.HTML):
-        assert all(shown in out for shown in HOSTILE_NAMES.values())
+        assert all(escaped_name in out for escaped_name in HOSTILE_NAMES.values())
 
 
 def test_a_lone_surrogate_is_escaped_in_json(statecli, tmp_path):
@@ -450,16 +450,16 @@ def test_name_wider_than_the_terminal_is_broken_over_lines(statecli, tmp_path, m
     name = ".".join(f"block{n}" for n in range(12))
     save_file({name: torch.ones(1)}, tmp_path / "long.safetensors")
     monkeypatch.setenv("COLUMNS", "40")
-    shown = statecli("inspect", tmp_path / "long.safetensors", "-f", "table").out
-    assert name in "".join(line.strip() for line in shown.splitlines())
+    output = statecli("inspect", tmp_path / "long.safetensors", "-f", "table").out
+    assert name in "".join(line.strip() for line in output.splitlines())
 
 
 def test_a_tensor_that_is_a_prefix_of_others_is_in_the_tree(statecli, tmp_path):
     """`fc.weight` next to `fc.weight.absmax`: both are there with their own facts."""
     save_file({"fc.weight": torch.ones(6), "fc.weight.absmax": torch.ones(1)}, tmp_path / "bnb.safetensors")
-    shown = statecli("inspect", tmp_path / "bnb.safetensors", "--tree", "-f", "table").out
-    assert "[6]" in shown
-    assert "[1]" in shown
+    output = statecli("inspect", tmp_path / "bnb.safetensors", "--tree", "-f", "table").out
+    assert "[6]" in output
+    assert "[1]" in output
 
 
 def test_the_tree_goes_through_a_pipe(statecli, small):
@@ -554,10 +554,10 @@ def test_a_device_of_any_length_is_refused(statecli, tmp_path):
 )
 def test_usage_error_is_one_line(statecli, line, expected_text):
     """The line has only the mistake and the command for help; the status is 2."""
-    done = statecli(*line.split())
-    assert (done.code, done.out) == (2, "")
-    assert done.err.count("\n") == 1
-    assert expected_text in done.err
+    result = statecli(*line.split())
+    assert (result.code, result.out) == (2, "")
+    assert result.err.count("\n") == 1
+    assert expected_text in result.err
 
 
 def test_a_device_to_build_on_is_for_classes(inspect_error, small):
@@ -574,5 +574,5 @@ def test_unwritable_stderr_does_not_change_the_exit_status(small, stderr):
         # Python itself exits with 120 if it cannot write the rest of its output.
         buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         for environment in (buffered, {**buffered, "PYTHONUNBUFFERED": "1"}):
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=environment)
-            assert done.returncode == code, line
+            result = subprocess.run(command, stdout=subprocess.DEVNULL, check=False, env=environment)
+            assert result.returncode == code, line

@@ -329,8 +329,8 @@ def test_verdict_counts_findings_in_a_failed_target(output):
 @pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 def test_a_damaged_file_is_counted_once(output):
     """A finding with the reason of the failure is not counted as an error too."""
-    cut = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
-    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(cut,))
+    unscanned_pickle = finding("unscanned-pickle", target="no.pt", message="the file: not scanned to the end: is empty")
+    failed = msgspec.structs.replace(failed_target("no.pt"), findings=(unscanned_pickle,))
     assert "nothing audited; 1 failed; 0 rules ran" in render_audit(output, failed, terminal=True)
     text = render_audit(output, failed, target("a.pt", finding()), terminal=True)
     assert "1 audited: 1 error in 1 target; 1 failed" in text
@@ -372,13 +372,13 @@ NOTHING_AUDITED = [
 
 
 @pytest.mark.parametrize("output", ["sarif", "junit", "gitlab", "github", "markdown"])
-@pytest.mark.parametrize(("words", "why"), NOTHING_AUDITED, ids=["no-rule-ran", "nothing-there"])
-def test_audit_of_nothing_fails_in_every_output(statecli, output, words, why):
+@pytest.mark.parametrize(("words", "reason"), NOTHING_AUDITED, ids=["no-rule-ran", "nothing-there"])
+def test_audit_of_nothing_fails_in_every_output(statecli, output, words, reason):
     """The status is 2, and the output alone shows the failure, also with -q. A log of github has the failure once."""
     Path("none").mkdir()
     result = statecli("audit", *words, "-q", "-f", output)
-    assert (result.code, result.err) == (2, "" if output == "github" else f"statecli: {why}\n")
-    assert SIGNS.get(output, why) in result.out
+    assert (result.code, result.err) == (2, "" if output == "github" else f"statecli: {reason}\n")
+    assert SIGNS.get(output, reason) in result.out
 
 
 #: Texts for a failed run, in outputs with such a text.
@@ -639,10 +639,10 @@ def test_reason_of_skipped_targets_has_the_right_number(output):
 @pytest.mark.parametrize("output", OUTPUTS_FOR_PEOPLE)
 def test_targets_that_failed_for_a_common_reason_share_a_line(output):
     """A missing checkpoint of --against is one line for all targets; an error of a target has a line of its own."""
-    why = "--against acc: is a folder without a checkpoint"
-    shared = [msgspec.structs.replace(failed_target(f"{name}.pt"), reason=why) for name in "abcd"]
+    reason = "--against acc: is a folder without a checkpoint"
+    shared = [msgspec.structs.replace(failed_target(f"{name}.pt"), reason=reason) for name in "abcd"]
     text = render_audit(output, *shared, failed_target("e.pt"), failed_target("f.pt"), terminal=True, width=200)
-    assert text.count(why) == 1
+    assert text.count(reason) == 1
     assert "failed: a.pt, b.pt and 2 more" in text
     assert "failed: e.pt" in text
     assert "failed: f.pt" in text
@@ -660,11 +660,11 @@ def test_error_about_the_reference_is_written_once(statecli):
     for step in ("step_0", "step_1", "step_2"):
         Path("acc", step).mkdir(parents=True)
         torch.save({"w": torch.zeros(1)}, Path("acc", step, "pytorch_model.bin"))
-    done = statecli("audit", "acc", "--against", "acc")
-    assert done.code == 2
-    why = "--against acc: is a folder without a checkpoint"
-    assert done.err.count(why) == done.out.count(why) == 1
-    assert "failed: acc/step_0, acc/step_1 and 1 more" in done.out
+    result = statecli("audit", "acc", "--against", "acc")
+    assert result.code == 2
+    reason = "--against acc: is a folder without a checkpoint"
+    assert result.err.count(reason) == result.out.count(reason) == 1
+    assert "failed: acc/step_0, acc/step_1 and 1 more" in result.out
 
 
 def test_a_reason_in_json_does_not_repeat_its_target(statecli):

@@ -251,9 +251,9 @@ def test_through_a_pipe_each_change_is_a_line(statecli):
     """No folding, nothing cut, every row greppable."""
     torch.save({f"layers.{n}.weight": torch.ones(2) * n for n in range(60)}, "c.pt")
     torch.save({f"layers.{n}.weight": torch.ones(2) * (n + 1) for n in range(60)}, "d.pt")
-    done = statecli("diff", "c.pt", "d.pt")
-    assert done.code == 1
-    assert sum(line.startswith("changed") for line in done.out.splitlines()) == 60
+    result = statecli("diff", "c.pt", "d.pt")
+    assert result.code == 1
+    assert sum(line.startswith("changed") for line in result.out.splitlines()) == 60
 
 
 def _sparse(path, elements):

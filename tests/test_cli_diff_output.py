@@ -30,15 +30,15 @@ def layers():
 
 def test_rows_stand_in_the_order_of_layers(statecli, layers):
     """safetensors writes float32 before bfloat16, and layer 10 before layer 2; every output has the module's order."""
-    both = ("a.safetensors", "b.safetensors")
-    assert statecli("diff", *both, "--name-only").out.split() == layers
-    assert [row["fqn"] for row in statecli("diff", *both, "-f", "json").json["changes"]] == layers
-    assert [row["fqn"] for row in csv.DictReader(io.StringIO(statecli("diff", *both, "-f", "csv").out))] == layers
-    plain = statecli("diff", *both, "-f", "plain").out.splitlines()
+    paths = ("a.safetensors", "b.safetensors")
+    assert statecli("diff", *paths, "--name-only").out.split() == layers
+    assert [row["fqn"] for row in statecli("diff", *paths, "-f", "json").json["changes"]] == layers
+    assert [row["fqn"] for row in csv.DictReader(io.StringIO(statecli("diff", *paths, "-f", "csv").out))] == layers
+    plain = statecli("diff", *paths, "-f", "plain").out.splitlines()
     assert [line.split()[2] for line in plain[1:25]] == layers
-    table = statecli("diff", *both, "--all", "-f", "table").out
+    table = statecli("diff", *paths, "--all", "-f", "table").out
     assert [line.split()[1] for line in table.splitlines() if line.startswith("  M ")] == layers
-    lines = statecli("diff", *both, "-q").out.splitlines()
+    lines = statecli("diff", *paths, "-q").out.splitlines()
     assert [line.split()[1].removesuffix(":") for line in lines] == layers
 
 
@@ -46,28 +46,28 @@ def test_unchanged_tensors_are_listed_on_request(statecli):
     """With `--unchanged` each tensor has a row in every output; without it, identical tensors are only counted."""
     save_file({name: torch.ones(2) for name in ("frozen", "head")}, "a.safetensors")
     save_file({"frozen": torch.ones(2), "head": torch.zeros(2)}, "b.safetensors")
-    both = ("a.safetensors", "b.safetensors")
-    assert [row["fqn"] for row in statecli("diff", *both, "-f", "json").json["changes"]] == ["head"]
-    done = statecli("diff", *both, "--unchanged", "-f", "json")
-    assert done.code == 1
-    assert [(row["fqn"], row["status"]) for row in done.json["changes"]] == [
+    paths = ("a.safetensors", "b.safetensors")
+    assert [row["fqn"] for row in statecli("diff", *paths, "-f", "json").json["changes"]] == ["head"]
+    result = statecli("diff", *paths, "--unchanged", "-f", "json")
+    assert result.code == 1
+    assert [(row["fqn"], row["status"]) for row in result.json["changes"]] == [
         ("frozen", "identical"),
         ("head", "changed"),
     ]
-    plain = statecli("diff", *both, "--unchanged", "-f", "plain").out.splitlines()
+    plain = statecli("diff", *paths, "--unchanged", "-f", "plain").out.splitlines()
     assert [line.split()[:3] for line in plain[1:3]] == [
         ["unchanged", "parameter", "frozen"],
         ["changed", "parameter", "head"],
     ]
-    table = statecli("diff", *both, "--unchanged", "-f", "table").out
+    table = statecli("diff", *paths, "--unchanged", "-f", "table").out
     assert "parameters  1 of 2 changed" in table
     assert re.search(r"^    frozen +unchanged$", table, re.MULTILINE)
-    same = statecli("diff", both[0], both[0], "--unchanged", "-f", "table")
+    same = statecli("diff", paths[0], paths[0], "--unchanged", "-f", "table")
     assert (same.code, "parameters  2 unchanged" in same.out) == (0, True)
-    names = statecli("diff", *both, "--unchanged", "--name-only")
+    names = statecli("diff", *paths, "--unchanged", "--name-only")
     assert (names.code, names.out) == (1, "frozen\n")
-    for other in ("--tree", "--name-status"):
-        refused = statecli("diff", *both, "--unchanged", other)
+    for option in ("--tree", "--name-status"):
+        refused = statecli("diff", *paths, "--unchanged", option)
         assert (refused.code, refused.err.count("contradict each other")) == (2, 1)
 
 
@@ -109,16 +109,16 @@ def test_page_draws_differences_near_the_end_of_float64():
     """Δ near the end of float64 is drawn, and stderr is empty."""
     torch.save({"w": torch.tensor([1e308, -1.0], dtype=torch.float64)}, "a.pt")
     torch.save({"w": torch.tensor([-1.0, 1.5e308], dtype=torch.float64)}, "b.pt")
-    done = process("diff", "a.pt", "b.pt", "-f", "html")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.count("<figure") == 2
+    result = process("diff", "a.pt", "b.pt", "-f", "html")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.count("<figure") == 2
 
 
 def test_csv_has_every_digit(statecli, layers):
     """The numbers are the floats of the JSON, with all digits; an unknown value is an empty cell."""
-    both = ("a.safetensors", "b.safetensors")
-    changes = statecli("diff", *both, "-f", "json").json["changes"]
-    rows = list(csv.DictReader(io.StringIO(statecli("diff", *both, "-f", "csv").out)))
+    paths = ("a.safetensors", "b.safetensors")
+    changes = statecli("diff", *paths, "-f", "json").json["changes"]
+    rows = list(csv.DictReader(io.StringIO(statecli("diff", *paths, "-f", "csv").out)))
     for change, row in zip(changes, rows, strict=True):
         for name in ("relative_l2", "max_abs", "mean_abs", "l2", "cosine"):
             assert float(row[name]) == change["values"][name]
@@ -141,10 +141,10 @@ def test_csv_contains_no_formula(statecli, name):
 
 def test_verbose_adds_columns_through_a_pipe(statecli, layers):
     """The facts of -v have columns of their own."""
-    both = ("a.safetensors", "b.safetensors")
+    paths = ("a.safetensors", "b.safetensors")
     promised = {"first", "mean_abs", "l2", "cosine"}
-    assert promised <= set(statecli("diff", *both, "-v").out.splitlines()[0].split())
-    assert not promised & set(statecli("diff", *both).out.splitlines()[0].split())
+    assert promised <= set(statecli("diff", *paths, "-v").out.splitlines()[0].split())
+    assert not promised & set(statecli("diff", *paths).out.splitlines()[0].split())
 
 
 @pytest.fixture
@@ -170,10 +170,10 @@ def test_failed_tensor_is_named_with_its_section(statecli, sections):
 def test_one_cause_is_one_line_on_stderr(statecli):
     """Forty wrong checksums are reported once, by their first name; -n limits their rows too."""
     torch.manual_seed(0)
-    whole = {f"l.{n}.w": torch.randn(9) for n in range(40)}
-    torch.save(whole, "a.pt")
+    state = {f"l.{n}.w": torch.randn(9) for n in range(40)}
+    torch.save(state, "a.pt")
     raw = Path("a.pt").read_bytes()
-    for tensor in whole.values():
+    for tensor in state.values():
         at = raw.index(tensor.numpy().tobytes())
         raw = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
     Path("b.pt").write_bytes(raw)
@@ -204,13 +204,13 @@ def test_chart_counts_tensors_that_could_not_be_compared(statecli):
 
 def test_lines_limit_the_findings_of_quiet(statecli, layers):
     """-q -n 2: two reasons and how many more; -n next to a failed expectation too."""
-    both = ("a.safetensors", "b.safetensors")
-    result = statecli("diff", *both, "-q", "-n", "2")
+    paths = ("a.safetensors", "b.safetensors")
+    result = statecli("diff", *paths, "-q", "-n", "2")
     assert (result.code, len(result.out.splitlines())) == (1, 3)
     assert "… and 22 more" in result.out
-    shown = statecli("diff", *both, "--must-not-change", "*", "-n", "2").out
-    assert shown.count("error[frozen-changed]: 24 tensors differ, but match --must-not-change '*'") == 1
-    assert shown.count("… and 22 more") == 1  # of the rows; the tensors of the problem fold
+    output = statecli("diff", *paths, "--must-not-change", "*", "-n", "2").out
+    assert output.count("error[frozen-changed]: 24 tensors differ, but match --must-not-change '*'") == 1
+    assert output.count("… and 22 more") == 1  # of the rows; the tensors of the problem fold
 
 
 @pytest.fixture
@@ -248,10 +248,10 @@ def test_quiet_and_table_write_settings_in_the_same_way(statecli):
     """-q and the table have the same words for null and true."""
     torch.save({"w": torch.ones(1), "best": None, "flag": True}, "a.pt")
     torch.save({"w": torch.ones(1), "best": 0.5, "flag": False}, "b.pt")
-    quiet, shown = (statecli("diff", "a.pt", "b.pt", *options).out for options in (("-q",), ()))
+    quiet, table = (statecli("diff", "a.pt", "b.pt", *options).out for options in (("-q",), ()))
     for text in ("null → 0.5", "true → false"):
         assert text in quiet
-        assert text in shown
+        assert text in table
     assert json.loads(statecli("diff", "a.pt", "b.pt", "-f", "json").out)["metadata"][0]["before"] is None
 
 

@@ -272,9 +272,9 @@ class Net(nn.Linear):
     def __init__(self): super().__init__(3, 3)
     def forward(self, x): os._exit(0)
 """
-    done = run(tmp_path, source, "--input", "2x3", "--check", "forward")
-    assert done.returncode == 2
-    assert "raised SystemExit: 0 (net.py:7)" in done.stderr
+    process = run(tmp_path, source, "--input", "2x3", "--check", "forward")
+    assert process.returncode == 2
+    assert "raised SystemExit: 0 (net.py:7)" in process.stderr
 
 
 def test_exception_whose_str_raises_is_reported_by_name_and_line(tmp_path):
@@ -286,11 +286,11 @@ class Net(nn.Linear):
     def __init__(self): super().__init__(3, 3)
     def forward(self, x): raise Odd
 """
-    done = run(tmp_path, source, "--input", "2x3", "-f", "json")
-    assert done.returncode == 2
-    verdicts = {check["check"]: check["verdict"] for check in json.loads(done.stdout)["checks"]}
+    process = run(tmp_path, source, "--input", "2x3", "-f", "json")
+    assert process.returncode == 2
+    verdicts = {check["check"]: check["verdict"] for check in json.loads(process.stdout)["checks"]}
     assert (verdicts["move"], verdicts["step"], verdicts["forward"]) == ("passed", "inconclusive", "inconclusive")
-    assert "forward: calling the model raised Odd: (its message cannot be shown) (net.py:9)" in done.stderr
+    assert "forward: calling the model raised Odd: (its message cannot be shown) (net.py:9)" in process.stderr
 
 
 def test_torch_setting_of_a_constructor_does_not_affect_checks(tmp_path):
@@ -301,8 +301,8 @@ class Net(nn.Linear):
         super().__init__(3, 3)
         torch.set_default_dtype(torch.float64)
 """
-    done = run(tmp_path, source, "--input", "2x3")
-    assert (done.returncode, done.stderr) == (0, "")
+    process = run(tmp_path, source, "--input", "2x3")
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_child_process_of_a_model_does_not_block_the_exit(tmp_path):
@@ -314,9 +314,9 @@ class Net(nn.Linear):
         super().__init__(3, 3)
         multiprocessing.Process(target=threading.Event().wait).start()
 """
-    done = run(tmp_path, source, "--check", "move", "-f", "json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["checks"][0]["passed"] is True
+    process = run(tmp_path, source, "--check", "move", "-f", "json")
+    assert process.returncode == 0
+    assert json.loads(process.stdout)["checks"][0]["passed"] is True
 
 
 def test_repeated_warning_is_one_line(tmp_path):
@@ -332,9 +332,9 @@ class Net(torch.nn.Module):
         return self.fc(x)
 """
     (tmp_path / "net.py").write_text(code)
-    done = run_python(["-m", "statecli", "verify", "net.py:Net", "--input", "3x2"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    warning_lines = sorted(line.rpartition("net.py:")[2] for line in done.stderr.splitlines())
+    process = run_python(["-m", "statecli", "verify", "net.py:Net", "--input", "3x2"], cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    warning_lines = sorted(line.rpartition("net.py:")[2] for line in process.stderr.splitlines())
     assert warning_lines == ["6: FutureWarning: old ways", "8: UserWarning: slow"]
 
 
@@ -360,7 +360,7 @@ def later(): return nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 2))
 
 
 @pytest.mark.parametrize(
-    ("spec", "given", "answer"),
+    ("spec", "size", "answer"),
     [
         ("linear", "2x5", "takes 12 values in the last dimension: --input 2x12"),
         ("linear", "7x2x5", "takes 12 values in the last dimension: --input 7x2x12"),
@@ -372,10 +372,10 @@ def later(): return nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 2))
         ("later", "2x4", None),
     ],
 )
-def test_error_about_an_input_size_has_the_right_input(statecli, in_tmp_path, spec, given, answer):
+def test_error_about_an_input_size_has_the_right_input(statecli, in_tmp_path, spec, size, answer):
     """The right size is given only if the input of the layer is that of the model, so the printed line works."""
     Path("layers.py").write_text(LAYERS)
-    result = statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", given)
+    result = statecli("verify", f"layers.py:{spec}", "--check", "forward", "--input", size)
     assert result.code == 2
     assert ("the first layer" in result.err) == (answer is not None)
     if answer is not None:

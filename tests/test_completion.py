@@ -335,9 +335,9 @@ def program(tmp_path_factory):
 def run_shell(program, argv):
     """Return the output of a shell that finds this statecli."""
     environment = os.environ | {"PATH": f"{program}{os.pathsep}{os.environ['PATH']}", "HOME": str(program)}
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+    process = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout.splitlines()
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

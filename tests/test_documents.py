@@ -145,8 +145,8 @@ def test_the_remedy_for_a_checkpoint_that_does_not_load_loads_it():
     """The code of the how-to runs where its other examples run."""
     (code,) = blocks(PAGES["docs/how-to/load-state-dict-fails.md"], "python")
     with shown.sample_folder():
-        done = run_code(code + "\nassert model.head.weight.equal(state['head.weight'])")
-    assert done.returncode == 0, done.stderr
+        process = run_code(code + "\nassert model.head.weight.equal(state['head.weight'])")
+    assert process.returncode == 0, process.stderr
 
 
 PYTHON_EXAMPLES = [
@@ -187,8 +187,10 @@ def with_sample_plugin(request):
 def test_the_whole_configuration_has_every_key(complete_configuration):
     """Each existing key has a value other than its default; an unknown key cannot have a value."""
     _, loaded = complete_configuration
-    for kind, given in ((Config, loaded.config), (Policy, loaded.config.policy)):
-        same = [key for field, key in map_field_names(kind).items() if getattr(given, field) == getattr(kind(), field)]
+    for kind, settings in ((Config, loaded.config), (Policy, loaded.config.policy)):
+        same = [
+            key for field, key in map_field_names(kind).items() if getattr(settings, field) == getattr(kind(), field)
+        ]
         assert not same
     assert all(accepted.rules and accepted.reason for accepted in loaded.config.per_target_ignore.values())
 

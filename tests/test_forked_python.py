@@ -105,10 +105,10 @@ def test_a_command_in_a_shell_ends_as_its_process(tmp_path):
     """The command has its own streams, arguments, status and signals."""
     write_command(tmp_path / "python", "-c")
     line = f"cd {tmp_path} && echo given | ./python 'import sys; print(input(), sys.argv[1]); sys.exit(3)' 'a b' | cat"
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", f"{line}; echo ${{PIPESTATUS[1]}}"], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "given a b\n3\n"
+    assert process.stdout == "given a b\n3\n"
     killed = subprocess.run([tmp_path / "python", "import os; os.kill(os.getpid(), 15)"], check=False)
     assert killed.returncode == -15
 

@@ -45,9 +45,9 @@ def repository(tmp_path, monkeypatch):
 
 
 def call(*words):
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def commit(message="one"):
@@ -62,8 +62,8 @@ def test_the_lines_name_the_tensor_that_changed(repository):
     call("statecli", "git", "setup")
     commit()
     save_file(weights | {"fc.bias": torch.ones(2)}, "m.safetensors")
-    shown = call("git", "diff", "--no-ext-diff")
-    changed = [line for line in shown.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    output = call("git", "diff", "--no-ext-diff")
+    changed = [line for line in output.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     assert [line.split()[0] for line in changed] == ["-fc.bias", "+fc.bias"]
     assert "float32 [2]" in changed[0]
 
@@ -82,8 +82,8 @@ def test_the_text_is_the_outcome_of_the_command(statecli, in_tmp_path):
     """The command checks its options as the others do, and every error is a line with status 0."""
     torch.save({"w": torch.ones(2)}, "m.pt")
     lines = run(parser.parse(["git", "textconv", "--made-by", "1", "m.pt"])).result
-    shown = statecli("git", "textconv", "m.pt")
-    assert (shown.code, shown.out.splitlines()) == (0, lines)
+    result = statecli("git", "textconv", "m.pt")
+    assert (result.code, result.out.splitlines()) == (0, lines)
     empty = statecli("git", "textconv", "")
     assert empty.code == 0
     assert "FILE: is empty; give a value; fix the error, then" in empty.out
@@ -128,9 +128,9 @@ def test_git_diff_works_with_any_file_name(repository):
         torch.save({"w": torch.ones(3)}, f"./{name}")
     assert call("git", "diff", "--no-ext-diff").count("+w float32 [3]") == len(names)
     for words in (("diff",), ("difftool", "--no-prompt", "-t", "statecli")):
-        shown = call("git", *words)
-        assert shown.startswith("changed: ")
-        assert shown.count("changed: ") == shown.count("1 of 1 parameters changed") == len(names)
+        output = call("git", *words)
+        assert output.startswith("changed: ")
+        assert output.count("changed: ") == output.count("1 of 1 parameters changed") == len(names)
 
 
 def test_driver_has_a_line_for_code_that_loading_would_run(repository):
@@ -171,9 +171,9 @@ def test_pointers_are_named_and_compared_by_their_ids(repository):
     call("statecli", "git", "setup")
     commit()
     (repository / "m.pt").write_text(POINTER.format("b" * 64))
-    shown = call("git", "diff", "--no-ext-diff")
-    assert f"-git-lfs pointer: sha256:{'a' * 64}, 123,456 bytes" in shown
-    assert f"+git-lfs pointer: sha256:{'b' * 64}" in shown
+    output = call("git", "diff", "--no-ext-diff")
+    assert f"-git-lfs pointer: sha256:{'a' * 64}, 123,456 bytes" in output
+    assert f"+git-lfs pointer: sha256:{'b' * 64}" in output
     table = call("git", "diff").splitlines()
     assert [line.partition(",")[0] for line in table] == [
         "changed: m.pt",
@@ -199,8 +199,8 @@ def test_error_of_the_environment_is_not_cached_by_git(repository, monkeypatch):
     (repository.parent / "broken" / "numpy" / "__init__.py").write_text('raise ImportError("built for another")\n')
     python_path = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{repository.parent / 'broken'}{os.pathsep}{python_path}")
-    shown = call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
-    (line,) = [line for line in shown.splitlines() if line.startswith("+cannot be read (attempt ")]
+    output = call("git", "diff", "--no-ext-diff", "HEAD~1", "HEAD", "--", "m.pt")
+    (line,) = [line for line in output.splitlines() if line.startswith("+cannot be read (attempt ")]
     assert "ImportError: built for another" in line
     monkeypatch.setenv("PYTHONPATH", python_path)
     call(*line.partition("then delete git's cache: ")[2].split())
@@ -323,13 +323,13 @@ def test_the_difftool_names_the_file_of_the_repository(repository):
     torch.save({"w": torch.ones(3)}, "sub/here.pt")
     torch.save({"w": torch.ones(3)}, "new.pt")
     call("git", "add", "-A")
-    shown = call("git", "difftool", "--no-prompt", "-t", "statecli", "--cached")
-    assert "git-blob" not in shown
-    assert "/tmp" not in shown
-    assert "deleted: gone.pt" in shown
-    assert "added: new.pt" in shown
-    assert "sub/here.pt" in shown
-    assert shown.count("w float32 [3]") == 2
+    output = call("git", "difftool", "--no-prompt", "-t", "statecli", "--cached")
+    assert "git-blob" not in output
+    assert "/tmp" not in output
+    assert "deleted: gone.pt" in output
+    assert "added: new.pt" in output
+    assert "sub/here.pt" in output
+    assert output.count("w float32 [3]") == 2
 
 
 def test_the_difftool_compares_folders_by_their_files(repository):
@@ -343,11 +343,11 @@ def test_the_difftool_compares_folders_by_their_files(repository):
     (repository / "gone.pt").unlink()
     torch.save({"w": torch.ones(3)}, "sub/here.pt")
     (repository / "notes.txt").write_text("after")
-    shown = call("git", "difftool", "-d", "-t", "statecli")
-    assert shown.startswith("deleted: gone.pt\nw float32 [3]")
-    assert "changed: sub/here.pt\n" in shown
-    assert "changed" in shown.partition("sub/here.pt")[2]
-    assert shown.endswith("files without the name of a checkpoint, such as *.pt, were not compared: notes.txt\n")
+    output = call("git", "difftool", "-d", "-t", "statecli")
+    assert output.startswith("deleted: gone.pt\nw float32 [3]")
+    assert "changed: sub/here.pt\n" in output
+    assert "changed" in output.partition("sub/here.pt")[2]
+    assert output.endswith("files without the name of a checkpoint, such as *.pt, were not compared: notes.txt\n")
 
 
 # --- the table of git diff --------------------------------------------------------------------------------------------
@@ -365,13 +365,13 @@ def save_sides(repository, *, setup=("statecli", "git", "setup")):
 def test_git_diff_shows_the_table_of_diff(repository):
     """The rows of `statecli diff`, under the file's name in the repository; exit status and `color.diff` are git's."""
     save_sides(repository)
-    shown = call("git", "diff")
-    assert shown.startswith("changed: m.safetensors\na/m.safetensors → b/m.safetensors\n1 of 2 parameters changed\n")
-    (row,) = [line for line in shown.splitlines() if "fc.bias" in line]
+    output = call("git", "diff")
+    assert output.startswith("changed: m.safetensors\na/m.safetensors → b/m.safetensors\n1 of 2 parameters changed\n")
+    (row,) = [line for line in output.splitlines() if "fc.bias" in line]
     assert row.split()[1:5] == ["fc.bias", "1/2", "0.5", "0.35"]
-    assert "exit status" not in shown
-    assert "git-blob" not in shown
-    assert "\x1b" not in shown
+    assert "exit status" not in output
+    assert "git-blob" not in output
+    assert "\x1b" not in output
     assert "\x1b[" in call("git", "-c", "color.diff=always", "diff")
     assert "\x1b" not in call("git", "-c", "color.diff=never", "diff")
 
@@ -424,12 +424,12 @@ def test_a_file_that_cannot_be_read_does_not_end_git_diff(repository):
     commit("two")
     (repository / "m.safetensors").write_bytes(b"not a checkpoint")
     save_file({"w": torch.ones(3)}, "n.safetensors")
-    done = subprocess.run(["git", "diff"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "changed: m.safetensors\n" in done.stdout
-    assert "m.safetensors: " in done.stdout + done.stderr
-    assert done.stdout.partition("changed: n.safetensors\n")[2].count("1 of 1 parameters changed") == 1
-    assert "Traceback" not in done.stdout + done.stderr
+    process = subprocess.run(["git", "diff"], capture_output=True, text=True, check=False)
+    assert process.returncode == 0
+    assert "changed: m.safetensors\n" in process.stdout
+    assert "m.safetensors: " in process.stdout + process.stderr
+    assert process.stdout.partition("changed: n.safetensors\n")[2].count("1 of 1 parameters changed") == 1
+    assert "Traceback" not in process.stdout + process.stderr
 
 
 def test_the_driver_refuses_other_numbers_of_arguments(statecli):

@@ -154,8 +154,10 @@ def test_an_example_runs(statecli, working_folder, command, line):
     if line.startswith("python "):
         words = shlex.split(line.rpartition(" | ")[2])
         text = 'Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "head.bias". '
-        done = subprocess.run([sys.executable, "-m", *words], input=text, capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done.stderr
+        process = subprocess.run(
+            [sys.executable, "-m", *words], input=text, capture_output=True, text=True, check=False
+        )
+        assert process.returncode == 1, process.stderr
         return
     typed = re.sub(r"^source <\((.*)\)$", r"\1", line)
     words = shlex.split(re.split(r" [>|] ", typed)[0])
@@ -165,8 +167,8 @@ def test_an_example_runs(statecli, working_folder, command, line):
         return
     assert str(result.code) in dict(MANUALS[command].list_statuses())
     assert result.code == line.startswith(FOUND), result
-    written = words[words.index("-o") + 1] if "-o" in words else None
-    assert (working_folder / written).stat().st_size if written else result.out
+    output_name = words[words.index("-o") + 1] if "-o" in words else None
+    assert (working_folder / output_name).stat().st_size if output_name else result.out
 
 
 # --- text of the help -------------------------------------------------------------------------------------------------
@@ -176,20 +178,20 @@ def test_an_example_runs(statecli, working_folder, command, line):
 def test_the_help_has_every_listed_option_with_default_and_choices(command):
     """The whole text of each, under its group; hidden options and old spellings are left out."""
     text = render_help(command)
-    said = join_words(text)
+    joined_text = join_words(text)
     for parameter in parameters_of(COMMANDS[command]):
-        shown = not parameter.hidden
-        assert all((f"{flag} " in text or f"{flag}," in text) == shown for flag in parameter.flags if len(flag) > 2)
+        is_shown = not parameter.hidden
+        assert all((f"{flag} " in text or f"{flag}," in text) == is_shown for flag in parameter.flags if len(flag) > 2)
         assert all(f"{alias} " not in text for alias in parameter.aliases)
-        assert (join_words(parameter.help) in said) == shown
-        if shown and not parameter.is_target:
+        assert (join_words(parameter.help) in joined_text) == is_shown
+        if is_shown and not parameter.is_target:
             assert f"\n{parameter.group.value}\n" in text
-            assert all(re.search(rf"\b{choice}\b", said) for choice in parameter.choices)
+            assert all(re.search(rf"\b{choice}\b", joined_text) for choice in parameter.choices)
     assert len(help_table.build_page(command).options) <= len(Group)
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "expected_text"),
     [
         ("inspect", "a higher one. [default: error]"),
         ("diff", "treat values as equal if |after - before| <= ATOL + RTOL * |before|. [default: 0]"),
@@ -202,9 +204,9 @@ def test_the_help_has_every_listed_option_with_default_and_choices(command):
         ("bisect", "-v, --verbose Show all notes, even if there are many of the same kind."),
     ],
 )
-def test_defaults_are_shown(command, said):
+def test_defaults_are_shown(command, expected_text):
     """A default of 0 is shown too."""
-    assert said in join_words(render_help(command))
+    assert expected_text in join_words(render_help(command))
 
 
 @pytest.mark.parametrize("command", PAGES)
@@ -237,11 +239,11 @@ def test_help_imports_neither_msgspec_nor_typing():
     lines = [("--help",), ("inspect", "--help"), ("help", "diff"), ("inspect", "--colour"), ("inspekt",)]
     command = "import runpy, sys; sys.argv[0] = 'statecli'; runpy.run_module('statecli', run_name='__main__')"
     for words in lines:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-X", "importtime", "-c", command, *words], capture_output=True, text=True
         )
-        modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
-        assert done.returncode == (2 if words[-1] in ("--colour", "inspekt") else 0)
+        modules = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines() if "|" in line}
+        assert process.returncode == (2 if words[-1] in ("--colour", "inspekt") else 0)
         assert "statecli.cli.help_page" in modules
         assert not modules & set(heavy)
 
@@ -379,10 +381,10 @@ def test_the_width_is_that_of_the_terminal():
         except OSError:  # Linux: the other end is closed
             pass
     os.close(ours)
-    shown = b"".join(pieces).decode().replace("\r\n", "\n")
+    output = b"".join(pieces).decode().replace("\r\n", "\n")
     assert process.returncode == 0
-    assert shown == render_help("schema", 111, color=True)
-    assert re.sub(r"\x1b\[\d*m", "", shown) == render_help("schema", 111)
+    assert output == render_help("schema", 111, color=True)
+    assert re.sub(r"\x1b\[\d*m", "", output) == render_help("schema", 111)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +442,7 @@ def test_a_manual_page_has_all_that_the_help_has(sources, command):
     page = help_table.build_page(command)
     text = plain(sources["-".join(["statecli", *command.split()]) + ".1"])
     for section in filter(None, (page.operands, *page.options)):
-        assert all(join_words(f"{term} {said}") in text for term, said in section.lines)
+        assert all(join_words(f"{term} {description}") in text for term, description in section.lines)
     assert all(f"{example.line} {example.purpose}" in text for example in page.examples)
     assert all(f"{status} {meaning}" in text for status, meaning in page.statuses)
 
@@ -485,8 +487,8 @@ def test_the_build_puts_the_pages_where_man_looks(tmp_path, sources):
     """The pages are data of the wheel, installed by the command of setuptools for data."""
     build = [sys.executable, "setup.py", "--quiet", "install_data", "--install-dir", str(tmp_path)]
     subprocess.run(build, cwd=Path(__file__).parent.parent, check=True, capture_output=True)
-    written = {path.name: path.read_text("utf-8") for path in (tmp_path / "share" / "man" / "man1").iterdir()}
-    assert written == sources
+    installed_pages = {path.name: path.read_text("utf-8") for path in (tmp_path / "share" / "man" / "man1").iterdir()}
+    assert installed_pages == sources
 
 
 def test_a_build_can_be_reproduced(tmp_path, monkeypatch):

@@ -61,9 +61,9 @@ def public_modules(folder):
 
 def test_every_format_in_the_folder_is_listed():
     """A format missing in FORMATS would be ignored silently."""
-    beside = {"registry", "unsupported"}
+    other_modules = {"registry", "unsupported"}
     readers = [format.reader for format in formats.FORMATS]
-    assert {reader.__name__.rpartition(".")[2] for reader in readers} == public_modules("formats") - beside
+    assert {reader.__name__.rpartition(".")[2] for reader in readers} == public_modules("formats") - other_modules
     assert [reader.NAME for reader in readers] == [format.name for format in formats.FORMATS]
     assert all(reader.TRAITS and reader.sniff and reader.read for reader in readers)
     assert all(format.reader.members for format in formats.FOLDERS)
@@ -106,17 +106,17 @@ class ImportStatement(NamedTuple):
 @functools.cache
 def imports(path):
     """Return each import statement of a file. Only statements contain statements."""
-    found, todo = [], [(node, False, False) for node in parse(path).body]
+    statements, todo = [], [(node, False, False) for node in parse(path).body]
     while todo:
         node, in_function, for_types = todo.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append(ImportStatement(node, in_function, for_types))
+            statements.append(ImportStatement(node, in_function, for_types))
         in_function = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         checks_types = isinstance(node, ast.If) and dotted_name(node.test) == "TYPE_CHECKING"
         for field in ("body", "orelse", "handlers", "finalbody", "cases"):
             only_types = for_types or (checks_types and field == "body")
             todo += [(child, in_function, only_types) for child in getattr(node, field, ())]
-    return found
+    return statements
 
 
 def list_modules(path):
@@ -251,11 +251,11 @@ def test_imports_have_no_circle_and_stay_out_of_other_packages():
     A name that begins with `_` belongs to the package around it: no other package imports it.
     """
     names = _files_by_module()
-    both = {
+    imports_by_module = {
         name: _own_imports(path, in_functions=False) | _own_imports(path, in_functions=True) | _imports_on_use(path)
         for name, path in names.items()
     }
-    graphlib.TopologicalSorter({name: modules - {name} for name, modules in both.items()}).prepare()
+    graphlib.TopologicalSorter({name: modules - {name} for name, modules in imports_by_module.items()}).prepare()
     for name, path in names.items():
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
         assert [*private_imports(nodes(path), package)] == [], path
@@ -459,14 +459,14 @@ def test_state_errors_are_caught_only_in_listed_modules():
         workers/task live/working_line
     """
     keeps = {PACKAGE / f"{name}.py" for name in places.split()}
-    caught = set()
+    catching_paths = set()
     for path in MODULES:
         for node in nodes(path):
             if isinstance(node, ast.ExceptHandler) and node.type is not None:
                 is_passed_on = isinstance(node.body[0], ast.Raise) and node.body[0].exc is None
                 if "StateError" in ast.unparse(node.type) and not is_passed_on:
-                    caught.add(path)
-    assert caught == keeps
+                    catching_paths.add(path)
+    assert catching_paths == keeps
 
 
 def test_every_error_is_in_the_drawn_tree():

@@ -23,15 +23,15 @@ ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sys.executable).parent
 
 
-def run(*words, **more):
-    return subprocess.run(words, capture_output=True, text=True, check=False, **more)
+def run(*words, **options):
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.mark.parametrize(("schema", "name"), [("vendor.github-actions", "action.yml")])
 def test_the_action_is_valid(schema, name):
     """The schema is GitHub's own, as published."""
-    done = run(str(SCRIPTS / "check-jsonschema"), "--builtin-schema", schema, str(ROOT / name))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run(str(SCRIPTS / "check-jsonschema"), "--builtin-schema", schema, str(ROOT / name))
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_gitlab_component_is_valid(tmp_path):
@@ -39,16 +39,16 @@ def test_the_gitlab_component_is_valid(tmp_path):
     header, pipeline = (ROOT / "templates" / "audit.yml").read_text().split("\n---\n")
     (tmp_path / "pipeline.yml").write_text(pipeline)
     schema = ("--builtin-schema", "vendor.gitlab-ci")
-    done = run(str(SCRIPTS / "check-jsonschema"), *schema, str(tmp_path / "pipeline.yml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run(str(SCRIPTS / "check-jsonschema"), *schema, str(tmp_path / "pipeline.yml"))
+    assert process.returncode == 0, process.stdout + process.stderr
     for name in yaml.safe_load(header)["spec"]["inputs"]:
         assert f"$[[ inputs.{name} ]]" in pipeline
 
 
 def test_the_hooks_are_valid():
     """pre-commit itself validates the hooks."""
-    done = run(str(SCRIPTS / "pre-commit"), "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run(str(SCRIPTS / "pre-commit"), "validate-manifest", str(ROOT / ".pre-commit-hooks.yaml"))
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.fixture(scope="module")
@@ -94,16 +94,16 @@ def run_action_step(name, **inputs):
     files = {key: key.lower() for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
     for path in files.values():
         Path(path).write_text("")
-    done = run(
+    process = run(
         "bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"], env=os.environ | environment | files
     )
-    return done, *(Path(path).read_text() for path in files.values())
+    return process, *(Path(path).read_text() for path in files.values())
 
 
 def test_action_passes_an_unchanged_checkpoint(repository):
     """The action passes, with a summary and a SARIF report whose path is an output."""
-    done, outputs, summary = run_action_step("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
-    assert done.returncode == 0, done.stdout + done.stderr
+    process, outputs, summary = run_action_step("Audit", targets="m.safetensors\n", args="--lock=statecli.lock.json")
+    assert process.returncode == 0, process.stdout + process.stderr
     assert outputs.splitlines() == ["sarif=statecli.sarif", "exit-code=0"]
     assert "m.safetensors" in summary
     assert json.loads(Path("statecli.sarif").read_text())["version"] == "2.1.0"
@@ -112,12 +112,12 @@ def test_action_passes_an_unchanged_checkpoint(repository):
 def test_action_fails_and_names_the_changed_weight(repository):
     """The nudged weight is named in an annotation, in the summary and in SARIF."""
     change_one_weight()
-    done, outputs, summary = run_action_step("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
-    assert done.returncode == 1
+    process, outputs, summary = run_action_step("Audit", targets="m.safetensors", args="--lock\nstatecli.lock.json")
+    assert process.returncode == 1
     assert "exit-code=1" in outputs
-    assert "::error" in done.stdout
+    assert "::error" in process.stdout
     results = json.dumps(json.loads(Path("statecli.sarif").read_text())["runs"][0]["results"])
-    for text in (done.stdout, summary, results):
+    for text in (process.stdout, summary, results):
         assert "fc.bias" in text
         assert "fc.weight" not in text
 
@@ -125,8 +125,8 @@ def test_action_fails_and_names_the_changed_weight(repository):
 def test_targets_of_the_action_are_not_read_as_options(repository):
     """A file named like an option is audited; a missing file has failed."""
     Path("m.safetensors").rename("-o.safetensors")
-    done, _, summary = run_action_step("Audit", targets="-o.safetensors")
-    assert done.returncode == 0, done.stdout + done.stderr
+    process, _, summary = run_action_step("Audit", targets="-o.safetensors")
+    assert process.returncode == 0, process.stdout + process.stderr
     assert "o.safetensors" in summary
     assert run_action_step("Audit", targets="-h")[0].returncode == 2
     assert run_action_step("Audit", targets="--allow-empty")[0].returncode == 2
@@ -135,10 +135,10 @@ def test_targets_of_the_action_are_not_read_as_options(repository):
 def test_blanks_around_lines_of_the_action_are_ignored(repository):
     """The blanks are from blocks of YAML, the carriage returns from Windows; blanks inside a name are kept."""
     Path("m.safetensors").rename("a m.safetensors")
-    done, outputs, _ = run_action_step(
+    process, outputs, _ = run_action_step(
         "Audit", targets="  a m.safetensors \r\n\r\n", args="\t--values\r\n --fail-on=error \r"
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert process.returncode == 0, process.stdout + process.stderr
     assert "exit-code=0" in outputs
 
 
@@ -159,10 +159,10 @@ def test_blanks_around_lines_of_the_action_are_ignored(repository):
 def test_an_action_that_could_not_begin_says_why_in_an_annotation(repository, inputs, says):
     """Then no report exists, also if an earlier step has left a report, and no output names a report."""
     Path("statecli.sarif").write_text("of an earlier step")
-    done, outputs, summary = run_action_step("Audit", targets="m.safetensors", **inputs)
-    assert done.returncode == (1 if says == "ended with 1" else 2)
-    assert outputs == f"sarif=\nexit-code={done.returncode}\n"
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("::")]
+    process, outputs, summary = run_action_step("Audit", targets="m.safetensors", **inputs)
+    assert process.returncode == (1 if says == "ended with 1" else 2)
+    assert outputs == f"sarif=\nexit-code={process.returncode}\n"
+    (line,) = [line for line in process.stdout.splitlines() if line.startswith("::")]
     assert line.startswith("::error title=statecli::")
     assert says in line
     assert not summary
@@ -172,8 +172,8 @@ def test_the_actions_command_takes_no_input_for_shell(repository):
     """Blanks, quotes, globs and `$(…)` in a name reach statecli as they are."""
     name = "a $(touch pwned) `touch pwned` '\".safetensors"
     Path("m.safetensors").rename(name)
-    done, _, _ = run_action_step("Audit", targets=name)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process, _, _ = run_action_step("Audit", targets=name)
+    assert process.returncode == 0, process.stdout + process.stderr
     assert not Path("pwned").exists()
 
 
@@ -207,8 +207,8 @@ def test_the_actions_audit_imports_nothing_of_the_checkout(hostile_repository, m
     if path is not None:
         monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setenv("PYTHONSTARTUP", "json.py")
-    done, outputs, _ = run_action_step("Audit", targets="m.safetensors", args="--lock=statecli.lock.json")
-    assert done.returncode == 1, done.stdout + done.stderr
+    process, outputs, _ = run_action_step("Audit", targets="m.safetensors", args="--lock=statecli.lock.json")
+    assert process.returncode == 1, process.stdout + process.stderr
     assert "exit-code=1" in outputs
 
 
@@ -223,8 +223,8 @@ def test_the_actions_installation_imports_nothing_of_the_checkout(hostile_reposi
     )
     nothing = str(hostile_repository / "no-such-folder")
     environment = os.environ | {"STATECLI_SOURCE": nothing, "STATECLI_PYTHON": "python3"}
-    done = run("bash", "-eo", "pipefail", "-c", step["run"], env=environment)
-    assert (done.returncode, "no-such-folder" in done.stderr) == (1, True), done.stderr
+    process = run("bash", "-eo", "pipefail", "-c", step["run"], env=environment)
+    assert (process.returncode, "no-such-folder" in process.stderr) == (1, True), process.stderr
 
 
 #: The file of the checkout and another file switch a setting on; `config` or `args` choose one of them.
@@ -255,10 +255,10 @@ def test_no_more_is_installed_than_the_audit_needs(repository, args, config, own
     Path("statecli.toml").write_text(own)
     Path("other.toml").write_text(other)
     installed = record_installations(repository)
-    done, *_ = run_action_step("Audit", targets="m.safetensors", args=args, config=config)
-    assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
-    done = run_component("m.safetensors", args.replace("\n", " "), STATECLI_CONFIG=config, CI_COMMIT_BRANCH="main")
-    assert (done.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), done.stdout + done.stderr
+    process, *_ = run_action_step("Audit", targets="m.safetensors", args=args, config=config)
+    assert (process.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), process.stdout + process.stderr
+    process = run_component("m.safetensors", args.replace("\n", " "), STATECLI_CONFIG=config, CI_COMMIT_BRANCH="main")
+    assert (process.returncode, installed()) == (0, ["numpy"] if needs_numpy else []), process.stdout + process.stderr
 
 
 def test_installation_step_installs_only_the_package(repository):
@@ -268,8 +268,8 @@ def test_installation_step_installs_only_the_package(repository):
     step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][0]
     (script,) = read_component()["before_script"]
     for line in (["bash", "-eo", "pipefail", "-c", step["run"]], ["sh", "-e", "-c", script]):
-        done = run(*line, env=os.environ | given | {"STATECLI_CHANGES": "false"})
-        assert (done.returncode, installed()) == (0, ["SOURCE"]), done.stderr
+        process = run(*line, env=os.environ | given | {"STATECLI_CHANGES": "false"})
+        assert (process.returncode, installed()) == (0, ["SOURCE"]), process.stderr
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -335,16 +335,16 @@ def test_report_does_not_follow_a_linked_folder_of_the_checkout(repository):
     outside.mkdir()
     Path("linked").symlink_to(outside)
     Path("reports").mkdir()
-    done, *_ = run_action_step("Audit", targets="m.safetensors", sarif="linked/x.sarif")
-    assert (done.returncode, os.listdir(outside)) == (2, [])
-    assert "sarif: linked lies below a symbolic link of the checkout" in done.stdout
+    process, *_ = run_action_step("Audit", targets="m.safetensors", sarif="linked/x.sarif")
+    assert (process.returncode, os.listdir(outside)) == (2, [])
+    assert "sarif: linked lies below a symbolic link of the checkout" in process.stdout
     assert run_action_step("Audit", targets="m.safetensors", sarif="reports/x.sarif")[0].returncode == 0
     assert Path("reports/x.sarif").is_file()
 
 
-def run_component(targets, args="", **more):
+def run_component(targets, args="", **variables):
     """Run the script of the GitLab component as a runner does."""
-    given = {"STATECLI_TARGETS": targets, "STATECLI_ARGS": args, "STATECLI_CONFIG": "", **more}
+    given = {"STATECLI_TARGETS": targets, "STATECLI_ARGS": args, "STATECLI_CONFIG": "", **variables}
     return run("sh", "-ec", "\n".join(read_component()["script"]), env=os.environ | given)
 
 
@@ -371,9 +371,9 @@ def test_a_pull_request_is_audited_with_the_configuration_of_its_base(configured
     """The configuration of the branch would accept the nudged weight, as it does without a base branch."""
     assert run_action_step("Audit", targets="m.safetensors")[0].returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, summary = run_action_step("Audit", targets="m.safetensors")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "lock-mismatch" in done.stdout
+    process, _, summary = run_action_step("Audit", targets="m.safetensors")
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert "lock-mismatch" in process.stdout
     assert "configuration /" in summary
 
 
@@ -383,19 +383,19 @@ def test_a_pull_request_whose_base_cannot_be_fetched_is_audited_without_a_config
 ):
     """A warning and the verdict say so."""
     monkeypatch.setenv("GITHUB_BASE_REF", "gone")
-    done, _, _ = run_action_step("Audit", targets="m.safetensors")
-    assert "::warning title=statecli::audited without a configuration" in done.stdout
-    assert "no configuration (--no-config)" in done.stdout
+    process, _, _ = run_action_step("Audit", targets="m.safetensors")
+    assert "::warning title=statecli::audited without a configuration" in process.stdout
+    assert "no configuration (--no-config)" in process.stdout
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-@pytest.mark.parametrize(("config", "code", "said"), [("none", 0, "--no-config"), ("own.toml", 1, "own.toml")])
-def test_the_actions_configuration_can_be_named(configured_upstream, monkeypatch, config, code, said):
+@pytest.mark.parametrize(("config", "code", "expected_text"), [("none", 0, "--no-config"), ("own.toml", 1, "own.toml")])
+def test_the_actions_configuration_can_be_named(configured_upstream, monkeypatch, config, code, expected_text):
     """A file, or `none`."""
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
     Path("own.toml").write_text('lock = "statecli.lock.json"\n')
-    done, _, _ = run_action_step("Audit", targets="m.safetensors", config=config)
-    assert (done.returncode, said in done.stdout) == (code, True), done.stdout + done.stderr
+    process, _, _ = run_action_step("Audit", targets="m.safetensors", config=config)
+    assert (process.returncode, expected_text in process.stdout) == (code, True), process.stdout + process.stderr
 
 
 def commit_to_base(upstream, **files):
@@ -421,10 +421,10 @@ def test_a_pull_request_does_not_accept_its_own_findings(configured_upstream, mo
     own = Path(baseline).read_bytes()
     assert b"unsafe-global" in own
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = run_action_step("Audit", targets="evil.pt")
-    assert done.returncode == 2
-    assert "unsafe-global" in done.stdout
-    assert " accepted" not in done.stdout
+    process, _, _ = run_action_step("Audit", targets="evil.pt")
+    assert process.returncode == 2
+    assert "unsafe-global" in process.stdout
+    assert " accepted" not in process.stdout
     assert Path(baseline).read_bytes() == own
 
 
@@ -433,8 +433,8 @@ def test_a_pull_request_does_not_lock_its_own_weights(configured_upstream, monke
     """A nudged weight with a lock of its own differs from the base branch's lock."""
     assert run("statecli", "lock", "m.safetensors", "-o", "statecli.lock.json").returncode == 0
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = run_action_step("Audit", targets="m.safetensors")
-    assert (done.returncode, "lock-mismatch" in done.stdout) == (1, True), done.stdout + done.stderr
+    process, _, _ = run_action_step("Audit", targets="m.safetensors")
+    assert (process.returncode, "lock-mismatch" in process.stdout) == (1, True), process.stdout + process.stderr
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -445,8 +445,8 @@ def test_a_pull_request_does_not_change_the_reference(configured_upstream, monke
     policy = b'[policy]\nreference = "m.safetensors"\nmust-not-change = "*"\n'
     commit_to_base(configured_upstream, **{"statecli.toml": policy})
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, _, _ = run_action_step("Audit", targets="m.safetensors")
-    assert (done.returncode, "fc.bias" in done.stdout) == (1, True), done.stdout + done.stderr
+    process, _, _ = run_action_step("Audit", targets="m.safetensors")
+    assert (process.returncode, "fc.bias" in process.stdout) == (1, True), process.stdout + process.stderr
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -455,8 +455,8 @@ def test_a_lock_that_the_base_branch_lacks_cannot_be_replaced_by_the_pull_reques
     (configured_upstream / "statecli.lock.json").unlink()
     commit_to_base(configured_upstream)
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, outputs, _ = run_action_step("Audit", targets="m.safetensors")
-    assert (done.returncode, "exit-code=2" in outputs) == (2, True), done.stdout + done.stderr
+    process, outputs, _ = run_action_step("Audit", targets="m.safetensors")
+    assert (process.returncode, "exit-code=2" in outputs) == (2, True), process.stdout + process.stderr
     assert Path("statecli.lock.json").exists()
 
 
@@ -466,8 +466,8 @@ def test_a_folder_that_a_pull_request_redirects_ends_the_audit(configured_upstre
     commit_to_base(configured_upstream, **{"statecli.toml": b'baseline = "ci/baseline.json"'})
     Path("ci").symlink_to("..")
     monkeypatch.setenv("GITHUB_BASE_REF", "main")
-    done, outputs, _ = run_action_step("Audit", targets="m.safetensors")
-    assert (done.returncode, "symbolic link" in done.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
+    process, outputs, _ = run_action_step("Audit", targets="m.safetensors")
+    assert (process.returncode, "symbolic link" in process.stdout, outputs) == (2, True, "sarif=\nexit-code=2\n")
 
 
 def test_gitlab_uses_only_the_configuration_of_the_default_branch(configured_upstream):
@@ -544,9 +544,11 @@ def test_hook_fails_for_a_file_named_like_an_option(repository, own):
     """A file named like `-o .pt` is audited after `--`, and refused if the user's own args omit `--`."""
     torch.save({"w": torch.ones(2)}, "-o.pt")
     Path("evil.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    done = run_hook(repository, **own)
-    assert done.returncode == 1
-    assert ("unsafe-global" if "--" in own.get("args", ["--"]) else "a file has the name of this option") in done.stdout
+    process = run_hook(repository, **own)
+    assert process.returncode == 1
+    assert (
+        "unsafe-global" if "--" in own.get("args", ["--"]) else "a file has the name of this option"
+    ) in process.stdout
     assert not Path(".pt").exists()
 
 
@@ -601,10 +603,10 @@ def test_the_action_compares_the_checkpoints_of_a_pull_request(repository, monke
     clone = repository.parent / "clone"
     assert run("git", "clone", "-q", "--depth=1", "-b", "change", repository.as_uri(), str(clone)).returncode == 0
     monkeypatch.chdir(clone)
-    done, _, summary = run_action_step("Compare", GITHUB_BASE_REF="main")
-    assert done.returncode == 0, done.stderr
+    process, _, summary = run_action_step("Compare", GITHUB_BASE_REF="main")
+    assert process.returncode == 0, process.stderr
     assert "<code>m.safetensors</code>: 1 of 2 parameters changed" in summary
     assert (repository.parent / "statecli-changes.md").read_text() == summary
-    done, _, summary = run_action_step("Compare", GITHUB_BASE_REF="nowhere")
-    assert (done.returncode, summary) == (0, "")
-    assert "cannot be fetched" in done.stdout
+    process, _, summary = run_action_step("Compare", GITHUB_BASE_REF="nowhere")
+    assert (process.returncode, summary) == (0, "")
+    assert "cannot be fetched" in process.stdout

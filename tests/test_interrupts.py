@@ -50,16 +50,16 @@ def run_program(program):
 
 def test_interrupt_swallowed_by_a_callback_ends_the_process():
     """Python prints and drops an exception in the callback of a weak reference; the process still ends soon."""
-    begun = time.monotonic()
-    done = run_program(INTERRUPT_IN_CALLBACK)
-    assert (done.returncode, done.stderr) == (130, "")
-    assert time.monotonic() - begun < 100
+    start = time.monotonic()
+    process = run_program(INTERRUPT_IN_CALLBACK)
+    assert (process.returncode, process.stderr) == (130, "")
+    assert time.monotonic() - start < 100
 
 
 def test_error_caused_by_an_interrupt_is_not_reported():
     """A killed worker raises an error after an interrupt; only the interrupt is reported."""
-    done = run_program(ERROR_AFTER_INTERRUPT)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    process = run_program(ERROR_AFTER_INTERRUPT)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
 
 
 def test_ignored_interrupt_signal_stays_ignored():
@@ -92,8 +92,8 @@ while True:
 
 def test_an_interrupt_inside_one_long_operator_ends_the_process():
     """The main thread is in C for twenty seconds, and runs no handler of Python's."""
-    done = run_program(OPERATOR)
-    assert (done.returncode, done.stderr) == (130, "")
+    process = run_program(OPERATOR)
+    assert (process.returncode, process.stderr) == (130, "")
 
 
 CHILD = """

@@ -163,8 +163,8 @@ def test_a_command_leaves_no_file_open(files):
     path = str(files / "a.safetensors")
     for words in (["inspect", path], ["diff", path, path], ["audit", path, "--no-config"], ["rules"], ["--help"]):
         command = [sys.executable, "-X", "dev", "-m", "statecli", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=files)
-        assert (done.returncode, done.stderr) == (0, "")
+        process = subprocess.run(command, capture_output=True, text=True, cwd=files)
+        assert (process.returncode, process.stderr) == (0, "")
 
 
 ROOMS = """

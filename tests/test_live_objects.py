@@ -125,10 +125,12 @@ def test_an_optimizer_is_compared_with_its_section(tmp_path):
     assert {change.fqn.rpartition("[")[2] for change in moved.changes if change.values} >= {"'exp_avg']", "'step']"}
 
 
-@pytest.mark.parametrize("make", [Tied, lambda: Tied().state_dict(), lambda: torch.optim.SGD(Tied().parameters(), 0.1)])
-def test_every_kind_of_object_is_inspected(make):
+@pytest.mark.parametrize(
+    "build_object", [Tied, lambda: Tied().state_dict(), lambda: torch.optim.SGD(Tied().parameters(), 0.1)]
+)
+def test_every_kind_of_object_is_inspected(build_object):
     """The name of the object is the target; SGD without momentum has no tensor."""
-    target = make()
+    target = build_object()
     inspection = statecli.inspect(target, stats=True)
     assert inspection.state.target == live_targets.name_object(target)
     if isinstance(target, torch.optim.Optimizer):
@@ -280,6 +282,6 @@ def test_messages_about_an_object_in_memory_name_no_file():
         statecli.inspect({"a": 1})
     assert str(caught.value) == "state_dict: holds no tensor: the object is a dict of length 1"
     model = torch.nn.Linear(2, 2)
-    shown = str(statecli.inspect({"model": model.state_dict(), "optimizer": sgd()}))
-    assert "file" not in shown
-    assert "pickle" not in shown
+    text = str(statecli.inspect({"model": model.state_dict(), "optimizer": sgd()}))
+    assert "file" not in text
+    assert "pickle" not in text

@@ -149,8 +149,8 @@ def test_no_output_replaces_an_input_of_any_command(statecli, target_folder, com
                 continue  # the reasons of the file are kept
             result = statecli(*command.split(), *words, *output)
             flag = "--report" if "--report" in output else output[0]
-            shown = f"json={name}" if flag == "--report" else name
-            message = f"{flag} {shown}: the command also reads this file; write to another file"
+            option_value = f"json={name}" if flag == "--report" else name
+            message = f"{flag} {option_value}: the command also reads this file; write to another file"
             assert (result.code, result.out, result.err) == (2, "", f"statecli: {message}\n")
     assert Path(file).read_text() == "content"
     assert not Path("other.json").exists()
@@ -267,8 +267,8 @@ def test_each_report_equals_the_output_of_its_format(statecli, target_folder):
     assert result.code == 1
     assert result.json["findings"]
     for output in Output:
-        written = Path(f"out.{output.value}").read_bytes().decode()
-        assert written == statecli("audit", "found.pt", "-f", output.value).out
+        report_text = Path(f"out.{output.value}").read_bytes().decode()
+        assert report_text == statecli("audit", "found.pt", "-f", output.value).out
 
 
 def test_quiet_does_not_shorten_reports(statecli, target_folder):
@@ -281,9 +281,9 @@ def test_quiet_does_not_shorten_reports(statecli, target_folder):
 
 def test_a_result_in_a_file_has_its_verdict_on_stderr(statecli, target_folder):
     """The line of a failing job names the reason and the file; a clean or quiet run prints nothing."""
-    done = statecli("inspect", "net.py:Net", "-f", "sarif", "-o", "out.sarif")
-    assert (done.code, done.out) == (1, "")
-    assert re.fullmatch(r"statecli: net\.py:Net: \d+ errors?: .* not registered; see out\.sarif\n", done.err)
+    result = statecli("inspect", "net.py:Net", "-f", "sarif", "-o", "out.sarif")
+    assert (result.code, result.out) == (1, "")
+    assert re.fullmatch(r"statecli: net\.py:Net: \d+ errors?: .* not registered; see out\.sarif\n", result.err)
     assert statecli("inspect", "net.py:Net", "-o", "out.txt", "-q").err == ""
     assert statecli("inspect", "a.pt", "-o", "out.txt").err == ""
 
@@ -484,8 +484,8 @@ def test_failed_write_keeps_the_old_file(target_folder, write):
     statement = b"{}" if write != "--write-baseline" else b'{"schema": "statecli.baseline/2", "findings": []}'
     old.write_bytes(statement)
     files = sorted(os.listdir())
-    done = process("> /dev/null", *words(write, "old.json"), limit="ulimit -f 0; trap '' XFSZ;")
-    assert (done.returncode, done.stderr) == (2, "statecli: old.json: cannot be written: File too large\n")
+    result = process("> /dev/null", *words(write, "old.json"), limit="ulimit -f 0; trap '' XFSZ;")
+    assert (result.returncode, result.stderr) == (2, "statecli: old.json: cannot be written: File too large\n")
     assert old.read_bytes() == statement
     assert sorted(os.listdir()) == files
 
@@ -535,15 +535,15 @@ def test_output_to_a_dangling_link_creates_its_target(statecli, target_folder):
 
 @posix
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "stdout"])
-@pytest.mark.parametrize("into", ["| cat", "> into.json; cat into.json"])
-def test_path_of_standard_output_writes_to_standard_output(target_folder, name, into):
+@pytest.mark.parametrize("redirection", ["| cat", "> into.json; cat into.json"])
+def test_path_of_standard_output_writes_to_standard_output(target_folder, name, redirection):
     """Standard output is a pipe or an open file of the shell, although a command keeps prints of a model apart."""
     if not os.path.exists(os.path.dirname(name) or "."):
         pytest.skip(f"no such file: {name}")
     os.symlink("/dev/stdout", "stdout")
-    done = process(into, "inspect", "a.pt", "-f", "json", "-o", name)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["target"] == "a.pt"
+    result = process(redirection, "inspect", "a.pt", "-f", "json", "-o", name)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["target"] == "a.pt"
 
 
 @posix
@@ -551,8 +551,8 @@ def test_path_of_standard_output_writes_to_standard_output(target_folder, name, 
 def test_pipes_and_devices_are_not_replaced(target_folder, write):
     """A process substitution, a fifo, the null device."""
     os.mkfifo("fifo")
-    done = process("> /dev/null & timeout 30 cat fifo; wait $!", *words(write, "fifo"))
-    assert done.stdout, done.stderr
+    result = process("> /dev/null & timeout 30 cat fifo; wait $!", *words(write, "fifo"))
+    assert result.stdout, result.stderr
     assert stat.S_ISFIFO(os.stat("fifo").st_mode)
     assert process("", *words(write, "/dev/null")).returncode < 2
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -563,11 +563,14 @@ def test_pipes_and_devices_are_not_replaced(target_folder, write):
 def test_error_names_the_output_that_failed(target_folder):
     """The other outputs are complete."""
     reports = ("--report", "json=one.json", "--report", "sarif=/dev/full", "-o", "three.txt")
-    done = process("", "inspect", "a.pt", *reports)
-    assert (done.returncode, done.stderr) == (2, "statecli: /dev/full: cannot be written: No space left on device\n")
+    result = process("", "inspect", "a.pt", *reports)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "statecli: /dev/full: cannot be written: No space left on device\n",
+    )
     assert json.loads(Path("one.json").read_text())["target"] == "a.pt"
-    done = process("> /dev/full", "inspect", "a.pt", "--report", "json=one.json")
-    assert done.stderr == "statecli: cannot write to standard output: No space left on device\n"
+    result = process("> /dev/full", "inspect", "a.pt", "--report", "json=one.json")
+    assert result.stderr == "statecli: cannot write to standard output: No space left on device\n"
 
 
 @posix

@@ -123,12 +123,12 @@ def test_package_of_the_other_project_is_an_error(tmp_path, is_last):
     if is_last:
         (tmp_path / "statecli" / "__init__.py").write_text('__version__ = "0.3.0"\n')
     for words in (["--version"], ["inspect", "a.pt"]):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "statecli", *words], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert "pip uninstall statecli torch-statecli" in done.stderr
-        assert str(tmp_path) in done.stderr
+        assert (process.returncode, process.stdout, process.stderr.count("\n")) == (2, "", 1)
+        assert "pip uninstall statecli torch-statecli" in process.stderr
+        assert str(tmp_path) in process.stderr
 
 
 def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
@@ -136,9 +136,11 @@ def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
     shutil.copytree(ROOT / "statecli", tmp_path / "statecli", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "statecli" / "langchain_tools.py").write_text("")
     for code in ("import statecli", "from statecli.testing import assert_same_state", "import statecli.callbacks"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (1, "")
-        last = done.stderr.splitlines()[-1]
+        process = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (process.returncode, process.stdout) == (1, "")
+        last = process.stderr.splitlines()[-1]
         assert last.startswith(
             f"ImportError: {tmp_path / 'statecli'}: the package statecli of another project is also installed"
         )
@@ -161,11 +163,11 @@ def test_importing_a_package_mixed_with_the_other_project_is_an_error(tmp_path):
 def test_python_without_its_lock_is_refused(has_gil, code, status):
     """Simulated, because no free-threaded Python is available: the command and the import name the variable to set."""
     code = f"import sys; sys._is_gil_enabled = lambda: {has_gil}; {code}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == status, done.stderr
-    assert done.stdout == (f"statecli {__version__}\n" if "command" in code and has_gil else "")
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == status, process.stderr
+    assert process.stdout == (f"statecli {__version__}\n" if "command" in code and has_gil else "")
     if not has_gil:
-        last = done.stderr.splitlines()[-1]
+        last = process.stderr.splitlines()[-1]
         assert last.startswith("statecli: " if status == 2 else "ImportError: ")
         assert last.endswith("set PYTHON_GIL=1, or install statecli for another Python")
 
@@ -213,13 +215,13 @@ class TestSamples:
             result = statecli("samples", folder)
             assert (result.code, result.err) == (0, "")
             assert f"statecli inspect {folder}/net.py:Net" in result.out
-        written = {path.name: path.read_bytes() for path in folder.iterdir()}
-        assert written == {path.name: path.read_bytes() for path in (ROOT / "sample_models").glob("*.py")}
+        contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert contents == {path.name: path.read_bytes() for path in (ROOT / "sample_models").glob("*.py")}
 
     def test_existing_file_is_not_overwritten_by_a_sample(self, statecli, tmp_path):
         """An edited sample, or a folder with the name of a sample, is an error before anything is written."""
-        for make in (lambda path: path.write_text("mine\n"), lambda path: (path.unlink(), path.mkdir())):
-            make(tmp_path / "net.py")
+        for block_path in (lambda path: path.write_text("mine\n"), lambda path: (path.unlink(), path.mkdir())):
+            block_path(tmp_path / "net.py")
             result = statecli("samples", tmp_path)
             assert (result.code, result.out) == (2, "")
             assert (

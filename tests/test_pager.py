@@ -47,14 +47,14 @@ def run_on_terminal(folder, *words, libraries="statecli", **environment) -> tupl
         env=settings,
     )
     os.close(theirs)
-    shown = b""
+    output = b""
     try:
         while data := os.read(ours, 1 << 16):
-            shown += data
+            output += data
     except OSError:  # the other end is closed
         pass
     os.close(ours)
-    without_progress = re.sub(r"\r\x1b\[2K[^\r]*\r", "", shown.decode().replace("\r\n", "\n"))
+    without_progress = re.sub(r"\r\x1b\[2K[^\r]*\r", "", output.decode().replace("\r\n", "\n"))
     return process.wait(timeout=60), without_progress
 
 
@@ -65,19 +65,19 @@ PAGER = "sed 's/^/paged: /'"
 def test_a_long_result_is_paged_whole(target, folder):
     """A checkpoint, and a class, whose result the supervising process writes; the exit status is statecli's."""
     libraries = "torch" if target.endswith("Net") else "statecli"
-    code, shown = run_on_terminal(folder, "inspect", target, libraries=libraries, PAGER=PAGER)
-    lines = shown.splitlines()
+    code, output = run_on_terminal(folder, "inspect", target, libraries=libraries, PAGER=PAGER)
+    lines = output.splitlines()
     assert code == 0
     assert all(line.startswith("paged: ") for line in lines)
-    assert [n for n in range(30) if f"weight_{n:02}" not in shown] == []
+    assert [n for n in range(30) if f"weight_{n:02}" not in output] == []
 
 
 def test_a_short_result_is_not_paged(folder):
     """The result fits on the screen."""
-    code, shown = run_on_terminal(folder, "inspect", "short.pt", PAGER=PAGER)
+    code, output = run_on_terminal(folder, "inspect", "short.pt", PAGER=PAGER)
     assert code == 0
-    assert "paged" not in shown
-    assert "2 tensors" in shown
+    assert "paged" not in output
+    assert "2 tensors" in output
 
 
 @pytest.mark.parametrize(
@@ -93,24 +93,24 @@ def test_a_short_result_is_not_paged(folder):
 )
 def test_a_pager_that_is_off_or_missing_loses_nothing(environment, folder):
     """In CI, for example, no key is pressed."""
-    code, shown = run_on_terminal(folder, "inspect", "long.pt", **environment)
+    code, output = run_on_terminal(folder, "inspect", "long.pt", **environment)
     assert code == 0
-    assert "paged" not in shown
-    assert [n for n in range(30) if f"weight_{n:02}" not in shown] == []
+    assert "paged" not in output
+    assert [n for n in range(30) if f"weight_{n:02}" not in output] == []
 
 
 def test_statecli_pager_is_preferred_over_pager(folder):
     """`STATECLI_PAGER` may differ from the pager of other programs."""
-    _, shown = run_on_terminal(folder, "inspect", "long.pt", PAGER="cat", STATECLI_PAGER=PAGER)
-    assert shown.startswith("paged: ")
+    _, output = run_on_terminal(folder, "inspect", "long.pt", PAGER="cat", STATECLI_PAGER=PAGER)
+    assert output.startswith("paged: ")
 
 
 def test_a_pager_that_quits_early_changes_no_exit_status(folder):
     """The pager quits early, as after `q` in less."""
     torch.save({"a": torch.tensor([float("nan")]), **{f"b{n}": torch.ones(n + 1) for n in range(30)}}, folder / "n.pt")
-    code, shown = run_on_terminal(folder, "audit", "n.pt", "-f", "json", PAGER="head -1")
+    code, output = run_on_terminal(folder, "audit", "n.pt", "-f", "json", PAGER="head -1")
     assert code == 1
-    assert len(shown.splitlines()) == 1
+    assert len(output.splitlines()) == 1
 
 
 def test_a_pipe_is_never_paged(statecli, folder, monkeypatch):

@@ -264,9 +264,9 @@ def test_findings_name_their_section(statecli, tmp_path, spec):
     import csv
     import io
 
-    good = {**entries(), "tied.weight": torch.ones(4, 4)}
-    bad = {**good, "scale": torch.ones(9)}
-    torch.save({"model": good, "ema": bad}, tmp_path / "two.pt")
+    sound_state = {**entries(), "tied.weight": torch.ones(4, 4)}
+    damaged_state = {**sound_state, "scale": torch.ones(9)}
+    torch.save({"model": sound_state, "ema": damaged_state}, tmp_path / "two.pt")
     result = statecli("inspect", tmp_path / "two.pt", "--model", spec, "-f", "json")
     assert [(f["rule"], f["section"], f["fqn"]) for f in result.json["findings"]] == [
         ("shape-mismatch", "ema", "scale")

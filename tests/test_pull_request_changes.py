@@ -17,9 +17,9 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
 
 
 def git(*words):
-    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def commit():
@@ -53,9 +53,9 @@ def change_bias():
 
 def compare(base="main"):
     """The Markdown; stderr is empty."""
-    done = subprocess.run([sys.executable, "-I", SCRIPT, base], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    process = subprocess.run([sys.executable, "-I", SCRIPT, base], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (0, "")
+    return process.stdout
 
 
 def test_a_changed_checkpoint_has_the_table_of_diff(repository):
@@ -167,6 +167,6 @@ def test_a_large_number_of_checkpoints_is_limited(repository):
 
 def test_missing_base_is_a_warning(repository):
     """A shallow clone without the base branch."""
-    done = subprocess.run([sys.executable, "-I", SCRIPT, "nowhere"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("::warning title=statecli::the checkpoints were not compared (fatal: ")
+    process = subprocess.run([sys.executable, "-I", SCRIPT, "nowhere"], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout) == (0, "")
+    assert process.stderr.startswith("::warning title=statecli::the checkpoints were not compared (fatal: ")

@@ -88,8 +88,8 @@ def test_the_next_run_replaces_the_comment(github, comment):
     """The comment is found after a hundred other comments; another key has a comment of its own."""
     github.comments += [{"id": n, "user": {"type": "User"}, "body": "hello"} for n in range(1, 151)]
     for text in ("first", "second"):
-        done = comment(text)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "statecli: https://host/comment/151\n", "")
+        process = comment(text)
+        assert (process.returncode, process.stdout, process.stderr) == (0, "statecli: https://host/comment/151\n", "")
     assert [method for method, _ in github.calls] == ["POST", "PATCH"]
     assert github.comments[-1]["body"].endswith("\nsecond")
     comment("third", key="weights")
@@ -106,9 +106,9 @@ def test_comment_of_a_person_is_not_replaced(github, comment):
 
 def test_a_token_that_may_not_write_is_a_warning(comment):
     """The audit decides about the job, not the comment."""
-    done = comment("text", right="reader")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == (
+    process = comment("text", right="reader")
+    assert (process.returncode, process.stderr) == (0, "")
+    assert process.stdout == (
         "::warning title=statecli::the comment was not written (HTTP 403); give the job `permissions: "
         "pull-requests: write`\n"
     )

@@ -140,20 +140,20 @@ def test_a_weight_has_its_own_shape_and_all_its_tensors(document, quantized_tens
 def test_a_table_has_one_row_a_weight(statecli, save, quantized_tensors, form):
     """A file of torch gives the same row and number of parameters as the JSON of safetensors."""
     path = save(select_parts(quantized_tensors, form) | {"norm.weight": torch.ones(7)}, "a.pt")
-    shown = statecli("inspect", path, "-f", "table").out
+    table = statecli("inspect", path, "-f", "table").out
     height, width = SHAPES.get(form, (32, 64))
-    (row,) = [line for line in shown.splitlines() if line.strip().startswith("proj.")]
+    (row,) = [line for line in table.splitlines() if line.strip().startswith("proj.")]
     assert row.split()[:3] == ["proj.weight", FORMS[form][0], f"[{height},{width}]"]
     count = height * width + 7
-    assert f"{count / 1000:.3g} K parameters" in " ".join(shown.split())
+    assert f"{count / 1000:.3g} K parameters" in " ".join(table.split())
 
 
 def test_parts_lists_the_tensors_below_the_weight(statecli, save, quantized_tensors):
     path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
     names = list(select_parts(quantized_tensors, "nf4"))
     for output in ("table", "plain", "markdown"):
-        shown = statecli("inspect", path, "--parts", "-f", output).out
-        assert all(name in shown for name in names)
+        text = statecli("inspect", path, "--parts", "-f", output).out
+        assert all(name in text for name in names)
     short = statecli("inspect", path, "-f", "plain").out
     assert not any(f"{name} " in short for name in names if name != "proj.weight")
 
@@ -168,9 +168,9 @@ def test_programs_get_every_tensor(statecli, save, quantized_tensors):
 
 def test_repeated_layers_share_a_line(statecli, save, quantized_tensors):
     tensors = {k: v for n in range(3) for k, v in select_parts(quantized_tensors, "awq", f"layers.{n}.proj").items()}
-    shown = statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
-    assert "layers.{0..2}.proj.weight" in shown
-    assert "3 weights in 9 tensors" in " ".join(shown.split())
+    table = statecli("inspect", save(tensors, "a.safetensors"), "-f", "table").out
+    assert "layers.{0..2}.proj.weight" in table
+    assert "3 weights in 9 tensors" in " ".join(table.split())
 
 
 def test_a_torchao_subclass_is_one_weight(document, statecli):
@@ -275,10 +275,10 @@ def test_bits_of_gguf_blocks_are_shown(statecli, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    shown = statecli("inspect", tmp_path / "a.gguf", "-f", "table").out
-    (row,) = [line.split() for line in shown.splitlines() if line.strip().startswith("blk.0")]
+    table = statecli("inspect", tmp_path / "a.gguf", "-f", "table").out
+    (row,) = [line.split() for line in table.splitlines() if line.strip().startswith("blk.0")]
     assert row[:4] == ["blk.0.ffn_up.weight", "q4_k", "[64,256]", "4.5"]
-    assert "16.4 K parameters" in shown
+    assert "16.4 K parameters" in table
 
 
 def test_plain_checkpoints_are_listed_as_before(document, statecli, save):
@@ -294,18 +294,18 @@ def test_stats_and_moves_list_the_tensors(statecli, save, quantized_tensors):
     """Values belong to the tensors of the file."""
     path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
     for args in (("--stats",), ("--to", "cpu")):
-        shown = statecli("inspect", path, "-f", "table", *args).out
-        assert "proj.weight.absmax" in shown
-        assert "2.05 K parameters" in shown
+        table = statecli("inspect", path, "-f", "table", *args).out
+        assert "proj.weight.absmax" in table
+        assert "2.05 K parameters" in table
 
 
 def test_a_selection_of_parts_lists_them(statecli, save, quantized_tensors):
     """Without its codes among the selected tensors, a weight has no row."""
     path = save(select_parts(quantized_tensors, "nf4"), "a.safetensors")
-    shown = statecli("inspect", path, "-f", "table", "-i", "*absmax").out
-    assert "proj.weight.absmax" in shown
-    whole = statecli("inspect", path, "-f", "table", "-i", "proj.weight").out
-    assert "[32,64]" in whole
+    parts_table = statecli("inspect", path, "-f", "table", "-i", "*absmax").out
+    assert "proj.weight.absmax" in parts_table
+    weight_table = statecli("inspect", path, "-f", "table", "-i", "proj.weight").out
+    assert "[32,64]" in weight_table
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -452,9 +452,9 @@ def test_without_quant_state_the_shape_is_not_stored(document, statecli, save, q
     (weight,) = result["quantized"]
     assert (weight["shape"], weight["elements"], weight["dtype"], weight["defect"]) == (None, 2048, "4-bit", None)
     assert result["weights"]["unknown_shapes"] == 1
-    shown = join_lines(statecli("inspect", save(tensors, "a.safetensors"), "-f", "table"))
-    assert "shape not stored" in shown
-    assert "2.05 K parameters at most" in shown
+    table = join_lines(statecli("inspect", save(tensors, "a.safetensors"), "-f", "table"))
+    assert "shape not stored" in table
+    assert "2.05 K parameters at most" in table
 
 
 def test_without_weight_shape_the_size_is_not_known(document, statecli, save, quantized_tensors):
@@ -471,8 +471,8 @@ def test_without_weight_shape_the_size_is_not_known(document, statecli, save, qu
         "unknown_shapes": 1,
         "unknown_elements": 1,
     }
-    shown = join_lines(statecli("inspect", save(tensors | {"norm": torch.ones(7)}, "a.safetensors"), "-f", "table"))
-    assert "7 parameters and 1 weight of unknown size" in shown
+    table = join_lines(statecli("inspect", save(tensors | {"norm": torch.ones(7)}, "a.safetensors"), "-f", "table"))
+    assert "7 parameters and 1 weight of unknown size" in table
 
 
 @pytest.mark.parametrize(

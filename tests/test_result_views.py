@@ -100,12 +100,12 @@ def test_views_of_a_result_equal_the_output_of_the_command(files, call, line):
         assert result.to_dict() == json.loads(document)
     assert "\x1b" not in text
     assert result.to_dict()["schema"].startswith("statecli.")
-    shown = Balanced()
+    page_parser = Balanced()
     page = result._repr_html_()
-    shown.feed(page + result._repr_html_())
-    assert not shown.open
-    assert not {"html", "head", "body", "script", "h1", "meta"} & {*shown.tags}
-    assert len(shown.ids) == len(set(shown.ids))
+    page_parser.feed(page + result._repr_html_())
+    assert not page_parser.open
+    assert not {"html", "head", "body", "script", "h1", "meta"} & {*page_parser.tags}
+    assert len(page_parser.ids) == len(set(page_parser.ids))
     assert page.startswith("<style>.statecli-result {")
     assert line.split()[1].partition(":")[0] in page
 
@@ -113,9 +113,9 @@ def test_views_of_a_result_equal_the_output_of_the_command(files, call, line):
 def test_a_name_is_text_in_a_notebook():
     """A tensor may be called like markup."""
     name = "</style></div><script>alert(1)</script>"
-    shown = statecli.inspect({name: torch.ones(1)})._repr_html_()
-    assert "<script" not in shown
-    assert "&lt;script" in shown
+    page = statecli.inspect({name: torch.ones(1)})._repr_html_()
+    assert "<script" not in page
+    assert "&lt;script" in page
     assert "<script" not in statecli.lock({name: torch.ones(1)})._repr_html_()
 
 

@@ -63,12 +63,12 @@ def test_a_cut_name_fits_and_has_its_numbers():
     for names, width in [*build_lists(), ([*NAMES], 20)]:
         for name in names:
             ends = find_common_ends(names)
-            shown = shorten_name(name, ends, width)
-            assert re.fullmatch(".*".join(map(re.escape, shown.split("…"))), name)
-            assert len(shown) <= max(width, 2)
-            own = "".join(re.findall(r"\d", name[ends.start :]))
-            if len(own) * 7 + 7 < width:
-                assert set(own) <= set(shown)
+            short_name = shorten_name(name, ends, width)
+            assert re.fullmatch(".*".join(map(re.escape, short_name.split("…"))), name)
+            assert len(short_name) <= max(width, 2)
+            digits = "".join(re.findall(r"\d", name[ends.start :]))
+            if len(digits) * 7 + 7 < width:
+                assert set(digits) <= set(short_name)
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")

@@ -60,12 +60,12 @@ def test_diff_with_a_snapshot_agrees_with_a_bitwise_diff(before, after):
         snapshot = statecli.Snapshot(before)
     except statecli.StateError:
         return
-    actual, wanted = statuses(statecli.diff(snapshot, after)), statuses(expected)
-    for name, (status, fields) in wanted.items():
+    actual, expected_statuses = statuses(statecli.diff(snapshot, after)), statuses(expected)
+    for name, (status, fields) in expected_statuses.items():
         if "dtype" in fields:  # whether the values differ too is unknown
             fields = [field for field in fields if field != "values"]
         assert actual[name] == (status, fields)
-    assert actual.keys() == wanted.keys()
+    assert actual.keys() == expected_statuses.keys()
 
 
 def test_expectations_are_checked_by_a_snapshot():
@@ -88,8 +88,8 @@ def test_a_changed_dtype_is_reported_and_the_values_are_unknown():
         (statecli.Field.DTYPE,),
         "the dtypes differ, and a snapshot has only digests",
     )
-    broken = statecli.diff(snapshot, model.double(), ignore=["dtype"]).broken
-    assert "statecli does not know whether the values differ" in broken[0].message
+    problems = statecli.diff(snapshot, model.double(), ignore=["dtype"]).broken
+    assert "statecli does not know whether the values differ" in problems[0].message
 
 
 def test_the_prefix_of_a_wrapper_is_stripped():

@@ -87,8 +87,8 @@ def start_supervised(code="pass", late="pass", finalizer="pass", **options):
 
 def inspect_model(*words, constructor="pass", method="pass"):
     Path("net.py").write_text(MODEL.format(constructor=constructor, method=method), "utf-8")
-    done = run_python(["-m", "statecli", "inspect", "net.py:Net", *words], stdin=subprocess.DEVNULL, timeout=120)
-    return done.returncode, done.stdout, done.stderr
+    process = run_python(["-m", "statecli", "inspect", "net.py:Net", *words], stdin=subprocess.DEVNULL, timeout=120)
+    return process.returncode, process.stdout, process.stderr
 
 
 AFTER_THE_VERDICT = {
@@ -119,9 +119,9 @@ def test_code_that_runs_after_the_verdict_changes_neither_the_result_nor_the_cod
 
 def test_endless_thread_does_not_block_the_exit():
     """Python would wait for ever."""
-    begun = time.monotonic()
+    start_time = time.monotonic()
     assert finish(start_supervised("threading.Thread(target=time.sleep, args=(1e4,)).start()"))[:2] == (1, "result\n")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start_time < 30
 
 
 WITHOUT_A_VERDICT = {
@@ -178,11 +178,11 @@ def test_a_limit_ends_code_that_ignores_interrupts():
     """The code is an endless loop of Python that ignores Ctrl-C: one line, status 2, and no result."""
     limit = "supervisor.get_connection().limit_time(0.5)"
     loop = f"{limit}; signal.signal(signal.SIGINT, signal.SIG_IGN)\n    while True: pass"
-    begun = time.monotonic()
+    start_time = time.monotonic()
     code, out, err = finish(start_supervised(loop))
     assert (code, out) == (2, "")
     assert err == "statecli: net.py:Net: stopped after 0.5 s (--timeout), before the end; there is no result\n"
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - start_time < 30
 
 
 def test_first_time_limit_cannot_be_extended():
@@ -276,10 +276,10 @@ def test_a_full_disk_is_reported_by_the_parent():
 
 def test_closed_pipe_exits_with_141_silently():
     """The pipe is closed as by `| head`."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    code, _, err = finish(start_supervised(stdout=writing))
-    os.close(writing)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    code, _, err = finish(start_supervised(stdout=write_end))
+    os.close(write_end)
     assert (code, err) == (141, "")
 
 

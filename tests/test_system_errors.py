@@ -149,11 +149,11 @@ MAIN = "import sys; from statecli.__main__ import command; sys.argv = ['statecli
 def test_a_working_directory_that_was_removed_has_a_line_of_its_own():
     """A relative name cannot be looked up any more."""
     body = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
-    done = _program(body + MAIN.format(["audit", "."]))
-    assert done.returncode == 2
-    assert "standard output" not in done.stderr
-    assert "working directory no longer exists" in done.stderr
-    assert done.stderr.count("\n") == 1
+    process = _program(body + MAIN.format(["audit", "."]))
+    assert process.returncode == 2
+    assert "standard output" not in process.stderr
+    assert "working directory no longer exists" in process.stderr
+    assert process.stderr.count("\n") == 1
 
 
 def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
@@ -166,9 +166,9 @@ def test_only_a_write_to_standard_output_is_an_error_of_standard_output():
         given = (*error.args, *filter(None, [getattr(error, "filename", None)]))
         raised = f"raise {type(error).__name__}{given!r}"
         program = f"from statecli.cli import process_exit\ndef run(): {raised}\n"
-        done = _program(program + "process_exit.run_body_and_exit(run, debug=False)")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert done.stderr.startswith(f"statecli: {line}")
+        process = _program(program + "process_exit.run_body_and_exit(run, debug=False)")
+        assert (process.returncode, process.stderr.count("\n")) == (2, 1)
+        assert process.stderr.startswith(f"statecli: {line}")
 
 
 def test_output_error_is_the_line_about_standard_output(capsys):
@@ -239,8 +239,8 @@ def test_a_library_that_does_not_fit_into_memory_is_one_line():
     """The error of the loader is an ImportError."""
     body = "import sys\nclass Finder:\n    def find_spec(name, *_):\n"
     body += "        if name == 'numpy': raise ImportError('numpy.so: failed to map segment from shared object')\n"
-    done = _program(body + "sys.meta_path.insert(0, Finder)\n" + MAIN.format(["inspect", "a.pt", "--stats"]))
-    assert (done.returncode, done.stderr) == (2, "statecli: not enough memory; there is no result\n")
+    process = _program(body + "sys.meta_path.insert(0, Finder)\n" + MAIN.format(["inspect", "a.pt", "--stats"]))
+    assert (process.returncode, process.stderr) == (2, "statecli: not enough memory; there is no result\n")
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,17 @@ def test_crash_exits_with_2_and_one_line(error, where):
     """A crash in any step gives one line and status 2."""
     module, function = where.split(".")
     body = f"import statecli.cli.{module} as module\ndef fail(*_): raise {error}\nmodule.{function} = fail\n"
-    done = _program(body + MAIN.format(["inspect", "a.pt"]))
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert done.stderr.startswith("statecli: ")
+    process = _program(body + MAIN.format(["inspect", "a.pt"]))
+    assert (process.returncode, process.stdout, process.stderr.count("\n")) == (2, "", 1)
+    assert process.stderr.startswith("statecli: ")
 
 
 def test_failed_fork_for_model_code_exits_with_2():
     """The line of `os.fork`'s own error."""
     body = "import os\ndef fail(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork = fail\n"
-    done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
-    assert done.returncode == 2
-    assert done.stderr == "statecli: cannot run: BlockingIOError: [Errno 11] Resource temporarily unavailable\n"
+    process = _program(body + MAIN.format(["inspect", "net.py:Net"]))
+    assert process.returncode == 2
+    assert process.stderr == "statecli: cannot run: BlockingIOError: [Errno 11] Resource temporarily unavailable\n"
 
 
 NO_THREAD = (
@@ -278,16 +278,16 @@ NO_THREAD = (
 
 def test_inspect_works_without_threads():
     """Listing a checkpoint needs none."""
-    done = _program(NO_THREAD + MAIN.format(["inspect", "a.pt"]))
-    assert (done.returncode, done.stderr) == (0, "")
+    process = _program(NO_THREAD + MAIN.format(["inspect", "a.pt"]))
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_blas_uses_one_thread_if_no_thread_can_be_started():
     """OpenBLAS raises SIGINT otherwise, and the command ended with 130."""
     body = "import atexit, os, sys\nos.environ.pop('OPENBLAS_NUM_THREADS', None)\n"
     body += "atexit.register(lambda: print(os.environ.get('OPENBLAS_NUM_THREADS')))\n"
-    done = _program(body + NO_THREAD + MAIN.format(["inspect", "a.pt", "--stats"]))
-    assert (done.returncode, done.stderr) == (0, "1\n")
+    process = _program(body + NO_THREAD + MAIN.format(["inspect", "a.pt", "--stats"]))
+    assert (process.returncode, process.stderr) == (0, "1\n")
 
 
 def test_memory_error_at_the_start_exits_with_2():
@@ -295,8 +295,8 @@ def test_memory_error_at_the_start_exits_with_2():
     body = "import sys\nfrom statecli import __main__\n"
     body += "class Finder:\n    def find_spec(*_): raise MemoryError\n"
     body += "sys.modules.pop('statecli.cli.supervisor', None)\nsys.meta_path.insert(0, Finder)\n"
-    done = _program(body + MAIN.format(["inspect", "net.py:Net"]))
-    assert (done.returncode, done.stderr) == (2, "statecli: not enough memory; there is no result\n")
+    process = _program(body + MAIN.format(["inspect", "net.py:Net"]))
+    assert (process.returncode, process.stderr) == (2, "statecli: not enough memory; there is no result\n")
 
 
 @linux
@@ -305,6 +305,6 @@ def test_memory_error_at_the_start_exits_with_2():
 def test_low_memory_exits_with_0_or_2(line, megabytes):
     """The limit is `ulimit -v`. Without memory, BLAS of numpy would end the process with status 1."""
     limit = megabytes << 20
-    done = _program(MAIN.format(line), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
-    assert done.returncode in (0, 2)
-    assert done.returncode == 0 or done.stderr.splitlines()[-1].startswith("statecli: ")
+    process = _program(MAIN.format(line), preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
+    assert process.returncode in (0, 2)
+    assert process.returncode == 0 or process.stderr.splitlines()[-1].startswith("statecli: ")

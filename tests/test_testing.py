@@ -194,9 +194,9 @@ def test_models_are_tested_without_a_test_file(tmp_path):
     (tmp_path / "net_fixed.py").write_text((ROOT / "sample_models" / "net_fixed.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\nstatecli_models = net_fixed.py:Net\n")
     options = ["--statecli", "net.py:Net", "--statecli", "nett.py:Net", "--statecli-input", "4x3"]
-    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", *options], cwd=tmp_path)
-    assert "2 failed, 1 passed" in done.stdout
-    assert "error[unregistered-tensor]: table" in done.stdout
-    assert "nett.py: no such file; did you mean net.py?" in done.stdout
-    assert "Traceback" not in done.stdout
-    assert "pytest_plugin.py" not in done.stdout
+    process = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", *options], cwd=tmp_path)
+    assert "2 failed, 1 passed" in process.stdout
+    assert "error[unregistered-tensor]: table" in process.stdout
+    assert "nett.py: no such file; did you mean net.py?" in process.stdout
+    assert "Traceback" not in process.stdout
+    assert "pytest_plugin.py" not in process.stdout

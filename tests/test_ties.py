@@ -72,8 +72,8 @@ def test_a_long_list_is_cut(count):
     for tensor in tensors:
         others = [other.fqn for other in rows if other.fqn != tensor.fqn]
         assert list(tensor.tied_to) == (others if count <= 65 else others[:1])
-        more = f"view; shares its storage with {count - 1} other tensors"
-        assert tensor.note == (more if count > 65 else "view")
+        note = f"view; shares its storage with {count - 1} other tensors"
+        assert tensor.note == (note if count > 65 else "view")
 
 
 def test_many_views_of_one_storage_take_linear_time():

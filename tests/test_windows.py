@@ -137,11 +137,11 @@ def folder(tmp_path_factory):
 )
 def test_command_runs(folder, words, status):
     """The exit status is the same as on POSIX, and no crash is reported."""
-    done = run(folder, *words.split())
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "error:" not in done.stderr
-    assert done.stderr.count("\n") == (1 if status == 2 else 0), done.stderr
+    process = run(folder, *words.split())
+    assert process.returncode == status, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "error:" not in process.stderr
+    assert process.stderr.count("\n") == (1 if status == 2 else 0), process.stderr
 
 
 @pytest.mark.parametrize(
@@ -155,18 +155,18 @@ def test_command_runs(folder, words, status):
 )
 def test_class_is_built_in_this_process(folder, words, status, statecli, monkeypatch):
     """Without os.fork nothing supervises a model; the findings are the same."""
-    done = run(folder, *words.split(), libraries="import torch")
-    assert (done.returncode, done.stderr) == (status, "")
+    process = run(folder, *words.split(), libraries="import torch")
+    assert (process.returncode, process.stderr) == (status, "")
     monkeypatch.chdir(folder)
-    assert done.stdout == statecli(*words.split()).out
-    assert "table" in done.stdout
+    assert process.stdout == statecli(*words.split()).out
+    assert "table" in process.stdout
 
 
 def test_parts_are_merged(folder):
     """The parts of two jobs are also merged without the names."""
     for number in (1, 2):
-        done = run(folder, *f"diff before.pt after.pt --shard {number}/2 -o part{number}.jsonl".split())
-        assert (done.returncode, done.stderr) == (0, "")
+        process = run(folder, *f"diff before.pt after.pt --shard {number}/2 -o part{number}.jsonl".split())
+        assert (process.returncode, process.stderr) == (0, "")
     merged = run(folder, *["merge", "part1.jsonl", "part2.jsonl", "-f", "json"])
     assert (merged.returncode, merged.stderr) == (1, "")
     assert merged.stdout == run(folder, *["diff", "before.pt", "after.pt", "-f", "json"]).stdout
@@ -177,10 +177,10 @@ def test_a_training_is_resumed(folder, monkeypatch):
     (folder / "sitecustomize.py").write_text(REMOVE.format(libraries="import torch"))
     shutil.copy(ROOT / "tests" / "resume_check" / "script.py", folder)
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    done = run(folder, "resume-check", "script.py::main", "--steps", "4", libraries="import torch")
-    assert (done.returncode, done.stderr) == (0, "")
+    process = run(folder, "resume-check", "script.py::main", "--steps", "4", libraries="import torch")
+    assert (process.returncode, process.stderr) == (0, "")
     verdict = "a training run resumed from step 2 of 4 equals the uninterrupted run: exit status 0"
-    assert done.stdout.splitlines()[-1] == verdict
+    assert process.stdout.splitlines()[-1] == verdict
 
 
 #: Presses keys on a screen without a terminal. The loop of asyncio is that of POSIX, and needs a pair of sockets.
@@ -203,8 +203,8 @@ def test_a_checkpoint_is_browsed(folder):
     code = REMOVE.format(libraries="import numpy, textual.app, textual.drivers.linux_driver") + BROWSE
     code += "from statecli.__main__ import command\ncommand()"
     line = [sys.executable, "-W", "ignore", "-c", code, "browse", "before.pt", "after.pt"]
-    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_documents_are_the_same_without_os_pread(folder, statecli, monkeypatch):
@@ -222,9 +222,9 @@ def test_names_are_removed():
         REMOVE.format(libraries="")
         + "print(hasattr(os, 'pread'), hasattr(os, 'fork'), hasattr(signal, 'SIGHUP'))\nimport fcntl"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "False False False\n"
-    assert "import of fcntl halted" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout == "False False False\n"
+    assert "import of fcntl halted" in process.stderr
 
 
 def test_names_of_posix_are_in_one_module():

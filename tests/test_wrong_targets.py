@@ -179,11 +179,11 @@ def test_error_about_a_wrong_target_has_the_line_to_type(class_folder, statecli,
 def test_an_error_is_not_repeated_where_both_streams_end(class_folder):
     """If both streams end in one pipe or log, only the report has the error; separate streams both have it."""
     run = [sys.executable, "-m", "statecli", "audit", "gone.pt"]
-    both = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert both.stdout.count("gone.pt: cannot be opened") == 1
-    apart = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert both.stdout == apart.stdout
-    assert apart.stderr.startswith("statecli: gone.pt: cannot be opened")
+    joined = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert joined.stdout.count("gone.pt: cannot be opened") == 1
+    separate = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert joined.stdout == separate.stdout
+    assert separate.stderr.startswith("statecli: gone.pt: cannot be opened")
 
 
 def test_the_advice_works(class_folder, statecli):
@@ -455,9 +455,9 @@ CLASSES = "".join(f"class A{n}(A{n - 1}): pass\n" for n in range(1, 400))
 def test_unusual_code_gets_an_error_quickly(in_tmp_path, statecli, monkeypatch, code):
     """The file is only read, for a suggestion: these were internal errors, and 20 seconds for the classes."""
     Path("odd.py").write_text(f"from torch import nn\n{code}")
-    written, write_code = [], configuration_fields.write_code
-    monkeypatch.setattr(configuration_fields, "write_code", lambda node: written.append(node) or write_code(node))
+    nodes, write_code = [], configuration_fields.write_code
+    monkeypatch.setattr(configuration_fields, "write_code", lambda node: nodes.append(node) or write_code(node))
     result = statecli("inspect", "odd.py")
     assert result.code == 2
     assert result.err.startswith("statecli: odd.py: is a Python file, not a checkpoint; ")
-    assert len(written) < 400 * 500
+    assert len(nodes) < 400 * 500
