@@ -46,23 +46,23 @@ _MISSING = compile_on_use(r"(?P<function>[\w.]+)\(\) missing \d+ required [\w-]+
 _UNEXPECTED = compile_on_use(r"(?P<class>[\w.]+)\.__init__\(\) got an unexpected keyword argument ")
 #: Python's messages for a number in place of a sequence.
 _NOT_SEQUENCE = compile_on_use(r"object of type '(int|float)' has no len|'(int|float)' object is not (iterable|subscr)")
-#: The name under which a file is imported, before a class of the file.
+#: Prefix of class names in messages: the module name under which statecli imports a file.
 _MODULE_OF_FILE = compile_on_use(r"\b_statecli_\d+_\w+\.")
-#: Messages about a list of modules in place of modules, a class or a text in place of a module.
+#: Messages about a list of modules in place of modules, or about a class or a text in place of a module.
 _NOT_MODULE = compile_on_use(r"is not a Module subclass")
 _NOT_ITERABLE = compile_on_use(r"object is not iterable|called with an iterable|must be an iterable")
-#: Names in an annotation of a dict.
+#: Names by which an annotation declares a dict.
 _MAPPINGS = {"Mapping", "dict", "Dict", "Any"}
 _NOT_PAIRS = compile_on_use(r"key/value pairs|update sequence element")
 _NUMBER = compile_on_use(r"-?\d+(\.\d+)?")
-#: The type of a text, in a message.
+#: The type `str` in a message.
 _TEXT_TYPE = compile_on_use(r"\bstr\b")
-#: A name that a message quotes.
+#: A quoted name in a message.
 _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
 _VALUES = " with a number, a string or a list in place of each `...`"
-#: Numbers that are tried for sizes, one for all arguments: channels must often divide another argument.
+#: Numbers to try for sizes, the same for all arguments, because channels must often divide another argument.
 NUMBERS = (3, 2, 8, 64)
 
 

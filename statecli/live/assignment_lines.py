@@ -26,7 +26,7 @@ from statecli.live.walk import own_dict
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-#: Wrappers that torch puts around its own functions and that are nobody's line.
+#: Ends of the names of files with wrappers of torch's functions; their lines are never the origin of an attribute.
 _WRAPPER_FILES = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
 _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add_module")
 
@@ -40,7 +40,7 @@ class Origins:
     def __init__(self, typed_paths: dict[str, str] | None = None) -> None:
         self._typed_paths = typed_paths or {}
         self._lines: dict[int, tuple[weakref.ref[nn.Module], dict[str, tuple[str, int]]]] = {}
-        # Copies made by copy.deepcopy pass no setter: they are answered with the line of their class.
+        # Lines by class and name, for copies made by copy.deepcopy, because such copies run no setter.
         self._by_class: dict[tuple[int, str], tuple[str, int]] = {}
         #: Lines of the user's code that ran a library's assignment.
         self._callers: dict[tuple[int, str], tuple[str, int]] = {}
@@ -65,7 +65,7 @@ class Origins:
     def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
         origins, is_setattr = self, method.__name__ == "__setattr__"
 
-        # `name` may come by keyword (register_buffer(name="x", ...)), so nothing is bound here but self.
+        # Only `self` is bound, because `name` may be a keyword argument: register_buffer(name="x", ...).
         @functools.wraps(method, ("__name__", "__qualname__", "__doc__"))
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             name = args[0] if args else kwargs.get("name")
@@ -91,7 +91,7 @@ class Origins:
         if entry is None or entry[0]() is not module:
             entry = (weakref.ref(module), {})
             self._lines[id(module)] = entry
-        # The last assignment wins: it is the one whose value is there now.
+        # The last assignment wins, because its value is the present value.
         place = entry[1][name] = (frame.f_code.co_filename, frame.f_lineno)
         caller = _find_caller(frame) if is_installed_file(place[0]) else None
         if caller is not None:
@@ -122,7 +122,7 @@ class Origins:
     def describe(self, place: tuple[str, int] | None) -> Origin | None:
         """Return `place` with its file for people: never an absolute path unless the user typed one."""
         if place is None or place[0].startswith(("<", PACKAGE_FOLDER)):
-            return None  # a class of torch itself is called by our own line, which assigned nothing of the user's
+            return None  # for example a class of torch, which statecli itself calls
         return Origin(format_path(place[0], self._typed_paths), place[1])
 
 

@@ -34,7 +34,7 @@ def write_builder(
         first, dot, _ = object_name.name.partition(".")
         owner = next((space.__name__ for space in (*namespaces, *named_modules) if hasattr(space, first)), None)
         owner = None if dot and first in sys.modules else owner
-        # BertConfig, in the arguments of transformers.BertModel.
+        # For example BertConfig in the arguments of transformers.BertModel.
         named_modules.extend(filter(None, [sys.modules.get(object_name.module or object_name.name.rpartition(".")[0])]))
         if object_name.module != file and (object_name.module or owner):
             names.setdefault(str(object_name.module or owner), set()).add(first)

@@ -15,16 +15,18 @@ from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.live.attribute_patch import replace_attribute
 
-#: Modules and parameters of one model, more than 12 layers of 256 experts that are modules have, and seconds of work
-#: for them. Building takes 50 us each, looking at what was built 200 us a tensor: 10 s in all are not reached.
+#: Largest number of modules and parameters of a model, and of seconds of processor time to register them. 12 layers of
+#: 256 experts as modules have fewer. Building takes 50 us for each, the walk 200 us for each tensor: less than 10 s in
+#: all.
 MAX_REGISTERED = 30_000
 MAX_SECONDS = 4
-#: Layers, heads, experts that a configuration may ask for: before any module is made, lists of their kinds are.
+#: Largest number of layers, heads or experts in a configuration, because lists with an entry for each are built before
+#: any module.
 MAX_COUNT = 4_096
-#: Entries of a list in it.
+#: Largest number of entries of a list in a configuration.
 MAX_LISTED = 100_000
 _COUNT = compile_on_use(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
-#: What would fetch code or weights, or makes another class of it.
+#: Keys of a configuration that would fetch code or weights, or select another class.
 _FETCHES = compile_on_use(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
 
 
@@ -64,7 +66,7 @@ def remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def disable_hub() -> AbstractContextManager[None]:
-    """The hub is off: a configuration may name repositories."""
+    """Disable the hub while the block runs, because a configuration may name repositories."""
     from huggingface_hub import constants
 
     return replace_attribute(constants, "HF_HUB_OFFLINE", True)
@@ -83,7 +85,7 @@ def silence_logging(logging: Any) -> Iterator[None]:
 
 @contextmanager
 def limit_registrations(config: str) -> Iterator[None]:
-    """Stop endless registrations of a class."""
+    """Raise ModelError in the block if registering modules and parameters exceeds MAX_REGISTERED or MAX_SECONDS."""
     from torch.nn.modules import module
 
     count, start = 0, time.process_time()

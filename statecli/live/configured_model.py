@@ -23,13 +23,15 @@ from statecli.storage.checkpoint_folder import CONFIG, MODULES
 if TYPE_CHECKING:
     from torch import nn
 
-#: What follows the name of a class in other spellings of the same build.
+#: Endings of a class name in other spellings of the same build: `BertModel.from_config`.
 _BUILDERS = (".from_config", "._from_config")
 #: Ends of the names of files from which `from_pretrained` reads weights.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".index.json", ".h5", ".msgpack", ".gguf", ".ckpt.index")
-#: A name that is called with a configuration. `--model auto` spells the name in a file so: it must never be called.
+#: Name that may be called with a configuration. `--model auto` builds a spec with the name from a file, and this name
+#: must never be called otherwise.
 _NAME = compile_on_use(r"\w+")
-#: A name that is called with a text. The call of others (pipeline, AutoModel.from_pretrained) is the user's own.
+#: Name that may be called with a text. Other callables (pipeline, AutoModel.from_pretrained) are called as the user
+#: wrote them.
 _CLASS = compile_on_use(r"[A-Z]\w*")
 
 

@@ -32,9 +32,9 @@ from statecli.live.working_line import Advice, advise_line
 
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
-#: Size of a layer in a line to type.
+#: Size of a layer in a suggested line.
 _SIZE = 3
-#: A module in place of the name of a variable.
+#: Module in place of the name of a variable, in a suggested line.
 _MODULE = "torch.nn.Linear(2, 3)"
 
 
@@ -67,7 +67,7 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
     spec = scope.spec
     positional = dict(zip((parameter.name for parameter in list_parameters(callee)), spec.args, strict=False))
     unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
-    extra_values = spec.args[len(positional) :]  # of `*args`
+    extra_values = spec.args[len(positional) :]  # values for `*args`
     modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in extra_values]
     if spec.is_file or not (unknown or ObjectName(_MODULE) in modules):
         return error
@@ -130,7 +130,7 @@ def _check_signature(scope: Scope, call: ObjectCall, callee: type, arguments: Ar
         signature = inspect.signature(callee)
     except (TypeError, ValueError):
         return
-    # A configuration of transformers has fields that its signature does not name, such as num_labels.
+    # A configuration of transformers has fields missing in its signature, such as num_labels.
     settings = callee if is_of_transformers(callee) else None
     other_names = getattr(settings, "attribute_map", {})
     signature_kwargs = {

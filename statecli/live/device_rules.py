@@ -27,7 +27,7 @@ def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Operators that take tensors of any devices: copies, or arguments that only lend a shape, a length or a number.
+#: Operators that take tensors of any device: copies, and operators that read only a shape, a length or a number.
 ANY_DEVICE_OPERATORS = _split_words(
     "copy copy_ _to_copy _copy_from _copy_from_and_resize _foreach_copy_ _foreach_copy lift lift_fresh lift_fresh_copy "
     "device_put resize_as_ resize_as set_ fill fill_ is_same_size is_set_to _has_compatible_shallow_copy_type "
@@ -35,7 +35,7 @@ ANY_DEVICE_OPERATORS = _split_words(
     "as_strided_scatter _ctc_loss ctc_loss record_stream _assert_async _assert_tensor_metadata bernoulli_ "
     "linspace logspace"
 )
-#: Types of arguments without tensors: most arguments of operators. A search of torch's in a tree takes 10 us.
+#: Types of arguments without tensors. Most arguments have such a type, and torch's search of a tree takes 10 us.
 PLAIN_TYPES = frozenset(
     [int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format]
 )
@@ -47,7 +47,7 @@ _INDEXING_OPERATORS = _split_words(
 #: Operators whose number of elements per step, `batch_sizes`, lies on the CPU by design.
 _RNN_OPERATORS = _split_words("lstm gru rnn_tanh rnn_relu _cudnn_rnn")
 #: Elementwise operators whose CUDA kernels take one 0-dim tensor of the CPU, on either side: `device_check: NoCheck` in
-#: torch's native_functions.yaml, and a kernel "with scalars". In place they are the same, with an underscore.
+#: torch's native_functions.yaml, and a kernel "with scalars". The in-place variants end in an underscore.
 ONE_CPU_SCALAR_OPERATORS = _split_words(
     "add sub rsub mul div true_divide floor_divide remainder fmod pow atan2 arctan2 hypot copysign xlogy heaviside "
     "ldexp maximum minimum fmax fmin eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
@@ -59,7 +59,8 @@ ONE_CPU_SCALAR_OPERATORS = _split_words(
     "special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u "
     "special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w"
 )
-#: Arguments that may be 0-dim tensors of the CPU, whatever else is: the operator moves them or reads the number.
+#: Arguments that may be 0-dim CPU tensors next to tensors of another device, because the operator moves the tensor or
+#: reads the number.
 CPU_SCALAR_ARGUMENTS = {
     "where": _split_words("condition self other"),
     "masked_fill": _split_words("value"),
@@ -70,12 +71,12 @@ CPU_SCALAR_ARGUMENTS = {
     "soft_margin_loss": _split_words("target"),
     "allclose": _split_words("self other"),
 }
-#: Arguments of the `_foreach_` operators that are a number for each tensor of a list, on the CPU.
+#: Argument of the `_foreach_` operators with a number for each tensor of a list, on the CPU.
 _SCALARS_ARGUMENT = "scalars"
 
-#: torch's own words.
+#: Torch's error message for tensors of several devices.
 _SAME_DEVICE_MESSAGE = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
-#: Arguments that an operator reads on the CPU, wherever the rest is, with torch's own words for another device.
+#: Arguments that an operator requires on the CPU, with torch's error message for other devices.
 CPU_ONLY_ARGUMENTS = {
     "_pack_padded_sequence": (
         "lengths",
@@ -104,9 +105,10 @@ class DeviceWatch:
     copied_by_forward: dict[str, Place | None] = field(default_factory=dict)
     read_elsewhere: set[str] = field(default_factory=set)
     taken_from_elsewhere: dict[str, tuple[str, Place | None]] = field(default_factory=dict)
-    #: Mismatches that are recorded so that forward goes on; others are raised. None: raise only those in `caught`.
+    #: Mismatches to record so that forward continues; other mismatches are raised. None: raise only those in `caught`.
     carried_over: frozenset[Mismatch] | None = None
-    #: Calls in which a mismatch has ended forward: no handler of the model is around them, so others there do too.
+    #: Call stacks in which a mismatch ended an earlier run. The model does not catch errors there, so further
+    #: mismatches in these calls are recorded, not raised.
     uncaught_calls: frozenset[CallStack] = frozenset()
     caught: frozenset[Mismatch] = frozenset()
     raised: set[Mismatch] = field(default_factory=set)
@@ -363,7 +365,7 @@ def _select_for_indexing(
     """Return the tensors of an indexing that must share a device: without indices, if the table is on the device."""
     table = args[0] if args else kwargs["self"]
     if not _is_on_device(table, device, moved_id):
-        # The indices are right: the table (and the values written to it) is elsewhere.
+        # The indices are legal: the table, and the values written to the table, are on the wrong device.
         return [table, *(tensor for tensor in tensors if _is_on_device(tensor, device, moved_id))]
     values = list_tensors(*args[2:], kwargs.get("values"))
     return [table, *(tensor for tensor in values if tensor.dim())]
@@ -404,7 +406,7 @@ class DeviceWatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ids = {id(tensor) for tensor in tensors}
 
         def copy_to_device(tensor: torch.Tensor) -> Any:
-            # Not `.to`: below autograd that is not a copy yet.
+            # Not `.to`, because below autograd `.to` would not yet be a copy.
             to_copy = torch.ops.aten._to_copy.default
             return self.run_operator(to_copy, (tensor,), {"device": device}) if id(tensor) in ids else tensor
 

@@ -17,9 +17,9 @@ from statecli.live.spec import ModelSpec
 from statecli.live.spec_arguments import parse_example
 from statecli.live.spec_objects import ObjectName, map_names
 
-#: What begins a line of an example.
+#: Prompt at the start of a line of an example.
 _PROMPT = compile_on_use(r"^\s*(?:>>>|\.\.\.)", re.MULTILINE)
-#: Examples that are read, and characters of a call.
+#: Largest number of examples, and of characters of a call.
 _MAX_EXAMPLES = 3
 _MAX_CHARACTERS = 2000
 

@@ -32,9 +32,9 @@ _LOCAL_HOST = compile_on_use(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
 #: Errors of huggingface_hub for a file that is not in its cache, in offline mode.
 _HUB_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 _HUB = "the Hugging Face hub"
-#: Arguments that ask for weights.
+#: Names of arguments that request weights.
 _ARGUMENT = compile_on_use(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
-#: Steps from an error to its causes.
+#: Largest number of steps from an error to its causes.
 _MAX_CAUSES = 20
 
 

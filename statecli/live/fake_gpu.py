@@ -40,9 +40,9 @@ _UNKNOWN_OPERATOR = compile_on_use(r"Could not run '(aten::\w+)\S*' with argumen
 _DEVICE: Any = torch.Tensor.device
 _IS_CUDA: Any = torch.Tensor.is_cuda
 _TO_NUMPY = (torch.Tensor.numpy, torch.Tensor.__array__)
-#: torch's function that calls the engine of C++ for `torch.autograd.backward` and `grad`.
+#: Torch's function that calls the C++ engine for `torch.autograd.backward` and `grad`.
 _RUN_BACKWARD = "_engine_run_backward"
-#: A GPU of 2020: kernels that ask for less than it has are taken.
+#: Answers of `torch.cuda` functions, as on a GPU of 2020: a model then chooses kernels that such a GPU supports.
 _CUDA_ANSWERS = {
     "get_device_capability": (8, 0),
     "current_device": 0,
@@ -382,7 +382,7 @@ def _apply_to_parameter(
     hooks = {name: getattr(parameter, name, None) for name in _HOOKS}
     try:
         torch.utils.swap_tensors(parameter, successor)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # an autograd graph, a view or a weak reference holds on to it
+    except RuntimeError:  # an autograd graph, a view or a weak reference uses the tensor
         record.successors[id(parameter)] = (parameter, successor)
         parameter, successor = successor, parameter
     for name, functions in hooks.items():  # hooks are part of the content that was swapped
@@ -392,7 +392,7 @@ def _apply_to_parameter(
     return parameter
 
 
-#: Hooks of a tensor by which backward calls functions of the model.
+#: Attributes with the hooks of a tensor through which backward calls functions of the model.
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

@@ -31,7 +31,7 @@ _NAME = compile_on_use(r"[A-Za-z_]\w*")
 #: Least similarity of a suggested class, from 0 to 1.
 _SIMILARITY = 0.85
 _SIMILARITY_OF_TYPES = 0.7
-#: Classes of transformers that choose another class by the `model_type` of the configuration.
+#: Names of transformers' classes that choose another class by the `model_type` of the configuration.
 _AUTO_CLASS = compile_on_use(r"AutoModel\w*|AutoBackbone")
 
 
@@ -164,7 +164,7 @@ def _suggest_class(transformers: Any, document: Mapping[str, Any], config: str) 
 def _choose_class(transformers: Any, name: str, document: Mapping[str, Any], config: str) -> Any:
     kind = document.get("model_type")
     config_classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
-    # Its get finds nothing.
+    # Index the mapping, because its `get` finds no entry.
     config_class = config_classes[kind] if type(kind) is str and kind in config_classes else None
     mapping = getattr(getattr(transformers, name, None), "_model_mapping", None)
     if config_class is None or mapping is None or config_class not in mapping:
@@ -269,7 +269,7 @@ def build_remote_code(config: str, document: Mapping[str, Any], arguments: Mappi
     return model
 
 
-# --- what it loads as what -------------------------------------------------------------------------------------------
+# --- names in checkpoints --------------------------------------------------------------------------------------------
 
 
 def map_loaded_names(model: Any, names: Iterable[str]) -> dict[str, tuple[str, ...]]:

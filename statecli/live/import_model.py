@@ -39,23 +39,24 @@ from statecli.live.suggested_arguments import is_module_class
 from statecli.live.user_code import protect_process
 from statecli.live.working_line import Advice, advise_line
 
-#: Least similarity of a suggested name, from 0 to 1: timeit (0.6) is not suggested for timm.
+#: Least similarity of a suggested name, from 0 to 1. 0.65 excludes timeit (0.6) as a suggestion for timm.
 _SIMILARITY = 0.65
-#: The same for a module that has the named class: nn (0.5) is suggested for nm.
+#: Least similarity of a suggested module that has the named class: nn (0.5) is suggested for nm.
 _SIMILARITY_WITH_CLASS = 0.5
-#: The same for names that begin with the same word: BertForQA and BertForQuestionAnswering.
+#: Least similarity of suggested names with an equal first word: BertForQA and BertForQuestionAnswering.
 _SIMILARITY_OF_FAMILY = 0.4
-#: Names that an error lists.
+#: Largest number of names in an error.
 _MAX_NAMES = 8
-#: `Llama` of `LlamaAttention`: a library may load the module of a class only when another class of it is named.
+#: First word of a class name: `Llama` of `LlamaAttention`. A library may load the module of a class only when another
+#: class of the module is named.
 _FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
-#: A name of initials, and what is between the initials of the words of a class.
+#: A name of initials (`PSNR`), and the letters between the initials of a class name.
 _INITIALS = compile_on_use(r"[A-Z]{2,}")
 _INITIAL = compile_on_use(r"[^A-Z]+")
 #: A class of a file, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)", re.MULTILINE)
 _module_numbers = itertools.count()
-#: Top-level names that importing a spec's file brought from that file's own folder, by folder.
+#: Top-level names that the import of a spec's file brought from the folder of the file, by folder.
 _sibling_modules: dict[str, set[str]] = {}
 
 
@@ -87,7 +88,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
     level = _relative_level(path)
     if level:
         return _import_in_package(spec, path, level)
-    # A name of its own: two files called net.py can be open at once, and neither shadows an installed package.
+    # A unique name, so that two files called net.py can be open at once, and neither shadows an installed package.
     name = f"_statecli_{next(_module_numbers)}_{stem}"
     loader_spec = importlib.util.spec_from_file_location(name, path)
     if loader_spec is None or loader_spec.loader is None:
@@ -259,7 +260,7 @@ def _get_attribute(spec: ModelSpec, module: types.ModuleType, suggest: Callable[
             owner_name = (
                 ".".join([spec.module, *names_done]) if not spec.is_file else ":".join([spec.module, *names_done])
             )
-            # UNet, for nets.UNet, before a name that is similar to nets.
+            # UNet for nets.UNet is tried before names similar to nets.
             last = _find_named_class(obj, names[-1]) if name != names[-1] else None
             spec, hint = (spec, suggest(obj, name)) if last is None else (replace(spec, attribute=names[-1]), last)
             line = _write_near(spec, names_done, obj, hint)
@@ -396,13 +397,13 @@ def _suggest_functions(obj: Any, name: str) -> _Hint:
 
 def _suggest_models(obj: Any, name: str) -> _Hint:
     public_names = [candidate for candidate in list_names(obj) if not candidate.startswith("__")]
-    # Not by getattr, which loads each module of transformers.
+    # Not by getattr, because getattr loads each module of transformers.
     named_modules = [candidate for candidate in public_names if isinstance(vars(obj).get(candidate), types.ModuleType)]
     similar_names = _find_near_class(name, [candidate for candidate in public_names if candidate not in named_modules])
     family = [
         candidate for candidate in public_names if (word := _FIRST_WORD.match(name)) and candidate.startswith(word[0])
     ]
-    # A model before a configuration or a tokenizer, whose modules have no layers.
+    # Models come before configurations and tokenizers, whose modules have no layers.
     family.sort(key=lambda candidate: (not candidate.endswith("Model"), "For" not in candidate, len(candidate)))
     defining_modules = [
         getattr(getattr(obj, candidate, None), "__module__", None) or ""

@@ -19,7 +19,7 @@ from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import PACKAGE_FOLDER, STANDARD_LIBRARY, is_installed_file
 
 _SITE = f"{os.sep}site-packages{os.sep}"
-#: A library whose lines never are the user's.
+#: Folder of torch, whose lines are never the user's.
 _TORCH = f"{os.sep}torch{os.sep}"
 
 

@@ -37,7 +37,7 @@ def load(built: BuiltModel, entries: Entries, *, by_from_pretrained: bool = True
     `by_from_pretrained`: leave out the objections overcome by `from_pretrained` of a model of transformers.
     """
     with built.user_code("load_state_dict()"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what meta tensors are not: nobody loads them
+        warnings.simplefilter("ignore")  # warnings about meta tensors do not matter, because nothing is loaded
         module = _get_instance(built)
         extra = _silence_extra_states(module)
         state = _build_state_dict(module, entries)
@@ -131,7 +131,7 @@ def _get_dtype(tensor: TensorInfo) -> torch.dtype:
     return dtype
 
 
-# --- a load that copies nothing --------------------------------------------------------------------------------------
+# --- load without copying --------------------------------------------------------------------------------------------
 
 
 class _Refusal:
@@ -159,7 +159,7 @@ class _Refusal:
         with replace_attribute(nn.Module, "load_state_dict", replacement):
             try:
                 yield
-                self._error = None  # whatever it was, the class's own load_state_dict got over it
+                self._error = None  # the class's own load_state_dict has handled the error
             except RuntimeError as error:
                 if error is not self._error:
                     raise
@@ -205,7 +205,7 @@ def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> t
 
 
 def _group_by_child(local: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
-    """The entries below `prefix` by the child whose they are."""
+    """Return the entries below `prefix`, grouped by child."""
     entries_by_child: dict[str, dict[str, Any]] = {}
     for key, value in local.items():
         if key.startswith(prefix):

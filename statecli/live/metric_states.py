@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-#: Attributes in which the base class keeps defaults, results and counts.
+#: Attributes in which the base class of metrics keeps defaults, results and counts.
 _OWN_ATTRIBUTES = frozenset(
     ("_defaults", "_computed", "_forward_cache", "_cache", "_update_count", "_is_synced", "_to_sync", "_should_unsync")
 )

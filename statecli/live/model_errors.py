@@ -74,7 +74,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
     if advice is not None:
         return advice.build_error(problem)
     end = _suggest_package(error) or _suggest_trust(spec, error) or _suggest_input(error)
-    # A build that needs too much memory, or a file that is missing, is not repeated.
+    # Do not repeat a build that needs too much memory or lacks a file.
     is_refused = not isinstance(error, (MemoryError, OSError, SystemExit)) and "memory" not in error_text
     lines = argument_errors.list_attempts(spec, callee, error) if callee is not None and is_refused and not end else ()
     return ModelError(f"{problem}{end}", lines=lines)

@@ -50,7 +50,7 @@ from statecli.live.tensors import (
 )
 from statecli.live.walk import RegisteredName, UnregisteredTensor, WalkResult, count_constants_in_code, has_own_to, walk
 
-#: Attributes of a model that hold what it may be called with; Lightning keeps the second behind the first.
+#: Attributes with sample inputs of a model; Lightning stores `example_input_array` in `_example_input_array`.
 _INPUT_ATTRIBUTES = ("example_input_array", "_example_input_array", "dummy_inputs")
 
 
@@ -63,7 +63,7 @@ class _Row:
     facts: TensorFacts
     kind: Kind
     persistent: bool | None
-    #: The line that assigned the tensor, and the line of the user's code if that line is in a library.
+    #: Line that assigned the tensor, and the line of user code if the first line is in a library.
     place: tuple[str, int] | None
     user_place: tuple[str, int] | None = None
     key: str = ""
@@ -303,7 +303,8 @@ def move(
     for row in table.rows:
         tensor = None if row.fqn in table.copy_differences else tensors_after.get(row.fqn)
         if tensor is not None and row.facts.device == str(device_):
-            row.after = After(row.facts.device, row.follows_device)  # it was there before: the stand-in decides
+            # Already on the device before the move, so the stand-in decides.
+            row.after = After(row.facts.device, row.follows_device)
             continue
         row.after = After(None, None) if tensor is None else After(str(tensor.device), tensor.device == device_)
         if row.after.followed is not None:
@@ -331,7 +332,7 @@ def _build_table(built: BuiltModel) -> _Table:
     for row in table.rows:
         row.saved = saved_state.includes(row.key, row.fqn, row.tensor, row.facts.storage)
         if row.saved and row.unregistered is not None and _is_recomputed(row.unregistered):
-            row.saved = False  # the tensor from which it is computed is saved, in the same memory
+            row.saved = False  # torch saves the tensor from which this tensor is computed, in the same memory
         if row.saved is False and row.facts.storage in saved_state.storages:
             row.notes.append("saved only under the name of a tied tensor, not under this name")
         if row.saved is None and saved_state.reason is None:
@@ -475,7 +476,7 @@ def _get_attribute(unregistered: UnregisteredTensor) -> str:
 def _locate_assignment(table: _Table, unregistered: UnregisteredTensor) -> tuple[str, int] | None:
     first_step = unregistered.steps[0]
     if first_step.how == "hidden":
-        return None  # the line recorded for that name assigned the registered tensor
+        return None  # the recorded line of this name assigned the registered tensor
     name = _get_attribute(unregistered)
     if first_step.how != "class":
         return table.built.origins.locate(unregistered.owner, name) or _locate_function(unregistered)
@@ -504,7 +505,7 @@ def _is_input(table: _Table, row: _Row) -> bool:
     )
 
 
-# --- what the move showed -----------------------------------------------------------------------------------
+# --- results of the move ------------------------------------------------------------------------------------
 
 
 def _record_move(table: _Table, trial: measure.MoveTrial) -> None:
@@ -549,7 +550,7 @@ def _add_broken_ties(table: _Table, trial: measure.MoveTrial) -> None:
             table.add_oddity(OddityKind.UNTIED_BY_MOVE, message, row.fqn, tie.place)
 
 
-#: Names that a broken tie is shown with.
+#: Largest number of names in the message about a broken tie.
 _MAX_TIED_NAMES = 3
 
 
@@ -670,7 +671,7 @@ def _build_state(table: _Table, target: str) -> ModelState:
     )
 
 
-#: `TensorInfo.rebuilt` of a comparison of two builds.
+#: `TensorInfo.rebuilt` by the result of comparing two builds.
 _REBUILT = {Rebuild.IDENTICAL: True, Rebuild.DIFFERENT: False}
 
 

@@ -25,7 +25,7 @@ from statecli.live.working_line import advise_line
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.6
 
-#: A model that an error names.
+#: Model named as an example in an error.
 _EXAMPLE = "resnet18"
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from statecli.live.walk import RegisteredName, UnregisteredTensor, own_dict, walk_registered
 
-#: Elements of a tensor with the sizes of a weight (`weight_shape`).
+#: Largest number of elements of a `weight_shape` tensor, which holds the sizes of a weight.
 _MAX_SIZES = 8
 
 

@@ -21,15 +21,15 @@ from statecli.storage.checkpoint_folder import CONFIG, MAX_MODULES_BYTES, split_
 if TYPE_CHECKING:
     from torch import nn
 
-#: Where sentence-transformers has its module classes: in version 6, and before.
+#: Packages with the module classes of sentence-transformers: of version 6, and of earlier versions.
 _PACKAGES = (
     "sentence_transformers.sentence_transformer.modules",
     "sentence_transformers.base.modules",
     "sentence_transformers.models",
 )
-#: The module that holds a model of transformers.
+#: Name of the module class that holds a model of transformers.
 _TRANSFORMER = "Transformer"
-#: Entries of the configuration of a module that name code.
+#: Key in the configuration of a module whose value names code.
 _ACTIVATION = "activation_function"
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from statecli.live.attribute_patch import replace_attribute
 
-#: Elements. Below this a fill takes microseconds and is not worth skipping.
+#: Smallest number of elements of a large parameter. Below this a fill takes microseconds and is not worth skipping.
 LARGE_PARAMETER_ELEMENTS = 65_536
 _FILLS = ((torch.Tensor, "normal_"), (torch.Tensor, "uniform_"), (nn.init, "_no_grad_trunc_normal_"))
 
@@ -42,7 +42,7 @@ def skip_random_fills(skipped_fills: SkippedFills) -> Iterator[None]:
         for owner, name in _FILLS:
             fill = _wrap_fill(getattr(owner, name), skipped_fills, active_flag)
             stack.enter_context(replace_attribute(owner, name, fill))
-        stack.callback(active_flag.clear)  # for whoever kept a reference to a wrapper
+        stack.callback(active_flag.clear)  # for code that kept a reference to a wrapper
         yield
 
 

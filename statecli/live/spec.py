@@ -20,16 +20,16 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.live.misspelt_arguments import MisspeltArguments
 
-#: What stands for a class in place of its name: the class that config.json names.
+#: Text in place of a class name: the class that config.json names.
 AUTO = "auto"
 #: A left side of one letter is a Windows drive (`C:net`), never a module; write `./m.py:Net` for a file of that name.
 _DRIVE = compile_on_use(r"[A-Za-z]")
 #: Methods of a model that return the model.
 _METHODS = frozenset(["bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "to", "train"])
-#: `Net[32]`.
+#: A class with an argument in brackets: `Net[32]`.
 _INDEXED = compile_on_use(r"(?P<name>[^\W\d][\w.]*)\[(?P<arguments>[^\[\]]*)\]")
 _DOTTED = compile_on_use(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-#: The options that belong to a class, at the end of its text.
+#: Options of a class, at the end of its text.
 _OPTIONS = compile_on_use(
     r"(?P<model>.*?)(?P<trust> --trust-remote-code)?(?: --config-json (?P<config_json>.+))?\Z", re.DOTALL
 )

@@ -23,7 +23,7 @@ from statecli.storage import files
 _STRING_OR_COLON = compile_on_use(
     r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?<![\w.])(?!(?:True|False|None)\b)[^\W\d][\w.]*:(?=[^\W\d])""", re.DOTALL
 )
-#: What stands for the colon in the syntax tree.
+#: Name that replaces the colon in the syntax tree.
 _COLON = "__colon__"
 #: A string, or a whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
 _STRING_OR_NAME = compile_on_use(
@@ -31,7 +31,7 @@ _STRING_OR_NAME = compile_on_use(
     r"(?:(?<=\A)|(?<=[=,(\[ ]))(?P<name>[A-Za-z][\w.]*(?:-[\w.]+|/[A-Za-z][\w.-]*)+)(?=\s*[,)\]])",
     re.DOTALL,
 )
-#: A whole argument with a quote at one end alone.
+#: An argument with a quote at only one end.
 _HALF_QUOTED = compile_on_use(
     r"(?:(?<=\A)|(?<=[=,(\[ ]))(?:['\"](?P<opened>[\w./-]+)|(?P<closed>[\w./-]+)['\"])(?=\s*[,)\]])"
 )

@@ -42,13 +42,13 @@ from statecli.live.tensors import may_overlap, storage
 from statecli.live.walk import Step, UnregisteredTensor
 
 AT_END_OF_INIT = "# at the end of __init__:\n"
-#: Types of keys that `str` writes without running the user's code.
+#: Ids of the types of keys that `str` converts without running the user's code.
 _PLAIN_KEYS = frozenset(id(kind) for kind in (str, int, float, bool, bytes, type(None)))
 AFTER_LAST_ASSIGNMENT = "# after its last assignment:\n"
 AFTER_SUPER_INIT = "# after super().__init__():\n"
-#: Further names of a memory that a fix shows.
+#: Largest number of further names of the same memory in a fix.
 MAX_NAMES_IN_FIX = 3
-#: Tensors in one memory that are compared with one another.
+#: Largest number of tensors in the same memory that are compared with one another.
 MAX_COMPARED_PARTS = 64
 
 
@@ -91,15 +91,15 @@ class _Site:
         return [use for use in self.uses if use.function and not use.constructs]
 
 
-#: Uses of a container that change what is in it.
+#: Uses of a container that change its contents.
 _FILLING_ACTION = compile_on_use(
     r"(append|extend)(left)?|augment|clear|insert|item|pop(item|left)?|remove|reverse|rotate|setdefault|sort|update"
 )
-#: Uses of a tensor that change it, besides methods that end in _.
+#: Uses that change the value of a tensor, besides methods ending in _.
 _CHANGING_ACTIONS = frozenset(["set", "item", "augment", "out", "batch_norm", "instance_norm"])
-#: Uses with which a tensor accumulates: its value depends on the value before.
+#: Uses with which a tensor accumulates: the new value depends on the value before.
 _ACCUMULATING_ACTION = compile_on_use(r"augment|(batch|instance)_norm|(add|sub|mul|div|lerp)\w*_")
-#: Methods of tensors that end in _ and change no value.
+#: Methods of tensors that end in _ and do not change the value.
 _KEEPING_METHODS = frozenset(["requires_grad_", "share_memory_", "detach_", "retain_grad"])
 
 
@@ -209,7 +209,7 @@ def _use_names_of_file(text: str, unregistered: UnregisteredTensor, site: _Site,
     return "\n".join(line if line[:1] == "#" else _NN_CLASS.sub(f"{torch_nn}.", line) for line in text.split("\n"))
 
 
-#: `nn.` where a fix writes it.
+#: The prefix `nn.` in the code of a fix.
 _NN_CLASS = compile_on_use(r"(?<![\w.])nn\.(?=(Parameter|Module)(List|Dict)?\()", re.M)
 
 
@@ -292,7 +292,7 @@ def _suggest_in_own_class(unregistered: UnregisteredTensor, description: str, re
     return _add_loading_if_new(text, unregistered.tensor, rebuild)
 
 
-#: Values that cannot be assigned to the name of a buffer or a module.
+#: Expressions whose values cannot be assigned to the name of a buffer or a module.
 _REFUSED_VALUES = (ast.Constant, ast.List, ast.ListComp, ast.Tuple, ast.Dict, ast.DictComp)
 
 
@@ -532,7 +532,7 @@ def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_
     return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
 
 
-#: Line after a buffer of which it is not known whether the constructor rebuilds its value.
+#: Comment below a buffer if statecli does not know whether the constructor rebuilds the value.
 _IF_SAVED = (
     "# to save the value too, delete persistent=False, and load older checkpoints with\n"
     "# model.load_state_dict(state, strict=False)"
@@ -609,7 +609,7 @@ def _suggest_for_complex(unregistered: UnregisteredTensor, site: _Site) -> str:
 
 
 _COMPLEX_BUFFER = "# do not register a complex tensor: .half() or .to(torch.bfloat16) would drop the imaginary part"
-#: Methods that give a tensor on another device, where a function of the class calls them on the attribute.
+#: Methods that move a tensor to another device, if a function of the class calls them on the attribute.
 _MOVING_METHODS = frozenset(["to", "cuda", "type_as"])
 
 
@@ -623,7 +623,7 @@ def _suggest_for_created_later(unregistered: UnregisteredTensor) -> str:
 
 
 def _format_container(class_prefix: str, container: Any, site: _Site) -> str:
-    """nn.ModuleList and its like take the place of the container; append and item assignment go on working."""
+    """Return code with nn.ModuleList or the like in place of the container; append and item assignment keep working."""
     if issubclass(type(container), dict):
         return _format_dictionary(f"{class_prefix}Dict", container, site)
     return _format_empty(f"{class_prefix}List", container, site) or _format_assignment(
@@ -817,7 +817,7 @@ def _suggest_for_other_holder(unregistered: UnregisteredTensor, rebuild: Rebuild
     return _add_loading_if_new(text, tensor, rebuild)
 
 
-#: Modules with holders that nobody makes an nn.Module.
+#: Modules with classes of holders that cannot become an nn.Module.
 _LIBRARY_MODULES = ("argparse", "builtins", "functools", "itertools", "types")
 
 

@@ -21,9 +21,9 @@ from statecli.live.object_scope import Scope, spell
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import ObjectCall, ObjectName, map_items
 
-#: Functions that are tried in place of a class.
+#: Largest number of functions to try in place of a class.
 _MAX_FACTORIES = 2
-#: Configurations inside of configurations that a line to type shows.
+#: Largest depth of nested configurations in a suggested line.
 _MAX_DEPTH = 3
 
 

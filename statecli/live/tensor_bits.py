@@ -11,7 +11,8 @@ import torch
 
 from statecli.live.tensors import has_memory, is_lazy, split_parts, storage
 
-#: Values in a row before they repeat. A prime, so that a row of a matrix hardly ever begins as the last one did.
+#: Number of different values before the pattern of `perturb` repeats. A prime, so that neighbouring rows of a matrix
+#: hardly ever begin with the same value.
 PERIOD = 251
 _SIGNED_DTYPE_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -16,11 +16,11 @@ from statecli.live.assignment_lines import is_skipped_frame
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
 from statecli.live.spec import parse_spec
 
-#: Files of statecli that code of the user may call, such as patches of torch. Other files call the code of the user.
+#: Folder of statecli's files that user code may call, such as patches of torch. Statecli's other files call user code.
 _LIVE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Place = tuple[str, int]
-#: The code and the index of the instruction in progress of each frame.
+#: For each frame, its code and the index of the instruction in progress.
 CallStack = tuple[tuple[CodeType, int], ...]
 
 
@@ -213,7 +213,7 @@ def _find_variable_name(scope: dict[str, Any], tensor: torch.Tensor) -> str | No
     return None
 
 
-#: Larger lists and dicts of a file are not searched.
+#: Largest number of entries of a list or dict of a file that is searched.
 _MAX_TABLE_ENTRIES = 1_000
 
 

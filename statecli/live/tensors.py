@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
-#: What a class has that does not override torch's dispatch.
+#: Values of `__torch_dispatch__` in classes that do not override torch's dispatch.
 _TORCH_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 _opaque_numbers = itertools.count()
-#: Nodes of an autograd graph looked through for what a tensor was computed from.
+#: Largest number of nodes of an autograd graph searched for the leaves of a tensor.
 _MAX_NODES = 10_000
 _opaque: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-#: The default dtype and device (None: no one has set it), how deterministic algorithms are, the number of threads.
+#: Default dtype, default device (None if never set), mode of deterministic algorithms, and number of threads.
 Settings = tuple[Any, ...]
 
 
@@ -59,6 +59,6 @@ def apply_settings(settings: Settings) -> None:
 
 @contextmanager
 def keep_settings_and_grad_mode() -> Iterator[None]:
-    """Around a constructor: the grad mode is taken back too."""
+    """Run a constructor in the block: afterwards its settings and its grad mode are undone."""
     with keep_settings(), torch.set_grad_enabled(torch.is_grad_enabled()):
         yield

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statecli.core.lazy_pattern import compile_on_use
 
 _TRACEBACK = "Traceback of TorchScript"
-#: Scripted code has frames as Python's, the deepest last; of a trace they are those of Python then, the deepest first.
+#: Frames of Python in scripted code (the deepest last), and in a trace (the deepest first).
 _SCRIPTED = compile_on_use(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
 _TRACED = compile_on_use(r"^(\S.*)\((\d+)\): ", re.MULTILINE)
-#: The error itself stands below them; source lines are indented.
+#: The error below the frames; source lines are indented.
 _ERROR = compile_on_use(r"^(?:builtins\.)?([A-Za-z_][\w.]*)(?:: (.*))?\Z", re.MULTILINE | re.DOTALL)
 
 

@@ -12,7 +12,7 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.spec import ModelSpec
 from statecli.live.working_line import Advice
 
-#: A task whose model an error names without a better one.
+#: Task whose model an error names if no task is more similar.
 _TASK = "text-generation"
 #: Least similarity of a suggested task, from 0 to 1.
 _SIMILARITY = 0.7

@@ -19,7 +19,7 @@ from statecli.storage import files
 @contextmanager
 def _use_search_path(spec: ModelSpec) -> Iterator[None]:
     if spec.config is not None or spec.is_library:
-        # The user has typed no code: a folder with a config.json may hold a transformers.py as well.
+        # The user typed no code, and a folder with a config.json may contain a transformers.py as well.
         with search_path.use_installed_only(*([] if spec.config is None else [files.get_folder(spec.config)])):
             yield
         return

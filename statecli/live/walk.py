@@ -32,11 +32,12 @@ from torch import nn
 
 from statecli.core.errors import ModelError
 
-#: Steps from the root. Beyond it names are useless to anybody; the cut is reported, not silent.
+#: Largest number of steps from the root, because longer names are useless. The cut is reported.
 MAX_DEPTH = 1_000
-#: Objects opened. A tokenizer's vocabulary costs one; ten million is a data set held by the model.
+#: Largest number of opened objects. A tokenizer's vocabulary is one object; ten million are a data set held by the
+#: model.
 MAX_OBJECTS = 5_000_000
-#: Registered names. Modules shared 40 levels deep have 2^40 of them.
+#: Largest number of registered names. Modules shared at 40 levels have 2^40 names.
 MAX_NAMES = 1_000_000
 
 _mro_of = type.__dict__["__mro__"].__get__
@@ -121,20 +122,20 @@ _CLOSED_TYPES = type_ids(
         torch.autograd.function.FunctionCtx,
         torch.fx.Graph,
         torch.fx.Node,
-        torch._C.ScriptMethod,  # holds the Python module that a ScriptModule was made from
+        torch._C.ScriptMethod,  # holds the Python module from which a ScriptModule was made
         torch._ops.OperatorBase,
         torch._ops.OpOverloadPacket,
         torch._ops._OpNamespace,
         torch._ops._Ops,
     ]
 )
-#: Modules of torch whose objects hold the shards of parameters, and buffers of their exchange.
+#: Modules of torch whose objects hold the shards of parameters, and buffers for their exchange.
 _SHARDING_MODULES = (
     "torch.distributed.fsdp._fully_shard.",
     "torch.distributed._composable",
     "torch.distributed.device_mesh",
 )
-#: Built-in objects that only hold others, without a name of their own: iterators, views, cells.
+#: Built-in types that only hold other objects, without a name of their own: iterators, views, cells.
 _TRANSPARENT_TYPES = type_ids(
     [
         *map(type, (iter([]), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), reversed([]))),
@@ -147,7 +148,7 @@ _TRANSPARENT_TYPES = type_ids(
 _CONTAINER_TYPES = type_ids([dict, collections.OrderedDict, list, tuple, set, frozenset, collections.deque])
 #: Types whose repr is Python's own and short enough for a name.
 _LITERAL_TYPES = type_ids([str, int, bool, float, bytes, type(None)])
-#: Names in class bodies that abstract classes and namedtuples leave there.
+#: Attributes that abstract classes and namedtuples add to class bodies.
 _GENERATED_ATTRIBUTES = frozenset(["_abc_impl", "_fields", "_field_defaults"])
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 
@@ -162,8 +163,9 @@ class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
     label: str
     value: Any
     depth: int = 0
-    #: How the holder holds it: attribute, hidden, item, key, closure, default, argument, class, part, registered.
-    #: A hidden attribute has the name of something registered: Python reads it, state_dict and moves do not.
+    #: Way in which the holder refers to the value: attribute, hidden, item, key, closure, default, argument, class,
+    #: part, registered. A hidden attribute has the name of a registered object: Python reads the attribute, but
+    #: state_dict and moves do not.
     how: str = "attribute"
 
     def name(self) -> str:
@@ -288,7 +290,7 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
     return result.registered
 
 
-# --- what is registered -------------------------------------------------------------------------------------
+# --- registered names ---------------------------------------------------------------------------------------
 
 
 def own_dict(obj: Any) -> dict[str, Any]:
@@ -304,7 +306,7 @@ def own_dict(obj: Any) -> dict[str, Any]:
 def _find_dict_getter(kind: type) -> Any:
     for base in _mro_of(kind):
         getter = _dict_of(base).get("__dict__")
-        # types.SimpleNamespace declares its own as a member; no Python class can.
+        # types.SimpleNamespace declares its dict as a member, which no Python class can do.
         if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             return getter
     return None
@@ -321,7 +323,7 @@ def _read_registry(module: nn.Module, name: str, attributes: dict[str, Any]) -> 
     if type(entries) is dict:
         return list(entries.items())
     if entries is None:
-        # ScriptModules keep theirs in C++ and hand it out through a property of torch's own.
+        # ScriptModules keep their registries in C++, and a property of torch returns them.
         entries = getattr(module, name, {}) if is_scripted(module) else {}
     if issubclass(type(entries), dict):
         return list(dict.items(entries))
@@ -352,7 +354,8 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
             )
         children = [(n, child) for n, child in _read_registry(module, "_modules", attributes) if child is not None]
         if children and depth >= MAX_DEPTH:
-            # A name grows with each level: the names of deeper trees are quadratic, and torch recurses over them.
+            # Each level makes the names longer: names in deeper trees take quadratic memory, and torch recurses over
+            # the levels.
             result.unopened.append((prefix.rstrip("."), f"nests more than {MAX_DEPTH:,} modules"))
             result.modules_beyond_limit += [child for _, child in children]
             continue
@@ -373,7 +376,7 @@ def _collect_own_tensors(prefix: str, module: nn.Module, attributes: dict[str, A
     return len(entries)
 
 
-# --- what is merely held ------------------------------------------------------------------------------------
+# --- unregistered tensors -----------------------------------------------------------------------------------
 
 
 class _Search:
@@ -383,7 +386,7 @@ class _Search:
         self._result = result
         self._queue: collections.deque[Step] = collections.deque()
         self._owners: dict[int, tuple[nn.Module, int]] = {}
-        # id -> object: an object that stays referenced keeps its id, so "seen" stays true.
+        # id -> object: a referenced object keeps its id, so no other object can be taken for a seen one.
         self._seen: dict[int, Any] = {}
         self._names: set[tuple[int, str]] = set()
         self._classes: dict[int, type] = {}
@@ -399,7 +402,7 @@ class _Search:
         for module in self._result.modules_beyond_limit:
             self._seen.setdefault(id(module), module)
         for entry in self._result.registered:
-            # A registered tensor's own Python attributes are looked at too: `weight.tag = tensor`.
+            # The Python attributes of a registered tensor are searched too: `weight.tag = tensor`.
             if entry.tensor is not None and id(entry.tensor) not in self._seen:
                 self._seen[id(entry.tensor)] = entry.tensor
                 if _is_wrapper(type(entry.tensor)):
@@ -428,7 +431,7 @@ class _Search:
         obj = step.value
         is_tensor = issubclass(type(obj), torch.Tensor)
         if step.how == "key" and id(obj) in self._seen:
-            return  # an optimizer's `state` is keyed by the parameters: no further name of theirs
+            return  # the keys of an optimizer's `state` are the parameters, which gives them no further name
         if is_tensor and (step.how != "registered" or id(obj) not in self._seen):
             self._record(step, obj)
         if id(obj) in self._seen:
@@ -441,7 +444,7 @@ class _Search:
                 self._result.unopened.append((step.name(), f"nests more than {MAX_DEPTH:,} levels"))
             return
         if is_tensor and _is_wrapper(type(obj)):
-            return  # what a wrapper subclass keeps inside is the tensor itself, and moves as it does
+            return  # the inner tensors of a wrapper subclass are the tensor itself, and move with the tensor
         self._queue.append(step)
 
     def _record(self, step: Step, tensor: torch.Tensor) -> None:
@@ -492,7 +495,7 @@ def _is_closed(kind: type) -> bool:
 def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
     """Return a step to each object held directly by `step.value`, except objects without room for tensors."""
     obj, kind = step.value, type(step.value)
-    # Hooks are numbered by a counter of the whole process: their place in the dict is what stays the same.
+    # Hooks have numbers of a process-wide counter; only their place in the dict is the same in each process.
     is_numbered = step.label.endswith("_hooks") and step.parent is not None and _is_module(step.parent.value)
     after_dot = step.parent is not None and step.label.endswith(".")
     depth = step.depth + 1
@@ -510,9 +513,9 @@ def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
 def _is_empty(obj: Any) -> bool:
     """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function without contents."""
     kind = type(obj)
-    if kind is types.FunctionType:  # the methods of a class of transformers are most of what a walk would open
+    if kind is types.FunctionType:  # methods of transformers' classes would be most of the opened objects
         return _is_empty_function(obj)
-    # Of these types only OrderedDict takes attributes.
+    # Of the container types, only OrderedDict takes attributes.
     takes_attributes = kind is collections.OrderedDict
     return id(kind) in _CONTAINER_TYPES and not obj and not (takes_attributes and dict.__len__(obj.__dict__))
 
@@ -537,9 +540,9 @@ def _is_module(obj: Any) -> bool:
     return issubclass(type(obj), nn.Module)
 
 
-#: What an object holds: (label, value, how).
+#: Contents of an object: (label, value, how).
 _Contents = Iterable[tuple[str, Any, str]]
-#: Lists what an object holds; True: the keys of a dict are counters.
+#: Function that lists the contents of an object. Its second argument is True if the keys of a dict are counters.
 _Lister = Callable[[Any, bool], _Contents]
 
 
@@ -565,7 +568,7 @@ def _find_listers(kind: type) -> tuple[_Lister, ...]:
 
 
 def _list_referents(obj: Any, _: bool) -> _Contents:
-    # Since Python 3.12 the type itself may be among them.
+    # Since Python 3.12, the referents may include the type itself.
     referents = [value for value in gc.get_referents(obj) if value is not type(obj)]
     return [(f"[#{i}]", value, "item") for i, value in enumerate(referents)]
 
@@ -575,7 +578,7 @@ def _list_method(method: types.MethodType, _: bool) -> _Contents:
 
 
 def _list_builtin_method(method: types.BuiltinMethodType, _: bool) -> _Contents:
-    # `tensor.add` kept as a callable holds the tensor.
+    # A method such as `tensor.add`, kept as a callable, holds the tensor.
     return [(".__self__", method.__self__, "attribute")]
 
 
@@ -642,7 +645,7 @@ def has_own_to(kind: type) -> bool:
     return any("to" in _dict_of(base) for base in bases)
 
 
-#: Where traced modules and old subclasses of ScriptModule keep the module whose attributes they show as their own.
+#: Attribute in which traced modules and old subclasses of ScriptModule keep the module whose attributes they show.
 _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 
@@ -729,7 +732,7 @@ def _find_namedtuple_fields(kind: type) -> tuple[str, ...]:
 
 def _list_set(obj: Any, _: bool) -> Iterator[tuple[str, Any, str]]:
     base = set if issubclass(type(obj), set) else frozenset
-    # A set's order is that of addresses; sorted by what can be said of a member without running its code.
+    # Sets have the order of addresses, so members are sorted by facts that can be read without running their code.
     members = sorted(base.__iter__(obj), key=_get_sort_key)
     yield from ((f"[#{i}]", value, "item") for i, value in enumerate(members))
 
@@ -779,7 +782,7 @@ def _find_declared_slots(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple(members)
 
 
-#: The function for the contents of the first of these types that a type is derived from.
+#: Base types with their listers. The first base type from which a type is derived decides.
 _LISTERS: tuple[tuple[Any, _Lister], ...] = (
     (nn.Module, _list_module),
     (dict, _list_dict),

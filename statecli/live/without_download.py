@@ -20,7 +20,7 @@ from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import is_module_class, set_argument, write_options
 from statecli.live.working_line import Advice
 
-#: Argument of the functions of transformers that take the name of a repository.
+#: Argument of transformers' functions with the name of a repository.
 _REPOSITORY_ARGUMENT = "pretrained_model_name_or_path"
 #: `organization/name`.
 _REPOSITORY = compile_on_use(r"[\w.-]+/[\w.-]+")

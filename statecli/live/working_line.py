@@ -13,9 +13,9 @@ from typing import NamedTuple
 from statecli.core.errors import ModelError, StateError
 from statecli.live.downloads import ALLOW
 
-#: How advice to install a package begins.
+#: Beginning of the advice to install a package.
 INSTALL = "install the package: "
-#: Builds after one error.
+#: Largest number of builds after an error.
 _MAX_BUILDS = 12
 
 
@@ -58,13 +58,13 @@ def correct_advice(error: ModelError, build: Callable[[str], object]) -> ModelEr
 class _Trial:
     build: Callable[[str], object]
     tried: set[str] = field(default_factory=set)
-    #: The advice to install a package, of a line that needs only this.
+    #: Advice to install a package, of a line that needs only this package.
     install: str | None = None
 
     def find_advice(self, error: ModelError) -> str | None:
         """Return the working advice, or the advice of the error of a refused line; None without advice."""
         for line in error.lines:
-            # Else the advice has a line with `...`, or another line.
+            # False if the advice has a line with `...`, or another line.
             is_written = len(error.lines) == 1 and f"write {line}" in (error.advice or "")
             if len(self.tried) == _MAX_BUILDS:
                 break
