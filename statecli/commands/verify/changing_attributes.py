@@ -26,14 +26,15 @@ from statecli.live.metric_states import CALL_OUTSIDE, is_metric
 
 #: Types whose values are compared.
 ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
-#: Objects that hold no values of a model, or are compared by other means.
+#: Types of objects without values of a model, or whose values are compared in another way.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, nn.Module, torch.Tensor)
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
-#: Steps from an attribute to a compared value.
+#: Largest number of steps from an attribute to a compared value.
 _MAX_DEPTH = 4
-#: Entries of a container that are compared. A longer container, such as a vocabulary, changes its length.
+#: Number of entries compared at the start of a container. In a longer container, such as a vocabulary, a change shows
+#: in the length.
 _MAX_ENTRIES = 1_000
-#: Attributes that torch gives each module.
+#: Attributes that torch sets in each module.
 OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
@@ -111,7 +112,7 @@ def _read_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
 def _copy_attributes(module: nn.Module) -> dict[tuple[str, str], object]:
     copies = {}
     for key, value in iter_attributes(module):
-        with suppress(Exception):  # an object that cannot be copied is not compared
+        with suppress(Exception):  # an object without a copy is not compared
             copies[key] = copy.deepcopy(value)
     return copies
 

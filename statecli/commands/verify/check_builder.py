@@ -143,7 +143,7 @@ def measure_stand_in_move(subject: ModelUnderTest) -> ModelState:
     return live.model_reader.read(called_model, subject.target)
 
 
-#: Reason of a tensor that an instance built for a proof does not have.
+#: Reason for a tensor that a fresh instance lacks.
 ABSENT_REASON = (
     "a second instance of the model lacks this tensor, so statecli cannot compare the tensor between instances"
 )
@@ -234,7 +234,7 @@ _NAME_PART = compile_on_use(r"[^.\[\]]+")
 def find_memos(subject: ModelUnderTest) -> frozenset[str]:
     """Return the names of arguments and results kept by functools.lru_cache for functions of the class."""
     if not any("__closure__" in row.fqn or "[#" in row.fqn for row in subject.state.tensors):
-        return frozenset()  # nearly all, without an instance to walk
+        return frozenset()  # true of nearly all models, and needs no instance to walk
     unregistered = walk(subject.build_used()).unregistered
     return frozenset(entry.fqn for entry in unregistered if any(type(step.value) is _LRU_CACHE for step in entry.steps))
 

@@ -24,7 +24,8 @@ from statecli.live.exception_text import get_exception_text
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, is_freed, is_lazy, storage
 from statecli.live.walk import Holding, own_dict, walk
 
-#: Bytes of a storage up to which its values are copied in any case: forward may count or look up by them.
+#: Bytes of the largest storage whose values are copied in any case, because forward may count or look up with these
+#: values.
 COPIED_STORAGE_BYTES = 1 << 16
 
 
@@ -41,7 +42,7 @@ class ModelContents:
 
 
 def list_contents(module: nn.Module) -> ModelContents:
-    """Every tensor under every name, and every module, registered or not."""
+    """Return every tensor under every name, and every module, registered or not."""
     result = walk(module)
     modules = {id(submodule): submodule for _, submodule in result.modules}
     for unregistered in result.unregistered:
@@ -76,14 +77,14 @@ def _finish_copy(copy_of_model: nn.Module, contents: ModelContents, memo: dict[A
     return copy_of_model
 
 
-#: Methods by which a class decides what a copy of it holds.
+#: Methods by which a class decides the contents of a copy.
 _COPY_METHODS = ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
 
 
 def _has_own_copying(kind: type) -> bool:
     """Return True if code outside of Python and torch.nn takes part in copying modules of the class."""
     if issubclass(kind, torch.jit.ScriptModule):
-        return False  # its state lies in C++, and only its own code copies that
+        return False  # its state is in C++, and only its own code copies this state
     methods = (getattr(kind, name, None) for name in _COPY_METHODS)
     module_names = (getattr(method, "__module__", None) for method in methods if method is not None)
     return any(module_name is not None and not module_name.startswith("torch.nn.") for module_name in module_names)
@@ -100,7 +101,7 @@ def _copy_by_attributes(
         for submodule in self_copying:
             vars(memo[id(submodule)]).update(copy.deepcopy(own_dict(submodule), memo))
         copy_of_model = _finish_copy(_deepcopy(module, memo), contents, memo)
-    except Exception:  # noqa: BLE001 - anybody's code, and there is another copy
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and there is another copy
         return None
     return copy_of_model if walk(copy_of_model).holdings() == contents.holdings else None
 
@@ -119,16 +120,16 @@ def build_memo(contents: ModelContents, *, values: bool) -> dict[Any, Any]:
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[Any, Any] = {"torch": storages}
     tensors = [tensor for _, tensor in contents.tensors]
-    memo[id(memo)] = tensors  # kept alive, as deepcopy itself does: an id that is given out again would be in it
+    memo[id(memo)] = tensors  # kept alive, as in deepcopy, because a reused id would be found in the memo
     memo |= {
         id(tensor_): _create_lazy_buffer(tensor_) for tensor_ in tensors if type(tensor_) is nn.UninitializedBuffer
     }
     plain_tensors = list(filter(_is_plain, tensors))
     for tensor in plain_tensors:
         view = _get_view_in_copy(tensor, storages, values=values)
-        if type(tensor) is nn.Parameter:  # its own __deepcopy__ clones it, whatever the memo says of its storage
+        if type(tensor) is nn.Parameter:  # Parameter.__deepcopy__ clones its tensor, even if the memo has the storage
             memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad)
-        elif not (vars(tensor) or get_grad_fn_name(tensor)):  # that of a tensor makes plain what is conjugated
+        elif not (vars(tensor) or get_grad_fn_name(tensor)):  # deepcopy of a tensor would resolve its conjugation
             memo[id(tensor)] = view.requires_grad_(tensor.requires_grad)
     for tensor in plain_tensors:
         if get_grad_fn_name(tensor):
@@ -159,7 +160,7 @@ def _get_view_in_copy(tensor: torch.Tensor, storages: dict[int, torch.UntypedSto
     view = torch.empty(0, dtype=tensor.dtype, device=store.device)
     with torch.no_grad():
         view.set_(storages[store._cdata], tensor.storage_offset(), tensor.size(), tensor.stride())
-        if is_freed(tensor):  # `set_` has given the copy memory that nobody has written to
+        if is_freed(tensor):  # `set_` has allocated memory with arbitrary values for the copy
             storages[store._cdata].resize_(store.nbytes())
         view = torch._neg_view(view) if tensor.is_neg() else view
         return view.conj() if tensor.is_conj() else view
@@ -200,7 +201,7 @@ def _copy_tensor_attributes(contents: ModelContents, memo: dict[Any, Any]) -> No
             if id(value) in memo:
                 attributes[name] = memo[id(value)]
             elif name not in attributes:
-                with contextlib.suppress(Exception):  # anybody's object; its absence is reported as of a copy
+                with contextlib.suppress(Exception):  # the user's object may refuse; its absence is reported
                     attributes[name] = copy.deepcopy(value, memo)
 
 
@@ -225,7 +226,7 @@ def _find_uncopyable(module: nn.Module, memo: dict[Any, Any]) -> str | None:
         for name, value in vars(submodule).items():
             try:
                 copy.deepcopy(value, ChainMap({}, memo)) if name != "_modules" else None  # type: ignore[arg-type]
-            except Exception:  # noqa: BLE001 - anybody's code; this is the one that is looked for
+            except Exception:  # noqa: BLE001 - the user's code may raise anything; this attribute is the result
                 return f"{path + '.' if path else ''}{name} (a {type(value).__name__})"
     return None
 
@@ -238,7 +239,7 @@ def _make_leaves(copy_of_model: nn.Module) -> None:
                 parameter.detach_().requires_grad_()
 
 
-# --- functions that know the original ---------------------------------------------------------------------------------
+# --- functions that refer to the original -----------------------------------------------------------------------------
 
 
 def _rebind_functions(copy_of_model: nn.Module, memo: dict[Any, Any]) -> None:

@@ -31,7 +31,7 @@ def add_inputs(subject: ModelUnderTest, inputs: Inputs | None, why_not: MissingI
         module, origins, tensors_before = _call_once(subject)
     except ModelError as error:
         reason = str(error).removeprefix(f"{subject.target}: ")
-        if inputs.requested:  # the proofs that need a forward report the error
+        if inputs.requested:  # then the proofs that need a forward report the error
             return replace(subject, forward_error=reason)
         remark = f"; forward does not accept {inputs.text}: {reason}"
         return replace(subject, inputs=None, why_no_inputs=MissingInput(remark=remark))

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from statecli.live.built_model import BuiltModel
 
-#: What is said of a tensor that was not there before the model was first called.
+#: Note on a tensor that did not exist before the first call of the model.
 CREATED_BY_FORWARD = "created by the first forward"
-#: Of a lazy parameter or buffer, which was there.
+#: Note on a lazy parameter or buffer, which existed without a shape before the first call.
 SHAPED_BY_FORWARD = "gets its shape in the first forward"
 CHANGED_BY_FORWARD = "changed by forward"
 CHANGED_BY_FORWARD_IN_TRAINING = "changed by forward in training mode"
@@ -81,7 +81,7 @@ def call_built_model(
         raise ModelError(f"{target}: {why_not}")
     subject = model_under_test.prepare_built_model(built_model, target)
     subject = dataclasses.replace(subject, inputs=inputs_found.move(subject.find_home()))
-    # First, because its instance is gone when the one that stays is built.
+    # First, because this needs an instance of its own, which is freed before the lasting instance is built.
     in_training, oddities = _find_changed_in_training(subject)
     module = subject.build_fresh(values=True)
     before = _Snapshot(module)
@@ -129,9 +129,9 @@ def mark_rows(rows: Iterable[TensorInfo], before: Sequence[TensorInfo]) -> tuple
 
 def _mark_row(row: TensorInfo, row_before: TensorInfo | None, was_alias: bool) -> TensorInfo:
     if row_before is None and was_alias:
-        return structs.replace(row, fix=None)  # the constructor's tensor is another, and has its own row
+        return structs.replace(row, fix=None)  # the tensor of the constructor is another tensor, with its own row
     if row_before is None:
-        # What would register it in the constructor says nothing of a tensor that forward makes.
+        # No fix, because code for the constructor would not register the tensor created by forward.
         return structs.replace(_add_note(row, CREATED_BY_FORWARD), fix=None, appeared=True)
     fix = row_before.fix if row.moves is False else None
     row = structs.replace(row, origin=row_before.origin or row.origin, fix=fix)
@@ -148,7 +148,7 @@ def _find_gone(before: ModelState, state: ModelState) -> list[Oddity]:
     return [Oddity("gone-after-forward", f"the first forward removes {fqn}", fqn) for fqn in gone_names]
 
 
-# --- what forward changes -----------------------------------------------------------------------------------
+# --- changes by forward -------------------------------------------------------------------------------------
 
 
 class _Snapshot:

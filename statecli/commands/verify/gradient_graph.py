@@ -19,7 +19,7 @@ from statecli.live.tensors import storage
 
 Storages = set[int | str]
 Gradients = tuple[torch.Tensor | None, ...]
-#: The operators by which Python gets hold of values: item() and bool(), indices by a mask.
+#: Operators that return values to Python: item() and bool(), indexing by a mask.
 _VALUE_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
 
 

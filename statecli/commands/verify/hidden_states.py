@@ -13,7 +13,7 @@ from statecli.commands.verify import training_rounds
 from statecli.commands.verify.training_rounds import Training
 from statecli.core.errors import ModelError
 
-#: Part of the name of the weights that a hidden state is multiplied by.
+#: Part of the names of weights that multiply a hidden state.
 HIDDEN_WEIGHT = "weight_hh"
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from statecli.live import measure
 
-#: Names of init methods, in the order in which a class is expected to define them.
+#: Names of init methods; of several in a class, the first one is expected to write a tensor.
 INIT_METHODS = ("reset_parameters", "init_weights", "_init_weights")
 
 

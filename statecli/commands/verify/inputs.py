@@ -91,7 +91,7 @@ def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     if spec.dtype in INTEGERS or spec.dtype == "bool":
         integers = torch.randint(0, spec.bound or DEFAULT_BOUND, spec.shape, generator=generator, device="cpu")
         return integers.to(dtype)
-    # Drawn in one precision, so that a seed means the same numbers in each.
+    # Draw in a single precision, so that a seed gives the same numbers in every dtype.
     wide_dtype = torch.complex64 if spec.dtype in COMPLEX else torch.float32
     return torch.randn(spec.shape, generator=generator, dtype=wide_dtype, device="cpu").to(dtype)
 
@@ -109,7 +109,7 @@ def _build_from_texts(texts: Sequence[str]) -> Inputs:
     return Inputs(", ".join(spec.text for spec in specs_), make_call)
 
 
-# --- finding them -------------------------------------------------------------------------------------------
+# --- sources of inputs --------------------------------------------------------------------------------------
 
 
 def find_inputs(input: Sequence[str], inputs: str | None, built_model: BuiltModel) -> FoundInputs:
@@ -138,7 +138,7 @@ def _build_from_function(text: str, built_model: BuiltModel) -> Inputs:
             f"{option('--input-from', text)}: names an object of type {type(function).__name__}, not a function that "
             "returns inputs"
         )
-    # The model's own guard with another name: what the function raises is reported as that of --input-from.
+    # The guard of the model's code, with the spec of --input-from in its errors.
     model = dataclasses.replace(built_model, spec=spec)
 
     def make_call(seed: int = 0) -> Call:
@@ -208,7 +208,7 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def describe_call(call: Call) -> str:
-    """The tensors of a call in a few words, its keyword arguments by name; the first four."""
+    """Return the tensors of a call in a few words, keyword arguments with their names; the first four."""
     args, kwargs = call
     texts = [_describe_value(value) for value in args] + [
         f"{name} {_describe_value(value)}" for name, value in kwargs.items()
@@ -225,7 +225,7 @@ def _describe_value(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {size}"
 
 
-# --- what the model carries ---------------------------------------------------------------------------------
+# --- inputs in the model ------------------------------------------------------------------------------------
 
 
 def _find_carried_inputs(built_model: BuiltModel) -> FoundInputs:
@@ -236,7 +236,7 @@ def _find_carried_inputs(built_model: BuiltModel) -> FoundInputs:
                 call = _read_attribute(built_model, name)
                 if call is not None and _is_accepted(built_model, call):
                     call = _add_decoder_ids(built_model, call)
-                    # Every class of transformers inherits `dummy_inputs`.
+                    # A class of transformers inherits `dummy_inputs`, so its inputs are not the author's.
                     is_own = not _is_of_transformers(built_model)
                     return _build_constant(f"{describe_call(call)} (its {name})", call, chosen_by_user=is_own), None
             return _build_from_config(built_model)
@@ -259,7 +259,7 @@ def _read_attribute(built_model: BuiltModel, name: str) -> Call | None:
 
 
 def _build_constant(text: str, call: Call, *, chosen_by_user: bool) -> Inputs:
-    """The same values for each seed, in new tensors."""
+    """Build inputs with the same values for each seed, in new tensors."""
 
     def make_call(seed: int = 0) -> Call:  # noqa: ARG001 - the values are the model's own
         copied_call: Call = map_tensors(call, _copy_tensor)
@@ -273,7 +273,7 @@ def _is_of_transformers(built_model: BuiltModel) -> bool:
 
 
 def _add_decoder_ids(built_model: BuiltModel, call: Call) -> Call:
-    """Some decoders start from the encoder's ids by themselves, some do not; giving them is right for both."""
+    """Return the call with the encoder's ids as decoder ids: some decoders need them, others use them anyway."""
     args, kwargs = call
     signature = _get_signature(built_model)
     ids = kwargs.get("input_ids")
@@ -419,10 +419,10 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _rebuild_mapping(value: Any, items: dict[Any, Any]) -> Any:
-    """A mapping of the same class; the plain dict where its constructor takes none."""
+    """Return a mapping of the same class, or a plain dict if the constructor of the class refuses one."""
     try:
         return type(value)(items)
-    except Exception:  # noqa: BLE001 - a constructor of anybody's; a dict serves forward as well
+    except Exception:  # noqa: BLE001 - the user's constructor may raise anything; a dict serves forward as well
         return items
 
 
@@ -467,7 +467,7 @@ def use_seed(seed: int, module: nn.Module | None = None) -> Iterator[None]:
         try:
             for generator in generators.values():
                 generator.manual_seed(seed)
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would have CUDA seeded when it starts
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed CUDA when CUDA starts
             if gpus:
                 torch.cuda.manual_seed_all(seed)
             random.seed(seed)

@@ -25,14 +25,14 @@ from statecli.commands.verify.changing_attributes import ATOM_TYPES, OWN_ATTRIBU
 from statecli.live import tensor_bits
 from statecli.live.installed_code import is_installed_file
 
-#: Objects that hold no values of a model.
+#: Types of objects without values of a model.
 _OPAQUE_TYPES = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _CONTAINER_TYPES = (list, tuple, deque, dict, set)
-#: Types of attributes of classes, and of variables of files, that are state rather than code.
+#: Types of class attributes and of variables of files that are state, not code.
 _SHARED_TYPES = (*ATOM_TYPES, *_CONTAINER_TYPES, torch.Tensor, torch.Generator, random.Random)
-#: Steps from an attribute to a compared value.
+#: Largest number of steps from an attribute to a compared value.
 _MAX_DEPTH = 8
-#: Values that are read in one attribute: more than a vocabulary has.
+#: Largest number of values read in one attribute: more than a vocabulary has.
 _MAX_VALUES = 200_000
 
 
@@ -74,9 +74,9 @@ class _TensorValue:
         return self.requires_grad == other.requires_grad and tensor_bits.is_same(self.values, other.values) is not False
 
 
-#: Path inside of a slot -> its value as plain data.
+#: Values of a slot as plain data, by their path inside the slot.
 Parts = Mapping[str, object]
-#: All that is compared of an instance.
+#: Values of an instance for comparisons, by slot.
 Values = Mapping[Slot, Parts]
 
 
@@ -184,7 +184,7 @@ class _Reader:
             self._add_children(path, value, depth - 1)
 
     def _add_children(self, path: str, value: Any, depth: int) -> None:
-        if is_generator(value):  # of numpy
+        if is_generator(value):  # of numpy, because _encode_leaf handles the others
             value = value.bit_generator.state if hasattr(value, "bit_generator") else {0: value.get_state()}
         if isinstance(value, dict):
             children = [(f"[{key!r}]", value[key]) for key in tuple(value)]
@@ -264,11 +264,11 @@ def copy_slots(module: nn.Module) -> CopiedValues:
             continue
         reader.tensors.clear()
         reader.read(value)
-        # copy.deepcopy refuses the result of an operation.
+        # Non-leaf tensors are cloned first, because copy.deepcopy refuses them.
         memo |= {id(tensor): tensor.detach().clone() for tensor in reader.tensors if not tensor.is_leaf}
         try:
             copies[slot] = copy.deepcopy(value, memo)
-        except Exception:  # noqa: BLE001 - an object of anybody's
+        except Exception:  # noqa: BLE001 - an object of the user may raise anything
             refused_slots.add(slot)
     return CopiedValues(module, copies, frozenset(refused_slots))
 

@@ -104,7 +104,7 @@ def build_copy(module: nn.Module) -> BuiltModel:
     return replace(wrapped, module=copy_instance(False, 0), original=module, values=False, make_instance=copy_instance)
 
 
-# --- as it was --------------------------------------------------------------------------------------------------------
+# --- restoring the model ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
                 if (tensor.device, tensor.dtype) != (data.device, data.dtype):
                     tensor.data = data
             for tensor, value in values:
-                # The count of writes of a tensor misses those of BatchNorm's kernels.
+                # Compare values, because BatchNorm's kernels write without raising a tensor's version.
                 if tensor_bits.is_same(tensor, value) is False:
                     tensor.copy_(value)
             for tensor, requires_grad, grad in gradients:
@@ -200,7 +200,8 @@ def _keep_tensors(tensors: list[torch.Tensor]) -> Iterator[None]:
                     tensor.grad = grad
 
 
-#: Bytes up to which what is not a parameter is kept next to the model. More is a table that forward reads.
+#: Bytes of the largest tensor, other than a parameter, whose values are kept next to the model. A larger tensor is a
+#: table that forward only reads.
 _SAVED_TENSOR_BYTES = 1 << 20
 
 

@@ -16,7 +16,7 @@ from statecli.live import measure
 from statecli.live.move_model import move_model
 from statecli.live.tensors import is_lazy, storage
 
-#: Added to the message about such a tensor.
+#: Reason added to the message about a tensor that forward casts.
 RECAST_REASON = "forward casts the tensor at each call"
 
 

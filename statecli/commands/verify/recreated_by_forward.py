@@ -49,12 +49,12 @@ def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
     values_before = {name: (tensor, check_builder.copy_values(tensor)) for name, tensor in created.items()}
     put_back = tensor_bits.build_restore(
         created.values()
-    )  # all instances share some, the user's too: a memo, a dict of the class
+    )  # all instances, the user's too, share some: a memo, a dict of the class
     try:
         tensor_bits.perturb(created.values())
         subject.call(module)
     except ModelError:
-        return frozenset()  # it reads what was overwritten
+        return frozenset()  # forward reads the overwritten values
     finally:
         put_back()
     after = measure.map_tensors(module)
@@ -255,7 +255,7 @@ class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._read_names = read_names
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "prim":  # a question, no operator
+        if func.namespace != "prim":  # an operator of `prim` is a query
             keys = (_get_key(tensor) for tensor in tree_iter((args, kwargs)) if isinstance(tensor, torch.Tensor))
             self._read_names.update(self._names[key] for key in keys if key in self._names)
         return func(*args, **(kwargs or {}))

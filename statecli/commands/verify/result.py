@@ -78,7 +78,7 @@ class Check(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
 
 
-#: The order in which one verdict stands for several.
+#: Verdicts, the worst first: of several verdicts, the first in this order counts.
 WORST_FIRST = (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED, Verdict.SKIPPED)
 
 

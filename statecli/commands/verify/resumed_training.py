@@ -24,11 +24,11 @@ from statecli.core.errors import ModelError
 from statecli.live.assignment_lines import Origins
 from statecli.live.tensors import is_lazy
 
-#: Steps before the save: the second begins with what the first has left.
+#: Number of steps before the save. The second step starts from the state after the first.
 STEPS_BEFORE = 2
-#: Steps of the whole training. The second step after the load begins with what the first has left.
+#: Number of steps of the whole training. The second step after the load starts from the state after the first.
 STEPS = 4
-#: Seeds of the two constructors: another process may draw other values.
+#: Seeds of the two constructors, because another process may draw other values.
 _SEED, _RESUME_SEED = 0, 1
 #: Learning rate, and its factor in each step.
 _LEARNING_RATE, _DECAY = 0.01, 0.9

@@ -22,7 +22,7 @@ def _rule(
     return Rule(name, proof, commands, severity, summary, why, example, fix, cases or {})
 
 
-#: Commands that report what forward does with an unregistered tensor: `inspect` if there is an input.
+#: Commands that report the use of an unregistered tensor by forward: `inspect` only with an input.
 _WITH_INPUT = ("inspect", "verify")
 
 
@@ -148,8 +148,9 @@ NOT_IN_SAFETENSORS = _rule(
     fix="save the entry as a contiguous, dense tensor, or in a second file next to the tensors.",
     severity=Severity.WARNING,
 )
-#: What safetensors refused when it was called: also views that overlap, which are `shared-slices` or `untied-by-move`
-#: in audit. `tied-tensors` is about the tensors, whatever the format. So neither is another name of the other.
+#: Refusals by safetensors in a real call. They include overlapping views, which audit reports as `shared-slices` or
+#: `untied-by-move`. `tied-tensors` is about the tensors, whatever the format, so neither name is another name of the
+#: other.
 SHARED_IN_SAFETENSORS = _rule(
     "shared-in-safetensors",
     "save",
@@ -225,7 +226,7 @@ NO_GRADIENT = _rule(
     example="`self.fc(x.detach())`, which cuts off all layers before `fc`; or a layer that forward never calls.",
     fix="look for `.detach()`, `.data` and `torch.no_grad()` in forward; or freeze or delete the parameter.",
 )
-#: Ends the message about a parameter without a gradient that forward uses, or may use.
+#: End of the message about a parameter without a gradient that forward uses, or may use.
 NO_PATH = "no differentiable path leads to the output"
 ZERO_GRADIENT = _rule(
     "zero-gradient",

@@ -110,7 +110,7 @@ def verify_model(
     """Run the proofs on a model under test."""
     state = select(subject.state, request.selection, request.target)
     names, checks = request.checks or DEFAULT_PROOFS, dict[Name, Check]()
-    # First `forward`, because a tensor that does not move is harmless if forward ran on the moved model.
+    # `forward` comes first, because a tensor that does not move is harmless if forward ran on the moved model.
     for name in sorted(names, key=lambda name: name is not Name.FORWARD):
         report_stage(f"check {name.value}")
         checks[name] = _restrict_to_selection(_run_proof(name, subject, request), state, subject.state)
@@ -181,10 +181,11 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     """Run a proof; an unexpected error of the model's code makes only this proof inconclusive."""
     if name is Name.STEP and subject.non_leaves:
         return Check(name, Verdict.INCONCLUSIVE, reason=_NON_LEAF_REASON.format(subject.non_leaves[0]))
-    if subject.name_mismatch and name is not Name.FORWARD:  # which calls one instance and compares it with no other
+    # The proof forward calls a single instance, and compares it with no other.
+    if subject.name_mismatch and name is not Name.FORWARD:
         return Check(name, Verdict.INCONCLUSIVE, reason=subject.name_mismatch)
     inputs = [row.fqn for row in subject.state.tensors if row.is_input]
-    if inputs and name is not Name.FORWARD:  # which may find that it is read
+    if inputs and name is not Name.FORWARD:  # the proof forward may find that forward reads the input
         state = replace(subject.state, tensors=tuple(row for row in subject.state.tensors if not row.is_input))
         subject = dataclasses.replace(subject, state=state)
     try:
@@ -192,7 +193,7 @@ def _run_proof(name: Name, subject: ModelUnderTest, request: Request) -> Check:
     except ModelError as error:
         return Check(name, Verdict.INCONCLUSIVE, reason=str(error).removeprefix(f"{subject.target}: "))
     except Exception as error:
-        # A tensor subclass runs code of its own in operators that a proof calls.
+        # Operators called by a proof may run code of a tensor subclass.
         error_text = describe_model_error(error)
         if error_text is None:
             raise

@@ -48,7 +48,7 @@ def call_once(
     """
     module = subject.build_fresh(values=True)
     tensors = {name: tensor for name, tensor in measure.map_tensors(module).items() if name in names}
-    put_back = tensor_bits.build_restore(tensors.values())  # all instances share some, as of a class attribute
+    put_back = tensor_bits.build_restore(tensors.values())  # all instances share class attributes
     try:
         with check_builder.keep_class_attributes(module):
             for tensor in tensors.values() if sign else ():

@@ -29,22 +29,22 @@ from statecli.live import measure, tensor_bits
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
 
-#: Rounds of forward, backward and step at most.
+#: Largest number of rounds of forward, backward and step.
 DEFAULT_ROUNDS = 3
-#: Rounds at most while each gives something its first gradient.
+#: Largest number of rounds while each round gives a first gradient to a further tensor.
 MAX_GROWING_ROUNDS = 8
-#: As many more at most where chance may be what keeps a gradient away: a branch that is dropped every other time is
-#: dropped in all rounds once in 4,096.
+#: Largest number of further rounds if chance may prevent a gradient: a branch dropped half of the time is dropped in
+#: all rounds once in 4,096 trainings.
 EXTRA_RANDOM_ROUNDS = 9
-#: The first round's seed, far from those of the inputs: what is dropped must not depend on what is given.
+#: Seed of the first round, far from the seeds of the inputs, so that random drops do not depend on the inputs.
 FIRST_ROUND_SEED = 0x5EED
-#: Each round's step is that much larger than the last. Equal ones of opposite signs would put a gate back to zero; no
-#: sum of these, whatever their signs, is zero.
+#: Factor between the steps of two rounds. Equal steps of opposite signs would return a gate to zero; with this factor
+#: no sum of steps, whatever their signs, is zero.
 STEP_GROWTH = 1.25
-#: Values of a parameter that are compared first to see whether it was updated.
+#: Number of values of a parameter that are compared first to see whether a step updated it.
 SAMPLED_VALUES = 4096
-#: The learning rate where the optimizer's own is not larger. With gradients scaled to 1 each update shows, and none
-#: throws the model off.
+#: Smallest learning rate; a larger rate of the optimizer is kept. With gradients scaled to 1, each update is visible,
+#: and no update derails the model.
 MIN_LEARNING_RATE = 0.01
 
 
@@ -195,7 +195,7 @@ def _keep_random_state(seed: int) -> Iterator[None]:
 
 @contextmanager
 def start_round(run: Training) -> Iterator[None]:
-    """Prepare the next round: set its seed and clear the gradients of the last."""
+    """Prepare the next round: set its seed and clear the gradients of the round before."""
     with _keep_random_state(FIRST_ROUND_SEED + run.rounds):
         for leaf in run.leaf_records.values():
             leaf.tensor.grad = None
@@ -275,7 +275,7 @@ def _train_round(run: Training) -> str | None:
         return None
     if not outputs:
         return "forward returns no floating-point tensor, so statecli cannot compute a loss"
-    with run.subject.user_code("computing a loss from the output"):  # which may be of a class of the user
+    with run.subject.user_code("computing a loss from the output"):  # the tensor may be of a class of the user
         run.finite = run.finite and all(bool(torch.isfinite(_widen(output)).all()) for output in outputs)
         loss = compute_loss(outputs)
     run.is_cut_off = not loss.requires_grad
@@ -339,7 +339,7 @@ def compute_loss(outputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _widen(output: torch.Tensor) -> torch.Tensor:
-    """All its values, as real numbers of 32 bits or more."""
+    """Return all values of a tensor, as real numbers of 32 bits or more."""
     values = _get_strided_values(output)
     values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -352,7 +352,7 @@ def _run_step(run: Training, loss: torch.Tensor) -> None:
     trained = {name: leaf for name, leaf in trained.items() if leaf.peaks[-1] and leaf.tensor.grad is not None}
     before = {name: _ValuesBefore(leaf.tensor, sample=run.rounds == 1) for name, leaf in trained.items()}
     with run.subject.user_code(f"the step of {run.made_by.__name__}"):
-        # LBFGS asks for the loss again, and gets the same.
+        # LBFGS asks for the loss again, and gets the same loss.
         run.optimizer.step(lambda: float(loss.detach()))
     for name, leaf in trained.items():
         leaf.updated = before[name].was_updated()
@@ -385,7 +385,7 @@ class _ValuesBefore:
 
 
 def _find_lost_peak(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> float | None:
-    """The largest |value| where a step of the learning rate is less than its rounding."""
+    """Return the largest |value| if a step of the learning rate is less than its rounding; None otherwise."""
     peak, rate = _find_peak(tensor), float(optimizer.defaults.get("lr", MIN_LEARNING_RATE))
     return peak if peak and rate < peak * torch.finfo(tensor.dtype).eps else None
 
@@ -440,7 +440,7 @@ def _measure_peaks(run: Training, mode: str, only: list[nn.Module] | None) -> di
     return {name: _scale_gradient(run.leaf_records[name].tensor) for name in _list_missing(run)}
 
 
-# --- what a round showed ------------------------------------------------------------------------------------
+# --- results of a round -------------------------------------------------------------------------------------
 
 
 def _find_leaves(run: Training) -> None:
@@ -495,7 +495,7 @@ def _read_gradients(run: Training) -> None:
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for leaf in run.leaf_records.values():
             key = id(leaf.tensor)
-            if key not in peaks:  # a tied tensor has two names and one gradient
+            if key not in peaks:  # a tied tensor has two names and a single gradient
                 peaks[key] = _scale_gradient(leaf.tensor, STEP_GROWTH ** (run.rounds - 1))
             leaf.peaks.append(peaks[key])
 
@@ -513,7 +513,7 @@ def _scale_gradient(tensor: torch.Tensor, to: float = 1.0) -> float | None:
 
 
 def _find_peak(tensor: torch.Tensor) -> float:
-    """The largest absolute value; NaN where there is a NaN."""
+    """Return the largest absolute value; NaN if there is a NaN."""
     values = _get_strided_values(tensor.detach())
     return float(torch.linalg.vector_norm(values, float("inf"))) if values.numel() else 0.0
 
@@ -570,6 +570,6 @@ def _note_writes(run: Training, marks: dict[str, _ParameterMark]) -> None:
 
 
 def copy_values(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of its values, in no graph."""
+    """Return a copy of the values outside of any graph."""
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         return tensor.detach().clone()

@@ -37,7 +37,7 @@ from statecli.live.quantized_parameters import find_holding_tensor
 from statecli.live.tensors import is_lazy
 from statecli.live.walk import has_own_to, is_scripted, walk
 
-#: What is called, as a person writes it, the dtype that floating-point tensors have afterwards, and the call.
+#: A way of casting: the call as a person writes it, the dtype of floating-point tensors afterwards, and the function.
 _Cast = tuple[str, torch.dtype, Callable[[nn.Module], object]]
 _CASTS: tuple[_Cast, ...] = (
     (".to(torch.float64)", torch.float64, lambda module: module.to(torch.float64)),
@@ -125,11 +125,11 @@ class _Proof(Proof):
         except ModelError as error:
             self._reasons.append(check_builder.get_reason(self._subject, error))
             return None
-        if is_scripted(start) and cast[0] == ".bfloat16()":  # a ScriptModule has none of its own
+        if is_scripted(start) and cast[0] == ".bfloat16()":  # a ScriptModule has no method bfloat16
             cast = _parse_dtype("bfloat16")
         before = {name: tensor.dtype for name, tensor in self._tensors.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the cells say
+            warnings.simplefilter("ignore")  # the cells report what torch warns about
             returned_object, error_text = check_builder.run_user_code(
                 self._subject, f"{cast[0]} of the model", lambda: cast[2](start)
             )
@@ -140,7 +140,7 @@ class _Proof(Proof):
         self._tensors = measure.map_tensors(self._cast_model)
         faults = self._find_faults(cast, before)
         if faults and module is not None:
-            return self._cast(None, cast)  # what it is now may be left over from the way before
+            return self._cast(None, cast)  # the present state may be the result of an earlier way
         self._record(cast[0], faults)
         return None if faults else self._cast_model
 
@@ -209,7 +209,7 @@ class _Proof(Proof):
         """Return the unregistered tensors cast by forward at each call."""
         names = [row.fqn for row in self._subject.state.tensors if row.kind is Kind.UNREGISTERED]
         dtypes = [dtype for _, dtype, _ in self._ways]
-        some = [dtype for dtype in dtypes if dtype is not torch.float16]  # which some operators lack on the CPU
+        some = [dtype for dtype in dtypes if dtype is not torch.float16]  # the CPU lacks some operators in float16
         return recast_by_forward.find_recast(self._subject, names, some or dtypes)
 
     def _choose_help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
@@ -291,7 +291,7 @@ _AS_REAL = (
     "torch.view_as_complex in forward"
 )
 _IN_APPLY = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
-#: What to do with the method of the class's own that breaks a rule.
+#: Remedy in the class's own method that breaks a rule, by the name of the rule.
 _OWN_METHOD_HELP = {
     rules.KEEPS_DTYPE.name: "call super() in {} and cast this tensor too",
     rules.INTEGER_CAST.name: "leave integer tensors unchanged in {}",
@@ -325,7 +325,7 @@ def _find_declining_modules(module: nn.Module, call_text: str, cast_names: list[
     """
     method = call_text.strip(".()")
     torchs = getattr(nn.Module, method, None)
-    if torchs is None:  # the way is .to(dtype)
+    if torchs is None:  # the way is `.to(dtype)`, not a method of its own
         return frozenset()
     names_with_own_method = [
         name

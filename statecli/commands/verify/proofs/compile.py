@@ -36,19 +36,20 @@ from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
 
 HOW = 'torch.compile(backend="eager")'
-#: Graphs of one function before torch.compile gives up: its default `recompile_limit`.
+#: Number of graphs of a function after which torch.compile gives up: its default `recompile_limit`.
 GRAPHS_OF_A_FUNCTION = 8
-#: Graphs of a function in this proof, more than there are calls.
+#: Largest number of graphs of a function in this proof: more than the number of calls.
 MAX_GRAPHS = 64
-#: Name of the setting; torch before 2.6 has another name.
+#: Name of the setting with this limit; torch before 2.6 has another name.
 _LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
 #: Function of `torch._dynamo.guards` that measures a graph's guards.
 _GUARD_TIMER = "profile_guard_manager"
-#: Calls after which a number that changes each time has reached the limit, and a cycle of numbers has not.
+#: Number of calls: a number that changes each time reaches the limit, a cycle of numbers does not.
 CALLS = GRAPHS_OF_A_FUNCTION + 1
-#: Calls that may capture graphs: the first may set up state, and after the second torch tries a variable number.
+#: Number of calls that may capture graphs: the first may set up state, and after the second torch tries a variable
+#: number.
 _FIRST_CALLS = 2
-#: Tensors that are changed one by one, to find those that the compiled model keeps.
+#: Largest number of tensors to change one by one, to find the tensors that the compiled model keeps.
 MAX_TENSORS = 100
 
 

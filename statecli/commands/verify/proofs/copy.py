@@ -38,14 +38,14 @@ def prove(subject: ModelUnderTest) -> Check:
 
 
 _NON_LEAF_HELP = "compute the tensor in forward, or store it with .detach()"
-#: Of a tensor that an earlier forward has stored.
+#: Remedy for a tensor that an earlier forward has stored.
 _STORED_HELP = "store the tensor with .detach(), because copy.deepcopy refuses a tensor with a graph"
 _RECOMPUTED_HELP = "use torch.nn.utils.parametrizations, or call remove_weight_norm or prune.remove before copying"
 _FLAT_WEIGHTS_HELP = (
     "copy the model before its first forward, or call parametrize.remove_parametrizations before copying"
 )
 _OBSTACLE_HELP = "remove the attribute in __getstate__ of the class, and create the attribute again in __setstate__"
-#: What torch.save raises of modules that it leaves out of pickles on purpose, and what that means.
+#: Beginnings of torch.save's errors for modules that torch leaves out of pickles by design, with the meaning.
 _BY_DESIGN = {
     "Serialization of parametrized modules is only": "torch.save cannot save parametrized modules, only a state_dict()",
     "Tried to serialize object __torch__": "torch.save cannot save a nested ScriptModule, only a state_dict()",
@@ -75,8 +75,8 @@ class _Proof:
         self._module, self._class_attributes = module, _find_class_attributes(module)
         self._flat_weights = _find_flat_weights(module)
         if module is not self._subject.original:
-            # Parameters are left undrawn, and zeros are not proof of anything. Their ends will do: memory that nobody
-            # has written to costs nothing until it is copied.
+            # Parameters are not drawn in this instance, and zeros would prove nothing. Only the ends are written,
+            # because memory without writes costs nothing until it is copied.
             tensor_bits.perturb(
                 (tensor for tensor in self._tensors.values() if type(tensor) is nn.Parameter), ends_alone=True
             )
@@ -120,7 +120,7 @@ class _Proof:
         reasons = self._fail_uncopyable_tensors() or self._fail_obstacles(module)
         if not reasons:
             if any(map(is_lazy, self._tensors.values())):
-                self._reasons.append(error_text)  # a buffer without a shape yet has no deep copy
+                self._reasons.append(error_text)  # a buffer without a shape cannot be deep-copied yet
             else:
                 self._fail(rules.NOT_COPYABLE, None, f"copy.deepcopy of the model fails: {error_text}")
         for row in self._rows:
@@ -265,7 +265,7 @@ class _Proof:
                 self._fail(rule, name, f"{name}: {message} in {copy_kind}", severity=severity)
 
 
-#: What a class decides by how it is copied and pickled.
+#: Methods by which a class decides how it is copied and pickled.
 _COPY_METHODS = ("__deepcopy__", "__getstate__", "__setstate__", "__reduce_ex__", "__reduce__")
 
 

@@ -43,7 +43,7 @@ from statecli.live.tensor_sources import Place
 from statecli.live.tensors import storage
 
 HOW = "torch.export.export() in eval mode"
-#: Attributes of which each is captured once more. More are hardly read one by one.
+#: Largest number of attributes, each captured again. Nobody reads a longer list one by one.
 MAX_ATTRIBUTES = 8
 #: Consequence of an unregistered tensor as a constant, by the measured effect.
 _CONSEQUENCES = {
@@ -63,7 +63,7 @@ def prove(subject: ModelUnderTest) -> Check:
 
 class _Proof(Proof):
     def _run(self) -> None:
-        # An attribute that forward changes is looked at first, because torch.export may leave it changed.
+        # Find changing attributes first, because torch.export may leave an attribute changed.
         changed_attributes = find_changed_attributes(self._subject)
         module = self._subject.build_used()
         tensors = measure.map_tensors(module)

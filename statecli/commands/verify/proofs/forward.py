@@ -47,15 +47,15 @@ from statecli.live.move_model import move_model
 from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place, Refused, Source, is_user_code
 from statecli.live.tensors import is_lazy
 
-#: How torch's own checks put it: "Expected all tensors to be on the same device", "are not at the same device".
+#: Torch's errors about several devices: "Expected all tensors to be on the same device", "are not at the same device".
 _SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
-#: And of an argument that has to be on the CPU, by its name.
+#: Torch's errors about an argument that must be on the CPU, with the name of the argument.
 _ON_CPU = compile_on_use(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
-#: What a plain call raises because it is on the CPU, or half on a GPU: it says nothing of the moved model.
+#: Errors of a plain call on the CPU, or half on a GPU. They say nothing about the moved model.
 _CPU_ERROR = compile_on_use(
     rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}"
 )
-#: What a kernel of CUDA refuses by an assertion, after which the whole process can use the GPU no more.
+#: Error that a CUDA kernel raises as an assertion, after which the process cannot use the GPU any more.
 _INDEX_ERROR = compile_on_use(r"^calling the model raised IndexError\b")
 _ADVICE = {
     How.MADE: "create the tensor with device=x.device, or copy it with .to(x.device)",
@@ -65,8 +65,8 @@ _ADVICE = {
 }
 
 
-#: Seconds of runs that carry over no more than the mismatches which ended those before: what a model catches is its
-#: own. After them one run carries over all that was not caught so far, and what it finds is reported.
+#: Seconds of careful runs: each run carries over only mismatches that ended earlier runs, because the model may catch
+#: others. After this time, a last run carries over and reports all mismatches that the model did not catch.
 _CAREFUL_RUNS_S = 2.0
 
 
@@ -189,7 +189,7 @@ def _run_backward(subject: ModelUnderTest, train: _Run) -> _Run | None:
     if not train.has_proved or train.trial.values or subject.non_leaves:
         return None
     if subject.original is not None and any(map(fake_gpu.has_hooks, subject.original.parameters())):
-        return None  # a copy of a live model lacks them
+        return None  # a copy of a live model lacks the tensors
     return _run_until_not_refused(subject, replace(train.trial, backward=True), train.watch)
 
 
@@ -378,7 +378,7 @@ def _remove_duplicates(mismatches: list[tuple[Mismatch, _Run]]) -> list[tuple[Mi
     first: dict[Any, tuple[Mismatch, _Run]] = {}
     for mismatch, run in mismatches:
         first.setdefault(mismatch.source.fqn or (mismatch.source, mismatch.place), (mismatch, run))
-    # Calls in one line of forward are one consequence of a mistake, whatever the other tensor of each is called.
+    # Calls in one line of forward are one mistake, whatever the other tensor of each call is.
     others: dict[tuple[str, Place | None], set[str]] = {}
     for mismatch, _ in first.values():
         if mismatch.fault is Fault.MIXED:
@@ -462,7 +462,7 @@ def _build_mixed_finding(
 ) -> Finding:
     source_text, help = _describe_source(subject, mismatch.source, mismatch.device)
     actor = "forward"
-    if is_in_backward:  # which may read a tensor that forward created
+    if is_in_backward:  # backward may read a tensor that forward created
         source_text, actor = source_text.replace("created in forward at", "created at"), "the model"
     other_operand = mismatch.other or "the rest"
     message = f"{source_text} while {other_operand} is on {device}, in {mismatch.operator}{place_text}"

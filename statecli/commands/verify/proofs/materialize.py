@@ -64,7 +64,7 @@ class _Pattern:
 
 
 _NAN = _Pattern(float("nan"), 110, 0x7F)
-#: Values that forward can compute with: an index of 1 is in the range of most tables.
+#: Values with which forward can compute: an index of 1 is within most tables.
 _ONES = _Pattern(1.0, 1, 0x38)
 
 

@@ -43,9 +43,9 @@ from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import get_moved_model, move_model
 
 FAKE_CUDA = "fake-cuda"
-#: What the proof reports to have called.
+#: Description of the fake move in the report.
 _FAKE_MOVE = '.to("cuda") on a fake CUDA device'
-#: Methods that decide what moves, where a class has its own.
+#: Methods of a class that decide about moves.
 _MOVE_METHODS = ("to", "cuda", "_apply")
 
 
@@ -83,7 +83,7 @@ def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
     try:
         module = subject.build_used(values=False)
     except ModelError:
-        return None  # reported by the fake GPU
+        return None  # the fake GPU reports the error
     tensors = measure.map_tensors(module)
     if measure.has_own_move(module, module.modules()) or not all(map(_is_plain_on_cpu, tensors.values())):
         return None
@@ -114,7 +114,7 @@ def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuCon
                 for name, tensor in measure.map_tensors(moved_module).items()
             }
             if moved_module is not module:
-                move.why_no_way_back = "the class's own .to returns another model"  # which may be the user's own
+                move.why_no_way_back = "the class's own .to returns another model"  # perhaps the user's model
             elif move.has_own_move:
                 _move_back(subject, module, move)
     except ModelError as error:
@@ -256,7 +256,7 @@ class _Proof:
         effect = measure_effect(row, is_harmless=lambda: self._subject.forward_passed)
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
-            effect = Effect.LOSS  # the next forward on the device reads what the first one left on the CPU
+            effect = Effect.LOSS  # the next forward on the device reads what the first forward left on the CPU
             help = recreated_by_forward.HELP.format("device")
         elif not row.fix:
             help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, remedy)
@@ -338,7 +338,7 @@ def _move_there_and_back(
     tensors: dict[str, torch.Tensor],
     move: MoveResult,
 ) -> None:
-    # Only Parameters, which are left undrawn: what else there is has its values, and may be shared by all instances.
+    # Only Parameters, whose values were not drawn. Other tensors have values, and all instances may share them.
     tensor_bits.perturb(tensor for tensor in tensors.values() if type(tensor) is nn.Parameter)
     before = {name: check_builder.copy_values(tensor) for name, tensor in tensors.items()}
     moved_module = _move_there(subject, module, device, move)

@@ -26,7 +26,7 @@ from statecli.core.units import format_origin, plural
 from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
-#: Values of which each is left out once. More hardly have causes of their own.
+#: Largest number of values, each left out once in another training. More values rarely have causes of their own.
 MAX_SLOTS = 16
 
 
@@ -240,7 +240,7 @@ def _list_differing(first: Values, second: Values, candidates: Collection[Slot] 
     return [slot for slot in slots if list_differing_parts(first.get(slot), second.get(slot))]
 
 
-#: Characters of a value that a message shows.
+#: Largest number of characters of a value in a message.
 _MAX_SHOWN = 40
 
 

@@ -47,7 +47,8 @@ class _Proof(Proof):
         super().__init__(subject, Name.SAVE, HOW, "saved", "restored", "safetensors")
         self._saved, self._restored, self._plain = self._columns.values()
         self._recomputed = check_builder.measure_stand_in_move(subject).recomputed
-        #: What B should hold by name, and the names of which that proves nothing since B held it before the load.
+        #: Tensors that B should hold after the load, by name; and names with no proof, because B held the values before
+        #: the load.
         self._expected: dict[str, torch.Tensor] = {}
         self._unproved: set[str] = set()
         self._overwritten_storages: set[int | str] = set()
@@ -69,7 +70,7 @@ class _Proof(Proof):
             unsaved_rows = [
                 row for row in self._subject.state.tensors if not self._judge_restored(row, restored, loaded_state)
             ]
-            put_back()  # loading B wrote to what the next instances hold as well
+            put_back()  # the load into B also wrote to memory shared with the next instances
             self._judge_not_saved(unsaved_rows)
             _Safetensors(self, target, loaded_state).prove(strictly)
 
@@ -85,7 +86,7 @@ class _Proof(Proof):
             state = source.state_dict()
         with self._subject.user_code("torch.save and torch.load of the state_dict"):
             loaded_state, refused_type = save_roundtrip.copy_state_dict(state)
-        # A lazy module before its first forward holds what torch itself refuses: nothing is judged of it.
+        # A lazy module before its first forward has values that torch itself refuses, so this is not a finding.
         if refused_type is not None and "Uninitialized" not in refused_type:
             refused_text = f", which contains a {refused_type}" if refused_type else ""
             message = f"torch.load(weights_only=True) refuses the model's own state_dict{refused_text}"
@@ -124,7 +125,7 @@ class _Proof(Proof):
         self._unloadable = None if by_torch else f"load_state_dict raised {reason}"
         return False
 
-    # --- what came back ------------------------------------------------------------------------------------------
+    # --- restored tensors ----------------------------------------------------------------------------------------
 
     def _judge_restored(self, row: TensorInfo, restored: Mapping[str, torch.Tensor], loaded_state: Any) -> bool:
         """Fill the cells of a saved tensor; return False for a tensor that was not saved."""
@@ -201,7 +202,7 @@ class _Proof(Proof):
     def _suggest_in_own_method(self, fqn: str, methods: tuple[str, ...], remedy: str) -> Help:
         return check_builder.suggest_in_own_method(self._subject, self._target, fqn, methods, remedy)
 
-    # --- what was not saved --------------------------------------------------------------------------------------
+    # --- tensors that were not saved -----------------------------------------------------------------------------
 
     def _judge_not_saved(self, rows: list[TensorInfo]) -> None:
         rebuilds: dict[str, Rebuild] | None = None
@@ -290,7 +291,7 @@ _OWN_STATE_DICT = "keep all entries of super().state_dict() in your own state_di
 _IN_CONSTRUCTOR = (
     "register the tensor in the constructor with its final shape, because a new instance lacks it before forward"
 )
-#: Methods that decide what is saved and what is loaded, where a class has its own.
+#: Methods of a class that decide what is saved and loaded.
 _SAVE_METHODS = ("state_dict", "_save_to_state_dict")
 _KEEP_HELP = "keep in {} all entries that super() saves"
 _LOAD_METHODS = ("load_state_dict", "_load_from_state_dict")
@@ -369,7 +370,7 @@ class _Safetensors:
         _, error_text = check_builder.run_user_code(
             subject, activity, lambda: self._target.load_state_dict(all_entries, strict=True)
         )
-        return error_text if strictly else None  # it raises what it raised before
+        return error_text if strictly else None  # a load that failed before fails again
 
     def _list_accepted(self) -> dict[str, torch.Tensor]:
         entries = self._entries.items()
@@ -419,13 +420,13 @@ class _Safetensors:
                     "save the entry as a dense tensor with a dtype that safetensors supports",
                 )
                 continue
-            self._refused[name] = problem  # nothing to mend at the line of the tensor, which may be one of torch's own
+            self._refused[name] = problem  # the line of the tensor needs no change, and may be a line of torch
             target = self._proof._subject.target
             rule = rules.NOT_IN_SAFETENSORS
             self._proof._findings.append(rule.finding(f"{name}: {problem}", target=target, fqn=name, help=_CONTIGUOUS))
 
 
-#: What is surely no tensor, and holds none.
+#: Types that neither are nor contain tensors.
 _PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _CONTIGUOUS = "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
 
@@ -462,7 +463,7 @@ _PIECE_BYTES = 16 << 20
 def _is_accepted(through: Callable[[dict[str, torch.Tensor]], object], entries: dict[str, torch.Tensor]) -> bool:
     try:
         through(entries)
-    except Exception:  # noqa: BLE001 - it is safetensors' own code, and whatever it raises is a refusal
+    except Exception:  # noqa: BLE001 - safetensors may raise anything; every error is a refusal
         return False
     return True
 
@@ -494,7 +495,7 @@ def _describe_unusual(tensor: torch.Tensor) -> str:
     return dtype if type(tensor) in (torch.Tensor, nn.Parameter) else f"a {type(tensor).__name__} of {dtype}"
 
 
-# --- what both instances hold -----------------------------------------------------------------------------------------
+# --- memory shared by both instances ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -520,7 +521,7 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
         return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
 
 
-#: Elements. Fewer may be the same by chance after they were changed.
+#: Largest number of elements of a tensor that may have the same values by chance after a change.
 _FEW_ELEMENTS = 4_096
 
 

@@ -40,7 +40,7 @@ from statecli.live.walk import walk
 HOW = "fully_shard() and DistributedDataParallel on rank 0 of 2 (fake process group)"
 #: Ranks of the fake process group.
 RANKS = 2
-#: How torch's DDP refuses a model without a trainable parameter.
+#: Part of the error of DDP for a model without a trainable parameter.
 _NOTHING_TO_TRAIN = "doesn't have any parameter that requires a gradient"
 
 
@@ -314,5 +314,6 @@ class _MarkBroadcasts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name == "broadcast_" and not self._compares_sizes:
                 for tensor in tree_leaves(args[0]):
                     tensor.fill_(1)
-            self._compares_sizes = name == "allgather_"  # the number of parameters, before their sizes
+            # DDP gathers the numbers of parameters, then broadcasts the sizes of the parameters.
+            self._compares_sizes = name == "allgather_"
         return result

@@ -32,13 +32,13 @@ from statecli.core.rule import Rule
 from statecli.core.units import plural
 
 _DIGITS = compile_on_use(r"\d+")
-#: Says so in a message; in the column of gradients it goes without saying.
+#: Start of a reason in a message; the column of gradients omits it.
 _NO_GRADIENT = "gets no gradient: "
 _OTHER_INPUTS_HELP = "give inputs for which the output is finite"
 _HIDDEN_STATE_HELP = (
     "no action is needed if training passes the hidden state to the next call; otherwise pass the state"
 )
-#: A teacher that follows its student does so on purpose.
+#: Message about a frozen tensor. A teacher that follows its student changes on purpose.
 _CHANGED_BY_FORWARD = "frozen, but forward changes the tensor"
 _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
 
@@ -133,7 +133,7 @@ def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Ch
     return _judge_training(run)
 
 
-#: Reason of a parameter of which the inputs of the user's choice may prove more.
+#: Reason for a parameter that other inputs, chosen by the user, may reach.
 _NOT_REACHED = "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
 
 
