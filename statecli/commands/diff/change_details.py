@@ -101,11 +101,12 @@ def compute_difference_histograms(changes: Sequence[Change], count: int) -> tupl
     """Return the histograms of the `count` most changed tensors."""
     if not count:
         return ()
-    # The values of codes are not numbers, so they have no largest difference.
+    # Codes are not the values of a weight, so their difference has no largest value.
     spread = (
         c for c in changes if (d := c.values) and d.max_abs is not None and c.before and c.after and d.elements > 1
     )
-    # Parameters come first, because counters and moments change most; those that start near zero come last of them.
+    # Parameters come first, because counters and moments change most. Parameters that start near zero come last of the
+    # parameters.
     largest_changes = sorted(spread, key=partial(_order_change, find_near_zero(changes)), reverse=True)[:count]
     pairs = [values.compare.Pair(c.before, c.after) for c in largest_changes if c.before and c.after]
     spreads = values.histogram.compute_histograms(pairs, [c.values for c in largest_changes if c.values])

@@ -9,7 +9,7 @@ from statecli.commands.diff.pairing import Match
 from statecli.commands.diff.result import Change, Field, Status
 from statecli.core.model_state import Evidence, TensorInfo
 
-#: Evidence by name or dtype is a guess, so a difference from such a kind is not reported.
+#: Evidence by name or dtype is a guess, so differing kinds with such evidence are not reported.
 _GUESSES = (Evidence.ASSUMED, Evidence.CONVENTION)
 
 
@@ -88,7 +88,7 @@ def _find_retied(matches: Sequence[Match]) -> set[int]:
     return {n for n, old, new in storage_pairs if not old_sizes[old] == new_sizes[new] == pair_counts[old, new]}
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- text ------------------------------------------------------------------------------------------------------------
 
 
 def describe_change(change: Change) -> str:

@@ -158,7 +158,7 @@ def _explain_beyond_cast(change: Change) -> str:
     )
 
 
-#: Largest relative error of a value that is rounded within the range of the dtype: half of the spacing next to 1.
+#: Largest relative error of a rounded value within the range of the dtype: half of the spacing next to 1.
 _ROUNDING_ERRORS = {
     "float64": 2.0**-53,
     "float32": 2.0**-24,

@@ -114,7 +114,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
 
 
 def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
-    """Both; of a training's folder the models alone where the other side has nothing else, with a note of the rest."""
+    """Return the states to compare: of a training folder only the models, if the other side has nothing else; and notes."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [
@@ -148,7 +148,7 @@ def _select_models(state: ModelState, other: ModelState) -> ModelState:
     )
 
 
-#: What Flax calls the collection that is trained; `batch_stats` and others lie next to it.
+#: Name of Flax's collection of trained parameters; `batch_stats` and other collections are next to it.
 PARAMS = "params"
 
 
@@ -250,7 +250,8 @@ class _Load:
         metadata = self.state_dict.metadata
         if metadata is None or not paths:
             return metadata
-        # If the prefix `module.` is stripped, `module` has the metadata of the root, and "" that of the wrapper.
+        # If the prefix `module.` is stripped, `module` has the metadata of the root, and "" the metadata of the
+        # wrapper.
         ordered_items = sorted(metadata.items(), key=lambda item: item[0] in paths)
         return {paths.get(path, _map_name(path, paths)): local for path, local in ordered_items}
 
@@ -268,7 +269,7 @@ class _Load:
             model=self.model.target,
         )
 
-    # --- what the class objects to ----------------------------------------------------------------------------------
+    # --- objections of the class ------------------------------------------------------------------------------------
 
     def iter_findings(self, answer: Answer, ignore: Sequence[Field]) -> Iterator[Finding]:
         """Yield the objections of the class, in the order and the words of `classify_by_model` if present there."""
@@ -320,7 +321,7 @@ class _Load:
         message = f"{self.checkpoint.target} has the shape{shape}, but {self.model.target} expects another shape"
         return self._build_finding(SHAPE_MISMATCH, name, message)
 
-    # --- what it makes good -----------------------------------------------------------------------------------------
+    # --- entries that the class loads in its own way ----------------------------------------------------------------
 
     def iter_notes(self, answer: Answer) -> Iterator[Oddity]:
         """Yield notes on entries loaded by the class although their names and shapes alone would be refused."""

@@ -19,7 +19,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.parameter_or_buffer import MODEL_KINDS, select_loaded_sections
 from statecli.core.units import join_names, plural
 
-#: Names that a finding or a note lists.
+#: Largest number of names in a finding or a note.
 MAX_LISTED_NAMES = 3
 
 

@@ -19,8 +19,8 @@ from statecli.workers import pool
 if TYPE_CHECKING:
     from statecli.live.built_model import BuiltModel
 
-#: Bytes of each file, at least, for reading the second in another process, which costs a fiftieth of a second. A long
-#: pickle takes time, but only reading shows its length.
+#: Smallest size in bytes of both files for reading the second file in another process, which costs a fiftieth of a
+#: second. A long pickle takes time too, but only reading shows its length.
 MIN_BYTES_FOR_PROCESS = 8 << 20
 
 

@@ -18,7 +18,7 @@ from statecli.values.delta import CompareOptions, Delta
 
 Rows = list[TensorInfo]
 
-#: Last components of names that are compared; a file may claim names of a million components.
+#: Largest number of last components of a name that are compared, because a file may have names of a million components.
 _MAX_SUFFIX_PARTS = 64
 
 
@@ -156,7 +156,7 @@ def is_constant(row: TensorInfo) -> bool:
 
 
 def _is_fill(data: TensorData, row: TensorInfo) -> bool:
-    # The first two elements of each dimension decide for most tensors.
+    # Fast path: the first two elements of each dimension decide for most tensors.
     return prod(data.shape) < 2 or (_is_repeated(_truncate(data, 2), row) and _is_repeated(data, row))
 
 

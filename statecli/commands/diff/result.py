@@ -241,13 +241,13 @@ class Diff(ResultViews, msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     notes: tuple[Oddity, ...] = ()
     broken: tuple[Broken, ...] = ()
-    #: Of the tensors that changed most, where they were asked for.
+    #: Histograms of the most changed tensors, if requested.
     histograms: tuple[Histogram, ...] = ()
-    #: Whether expectations, such as --may-change, decide the exit code, rather than any difference.
+    #: Whether expectations such as --may-change decide the exit code, rather than any difference.
     expected: bool = False
     #: The expectations about names that are met.
     met: tuple[MetExpectation, ...] = ()
-    #: How values were compared; None where they were not.
+    #: Options of the comparison of values; None if no values were compared.
     how: CompareOptions | None = None
     ignored: tuple[Field, ...] = ()
     #: Why a class does not load a checkpoint; None if it does, or if only some tensors are compared.

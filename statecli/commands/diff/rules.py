@@ -103,6 +103,6 @@ LOAD_REFUSED = _rule(
     fix="read the error in the message; convert the checkpoint, or load it with the version of the code that wrote it.",
 )
 
-#: Status of a tensor, as in the documents -> the rule of the difference.
+#: Rule of a difference by the status of the tensor, as in the documents.
 BY_STATUS = {rule.name: rule for rule in (ADDED, REMOVED, CHANGED, RENAMED)}
 RULES = (*BY_STATUS.values(), METADATA, OUTSIDE_ONLY, FROZEN_CHANGED, UNCHANGED, INEXACT_CAST, NOT_MERGED, LOAD_REFUSED)

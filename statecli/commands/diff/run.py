@@ -68,7 +68,7 @@ def compare_targets(
     `NothingMatched` if nothing is left to compare; an error of a single pair is in `Diff.broken`.
     """
     built_models: dict[str, BuiltModel] = {}
-    # Files that another process reads are opened there, so their versions are recorded before.
+    # Versions are recorded before, because another process opens the files of the second target.
     initial_versions = read_versions(list_target_paths(request))
     with files.record_opened_files() as opened_files:
         before, after = read_both(request, built_models, snapshots or {})
@@ -121,14 +121,15 @@ class _Comparison:
         classes = before.traits.is_class, after.traits.is_class
         self.any_class, self.loads = any(classes), classes[0] is not classes[1]
         self.model, self.checkpoint = (before, after) if classes[0] else (after, before)
-        #: If a class would not load a prefix, the prefix is reported, not that all entries are missing.
+        #: True if prefixes are stripped. A class that would not load a prefix gets a finding about the prefix, not
+        #: about all entries.
         self.prefixes = request.renames or request.prefixes or self.loads
         self.values = request.values and not self.any_class and Field.VALUES not in request.ignore
         self.notes: list[Oddity] = []
         self.sections: dict[str, str] = {}
         self.stripped: tuple[pairing.StrippedPrefix, ...] = ()
         self.optimizers: list[OptimizerPair] = []
-        #: By `id`, tensors that may be renamed, and the reason why that is inconclusive.
+        #: By `id`, tensors that may be renamed, with the reason why this is inconclusive.
         self.inconclusive: dict[int, StateError] = {}
         #: Files that changed while they were compared, and are reported.
         self.changed_files: set[str] = set()
@@ -163,7 +164,7 @@ class _Comparison:
         loading = self._explain_load() if load_result.findings else None
         if loading is not None and loading.covers_names:
             self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
-        del all_matches, matches, differing, outcomes  # as large as the changes, of which the findings are made next
+        del all_matches, matches, differing, outcomes  # free memory before building the findings
         verdict = self._build_findings(load_result.findings, changes, broken_pairs, setting_changes, settings)
         histograms = change_details.compute_difference_histograms(changes, self.request.histograms)
         return Diff(
@@ -214,7 +215,7 @@ class _Comparison:
     def _note(self, name: str, message: str) -> None:
         self.notes.append(Oddity(name, message))
 
-    # --- what is compared with what ---------------------------------------------------------------------------------
+    # --- pairs of tensors -------------------------------------------------------------------------------------------
 
     def _select_states(self) -> tuple[ModelState, ModelState]:
         """Return both states without tensors that the other cannot have."""
@@ -243,7 +244,7 @@ class _Comparison:
     def _pair_tensors(self, before: ModelState, after: ModelState) -> list[Match]:
         paired_tensors = pairing.pair_tensors(before, after, self.request.map, prefixes=self.prefixes)
         self.sections, self.stripped = paired_tensors.sections, paired_tensors.stripped
-        # A class has one section, whatever a checkpoint calls it.
+        # The section of a class has no name, so the pairing of sections is not reported for a load.
         self.notes += [
             note for note in paired_tensors.notes if not (self.loads and note.kind is OddityKind.SECTIONS_PAIRED)
         ]
@@ -261,7 +262,8 @@ class _Comparison:
         if self.values and self.request.renames and not self.digests:
             is_selected = partial(self.selection.selects, by_section=self.sectioned)
             rename_search = renames.find_renames(matches, paired_tensors.sections, is_selected, jobs=self.request.jobs)
-            # A shard knows only the renames of its own tensors, and all shards must have the same pairs.
+            # Results of renames are ignored in a shard, which knows only its own tensors, because all shards need the
+            # same pairs.
             if not pool.is_partial():
                 self.inconclusive = rename_search.inconclusive
                 if rename_search.matches:
@@ -300,7 +302,7 @@ class _Comparison:
         suggestion = next(filter(None, (suggest_glob(glob, names) for glob in self.selection.include)), "")
         return f"{targets_text}: none of their {count} tensors matches {self.selection.name_options()}{suggestion}"
 
-    # --- what differs -----------------------------------------------------------------------------------------------
+    # --- differences ------------------------------------------------------------------------------------------------
 
     def _compare_values(self, matches: Sequence[Match], progress: Progress | None) -> list[PairResult]:
         if not self.values:
@@ -398,7 +400,7 @@ class _Comparison:
         self.changed_files.update(paths)
         return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
 
-    # --- what it means ----------------------------------------------------------------------------------------------
+    # --- findings ---------------------------------------------------------------------------------------------------
 
     def _check_load(
         self, all_matches: Sequence[Match], states: tuple[ModelState, ModelState], changes: Sequence[Change]
@@ -453,7 +455,7 @@ class _Comparison:
         differing = [change for change in changes if change.status is not Status.IDENTICAL]
         if not self.loads:
             return differing
-        # The load check reports added and removed tensors and other shapes.
+        # The load check already reports added tensors, removed tensors and other shapes.
         remaining_fields = [
             (c, tuple(f for f in c.fields if f is not Field.SHAPE)) for c in differing if c.before and c.after
         ]
@@ -499,7 +501,7 @@ _NOT_READ = (
     OddityKind.PACKED_PARAMS,
     OddityKind.SCRIPT_MODULE,
 )
-#: Oddities that are in `Diff.broken`, and those that any module may have.
+#: Oddities that are already in `Diff.broken`, or that any module may have.
 _REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 

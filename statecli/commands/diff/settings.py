@@ -16,9 +16,9 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.core.setting_paths import MORE, format_path, rename
 
-#: The section of a whole file, which is not a path in it.
+#: Section of a whole file, which is not a path in the file.
 _LONE = "model"
-#: Text of an empty container -> its kind.
+#: Kind of an empty container by its text.
 _EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
 _HUGE = compile_on_use("-?[0-9]{19,400}")
 
@@ -51,7 +51,7 @@ def compare_settings(
         is_same = _is_number_and_text if after.traits.settings_are_text else _is_text_and_number
         old, new = Settings(old.values), Settings(new.values)
     old_values, new_values = _spell_keys(old, new), _spell_keys(new, old)
-    # Containers of another kind on each side; the kind of the whole file is not a setting.
+    # Paths of containers whose kind differs between the sides; the kind of the whole file is not a setting.
     differing = [path for path, kind in old.kinds.items() if path and new.kinds.get(path, kind) != kind]
     kinds = [ScalarChange(path, Status.CHANGED, old.kinds[path], new.kinds[path]) for path in differing]
     if MORE in old_values or MORE in new_values:
@@ -193,7 +193,7 @@ def _rename_sections(
     new_prefixes = {f"{old}.": f"{new}." for old, new in section_pairs.items() if old and new}
     before, after = _build_renaming(new_prefixes), _build_renaming({new: new for new in new_prefixes.values()})
     names = [new + key[len(old) :] for key in old_settings.values for old, new in [before(key)]]
-    if len(set(names)) < len(names):  # a name is taken: removed and added settings are reported, and nothing is lost
+    if len(set(names)) < len(names):  # the name exists: report removed and added settings, so that nothing is lost
         return old_settings, new_settings
     return rename(old_settings, before), rename(new_settings, after)
 

@@ -14,9 +14,9 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.errors import UsageError, option
 from statecli.core.model_state import ModelState, TensorInfo
 
-#: Algorithm of the digests, which are never stored.
+#: Algorithm of the digests. Snapshots are never stored, so any algorithm serves.
 _ALGORITHM = Algorithm.BLAKE3
-#: What a diff with a snapshot cannot show.
+#: Note on the facts that a diff with a snapshot cannot show.
 NOTE = (
     "a snapshot has only digests: the diff shows which tensors changed, but not how much; to keep the values, use "
     "Snapshot(model, values=True)"
@@ -47,13 +47,13 @@ class SnapshotDigests:
     """The digests of the sides of a diff that are snapshots."""
 
     def __init__(self, snapshots: Sequence[StateDigests]) -> None:
-        # By identity, because pairing keeps the rows of a state.
+        # By `id`, because pairing keeps the rows of a state.
         self._digests = {
             id(tensor): digest
             for snapshot in snapshots
             for tensor, digest in zip(snapshot.state.tensors, snapshot.digests, strict=True)
         }
-        self._rows = [snapshot.state.tensors for snapshot in snapshots]  # keeps the identities in use
+        self._rows = [snapshot.state.tensors for snapshot in snapshots]  # keeps the rows alive, and so their ids
 
     def __bool__(self) -> bool:
         return bool(self._rows)

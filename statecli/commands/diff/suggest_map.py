@@ -16,9 +16,9 @@ from statecli.core.name_pairs import MAX_PREFIX_PARTS
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
 
-#: Kinds of the notes, which a known cause replaces.
+#: Kinds of notes that are omitted if the cause is known.
 NOTES = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
-#: What equal tensors have in common: the section after, a name and a shape.
+#: Key of tensors that may be equal: section after, name and shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 
 
@@ -114,11 +114,12 @@ def _count_pairs(before: ModelState, after: ModelState, rules: Sequence[str], *,
 
 # --- a component of the names ----------------------------------------------------------------------------------------
 
-#: Rules that one note suggests: more are another model.
+#: Largest number of rules in a note: a longer list means another model.
 _MAX_RULES = 6
-#: Names of the scale and the shift of a norm: TensorFlow and old BERT checkpoints, and torch.
+#: Names of the scale and the shift of a norm in TensorFlow and old BERT checkpoints, by the names in torch, and the
+#: reverse.
 _SYNONYMS = {"gamma": "weight", "beta": "bias", "weight": "gamma", "bias": "beta"}
-#: Components that one rule replaces together: `encoder.layer` by `enc.block`.
+#: Largest number of components that one rule replaces together: `encoder.layer` by `enc.block`.
 _MAX_REPLACED = 3
 
 
@@ -145,7 +146,7 @@ def suggest_component_rules(
     suggested: list[str] = []
     replaced: set[str] = set()
     expected = 0
-    # Of rules for as many tensors, the shortest.
+    # The most frequent rules come first; of equally frequent rules, the shortest.
     for (old, component), count in sorted(counts.items(), key=lambda item: (-item[1], len(item[0][0]))):
         if count < 2 or not replaced.isdisjoint(old.split(".")) or len(suggested) >= _MAX_RULES:
             continue
@@ -170,7 +171,8 @@ def _count_replacements(
     Several tensors of one shape in a place are paired by synonyms in the names of libraries, then by their order, if
     the files keep the order of saving.
     """
-    # A place is a name without some of its components: its section, the parts before and after, and the shape.
+    # Tensors by place: a place is a name without some of its components (section, the parts before and after) and a
+    # shape.
     places: dict[tuple[object, ...], tuple[list[str], list[str]]] = {}
     for side, rows in enumerate((removed_keys, new)):
         for section, name, shape in rows:

@@ -13,7 +13,7 @@ from statecli.storage import files, json_object
 from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
-#: The setting that stands for the log.
+#: Setting with the whole log.
 LOG_KEY = "trainer_state.log_history"
 
 

@@ -20,7 +20,7 @@ from statecli.values.delta import Delta
 from statecli.values.plain_pairs import compare_plain_pairs
 from statecli.workers import pool
 
-#: Pairs whose values are compared together: their tasks and results take a kilobyte a pair.
+#: Number of pairs whose values are compared together, because their tasks and results take a kilobyte a pair.
 PAIRS_AT_ONCE = 1 << 15
 
 
@@ -76,7 +76,7 @@ class ValueComparison:
                 outcomes[n] = self._build_shape_result(match.output_row)
                 unpaired_rows += [(n, match.before), (n, match.after)]
             elif match.matched_by is MatchedBy.BYTES:
-                continue  # equal bit for bit: that is how they were found
+                continue  # paired because their bytes are equal
             elif _has_no_values(match.before) and _has_no_values(match.after):
                 outcomes[n] = PairResult(not_compared="neither side has values")
             else:
@@ -162,7 +162,7 @@ class ValueComparison:
     ) -> PairResult:
         if Field.SHAPE not in self._request.ignore:
             return PairResult(not_compared=reason, reshaped=reshaped)
-        # If shapes are ignored, it is undefined which values correspond.
+        # If shapes are ignored, it is undefined which values belong together.
         return PairResult(not_compared=reason, inconclusive=describe_unknown(self._targets, after, reason))
 
     def _build_result(self, result: object, before: TensorInfo, after: TensorInfo) -> PairResult:

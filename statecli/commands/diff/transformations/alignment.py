@@ -11,7 +11,7 @@ from typing import NamedTuple
 from statecli.core.model_state import TensorData
 from statecli.values.row_digests import RowTask, compute_row_digests
 
-#: A name, and the tensors before and after.
+#: A name, with the tensors before and after.
 RowPair = tuple[str, TensorData, TensorData]
 
 
@@ -63,7 +63,7 @@ def align_rows(short: Sequence[int], long: Sequence[int]) -> list[Segment]:
     for (start, offset), (end, after) in pairwise([(-1, before), *anchors, (len(short), anchors[-1][1])]):
         result += [offset] * (start >= 0)
         for n in range(start + 1, end):
-            if short[n] in counts:  # else it is a wrong row
+            if short[n] in counts:  # a row with another digest is a wrong row
                 offset = next((o for o in range(offset, after + 1) if short[n] == long[n + o]), offset)
             result.append(offset)
     starts = [n for n in range(len(short)) if n == 0 or result[n] != result[n - 1]]

@@ -10,7 +10,7 @@ from statecli.commands.diff.transformations.training import was_replaced
 from statecli.commands.diff.transformations.views import get_data, locate
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_cast, check_elements
 
-#: Rounded values, at least, if other tensors were replaced: a few are rounded by chance.
+#: Smallest number of rounded values if other tensors were replaced, because a few values are rounded by chance.
 _MIN_ROUNDED = 8
 
 
@@ -53,7 +53,7 @@ def _is_evident(casts: Mapping[int, Transformation], tasks: Mapping[int, CheckTa
 
 def _judge_group(results: Mapping[int, CheckResult], replaced: Container[int]) -> dict[int, Transformation]:
     rounded_results = [result for result in results.values() if result.changed]
-    if not rounded_results:  # every value is one of the narrower type
+    if not rounded_results:  # every value exists in the narrower type
         return {n: _build_cast(result, None) for n, result in results.items()}
     voters = [r for n, r in results.items() if r.changed and not (n in replaced and r.not_neighbours)]
     for rounding in (Rounding.NEAREST, Rounding.TRUNCATED):

@@ -8,8 +8,8 @@ from statecli.commands.diff.transformations.views import take_places
 from statecli.core.model_state import TensorData
 from statecli.values.evidence import measure_bits, measure_evidence
 
-#: Bits of evidence beyond those of the choice between the ways in which both sides may fit: chance gives one claim in
-#: 2 to the power of so many trials.
+#: Smallest number of bits of evidence, besides the bits for choosing between the ways in which both sides may fit.
+#: Chance gives one claim in 2 ** 32 trials.
 MIN_BITS = 32
 
 

@@ -33,19 +33,21 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 from statecli.values.ratios import estimate_factor
 from statecli.values.similarity import find_most_similar
 
-#: Elements of a multiple, at least: a few rounded products fit some factor by chance, unrounded ones do not.
+#: Smallest number of elements of a multiple, of rounded and of unrounded products: a few rounded products fit some
+#: factor by chance.
 _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
-#: Part of the elements of a sample that may differ: wrong ones may be together.
+#: Largest fraction of differing elements in a sample, because wrong elements may be neighbours.
 _MAX_SAMPLE_EXCEPTIONS = 1 / 3
-#: Factors of four digits, of any magnitude: a factor must explain more than its own choice.
+#: Number of factors with four digits, of any magnitude: the evidence must exceed the choice of a factor.
 _FACTORS = 1 << 16
-#: Factors with the digits of float32.
+#: Number of factors with the digits of float32.
 _LONG_FACTORS = 1 << 32
-#: Whole numbers, at most, whose square root is tried as a factor: 1 / sqrt(128) scales the logits of attention.
+#: Largest whole number whose square root is tried as a factor: 1 / sqrt(128) scales the logits of attention.
 _MAX_ROOT = 1 << 16
-#: Larger factors have no digits of float32.
+#: Largest factor with the digits of float32.
 _MAX_LONG_FACTOR = 1e38
-#: A matrix that was transposed and then changed is this much nearer to the transpose than to the matrix before.
+#: Largest distance to the transpose, as a fraction of the distance to the matrix before, for a matrix that was
+#: transposed and then changed.
 _MAX_SHARE = 0.5
 
 

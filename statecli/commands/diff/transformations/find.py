@@ -31,10 +31,11 @@ from statecli.commands.diff.transformations.transposed_moves import find_transpo
 from statecli.core.model_state import Kind, Scalar
 from statecli.workers import pool
 
-#: Elements from which the cosine of two unrelated tensors is near 0: its standard deviation is 1 / sqrt(elements).
+#: Smallest number of elements of an unrelated tensor: the cosine of independent values then has a standard deviation of
+#: 1 / sqrt(elements) or less.
 _MIN_UNRELATED_ELEMENTS = 256
 _STANDARD_DEVIATIONS = 3
-#: Part of the elements of an unrelated tensor that differ, at least: a few are equal by chance.
+#: Smallest fraction of differing elements in an unrelated tensor, because a few elements are equal by chance.
 _MIN_CHANGED = 0.9
 
 
@@ -55,10 +56,10 @@ def find_transformations(
     """
     explained = list(changes)
     casts, resizes = find_casts(changes, is_expected=expects_casts, jobs=jobs), find_resizes(changes, jobs=jobs)
-    if pool.is_partial():  # the other hypotheses follow from results of all shards
+    if pool.is_partial():  # the other hypotheses need the results of all shards
         return list(changes)
     quantized = find_quantized(changes, sections, jobs=jobs)
-    # A cast with exceptions may be another tensor of a layer that moved: its norms differ little between layers.
+    # A cast with exceptions may be another tensor of a moved layer, because norms of neighbouring layers differ little.
     exact_casts = {
         n: cast for n, cast in casts.items() if not cast.exceptions and cast.rounding is not Rounding.STOCHASTIC
     }
@@ -89,7 +90,7 @@ def find_transformations(
     return explained
 
 
-#: A search returns what was done to some of the changes, by number.
+#: A search returns the transformations of some changes, by the number of the change.
 _Search = Callable[[Sequence[Change]], dict[int, Transformation]]
 
 
@@ -146,12 +147,12 @@ def _find_unrelated(changes: Sequence[Change]) -> dict[int, Transformation]:
         values = change.values
         if values is None or values.cosine is None or values.left_out or not was_replaced(change):
             continue
-        if values.changed < _MIN_CHANGED * values.elements:  # the rest is related
+        if values.changed < _MIN_CHANGED * values.elements:  # most elements of unrelated tensors differ
             continue
-        if change.kind is Kind.OPTIMIZER:  # momentum is independent of itself after some steps
+        if change.kind is Kind.OPTIMIZER:  # after some steps, momentum is independent of its earlier values
             continue
         limit = _STANDARD_DEVIATIONS / math.sqrt(values.elements)
         is_independent = values.elements >= _MIN_UNRELATED_ELEMENTS and abs(values.cosine) < limit
-        if is_independent and pair_with_transpose(change) is None:  # else it changed far since
+        if is_independent and pair_with_transpose(change) is None:  # a changed transpose is not unrelated
             unrelated[n] = Transformation(TransformationKind.UNRELATED, values.elements)
     return unrelated

@@ -14,7 +14,7 @@ from statecli.commands.diff.transformations.views import get_data, locate, name_
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 
-#: Places with added or removed rows, at most: more are another order of the rows.
+#: Largest number of places with added or removed rows: with more, the rows are in another order.
 _MAX_PLACES = 64
 
 
@@ -125,7 +125,7 @@ def _check_alignments(
             for segment, result in zip(segments, checked, strict=True)
             for row in result.first_rows
         ]
-        # Rows are counted before: those of the longer side if rows were removed.
+        # Places are counted in the tensor before: the longer side if rows were removed.
         places = [
             place + (sum(count for _, count in gaps[:n]) if pair.extra < 0 else 0) for n, (place, _) in enumerate(gaps)
         ]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-#: Blocks of a pattern: q, k and v, or gate and up.
+#: Largest number of blocks in a pattern: q, k and v, or gate and up.
 _MAX_BLOCKS = 4
 
 
@@ -29,7 +29,7 @@ def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> I
     """
     owners = {digest: n for n, part in enumerate(parts) for digest in part}
     counts = Counter(digest for part in parts for digest in part)
-    # Equal rows, as of zeros, do not say whose they are.
+    # Equal rows, for example of zeros, have no known owner.
     sequence = [owners.get(digest) if counts[digest] == 1 else None for digest in whole]
     runs = [(owner, len(list(run))) for owner, run in groupby(sequence)]
     owned_runs = [run for run in runs if run[0] is not None]
@@ -39,7 +39,7 @@ def find_interleaving(whole: Sequence[int], parts: Sequence[Sequence[int]]) -> I
             interleaving = _check_pattern(blocks, whole, parts)
             if interleaving is not None:
                 return interleaving
-            if start >= _MAX_BLOCKS:  # a wrong row may break the first blocks, not all of them
+            if start >= _MAX_BLOCKS:  # a wrong row may be in the first blocks, but not in all
                 break
     return None
 

@@ -31,14 +31,14 @@ from statecli.core.model_state import TensorData, TensorInfo
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 from statecli.values.row_digests import RowTask, compute_row_digests
 
-#: Tensors of one module that may have been joined, and tensors of one join.
+#: Largest number of tensors of a module that are tried as parts of a join, and of parts of a join.
 _MAX_CANDIDATES = 12
 _MAX_JOINED = 4
-#: Parts of a join, at least, if one of them is wholly different.
+#: Smallest number of parts of a join with one part that differs wholly.
 _MIN_PARTS_WITH_WRONG = 3
-#: Rows of a part that are rows of the whole, at least.
+#: Smallest fraction of the rows of a part that must be rows of the whole.
 _MIN_SHARE = 0.5
-#: Items of a stack, as experts of a layer.
+#: Largest number of items in a stack, such as the experts of a layer.
 _MAX_STACKED = 1024
 _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
 
@@ -270,7 +270,7 @@ def _build_rows_task(
     return _build_copy_task(whole.fqn, narrow(part.data, 0, 0, size), narrow(whole.data, 0, start, size), kind)
 
 
-#: Kinds with the whole before and the parts after.
+#: Kinds of transformations with the whole before, and the parts after.
 _REVERSED = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTACKED))
 
 
@@ -388,7 +388,7 @@ def _check_stack(
         return None
     if any(len(row.data.shape) != len(shape) for row in rows) or not prod(shape):
         return None
-    orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # a stack may hold the transposes
+    orders = [axes] if len(shape) != 2 else [axes, [1, 0]]  # the items of a stack may be transposed
     for order in orders:
         tasks = list(_build_stack_tasks(whole, items, order, kind))
         if len(tasks) < len(rows) or not select_varied([row.row for row in rows], jobs):

@@ -16,7 +16,8 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, TensorInfo
 
 _PREFIX = "base_model.model."
-#: `q_proj.lora_A.weight`, with the name of the adapter in a whole model: `q_proj.lora_A.default.weight`.
+#: Name of a factor: `q_proj.lora_A.weight`, in a whole model `q_proj.lora_A.default.weight` with the name of the
+#: adapter.
 _FACTOR = compile_on_use(
     r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!bias)[^.]+)??(?:\.weight)?"
 )
@@ -72,7 +73,7 @@ def parse_adapter(rows: Iterable[TensorInfo], settings: Mapping[str, Scalar]) ->
         alpha = _find_alpha(settings, module)
         scale = _compute_scale(settings, alpha, rank)
         updates.append(LoraUpdate(module, sides["A"], sides["B"], rank, is_embedding, scale, alpha))
-    # The rest replaces tensors of the model (`modules_to_save`, biases trained with `bias="lora_only"` or `"all"`).
+    # Other tensors replace tensors of the model (`modules_to_save`, biases trained with `bias="lora_only"` or `"all"`).
     replaced = {
         re.sub(r"\.modules_to_save(\.default)?(?=\.)|\.base_layer(?=\.)", "", row.fqn.removeprefix(_PREFIX)): row
         for row in other_rows
@@ -92,7 +93,7 @@ def _find_alpha(settings: Mapping[str, Scalar], module: str) -> float | None:
     start = f"{_CONFIG}.alpha_pattern."
     patterns = {key.removeprefix(start): value for key, value in settings.items() if key.startswith(start)}
     if settings.get(start[:-1]) not in (None, "{}") or not all(map(_PLAIN_KEY.fullmatch, patterns)):
-        return None  # a regular expression of the file is not run
+        return None  # statecli runs no regular expression from a file
     default = settings.get(f"{_CONFIG}.lora_alpha")
     alpha = next((value for key, value in patterns.items() if f".{module}".endswith(f".{key}")), default)
     return None if isinstance(alpha, bool) or not isinstance(alpha, int | float) else alpha

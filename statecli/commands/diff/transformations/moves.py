@@ -26,10 +26,10 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 from statecli.values.row_digests import RowTask, compute_row_digests
 
 _LAYER_NUMBER = compile_on_use(r"(?:(?<=\.)|^)[0-9]+(?=\.)")
-#: Elements of a tensor of whole numbers that is evidence of a move: a few are equal by chance.
+#: Smallest number of elements of a moved tensor of whole numbers, because a few whole numbers are equal by chance.
 _MIN_WHOLE_NUMBERS = 16
 
-#: Rows of a side before, or after, of one shape.
+#: Rows of one shape on one side, with the numbers of their changes.
 Rows = list[tuple[int, TensorInfo]]
 
 
@@ -153,7 +153,7 @@ def group_rows(
             for dtype, group in by_dtype.items():
                 if can_copy(row.dtype, dtype):
                     group[0].append((numbers.get(id(change), -1), row))
-    # Rows that are only added and only removed were compared when renames were looked for.
+    # Groups of only added and only removed rows are left out, because the search for renames has compared these rows.
     return [
         (before, after)
         for by_dtype in groups.values()

@@ -9,7 +9,7 @@ from statecli.core.model_state import Stats, TensorInfo
 from statecli.values.delta import Delta
 from statecli.values.stats import compute_stats
 
-#: Kinds with elements that are nowhere before, such as new rows. Other kinds have such elements only as exceptions.
+#: Kinds with elements that do not exist before, such as new rows. Other kinds have such elements only as exceptions.
 _KINDS_WITH_NEW_ELEMENTS = (TransformationKind.RESIZED, TransformationKind.ADAPTER)
 
 

@@ -13,9 +13,9 @@ from statecli.commands.diff.transformations.views import get_sampled, locate, na
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import MAX_LISTED_ROWS, CheckResult, CheckTask, Operation, can_copy, check_elements
 
-#: Part of the rows that may be nowhere before.
+#: Largest fraction of rows after without an equal row before.
 _MAX_LOST_SHARE = 1 / 10
-#: Rows that are nowhere before, at most, that are compared with each other.
+#: Largest number of rows without an equal row that are compared with each other.
 _MAX_COMPARED = 8
 
 
@@ -72,7 +72,7 @@ def _compare_rows(
     exceptions = rows * len(unmatched_after)
     if 0 < len(unmatched_after) <= _MAX_COMPARED:
         exceptions = _count_exceptions(name, sides, unmatched_before, unmatched_after, jobs)
-    # Any of all orders could have fitted.
+    # Bits for the choice of an order among all orders of the rows.
     ways = math.lgamma(len(after) + 1) / math.log(2)
     if count_bits(sides[1], name, elements, exceptions) < MIN_BITS + ways:
         return None

@@ -20,22 +20,23 @@ from statecli.values.delta import Delta
 from statecli.values.dequantize import DequantizeRule
 from statecli.values.quantized_error import QuantizedError, QuantizedTask, StoredPart
 
-#: A larger error is not that of rounding to codes: codes of another weight have an error of about 1.4.
+#: Largest relative error of rounding to codes: codes of another weight have an error of about 1.4.
 _MAX_ERROR = 0.5
-#: Relative change from which float8 values in another direction are codes: those of a scale for each block.
+#: Smallest relative change for which float8 values in another direction are codes, with a scale for each block.
 _MIN_RATIO_OF_CODES = 10.0
-#: Of GPTQ, what is added to the stored zero points: `gptq` stores them less one, `gptq_v2` as they are.
+#: Numbers to add to the stored zero points of GPTQ: `gptq` stores zero points less one, `gptq_v2` unchanged.
 _ZERO_OFFSETS = (1, 0)
-#: The error with a factor for each input channel is reported if it is so many times smaller.
+#: Smallest ratio between the errors without and with a factor for each input channel for which the factors are
+#: reported.
 _CHANNEL_GAIN = 4.0
-#: Where such factors occur: AWQ, and SmoothQuant in the files of compressed-tensors.
+#: Layouts and scales with factors for input channels: AWQ, and SmoothQuant in the files of compressed-tensors.
 _LAYOUTS_WITH_FACTORS = (Layout.AWQ, Layout.PACKED)
 _SCALES_WITH_FACTORS = ("weight_scale",)
-#: Names below the module in the name of a part.
+#: Largest number of names below the module in the name of a part.
 _MAX_PART_NAMES = 3
-#: Types whose values are not numbers of the weight until a scale is applied.
+#: Dtypes of codes, whose values mean nothing without a scale.
 _CODES = ("int8", "uint8", "int4", "uint4")
-#: Why the difference of codes has only a relative error.
+#: Reason why the difference of codes has only a relative error.
 _AFTER_DEQUANTIZING = "error after dequantizing"
 _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "left_out")
 

@@ -104,6 +104,6 @@ def _build_task(change: Change) -> CheckTask | None:
     before, after = locate(before, change.fqn), locate(after, change.fqn)
     for n, size in enumerate(map(min, before.shape, after.shape)):
         before, after = narrow(before, n, 0, size), narrow(after, n, 0, size)
-    # Rows are along the resized dimension.
+    # The resized dimension comes first, because rows are counted along it.
     axes = [axis, *(n for n in range(len(before.shape)) if n != axis)]
     return CheckTask(change.fqn, Operation.COPY, permute(before, axes), permute(after, axes))

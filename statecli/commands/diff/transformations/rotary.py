@@ -24,9 +24,9 @@ from statecli.commands.diff.transformations.views import (
 from statecli.core.model_state import TensorData
 from statecli.values.element_checks import CheckResult, CheckTask, Operation, can_copy, check_elements
 
-#: Rows of a head, at least and at most: with four, the way there and the way back are the same.
+#: Smallest and largest number of rows of a head. With four rows, the permutation and its inverse are the same.
 _MIN_HEAD, _MAX_HEAD = 6, 1024
-#: Part of the rows, at least, that are at their place in the other order.
+#: Smallest fraction of rows at their place in the other order.
 _MIN_SHARE = 0.5
 
 

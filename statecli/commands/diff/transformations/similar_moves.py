@@ -14,9 +14,9 @@ from statecli.values.compare import Pair, compare_pairs
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.similarity import find_most_similar
 
-#: Tensors of one shape on a side that are compared with each other.
+#: Largest number of tensors of one shape on a side that are compared with each other.
 _MAX_ROWS = 512
-#: In a moved layer, the change since is this much smaller than the change from the tensor of the same name.
+#: Largest change of a moved tensor, as a fraction of its change from the tensor of the same name.
 _MAX_SHARE_OF_CHANGE = 0.5
 
 

@@ -12,19 +12,20 @@ from statecli.core.model_state import TensorInfo
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.plain_pairs import compare_plain_pairs
 
-#: A pair with this cosine or more has kept its values, more or less: training changes them less.
+#: Cosine from which on a pair has kept its values: training changes them less.
 MAX_COSINE = 0.9
-#: Part of the elements that may be exceptions of a claim.
+#: Largest fraction of elements that are exceptions of a claim.
 MAX_EXCEPTIONS = 1 / 1000
-#: Smaller relative changes are steps of training.
+#: Smallest relative change that may be more than a step of training.
 MIN_CHANGE = 1e-2
-#: Change of the projection on the values before, at most, that is a step of training and no factor.
+#: Largest change of the projection on the values before in a step of training; a larger change may be a factor.
 _MAX_PROJECTION = 3e-3
-#: Roundings, in spacings, of an element of a multiple, with a margin; and the relative error of the sums of a tally.
+#: Largest number of roundings, in spacings, of an element of a multiple, with a margin; and relative error of the sums
+#: of a tally.
 _ROUNDINGS, _ERROR_OF_SUMS = 8, 1e-5
-#: A vector of fewer elements, or with a larger cosine, is not known to be unrelated to the vector before.
+#: Largest number of elements, and smallest |cosine|, of a vector that may be related to the vector before.
 _MAX_RELATED_ELEMENTS, _MIN_COSINE = 255, 0.2
-#: Types that no weight is quantized to.
+#: Dtypes to which no weight is quantized.
 _DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
 
 

@@ -18,11 +18,11 @@ from statecli.values.elements import find_element
 from statecli.values.ranges import resolve_data
 from statecli.values.read import is_packed
 
-#: Elements on which a hypothesis is tried before all are read.
+#: Number of elements to try a hypothesis on before reading all elements.
 SAMPLE_ELEMENTS = 1024
-#: Places of a tensor from which a sample is taken.
+#: Number of places of a tensor from which a sample is taken.
 _PLACES = 4
-#: Of a tensor behind a URL, a sample is at most this part: what is read twice is fetched twice.
+#: Largest fraction of a tensor behind a URL in a sample, because bytes that are read twice are fetched twice.
 _MAX_REMOTE_SHARE = 1 / 64
 
 
