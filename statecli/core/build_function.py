@@ -14,11 +14,11 @@ from statecli.core.quoting import quote_for_shell
 from statecli.core.similar_paths import list_names
 from statecli.core.units import join_names
 
-#: A class, at the start of a line.
+#: Name of a class, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)\b", re.MULTILINE)
-#: The call of a class that holds settings.
+#: Start of the call of a class that holds settings.
 _CONFIGURATION = compile_on_use(r"(?:Config|Cfg|Args|Configuration|HParams)\(")
-#: Classes of transformers that choose another class by a name or a file.
+#: Folder of transformers with the classes that choose another class by a name or a file.
 _AUTO = "auto"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping, Set
 
-#: Classes of a file from which a class may derive. Odd code could have thousands.
+#: Largest number of base classes searched for a class, because odd code could have thousands.
 MAX_ANCESTORS = 50
 
 

@@ -25,8 +25,8 @@ def load_hasher(algorithm: Algorithm) -> Callable[..., Any]:
         return sha256
     try:
         from blake3 import blake3
-    except ImportError as error:  # pragma: no cover - a dependency; this is for trimmed installations
+    except ImportError as error:  # pragma: no cover - only a trimmed installation lacks the dependency
         raise MissingDependency(
             f"blake3 digests need the package blake3: {install_packages('blake3')} (or {option('--digest', 'sha256')})"
         ) from error
-    return blake3  # in one thread, because more are not faster on blocks of this size; more workers are
+    return blake3  # single-threaded: more threads are not faster on blocks of this size, but more workers are

@@ -42,12 +42,12 @@ ELEMENT_BITS: dict[str, int] = {
     "bits1x8": 8,
     "bits2x4": 8,
     "bits4x2": 8,
-    # Only ever dtypes of wrapper tensors; torch itself cannot save a storage of them.
+    # Only wrapper tensors have these dtypes; torch itself cannot save such a storage.
     **{f"int{n}": 8 for n in range(1, 8)},
     **{f"uint{n}": 8 for n in range(1, 8)},
 }
 
-#: The class name in a persistent id -> the dtype of its elements; UntypedStorage counts bytes.
+#: dtype of the elements by the class name in a persistent id; UntypedStorage counts bytes.
 STORAGE_DTYPES: dict[str, str] = {
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
@@ -94,7 +94,8 @@ INTEGER_DTYPES = frozenset(
     + [f"uint{n}" for n in range(1, 8)]
 )
 
-#: Largest distance of two neighbours, relative to them, and distance of the smallest ones.
+#: Distance between neighbouring values: the largest distance relative to the value, and the absolute distance of the
+#: smallest values.
 SPACING = {
     "float64": (2.0**-52, 2.0**-1074),
     "float32": (2.0**-23, 2.0**-149),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
-#: The parts that differ between messages with the same cause: a checksum, an offset, a storage key.
+#: Parts that differ between messages with the same cause: a checksum, an offset, a storage key.
 _FIGURE = compile_on_use(r"(0x[0-9a-f]+|\d+)")
 
 

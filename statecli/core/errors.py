@@ -86,7 +86,7 @@ class StateError(Exception):
         return [self.describe(), *choice_lines, *([spell_options(self.advice)] if self.advice else [])]
 
 
-#: How a message about a truncated file begins.
+#: Beginning of a message about a truncated file.
 TRUNCATED = "file is truncated"
 
 
@@ -95,11 +95,11 @@ def strip_copy_advice(message: str) -> str:
     return message.removesuffix("; copy or download the file again")
 
 
-#: Choices that a sentence names, and that a list has.
+#: Largest number of choices in a sentence, and in a list.
 MAX_CHOICES_IN_SENTENCE = 5
 MAX_CHOICES_IN_LIST = 20
-#: Around an option in the message of an error: its flag, its value on the command line, and that in Python.
-#: Noncharacters of Unicode, which no text that is meant to be read contains.
+#: Marks around an option in the message of an error: its flag, its value on the command line, its value in Python. They
+#: are noncharacters of Unicode, which no readable text contains.
 _BEGIN, _SEPARATOR, _END = _MARKS = "\ufdd0", "\ufdd1", "\ufdd2"
 _OPTION = compile_on_use("([^%s]*)".join([_BEGIN, _SEPARATOR, _SEPARATOR, _END]) % (("".join(_MARKS),) * 3))
 _ESCAPED_MARKS = {ord(mark): ascii(mark)[1:-1] for mark in _MARKS}

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-#: C0 and C1 controls, DEL, soft hyphens, bidirectional marks and overrides, zero-width characters, line and paragraph
-#: separators, lone surrogates, BOM, noncharacters (Unicode 23.7), tags.
+#: Unsafe characters: C0 and C1 controls, DEL, soft hyphens, bidirectional marks and overrides, zero-width characters,
+#: line and paragraph separators, lone surrogates, BOM, noncharacters (Unicode 23.7), tags.
 _NONCHARACTERS = "".join(chr(plane << 16 | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF))
 _UNSAFE = compile_on_use(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff"
@@ -19,7 +19,7 @@ _UNSAFE = compile_on_use(
 #: Text that CI runners execute as a command: `::` at the start of a line; `##[` and `##vso[` anywhere.
 _WORKFLOW_COMMAND = compile_on_use(r"^(\s*):(?=:)|#(#)(?=\w*\[)")
 
-#: Longer names are truncated in the middle; JSON contains the whole name.
+#: Largest number of characters of a shown name, truncated in the middle; JSON contains the whole name.
 MAX_NAME_CHARACTERS = 1000
 
 
@@ -44,7 +44,7 @@ def escape_lines(lines: Collection[str]) -> str:
     return "".join([f"{escape_line(line)}\n" for line in lines])
 
 
-#: Longer remarks, notes and findings are truncated in the middle.
+#: Largest number of characters of a shown remark, note or finding, truncated in the middle.
 MAX_SENTENCE_CHARACTERS = 2000
 
 

@@ -66,5 +66,5 @@ LANGUAGE = FilterLanguage(
     },
 )
 
-#: Values of a field that an answer lists, at most.
+#: Largest number of values of a field in an answer.
 MAX_VALUES_OF_ANSWER = 12

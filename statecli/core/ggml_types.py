@@ -5,7 +5,7 @@ Sources: `enum ggml_type` and the structs of ggml-common.h in llama.cpp; `GGML_Q
 
 from __future__ import annotations
 
-#: Number in the file -> dtype in torch and bytes per element, for the types that torch also has.
+#: dtype in torch and bytes per element by the number in the file, for the types that torch also has.
 TORCH_TYPES: dict[int, tuple[str, int]] = {
     0: ("float32", 4),
     1: ("float16", 2),
@@ -17,8 +17,8 @@ TORCH_TYPES: dict[int, tuple[str, int]] = {
     30: ("bfloat16", 2),
 }
 
-#: Number in the file -> ggml's name of a quantized type, values and bytes of a block. Rearranged ones (q4_0_4_4) were
-#: written until the end of 2024.
+#: ggml's name of a quantized type, values and bytes of a block, by the number in the file. The rearranged types
+#: (q4_0_4_4) were written until the end of 2024.
 _QUANTIZED: dict[int, tuple[str, int, int]] = {
     2: ("q4_0", 32, 18),
     3: ("q4_1", 32, 20),
@@ -51,10 +51,10 @@ _QUANTIZED: dict[int, tuple[str, int, int]] = {
     41: ("q1_0", 128, 18),
 }
 
-#: Number in the file -> ggml's name of a quantized type.
+#: ggml's name of a quantized type by the number in the file.
 QUANTIZED_TYPES = {number: name for number, (name, _, _) in _QUANTIZED.items()}
 
-#: Name of a quantized type -> values in a block, bytes of a block.
+#: Number of values and of bytes in a block, by the name of the quantized type.
 BLOCK_SIZES = {name: (values, size) for name, values, size in _QUANTIZED.values()}
 
 #: Prefix of the type's name in `Packing.how`: the storage is float32 after dequantization.

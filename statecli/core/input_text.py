@@ -12,10 +12,10 @@ from statecli.core.lazy_pattern import compile_on_use
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 COMPLEX = ("complex64", "complex128")
-#: Integer dtypes and the largest value that they hold.
+#: Largest value of each integer dtype.
 INTEGERS = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
 _DTYPES = (*_FLOATS, *COMPLEX, *INTEGERS, "bool")
-#: What torch also calls them.
+#: dtypes by torch's other names for them.
 _ALIASES = {
     "float": "float32",
     "half": "float16",
@@ -26,13 +26,13 @@ _ALIASES = {
     "int": "int32",
     "short": "int16",
 }
-#: Integers without a bound are 0 and 1: every table has these two rows.
+#: Default bound: integers are 0 or 1, because every table has rows of these numbers.
 DEFAULT_BOUND = 2
 _SHAPE = compile_on_use(r"[0-9]+([x×][0-9]+)*")
-#: Elements of one input; 8 GB of float32. A slip of the finger is reported, not tried.
+#: Largest number of elements of an input: 8 GB of float32. A mistyped size is reported, not tried.
 _MAX_ELEMENTS = 2**31
 _EXAMPLES = "2x3, 'int64:2x16<30522' or name=2x3"
-#: What nobody would pass to forward as a text.
+#: Texts that nobody would pass to forward as a text.
 _CLEAR_INPUT_TEXT = compile_on_use(r"(\w+=)?([\w.]+:)?[0-9]+([x×][0-9]+)+(<[0-9]+)?")
 
 
@@ -103,7 +103,7 @@ def _parse_shape(text: str, shape_text: str, *, may_be_scalar: bool) -> tuple[in
     if not _SHAPE.fullmatch(shape_text):
         problem = f"{shape_text!r} is not a shape" if shape_text else "the shape is missing"
         raise UsageError(f"{option('--input', text)}: {problem}; write {_EXAMPLES}")
-    # More than 20 digits are too large in any case; Python converts at most 4,300.
+    # A number of more than 20 digits is too large anyway, and Python converts at most 4,300 digits.
     sizes = tuple(int(size.lstrip("0")[:20] or "0") for size in re.split("[x×]", shape_text))
     elements = math.prod(sizes)
     if elements > _MAX_ELEMENTS:

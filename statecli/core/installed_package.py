@@ -7,19 +7,19 @@ import sys
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: The name on the package index. The command and the import package are `statecli`; on the index, the name `statecli`
-#: belongs to another project.
+#: Name on the package index. The command and the import package are called `statecli`, but on the index the name
+#: `statecli` belongs to another project.
 DISTRIBUTION = "torch-statecli"
 
 
-#: Packages of the index with the name of their module, whose models are named by a module.
+#: Packages whose models are named by a module; each has the same name on the index.
 MODEL_LIBRARIES = (
     *("timm", "torchvision", "transformers", "diffusers", "kornia", "monai", "torch_geometric", "torchmetrics", "peft"),
     *("sentence_transformers", "open_clip_torch", "torchaudio"),
 )
-#: A command that installs packages, in a text.
+#: Command that installs packages, in a text.
 INSTALL_COMMAND = compile_on_use(r"\bpip install (?:-U )?[\w.-]+(?:\[[\w,-]+\])?(?<![.])")
-#: Modules whose package has another name.
+#: Names of packages that differ from the name of their module.
 _PACKAGES = {
     "PIL": "pillow",
     "cv2": "opencv-python",
@@ -48,7 +48,7 @@ def install_packages(*names: str, upgrade: bool = False) -> str:
     return " ".join(["pip install", *(["-U"] if upgrade else []), *names])
 
 
-#: A module that only the package `statecli` of the other project has (seen in its release 0.5.0).
+#: Module that only the package `statecli` of the other project has (seen in its release 0.5.0).
 _FOREIGN_MODULE = "langchain_tools.py"
 
 
@@ -83,7 +83,7 @@ def describe_unusable_installation() -> str | None:
 def check_import() -> None:
     """Raise ImportError if the package cannot be used; the command prints the same text as an error instead."""
     program = os.path.basename(sys.argv[0]).partition(".")[0] if sys.argv else ""
-    # `-m`: Python is still looking for the module that it runs.
+    # `-m`: Python has not found the module to run yet.
     problem = None if program in ("statecli", "-m") else describe_unusable_installation()
     if problem is not None:
         raise ImportError(problem)

@@ -59,7 +59,7 @@ silently leaves every weight at its initial value. Names that the class of `--mo
 
 RULES = (MISSING_ENTRY, UNEXPECTED_ENTRY, SHAPE_MISMATCH, WRAPPER_PREFIX)
 
-#: What to do if a strict load into a class is refused, by rule.
+#: Remedy by rule, for a strict load that the class refuses.
 LOAD_HELP = {
     MISSING_ENTRY.name: "load with strict=False, which keeps the initial values, or add the tensor to the checkpoint",
     UNEXPECTED_ENTRY.name: "load with strict=False, which ignores the tensor, or register a tensor of this name",

@@ -20,9 +20,9 @@ from statecli.core.units import format_shape, join_names
 
 Shape = tuple[int, ...]
 
-#: Codes of four bits in a byte.
+#: Number of four-bit codes in a byte.
 _CODES_PER_BYTE = 2
-#: Values of a scale in NVFP4 and MXFP4.
+#: Number of values with a common scale in NVFP4 and MXFP4.
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 _MAX_BITS = 8
 
@@ -250,7 +250,7 @@ def _describe_bitsandbytes(source: _Source) -> _Facts:
 
 
 def _describe_gptq(source: _Source) -> _Facts:
-    """Zero points have the bits: qzeros [groups, out * bits / 32]. With act-order, only the order of groups differs."""
+    """Describe a weight of GPTQ: qzeros [groups, out * bits / 32] give the bits; act-order only reorders the groups."""
     weight = source.weight
     codes = weight.codes.shape or ()
     zeros, scales, groups = (weight.parts.get(part) for part in (Part.ZEROS, Part.SCALES, Part.GROUPS))
@@ -301,7 +301,7 @@ def _describe_awq(source: _Source) -> _Facts:
 
 
 def _describe_packed(source: _Source) -> _Facts:
-    """Codes of a row fill whole words: [out, in * bits / 32], rounded up."""
+    """Describe packed codes. The codes of a row fill whole words: [out, in * bits / 32], rounded up."""
     weight = source.weight
     codes = weight.codes.shape or ()
     configured_bits = {value for key, value in source.settings.items() if key.endswith("weights.num_bits")}
@@ -326,7 +326,7 @@ def _describe_packed(source: _Source) -> _Facts:
 
 
 def _describe_fp4(source: _Source) -> _Facts:
-    """Two codes in a byte: [out, in / 2]; a scale for 16 (NVFP4) or 32 (MXFP4) values."""
+    """Describe four-bit floats, two codes in a byte: [out, in / 2]; a scale for 16 (NVFP4) or 32 (MXFP4) values."""
     weight = source.weight
     codes = weight.codes.shape or ()
     group = _NVFP4_GROUP if weight.layout is Layout.NVFP4 else _MXFP4_GROUP
@@ -344,7 +344,7 @@ def _describe_fp4(source: _Source) -> _Facts:
 
 
 def _describe_experts(source: _Source) -> _Facts:
-    """Blocks of 32 values in 16 bytes. transformers transposes the last two dimensions when it dequantizes."""
+    """Describe experts in blocks of 32 values in 16 bytes. transformers swaps the last two dimensions to dequantize."""
     weight = source.weight
     *leading, groups, size = weight.codes.shape or (0, 0)
     shape = (*leading, groups * _MXFP4_GROUP)

@@ -143,7 +143,7 @@ def _compare_entry(
         )
         rule = load_rules.UNEXPECTED_ENTRY
         findings.append(_report_entry(rule, message, state, tensor.section, tensor.fqn, registration))
-    # torch < 0.4 had no scalars, and load_state_dict still takes one element for one.
+    # torch < 0.4 had no scalars, so load_state_dict still accepts a tensor of shape (1,) for a scalar.
     if (
         tensor.shape != registration.shape
         and registration.shape is not None

@@ -58,7 +58,7 @@ class Evidence(str, Enum):
     ASSUMED = "assumed"
 
 
-#: `Packing.how` of an archive of torch.save with one tensor.
+#: `Packing.how` of a torch.save archive with a single tensor.
 ARCHIVE = "torch-zip"
 
 
@@ -219,22 +219,23 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     layout: str = "strided"
     #: Python expressions for the same storage that have no row of their own (`lstm._flat_weights[0]`).
     aliases: tuple[str, ...] = ()
-    #: The parameter an optimizer's tensor belongs to.
+    #: The parameter of the tensor, if an optimizer keeps the tensor.
     belongs_to: str | None = None
     #: Short remark for the reader.
     note: str | None = None
-    #: Source lines to paste that would register it.
+    #: Source lines to paste that would register the tensor.
     fix: str | None = None
     after: After | None = None
     stats: Stats | None = None
     storage: int | str | None = None
     storage_bytes: int | None = None
-    #: Where in the storage the tensor begins, in elements.
+    #: Position of the tensor in the storage, in elements.
     storage_offset: int = 0
     data: TensorData | None = None
-    #: Parts of a tensor that is not one strided view: sparse indices and values, the inner tensors of a subclass.
+    #: Parts of a tensor that is not a single strided view: sparse indices and values, or the inner tensors of a
+    #: subclass.
     parts: tuple[tuple[str, TensorData], ...] = ()
-    #: True if the first forward created it: it does not exist when the constructor returns.
+    #: True if the first forward created the tensor, which does not exist when the constructor returns.
     appeared: bool = False
     #: The unregistered module that registers this tensor (`projections[0]`).
     within: str | None = None
@@ -248,7 +249,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_input: bool = False
     #: Why the tensor cannot be read, in one line that names the file. The other fields are then meaningless.
     damage: str | None = None
-    #: Set if commands decide by the note.
+    #: Kind of the note, if commands decide by the note.
     note_kind: NoteKind | None = None
 
     @property
@@ -264,7 +265,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def ranges(self) -> list[ByteRange]:
         """All byte ranges with data of the tensor."""
         data = self.data
-        # Fast path: nearly every tensor is one view of one range, and 300,000 tensors are asked several times each.
+        # Fast path: nearly every tensor is a single view of a single range, and 300,000 tensors are asked several
+        # times.
         if data is not None and not self.parts and data.quantizer is None and data.storage.boxes is None:
             return [data.storage]
         return [byte_range for data in self.pieces for byte_range in _iter_file_ranges(data.storage)]

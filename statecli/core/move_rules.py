@@ -10,7 +10,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
-#: Begins the remark of a finding about a tensor that a move leaves behind, if no input showed what forward does.
+#: Beginning of the remark on a tensor that a move leaves behind, if no input showed what forward does.
 UNKNOWN_FORWARD = "statecli does not know whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
@@ -24,7 +24,7 @@ forward on the GPU raises "Expected all tensors to be on the same device".""",
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. If the class has its own `_apply`,
 call `super()._apply(fn)` in it.""",
 )
-#: Of a tensor that was on the device of the move before.
+#: Remark on a tensor that was already on the device of the move.
 KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device does not move the tensor"
 UNTIED_BY_MOVE = Rule(
     "untied-by-move",

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES, WRAPPER_PREFIXES
 
-#: Parts of the longest prefix that is looked for: each costs a pass over all names, which may have a million.
+#: Largest number of parts of a prefix to look for, because each costs a pass over all names, perhaps a million.
 MAX_PREFIX_PARTS = 32
 #: Positions of a name before and after, and the prefixes stripped on each side.
 Link = tuple[int, int, tuple[str, str] | None]

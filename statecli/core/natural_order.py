@@ -9,7 +9,7 @@ from statecli.core.lazy_pattern import compile_on_use
 
 _NUMBER = compile_on_use(r"0*([0-9]+)")
 _TO_LAST_DIGIT = compile_on_use(r".*[0-9]", re.DOTALL)
-#: Digits that a character can count.
+#: Largest number of digits that a character can count.
 _MAX_COUNTED_DIGITS = 0x10FFFF
 
 

@@ -11,7 +11,7 @@ from enum import Enum
 class OddityKind(Enum):
     """An oddity that changes the behaviour of a command. The value is the shown name of the oddity."""
 
-    # What a reader could not list or compare.
+    # Contents that a reader could not list or compare.
     NO_TENSORS = "no-tensors"
     TOO_DEEP = "too-deep"
     NOT_SEARCHED = "not-searched"
@@ -21,7 +21,7 @@ class OddityKind(Enum):
     METADATA_CUT = "metadata-cut"
     NONE_PARAMETER = "none-parameter"
 
-    # The bytes of a file.
+    # Layout of the bytes of a file.
     PREFIXED = "prefixed"
     SUFFIXED = "suffixed"
     GAP = "gap"
@@ -33,7 +33,7 @@ class OddityKind(Enum):
     CASE_ONLY_NAMES = "case-only-names"
     CHECKSUM_MISMATCH = "checksum-mismatch"
 
-    # A checkpoint in several files.
+    # Parts of a checkpoint in several files.
     MISSING_RANK = "missing-rank"
     MISSING_SHARD = "missing-shard"
     NO_OPTIMIZER = "no-optimizer"
@@ -43,14 +43,14 @@ class OddityKind(Enum):
     UNNAMED_SHARDS = "unnamed-shards"
     FOREIGN_GLOBALS = "foreign-globals"
 
-    # A move of a model.
+    # Results of a move of a model.
     NOT_MEASURED = "not-measured"
     RECOMPUTED = "recomputed"
     STALE_VIEW = "stale-view"
     UNTIED_BY_MOVE = "untied-by-move"
     UNLIKE_COPY = "unlike-copy"
 
-    # A comparison or a load.
+    # Results of a comparison or a load.
     SECTIONS_PAIRED = "sections-paired"
     SECTIONS_LEFT_OUT = "sections-left-out"
     SECTIONS_APART = "sections-apart"

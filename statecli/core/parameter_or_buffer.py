@@ -62,11 +62,11 @@ BUFFER_NAMES = frozenset(
         "pe",
     ]
 )
-#: Ends of such names, after a prefix.
+#: Ends of such names that may follow a prefix.
 _BUFFER_SUFFIXES = ("_position_ids", "_inv_freq")
 
-#: Attributes in which wrappers store the wrapped module, and no other class does: torch.compile; FSDP; activation
-#: checkpointing; Lightning around DeepSpeed and others; fairscale's and XLA's FSDP; torchrec's model parallelism.
+#: Attributes in which only wrappers store the wrapped module: torch.compile; FSDP; activation checkpointing; Lightning
+#: around DeepSpeed and others; fairscale's and XLA's FSDP; torchrec's model parallelism.
 WRAPPER_ATTRIBUTES = (
     "_orig_mod",
     "_fsdp_wrapped_module",
@@ -75,7 +75,7 @@ WRAPPER_ATTRIBUTES = (
     "_fpw_module",
     "_dmp_wrapped_module",
 )
-#: Prefixes that wrappers put before every name. The last one is also the name of a submodule in half of all models.
+#: Prefixes that wrappers put before every name. The last prefix is also the name of a submodule in half of all models.
 WRAPPER_PREFIXES = ("module.", *(f"{name}." for name in WRAPPER_ATTRIBUTES), "model.")
 _UNAMBIGUOUS_PREFIXES = WRAPPER_PREFIXES[:-1]
 
@@ -172,7 +172,7 @@ def _find_buffers_by_convention(rows: list[int], tensors: Sequence[TensorInfo]) 
     return buffers
 
 
-#: The power iteration's vectors of torch.nn.utils.parametrizations.spectral_norm.
+#: Names of the vectors of power iteration in torch.nn.utils.parametrizations.spectral_norm.
 _SPECTRAL_NORM_VECTOR = compile_on_use(r"(?:^|\.)parametrizations\.\w+\.\d+\._[uv]$")
 
 
@@ -182,9 +182,9 @@ def _is_buffer_name(last: str) -> bool:
     return last in BUFFER_NAMES or prefix.replace("_", "a").isalnum()
 
 
-#: Optimizers times entries that are compared. With more, the optimizers are ignored.
+#: Largest number of optimizers times entries to compare. With more, the optimizers are ignored.
 MAX_OPTIMIZER_ENTRY_PAIRS = 200_000
-#: Groups of optimizers times entries that are compared: one second at most.
+#: Largest number of groups of optimizers times entries to compare: at most a second of work.
 MAX_GROUP_ENTRY_PAIRS = 20_000_000
 
 
@@ -240,7 +240,7 @@ def _merge_optimizers(optimizers: tuple[OptimizerFacts, ...]) -> list[OptimizerF
     ]
 
 
-#: Optimizers that may share one model: a generator's, a discriminator's, a few heads'.
+#: Largest number of optimizers of a model: for a generator, a discriminator, a few heads.
 MAX_MERGED_OPTIMIZERS = 8
 
 
@@ -252,7 +252,8 @@ def _match_section(
     return find_trained(optimizer, unconventional, tensors) or find_trained(optimizer, without_statistics, tensors)
 
 
-#: Statistics that norm layers collect. Other names of buffers may be names of parameters in a user's class.
+#: Names of the statistics that norm layers collect. Other names of buffers may be names of parameters in a user's
+#: class.
 _RUNNING_STATISTICS = compile_on_use(r"(?:^|\.)running_(?:mean|var|std)$")
 
 
@@ -260,9 +261,9 @@ def _name_and_shape(tensor: TensorInfo) -> tuple[str, Shape]:
     return _strip_wrappers(tensor.fqn), tensor.shape
 
 
-#: Names of sections that hold a copy of the model in another section; equal names and shapes are not enough, because
-#: two networks can share them. Lightning stores the weights before averaging in `current_model_state` and the averages
-#: in `state_dict`.
+#: Words in the names of sections with a copy of the model. Equal names and shapes are not enough, because two networks
+#: can share them. Lightning stores the weights before averaging in `current_model_state` and the averages in
+#: `state_dict`.
 _COPY_WORDS = ("ema", "swa", "averag", "avg", "shadow", "polyak", "current_model_state")
 _COPY_NAME = compile_on_use(
     r"(?:^|[_.])(?:ema|swa|averaged?|avg|shadow|polyak)(?:$|[_.\d])|^current_model_state$", re.IGNORECASE
@@ -351,7 +352,7 @@ def can_train(optimizer: OptimizerFacts, rows: list[int], tensors: Sequence[Tens
     row_shapes = [tensors[row].shape for row in rows]
     if not _has_shapes([shape for _, shape in claimed_entries if shape is not None], row_shapes):
         return False
-    if not any(tensors[row].device for row in rows):  # safetensors sorts entries
+    if not any(tensors[row].device for row in rows):  # safetensors sorts entries, so their order says nothing
         return True
     return all(_find_subsequence(group.shapes, row_shapes) is not None for group in optimizer.groups)
 

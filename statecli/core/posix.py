@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 #: Whether this system has `os.fork`.
 CAN_FORK = hasattr(os, "fork")
 
-#: The number of glibc's `mallopt` for the largest number of arenas.
+#: Number of the option of glibc's `mallopt` that limits the number of arenas.
 _M_ARENA_MAX = -8
 
-#: Held from the seek to the read where the system cannot do both in one call.
+#: Lock from the seek to the read on systems that cannot do both in one call.
 _seek_lock = _thread.allocate_lock()
 
 
@@ -29,7 +29,7 @@ def read_at(descriptor: int, length: int, offset: int) -> bytes:
     data = _read_once(descriptor, length, offset)
     if len(data) == length or not data:
         return data
-    # The kernel returns at most 2 GiB at once.
+    # The kernel returns at most 2 GiB in a call.
     parts, have = [data], len(data)
     while have < length and (part := _read_once(descriptor, length - have, offset + have)):
         parts.append(part)

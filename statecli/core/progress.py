@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-#: Takes the bytes that will be read in all; returns a function to call with each tensor's FQN and size in bytes.
+#: Function that takes the total number of bytes to read, and returns a function to call with the FQN and the size in
+#: bytes of each read tensor.
 Progress = Callable[[int], Callable[[str, int], None]]
 
 _show_stage: ContextVar[Callable[[str], None] | None] = ContextVar("show_stage", default=None)

@@ -21,7 +21,7 @@ class Name(str, Enum):
     RESUME = "resume"
 
 
-#: Option whose value a proof uses, by the name of its field.
+#: Name of the option field whose value a proof uses.
 OPTION_OF_PROOF = {
     Name.MOVE: "device",
     Name.CAST: "dtype",
@@ -29,8 +29,8 @@ OPTION_OF_PROOF = {
     Name.FORWARD: "device",
     Name.RESUME: "optimizer",
 }
-#: Proofs that run only on request: few programs build a model on meta, capture its graph, run on several GPUs, or
-#: are interrupted.
+#: Proofs that run only on request, because few programs build a model on meta, capture its graph, run on several GPUs,
+#: or are interrupted.
 ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)
-#: Proofs that run unless proofs are requested by name.
+#: Proofs that run if no proof is requested by name.
 DEFAULT_PROOFS = tuple(name for name in Name if name not in ON_REQUEST)

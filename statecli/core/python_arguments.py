@@ -6,5 +6,5 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 
-#: Flag -> argument; empty for a command line.
+#: Argument by flag; empty on the command line.
 ARGUMENTS: ContextVar[Mapping[str, str]] = ContextVar("arguments", default=MappingProxyType({}))

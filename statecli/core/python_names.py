@@ -14,33 +14,33 @@ from statecli.core.lazy_pattern import compile_on_use
 
 #: Ends of the names of classes that hold settings.
 _CONFIGURATION_ENDS = ("Config", "Cfg", "Args")
-#: Ends of the names of other classes that a function returns instead of a model.
+#: Ends of the names of classes that a function returns, other than models.
 _OTHER_ENDS = (*_CONFIGURATION_ENDS, "Tensor", "Dataset", "DataLoader", "Namespace", "Path", "Generator", "Parser")
 #: Modules of torch whose classes are not models.
 _OTHER_OWNERS = compile_on_use(r"\b(?:optim|lr_scheduler|data)\.")
-#: Capitalised names in the annotation of an argument that a literal can fill.
+#: Capitalized names in the annotation of an argument that accepts a literal.
 _LITERAL_TYPES = {
     *("Any", "Dict", "Final", "FrozenSet", "Iterable", "List", "Literal", "Mapping", "None", "Number", "Optional"),
     *("Path", "PathLike", "Sequence", "Set", "Tuple", "Union"),
 }
-#: Models of transformers, of texts, images and sounds: an argument may take only one of the kinds.
+#: Models of transformers for texts, images and sounds, because an argument may accept only one of the kinds.
 PRETRAINED_EXAMPLES = (
     "transformers.BertModel(BertConfig())",
     "transformers.ViTModel(ViTConfig())",
     "transformers.Wav2Vec2Model(Wav2Vec2Config())",
 )
-#: Objects of base classes of which no instance can be built.
+#: Examples of objects for base classes that cannot be instantiated.
 _EXAMPLES = {
     "AOBaseConfig": "Int8WeightOnlyConfig()",
     "PeftConfig": "LoraConfig()",
     "PreTrainedModel": PRETRAINED_EXAMPLES[0],
 }
-#: Names in an annotation of classes, and of sequences.
+#: Names in an annotation of a class, and in an annotation of a sequence.
 TYPES = {"type", "Type"}
 SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
-#: Arguments without a useful annotation that take a module.
+#: Names of arguments that take a module, if they have no useful annotation.
 _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
-#: Errors of reading and parsing a file, which may be nested too deeply for Python's parser.
+#: Errors of reading and parsing a file. Code may be nested too deeply for Python's parser.
 _PARSE_ERRORS = (OSError, ValueError, SyntaxError, RecursionError, MemoryError)
 
 
@@ -88,7 +88,7 @@ def list_model_factories(path: str) -> Iterator[ModelFactory]:
     for name in list_factories(path):
         try:
             is_model = returns.has_model(name)
-        except RecursionError:  # a chain of a thousand variables or functions
+        except RecursionError:  # code with a chain of a thousand variables or functions
             continue
         if is_model:
             calls = (node for node in ast.walk(functions[name]) if isinstance(node, ast.Call))
@@ -139,9 +139,9 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
     if name == "model" and not words and "peft_config" in names:
         return _EXAMPLES["PreTrainedModel"]
     if "Module" in words or (name in _MODULE_NAMES and (words in ([], ["T"]) or "Callable" in words)):
-        # A configuration of peft knows the layers of a model of transformers, and not those of other modules.
+        # peft's configuration fits the layers of models of transformers only.
         if "Module" in words and {*TYPES, "Callable"}.intersection(words):
-            return "torch.nn.Identity"  # takes any arguments
+            return "torch.nn.Identity"  # Identity accepts any arguments
         example = _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
         return f"[{example}]" if SEQUENCES.intersection(words) else example
     return next((_EXAMPLES[word] for word in words if word in _EXAMPLES), None)
@@ -179,7 +179,7 @@ def _parse(path: str) -> list[ast.stmt]:
 
 def _parse_file(path: str) -> list[ast.stmt]:
     with open(path, "rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about the file's code, such as an invalid escape
+        warnings.simplefilter("ignore")  # warnings about the file's code, such as an invalid escape
         return ast.parse(file.read()).body
 
 

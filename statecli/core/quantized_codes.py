@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from statecli.core.model_state import TensorInfo
 
-#: Types of the codes of a quantized weight.
+#: dtypes of the codes of a quantized weight.
 CODE_DTYPES = frozenset(["uint8", "int32", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"])
 
 

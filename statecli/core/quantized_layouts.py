@@ -71,9 +71,9 @@ NESTED = {"weight.nested_absmax": Part.NESTED_SCALES, "weight.nested_quant_map":
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
-#: Types of a scale that is a power of two.
+#: dtypes of a scale that is a power of two.
 E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
-#: Of the activations, in static quantization.
+#: Names of parts about the activations, in static quantization.
 _INPUT = {
     "input_scale": Part.INPUT_SCALE,
     "input_global_scale": Part.INPUT_GLOBAL_SCALE,
@@ -85,7 +85,7 @@ LAYOUTS = (
         Layout.BITSANDBYTES,
         {"weight": Part.CODES, "weight.absmax": Part.SCALES, "weight.quant_map": Part.VALUES},
         {**NESTED, **dict.fromkeys(_STATES, Part.STATE)},
-        # The other types hold the same bytes (`bnb_4bit_quant_storage`), so that FSDP can shard them.
+        # dtypes other than uint8 hold the same bytes (`bnb_4bit_quant_storage`), so that FSDP can shard them.
         ("uint8", "bfloat16", "float16", "float32"),
     ),
     LayoutNames(Layout.GPTQ, _CODES_AND_SCALES, {"g_idx": Part.GROUPS}, ("int32",)),
@@ -134,5 +134,5 @@ LAYOUTS = (
     LayoutNames(Layout.MXFP4_EXPERTS, {"_blocks": Part.CODES, "_scales": Part.SCALES}, {}, ("uint8",), owner=""),
     LayoutNames(Layout.MXFP4_EXPERTS, {"blocks": Part.CODES, "scales": Part.SCALES}, {}, ("uint8",), owner=""),
 )
-#: Rows and columns of a block with one scale, if no configuration says another number.
+#: Number of rows and columns of a block with one scale, if the configuration has no other number.
 DEFAULT_BLOCK = 128

@@ -56,9 +56,10 @@ class LostCodes(NamedTuple):
 
 _INNER_TENSORS = {"qdata": Part.CODES, "scale": Part.SCALES, "zero_point": Part.ZEROS}
 _LAST_NAMES = frozenset(name for layout in LAYOUTS for name in (*layout.required, *layout.optional))
-#: Last names that only codes have; `weight` is also the name of a weight that is not quantized.
+#: Last names that only codes have, unlike `weight`, which is also the name of unquantized weights.
 _OWN_NAMES_OF_CODES = frozenset(["qweight", "weight_packed", "_weight_qdata", "_blocks"])
-#: Parts that the libraries need to load a weight. Without a whole weight of the layout, they may be of another version.
+#: Parts that a library needs to load a weight, by layout. If no weight of the file has the part, the file may be of
+#: another version.
 _NEEDED_BY_LOADERS = {Layout.BITSANDBYTES: Part.STATE, Layout.PACKED: Part.SHAPE, Layout.GPTQ: Part.GROUPS}
 _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
@@ -102,7 +103,7 @@ def find_lost_codes(tensors: Sequence[TensorInfo]) -> list[LostCodes]:
         counts = Counter(id(names) for names in layouts.values() if names is not None)
         if not counts:
             continue
-        # A matrix outside all layouts may be codes of an unknown layout.
+        # A matrix outside all layouts may contain codes of an unknown layout.
         unmatched_rows = (
             row for row in rows if len(row.shape or ()) > 1 and _split_name(row.fqn)[1] not in _LAST_NAMES
         )

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Characters of a name and dimensions of a shape that a message shows.
+#: Largest number of characters of a name, and of dimensions of a shape, in a message.
 MAX_NAME_CHARACTERS = 200
 MAX_SHOWN_DIMENSIONS = 8
-#: Verbs at the start of an error text. The name before the text is the subject: `x.json is empty`.
+#: Verbs at the start of an error text whose subject is the name before the text: `x.json is empty`.
 _FIRST_VERB = compile_on_use(
     r"(?:answers|cannot|changed|claims|contains|does|ends|has|holds|is|lacks|lies|names|nests|stores) "
 )

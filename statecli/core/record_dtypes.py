@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-#: Characters of a dtype that are shown; a longer one ends in a digest of the whole.
+#: Largest number of characters of a shown dtype; the end of a longer dtype is a digest of the whole.
 MAX_CHARACTERS = 100
 
 
@@ -48,7 +48,7 @@ def format_code(code: str) -> str:
 def name_dtype(code: str, fields: str) -> str:
     """Return the dtype `numpy V8 [('lr', '<f4'), ('wd', '<f4')]`; the end of a long dtype is a digest."""
     if len(fields) > MAX_CHARACTERS:
-        import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+        import hashlib  # OpenSSL, which hashlib imports, takes longer to load than most checkpoints to list
 
         digest = hashlib.sha256(fields.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         fields = f"{fields[: MAX_CHARACTERS - 50]}..., sha256 {digest}]"

@@ -8,7 +8,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
 _COMMANDS = ("inspect", "verify", "audit")
-#: Cases that a proof of `verify` measures or a file shows. In other cases, `decide_tensor_severity` decides.
+#: Severity by case that a proof of `verify` or a file shows. For other cases, `decide_tensor_severity` decides.
 _CASES = {"lost": Severity.ERROR, "no effect": Severity.WARNING, "kept": Severity.NOTE}
 
 UNREGISTERED_TENSOR = Rule(
@@ -55,13 +55,13 @@ UNREGISTERED_MODULE = Rule(
 )
 
 
-#: Begins the remark of a finding about an unregistered tensor that torch.export made a constant.
+#: Beginning of the remark on an unregistered tensor that torch.export made a constant.
 EXPORTED = "exported as a constant"
-#: Begins the remark of a finding about a tensor that a wrapper for several ranks does not synchronize.
+#: Beginning of the remark on a tensor that a wrapper for several ranks does not synchronize.
 LEFT_OUT = "left out by"
-#: Begins the remark of a finding about a tensor without which a resumed training goes on differently.
+#: Beginning of the remark on a tensor that changes a resumed training.
 NOT_RESUMED = "starts again at its initial value when training is resumed"
-#: Of a tensor that no checkpoint holds, and its fix for a buffer.
+#: Remark on a random tensor that no checkpoint contains, and the remedy for a buffer.
 RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
 PERSISTENT = "register the buffer with persistent=True"
 

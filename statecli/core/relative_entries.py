@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-#: The folder that contains the package `statecli`: site-packages, or a checkout.
+#: Folder that contains the package `statecli`: site-packages, or a checkout.
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-#: What `drop_relative_entries` took off the path. Typed code may still import from there.
+#: Entries that `drop_relative_entries` removed from the path. Code named by the user may still import from them.
 DROPPED: list[str] = []
 
 
@@ -21,7 +21,7 @@ def drop_relative_entries() -> None:
         relative = {
             os.path.abspath(entry) for entry in setting.split(os.pathsep) if setting and not os.path.isabs(entry)
         }
-        # Python has made the entries of PYTHONPATH absolute.
+        # PYTHONPATH is compared too, because Python has made its entries absolute in sys.path.
         dropped_entries = [
             entry for entry in sys.path if not os.path.isabs(entry) or os.path.abspath(entry) in relative - {HOME}
         ]

@@ -15,8 +15,8 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import Origin, Place
 from statecli.core.severity import decide_severity
 
-#: Present name -> the name that findings had before. Fingerprints keep the former name. Options, configurations and
-#: baselines take the former name too.
+#: Former name of a rule by its present name. Fingerprints keep the former name; options, configurations and baselines
+#: accept both names.
 FORMER_NAMES: dict[str, str] = {
     "untied-by-move": "broken-tie",
     "untied-by-copy": "broken-tie",

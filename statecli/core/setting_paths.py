@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.model_state import Scalar, Settings
 
-#: The path of the digest that stands for all settings where not all are reported.
+#: Path of the digest of all settings, if not all are listed.
 MORE = "(and more)"
 
 _INT = compile_on_use("0|-?[1-9][0-9]*")
@@ -29,7 +29,7 @@ def rename(settings: Settings, renaming: Callable[[str], tuple[str, str] | None]
     prefixes_by_key = {
         key: prefixes for key in (*settings.values, *settings.kinds) if (prefixes := renaming(key)) is not None
     }
-    # A container's path has no dot at its end.
+    # The path of a container has no dot at its end.
     names = {
         key: new + key[len(old) :] if key else new.removesuffix(".") for key, (old, new) in prefixes_by_key.items()
     }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: A part of a name that is followed by another one.
+#: Part of a name before another part.
 _PART = compile_on_use(r"[^.]*\.")
 #: End of most names.
 _WEIGHT = ".weight"

@@ -29,7 +29,7 @@ def find_similar_paths(path: str, extension: str = "") -> list[str]:
     *folders, name = path.replace(os.altsep or os.sep, os.sep).rstrip(os.sep).split(os.sep)
     parent = ""
     for folder in folders:
-        # An empty name is the root, or stands between two slashes.
+        # An empty name is the root, or is between two slashes.
         exact = os.path.join(parent, folder) if folder else parent or os.sep
         if not os.path.isdir(exact):
             names = [entry for entry in list_names(parent) if os.path.isdir(os.path.join(parent, entry))]

@@ -45,10 +45,10 @@ def _sum_tensors(tensors: Sequence[TensorInfo]) -> Totals:
             if view in counted_views:
                 continue
             counted_views.add(view)
-            # A sparse tensor has several storages; `storage` identifies the one that holds its values.
+            # A sparse tensor has several storages; `storage` is the one with its values.
             size = max(0, min(size, storage_size - counted_bytes.get(tensor.storage, 0)))
             counted_bytes[tensor.storage] = counted_bytes.get(tensor.storage, 0) + size
-            # Elements of the storage that were already counted are not counted again.
+            # Elements of the storage are counted once.
             elements = tensor.elements * size // tensor.nbytes
         total_elements += elements
         total_bytes += size

@@ -16,24 +16,24 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.quoting import quote_for_shell
 from statecli.core.similar_paths import list_names, suggest_similar_paths
 
-#: `package.Class`, with a call behind it: a class is named after a colon.
+#: `package.Class`, perhaps with a call. In a target, a colon comes before the class.
 _DOTTED = compile_on_use(r"(?P<path>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
-#: `from torch.nn import Linear`, `import torch.nn as nn`.
+#: Import statement: `from torch.nn import Linear`, `import torch.nn as nn`.
 _IMPORT = compile_on_use(r"(?:from (?P<module>[\w.]+) )?import (?P<name>[\w.]+)(?: as \w+)?;?")
-#: `python -c "..."`, and a text that begins as a statement of Python.
+#: Command `python -c "..."`, and a text that begins like a statement of Python.
 _PYTHON_COMMAND = compile_on_use(r"python3? -c (?P<quote>['\"])(?P<code>.*)(?P=quote)", re.DOTALL)
 _STATEMENT = compile_on_use(r"import |from |(?P<name>[A-Za-z_]\w*) *= *")
-#: `net.py.Class`, with a call behind it.
+#: `net.py.Class`, perhaps with a call.
 _FILE_ATTRIBUTE = compile_on_use(r"(?P<file>.+\.py)\.(?P<name>[A-Za-z_]\w*(?:\.\w+)*)(?P<call>\(.*\))?\Z", re.DOTALL)
-#: `organization/name`, or a name with a hyphen.
+#: Name of a repository: `organization/name`, or a name with a hyphen.
 _REPOSITORY = compile_on_use(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*|[A-Za-z0-9]\w*-[\w.-]*", re.ASCII)
-#: A URL with one slash, but without a password, which a message must not repeat.
+#: URL with a single slash and without a password, which a message must not repeat.
 _ONE_SLASH = compile_on_use(r"(?P<scheme>https?|s3|gs|hf):/(?P<rest>[^/@][^@]*)", re.IGNORECASE)
-#: The spelling of timm for a repository of the Hugging Face hub.
+#: timm's name for a repository of the Hugging Face hub.
 _HUB_NAME = compile_on_use(r"hf[-_]hub:(?P<name>[^/:]+/[^/:]+)")
-#: The end of the name of a repository behind its last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
+#: End of a repository's name after the last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
 _VERSION = compile_on_use(r"\d.*|.*[_-].*")
-#: A model of each package that has functions, or classes with plain arguments.
+#: Example of a model in a library: a function, or a class with plain arguments.
 _EXAMPLES = {
     "diffusers": "diffusers:UNet2DModel",
     "kornia": "kornia.feature:HardNet(pretrained=False)",
@@ -49,13 +49,14 @@ _EXAMPLES = {
     "torchvision.models": "torchvision.models:resnet18",
     "transformers": "transformers:BertModel(config=BertConfig())",
 }
-#: Packages that build models by name, as in `resnet50` and `vit_b_16`.
+#: Packages that build models by name, such as `resnet50` and `vit_b_16`.
 _REGISTRIES = ("timm", "torchvision")
 _REGISTRY_FUNCTIONS = ("create_model", "get_model", "list_models")
 _MODEL_NAME = compile_on_use(r"[a-z][a-z_]*\d\w*")
-#: Libraries whose models are repositories -> what their names begin with.
+#: Beginning of the names of a library's repositories, for libraries whose models are repositories.
 _ORGANIZATIONS = {"sentence_transformers": "sentence-transformers/", "transformers": "", "diffusers": ""}
-#: How the names of the hub's first repositories begin -> the organization that has them now (moved in 2024).
+#: Organization by the first word of a repository's name. The hub moved its first repositories into organizations in
+#: 2024.
 _ORGANIZATION_OF_START = {
     "albert": "albert",
     "bert": "google-bert",
@@ -67,11 +68,11 @@ _ORGANIZATION_OF_START = {
     "xlm": "FacebookAI",
     "xlnet": "xlnet",
 }
-#: `resnet-50`, which timm and torchvision spell `resnet50`.
+#: `resnet-50`, which is `resnet50` in timm and torchvision.
 _NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 _BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
-#: Python files of a folder that are parsed for names.
+#: Largest number of Python files of a folder that are parsed for names.
 _MAX_FILES = 50
 
 
@@ -163,7 +164,7 @@ def _correct_punctuation(path: str) -> Suggestion | None:
     if not colon:
         dotted_match = _DOTTED.match(f"{module}{call}") if "-" in head else None
         return _suggest_name(dotted_match["path"].split("."), call) if dotted_match else None
-    if "-" in name and module in _ORGANIZATIONS:  # it has classes, and its models are repositories
+    if "-" in name and module in _ORGANIZATIONS:  # the package has classes too, but its models are repositories
         return Suggestion(suggest_repository(f"{_ORGANIZATIONS[module]}{name}"))
     name = _NUMBERED_MODEL.sub(r"\1\2", name.lstrip(":")).replace("-", "_")
     parts = module.split(".")
@@ -330,7 +331,7 @@ def _suggest_for_unknown_name(name: str, call: str) -> Suggestion:
         return Suggestion(f"{problem} {' or '.join(specs)}")
     is_model = top in MODEL_LIBRARIES and _MODEL_NAME.fullmatch(attribute)
     if module and not call and not attribute[:1].isupper() and not is_model:
-        return Suggestion()  # a file's name with an extension
+        return Suggestion()  # the name of a file with an extension
     if module == "nn" and any(_find_modules(["torch"])):
         return _suggest_layer(attribute, call)
     missing = f"the Python module {top} was not found" if not module else f"the Python module {top} is not installed"

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from statecli.core.model_state import ModelState, Origin, TensorInfo
 
-#: Maximum names in one row's `tied_to`. Thousands of views of one flat storage would make the lists quadratic, so each
-#: of those rows names only the first row, and the first row names the second.
+#: Largest number of names in a row's `tied_to`. Thousands of views of a flat storage would make the lists quadratic, so
+#: each further row names only the first row, and the first row names the second.
 MAX_LISTED_NAMES = 64
 #: Remedy for tied weights that `safetensors.torch.save_file` refuses.
 SAVE_TIES_AS_SAFETENSORS = (
@@ -25,7 +25,7 @@ def fill_tied_to(state: ModelState) -> ModelState:
         return state
     groups: dict[object, list[int]] = {}
     for position, tensor in enumerate(state.tensors):
-        # An empty storage holds nothing to share.
+        # Tensors in an empty storage share nothing.
         if tensor.storage is not None and tensor.nbytes:
             groups.setdefault(tensor.storage, []).append(position)
     shared_groups = [group for group in groups.values() if len(group) > 1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Literal
 
-#: Largest number of combining marks in a row in a text that is normalized.
+#: Largest number of combining marks in a row in a text to normalize.
 MAX_MARKS = 30
 
 

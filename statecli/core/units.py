@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statecli.core.model_state import Evidence, Kind, Origin, TensorInfo
 from statecli.core.run_scope import Configuration, NotChecked
 
-#: The fields of `Stats` that have a column.
+#: Fields of `Stats` with a column each.
 MOMENT_FIELDS = ("min", "max", "mean", "std")
 COUNT_FIELDS = ("zeros", "nan", "inf")
 STATS_FIELDS = MOMENT_FIELDS + COUNT_FIELDS

@@ -30,7 +30,7 @@ _CLASSES_BY_EMBEDDING = {
     "gpt_neox.embed_in.weight": "GPTNeoXForCausalLM",
     "backbone.embeddings.weight": "MambaForCausalLM Mamba2ForCausalLM",
 }
-#: The stored name by the tied name that is not stored, by class of transformers.
+#: Name of the stored tensor by the name of the tied, unstored tensor, for each class of transformers.
 TIED_NAMES: Mapping[str, Mapping[str, str]] = {
     **{name: {_HEAD: stored} for stored, names in _CLASSES_BY_EMBEDDING.items() for name in names.split()},
     "T5ForConditionalGeneration": _ENCODER_DECODER,

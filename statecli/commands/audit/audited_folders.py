@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from statecli.storage import files
 from statecli.targets.location import find_path
 
-#: Links that are followed to one file: Linux follows 40.
+#: Largest number of links followed to a file: Linux follows 40.
 _MAX_LINKS = 64
 
 

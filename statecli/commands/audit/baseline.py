@@ -34,10 +34,10 @@ from statecli.targets.location import find_path, is_in_folder, make_relative_nam
 from statecli.targets.target_result import Accepted, Status, TargetResult
 
 SCHEMA = "statecli.baseline/2"
-#: The schema of files that accept findings by name, whatever their content.
+#: Schema of baseline files that accept findings by name, whatever their content.
 SCHEMA_BY_NAME = "statecli.baseline/1"
 _WRITE_AGAIN = "write the baseline again with --write-baseline FILE --reason TEXT"
-#: The rule of findings about a bug in statecli, which no baseline accepts.
+#: Name of the rule of findings about a bug in statecli, which no baseline accepts.
 INTERNAL_ERROR_RULE = audit_run.INTERNAL_ERROR.name
 _CAUSES = frozenset(rule.name for rule in (*registration_rules.RULES, move_rules.STALE_VIEW, move_rules.UNTIED_BY_MOVE))
 
@@ -68,7 +68,7 @@ class Baseline(msgspec.Struct, frozen=True):
 _Key = tuple[str, str, str | None, str | None, str | None, str | None]
 
 
-#: Target, rule and tensor.
+#: Target, rule and name of a tensor.
 _Cause = tuple[str, str, str]
 
 
@@ -103,7 +103,7 @@ def _map_causes(entries: Iterable[Entry]) -> dict[_Cause, Entry]:
 def _make_key(finding: Finding, name: str) -> _Key:
     """Return the identity of a finding; `name` is the name of its target."""
     about = finding.about if isinstance(finding.about, str) else None
-    # A digest is "" for too many bytes: the content is unknown, and so nothing accepts the finding.
+    # An empty digest means too many bytes: the content is unknown, and nothing accepts the finding.
     content = (finding.content or None) if isinstance(finding.content, str) else _strip_target(finding)
     return name, finding.rule, finding.section, finding.fqn, about, content
 

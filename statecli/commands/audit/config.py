@@ -32,10 +32,10 @@ from statecli.storage.byte_source import read_small_file
 from statecli.targets.location import find_repository_root, has_repository
 
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
-#: The group of rules about code and memory, and a rule of another group that a folder may not excuse either: bytes
-#: after the data are read by a second load of the same file.
+#: Group of rules about code and memory, and a rule of another group. A configuration in an audited folder may weaken
+#: neither, because bytes after the data are read by a second load of the same file.
 _PICKLES, _TRAILING_BYTES = "pickles", "trailing-bytes"
-#: Size of the largest file that is read.
+#: Largest size of a configuration file, in bytes.
 MAX_CONFIG_BYTES = 1 << 22
 _LIST_RULES = "; run statecli rules for the list"
 
@@ -112,9 +112,9 @@ class LoadedConfig(msgspec.Struct, frozen=True):
         """The base folder of relative paths and globs in the configuration."""
         return (os.path.dirname(self.path) if self.path and _is_in_repository(self.path) else "") or "."
 
-    #: The table as it stands in the file.
+    #: The table as written in the file.
     raw: Mapping[str, Any] = {}
-    #: Whether the file may not weaken the rules of pickles, because it lies in a folder that is judged.
+    #: Whether the file lies in an audited folder, so that it may not weaken the rules about pickles.
     is_judged: bool = False
 
 
@@ -218,7 +218,8 @@ def _remove_protected_rules(names: tuple[str, ...], loaded_config: LoadedConfig)
 
 def _iter_config_files(start: str) -> Iterable[str]:
     folder = os.path.abspath(start)
-    # Nobody who can write to a folder above the repository, such as /tmp, may configure audits inside it.
+    # Only folders of the repository count: anyone may write to a folder above, such as /tmp, and must not configure
+    # audits.
     root = find_repository_root(folder)
     while True:
         yield from (path for name in CONFIG_FILE_NAMES if os.path.isfile(path := os.path.join(folder, name)))
@@ -247,7 +248,7 @@ def _read_table(path: str) -> Mapping[str, Any] | None:
         import tomli as tomllib
     try:
         table = tomllib.loads(raw.decode("utf-8"))
-    except ValueError as error:  # also a number of more digits than Python reads
+    except ValueError as error:  # also for a number with more digits than Python reads
         raise UnreadableError(f"{path}: is not valid TOML: {error}") from error
     except RecursionError as error:
         raise UnreadableError(f"{path}: tables or lists are nested too deeply; use fewer levels") from error

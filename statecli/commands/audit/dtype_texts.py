@@ -15,7 +15,7 @@ from statecli.core import quoting
 from statecli.core.model_state import Hazard, ModelState, Place, ScannedPickle, TensorInfo
 from statecli.pickle_scan import texts_as_code
 
-#: Letters of a dtype that are read; a longer text is not one.
+#: Largest number of letters in the name of a dtype.
 _MAX_LETTERS = 64
 _INTEGERS = ("int", "uint", "bool")
 

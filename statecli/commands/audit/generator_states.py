@@ -15,7 +15,7 @@ from statecli.core import quoting
 from statecli.core.model_state import Hazard, ModelState, ScannedPickle
 
 _STATE_BYTES = 5056
-#: Seed, `left`, `seeded`, `next`: torch takes the lower half of the last.
+#: Start of a state: seed, `left`, `seeded`, `next`. torch uses the lower half of `next`.
 _BEGINNING = struct.Struct("<QiiI")
 _TABLE_LENGTH = 624
 

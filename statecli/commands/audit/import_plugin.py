@@ -30,13 +30,13 @@ from statecli.rules.audit_subject import Subject
 from statecli.rules.dictionary import DICTIONARY
 
 _RULE_NAME = compile_on_use(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
-#: First words of the names of statecli's own rules, and the names of their groups: no prefix of a plugin.
+#: First words of the names of statecli's own rules, and names of their groups, which a plugin must not use as prefix.
 _OWN_WORDS = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_NAMES.values())) | frozenset(
     rule.group for rule in DICTIONARY.values()
 )
 _file_numbers = itertools.count()
-#: Held while plugins are imported and while their rules run, because the search path and the streams of the process are
-#: replaced then: threads take turns.
+#: Lock for importing plugins and running their rules, because both replace the search path and the streams of the
+#: process.
 _PROCESS_LOCK = threading.RLock()
 
 
@@ -86,7 +86,7 @@ def _import(run: Callable[[], ModuleType], path: AbstractContextManager[None], o
 
 
 def _import_file(path: str) -> ModuleType:
-    # A name of its own, so that the file takes the place of no module.
+    # A unique name, so that the file replaces no module.
     name = f"_statecli_plugin_{next(_file_numbers)}"
     spec = importlib.util.spec_from_file_location(name, os.path.abspath(path))
     if spec is None or spec.loader is None:

@@ -127,7 +127,7 @@ def _find_files(name: str, origin: str) -> list[str]:
             )
         if spec.has_location and spec.origin is not None:
             files.append(spec.origin)
-        # The path of an imported package may have changed since it was found.
+        # Use the present path of an imported package, which may have changed after the package was found.
         locations = getattr(sys.modules.get(full_name), "__path__", spec.submodule_search_locations)
         folders = None if locations is None else list(locations)
     return files
@@ -160,7 +160,7 @@ def _build_namespace_spec(full_name: str, folders: Sequence[str]) -> ModuleSpec:
 
 
 def _is_in_checkout(file: str) -> bool:
-    with suppress(OSError):  # the current folder has been removed
+    with suppress(OSError):  # the current folder may have been removed
         root = os.path.realpath(find_repository_root(os.path.realpath(os.curdir)))
         return any(is_below(path, root) for path in (os.path.realpath(file), os.path.abspath(file)))
     return False

@@ -116,7 +116,7 @@ def _compare(before: Side, after: Side, request: Request, *, target: Side) -> Di
     return diff
 
 
-#: Reasons why a file that a walk found is not compared with the reference.
+#: Reasons why a file found by a walk is not compared with the reference.
 NO_TENSOR = "contains no tensors"
 ONLY_OPTIMIZER = "contains only the state of an optimizer"
 NO_MODEL_TENSOR = "contains no tensors of a model"
@@ -124,7 +124,7 @@ NOT_PART_OF_MODEL = "is next to a model but not part of the model; to compare th
 INSIDE_MODEL_FOLDER = (
     "is in the folder of a model but is not a training step; to compare this folder, give its path as a target"
 )
-#: Reasons for files without a model.
+#: Reasons of files without a model.
 REASONS_WITHOUT_MODEL = frozenset([NO_TENSOR, ONLY_OPTIMIZER, NO_MODEL_TENSOR])
 NOT_COMPARED_REASONS = REASONS_WITHOUT_MODEL | {NOT_PART_OF_MODEL, INSIDE_MODEL_FOLDER}
 

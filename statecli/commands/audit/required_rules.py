@@ -82,7 +82,7 @@ def describe_unused(request: Request) -> Iterator[str]:
         if not _is_used(key, request):
             yield f"{key}: {_describe_unselected(RULES_BY_OPTION[key])}"
     for key in list_policy_keys(request):
-        # With --frozen-only these globs select the part of the lock.
+        # With --frozen-only, the globs of `frozen` select the locked tensors to check.
         if not _is_any_selected(RULES_BY_POLICY_KEY[key], request) and not (key == "frozen" and request.frozen_only):
             yield f"policy.{key}: {_describe_unselected(RULES_BY_POLICY_KEY[key])}"
 

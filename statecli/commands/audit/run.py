@@ -92,7 +92,7 @@ class _Run:
         self.request, self.progress = request, progress
         self.rules = request.rules
         self.budget = ValuesBudget(request.values, self.rules)
-        #: Targets that the user named; they are compared with the reference whatever they contain.
+        #: Targets named by the user, which are compared with the reference whatever they contain.
         self.user_targets = () if request.as_found else request.targets
         has_named_lock = request.lock is not None and request.checks_lock and not request.lock.has_no_names
         is_locked = self._is_in_lock if has_named_lock else None
@@ -100,19 +100,19 @@ class _Run:
         self.module_finder = ModuleFinder(request.targets)
         self.reference = request.against or request.policy.reference
         self.sides: dict[str, Side | StateError] = {}
-        #: The folders of the models that were targets so far; a walk yields a folder before the files in it.
+        #: Folders of the models audited so far, because a walk yields a folder before its files.
         self.folders: set[str] = set()
-        #: Targets that were not compared with a reference -> why; None as soon as one was compared.
+        #: Reason by target that was not compared with a reference; None once a target was compared.
         self.not_compared: dict[str, str] | None = {}
-        #: Targets that were not compared with the lock -> why.
+        #: Reason by target that was not compared with the lock.
         self.not_locked: dict[str, str] = {}
         #: Targets without a tensor that matches the filters.
         self.filtered_out: set[str] = set()
-        #: The files of the target that is being audited whose names are digests.
+        #: Files of the present target whose names are digests.
         self.digest_files: tuple[CheckedFile, ...] = ()
         #: Files of folders that were compared with the lock.
         self.compared_files: set[str] = set()
-        #: The state of the target that is being audited, as soon as it is read.
+        #: State of the present target; None until it is read.
         self.read_state: ModelState | None = None
 
     def audit_target(self, text: str) -> TargetResult:
@@ -140,7 +140,7 @@ class _Run:
                     pickles_unread_because=pickles_unread_because,
                     digest_files=self.digest_files,
                 )
-                with pause_gc():  # else each rule has all tensors looked through again
+                with pause_gc():  # otherwise the collector would look through all tensors again for each rule
                     result = _run_rules(subject, self.rules, self.request.severity)
         except StateError as error:
             if isinstance(error, BarePickle) and pickles_unread_because is None and self._may_judge_pickle(text):
@@ -286,7 +286,7 @@ class _Run:
                 )
                 findings += missing
                 ran += [rule.name] if missing else []
-        # Filters are meant for some of the files in a folder and need not match in each.
+        # Filters need not match every file of a folder.
         is_filtered_out = isinstance(error, FilteredOut) and text not in self.user_targets
         self.filtered_out |= {text} if is_filtered_out else set()
         is_other_pickle = (

@@ -20,11 +20,11 @@ from statecli.rules.audit_subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: The rule that compares bytes with checksums: values with a wrong checksum are checked by this rule.
+#: Rule that compares bytes with checksums, and so checks values with a wrong checksum.
 CHECKSUM_RULE = ChecksumMismatch.rule
-#: A rule that needs no values, but also compares them if they were read.
+#: Rule that needs no values, but compares values if they were read.
 BROKEN_TIE_RULE = "broken-tie"
-#: Reason why a rule without findings in such a target has not passed.
+#: Reason why a rule without findings has not passed in a target with unreadable values.
 NOT_ALL_READ = "some values could not be read"
 
 

@@ -11,7 +11,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 
 _COSINE = compile_on_use(r"cosine\s*<\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
-#: The forms, for a message.
+#: Forms of a condition, for a message.
 FORMS = "nan, inf, 'changed GLOB' or 'cosine<0.9'"
 
 

@@ -66,7 +66,7 @@ class _Prober:
         self._cache = Cache(enabled=request.cache)
         self._reference: Measured | None = None
         self.probes: dict[str, Probe] = {}
-        #: Whether the order is that of the names, so that a setting may contradict it.
+        #: Whether the names give the order, so that a setting may contradict it.
         self.check_order = True
         self._steps: dict[int, dict[str, int]] = {}
         self.steps_of_path: dict[str, dict[str, int]] = {}

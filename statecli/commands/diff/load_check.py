@@ -114,7 +114,7 @@ def _remove_sides(match: Match, paired_ids: set[int]) -> Match:
 
 
 def match_folders(before: ModelState, after: ModelState) -> tuple[tuple[ModelState, ModelState], list[Oddity]]:
-    """Return the states to compare: of a training folder only the models, if the other side has nothing else; and notes."""
+    """Return both states, of a training folder only its models if the other side has nothing else; and notes."""
     selected_states = _select_models(before, after), _select_models(after, before)
     joined_states = _join_sections(*selected_states), _join_sections(*reversed(selected_states))
     notes = [

@@ -18,11 +18,11 @@ from statecli.core.lazy_pattern import compile_on_use
 
 Shape = tuple[int, ...] | None
 
-#: Components of a name that are compared; the rest is one component.
+#: Largest number of components of a name that are compared one by one; the rest counts as one component.
 MAX_COMPONENTS = 48
-#: Children of one module that are compared with each other.
+#: Largest number of children of a module that are compared with each other.
 MAX_CANDIDATES = 200
-#: Comparisons of the numbered children of two modules.
+#: Largest number of comparisons between the numbered children of two modules.
 MAX_COMPARISONS = 1 << 20
 
 
@@ -387,7 +387,7 @@ def _pair_numbers(
     rows = [_make_key(left[stored[number]]) for number in numbers]
     columns = [_make_key(right[registered[number]]) for number in others]
     if rows == columns:
-        # As many on both sides, and each fits: 1 to 12 against 0 to 11, or numbers without gaps.
+        # The numbers of children are equal and all shapes fit: 1 to 12 against 0 to 11, or numbers without gaps.
         return [(stored[a], registered[b]) for a, b in zip(numbers, others, strict=True)]
     common_numbers = [number for number in numbers if number in registered]
     by_name = all(_make_key(left[stored[n]]) == _make_key(right[registered[n]]) for n in common_numbers)

@@ -16,7 +16,7 @@ from statecli.commands.explain.align import Shape
 from statecli.commands.explain.name_words import split_meaningful_words
 from statecli.core.grouping import group_by
 
-#: Comparisons of a name without a partner with a pair; with more, the pair counts as undecided.
+#: Largest number of comparisons of a name without a partner with pairs; with more, the pairs count as undecided.
 MAX_COMPARISONS = 20_000
 _HOLE = "*"
 

@@ -27,9 +27,9 @@ from statecli.core.model_state import REGISTERED_KINDS, Kind, ModelState, Tensor
 from statecli.core.units import plural
 from statecli.live.built_model import BuiltModel
 
-#: Share of the class's tensors that must be in the checkpoint, for the two to be one model.
+#: Smallest fraction of the class's tensors that the checkpoint must have to be of the same model.
 MIN_SHARE = 0.3
-#: Examples and rivals that a sentence names.
+#: Largest number of examples, and of other fitting sections, in a sentence.
 MAX_EXAMPLES = 3
 _WEIGHT_NORM = compile_on_use(r"parametrizations\.(\w+)\.original([01])$")
 _GAINS = ("g", "v")

@@ -10,9 +10,9 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.units import join_names
 from statecli.live.built_model import BuiltModel
 
-#: Names that a sentence lists.
+#: Largest number of names in a sentence.
 MAX_NAMES = 3
-#: Elements of the largest model that is built again on the CPU.
+#: Largest number of elements of a model that is built again on the CPU.
 MAX_BUILT_ELEMENTS = 1 << 26
 
 

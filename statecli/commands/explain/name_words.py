@@ -31,7 +31,7 @@ _SYNONYMS = {
     }.items()
     for spelling in spellings
 }
-#: Words that say nothing about the module.
+#: Words that do not distinguish modules.
 _COMMON_WORDS = frozenset(("layer", "projection", "module", "model", "self"))
 
 

@@ -35,14 +35,14 @@ def load_as_is(entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
 
 def try_recipe(recipe: Recipe, entries: ModelEntries, built_model: BuiltModel) -> LoadResult:
     """Load the entries of the recipe's lines strictly, on meta; names that keep initial values do not count."""
-    if recipe.source.loader is Loader.DCP:  # the lines read only tensors
+    if recipe.source.loader is Loader.DCP:  # the printed lines read only tensors
         entries = replace(entries, state_dict=replace(entries.state_dict, others=()))
     names = recipe.rename_entries(entries.names)
     transposed = {names[name] for name in recipe.transposed}
     rows = (replace(row, shape=(row.shape or ())[::-1]) if row.fqn in transposed else row for row in entries.rows)
     result = _load(replace(entries, rows=tuple(rows)), names, built_model, keeps_metadata=not recipe.rebuilds_dict)
     answer, initial = result.answer, set(recipe.initial)
-    if initial and set(answer.missing) <= initial:  # an old BatchNorm sets num_batches_tracked by itself
+    if initial and set(answer.missing) <= initial:  # an old BatchNorm sets num_batches_tracked itself
         return replace(result, answer=replace(answer, missing=()))
     return result
 

@@ -9,11 +9,11 @@ import msgspec
 
 from statecli.commands.explain.renaming import Shift, Step, Substitution, apply_steps, format_raw, format_text
 
-#: Columns of a printed line, if possible.
+#: Largest width of a printed line in columns, if possible.
 LINE_WIDTH = 100
-#: Names that a printed line lists one by one.
+#: Largest number of names listed in a printed line.
 MAX_LISTED_NAMES = 4
-#: Names that a line deletes one by one.
+#: Largest number of names deleted one by one in a printed line.
 MAX_DELETED_NAMES = 2
 
 

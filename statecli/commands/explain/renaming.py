@@ -14,7 +14,7 @@ import msgspec
 
 from statecli.core.parameter_or_buffer import WRAPPER_ATTRIBUTES
 
-#: Steps of a short answer.
+#: Largest number of steps in a short answer.
 MAX_STEPS = 16
 
 
@@ -197,7 +197,7 @@ def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     }
     steps += [_remove_prefix(prefix) for prefix in sorted(removed_prefixes, key=len)[:3]]
     steps += [_add_prefix(prefix) for prefix in sorted(added_prefixes, key=len)[:3]]
-    # A prefix of renamed names has no name that is equal without it: then it is before all names of one side.
+    # If no renamed name occurs without the prefix, the prefix is before all names of a side.
     for side, other_side in ((names.keys(), names.values()), (names.values(), names.keys())):
         head = {name.partition(".")[0] for name in side}
         if (
@@ -249,7 +249,7 @@ def _find_substitutions(names: Mapping[str, str], context: int) -> list[Step]:
     """Return a substitution for each replaced text, with `context` neighbouring components in the text."""
     hunks = (hunk for name, new in names.items() for hunk in _find_hunks(name, new))
     steps = dict.fromkeys(_build_substitution(hunk, context) for hunk in hunks)
-    # A longer text first, because it may contain a shorter one.
+    # Longer texts come first, because they may contain shorter texts.
     return sorted(steps, key=lambda step: -len(step.pattern))
 
 

@@ -16,7 +16,7 @@ from statecli.commands.explain.source import get_last_parts
 from statecli.core.errors import ModelError, UsageError
 from statecli.live.spec import ModelSpec
 
-#: Models that are built to try other arguments.
+#: Largest number of models built to try other arguments.
 MAX_BUILDS = 12
 
 Change = tuple[str, int, int]
@@ -59,7 +59,7 @@ def _count_sizes(subject: Subject) -> Counter[tuple[int, int]]:
         for shape in tails.get(get_last_parts(row.fqn), ()):
             if row.shape is not None and len(shape) == len(row.shape):
                 counts.update((old, new) for old, new in zip(shape, row.shape, strict=True) if old != new)
-    # A head of another name has the same last component: `fc.weight` for `head.weight`.
+    # A head with another name has the same last component: `fc.weight` for `head.weight`.
     counts.update(dict.fromkeys(_list_other_sizes(subject), 1))
     registered_counts, stored_counts = (_count_children(names) for names in (subject.registered, subject.entries.names))
     layers = {

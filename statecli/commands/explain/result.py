@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.core.model_state import ModelState
 
-#: Start of `Diagnosis.proof` without code; a reason or a remedy follows.
+#: Start of `Diagnosis.proof` without code, before a reason or a remedy.
 NO_CODE = "no code to load the file"
 
 
@@ -90,7 +90,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-#: Causes for which the names and shapes that differ say more.
+#: Causes that explain less than the differing names and shapes.
 _WITHOUT_ANSWER = frozenset((Cause.OTHER_MODEL, Cause.OTHER_NAMES, Cause.REFUSED))
 
 

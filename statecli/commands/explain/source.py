@@ -18,7 +18,7 @@ from statecli.core.parameter_or_buffer import is_copy, list_model_sections, sele
 from statecli.storage.checkpoint_names import METADATA
 from statecli.targets.section_of_target import split_section
 
-#: Classes without behaviour that training scripts put next to the weights.
+#: Harmless classes that training scripts save next to the weights.
 PLAIN_CLASSES = frozenset(["argparse.Namespace", "pathlib.PosixPath"])
 
 
@@ -112,7 +112,7 @@ def _find_source(
         return None
     paths = tuple(dict.fromkeys(byte_range.path for row in rows for byte_range in row.ranges if byte_range.path))
     if not paths and os.path.isfile(path):
-        paths = (path,)  # of empty tensors alone
+        paths = (path,)  # a file with only empty tensors has no byte ranges
     if not paths:
         return None
     if all(formats.read_traits(name).is_header_and_tensors for name in paths):

@@ -20,12 +20,12 @@ from statecli.storage.checkpoint_folder import CONFIG
 from statecli.targets.section_of_target import split_section
 
 NOT_RUN = "not tested: statecli does not run {}"
-#: Dtypes of blocks of codes with a common scale, as GGUF has.
+#: Dtypes of blocks of codes with a common scale, for example in GGUF.
 _BLOCK_DTYPE = compile_on_use(r"i?q\d|tq\d|mxfp|nvfp", re.IGNORECASE)
 _ADAPTER = compile_on_use(
     r"(?:^|\.)(?:lora_(?:A|B|down|up|embedding_A|embedding_B|magnitude_vector)|hada_w\d_[ab]|ia3_l)(?:\.|$)"
 )
-#: Last components of names that only quantised weights have, with the libraries that write them.
+#: Libraries by the last components of names that only their quantised weights have.
 _QUANTIZED = {
     re.compile(r"\.(?:qweight|qzeros|g_idx)$"): "GPTQ or AWQ",
     re.compile(

@@ -18,7 +18,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.units import plural
 
-#: Characters of standard input that are read.
+#: Largest number of characters read from standard input.
 MAX_CHARACTERS = 16 << 20
 NOT_PROVED = "not tested; to test the code, run: statecli explain CLASS CHECKPOINT"
 _MISSING = compile_on_use(r'Missing key\(s\) in state_dict: ((?:"[^"\n]*"(?:, )?)+)')
@@ -30,7 +30,7 @@ _MISMATCH = compile_on_use(
 _FILLED = ".num_batches_tracked"
 _CLASS = compile_on_use(r"Error\(s\) in loading state_dict for (\w+):")
 _FILE = compile_on_use(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
-#: Keys next to a state_dict in the files of training scripts.
+#: Keys of the state_dict and of other values in files of training scripts.
 _STATE_KEYS = (
     "state_dict",
     "model_state_dict",
@@ -126,7 +126,7 @@ def _explain_names(
             Evidence(Cause.WIDTH, message, len(mismatched), f"{name}: {list(stored_shape)} → {list(registered_shape)}")
         )
     missing_names = missing if steps is None else alignment.missing
-    # torch does not list the counters of batch norm as missing, because the layer fills them in.
+    # torch does not report missing counters of batch norm, because the layer fills them in.
     extra_names = (
         unexpected
         if steps is None
@@ -141,7 +141,7 @@ def _explain_names(
             causes.append(Evidence(Cause.OTHER_PART, message, len(names), names[0]))
     steps = steps or ()
     dropped_names = [apply_steps(steps, name) for name in (*mismatched, *extra_names)]
-    # The text does not list the names that fit, so no prefix is known to have only other names.
+    # The text does not list the fitting names, so a prefix may also be the prefix of a fitting name.
     rest = Rest.OF_OTHER_SHAPE if mismatched else Rest.UNKNOWN
     left_out = LeftOut(names=tuple(dropped_names), rest=rest if len(dropped_names) > MAX_DELETED_NAMES else None)
     initial = (*mismatched, *missing_names)

@@ -124,9 +124,9 @@ def _choose_cause(findings: list[Finding], row: TensorInfo | None) -> Cause:
     )
 
 
-#: Rules of a tensor that forward created for another device or dtype.
+#: Rules about a tensor that forward created for another device or dtype.
 _CACHE_RULES = frozenset((LEFT_BEHIND.name, KEEPS_DTYPE.name, DEVICE_MISMATCH.name))
-#: Each cause, with the test of a finding and its row; the first that holds is chosen.
+#: Causes with a test of a finding and its row; the first cause whose test holds is chosen.
 _CAUSES: tuple[tuple[Cause, Callable[[Finding, TensorInfo | None], bool]], ...] = (
     (Cause.STALE_VIEW, lambda finding, _: finding.rule == STALE_VIEW.name),
     (

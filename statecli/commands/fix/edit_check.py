@@ -15,9 +15,9 @@ from statecli.core.model_state import Kind
 from statecli.core.registration_rules import UNREGISTERED_MODULE
 from statecli.core.units import join_names
 
-#: Proofs that stop at their first failure: once repaired, the proof may find the next.
+#: Proofs that stop at their first failure, so that a repair may reveal the next failure.
 _STOPS_EARLY = frozenset((Name.FORWARD, Name.STEP))
-#: Proofs that an edit of each cause has to repair, if they failed. Other causes: all proofs that failed.
+#: Proofs that an edit must repair if they failed, by cause. Edits of other causes must repair all failed proofs.
 _PROOFS_OF = {
     Cause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
     Cause.CUT_GRAPH: frozenset((Name.STEP,)),

@@ -8,7 +8,7 @@ import subprocess
 
 from statecli.commands.fix.result import ChangedFile
 
-#: Seconds for git to answer: a slow disk must not hold up the result.
+#: Seconds to wait for git, because a slow disk must not delay the result.
 GIT_TIMEOUT_S = 10.0
 
 

@@ -24,7 +24,7 @@ from statecli.commands.fix.source import (
 )
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Stands for the assigned value in code to parse.
+#: Name that replaces the assigned value in code to parse.
 VALUE = "_statecli_value"
 #: Reason why the assignment cannot become several statements.
 SHARED_LINE = "the assignment shares its line with other code; put the assignment on its own line"
@@ -93,7 +93,7 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
     return {assigned.node: [*ends, last.with_changes(semicolon=assigned.node.semicolon)]}
 
 
-#: Annotations that a parameter and a buffer fit, unlike list[torch.Tensor].
+#: Annotations that allow a parameter or a buffer, unlike list[torch.Tensor].
 _TENSOR_ANNOTATION = compile_on_use(r"([\w.]*Optional\[)?[\w.]*\b(Tensor|Parameter)\]?(\s*\|\s*None)?")
 
 

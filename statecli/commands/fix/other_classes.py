@@ -16,9 +16,9 @@ from statecli.core.errors import ModelError, UsageError
 from statecli.live import build
 from statecli.live.spec import parse_spec
 
-#: Values that an assignment registers: a parameter or a module.
+#: Calls whose result an assignment registers: parameters and containers of modules or parameters.
 _REGISTERED_CALLS = frozenset(["Parameter", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"])
-#: Related classes of a file that are built, at most.
+#: Largest number of related classes of a file that are built.
 MAX_CLASSES = 20
 
 Classes = Mapping[str, ast.ClassDef]
@@ -79,7 +79,7 @@ def _list_build_errors(
         for path, names in classes.items():
             for name in names:
                 spec = parse_spec(f"{os.path.join(copy.root, os.path.relpath(path, project.root))}:{name}")
-                assert spec is not None  # noqa: S101 - a path and a name
+                assert spec is not None  # noqa: S101 - the text has a path and a name
                 try:
                     build.build(spec)
                 except ModelError as error:
@@ -98,7 +98,7 @@ def _list_changed_attributes(old: ast.ClassDef, new: ast.ClassDef | None) -> dic
     old_kinds, new_kinds = _list_kinds(old), _list_kinds(new) if new is not None else {}
     names = dict.fromkeys((*old_kinds, *new_kinds))
     changed_kinds = {name: new_kinds.get(name, set()) for name in names if old_kinds.get(name) != new_kinds.get(name)}
-    # A method that only the edit defines, such as __init__, calls the one of the base class.
+    # A method defined only by the edit, such as __init__, calls the method of the base class.
     return {name: kinds for name, kinds in changed_kinds.items() if name in old_kinds or kinds != {"method"}}
 
 

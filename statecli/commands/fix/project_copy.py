@@ -94,7 +94,7 @@ def copy_project(project: Project, contents: Mapping[str, bytes]) -> Iterator[Pr
     with tempfile.TemporaryDirectory(prefix="statecli-fix-") as temporary:
         copy = os.path.join(os.path.realpath(temporary), "project")
         _link_folder(project.root, copy, {project.file: None, **contents})
-        sys.dont_write_bytecode = True  # links lead to the user's folders
+        sys.dont_write_bytecode = True  # links in the copy lead to the user's folders
         try:
             if project.start is None:
                 yield ProjectCopy(project, copy, project.text.replace(project.root, copy, 1))

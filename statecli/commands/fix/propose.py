@@ -24,7 +24,7 @@ from statecli.commands.fix.source import (
 from statecli.core.registration_rules import UNREGISTERED_PARAMETER
 from statecli.live.attribute_source import find_torch_nn_name
 
-#: Edits of one defect that are tried.
+#: Largest number of edits to try for a defect.
 MAX_EDITS = 6
 
 

@@ -22,7 +22,7 @@ from statecli.core.errors import ModelError, UnreadableError, UsageError
 from statecli.core.progress import report_stage
 from statecli.live.installed_code import is_installed_file
 
-#: Rounds of edits: each round keeps an edit or refuses one.
+#: Largest number of rounds: each round keeps or refuses an edit.
 MAX_ROUNDS = 200
 
 
@@ -57,7 +57,7 @@ class Session:
         """Keep the first edit of every defect if all together are proved: a single verification instead of many."""
         contents: dict[str, bytes] = dict(self.contents)
         edited: list[tuple[Defect, bytes, bytes]] = []
-        # The last line first, so that the lines of the others stay.
+        # Edit the last line first, so that the line numbers of other defects stay correct.
         for defect in reversed(self.find_defects()):
             try:
                 path = self._locate(defect)
@@ -184,7 +184,7 @@ class Session:
             ChangedFile(self.project.format_path(path), path, self._read_content(path, {}), data)
             for path, data in sorted(self.contents.items())
         )
-        checks = self.current.verification.checks  # a kept edit may give a proof its first result
+        checks = self.current.verification.checks  # a kept edit may enable a proof to give its first result
         skipped = tuple(check.check.value for check in checks if check.verdict is Verdict.SKIPPED)
         hide = self.current.copy.hide
         notes = (*_describe_unchecked(checks, Verdict.SKIPPED), *(git_status.describe_changes(file) for file in files))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from statecli.commands.verify.forward_effects import CalledModel
 
 _PROOFS = (Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD)
-#: Rules of `verify` about an unregistered tensor that `inspect` reports too, besides those of the tensor itself.
+#: Rules of `verify` about an unregistered tensor that `inspect` reports too, besides its own rules.
 _RULES = frozenset((rules.DEVICE_MISMATCH.name, rules.KEEPS_DTYPE.name, rules.LOST_BY_SAVING.name))
 RAN_ON_FAKE_GPU = "forward ran without an error on a fake GPU"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from statecli.live.quantized_parameters import QuantizedParameter
 
-#: Bytes of the JSON text that bitsandbytes stores with a weight, and of the sizes of a weight.
+#: Largest size in bytes of bitsandbytes' JSON text about a weight, and of a tensor with the sizes of a weight.
 _MAX_STORED_BYTES = 4096
 _INTEGER_FORMATS = {"int64": "q", "int32": "i"}
 

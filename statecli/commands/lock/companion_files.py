@@ -31,30 +31,30 @@ from statecli.storage.zip_archive import Archive
 from statecli.targets.expand import is_named_as_checkpoint, is_reached, list_members, skip_subfolder
 from statecli.targets.section_of_target import split_section
 
-#: Files that change nothing which the model computes: what counts the training, and documents.
+#: Files that do not change the results of a model: records of the training, and documents.
 BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
 DOCUMENT = compile_on_use(
     r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
     r"|events\.out\.tfevents\..*)\Z"
 )
-#: Hidden files that a loader reads if a file of the folder names them: `"tokenizer_file": ".tokenizer.json"`.
+#: Hidden files that a loader reads if another file names them: `"tokenizer_file": ".tokenizer.json"`.
 HIDDEN = compile_on_use(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
-#: Where checkpoints keep the settings of a training: none of them changes what the model computes.
+#: Keys of the settings of a training in checkpoints, which do not change the results of the model.
 TRAINING = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
     *("lr_scheduler", "lr_schedulers", "scheduler_state_dict", "scaler", "callbacks", "loops"),
 )
-#: Files of one folder, its subfolders and their levels that are read: a folder with more is not a model's.
+#: Largest number of files and subfolders of a folder, and of their levels, because the folder of a model has fewer.
 MAX_FILES = 2_000
 MAX_FOLDERS = 5_000
 MAX_DEPTH = 16
-#: Levels of folders above a model that may be its pipeline: `pipeline/unet/diffusion_pytorch_model.safetensors`.
+#: Number of levels above a model where its pipeline may be: `pipeline/unet/diffusion_pytorch_model.safetensors`.
 PIPELINE_DEPTH = 2
-#: Files of this size behind a URL are not downloaded to be locked.
+#: Largest size in bytes of a file behind a URL that is downloaded to be locked.
 MAX_REMOTE_BYTES = 64 << 20
-#: Bytes of one program in an archive.
+#: Largest size in bytes of a program in an archive.
 MAX_PROGRAM_BYTES = 128 << 20
-#: Bytes that are hashed at a time.
+#: Number of bytes that are hashed at a time.
 _PIECE_BYTES = 8 << 20
 
 
@@ -134,7 +134,7 @@ def find_companion_files(folder: str) -> list[str]:
                 f"{folder}: {inner} is more than {MAX_DEPTH} folders deep; lock this subfolder separately"
             )
         current_folder = files.join(folder, inner) if inner else folder
-        if files.resolve_links(current_folder) in visited_folders:  # a link to a folder that was read
+        if files.resolve_links(current_folder) in visited_folders:  # a link to a folder that was already read
             continue
         visited_folders.add(files.resolve_links(current_folder))
         if is_walked and not of_model.issuperset(
@@ -147,7 +147,8 @@ def find_companion_files(folder: str) -> list[str]:
             modules.update(prefix + name for name in checkpoint_folder.split_module_folder(module) or ())
         for name in names:
             path = prefix + name
-            # Hidden files of tools come and go; a configuration or code that names others makes a loader read them.
+            # Hidden files of tools change often, so only hidden code and configurations count, which other files may
+            # name.
             if name.startswith(".") and path not in modules and not HIDDEN.fullmatch(name):
                 continue
             inner_path = files.join(folder, path)
@@ -188,7 +189,7 @@ def _changes_model(path: str, name: str) -> bool:
 
 def _is_weights(name: str) -> bool:
     """Return True for a target, or for a state of the training read by a folder's reader."""
-    # `scheduler.py` is code of the model, and `scheduler_config.json` its settings.
+    # `scheduler.py` is code of the model; `scheduler_config.json` has its settings.
     is_state = checkpoint_folder.COMPANIONS.match(name) is not None and name.lower().endswith(CHECKPOINT_SUFFIXES)
     return is_state or is_named_as_checkpoint(name)
 
@@ -203,7 +204,7 @@ def _compute_program_digests(path: str, algorithm: Algorithm) -> dict[str, str]:
         archive = Archive(source)
         use_of = pickle_scan.archive_records.classify_records(archive).use_of
         records = [record for record in archive.records.values() if use_of(record) in programs]
-        # The top folder of an archive has the name of the file that it was first saved to.
+        # Without the top folder, whose name is the name under which the archive was first saved.
         return {
             record.name.removeprefix(f"{archive.folder}/"): _hash_bytes(
                 archive.read(record, MAX_PROGRAM_BYTES), algorithm
@@ -262,7 +263,7 @@ def compare_companions(
         return CompanionChanges(not_checked=(NotChecked("target", 1, f"settings not compared: {reason}"),))
     settings, uncompared = _compare_settings(state, target.settings)
     folder = compare_files(state.target, target.files, algorithm, lock_file)
-    # A changed key says more than a changed digest of its file.
+    # Omit the file of a changed key, because the key says more than the digest of the file.
     named = {f"{change.key.partition('.')[0]}.json" for change in settings}
     changes = (change for change in folder.files if change.name not in named or None in (change.locked, change.actual))
     return CompanionChanges(settings, tuple(changes), folder.compared, (*uncompared, *folder.not_checked))
@@ -274,7 +275,7 @@ def _compare_settings(
     """Return the differing settings. A setting on one side counts only if both sides have the same format or file."""
     section = split_section(state.target)[1]
     current = replace(state, metadata=select_lockable_settings(state, section))
-    # Which settings the format of a lock without settings could have is unknown.
+    # A lock without settings does not say its format, so the present format decides which settings it could have.
     before = to_state(locked) if locked.format else replace(to_state(locked), traits=state.traits)
     changes, _, _ = compare_settings(before, current, (None, None))
     files_of_both = frozenset(locked.beside) & current.metadata.companion_names

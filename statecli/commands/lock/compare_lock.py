@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from statecli.core.progress import Progress
 
 
-#: Differing fields of a tensor that is not part of a model, if the lock has nothing of its section.
+#: Fields of a `LockMatch` for a tensor outside of the model, in a section that the lock does not have.
 OTHER_SECTION = ("section",)
 #: Remedy for a target that is not in the lock.
 NEW_TARGET_ADVICE = (
     "if you expect this target, run `statecli lock` again; otherwise leave the target out, or delete the file"
 )
-#: Remedy for a local copy of a target that was locked by URL, or the other way round.
+#: Remedy for a local copy of a target locked by URL, or the reverse.
 OTHER_SIDE_ADVICE = (
     "this target is a {}, but the targets of the lock are {}s; lock this target alone: a lock file with one target "
     "does not compare paths"
@@ -207,7 +207,7 @@ def _is_wanted(pair: LockMatch, state: ModelState, request: Request) -> bool:
     row = pair.tensor or pair.locked
     assert row is not None  # noqa: S101 - one of the two is always there
     selection = request.selection
-    # A lock file without the kind of a tensor selects it for every --kind.
+    # A tensor without a kind in the lock file matches every --kind.
     is_kind = row.kind is None or selection.selects_kind(row.kind)
     names = glob_names(row.fqn, row.section, by_section=len(state.sections) > 1)
     return is_kind and selection.selects_name(names)

@@ -24,11 +24,11 @@ from statecli.targets.section_of_target import split_section
 
 SCHEMA = "statecli.lock/1"
 _LOCK_AGAIN = "run `statecli lock` again"
-#: Bytes of the largest lock file that is read: enough for millions of tensors.
+#: Largest size of a lock file in bytes: enough for millions of tensors.
 MAX_BYTES = 1 << 30
-#: Lines of tensors that are encoded together.
+#: Number of tensor lines that are encoded together.
 _LINES_OF_PIECE = 1 << 14
-#: Markers that git writes around a conflict; no line of JSON begins with them.
+#: Markers of git around a conflict; no line of JSON begins with them.
 CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
 

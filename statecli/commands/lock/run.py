@@ -31,7 +31,7 @@ from statecli.workers import pool
 if TYPE_CHECKING:
     from statecli.core.progress import Progress
 
-#: Evidence of a known kind; a kind by convention is a guess, which another format may not allow.
+#: Evidence of a known kind. A kind by convention is a guess, which another format may not support.
 RELIABLE_EVIDENCE = frozenset([Evidence.REGISTERED, Evidence.TYPE, Evidence.OPTIMIZER])
 
 
@@ -114,7 +114,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     if spec is None:
         state = load.select_section(load.read_whole_checkpoint(text), text)
     else:
-        built_model = live.build.build(spec, init_device=request.init_device)  # says that torch is missing
+        built_model = live.build.build(spec, init_device=request.init_device)  # raises MissingDependency without torch
         state = live.model_reader.read(built_model, text)
     tensors = tuple(tensor for tensor in state.tensors if not is_bookkeeping(tensor))
     bookkeeping_count = len(state.tensors) - len(tensors)
@@ -124,7 +124,7 @@ def _read_target(text: str, request: Request) -> LockInput:
     try:
         state = state if skip_reason else select(state, request.selection, text)
     except FilteredOut as error:
-        # A filter may leave nothing of a file in a folder, but not of a file that was named.
+        # A filter may leave no tensor of a file in a folder, but must leave some of a named file.
         if text in request.targets:
             raise
         return LockInput(
@@ -208,7 +208,7 @@ def report_unlocked(inputs: Sequence[LockInput], lock: Lock) -> Iterator[Finding
             )
             yield rules.CALLBACKS_NOT_LOCKED.finding(message, target=item.state.target)
     locked = [item for item in inputs if item.unlocked is None]
-    # Folders of pipelines, which have no tensors, are the last targets of the lock.
+    # The last targets of the lock are folders of pipelines, which have no tensors.
     for item, lines in zip(locked, lock.targets[: len(locked)], strict=True):
         count = sum(line.digest is None for line in lines.tensors)
         if count:

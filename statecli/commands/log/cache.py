@@ -26,17 +26,17 @@ from statecli.storage.store import FileVersion
 
 _Item = TypeVar("_Item")
 
-#: Version of the entries; part of each key.
+#: Version of the format of entries; part of each key.
 FORMAT = "statecli.log-cache/2"
-#: Bytes of an entry that is read, and of all entries together.
+#: Largest size in bytes of an entry, and of all entries together.
 MAX_ENTRY_BYTES = 64 << 20
 MAX_CACHE_BYTES = 256 << 20
 #: Fraction of MAX_CACHE_BYTES that remains after the oldest entries were removed.
 KEPT_FRACTION = 0.75
-#: Entries written between two looks at the size of the folder.
+#: Number of writes after which the size of the folder is checked again.
 WRITES_PER_CHECK = 64
-#: Files that changed less than so many seconds ago are not cached, because a second write within the resolution of the
-#: file system's clock would leave the same version. FAT counts in steps of two seconds.
+#: Smallest age in seconds of a cached file, because a second write within the resolution of the file system's clock
+#: would leave the same version. FAT counts in steps of two seconds.
 MIN_AGE_S = 2.0
 
 
@@ -46,7 +46,7 @@ def find_cache_folder() -> str:
         base = os.environ.get("LOCALAPPDATA") or os.path.join(os.path.expanduser("~"), "AppData", "Local")
         return os.path.join(base, "statecli", "Cache")
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):  # as the specification of XDG demands
+    if not os.path.isabs(base):  # the XDG specification requires an absolute path
         base = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
     return os.path.join(os.path.expanduser(base), "statecli")
 

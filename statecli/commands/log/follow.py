@@ -24,7 +24,7 @@ from statecli.commands.log.result import CheckpointRow, ModuleRow
 from statecli.core.errors import StateError
 from statecli.storage import files
 
-#: Settings that a row lists; a changed configuration of thousands of lines is counted.
+#: Largest number of settings in a row, because a configuration of thousands of lines may change.
 MAX_SETTINGS = 100
 
 
@@ -192,7 +192,7 @@ class Follower:
     def list_modules(self) -> tuple[ModuleRow, ...]:
         """Return the modules of the last readable checkpoint, in its order."""
         modules = {name: self._modules[name] for name in self._order}
-        # The last checkpoint with a comparison that counts.
+        # Index of the last checkpoint with a known change of a module.
         last = max((n for m in modules.values() for n, value in enumerate(m.changes) if value is not None), default=0)
         return tuple(
             ModuleRow(

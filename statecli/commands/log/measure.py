@@ -24,7 +24,7 @@ from statecli.storage.store import FileVersion
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.norm import sum_squares
 
-#: Bounds of cached figures.
+#: Types of cached figures: sums of squares and counts are not negative.
 Square = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -177,7 +177,7 @@ def list_counted(measured: Measured) -> list[tuple[TensorInfo, Figures]]:
     counted_tensors: list[tuple[TensorInfo, Figures]] = []
     for tensor, figures in zip(measured.model.tensors, measured.figures, strict=True):
         place = (tensor.data, tensor.parts) if tensor.data or tensor.parts else (tensor.section, tensor.fqn)
-        is_codes = tensor.dtype in INTEGER_DTYPES  # of a quantized weight: the norm of codes says nothing
+        is_codes = tensor.dtype in INTEGER_DTYPES  # a quantized weight has codes, whose norm says nothing
         if tensor.kind is Kind.PARAMETER and not is_codes and place not in seen_places:
             seen_places.add(place)
             counted_tensors.append((tensor, figures))

@@ -8,7 +8,7 @@ from statecli.commands.diff.result import ScalarChange
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 
-#: Source of a step that is the number in a name; any other source is a setting of the checkpoint.
+#: `Step.source` of a step from the name of a checkpoint; any other source is a setting.
 NAME_SOURCE = "name"
 
 

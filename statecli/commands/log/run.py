@@ -18,7 +18,7 @@ from statecli.core import quoting
 from statecli.core.finding import Finding
 from statecli.core.model_state import Oddity
 
-#: Comparisons from which on a setting that changed in each of them is a counter.
+#: Smallest number of comparisons: a setting that changed in each of them is a counter.
 MIN_COMPARISONS = 3
 
 

@@ -16,11 +16,11 @@ from statecli.commands.resume_check.result import State, StateRow
 from statecli.commands.resume_check.saved_keys import SavedKeys
 from statecli.core.units import join_names, plural
 
-#: Names that a message lists.
+#: Largest number of names in a message.
 _MAX_NAMES = 3
-#: Settings of an optimizer that a scheduler writes.
+#: Settings of an optimizer that a scheduler changes.
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
-#: Call that returns the state of a random generator, and function that sets it.
+#: By generator, the call that returns its state, and the function that sets its state.
 _RANDOM_CALLS = {
     "torch": ("torch.get_rng_state()", "torch.set_rng_state"),
     "random": ("random.getstate()", "random.setstate"),
@@ -43,7 +43,7 @@ def compare_runs(full_run: RunRecord, resumed: RunRecord, saved_at: int) -> list
         _compare_named(State.SCALER, before.scalers, after.scalers),
         _compare_averages(before, after),
     ]
-    if not is_step_count_equal:  # other batches and random numbers follow from the number of the step
+    if not is_step_count_equal:  # a different number of steps causes different batches and random numbers
         return [*rows, StateRow(State.DATA, None), StateRow(State.RANDOM, None)]
     return [*rows, *_compare_chance(full_run.steps, before, after, is_model_equal=rows[1].resumed is True)]
 
@@ -230,7 +230,7 @@ def _compare_chance(
 ) -> list[StateRow]:
     """Compare data and random numbers. A batch of another step shows a wrong position in the data."""
     differing = [name for name in before.random if before.random[name] != after.random.get(name)]
-    # A generator that nothing draws from differs between processes too.
+    # Generators without draws are ignored if possible, because they differ between processes too.
     drawn = [name for name in differing if len({step.random.get(name) for step in steps}) > 1]
     differing = drawn or differing
     random_row = StateRow(State.RANDOM, resumed=False, evidence=f"other random numbers: {', '.join(differing)}")

@@ -33,11 +33,11 @@ from statecli.commands.resume_check.record import UNREADABLE, Digests, RunRecord
 from statecli.core.units import join_names
 from statecli.live.installed_code import PACKAGE_FOLDER, is_installed_file
 
-#: Hexadecimal digits of a digest.
+#: Number of hexadecimal digits of a digest.
 _DIGITS = 16
-#: Functions of a script that an error lists.
+#: Largest number of functions of a script in an error.
 MAX_FUNCTIONS = 5
-#: Nested objects of a state whose values are read; deeper values are unreadable.
+#: Largest depth of nested objects in a state; deeper values count as unreadable.
 _MAX_DEPTH = 20
 
 
@@ -163,7 +163,7 @@ class Recorder:
         if self._depth == 0 and torch.is_grad_enabled():
             if not any(model is module for model in self._models):
                 self._models.append(module)
-            # torch gives a global hook no keyword arguments; they are variables of its caller.
+            # torch passes no keyword arguments to a global hook, but they are a variable of its caller.
             named = sys._getframe(1).f_locals.get("kwargs", {})
             tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, torch.Tensor)]
             self._batches.append(_join_digests([_digest(tensor) for tensor in tensors]))
@@ -227,7 +227,7 @@ class Recorder:
         return states
 
 
-#: Objects that are looked for in the process.
+#: Classes whose objects are searched in the process.
 _TRACKED = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
 
 

@@ -31,9 +31,9 @@ _CHILD = "import sys; from statecli.commands.resume_check import recorder; recor
 #: Arguments of the function of the script, and a function to write.
 ARGUMENTS = ("steps", "save_every", "save_to", "checkpoint")
 CONTRACT = f"a function main({', '.join(ARGUMENTS)})"
-#: Functions of a script that an error lists.
+#: Largest number of functions of a script in an error.
 _MAX_FUNCTIONS = 5
-#: States that a reason lists.
+#: Largest number of states in a reason.
 _MAX_NAMES = 3
 
 

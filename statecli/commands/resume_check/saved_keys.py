@@ -14,13 +14,13 @@ from statecli.core.model_state import ModelState, TensorInfo
 from statecli.core.units import join_names
 from statecli.targets import load
 
-#: Keys that lead from a loaded object to a value.
+#: Keys from a loaded object to a value.
 Path = tuple[str | int, ...]
-#: Keys that a message lists.
+#: Largest number of keys in a message.
 _MAX_NAMES = 3
-#: Bytes of the state of torch's CPU generator, and of a CUDA generator.
+#: Sizes in bytes of the state of torch's CPU generator, and of a CUDA generator.
 _TORCH_STATE_BYTES, _CUDA_STATE_BYTES = 5056, 16
-#: Parts of keys and file names that show which state a value is, in the order in which they are tried:
+#: Parts of keys and file names by the state that they indicate, in the order in which states are tried:
 #: `lr_scheduler_state_dict` is a scheduler. A part of fewer than five letters must be a whole word.
 _PARTS = {
     State.SCALER: ("scaler",),
@@ -45,20 +45,20 @@ _PARTS = {
     State.MODEL: ("model", "state_dict", "weights", "net", "network"),
 }
 _SHORT_PART_LETTERS = 5
-#: Words of keys that hold settings or results, not a state.
+#: Words of keys whose values are settings or results, not a state.
 _NO_STATE = frozenset(
     [
         *("arg", "args", "best", "cfg", "conf", "config", "hparams", "loss", "losses", "metric", "name", "path"),
         *("score", "seed", "size", "version"),
     ]
 )
-#: A setting that only the state_dict() of this object has.
+#: States by a setting that only the state_dict() of this state has.
 _FIELDS = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
-#: Keys of files that hold the states of generators alone.
+#: Parts of keys in files that hold only states of generators.
 _GENERATOR = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
-#: Keys of data that hold an order of the batches, not a position.
+#: Words of keys of data that indicate an order of the batches, not a position.
 _ORDERS = ("order", "indices", "perm")
-#: Files of a folder that may hold several states.
+#: Ends of the names of files that may hold several states.
 _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
 

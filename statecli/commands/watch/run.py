@@ -25,10 +25,10 @@ from statecli.storage.store import FileVersion
 from statecli.targets.expand import expand_targets
 from statecli.targets.target_result import TargetResult
 
-#: Seconds for which an unreadable checkpoint may be one that is being written.
+#: Seconds for which an unreadable checkpoint may still be written.
 PATIENCE_S = 60.0
 
-#: Versions of all files of a checkpoint.
+#: Path and version of each file of a checkpoint.
 Versions = tuple[tuple[str, FileVersion | None], ...]
 
 
@@ -85,7 +85,7 @@ def watch_run(
             else:
                 candidate.is_done = True
                 if last is not None and last.path == row.path and row.is_copy:
-                    continue  # a folder to which files next to the weights were added
+                    continue  # files next to the weights were added to the folder
                 last = row
             yield row
             row_count += 1
