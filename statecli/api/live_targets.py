@@ -26,13 +26,13 @@ from statecli.targets.location import make_relative_name
 
 _Value = TypeVar("_Value")
 
-#: The format of an object in memory, as results name it.
+#: Format of an object in memory, in results.
 _FORMAT = "in memory"
 #: File system in memory on Linux.
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - each file is in a new folder of its own, of mode 0700
-#: Bytes that the file may have besides the tensors: names, records of the archive.
+#: Largest number of bytes of the file besides the tensors: names, records of the archive.
 _OVERHEAD_BYTES = 64 << 20
-#: Depth to which the tensors of a state_dict are counted.
+#: Largest depth at which tensors of a state_dict are counted.
 _MAX_DEPTH = 8
 
 
@@ -60,7 +60,7 @@ class SavedObjects:
 
     def __init__(self) -> None:
         self._folders: list[str] = []
-        #: The name of each object by its path.
+        #: Name of each object by the path of its file.
         self.names: dict[str, str] = {}
 
     def save(self, target: object) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Result = Inspection | Diff | Verification | Audit | Lock
 
-#: Rows of a table in a notebook, because a browser is slow with more.
+#: Largest number of rows of a table in a notebook, because a browser is slow with more.
 _NOTEBOOK_LINES = 500
 
 

@@ -37,17 +37,18 @@ from statecli.core.model_state import ModelState
 from statecli.core.units import format_size, plural
 from statecli.report.layer_roles import MIN_LAYERS
 
-#: Reads a second target. Raises StateError.
+#: Function that reads a second target. Raises StateError.
 ReadOther = Callable[[str], ModelState]
 
-#: Seconds for which the cursor rests on a row before values are read.
+#: Seconds that the cursor rests on a row before values are read.
 REST_S = 0.12
-#: Cells of the narrowest screen with a panel, and of the panel.
+#: Smallest width of a screen with a panel, in cells.
 MIN_WIDTH_WITH_PANEL = 72
-#: Lines of the lowest screen with messages of several lines, and lines of the longest message.
+#: Smallest height of a screen with messages of several lines, and largest number of lines of a message.
 MIN_HEIGHT_WITH_LINES, MAX_MESSAGE_LINES = 16, 3
+#: Smallest and largest width of the panel in cells, and its fraction of the screen.
 MIN_PANEL_CELLS, MAX_PANEL_CELLS, PANEL_SHARE = 38, 90, 0.45
-#: With columns of statistics, the list needs more room.
+#: Largest width of the panel if the list has columns of statistics, because the list then needs more room.
 MAX_PANEL_CELLS_WITH_STATS = 60
 
 _STYLES = {"bold": "bold", "dim": "dim", "bad": "red", "good": "green", "": ""}
@@ -61,12 +62,12 @@ statecli sent the globs of {count} to the clipboard of the terminal:
 
 If the text is not in the clipboard, select the text with the mouse (in some
 terminals with Shift). If you quit, statecli prints the text. esc: back"""
-#: Follows the first line of `_COPIED` if the filter hides marked tensors.
+#: Line below the first line of `_COPIED` if the filter hides marked tensors.
 _HIDDEN_MARKS = "{shown:,} shown and {hidden:,} hidden tensors are marked; u clears all marks\n"
 #: Keys that only close a text over the list.
 _CLOSING_KEYS = ("q", "escape", "enter", "question_mark")
 
-#: The action of each key on the list.
+#: Action of each key on the list.
 _ACTIONS = {
     "q": "quit",
     "ctrl+z": "suspend",
@@ -101,7 +102,7 @@ _ACTIONS = {
     "v": "panel",
     "question_mark": "help",
 }
-#: The keys on the list that only change the model.
+#: Change of the model by the key on the list, for keys that do nothing else.
 _CHANGES: dict[str, Callable[[Model], None]] = {
     "right": Model.open_node,
     "l": Model.open_node,
@@ -112,7 +113,7 @@ _CHANGES: dict[str, Callable[[Model], None]] = {
     "t": Model.toggle_flat,
     "a": Model.mark_found,
 }
-#: The action of each key in the line.
+#: Action of each key in the input line.
 _LINE_ACTIONS = {
     "backspace": "delete_left",
     "delete": "delete_right",
@@ -324,7 +325,7 @@ class Browser(App[None]):
             return
         position, tensor = row.tensor, self.model.tensors[row.tensor]
         if (not tensor.ranges and tensor.data is None) or position == self._position_being_read:
-            return  # without values, or the user asked for more of them, and they are read now
+            return  # without values; or the values are being read, or more of them are requested
         difference, is_automatic = self.model.difference, peek.reads_automatically(tensor)
         with_stats = is_automatic and position not in self._complete
         compares = is_automatic and difference is not None and bool(difference.list_missing([position]))
@@ -421,7 +422,7 @@ class Browser(App[None]):
 
             return apply
 
-        self._reader.read_list(job() for _ in range(1))  # a generator: the job runs in the thread
+        self._reader.read_list(job() for _ in range(1))  # a generator, because a generator runs in the thread
 
     def _end_pairing(self, message: str) -> None:
         self._progress, self._message = "", message
@@ -432,7 +433,7 @@ class Browser(App[None]):
         difference = self.model.difference
         if difference is None or not difference.list_missing([position]):
             return
-        self._rest_timer.stop()  # its job would take the place of this one
+        self._rest_timer.stop()  # the job of the timer would replace this job
         self._position_being_read = position
         self._reader.read(partial(self._read_values, position, with_stats=False, compares=True))
         self._show_panel()
@@ -691,7 +692,7 @@ class Browser(App[None]):
         line.value = "" if asks_for_target else self.model.filter_text
         line.select_all()  # typing replaces the filter before
         line.display = True
-        self.screen.set_focus(line)  # at once; `focus` would come after keys that are waiting
+        self.screen.set_focus(line)  # immediately, because `focus` takes effect after waiting keys
         self._say(
             "enter: compare   esc: cancel" if asks_for_target else "enter: keep the filter   esc: remove it   ↓: list"
         )

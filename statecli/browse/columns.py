@@ -25,15 +25,15 @@ class Column(str, enum.Enum):
     CHANGE = "change"
 
 
-#: Columns of the statistics, which are read on demand.
+#: Columns of statistics, which are read on request.
 STATISTICS = (Column.NAN, Column.INF, Column.ZEROS, Column.MIN, Column.MAX, Column.MEAN, Column.STD)
-#: Cells of each column; the name has the rest.
+#: Width of each column in cells; the name has the remaining width.
 WIDTHS = {
     Column.KIND: 12,
     Column.DTYPE: 9,
     Column.SHAPE: 13,
     Column.ELEMENTS: 9,
-    Column.SIZE: 8,  # in the tree TREE_SIZE_CELLS
+    Column.SIZE: 8,  # TREE_SIZE_CELLS in the tree
     Column.NAN: 7,
     Column.INF: 7,
     Column.ZEROS: 8,
@@ -43,13 +43,13 @@ WIDTHS = {
     Column.STD: 10,
     Column.CHANGE: 9,
 }
-#: Cells of a size in the tree, which may be `36 × 56.5 kB`.
+#: Width in cells of a size in the tree, which may be `36 × 56.5 kB`.
 TREE_SIZE_CELLS = 12
-#: Columns whose texts begin at the left.
+#: Columns with texts aligned left.
 LEFT = frozenset([Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE])
-#: Columns that are sorted from the largest value.
+#: Columns that are sorted in descending order.
 DESCENDING = frozenset(Column) - LEFT - {Column.MIN}
-#: Which columns are shown first when the list is narrow.
+#: Columns in the order of their priority in a narrow list.
 _PRIORITY = (
     Column.SIZE,
     Column.SHAPE,
@@ -65,7 +65,7 @@ _PRIORITY = (
     Column.KIND,
     Column.ELEMENTS,
 )
-#: The order in which columns are offered for sorting.
+#: Columns in the order in which they are offered for sorting.
 SORT_ORDER = (
     Column.CHANGE,
     Column.SIZE,
@@ -77,7 +77,7 @@ SORT_ORDER = (
     Column.ELEMENTS,
     *(column for column in STATISTICS if column is not Column.NAN),
 )
-#: Cells for names, at least, and their largest share of the list if a name is longer.
+#: Smallest width of names in cells, and largest fraction of the list for longer names.
 MIN_NAME_CELLS, MAX_NAME_SHARE = 14, 0.62
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: Section and name of a layer.
 LayerKey = tuple[str, str]
-#: Tensors of the largest module whose changes are combined: it is done each time the row is drawn.
+#: Largest number of tensors of a module whose changes are combined, because each drawing of the row combines them
+#: again.
 MAX_COMBINED = 1000
 
 
@@ -67,7 +68,7 @@ class Difference:
         try:
             if change.before.shape != change.after.shape:
                 return values.compare.NotCompared("the shapes differ", reshaped=True)
-            # One job: workers are forked, and a fork of a process with a screen and threads may hang.
+            # A single job, because workers are forked, and a fork of a process with a screen and threads may hang.
             pairs = [values.compare.Pair(change.before, change.after)]
             (outcome,) = values.compare.compare_pairs(
                 pairs, CompareOptions(), jobs=1, header_versions=self._versions.by_path

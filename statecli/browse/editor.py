@@ -7,7 +7,7 @@ import shlex
 
 from statecli.core.model_state import Origin
 
-#: Editors that take `file:line`, with the option before it.
+#: Option before `file:line` by editor, for editors that take this form.
 _COLON_EDITORS = {
     "code": ("-g",),
     "codium": ("-g",),

@@ -23,11 +23,11 @@ from statecli.core.units import join_names
 from statecli.report import RowView
 from statecli.report.tensor_remarks import PROBLEM_WORDS, describe_list_remark, list_problem_words
 
-#: Test of the tensor at a position.
+#: Function that tests the tensor at a position.
 Test = Callable[[int], bool]
 
 _FIELD = compile_on_use(r"(?P<field>[A-Za-z_]+)(?P<sign><=|>=|<|>|=|:(?:<=|>=|<|>|=)?)(?P<value>.*)", re.DOTALL)
-#: Signs of alternatives in other languages.
+#: Signs of alternatives in other filter languages.
 _ALTERNATIVES = compile_on_use(r"[|,]|\[[0-9]+-[0-9]+\]")
 _NUMBER = compile_on_use(
     r"(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)(?P<unit>[a-z]*)", re.IGNORECASE | re.ASCII

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Keys and what they do. The text fits on a terminal of 80 columns and 24 lines.
+#: Keys and their actions. The text fits on a terminal of 80 columns and 24 lines.
 KEYS = (
     ("↑ ↓ j k", "move to another row; also Page Up, Page Down, Home, End"),
     ("← → h l", "close or open a module (also Enter); *: all modules below the cursor"),
@@ -20,7 +20,7 @@ KEYS = (
     ("e", "open the source line in $EDITOR (only for a model class)"),
     ("q", "quit"),
 )
-#: Signs in the columns and what they mean.
+#: Signs in the columns and their meaning.
 SIGNS = (
     ("kind", "parameter?  assumed kind: the file does not record the kind"),
     ("!", "a tensor of this row has NaN or Inf, or is an outlier"),

@@ -15,9 +15,9 @@ from statecli.core.units import format_number, join_names, plural
 from statecli.report import fold
 from statecli.report.layer_roles import Role
 
-#: Cells of the narrowest and the widest column, and of the column with the numbers of the layers.
+#: Widths in cells of the narrowest and of the widest column, and of the column with the numbers of the layers.
 MIN_CELLS, MAX_CELLS, LAYER_CELLS = 9, 18, 8
-#: Cells of ` ›`, the sign of hidden columns.
+#: Width in cells of ` ›`, the sign of hidden columns.
 MORE_CELLS = 2
 
 
@@ -29,7 +29,7 @@ class Measure(str, enum.Enum):
     CHANGE = "change"
 
 
-#: The measures of one target.
+#: Measures of a single target.
 VALUE_MEASURES = (Measure.RMS, Measure.MAX)
 
 

@@ -10,13 +10,13 @@ from statecli.core.model_state import TensorInfo
 from statecli.core.units import format_fqn
 from statecli.report import fold
 
-#: What names a node: its section, the names of its tensors up to here, and how many equal modules it joins.
+#: Identity of a node: its section, the prefix of its tensors' names, and the number of equal modules that it joins.
 NodeKey = tuple[str, str, int]
-#: Returns the relative change of tensors, None if it is not known: equal modules are joined if they changed as much.
+#: Function that returns the relative change of tensors, None if unknown. Equal modules are joined if they changed
+#: equally.
 Measure = Callable[[Sequence[int]], "float | None"]
 
-#: Of equal modules in the order of their changes, one that changed this many times as much as the one before begins
-#: another row.
+#: Ratio between the changes of two equal modules, in the order of their changes, from which on a new row begins.
 MIN_CHANGE_RATIO = 3.0
 
 
@@ -137,7 +137,7 @@ def _split_by_change(nodes: list[Node], measure: Measure | None) -> list[list[No
     before: float | None = None
     changes = [(measure(node.positions), number) for number, node in enumerate(nodes)]
     for change, number in sorted(changes, key=lambda item: (item[0] is not None, item[0] or 0.0, item[1])):
-        # Equal values, infinity and an unknown change are groups of their own.
+        # Equal values, infinities and unknown changes form groups of their own.
         if not groups or not (change == before or (before and change and change < before * MIN_CHANGE_RATIO)):
             groups.append([])
         groups[-1].append(nodes[number])

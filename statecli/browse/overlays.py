@@ -44,7 +44,7 @@ class Overlay(ModalScreen[str]):
         self.dismiss("")
 
 
-#: Rows and columns by which a key moves the cursor.
+#: Number of rows and columns by which a key moves the cursor.
 _MOVES = {
     "down": (1, 0),
     "j": (1, 0),
@@ -59,7 +59,7 @@ _MOVES = {
     "end": (10**6, 0),
     "G": (10**6, 0),
 }
-#: Lines above and below the layers.
+#: Number of lines above and below the layers.
 _HEAD_LINES, _FOOT_LINES = 3, 3
 
 

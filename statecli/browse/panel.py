@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from statecli.browse.difference import Difference
     from statecli.values.preview import ValueHistogram
 
-#: The number of a line behind the name of a file.
+#: Number of a line after the name of a file.
 _LINE_NUMBER = compile_on_use(r":\d+\Z")
-#: Widths of a panel with 8 and with 16 bytes on a line.
+#: Number of bytes on a line by the smallest width of the panel, in cells.
 _HEX_WIDTHS = ((77, 16), (41, 8), (0, 4))
-#: Fields of Stats, a tuple for each line.
+#: Fields of Stats for each line.
 _STATS_LINES = (("min", "max"), ("mean", "std"), ("zeros",))
 _BAR = "▏▎▍▌▋▊▉█"
-#: Smallest size that is rounded in other lines.
+#: Smallest size in bytes that is rounded in other lines.
 _MIN_ROUNDED_BYTES = 1000
-#: Names of a list in the panel.
+#: Largest number of names of a list in the panel.
 _MAX_NAMES = 6
 
 
@@ -266,7 +266,7 @@ def explain_no_values(model: Model, tensor: TensorInfo) -> str:
 def _describe_stats(stats: Stats, first_unusual: Mapping[str, tuple[int, ...]]) -> Iterator[Line]:
     if stats.reason is not None:
         yield Line(f"statistics: {escape_sentence(stats.reason)}", "dim")
-    # Only a count that is not zero is red, so both are on a line only if both are zero.
+    # Only a count above zero is red, so both counts share a line only if both are zero.
     counts = (("nan",), ("inf",)) if stats.nan or stats.inf else (("nan", "inf"),)
     for names in (*_STATS_LINES, *counts):
         texts = [f"{name} {_format_statistic(value)}" for name in names if (value := getattr(stats, name)) is not None]

@@ -16,10 +16,10 @@ from statecli.storage.file_version import FileVersion, read_version
 if TYPE_CHECKING:
     from statecli.values.preview import ValueHistogram
 
-#: Values and bytes at the start of a tensor.
+#: Number of values and of bytes shown from the start of a tensor.
 FIRST_VALUES = 24
 FIRST_BYTES = 64
-#: Largest local tensor whose statistics are read without being asked for: a few hundredths of a second.
+#: Largest size in bytes of a local tensor whose statistics are read without a request: a few hundredths of a second.
 MAX_AUTOMATIC_BYTES = 16 << 20
 
 

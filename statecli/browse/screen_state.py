@@ -31,21 +31,21 @@ from statecli.report.layer_roles import Role, list_roles
 if TYPE_CHECKING:
     from statecli.browse.difference import Difference
 
-#: Rows of the tree at the beginning, at most: they fit on a terminal of 24 lines.
+#: Largest number of rows of the tree at the beginning, which fit on a terminal of 24 lines.
 FIRST_ROWS = 21
 
 
-#: Modules of more tensors are described once.
+#: Largest number of tensors of a module that is described again at each drawing.
 MAX_DESCRIBED_AGAIN = 200
 
-#: Characters of a name in a message, at least.
+#: Smallest number of characters of a name in a message.
 _MIN_NAME = 12
-#: Significant digits of a statistic in the list.
+#: Number of significant digits of a statistic in the list.
 _DIGITS_OF_STATISTICS = 4
-#: Sort key of a value that is not known: behind all others.
+#: Sort key of an unknown value, which comes last.
 _LAST = (2, 0.0)
 
-#: Numbers in a name; a longer one is cut, so that `int` takes it.
+#: Number in a name; longer numbers are split, because `int` refuses very long texts.
 _DIGITS = compile_on_use(r"([0-9]{1,18})")
 _Description = TypeVar("_Description")
 

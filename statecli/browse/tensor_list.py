@@ -26,14 +26,14 @@ _HEADING = Style(bold=True, underline=True)
 _DIM = Style(dim=True)
 _MODULE = Style(bold=True)
 _BAD = Style(color="red")
-#: Cells before the names: the cursor and the mark.
+#: Width in cells of the cursor and the mark before the names.
 _GUTTER = 2
 _MAX_INDENT = 16
-#: Cells of ` ! outlier` behind a name, and of the narrowest list that keeps them free.
+#: Width in cells of ` ! outlier` after a name, and smallest width of a list with this space.
 _SIGN_CELLS, _MIN_WIDTH_WITH_SIGNS = 10, 80
-#: Cells for the parameter of an optimizer's tensor, at least.
+#: Smallest width in cells of the name of an optimizer tensor's parameter.
 _MIN_OWNER_CELLS = 14
-#: Cells of the narrowest list with sizes such as `36 × 56.5 kB`.
+#: Smallest width in cells of a list with sizes such as `36 × 56.5 kB`.
 _MIN_WIDTH_OF_TREE_SIZES = 38
 
 

@@ -13,13 +13,13 @@ from statecli.report import NamedTensors
 from statecli.report.layer_roles import Role, list_roles
 from statecli.report.tensor_remarks import INF, NAN, OUTLIER
 
-#: What one tensor, and several tensors, are or hold.
+#: Verb phrases about one tensor, and about several tensors.
 _VERBS = {
     "nan": ("holds NaN", "hold NaN"),
     "inf": ("holds infinity", "hold infinity"),
     "outlier": ("is an outlier", "are outliers"),
 }
-#: The words of the verdict.
+#: Words of the verdict.
 _WORDS = {"nan": NAN, "inf": INF, "outlier": OUTLIER}
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-#: A change of the model, for the thread of the screen.
+#: Function that changes the model, for the thread of the screen.
 Apply = Callable[[], None]
-#: Seconds of work of a list between two results.
+#: Seconds of work on a list between two results.
 SLICE_S = 0.1
 
 

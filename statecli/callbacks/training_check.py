@@ -15,21 +15,21 @@ from statecli.core.units import join_names
 if TYPE_CHECKING:
     from torch import nn
 
-#: Steps after which a tensor with a gradient of zero, or all tensors, must have got an update. The gradient of a LoRA
+#: Number of steps after which a tensor with a zero gradient, or any tensor, must have an update. The gradient of a LoRA
 #: factor is zero in the first step, the learning rate is often zero, and a scaler skips steps.
 MAX_STEPS = 10
-#: Dtypes in which an ordinary update may be less than half of the last digit.
+#: dtypes in which a usual update may be less than half of the last digit.
 _SHORT_DTYPES = ("bfloat16", "float16")
-#: Names or globs that a line lists.
+#: Largest number of names or globs in a line.
 _SHOWN_NAMES = 5
-#: Files of a checkpoint folder that hold the model, the preferred one first.
+#: Names of the model file in a checkpoint folder, the preferred name first.
 _MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-#: What may be done to a tensor in a file that holds its values.
+#: Kinds of transformations that keep the values of a tensor in a file.
 _FAITHFUL = frozenset(
     getattr(TransformationKind, name)
     for name in ("CAST", "MOVED", "TRANSPOSED", "JOINED", "SPLIT", "STACKED", "UNSTACKED")
@@ -53,7 +53,7 @@ class TrainingCheck:
         self.findings: list[str] = []
         self._before: statecli.Snapshot | None = None
         self._steps = 0
-        #: The learning rate of each parameter in the optimizer, by id.
+        #: Learning rate of each parameter in the optimizer, by id.
         self._rates: dict[int, float] = {}
         #: Parameters without an update that are compared again; None until a step has changed a parameter.
         self._waiting: set[str] | None = None
@@ -188,7 +188,7 @@ def _describe_frozen(model: nn.Module, changed_names: set[str]) -> list[str]:
     buffers &= changed_names
     lines = [f"{_join_globs(frozen, parameters)} changed although frozen"] if frozen else []
     if buffers:
-        # A glob may stand for frozen parameters too: only what must stay in training mode ends a glob.
+        # A glob may cover frozen parameters too, but no trainable parameters and no other buffers.
         trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
         names = _join_globs(buffers, [*trainable, *(name for name, _ in model.named_buffers())])
         lines.append(f"{names}: these buffers of a frozen module changed; call .eval() on the module")

@@ -44,7 +44,9 @@ def run_and_exit(options: Options) -> NoReturn:
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
     if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
-        if run_own is not _convert_for_git:  # git aborts for an error; `run` checks, and the error becomes a line
+        if (
+            run_own is not _convert_for_git
+        ):  # `run` checks, and writes an error as a line, because git aborts for an error
             check_values(options)
         return run_own(options)
     _limit_time(getattr(options, "timeout", None))
@@ -99,7 +101,7 @@ def _list_unreported_failures(outcome: Outcome, last: OutputTarget, *, quiet: bo
         return outcome.failures
     reported: Collection[str] = ()
     if last.output is Output.GITHUB and last.path is None:
-        from statecli.render import github  # it wrote the output, and no other output needs it
+        from statecli.render import github  # imported here, because only this output needs the module
 
         reported = github.list_annotated_messages(report)
     elif console.is_next_to_errors(last):
@@ -233,7 +235,7 @@ def _show_in_difftool(options: GitDifftoolOptions) -> int:
     return 0
 
 
-#: Commands that write their output themselves; the others return an outcome.
+#: Functions of commands that write their output themselves; all other commands return an outcome.
 _OWN_OUTPUT: dict[type, Callable[[Any], int]] = {
     GitSetupOptions: _set_up_git,
     GitTextconvOptions: _convert_for_git,

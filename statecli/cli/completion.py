@@ -26,9 +26,9 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.requests.options import COMMANDS, Names, Shell
 from statecli.requests.parameters import Parameter, parameters_of
 
-#: Seconds after which a completion that reads a file gives up.
+#: Seconds after which a completion that reads a file stops.
 MAX_SECONDS = 3.0
-#: Names of sections that need no quotes in any shell; others come from files and are not offered.
+#: Names of sections that need no quotes in any shell. Other names come from files and are not offered.
 _SAFE_NAME = compile_on_use(r"[\w.:+,@/-]+\Z")
 
 Candidates = Iterable[tuple[str, str]]
@@ -82,7 +82,7 @@ def _format_bash_answer(fragment: str, words: Sequence[str]) -> str:
     typed_word = _unquote(current)
     completion = complete([_unquote(word) for word in words], typed_word)
     if completion.kind is Kind.FILES and start != current:
-        # Bash itself would look for a file `1` for `epoch=1`.
+        # List the files here, because Bash would look for a file `1` for the word `epoch=1`.
         completion = _list_files(typed_word, completion.file_start) or completion
     return _join_lines(
         completion, ((f"{start}{word[len(typed_word) :]}", text) for word, text in completion.candidates)
@@ -270,7 +270,7 @@ def _list_sections(path: str) -> Iterator[str]:
                 yield name
 
 
-#: Candidates for a value, from the word at the cursor.
+#: Function that lists the candidates for a value, by what the value names; it takes the word at the cursor.
 _LISTERS: dict[Names | None, Callable[[str], Candidates]] = {
     Names.TARGET: _list_parts_of_target,
     Names.FUNCTION: _list_functions,

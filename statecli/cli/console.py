@@ -95,7 +95,7 @@ def is_next_to_errors(target: OutputTarget) -> bool:
     try:
         descriptor = stdout.raw.fileno()
         return os.path.sameopenfile(sys.stderr.fileno(), descriptor) and not _is_null(descriptor)
-    except (OSError, ValueError):  # a stream of Python without a file
+    except (OSError, ValueError):  # the stream was replaced by one without a file
         return False
 
 
@@ -144,7 +144,7 @@ def show_warnings_once() -> Iterator[None]:
         text = f"{filename}:{lineno}: {category.__name__}: {message}"
         if text not in printed_texts:
             printed_texts.add(text)
-            # Not by the parent, because rich prints lines of sys.stderr above its progress bar.
+            # Printed in this process, because rich prints lines of sys.stderr above its progress bar.
             streams.print_line(truncate_middle(" ".join(text.split()), streams.MAX_LINE_CHARACTERS), direct=True)
 
     warnings.showwarning = print_once  # type: ignore[assignment]
@@ -189,7 +189,7 @@ class _StageLine:
 
         The cursor stays at the start of the line, so that the next output takes the place of the text.
         """
-        stream = sys.__stderr__  # a model's code may replace sys.stderr
+        stream = sys.__stderr__  # code of a model may replace sys.stderr
         if stream is None or not (text or self._is_shown):
             return
         self._is_shown = bool(text)

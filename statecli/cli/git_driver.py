@@ -21,7 +21,7 @@ from statecli.core.escaping import escape
 from statecli.core.terminal_width import is_terminal
 from statecli.requests.git_textconv import convert_to_text, describe_pointer
 
-#: Git's cache of the texts of the driver.
+#: git's cache of the texts of the driver.
 _CACHE = "refs/notes/textconv/statecli"
 
 

@@ -14,7 +14,7 @@ from statecli.core.errors import UsageError
 from statecli.core.version import __version__
 from statecli.storage.checkpoint_names import WEIGHT_BIN_PREFIXES
 
-#: Version of the text, part of the driver's command line, so that git does not compare texts of two versions.
+#: Version of the text. The driver's command line contains it, so that git does not compare texts of two versions.
 DRIVER_VERSION = f"{__version__}-blake3-128-norm"
 #: Patterns of checkpoints in `.gitattributes`.
 PATTERNS = ("*.safetensors", "*.pt", "*.pth", "*.ckpt", *(f"{name}*.bin" for name in WEIGHT_BIN_PREFIXES), "*.pt2")
@@ -33,7 +33,7 @@ def set_up(*, everywhere: bool = False) -> list[str]:
         # git appends the path, which in the working tree may be `-o.pt`.
         ("diff.statecli.command", f"{command} git external-diff --"),
         ("diff.statecli.textconv", f"{command} git textconv --made-by {DRIVER_VERSION} --"),
-        # The cache is written as a commit: without an identity git diff would end in "Author identity unknown".
+        # git writes the cache as a commit: without an identity, git diff would end in "Author identity unknown".
         ("diff.statecli.cachetextconv", "true" if query_git("var", "GIT_COMMITTER_IDENT") else "false"),
         ("diff.statecli.binary", "true"),
         ("difftool.statecli.cmd", f'{command} git difftool -- "$LOCAL" "$REMOTE" "$MERGED"'),

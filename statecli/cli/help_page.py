@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Commands that are not in the table of options.
 OTHER_WORDS = ("help", "version")
-#: Most columns of the left column of a list.
+#: Largest width of the left column of a list.
 MAX_TERM_COLUMNS = 30
 
 
@@ -36,7 +36,8 @@ def find_help_request(words: Sequence[str]) -> str | None:
     start = [*takewhile(lambda word: not word.startswith("-"), before_targets)]
     pages = _read_pages()
     commands = pages.keys() - {name.partition(" ")[0] for name in pages if " " in name} - {""}
-    # The words after a command are its targets; the word after a group has to be a command.
+    # A command has one word, or two for a group. Words after a command are targets; the word after a group must be a
+    # command.
     possible = (" ".join(start[:length]) for length in (2, 1))
     name = next((name for name in possible if name in commands), " ".join(start))
     name = "" if name in OTHER_WORDS else name

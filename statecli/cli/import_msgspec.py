@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-#: Modules that msgspec imports, with the functions that it takes from them at once.
+#: Functions that msgspec takes at once from a module that it imports, by the name of the module.
 _DEFERRED: dict[str, tuple[str, ...]] = {
     "msgspec.inspect": (),
     "msgspec._json_schema": ("schema", "schema_components"),
@@ -54,14 +54,14 @@ def import_msgspec() -> None:
     modules: dict[str, Any] = {name: _DeferredModule(name, functions) for name, functions in _DEFERRED.items()}
     temporary: dict[str, Any] = {}
     if sys.version_info >= (3, 11):
-        temporary["typing_extensions"] = None  # an import of it fails, and msgspec uses typing instead
-    # uuid is used for its classes alone, not to make a number from the time.
+        temporary["typing_extensions"] = None  # its import then fails, and msgspec uses typing instead
+    # uuid is used only for its classes, not to make a number from the time.
     temporary["_uuid"] = None
     if sys.version_info < (3, 12):
-        # There, the module datetime makes all of its classes in Python before it imports those in C.
+        # Before Python 3.12, the module datetime makes all of its classes in Python before it imports the classes in C.
         modules["datetime"] = _DeferredModule("datetime", types=_list_date_types())
     if sys.platform == "linux":
-        # uuid imports platform for the name of the system alone.
+        # uuid imports platform only for the name of the system.
         temporary["platform"] = platform = ModuleType("platform")
         platform.system = lambda: "Linux"  # type: ignore[attr-defined]
     temporary = {name: module for name, module in temporary.items() if name not in sys.modules}

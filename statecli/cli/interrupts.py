@@ -25,7 +25,7 @@ _exit = os._exit
 
 _SHOW_CURSOR = "\x1b[?25h"
 
-#: True after an interrupt: whatever is raised or returned from then on follows from the interrupt.
+#: True after an interrupt, which then is the reason for every error and result.
 was_interrupted = False
 
 
@@ -48,17 +48,17 @@ def _start_watcher() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    # A child shares the pipe, and what interrupts the child alone is not for us.
+    # A child shares the pipe, and an interrupt of only the child must not end this process.
     posix.call_after_fork_in_child(lambda: signal.set_wakeup_fd(-1))
     try:
         _thread.start_new_thread(_exit_after_interrupt, (read_end,))
-    except RuntimeError:  # the system starts none: KeyboardInterrupt alone has to do
+    except RuntimeError:  # the system starts no thread, so only KeyboardInterrupt remains
         signal.set_wakeup_fd(-1)
 
 
 def _exit_after_interrupt(read_end: int) -> None:
     while (byte := os.read(read_end, 1)) != bytes([signal.SIGINT]):
-        if not byte:  # a model's own code has closed the other end
+        if not byte:  # code of a model has closed the other end
             return
     time.sleep(FORCED_EXIT_DELAY_S)
     if os.isatty(2):

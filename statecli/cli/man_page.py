@@ -11,9 +11,9 @@ from statecli.cli.help_table import GROUPS, HelpPage, Section, build_page
 from statecli.core.version import __version__
 from statecli.requests.options import COMMANDS
 
-#: Longest line of the source that mandoc -T lint accepts, less the room for an escape.
+#: Longest source line that mandoc -T lint accepts, less the room for an escape.
 MAX_SOURCE_COLUMNS = 78
-#: roff reads a backslash as an escape, and prints typographic characters for the others.
+#: Escapes for characters that roff reads as an escape (backslash) or prints as typographic characters.
 _ROFF = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", '"': r"\(dq", "^": r"\(ha", "~": r"\(ti", "`": r"\(ga"})
 
 

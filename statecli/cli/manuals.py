@@ -31,7 +31,7 @@ class Manual(NamedTuple):
 
 _WRONG_LINE = "or the command line is wrong."
 
-#: The manual of statecli itself.
+#: Manual of statecli itself.
 ROOT = Manual(
     (
         Example("statecli inspect model.safetensors", "List the tensors of a checkpoint."),
@@ -48,7 +48,7 @@ ROOT = Manual(
     },
 )
 
-#: The manual of each group of commands.
+#: Manual of each group of commands.
 GROUPS: dict[str, Manual] = {
     "git": Manual(
         (
@@ -64,7 +64,7 @@ GROUPS: dict[str, Manual] = {
     ),
 }
 
-#: The manual of each command of COMMANDS.
+#: Manual of each command in COMMANDS.
 MANUALS: dict[str, Manual] = {
     "inspect": Manual(
         (

@@ -57,7 +57,7 @@ def list_outputs(options: Any) -> tuple[OutputTarget, ...]:
     check_distinct((*outputs, baseline))
     for target in outputs:
         check_output(target, options)
-    # The baseline that a run reads may be the baseline that the run writes.
+    # A run may read the baseline that it writes.
     check_not_read(baseline, _list_inputs(options, other_than="baseline"))
     return outputs
 
@@ -198,7 +198,8 @@ def _create_temporary_file(path: str, existing_status: os.stat_result | None) ->
     if existing_status is not None:
         if not stat.S_ISREG(existing_status.st_mode):
             return None
-        os.close(os.open(path, os.O_WRONLY))  # a file without permission to write is not replaced either
+        # Raises for a file without permission to write, which must not be replaced.
+        os.close(os.open(path, os.O_WRONLY))
     temporary = os.path.join(os.path.dirname(path), f".statecli-{os.urandom(8).hex()}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

@@ -11,7 +11,7 @@ import signal
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
-#: less quits if the text fits on the screen, shows colours, and leaves the text on the screen.
+#: Options of less: quit if the text fits on the screen, show colours, leave the text on the screen.
 _LESS_OPTIONS = "FRX"
 _ESCAPE_SEQUENCE = compile_on_use(rb"\x1b\[[0-9;]*m")
 
@@ -38,7 +38,7 @@ def show(data: bytes, descriptor: int) -> bool:
     from subprocess import PIPE, Popen
 
     environment = {"LESS": _LESS_OPTIONS, "LV": "-c", **os.environ}
-    # Ctrl-C is for the pager. A handler, because a new process would ignore what this one ignores.
+    # The pager gets Ctrl-C. The signal has a handler, because a new process would inherit an ignored signal.
     wakeup, before = signal.set_wakeup_fd(-1), signal.signal(signal.SIGINT, lambda *_: None)
     try:
         shell = ["/bin/sh", "-c", command]
@@ -50,7 +50,7 @@ def show(data: bytes, descriptor: int) -> bool:
     return pager.returncode != _NOT_FOUND
 
 
-#: Exit statuses of a shell that found no such command.
+#: Exit status of a shell that found no such command.
 _NOT_FOUND = 127
 
 

@@ -19,10 +19,10 @@ TYPE_CHECKING = False  # typing takes a tenth of the shortest start
 if TYPE_CHECKING:
     from typing import IO, Any
 
-#: Characters of the line of an error, because names can be megabytes long.
+#: Largest number of characters of the line of an error, because names can be megabytes long.
 MAX_LINE_CHARACTERS = 2_000
 
-#: Replacements of statecli's own signs in an encoding without them, cell for cell.
+#: Replacements of statecli's signs for encodings without these signs, with the same width.
 ASCII_SIGNS = {
     "→": "->",
     "…": "...",
@@ -124,7 +124,7 @@ def reserve_stdout() -> None:
         os.dup2(stderr.fileno(), stdout.fileno())
     except (OSError, ValueError):  # a stream without a descriptor
         return
-    # Open until the process ends, as standard output is.
+    # The stream stays open until the process ends, like standard output.
     _result_stream = Stream(os.fdopen(descriptor, "wb", closefd=False), stdout.encoding or "utf-8")
 
 
@@ -290,5 +290,5 @@ def flush_stderr() -> None:
 
 
 def _redirect_to_null(stream: IO[str] | IO[bytes]) -> None:
-    with suppress(io.UnsupportedOperation):  # the parent of a supervised process writes
+    with suppress(io.UnsupportedOperation):  # the parent of a supervised process writes the result
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -34,11 +34,11 @@ from statecli.core.escaping import escape_line
 from statecli.core.exit_code import CommandExit
 from statecli.core.terminal_width import get_terminal_width, is_terminal
 
-#: Seconds for a child to end after its verdict: exit handlers, threads and processes of the model.
+#: Seconds for a child to end after its verdict, with exit handlers, threads and processes of the model.
 END_TIMEOUT_S = 2.0
 #: Seconds between the interrupt of a child and its end by SIGKILL.
 INTERRUPT_TIMEOUT_S = 1.5
-#: Bytes of one message; a result may have many.
+#: Largest number of bytes of a message; a result may have many messages.
 MAX_MESSAGE_BYTES = 1 << 20
 
 _HEADER = struct.Struct("<16scQ")
@@ -49,7 +49,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-#: Sends a message to the parent: its kind, and its payload.
+#: Function that sends a message to the parent: its kind, and its payload.
 Send = Callable[[bytes, bytes], None]
 
 
@@ -240,7 +240,7 @@ class _Watch:
             self._wait_for_event(seconds_left)
         if not self._signals and not self._has_ended():
             self._interrupt()
-        if self._group:  # processes that the model's code has left
+        if self._group:  # also end processes left by the model's code
             _send_signal(os.killpg, self._pid)
         return self._end_after_signal(self._signals[0]) if self._signals else code
 
@@ -329,7 +329,7 @@ class _Watch:
     def _end_after_signal(self, number: int) -> int:
         """Return 130 for Ctrl-C; for any other signal, end this process by the same signal."""
         if number == signal.SIGINT:
-            self._wait_for_end(0.2)  # a terminal has sent the signal to the child too
+            self._wait_for_end(0.2)  # the terminal has sent the signal to the child too
         self._interrupt()
         if number != signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
@@ -365,7 +365,7 @@ class _Watch:
 
 
 def _send_signal(send: Callable[[int, int], None], pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # none is left, or macOS has a zombie in the group
+    with suppress(ProcessLookupError, PermissionError):  # no process is left, or macOS has a zombie in the group
         send(pid, signal.SIGKILL)
 
 
@@ -384,12 +384,12 @@ def _write_all(descriptor: int, data: bytes) -> None:
     while bytes_left:
         try:
             bytes_left = bytes_left[os.write(descriptor, bytes_left) :]
-        except BlockingIOError:  # somebody has made the pipe behind it non-blocking
+        except BlockingIOError:  # another process has made the pipe non-blocking
             select.select([], [descriptor], [])
 
 
 def _write_error(data: bytes) -> None:
-    with suppress(OSError):  # the exit code is all that is left to tell
+    with suppress(OSError):  # only the exit code can be reported now
         _write_all(2, data)
 
 

@@ -116,7 +116,8 @@ def _build_argument(parameter: Parameter) -> inspect.Parameter:
     return inspect.Parameter(parameter.field, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-#: Error of the parser for a wrong command line. Typer has no name for the class, which is click's or a copy.
+#: Error of the parser for a wrong command line. Typer has no name for the class, which is click's class or a copy of
+#: it.
 _Mistake: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -134,7 +135,7 @@ def run() -> int:
     except CommandExit as done:
         return done.code
     except SystemExit as done:
-        # Typer exits only before a command runs (help) and for a closed pipe; model code may raise SystemExit later.
+        # Typer exits only before a command runs (help) and for a closed pipe. Model code may raise SystemExit later.
         if "statecli.live.build" in sys.modules:
             raise
         # For a closed pipe Typer replaces stdout by a wrapper and exits with 1, which must not look like a finding.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Least similarity of a suggested option, from 0 to 1.
 _SIMILARITY = 0.7
-#: Commands of other programs -> the command that does this here.
+#: Command of statecli by the command of another program for the same purpose.
 _SIMILAR_COMMANDS = {
     **dict.fromkeys(("check", "scan", "validate", "lint"), "audit"),
     **dict.fromkeys(("cmp", "compare"), "diff"),

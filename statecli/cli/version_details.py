@@ -12,14 +12,14 @@ from statecli.core.installed_package import DISTRIBUTION
 from statecli.core.version import __version__
 from statecli.values.compiled_kernel import native
 
-#: Packages whose versions change what statecli finds or how fast it is.
+#: Packages whose versions change the results or the speed of statecli.
 PACKAGES = (
     *("torch", "numpy", "safetensors", "msgspec", "blake3", "typer", "rich", "jinja2", "transformers"),
-    # Of the extras.
+    # Packages of the extras.
     *("gguf", "fsspec", "urllib3", "s3fs", "gcsfs", "huggingface_hub", "libcst", "textual", "distributed", "mpi4py"),
     "ray",
 )
-#: Columns of the lines, which people paste into reports.
+#: Width of the lines in columns, which people paste into reports.
 WIDTH = 80
 
 

@@ -21,20 +21,20 @@ from statecli.report import Bars, Spread
 
 #: Largest number of bars; more values share bars, because bars thinner than two pixels cannot be distinguished.
 MAX_BARS = 500
-#: Largest number of bars with a name each.
+#: Largest number of bars that each have a name.
 MAX_NAMED = 40
-#: Characters of a name below its bar, and units of width of one of them.
+#: Largest number of characters of a name below its bar, and width of a character in units.
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
-#: Units of width of a digit on an axis, and between two numbers there.
+#: Width of a digit on an axis in units, and smallest gap between two numbers there.
 DIGIT_WIDTH, MIN_TICK_GAP = 7.0, 9.0
-#: Bars outside of the layers with a name each, at most, and characters of the name.
+#: Largest number of named bars outside of the layers, and largest number of characters of such a name.
 MAX_OTHER_NAMES, MAX_OTHER_LENGTH = 8, 12
-#: Smallest height of a bar, the height of a zero, and of a bar without a measure, which hangs from the top.
+#: Smallest height of a bar, height of a zero, and height of a bar without a measure, which hangs from the top.
 MIN_HEIGHT, ZERO_HEIGHT, BOUNDLESS_HEIGHT = 1.5, 4.0, 7.0
 #: Largest width of a bar, for charts with few bars.
 MAX_BAR_WIDTH = 40.0
 
-#: The first part of a name that is a number: the 3 of `encoder.layer.3.weight`.
+#: First number among the parts of a name: the 3 of `encoder.layer.3.weight`.
 _LAYER = compile_on_use(r"(?:^|[.\[])(\d{1,6})(?=[.\]]|$)")
 
 
@@ -382,7 +382,7 @@ def _build_histogram(chart: Spread) -> Picture:
         plot=plot,
         marks=tuple(_build_bins(chart, across, y_scale, plot)) if is_drawable else (),
         x_ticks=tuple(Tick(plot.to_x(at), text) for at, text in across.ticks) if is_drawable else (),
-        # Only whole numbers, because there is no half element.
+        # Only whole numbers, because a bin has no half element.
         y_ticks=tuple(
             Tick(plot.to_y(at), format_count(int(float(text)))) for at, text in y_scale.ticks if "." not in text
         ),

@@ -11,11 +11,11 @@ from statecli.core.units import format_number, plural
 from statecli.render._chart_geometry import Box, Picture, Point, Scale, Tick, build_linear_scale, build_log_scale
 from statecli.report import Curve
 
-#: Largest number of points with a title; a line of more has only the alarms.
+#: Largest number of points with a title; of more points, only alarms have a title.
 MAX_POINTS = 500
-#: Ratio of the largest and the smallest value from which on the scale is logarithmic.
+#: Smallest ratio between the largest and the smallest value for a logarithmic scale.
 MIN_LOG_RATIO = 20.0
-#: Width of the strip of an alarm whose value is not known.
+#: Width of the strip of an alarm whose value is unknown.
 ALARM_WIDTH = 3.0
 
 

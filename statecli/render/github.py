@@ -24,11 +24,11 @@ from statecli.report import Line, Report, Trouble, fold, label_help
 from statecli.storage import files
 from statecli.targets.location import Location, find_file, locate
 
-#: Annotations of each level that GitHub shows of one step.
+#: Largest number of annotations of each level that GitHub shows for a step.
 MAX_ANNOTATIONS = 10
-#: Findings that one annotation lists.
+#: Largest number of findings in an annotation.
 MAX_LISTED = 10
-#: Findings of one annotation up to which each is followed by its own help.
+#: Largest number of findings in an annotation that each have their own help.
 MAX_HELPS = 3
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
@@ -140,7 +140,7 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
 
     by_line = group_by(annotations, get_line)
     helps = {annotation.message.partition("\n")[2] for annotation in annotations}
-    # A help that all findings share follows the last one.
+    # A help shared by all findings comes after the last finding.
     has_own_helps = len(helps) > 1 and len(by_line) <= MAX_HELPS
     entries = list(by_line.items())
     lines = []

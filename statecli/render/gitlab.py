@@ -58,7 +58,7 @@ def _build_issue(finding: Finding, fingerprint: str, severity: str) -> _Issue:
 
 def _make_unique(fingerprint: str, number: int) -> str:
     """Return a fingerprint for each of several equal fingerprints, because GitLab shows a single issue for each."""
-    import hashlib  # loads OpenSSL, 6 ms
+    import hashlib  # hashlib loads OpenSSL, 6 ms
 
     if number == 1:
         return fingerprint

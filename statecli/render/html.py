@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 BUFFERED_EVENTS = 2_000
 
 
-#: Lines of a group in the table for browsers without scripts, next to a list of tensors.
+#: Largest number of lines of a group in the table for browsers without scripts, next to a list of tensors.
 MAX_LINES_WITHOUT_SCRIPT = 5_000
 
-#: Scripts of a list of tensors: each uses the ones before it.
+#: Scripts of a list of tensors, each after the scripts that it uses.
 LIST_SCRIPTS = ("filter.js", "globs.js", "names.js", "tensors.js")
 
-#: Settings of a group on the page, and of a group that is open from the beginning.
+#: Largest number of settings of a group on the page, and of a group that is open at first.
 MAX_SETTINGS = 1_000
 MAX_OPEN_SETTINGS = 12
 
-#: Class of the element around a fragment; its style applies to nothing else.
+#: Class of the element around a fragment; the style of the fragment applies only inside.
 FRAGMENT_CLASS = "statecli-result"
 
 
@@ -54,7 +54,7 @@ def format_fragment(report: Report) -> str:
     The style is the page's, nested in a rule for the element.
     """
     style = re.sub(r"(?m)^( *)(?::root|body) {", r"\1& {", _read_resource("page.css"))
-    prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids are unique in the notebook, where other results are too
+    prefix = f"{FRAGMENT_CLASS}-{id(report)}-"  # ids must be unique in the notebook, which has other results too
     content = "".join(_stream(report, fragment=prefix, quiet=False))
     inset = ".title { margin: 0; font-weight: 600; }\n& { padding: 0.5rem 0.75rem; max-width: none; }\n"
     return f'<style>.{FRAGMENT_CLASS} {{\n{style}{inset}}}</style>\n<div class="{FRAGMENT_CLASS}">\n{content}</div>\n'

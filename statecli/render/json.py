@@ -11,7 +11,7 @@ from statecli.core.json_text import encode_json, encode_json_lines
 from statecli.render import RenderOptions, Sink
 from statecli.report import Report, Rows
 
-#: Rows that are encoded and written at once.
+#: Number of rows that are encoded and written at once.
 _ROWS_AT_ONCE = 128
 
 

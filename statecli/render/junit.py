@@ -14,7 +14,7 @@ from statecli.core.grouping import group_by
 from statecli.render import RenderOptions, Sink
 from statecli.report import Case, Outcome, Report, build_scope_notes
 
-#: The XML element of an outcome; a passed case has none.
+#: XML element of an outcome; a passed case has none.
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.ERROR: "error", Outcome.SKIPPED: "skipped"}
 
 
@@ -31,7 +31,7 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:  # noqa: 
         _write(sink, f' <testsuite name="{_escape_name(suite)}"{_format_counts(cases)} skipped="{skipped_count}">\n')
         if properties:
             _write(sink, f"  <properties>\n{properties}  </properties>\n")
-            properties = ""  # only in the first suite
+            properties = ""  # only the first suite has properties
         for case in cases:
             _write(sink, _format_case(case))
         _write(sink, " </testsuite>\n")

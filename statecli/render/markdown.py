@@ -22,11 +22,11 @@ from statecli.core.units import format_origin
 from statecli.render import RenderOptions, Sink
 from statecli.report import Column, Group, Page, Problem, Report
 
-#: Number of rows up to which the tables of a report with a verdict are not folded away.
+#: Largest number of rows for which the tables of a report with a verdict are open.
 MAX_OPEN_ROWS = 20
-#: Largest comment of GitHub.
+#: Largest number of characters of a comment on GitHub.
 MAX_COMMENT_CHARACTERS = 65_536
-#: Characters of the comment that are reserved for the last line.
+#: Number of characters of the comment that are reserved for the last line.
 RESERVED_CHARACTERS = 200
 
 #: Text that GitHub may read as markup: emphasis, links, mentions, issues, formulas, emoji; at the start of a line also

@@ -17,7 +17,7 @@ from statecli.render._ansi import get_patch_style, paint
 from statecli.report import Cell, Column, Fix, Page, Problem, Report, Table, build_problem, limit_findings
 from statecli.report.problems import format_result
 
-#: Longer cells do not widen the whole column.
+#: Largest width of a padded column; longer cells exceed the column.
 MAX_PADDING = 100
 
 
@@ -53,11 +53,11 @@ def write(report: Report, sink: Sink, options: RenderOptions) -> None:
         for total in page.totals:
             if total == page.verdict:
                 write_fixes(fixes)
-            if total != page.verdict or not result.startswith(total):  # the last line repeats the verdict
+            if total != page.verdict or not result.startswith(total):  # otherwise the last line repeats the verdict
                 write_line(escape_sentence(total))
         for note in report.notes:
             write_line(f"note[{note.name}]: {escape_sentence(note.message)}", "dim")
-        write_fixes(fixes)  # of a page without a verdict
+        write_fixes(fixes)  # a page without a verdict has its fixes here
     problems = list(_list_problems(report, page, quiet=options.quiet))
     for problem in problems:
         target = f"{escape_name(problem.target)}: " if report.has_several_targets else ""
@@ -96,7 +96,7 @@ def _list_problems(report: Report, page: Page | None, *, quiet: bool) -> Iterato
             yield problem
 
 
-#: Text of an empty name, by column.
+#: Text of an empty name in each column of names.
 _EMPTY_NAMES = dict.fromkeys(("fqn", "renamed_from"), format_fqn(""))
 
 
@@ -117,7 +117,7 @@ def _build_outline_table(page: Page) -> Table:
     return Table(columns, tuple(rows))
 
 
-#: Rows that are aligned and written at once.
+#: Number of rows that are aligned and written at once.
 _ROWS_AT_ONCE = 4096
 
 
@@ -164,4 +164,5 @@ def _format_cell(cell: Cell, empty_text: str) -> str:
 
 def _pack_column(texts: Sequence[str]) -> str:
     """Return the texts of some rows as a single text, a third of the memory: equal texts once, else between tabs."""
-    return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)  # no text contains a tab
+    # No text contains a tab, so the joined texts can be split.
+    return texts[0] if texts.count(texts[0]) == len(texts) else "\t".join(texts)

@@ -24,7 +24,7 @@ from statecli.report import Problem, Report, RuleText, Trouble, build_problem, b
 from statecli.targets.location import locate, number_fingerprints
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-#: The partial fingerprint that GitHub uses.
+#: Partial fingerprint that GitHub uses.
 GITHUB_FINGERPRINT = "primaryLocationLineHash"
 
 _URL = compile_on_use(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -155,7 +155,7 @@ def _escape_links(text: str) -> str:
 
 def make_uri(path: str) -> str:
     """Return a path as a URI reference: relative if the path is, with `/` as separator, special characters escaped."""
-    from urllib.parse import quote  # 3 ms that only this output needs
+    from urllib.parse import quote  # only this output needs the import, which takes 3 ms
 
     if _URL.match(path):
         return quote(_encode_path(path), safe="/:?#[]@!$&'()*+,;=%~")

@@ -23,7 +23,7 @@ from statecli.report.problems import format_result
 
 INDENT = 2
 GAP = 2
-#: Smallest width of the name column; in less space, names are above the other columns.
+#: Smallest width of the column of names; in a smaller width, names are above the other columns.
 MIN_NAME_WIDTH = 12
 _NO_BREAK_SPACE = "\xa0"
 STYLES = {"good": "green", "info": "cyan", "bad": "red", "warn": "yellow", "dim": "dim", "strong": "bold", "": ""}
@@ -71,9 +71,9 @@ class _Layout:
         self.columns = list(range(1, len(page.columns)))
         self.shared_texts: list[str] = []
         self.widths = [self._measure_column(c) for c in range(len(page.columns))]
-        #: Values of the groups, in order -> columns with these values, which are shown above the table.
+        #: Columns by the values that they share in each group; these columns are shown above the table.
         self.by_group: dict[tuple[str, ...], list[str]] = {}
-        #: Values that are shared by all rows of each group, which are shown in its heading.
+        #: Values shared by all rows of a group, which are shown in the heading of the group.
         self.group_texts: list[list[str]] = [[] for _ in page.groups]
         while self._measure_name_width() < self.widths[0] and (
             self._hoist_shared_column() or self._hoist_grouped_column() or self._hoist_column_of_each_group()
@@ -87,7 +87,7 @@ class _Layout:
         self.gap = self.gap if has_room else GAP
         self.name_width = max(0, min(self.widths[0], self._measure_name_width())) if has_room else 0
         self.rows = [self.columns] if has_room else self._split_columns()
-        #: The text after the name, by the other cells: neighbouring rows have equal ones.
+        #: Text after the name by the other cells. It is cached, because neighbouring rows often have equal cells.
         self._format_tail = lru_cache(maxsize=1024)(lambda cells: self._format_cells(self.columns, ("", *cells)))
 
     def _measure_column(self, column: int) -> int:
@@ -465,7 +465,7 @@ class _PageWriter:
                 label = " " * len(label)
 
 
-#: A text that stays in one line: `(float32 [16])`, `(144 parameters)`, `(state, strict=False)`.
+#: A text in parentheses that is not broken: `(float32 [16])`, `(144 parameters)`, `(state, strict=False)`.
 _PARENTHESIS = compile_on_use(r"\([^()]{1,24}\)")
 
 
@@ -491,7 +491,7 @@ def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
 
 
 _SIGN_STYLES = {"✓": "green", "✗": "red", "A": "green", "D": "red", "M": "yellow", "R": "cyan", "?": "yellow"}
-#: Verdicts anywhere in a row, and the letter of a change before the name.
+#: Verdicts anywhere in a row, and the status letter before a name.
 _SIGN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 

@@ -258,12 +258,12 @@ def _name_help(help: str) -> str:
     return "fix" if is_code(first) else "help"
 
 
-#: The beginning of a line to paste.
+#: Beginning of a line of code or a command to paste.
 _CODE = compile_on_use(
     r"\s+|[\w.]+(?:\[[^\]]*\])*(?: *, *[\w.]+)* *(?:[-+*/|&@]?=(?!=)|\()|@\w|(?:statecli|pip|python) \S"
     r"|(?:def|class|if|for|with|try|return|raise|del|import|from)\b.*(?:[:)]|import \w+)|del \w+\[|import [\w.]+$"
 )
-#: Consequences of a problem that are shown without --all.
+#: Largest number of consequences shown for a problem without --all.
 MAX_EFFECTS = 8
 
 
@@ -272,7 +272,7 @@ def count_shown_effects(effects: Sequence[str]) -> int:
     return len(effects) if len(effects) <= MAX_EFFECTS + 1 else MAX_EFFECTS
 
 
-#: Names of a sentence about tensors.
+#: Largest number of names in a sentence about tensors.
 MAX_NAMES = 3
 
 
@@ -314,7 +314,7 @@ class Page(msgspec.Struct, frozen=True):
     verdict: str = ""
     #: The problems to show with `-q`; None: those of `problems` that set exit status 1.
     failing_problems: Callable[[], tuple[Problem, ...]] | None = None
-    #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show those.
+    #: Proofs or targets with their results, a line each. `totals` has the same lines, for outputs that show `totals`.
     outcomes: Group | None = None
     #: Sentences about tensors that stand out. `totals` has the same sentences.
     unusual: tuple[NamedTensors, ...] = ()
@@ -456,7 +456,7 @@ class Report(msgspec.Struct, frozen=True):
     outline: bool = False
     #: Rules whose findings are rows: outputs for people do not repeat them.
     rules_in_rows: frozenset[str] = frozenset()
-    #: Names only (`--name-only`), instead of everything else: the tab-separated parts of each line.
+    #: The parts of each line of names (`--name-only`), separated by tabs, which replace all other content.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None
 
     #: Findings of this severity or a higher one set exit status 1.
@@ -471,7 +471,7 @@ class Report(msgspec.Struct, frozen=True):
     has_several_targets: bool = False
     #: The rules of the findings, and the rules that ran without a finding.
     rules: Callable[[], tuple[RuleText, ...]] = tuple
-    #: All checks that were tried.
+    #: A case for each check that was tried.
     cases: Callable[[], tuple[Case, ...]] = tuple
     #: Accepted findings, with the reason.
     accepted: tuple[tuple[Finding, str], ...] = ()

@@ -49,7 +49,7 @@ from statecli.targets.target_result import Accepted, Status, TargetResult
 
 #: Largest number of problems of a group without `--all`.
 MAX_GROUP_PROBLEMS = 20
-#: Largest number of targets with equal findings that a summary lists, and characters of each.
+#: Largest number of targets with equal findings in a summary, and of characters of each target.
 MAX_LISTED_TARGETS, MAX_TARGET_CHARACTERS = 10, 180
 
 
@@ -118,7 +118,7 @@ def _list_notes(audit: Audit, view: View) -> tuple[Oddity, ...]:
     notes = [note for target in audit.targets for note in target.notes]
     if not view.verbose:
         return tuple(dict.fromkeys(note for note in notes if note.kind is OddityKind.NOT_LOCKED))
-    # The note about foreign names advises to run audit, whose rules report them.
+    # The note about foreign names advises to run audit, and the rules of audit report these names.
     return tuple(note for note in notes if note.kind is not OddityKind.FOREIGN_GLOBALS)
 
 
@@ -267,7 +267,7 @@ def _list_failing_problems(audit: Audit) -> tuple[Problem, ...]:
     return tuple(replace(problem, message=f"{problem.target}: {problem.message}") for problem in problems)
 
 
-# For people: the problems of a single target, else a group for each target.
+# For people: the problems of a single target, or a group for each target.
 
 
 def _group_by_target(targets: Sequence[TargetResult], view: View, plugin_rules: Sequence[Rule]) -> Iterator[Group]:
@@ -305,7 +305,7 @@ def _summarize_target(target: TargetResult, problems: Sequence[Problem]) -> str:
     return Status.FAILED.value if is_repeated else format_severities(problems)
 
 
-# Lines next to the findings, so that nothing is left out silently.
+# Lines besides the findings, so that nothing is omitted silently.
 
 
 def _list_unread_targets(audit: Audit) -> Iterator[Line]:

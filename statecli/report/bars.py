@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-#: Width of a bar in cells, and the powers of ten that a full bar spans: from a float32 rounding error to a change as
-#: large as the value.
+#: Width of a bar in cells, and the number of decades of a full bar: from a float32 rounding error to a change as large
+#: as the value.
 BAR_CELLS = 10
 BAR_DECADES = 8
-#: Heading of a column of bars: their scale.
+#: Heading of a column of bars, which is their scale.
 BAR_SCALE = f"1e-{BAR_DECADES} to 1 (log)"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 

@@ -23,7 +23,7 @@ from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.values.delta import MAX_RANK, Delta
 
-#: The letters of git.
+#: git's letter by status.
 STATUS_LETTERS = {
     Status.ADDED: "A",
     Status.REMOVED: "D",
@@ -34,7 +34,7 @@ STATUS_LETTERS = {
 
 MOODS = {Status.ADDED: "good", Status.REMOVED: "bad", Status.RENAMED: "info"}
 
-#: The fields of `Delta` that have a column in the flat table.
+#: Fields of `Delta` with a column each in the flat table.
 DELTA_COLUMNS = (
     "elements",
     "changed",
@@ -51,7 +51,7 @@ DELTA_COLUMNS = (
     "left_out",
 )
 
-#: Significant digits of a statistic for people.
+#: Number of significant digits of a statistic for people.
 SIGNIFICANT_DIGITS = 3
 
 
@@ -147,12 +147,12 @@ def format_relative_change(values: Sequence[float]) -> str:
     return "..".join(dict.fromkeys(texts))
 
 
-#: Rows of which a layer can stand out, and how many times the median its relative change then is.
+#: Smallest number of rows with an outlier, and smallest ratio between the relative change of an outlier and the median.
 _MIN_ROWS_OF_OUTLIER, _MIN_OUTLIER_RATIO = 4, 5
-#: The same if all other layers are at most so many times the median. In 96 fine-tunes of small Llamas with AdamW and
-#: SGD, none of the 864 groups of layers had such a layer.
+#: Smallest ratio of an outlier if the largest ratio of all other layers is at most the second number. In 96 fine-tunes
+#: of small Llamas with AdamW and SGD, none of the 864 groups of layers had such an outlier.
 _MIN_RATIO_AMONG_EQUALS, _MAX_RATIO_OF_EQUALS = 3, 1.3
-#: Layers that stand out, at most; more is not an exception.
+#: Largest number of outliers, because more layers are no exception.
 _MAX_OUTLIERS = 3
 
 

@@ -13,9 +13,9 @@ from statecli.core.model_state import Kind
 from statecli.core.units import format_number
 from statecli.values.delta import ZERO_BEFORE, Delta
 
-#: Kinds with codes on one side, whose difference from numbers means nothing.
+#: Kinds with codes on one side; a difference between codes and numbers means nothing.
 _CODES = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED, TransformationKind.CODES)
-#: Significant digits for people.
+#: Number of significant digits for people.
 DIGITS = 3
 
 
@@ -66,7 +66,7 @@ def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable
     for change, delta in changes_with_values:
         after = change.after
         stored_at = after is not None and (after.data or after.parts) and (after.data, after.parts)
-        is_codes = after is not None and after.dtype in INTEGER_DTYPES  # of a quantized weight
+        is_codes = after is not None and after.dtype in INTEGER_DTYPES  # codes of a quantized weight
         if change.kind is not Kind.PARAMETER or is_codes or (stored_at and stored_at in places):
             continue
         if change.transformation is not None and change.transformation.kind in _CODES:

@@ -76,12 +76,13 @@ from statecli.report.transformations import (
 from statecli.targets.location import add_places
 from statecli.values.delta import ZERO_BEFORE
 
-#: The rules of findings that have a row each.
+#: Rules of findings with a row each.
 ROW_RULES = frozenset(rule.name for rule in (*rules.BY_STATUS.values(), rules.METADATA))
 #: Largest number of characters of a metadata value in a row for people, and in the flat table.
 MAX_SCALAR_CHARACTERS = 60
 MAX_TABLE_SCALAR_CHARACTERS = 10_000
-#: Longer values are in the remark, because they would make the whole column as wide.
+#: Largest number of characters of a value in a cell. Longer values are in the remark, because the column would become
+#: as wide.
 MAX_CELL_CHARACTERS = 40
 
 
@@ -101,7 +102,7 @@ class DiffView(RowView, frozen=True):
 
 def build_diff_report(diff: Diff, view: DiffView) -> Report:
     """Return the report of `diff`."""
-    # A diff with a class has findings about loading, which are not those of its rows.
+    # A diff with a class has findings about the load, which are not the findings of its rows.
     has_problems = bool(diff.expected) or _is_load(diff)
     in_rows = frozenset[str]() if has_problems else ROW_RULES
     report = Report(
@@ -187,7 +188,7 @@ def _has_sections(diff: Diff) -> bool:
     return len(sections | {failure.section for failure in diff.broken if failure.section}) > 1
 
 
-#: The rules of findings about values.
+#: Rules of findings about values.
 _VALUE_RULES = frozenset(rule.name for rule in (rules.CHANGED, rules.RENAMED, rules.OUTSIDE_ONLY, rules.FROZEN_CHANGED))
 
 
@@ -240,9 +241,9 @@ def _is_load(diff: Diff) -> bool:
     return diff.before.traits.is_class is not diff.after.traits.is_class
 
 
-#: Rules of findings that the cause of a failing load replaces.
+#: Rules of findings that are replaced by the cause of a failing load.
 _RULES_WITH_CAUSE = frozenset((MISSING_ENTRY.name, UNEXPECTED_ENTRY.name, SHAPE_MISMATCH.name, WRAPPER_PREFIX.name))
-#: More rows are left out if the cause of a failing load is known.
+#: Largest number of rows that are shown if the cause of a failing load is known.
 _MAX_ROWS_WITH_CAUSE = 8
 
 
@@ -266,7 +267,7 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
     )
 
 
-#: The letters before the names, in words.
+#: Status by the letter before a name.
 _LETTERS = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
 
 
@@ -461,7 +462,7 @@ def _format_statuses(statuses: Iterable[Status]) -> str:
 # For people: grouped by section and kind.
 
 
-#: Columns if no values differ.
+#: Columns of a diff without differing values.
 _CHANGE_COLUMNS = (Column("name"), Column("change"))
 _MEASURE_COLUMNS = (
     Column("name"),
@@ -538,8 +539,9 @@ def _build_lines(rows: Sequence[Change], is_measured: bool, view: DiffView) -> l
 
     Each change has its own line if the view orders them (`--sort`, `--top`, `-n`), unfolds them or is verbose.
     """
-    # The name before a rename is in the remark, because folding replaces numbers in a remark that are also in the name;
-    # the bracket makes a number at the start of the name before such a number. Prefixes and maps are in a note.
+    # The old name of a rename is in the remark, because folding replaces numbers in a remark that are also in the name.
+    # A number at the start of the old name is replaced too, because it follows a bracket. Prefixes and maps are in a
+    # note.
     unfolded = [
         Line(
             (
@@ -687,7 +689,7 @@ def _describe_table_status(change: Change) -> str:
     return "unchanged" if change.status is Status.IDENTICAL else change.status.value
 
 
-#: The measures of `DELTA_COLUMNS` in plain text, and with -v.
+#: Measures of `DELTA_COLUMNS` in plain text, and with -v.
 _MAIN_MEASURES = ("elements", "changed", "relative_l2", "max_abs")
 _VERBOSE_MEASURES = (*_MAIN_MEASURES, "mean_abs", "l2", "cosine", "rank")
 
@@ -802,7 +804,7 @@ def _build_charts(diff: Diff) -> tuple[Bars | Spread, ...]:
     return (_draw_modules(diff, measures) if max(layers.values(), default=0) > 1 else _draw(diff, measures), *spreads)
 
 
-#: A tensor with its measure and the text in place of a measure.
+#: A tensor with its measure, and the text to show if there is no measure.
 _Measured = tuple[Change | TensorInfo, tuple[float, str]]
 
 

@@ -21,7 +21,7 @@ from statecli.report import Cell, Column, Page, Problem, Report, Table, View, ju
 from statecli.report.documents.fix import build_fix_document
 
 _COLUMNS = tuple(map(Column, ("names", "rule", "file", "line", "status", "proofs", "reason")))
-#: Names of a defect that its message shows.
+#: Largest number of names of a defect in its message.
 MAX_NAMES = 3
 #: The module at the beginning of several names: `layers` of `layers.` and of `layers[1`.
 _MODULE = compile_on_use(r"(.+)[.\[]")

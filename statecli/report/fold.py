@@ -17,16 +17,16 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.report import Line
 
 _NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(0|[1-9]\d{0,8})(?=[.\]:]|$)")
-#: Characters of the end of a name that has no numbers.
+#: Characters at the end of a name that cannot belong to a number.
 _NO_DIGITS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._"
-#: The same in a remark, where a name also ends at a comma or a space.
+#: Number of a layer in a remark, where a name may also end at a comma or a space.
 _IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
-#: The numbers along each axis.
+#: Numbers along each axis.
 Box = tuple[tuple[int, ...], ...]
-#: The positions of the rows of each box, in order.
+#: Positions of the rows of each box, in order.
 Boxes = dict[Box, list[int]]
-#: The rows that differ only in their numbers: the numbers, and the positions among all rows.
+#: Rows that differ only in their numbers: the numbers, and the positions among all rows.
 _AlikeRows = tuple[list[tuple[int, ...]], list[int]]
 
 
@@ -51,12 +51,12 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
     Row `i` is the line `lines[kinds[i]]` with the name `names[i]`.
     """
     tails: dict[tuple[tuple[str, ...], str, str], int] = {}
-    #: The same number for equal lines; -1 if the remark may have numbers, which are those of the row.
+    #: Equal numbers for equal lines; -1 if the remark may have numbers, which belong to the row.
     tail_of = [-1 if line.remark else tails.setdefault((line.cells[1:], "", line.mood), len(tails)) for line in lines]
     alike: dict[tuple[str, str, int, int], _AlikeRows] = {}
     remarks: dict[int, str] = {}
     for position, (name, kind) in enumerate(zip(names, kinds, strict=True)):
-        # `split_numbers` in place, because there may be a million names.
+        # Split the numbers here, without `split_numbers`, because there may be a million names.
         end = len(name.rstrip(_NO_DIGITS)) + 1
         template, numbers = _split_beginning(name[:end])
         tail = tail_of[kind]
@@ -105,7 +105,7 @@ def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
     )
 
 
-#: The size of a change at the end of a message, which may differ between repeated layers.
+#: Size of a change at the end of a message, which may differ between repeated layers.
 _LARGEST_CHANGE = compile_on_use(r"(?<=, by at most )\d+(?:\.\d+)?(?:e[+-]?\d+)?\Z")
 
 

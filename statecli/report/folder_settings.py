@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statecli.core.model_state import Scalar, Settings
 from statecli.report import SettingGroup
 
-#: Settings in the title of a folder, under the last part of their names.
+#: Settings in the title of a folder. Each is shown by the last part of its name.
 _HEADLINE_SETTINGS = (
     "adapter_config.r",
     "adapter_config.lora_alpha",

@@ -429,7 +429,7 @@ def _list_dtypes(tensors: Sequence[TensorInfo]) -> str:
 
 def _format_scalars(state: ModelState) -> str:
     """Format the first scalars at the top of a checkpoint (epoch, step)."""
-    # Every key of a GGUF file has a group before it.
+    # Remove the group before a key, because every key of a GGUF file has a group.
     values_by_key = {key.removeprefix("general."): value for key, value in state.metadata.values.items()}
     scalars = {
         **folder_settings.select_headline(state.metadata),
@@ -608,7 +608,7 @@ def _build_group(
     return Group(heading, summary, tuple(unfolded))
 
 
-#: The fields that the line of a tensor shows, but its name, or that decide about its remark.
+#: Fields that decide the line of a tensor, besides its name: cells, remark, mood.
 _LINE_FIELDS = attrgetter(
     *("dtype", "shape", "elements", "nbytes", "kind", "evidence", "persistent", "device", "requires_grad", "tied_to"),
     *("saved", "moves", "origin", "layout", "note", "fix", "after"),
@@ -690,7 +690,7 @@ def _describe_evidence(rows: Sequence[TensorInfo], settings: Settings) -> str:
     return ""
 
 
-#: The cells of a tensor without statistics.
+#: Cells of a tensor without statistics.
 _NO_MOMENTS = dict.fromkeys(MOMENT_FIELDS, "-")
 
 

@@ -13,10 +13,10 @@ from statecli.core.model_state import Kind
 from statecli.core.units import format_fqn
 from statecli.report.change_text import combine_relative_change
 
-#: Layers of a stack that are enough to say what is usual, and how many times more than their median is news.
+#: Smallest number of layers that show the usual change, and smallest ratio between an outlier and their median.
 MIN_LAYERS = 4
 MIN_RATIO = 10.0
-#: Modules that a headline names.
+#: Largest number of modules in a headline.
 MAX_NAMES = 8
 
 

@@ -12,13 +12,13 @@ from statecli.core.parameter_or_buffer import MODEL_KINDS
 from statecli.core.units import format_number, plural
 from statecli.report import Curve, fold
 
-#: Layers of a role that are enough to say what is usual.
+#: Smallest number of layers of a role that show the usual size.
 MIN_LAYERS = 5
 #: A layer is an outlier if its RMS differs from the median by more than this factor, and by more than
 #: OUTLIER_DEVIATIONS times the median deviation of the layers (both on a logarithmic scale).
 OUTLIER_FACTOR = 1.5
 OUTLIER_DEVIATIONS = 9.0
-#: Roles with a chart; the others are in the JSON.
+#: Largest number of roles with a chart; the other roles are only in the JSON.
 MAX_CHARTS = 24
 
 

@@ -35,11 +35,11 @@ from statecli.report.bars import BAR_SCALE, draw_bar
 from statecli.report.documents.log import build_log_document
 from statecli.report.sparkline import ZERO_CELL, draw_sparkline, find_range
 
-#: Significant digits of a norm and of a change for people.
+#: Number of significant digits of a norm and of a change for people.
 NORM_DIGITS, CHANGE_DIGITS = 5, 3
-#: Lines of modules without --all and --top.
+#: Largest number of lines of modules without --all and --top.
 MAX_MODULE_LINES = 20
-#: Settings and names in a remark, and characters of a setting.
+#: Largest number of settings and of names in a remark, and of characters of a setting.
 MAX_REMARK_SETTINGS, MAX_REMARK_NAMES, MAX_SETTING_CHARACTERS = 3, 3, 30
 
 COLUMNS = (
@@ -49,7 +49,7 @@ COLUMNS = (
     Column("rel. change", right=True),
     Column(BAR_SCALE, optional=True),
 )
-#: The heads of `COLUMNS` in the group of the modules, which have no step.
+#: Headings of `COLUMNS` in the group of the modules, which have no step.
 MODULE_HEADS = ("name", "", "last norm", "last change", "each change")
 TABLE_COLUMNS = (
     Column("checkpoint"),

@@ -39,18 +39,18 @@ from statecli.report import Fix, Line, Page, Problem, Report, RuleText, fold, ru
 from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
-#: Causes, by what is not registered.
+#: Rules about an unregistered module, parameter and tensor, which name the cause of a problem.
 MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
 
-#: Parts of a name up to a subscript: `blocks[0]` is an element of `blocks`.
+#: An element of a container at the start of a name: `blocks[0]` of `blocks`.
 _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
-#: Rules of a tie that a move breaks.
+#: Rules about ties that a move breaks.
 BROKEN_TIES = frozenset((STALE_VIEW.name, UNTIED_BY_MOVE.name))
-#: Rules about the imports of a pickle, and the rule of the same imports for a refused load.
+#: Rules about imports of a pickle; and the rule about the same imports in a refused load.
 _IMPORT_RULES = frozenset((UNSAFE_GLOBAL, "unknown-global"))
 _REFUSED_LOAD = "needs-weights-only-false"
 _REFUSED_EFFECT = "torch.load does this only with weights_only=False; the default since torch 2.6 refuses the file"
-#: The class, or the option with its globs, that a message names.
+#: Class, or option with its globs, in a message.
 _OWNER = compile_on_use(
     r"missing: (.+?) (?:registers|requires) this "
     r"|but matches (--must-not-change .+?): |but does not match (--may-change .+?): "
@@ -61,12 +61,12 @@ _SHORTER = (
     (compile_on_use(r"changed, but (?:matches --must-not-change|does not match --may-change) .+?: "), ""),
     (compile_on_use(r"(?<=: values differ) from the lock(?=: digest )"), ""),
 )
-#: The number of a source line at the end of a consequence.
+#: Number of a source line at the end of a consequence.
 _LAST_LINE = compile_on_use(r"(?<=\w):(\d{1,9})\Z")
-#: An operator and its place at the end of a consequence.
+#: Operator with its place at the end of a consequence.
 _LAST_OPERATOR = compile_on_use(r"(?<=, in )(?P<name>\w+)(?P<place> at \S+:\d[\d, ]*)\Z")
 _WORST_FIRST = tuple(sorted(Severity, key=lambda severity: -severity.rank))
-#: Names of a problem that are listed.
+#: Largest number of names of a problem in a list.
 MAX_NAMES = 3
 
 
@@ -371,7 +371,7 @@ def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> It
                 for finding in findings
                 if finding.rule in registration_rules and f"; {start}" in finding.message
             ]
-            if start == LEFT_OUT:  # another tensor of the line may have equal values on each rank by chance
+            if start == LEFT_OUT:  # another tensor of the line may by chance have equal values on each rank
                 worst = max((finding.severity.rank for finding in findings_with_remark), default=0)
                 findings_with_remark = [finding for finding in findings_with_remark if finding.severity.rank == worst]
             remarks = (finding.message.partition(f"; {start}") for finding in findings_with_remark)
@@ -463,9 +463,9 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
     )
 
 
-#: Verbs with which the text about one tensor begins.
+#: Verbs at the start of the text about a tensor.
 _FIRST_VERB = compile_on_use(r"(?:does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b")
-#: Verbs and pronouns that a text about several tensors has in another form.
+#: Plural forms of verbs and pronouns, for a text about several tensors.
 _PLURALS = {
     "does": "do",
     "has": "have",

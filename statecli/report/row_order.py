@@ -17,9 +17,9 @@ from statecli.report import Group, Line, RowView
 if TYPE_CHECKING:
     from statecli.commands.diff.result import Change
 
-#: Parts of a name, with the index of a list: `state`, `[3]`, `['exp_avg']`.
+#: Parts of a name: `state`, an index (`[3]`, `['exp_avg']`), or a separator.
 _PART = compile_on_use(r"[^.\[]+|\[[^\]]*\]|[.\[]")
-#: Numbers with more digits are not layers.
+#: Largest number of digits of the number of a layer.
 MAX_DIGITS = 10
 
 _Row = TypeVar("_Row", TensorInfo, "Change")

@@ -11,9 +11,9 @@ import msgspec
 
 from statecli.core.model_state import Origin
 
-#: Lines before and after the line of a problem.
+#: Number of lines shown before and after the line of a problem.
 LINES_AROUND = 3
-#: Lines of a statement that are shown as one.
+#: Largest number of lines of a statement that are joined to a single line.
 MAX_STATEMENT_LINES = 12
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-#: Cells of the longest line; more values share cells. So many are left by the other columns of 80.
+#: Largest number of cells of a line, as many as the other columns leave of 80. Neighbouring values share cells if there
+#: are more.
 MAX_CELLS = 24
-#: Smallest range of the heights, a decade: in a smaller one, noise would look like a trend.
+#: Smallest ratio between the highest and the lowest value of the scale, a decade, because noise in a smaller range
+#: would look like a trend.
 MIN_RATIO = 10.0
-#: Cells of a value that is zero, not known, and not finite.
+#: Cells of values that are zero, unknown, and not finite.
 ZERO_CELL, UNKNOWN_CELL, NAN_CELL = "·", " ", "×"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 

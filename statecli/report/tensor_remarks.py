@@ -8,7 +8,7 @@ from statecli.core.model_state import NOTES_OF_UNREGISTERED_MODULES, Kind, Tenso
 from statecli.core.units import COUNT_FIELDS, format_origin, join_names
 from statecli.report import RowView
 
-#: Words for tensors whose values stand out, as `list_problem_words` and the verdict have them.
+#: Words for tensors with unusual values, in `list_problem_words` and in the verdict.
 NAN, INF, OUTLIER = "NaN", "Inf", "outlier"
 #: All words of `list_problem_words`, the worst first.
 PROBLEM_WORDS = ("unreadable", "not registered", "not moved", NAN, INF, OUTLIER)

@@ -28,12 +28,12 @@ from statecli.core.units import format_fqn, format_number, format_shape, plural
 from statecli.report import Group, Line, fold
 from statecli.report.change_text import describe_not_finite, has_new_not_finite
 
-#: Heading of the group.
+#: Heading of the group of recognised changes.
 DONE = "recognised changes"
-#: Tensors with exceptions that are named, and lines of the group.
+#: Largest number of named tensors with exceptions, and of lines of the group.
 _MAX_NAMED = 3
 _MAX_LINES = 24
-#: An error of a quantized weight that is so many times the median is named.
+#: Smallest ratio between the error of a quantized weight and the median for which the weight is named.
 _OUTLIER_RATIO = 3
 _LAYER_NUMBER = compile_on_use(r"(?<![^.])[0-9]+(?![^.])")
 _ROUNDINGS = {
@@ -48,7 +48,7 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     """Return the group of all transformations, a line each; None if none was recognised."""
     if all(change.transformation is None for change in changes):
         return None
-    if has_sections:  # names are unique then, and layers of two sections are different layers
+    if has_sections:  # names are unique only within a section, and equal names of two sections are different layers
         changes = [_name_with_section(change) for change in changes]
     by_kind = group_by(changes, _get_kind)
     modules = _find_moved_layers(changes)
@@ -72,7 +72,7 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
     return Group(DONE, f"{share}, checked on every element", tuple(lines))
 
 
-#: Kinds whose line covers several tensors: the rows of these would repeat it.
+#: Kinds whose line covers several tensors, so that the rows of these tensors are omitted.
 _SUMMARIZED = frozenset(
     [
         TransformationKind.CAST,
@@ -218,7 +218,7 @@ def _describe(change: Change) -> str:
 def _describe_permutation(change: Change, transformation: Transformation) -> str:
     shape = change.after.shape if change.after is not None and change.after.shape else ()
     noun, count = ("column" if transformation.axis else "row"), shape[transformation.axis or 0] if shape else 0
-    noun = "item" if noun == "row" and len(shape) > 2 else noun  # of a stack
+    noun = "item" if noun == "row" and len(shape) > 2 else noun  # an item of a stack
     if not transformation.exceptions:
         return f"{noun}s permuted: same {count:,} {noun}s in another order{_format_rounding(transformation)}"
     text = f"{noun}s permuted: same {count - transformation.rows:,} of {count:,} {noun}s in another order"
@@ -622,7 +622,7 @@ def _describe_merged(transformation: Transformation) -> str:
     return f"= {name_merged(transformation)}{rank}"
 
 
-#: Start of the names in an adapter that peft saved, and a part of names that only a whole model has.
+#: Start of the names in an adapter saved by peft, and part of names that only a whole model has.
 _ADAPTER_PREFIX, _BASE_LAYER = "base_model.model.", ".base_layer.weight"
 
 

@@ -19,7 +19,7 @@ COLUMNS = (
     Column("size", right=True),
 )
 
-#: Levels of the tree; the rest of a longer name is one item of the last level.
+#: Largest number of levels of the tree; the rest of a longer name is an item of the last level.
 MAX_LEVELS = 32
 
 

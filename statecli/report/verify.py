@@ -38,10 +38,10 @@ from statecli.report.documents.verify import build_verify_document, count_verdic
 from statecli.report.problems import MAX_NAMES, build_accepted_notes, format_severities, group_accepted, group_findings
 from statecli.targets.location import add_places
 
-#: The sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
+#: Sign of each verdict; a tensor without a cell gets the sign of SKIPPED.
 SIGNS = {Verdict.PASSED: "✓", Verdict.FAILED: "✗", Verdict.SKIPPED: "–", Verdict.INCONCLUSIVE: "?"}
 
-#: Signs that a narrow table may show by group; columns with any other sign are kept.
+#: Signs that a narrow table may show by group; columns with another sign stay.
 ORDINARY_SIGNS = frozenset((SIGNS[Verdict.PASSED], SIGNS[Verdict.SKIPPED]))
 
 
@@ -286,7 +286,7 @@ def _get_shared_format(column: ProofColumn, fqns: frozenset[str]) -> str:
     return f"{column.name}: all {{}}" + exception.replace("{", "{{").replace("}", "}}")
 
 
-#: The end of a reason that has an input to type.
+#: End of a reason that names an input to type.
 _INPUT_TO_TYPE = compile_on_use(r"; (?P<what>[^;]*): (?P<option>--input (?:'[^']*'|\S+))\Z")
 
 
@@ -323,7 +323,7 @@ def _build_groups(verification: Verification, proof_columns: Sequence[ProofColum
     return tuple(groups)
 
 
-#: Lines of the tensors of one problem with equal verdicts, above which they are one line.
+#: Largest number of lines for the tensors of a problem with equal verdicts; more share a line.
 MAX_LINES_OF_CAUSE = 3
 
 

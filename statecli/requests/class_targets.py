@@ -42,7 +42,7 @@ def name_classes(options: ClassOptions) -> ClassOptions:
     options = replace(options, **named_classes) if named_classes else options
     if isinstance(options, InspectOptions) and options.from_config:
         if load.find_class_spec(options.target) is None and files.is_remote(options.target):
-            # The read of the file has the reason why a repository cannot be opened.
+            # Reading the file gives the reason why a repository cannot be opened.
             options = replace(options, target=files.join(options.target, checkpoint_folder.CONFIG))
         if load.find_class_spec(options.target) is None:
             raise UsageError(

@@ -21,7 +21,7 @@ from statecli.requests.row_options import COMPLETE_OUTPUTS, build_row_view, chec
 from statecli.targets import load
 from statecli.values.delta import CompareOptions
 
-#: Tensors with the largest change, whose Δ a page draws.
+#: Number of tensors with the largest changes, whose Δ a page draws.
 HISTOGRAMS = 6
 
 _DEVICE = compile_on_use(rf"cpu|{CUDA}")

@@ -25,19 +25,20 @@ from statecli.storage.file_version import refuse_files_that_change
 from statecli.targets import load
 from statecli.values.norm import sum_squares
 
-#: Hexadecimal digits of a digest in the text. With half as many, an afternoon finds two tensors with equal digests.
+#: Number of hexadecimal digits of a digest in the text. With half of them, an afternoon is enough to find two tensors
+#: with equal digests.
 DIGEST_DIGITS = 32
-#: Significant digits of a norm in the text.
+#: Number of significant digits of a norm in the text.
 NORM_DIGITS = 6
-#: A git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
+#: git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
 _LFS = compile_on_use(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
 )
-#: The digest in a DVC pointer, https://dvc.org/doc/user-guide/project-structure/dvc-files.
+#: Digest in a DVC pointer, https://dvc.org/doc/user-guide/project-structure/dvc-files.
 _DVC = compile_on_use(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
-#: What git-annex leaves for an unlocked file without its content, with the key of the content.
+#: git-annex pointer of an unlocked file without its content, with the key of the content.
 _ANNEX = compile_on_use(rb"/annex/objects/([\w.%&+=-]+)\s")
-#: Bytes that no pointer has; a checkpoint of a few hundred bytes may contain the words of a pointer.
+#: Bytes that no pointer contains. A checkpoint of a few hundred bytes may contain the words of a pointer.
 _BINARY = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
 
@@ -114,7 +115,7 @@ def _format_norms(tensors: tuple[TensorInfo, ...]) -> list[str]:
     """Return the L2 norm of the finite values of each tensor in text, with the number of all others; `-` if unknown."""
     try:
         filled = values.stats.fill_stats(ModelState("", "", tensors)).tensors
-    except StateError:  # a checksum that does not fit: the digests are of the bytes as they are
+    except StateError:  # the digests are of the stored bytes, even if a checksum is wrong
         return ["norm -"] * len(tensors)
     texts = []
     for tensor in filled:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _REDO_ADVICE = "run all shards again"
 _COPIES_ADVICE = f"or give {option('--copies')} if each job read a separate copy of the files"
-#: Mark of a secret in the masked name of a URL.
+#: Text in place of a secret in the masked name of a URL.
 _MASK = "…"
 
 
@@ -66,7 +66,7 @@ def _expand_globs(texts: Sequence[str]) -> list[str]:
     return paths
 
 
-# --- are these the parts of one run? ----------------------------------------------------------------------------------
+# --- consistency of the parts -----------------------------------------------------------------------------------------
 
 
 def _check_same_run(part: ShardFile, first: ShardFile) -> None:
@@ -92,7 +92,7 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
             raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
 
 
-#: Fields of targets, which have no flag.
+#: Fields of the options that are targets, and have no flag.
 _TARGETS = tuple(
     dict.fromkeys(each.field for kind in SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
 )
@@ -273,7 +273,7 @@ class _MergedResults:
         self._passes = 0
         self._has_failed = False
         self._owners: dict[Key, int] = {}
-        #: Derived tasks, of which no plan says that they exist, until the command looks them up.
+        #: Derived tasks, which no plan lists, until the command looks them up.
         self._unused_keys: dict[Key, int] = {}
         for n, part in enumerate(parts):
             for key, stored_result in part.results.items():

@@ -29,7 +29,7 @@ from statecli.core.output import ChangeOrder, Color, Output, TensorOrder
 from statecli.core.proof_names import DEFAULT_PROOFS, Name
 from statecli.core.selection import Selection
 
-#: How a GPU is named, as a regular expression.
+#: Regular expression for the name of a GPU.
 CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
 
 
@@ -314,7 +314,7 @@ class ListOutput(str, enum.Enum):
     HTML = "html"
 
 
-#: Formats that the suffix of an output file names.
+#: Format by the suffix of the output file.
 _FORMAT_OF_SUFFIX = {
     **{form.value: form.value for form in (Output.HTML, Output.JSON, Output.JSONL, Output.CSV, Output.SARIF)},
     "md": Output.MARKDOWN.value,
@@ -325,7 +325,7 @@ def _set_format_of_suffix(options: OutputOptions | ReferenceOptions, forms: type
     """Take the format from the suffix of the output file, unless `-f` names it."""
     _, dot, suffix = (options.output or "").rpartition(".")
     form = _FORMAT_OF_SUFFIX.get(suffix.lower()) if dot else None
-    is_part = getattr(options, "shard", None) is not None  # a part has a format of its own
+    is_part = getattr(options, "shard", None) is not None  # a part has a fixed format
     if options.output_format is None and form in {choice.value for choice in forms} and not is_part:
         msgspec.structs.force_setattr(options, "output_format", forms(form))
 
@@ -1310,5 +1310,5 @@ COMMANDS: dict[str, type[Options]] = {
     "completion": CompletionOptions,
 }
 
-#: The name of the command of each class.
+#: Name of the command by its class of options.
 COMMAND_NAMES: dict[type, str] = {options: name for name, options in COMMANDS.items()}

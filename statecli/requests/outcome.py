@@ -19,7 +19,7 @@ from statecli.report import Report
 if TYPE_CHECKING:
     from statecli.commands.diff.snapshot import StateDigests
 
-#: Lines about tensors that could not be read or compared; the result has all.
+#: Largest number of lines about tensors that could not be read or compared; the result has all of them.
 MAX_FAILURE_LINES = 20
 
 

@@ -8,7 +8,7 @@ from statecli.report import RowView
 from statecli.requests.options import DiffOptions, InspectOptions
 from statecli.requests.parameters import refuse_contradictions
 
-#: Outputs with every tensor, whatever the options of rows say.
+#: Outputs that have every tensor, for any options of rows.
 COMPLETE_OUTPUTS = (Output.JSON, Output.JSONL, Output.CSV)
 
 

@@ -12,17 +12,17 @@ from statecli.requests.parameters import list_given, parameters_of, refuse_contr
 from statecli.shards.partition import parse_shard
 
 ShardedOptions: TypeAlias = InspectOptions | DiffOptions | AuditOptions | LockOptions
-#: Commands that take `--shard`.
+#: Commands with the option `--shard`.
 SHARDED_COMMANDS: dict[str, Any] = {
     name: options for name, options in COMMANDS.items() if "shard" in options.__struct_fields__
 }
-#: Options that change only who does the work and how the output is written, so that `merge` has them too.
+#: Options that only decide who does the work and how the output is written. `merge` has these options too.
 OUTPUT_OPTIONS = frozenset(
     each.field
     for each in parameters_of(MergeOptions)
     if not each.is_target and any(each.field in options.__struct_fields__ for options in SHARDED_COMMANDS.values())
 ) | {"shard"}
-#: Options of a report. A part file has a fixed format, and so has a lock file.
+#: Options of a report. A part file has a fixed format, as does a lock file.
 _REPORT_OPTIONS = OUTPUT_OPTIONS.difference(LockOptions.__struct_fields__)
 
 

@@ -38,7 +38,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-#: Version of each document, the number in its key `schema`, for the documents that are not in their first.
+#: Version of each document, as in its key `schema`, unless the version is 1.
 _VERSIONS: dict[str, int] = {}
 
 
