@@ -44,9 +44,8 @@ def run_and_exit(options: Options) -> NoReturn:
 def execute(options: Options, extra: ExtraInputs | None = None) -> int:
     """Run the command and write the outcome; return the exit code."""
     if (run_own := _OWN_OUTPUT.get(type(options))) is not None:
-        if (
-            run_own is not _convert_for_git
-        ):  # `run` checks, and writes an error as a line, because git aborts for an error
+        # For git, `run` checks the options and writes an error as a line, because git aborts for an error.
+        if run_own is not _convert_for_git:
             check_values(options)
         return run_own(options)
     _limit_time(getattr(options, "timeout", None))

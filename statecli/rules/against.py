@@ -47,7 +47,7 @@ def _select_changes(subject: Subject, field: Field | None = None, status: Status
             yield change
 
 
-#: Fields that are also compared for tensors of an optimizer, if both sides have the tensor.
+#: Fields that are compared for tensors of an optimizer too, if both sides have the tensor.
 _OF_A_PAIR = (Field.SHAPE, Field.DTYPE)
 
 
@@ -223,7 +223,7 @@ def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     return report_tensor(subject, first, text, "tie the weights before saving", severity)
 
 
-#: Case and text for tied weights that are saved separately, by whether their bytes are equal.
+#: Case and text for tied weights that are saved separately, by the answer whether their bytes are equal.
 _SAME: dict[bool | None, tuple[str | None, str]] = {
     None: (None, " whose values cannot be compared; load_state_dict keeps the last one"),
     True: ("equal bytes", " with equal bytes"),

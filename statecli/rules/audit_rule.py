@@ -60,7 +60,8 @@ def convert_finding(finding: Finding) -> Issue:
     return Issue(finding.message, finding.fqn, finding.section, finding.help, finding.severity, origin)
 
 
-#: Returns why a subject lacks what a rule needs, in a few words with what to do; None if it has it.
+#: Function that returns the reason why a subject does not meet the need of a rule, with the remedy in a few words; None
+#: if the subject does.
 Need = Callable[["Subject"], str | None]
 Find = Callable[["Subject"], Iterator[Issue]]
 

@@ -37,29 +37,29 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
     state: ModelState
     policy: Policy = msgspec.field(default_factory=Policy)
     module: ModelState | None = None
-    #: Why the target is not compared with class and reference: it has no model, or belongs to another model.
+    #: Reason why the target is not compared with class and reference: it has no model, or belongs to another model.
     not_compared_because: str | None = None
     unfiltered_state: ModelState | None = None
     load_diff: Diff | None = None
     reference_diff: Diff | None = None
-    #: The locked and the present tensors, with `--lock`.
+    #: Locked and present tensors, with `--lock`.
     lock: tuple[LockMatch, ...] | None = None
-    #: The settings and files that differ from the lock; None where they were not compared.
+    #: Settings and files that differ from the lock; None if they were not compared.
     companions: CompanionChanges | None = None
-    #: Why nothing of the target is compared with the given lock.
+    #: Reason why no part of the target is compared with the given lock.
     not_locked_because: str | None = None
     values: tuple[Facts, ...] | None = None
-    #: Why the values were not read, though rules need them.
+    #: Reason why the values were not read although rules need them.
     unread_because: str | None = None
-    #: Whether the values were requested, not only read by default.
+    #: Whether the values were requested, and not only read by default.
     values_requested: bool = False
-    #: Every pickle of the target's files, even if its tensors could not be listed.
+    #: All pickles of the target's files, even if the tensors could not be listed.
     pickles: tuple[ScannedPickle, ...] = ()
     #: The files of the target whose names are digests of their bytes.
     digest_files: tuple[CheckedFile, ...] = ()
-    #: Why the pickles could not be read, although the tensors could be listed.
+    #: Reason why the pickles could not be read although the tensors could be listed.
     pickles_unread_because: str | None = None
-    #: Errors of the checksums of each of `state`'s tensors, if values were read.
+    #: Errors of the checksums of each tensor in `state`, if values were read.
     checksum_errors: tuple[tuple[StateError, ...], ...] | None = None
 
     def name_of(self, tensor: TensorInfo) -> str:
@@ -97,7 +97,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return names.isascii() and names.isprintable()
 
 
-#: Why rules about values did not run.
+#: Reason why rules about values did not run.
 NO_VALUES = "no values were read: give --values"
 
 

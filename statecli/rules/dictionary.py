@@ -37,8 +37,8 @@ from statecli.rules import (
 )
 from statecli.rules.audit_rule import AuditRule
 
-#: The rules that `audit` runs, in the order in which they are listed. A tuple, because an audit
-#: would run no rule and pass if rules were registered by imports and an import was missing.
+#: Rules of `audit`, in the order of their list. A tuple, because an audit without a rule would pass if rules were
+#: registered by imports and an import was missing.
 RULES: tuple[AuditRule, ...] = (
     *registration.RULES,
     *against.RULES,
@@ -62,5 +62,6 @@ _OTHERS = (
     *(*fix.RULES, *logging.RULES, *bisect.RULES, *resume_check.RULES, *audit_run.RULES, *output_rules.RULES),
 )
 _OF_AUDIT: dict[str, Rule] = {rule.name: rule for rule in RULES}
-#: Name -> rule, of every command, those of `audit` first. A rule that `audit` shares with others is the one of `audit`.
+#: Rule by name, of all commands, the rules of `audit` first. If `audit` shares a rule with another command, the entry
+#: is the rule of `audit`.
 DICTIONARY: dict[str, Rule] = _OF_AUDIT | {rule.name: rule for rule in _OTHERS} | _OF_AUDIT

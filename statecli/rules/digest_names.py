@@ -12,11 +12,11 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import checkpoint_folder, files
 from statecli.targets.section_of_target import split_section
 
-#: The path of a blob: `…/blobs/DIGEST` of huggingface_hub, `…/blobs/sha256-DIGEST` of ollama. 64 digits are a SHA-256,
-#: 40 digits the SHA-1 by which git names the file, as the Hub does for files outside of LFS.
+#: Path of a blob: `…/blobs/DIGEST` of huggingface_hub, `…/blobs/sha256-DIGEST` of ollama. 64 digits are a SHA-256; 40
+#: digits are the SHA-1 by which git names the file, as the Hub does for files outside of LFS.
 _BLOB = compile_on_use(r"[/\\]blobs[/\\](?:sha256-)?(?P<digest>[0-9a-f]{64}|[0-9a-f]{40})\Z")
 _SHA256_DIGITS = 64
-#: Bytes that are hashed at a time.
+#: Number of bytes that are hashed at a time.
 _PIECE = 8 << 20
 
 
@@ -53,7 +53,7 @@ def compute_digest(file: NamedFile) -> CheckedFile:
     import hashlib
 
     is_sha256 = len(file.expected) == _SHA256_DIGITS
-    # git writes the size before the bytes that it hashes.
+    # git hashes the size before the bytes.
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     try:
         with closing(files.open_file(file.path)) as opened_file:

@@ -154,13 +154,13 @@ def untracked_parameter(subject: Subject) -> Iterator[Issue]:
             yield report_tensor(subject, row, text, "add the parameter to the optimizer, or freeze it")
 
 
-#: States that torch's fused kernels read and write for each element of the parameter.
+#: States of which torch's fused kernels read and write an element for each element of the parameter.
 _FUSED_STATES = frozenset(["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum"])
 _STATE_KINDS = (Kind.OPTIMIZER, Kind.OTHER)
 _STATE = compile_on_use(r"(?P<owner>.+)(?:\['(?P<key>\w+)'\]|\.(?P<word>\w+))", re.DOTALL)
 
 
-#: The setting `fused` of an optimizer, wherever in the checkpoint it lies.
+#: Setting `fused` of an optimizer, at any place in the checkpoint.
 _FUSED_SETTING = compile_on_use(r"(?P<optimizer>.+)\.param_groups\.\d+\.fused", re.DOTALL)
 
 

@@ -18,7 +18,7 @@ from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_values
 from statecli.storage import files
 
-#: Bytes that no tensor and no loader uses.
+#: Kinds of bytes that no tensor and no loader uses.
 _UNUSED = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
 
 
@@ -64,7 +64,7 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
     """
     help = "save the file again with its library, which writes only the bytes that are used"
     yield from _report_oddities(subject, help, *_UNUSED)
-    if not subject.state.traits.distinguishes_case:  # torch reads the last of such records
+    if not subject.state.traits.distinguishes_case:  # torch reads the last of several such records
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
 
 
@@ -106,7 +106,7 @@ def misaligned(subject: Subject) -> Iterator[Issue]:
     for tensor in subject.state.tensors:
         for data in tensor.pieces:
             storage = data.storage
-            # What is packed is taken out of its archive, never mapped.
+            # A packed storage is unpacked from its archive, never mapped.
             if storage.path and storage.length and not storage.packing and storage.offset % _get_alignment(data.dtype):
                 first.setdefault(storage.path, (tensor, data))
                 counts[storage.path] = counts.get(storage.path, 0) + 1
@@ -127,7 +127,7 @@ def _get_alignment(dtype: str) -> int:
 
 def _needs_checksums(subject: Subject) -> str | None:
     ranges = (byte_range for tensor in subject.state.tensors for byte_range in tensor.ranges)
-    # The checksum inside a nested archive is read with its data.
+    # The data of a nested archive are read with the checksum inside the archive.
     has_checksums = any(byte_range.crc32 is not None or byte_range.is_archive for byte_range in ranges)
     has_checksums = has_checksums or any(
         oddity.kind is OddityKind.CHECKSUM_MISMATCH for oddity in subject.state.oddities
@@ -147,7 +147,7 @@ def checksum_mismatch(subject: Subject) -> Iterator[Issue]:
 
     Fix: copy or download the file again.
     """
-    # A reader that lists a tensor only if its checksum is right has verified the checksum already.
+    # A reader that lists a tensor only with a correct checksum has verified the checksum.
     yield from _report_oddities(subject, ChecksumMismatch.help, OddityKind.CHECKSUM_MISMATCH)
     tensors_of_error: dict[ChecksumMismatch, list[TensorInfo]] = {}
     for tensor, errors in zip(subject.state.tensors, subject.checksum_errors or (), strict=True):
@@ -174,7 +174,7 @@ def missing_shard(subject: Subject) -> Iterator[Issue]:
 
     Fix: copy or download the missing file, or save the checkpoint again.
     """
-    # Of a checkpoint of which nothing can be read, the error is the finding: see errors.py.
+    # If nothing of the checkpoint can be read, the error is the finding (see errors.py).
     yield from _report_oddities(
         subject, "copy or download the missing file", OddityKind.MISSING_RANK, OddityKind.MISSING_SHARD
     )

@@ -14,9 +14,10 @@ _Sizes = tuple[int, ...]
 _RECURRENT = compile_on_use(
     r"(?P<module>(?:.*\.)?)(?P<what>weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l(?P<layer>\d+)(?P<way>_reverse|)"
 )
-#: The list by which forward passes the weights on: the weights themselves, unless a file says otherwise.
+#: Name in the list by which forward passes the weights on. The list holds the weights themselves, unless a file says
+#: otherwise.
 _FLAT_WEIGHT = compile_on_use(r"(?P<module>(?:.*\.)?)_flat_weights\[(?P<at>\d{1,6})\]")
-#: Rows of the weights of a recurrent cell for each element of its hidden state, by the module's `mode`.
+#: Number of rows of a recurrent cell's weights for each element of the hidden state, by the module's `mode`.
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 _ATTENTION_HEADS = compile_on_use(r"(?:.*\.)?(?:num_heads|head_dim)")
 _HELP = "do not call the module; contact its publisher"

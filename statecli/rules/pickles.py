@@ -20,9 +20,9 @@ from statecli.rules.audit_subject import Subject, needs_file, needs_pickles
 from statecli.storage import files
 
 _NAME_BYTES = 1
-#: What to do about a file that runs code or exhausts the machine.
+#: Remedy for a file that runs code or exhausts the machine.
 _DO_NOT_LOAD = "do not load the file; contact its publisher"
-#: Most issues of one rule in one file; a last issue counts the rest.
+#: Largest number of issues of a rule for a file; a last issue counts the rest.
 _MAX_ISSUES_PER_FILE = 100
 
 
@@ -319,17 +319,17 @@ def _build_unread_issue(subject: Subject, pickle: ScannedPickle, reason: str) ->
     return Issue(message, help=help, place=pickle.place, about=pickle.where, content=pickle.digest)
 
 
-#: Protocols from here on have opcodes that torch's unpickler does not know (FRAME, torch 2.13).
+#: First protocol with opcodes that torch's unpickler does not know (FRAME, torch 2.13).
 _REFUSED_PROTOCOL = 4
-#: Files that the Trainer and Accelerate save next to the weights, and load with their own list of names. Any other name
-#: is one that somebody gave the file.
+#: Files that the Trainer and Accelerate save next to the weights, and load with their own list of allowed names. A file
+#: with another name was named by somebody else.
 _COMPANIONS = compile_on_use(
     r"(?:optimizer|scheduler)(?:_\d+)?\.(?:pt|bin)|scaler\.pt|(?:sampler|dl_state_dict)(?:_\d+)?\.bin"
     r"|training_args\.bin|rng_state(?:_\d+)?\.pth|(?:random_states|custom_checkpoint)_\d+\.pkl"
 )
-#: What to do about opcodes that it does not know in a pickle of an earlier protocol.
+#: Remedy for unknown opcodes in a pickle of an earlier protocol.
 _SAVE_AGAIN = "save the file again with torch.save, which writes opcodes that torch.load knows"
-#: What to save in place of an object, by the beginning of its class's name.
+#: Plain data to save in place of an object, by the beginnings of the object's class name.
 _REPLACEMENTS = (
     (("argparse.Namespace", "types.SimpleNamespace"), "vars(namespace) for a namespace"),
     (("pathlib.",), "str(path) for a path"),
@@ -393,7 +393,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
             reason, help = f"calls {quoting.name(storages[0])}", "save a tensor instead of a storage"
         else:
             continue
-        # A legacy file is five pickles, all of one protocol.
+        # A legacy file has five pickles, all of one protocol.
         if (pickle.place.path, reason) in reported:
             continue
         reported.add((pickle.place.path, reason))
@@ -404,7 +404,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
 
 
 def _describe_opcode(code: int) -> str:
-    import pickletools  # long texts about each opcode, which nothing else needs
+    import pickletools  # pickletools has long texts about each opcode, which no other code needs
 
     names = (f"opcode {opcode.name}" for opcode in pickletools.opcodes if opcode.code == chr(code))
     return next(names, f"unknown opcode 0x{code:02x}")

@@ -86,6 +86,7 @@ def mixed_devices(subject: Subject) -> Iterator[Issue]:
     Fix: register the tensor left on the other device, or move the model before saving: `model.cpu()`.
     """
     for section in subject.state.sections:
+        # An optimizer keeps its step counters on the CPU, and the state of a generator is always there.
         tensors = (
             tensor for tensor in subject.state.tensors if tensor.section == section and tensor.kind in REGISTERED_KINDS
         )

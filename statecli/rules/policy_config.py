@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-#: Of a size in bytes; JSON's readers know no larger whole number.
+#: A size in bytes; readers of JSON know no larger whole number.
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 

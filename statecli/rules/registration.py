@@ -49,7 +49,7 @@ def unregistered_tensor(subject: Subject) -> Iterator[Issue]:
         if row.within is not None or is_trainable(row):
             continue
         if row.derived is not None:
-            # What a file is known to derive, hooks of torch compute before each forward.
+            # For a file, hooks of torch compute the derived tensors again before each forward.
             if subject.module and subject.module.traits.is_class and row.fqn not in subject.module.recomputed:
                 text = f"computed once ({row.derived}), and not updated when its parameters change or move"
                 yield _build_issue(row, text, decide_tensor_severity(row), "compute the value in forward")

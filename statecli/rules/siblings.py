@@ -24,27 +24,29 @@ from statecli.rules.audit_subject import Subject
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: Layers of a stack from which on one of them counts as different: with fewer, two halves look like one gap.
+#: Smallest number of layers of a stack of which a single layer can be different: with fewer, two halves look like one
+#: gap.
 MIN_LAYERS = 8
-#: Elements of a tensor from which on its values have a size: without its three largest, one of four is its smallest.
+#: Smallest number of elements of a tensor whose values have a typical size. Without the three largest values, one of
+#: four elements would be the smallest value.
 MIN_ELEMENTS = 64
-#: Tensors that all layers have from which on a missing number is a missing layer: `nn.Sequential` has numbers without
-#: tensors. The second is for layers of the same names and shapes.
+#: Smallest number of tensors in all layers for which a missing number is a missing layer, because `nn.Sequential` has
+#: numbers without tensors. The second constant is for layers of the same names and shapes.
 MIN_TENSORS_OF_BLOCK = 4
 MIN_TENSORS_OF_EQUAL_BLOCK = 3
-#: Layers of a stack from which on two of them may lack a tensor.
+#: Smallest number of layers of a stack of which two layers may lack a tensor.
 MIN_LAYERS_FOR_TWO_GAPS = 32
-#: Factor between the values of one layer and the median of its siblings that is reported.
+#: Smallest reported factor between the values of a layer and the median of its siblings.
 SCALE_FACTOR = 50.0
-#: And the factor, at least, by which its deviation exceeds the second largest of the stack, as a power.
+#: Exponent: the deviation of the layer must exceed the second largest deviation of the stack to this power.
 ISOLATION = 3.0
-#: Factor between the smallest and the largest of the siblings' scales, at most, so that none of them can be 0.
+#: Largest factor between the scales of the siblings, so that no scale is 0.
 MAX_SCALE_RANGE = 10.0
-#: Parts of names that start at 0, and stay there in a layer that is not trained: all of its values may be 0.
+#: Parts of names of tensors that start at 0, and may stay 0 in a layer that is not trained.
 _STARTS_AT_ZERO = compile_on_use(r"bias|lora_|zero_point")
-#: The number of a layer; a list of layers has no longer one.
+#: Number of a layer; no list of layers has a longer number.
 _INDEX = compile_on_use(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")
-#: A name up to the last number that may be one, which many names of a layer share.
+#: Start of a name up to its last possible number, which many names of a layer share.
 _TO_LAST_INDEX = compile_on_use(r".*\d\.", re.DOTALL)
 
 _T = TypeVar("_T", bound=Hashable)
@@ -114,7 +116,7 @@ def sibling_gap(subject: Subject) -> Iterator[Issue]:
     for stack in stacks:
         yield from _report_odd_names(stack, missing, owners)
         yield from _report_odd_dtypes(subject, stack)
-    # Codes and texts among the parts have no size of values, and texts no usual length.
+    # Only floating-point tensors have a size of values, and texts have no usual length.
     numbers = {(part.section, part.fqn) for part in parts if is_floating(part.dtype)}
     for stack in stacks if numbers == owners.keys() else find_stacks(subject.state.tensors, numbers):
         yield from _report_missing_layer(subject, stack)
@@ -131,7 +133,7 @@ def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = f
     """
     layers_by_stack: defaultdict[tuple[str, str], defaultdict[int, dict[str, int]]]
     layers_by_stack = defaultdict(lambda: defaultdict(dict))
-    #: The layers that names with this beginning are in, each with the length of its name.
+    #: Layers with names of this beginning, each with the length of its name.
     layers_by_beginning: dict[tuple[str, str], list[tuple[dict[str, int], int]]] = {}
     parameter, match_beginning = Kind.PARAMETER, _TO_LAST_INDEX.match
     for position, tensor in enumerate(tensors):
@@ -155,7 +157,7 @@ def find_stacks(tensors: tuple[TensorInfo, ...], parts: Set[tuple[str, str]] = f
 
 def _report_missing_layer(subject: Subject, stack: Stack) -> Iterator[Issue]:
     indexes = sorted(stack.layers)
-    if indexes[-1] - indexes[0] != len(indexes):  # none or several are missing
+    if indexes[-1] - indexes[0] != len(indexes):  # not a single missing layer
         return
     holes = sorted(set(range(indexes[0], indexes[-1])) - set(indexes))
     common_names = frozenset.intersection(*map(frozenset, stack.layers.values()))

@@ -20,12 +20,12 @@ from statecli.rules.audit_rule import Issue, report_tensor, rule
 from statecli.rules.audit_subject import Subject
 from statecli.rules.storage_views import Storage, View, group_by_storage, have_common_byte, split_disjoint_groups
 
-#: Smallest number of unused bytes that is reported: a page of memory.
+#: Smallest reported number of unused bytes: a page of memory.
 UNUSED_BYTES = 4096
-#: Smallest unused fraction of a storage that is reported, because libraries pad shared buffers.
+#: Smallest reported unused fraction of a storage, because libraries pad shared buffers.
 UNUSED_SHARE = 0.1
 
-#: Steps that the search for common bytes may take per target: some tenths of a second.
+#: Largest number of steps of the search for common bytes in a target: some tenths of a second.
 MAX_TRIES = 100_000
 
 

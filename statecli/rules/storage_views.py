@@ -155,7 +155,7 @@ def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...
     return tuple(steps)
 
 
-#: How often a group of views is split again.
+#: Largest number of times that a group of views is split again.
 _ROUNDS = 8
 
 

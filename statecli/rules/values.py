@@ -17,22 +17,23 @@ from statecli.rules.audit_subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: The share of denormals that is reported: a product with a float32 matrix takes 11 to 22 times as long
-#: on a current x86 core then, with a tenth of it 2 to 3 times.
+#: Smallest reported share of denormals. A product with a float32 matrix then takes 11 to 22 times as long on a current
+#: x86 core, with a tenth of the share 2 to 3 times.
 DENORMAL_SHARE = 0.01
-#: And their number. Each costs about 34 ns for each row of the input there: fewer take less than 0.15 ms, whatever the
-#: share, and any small tensor that training has left at rest has some.
+#: Smallest reported number of denormals. Each costs about 34 ns for each row of the input, so fewer take less than 0.15
+#: ms, whatever the share; and training leaves some denormals in any small tensor at rest.
 DENORMALS = 4096
-#: Smallest size in bytes of a tensor that is reported for being saved twice or having one value.
+#: Smallest size in bytes of a tensor that is reported as saved twice or as constant.
 SMALL = 1 << 10
-#: Weights that begin at zero or at one value, or alike in each layer: adapters, tables of positions, A of Mamba.
+#: Names of weights that start at zero, at a single value, or alike in each layer: adapters, tables of positions, A of
+#: Mamba.
 _BEGINS_SO = compile_on_use(
     r"(?:^|\.)(?:lora_(?:B|E|up|embedding_A)|hada_w2_a|lokr_w1|oft_[rR]|boft_R|ia3_l|A_log|final_logits_bias|cls_token"
     r"|pos(?:ition)?_embed\w*|rel_pos_[hw]|relative_position_bias_table|(?:zero_conv|controlnet_)\w*)(?:\.|$)"
 )
-#: Floating-point types -> the size from which on a value rounds to no finite one, half a step above the largest; and
-#: whether that size itself still rounds down: of two neighbours a tie goes to the even one. The float8 types without
-#: infinity round to NaN, float8_e4m3fn in newer versions of torch to the largest number that it has.
+#: By floating-point type, the size from which on a value rounds to no finite value (half a step above the largest
+#: value), and whether this size itself still rounds down, because a tie goes to the even neighbour. The float8 types
+#: without infinity round to NaN, float8_e4m3fn in newer versions of torch to its largest number.
 OVERFLOW = {
     "float16": (65520.0, False),
     "bfloat16": ((2 - 2**-8) * 2.0**127, False),

@@ -16,12 +16,12 @@ from statecli.rules.audit_subject import Subject, needs_values
 if TYPE_CHECKING:
     from statecli.values.summary import Facts
 
-#: The factor of an adapter that peft, diffusers and kohya's scripts initialize with zeros, so that training starts at
-#: the base model: LoRA, LoRA of embeddings, AdaLoRA, LoHa, LoKr, OFT, BOFT, VeRA.
+#: Factor of an adapter that peft, diffusers and kohya's scripts initialize with zeros, so that training starts at the
+#: base model: LoRA, LoRA of embeddings, AdaLoRA, LoHa, LoKr, OFT, BOFT, VeRA.
 _ZERO_AT_START = compile_on_use(
     r"(?:^|\.)(?P<factor>lora_E|lora_B|lora_up|lora_embedding_A|hada_w2_a|lokr_w1|oft_[rR]|boft_R|vera_lambda_b)(?:\.|$)"
 )
-#: Names under which trainers save how far a training came.
+#: Names of settings in which trainers save the progress of a training.
 _STEPS = compile_on_use(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
 
 
@@ -43,7 +43,7 @@ def untrained_adapter(subject: Subject) -> Iterator[Issue]:
     """
     pairs = zip(subject.state.tensors, subject.values or (), strict=True)
     factors = [pair for pair in pairs if _ZERO_AT_START.search(pair[0].fqn) and pair[1].elements and not pair[1].reason]
-    # AdaLoRA has zeros in lora_E alone, and values at random in lora_B.
+    # AdaLoRA starts with zeros only in lora_E, and with random values in lora_B.
     ada = [pair for pair in factors if ".lora_E" in f".{pair[0].fqn}"]
     yield from _report_untrained(subject, ada or factors)
 
@@ -74,13 +74,13 @@ def _find_sign_of_training(state: ModelState) -> str | None:
     return "the checkpoint has optimizer state" if has_optimizer else None
 
 
-#: Elements from which on a tensor can have an outlier.
+#: Smallest number of elements of a tensor with an outlier.
 MIN_ELEMENTS = 64
-#: Factor between the largest value and nearly all others that is reported: about 2 ** 10. A flipped bit of a float32's
+#: Smallest reported factor between the largest value and nearly all others: about 2 ** 10. A flipped bit of a float32's
 #: exponent multiplies by 2 ** 16 or more for four of its eight bits. Single channels of norms and biases in published
 #: language models reach some tens.
 OUTLIER_FACTOR = 1000.0
-#: Tensors that hold the number that stands for minus infinity.
+#: Name of a tensor that may hold a number in place of minus infinity.
 _MASK = compile_on_use(r"mask", re.IGNORECASE)
 
 
