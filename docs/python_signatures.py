@@ -17,7 +17,7 @@ from statecli.core.digest_algorithm import Algorithm
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind
 from statecli.core.proof_names import Name
-from statecli.requests.options import COMMANDS, FUNCTIONS, Group
+from statecli.requests.options import COMMANDS, COMMANDS_WITH_FUNCTION, Group
 from statecli.requests.parameters import Names, Parameter, parameters_of
 
 #: Literals with the values of the enumerations.
@@ -129,7 +129,7 @@ def build_sources(package: Path) -> dict[Path, str]:
     """Return the text of each module with a function of a command."""
     functions, testing = package / "__init__.py", package / "testing.py"
     text = write_literals(functions.read_text("utf-8"))
-    for command in FUNCTIONS:
+    for command in COMMANDS_WITH_FUNCTION:
         text = write_signature(text, command, list_arguments(command))
     gate = Argument("fail_on", "Severity | SeverityName", '"warning"', "Lowest severity that fails.")
     tested = write_signature(testing.read_text("utf-8"), "assert_state_follows", [*list_arguments("verify"), gate])

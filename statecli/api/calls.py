@@ -158,8 +158,8 @@ def build_options(options: type[_Options], values: Mapping[str, Any]) -> _Option
 
 
 def _convert(parameter: Parameter, value: Any) -> Any:
-    if parameter.field in _CONVERTERS:
-        return _CONVERTERS[parameter.field](value)
+    if parameter.field in _CONVERTER_BY_OPTION:
+        return _CONVERTER_BY_OPTION[parameter.field](value)
     if parameter.repeatable:
         return _to_choices(parameter, value) if parameter.choices else to_texts(parameter.argument, value)
     if value is None and not parameter.is_required:
@@ -172,7 +172,7 @@ def _convert(parameter: Parameter, value: Any) -> Any:
 
 
 #: Options with more types in Python than on the command line.
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+_CONVERTER_BY_OPTION: dict[str, Callable[[Any], Any]] = {
     "target": to_name,
     "targets": to_paths,
     "executor": to_executor,

@@ -9,7 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 from statecli.core.errors import EngineError, MissingDependency, StateError, UnreadableError
-from statecli.core.python_arguments import ARGUMENTS
+from statecli.core.python_arguments import PYTHON_ARGUMENTS
 from statecli.requests.options import COMMANDS
 from statecli.requests.parameters import parameters_of
 from statecli.storage import files
@@ -34,7 +34,7 @@ def call(
     """
     files.forget_command()
     flags = {flag: names.get(argument, argument) for flag, argument in map_flags(arguments).items()}
-    token = ARGUMENTS.set(flags)
+    token = PYTHON_ARGUMENTS.set(flags)
     try:
         return function(**arguments)
     except StateError as error:
@@ -46,7 +46,7 @@ def call(
         error.__context__ = None
         raise error.with_traceback(None) from (cause.with_traceback(user_frames) if cause and user_frames else None)
     finally:
-        ARGUMENTS.reset(token)
+        PYTHON_ARGUMENTS.reset(token)
 
 
 def map_flags(arguments: Collection[str]) -> dict[str, str]:

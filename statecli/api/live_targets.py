@@ -27,7 +27,7 @@ from statecli.targets.location import make_relative_name
 _Value = TypeVar("_Value")
 
 #: Format of an object in memory, in results.
-_FORMAT = "in memory"
+_FORMAT_NAME = "in memory"
 #: File system in memory on Linux.
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - each file is in a new folder of its own, of mode 0700
 #: Largest number of bytes of the file besides the tensors: names, records of the archive.
@@ -75,7 +75,7 @@ class SavedObjects:
         try:
             torch.save(content, path)
         except Exception as error:  # the objects of a state_dict have code of their own
-            raise UsageError(f"{name}: torch.save cannot write the object: {_first_line(error)}") from error
+            raise UsageError(f"{name}: torch.save cannot write the object: {_get_first_line(error)}") from error
         display_name = name if not count else f"{name} ({count + 1})"
         self.names |= {path: display_name, make_relative_name(path): display_name}
         return path
@@ -111,7 +111,7 @@ def get_state_dict(target: Any) -> Any:
     try:
         return target.state_dict()
     except Exception as error:  # code of the user
-        raise UsageError(f"{name_object(target)}: state_dict() raises {_first_line(error)}") from error
+        raise UsageError(f"{name_object(target)}: state_dict() raises {_get_first_line(error)}") from error
 
 
 def _import_torch() -> Any:
@@ -123,7 +123,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -178,7 +178,7 @@ def _replace_texts(value: Any, names: Mapping[str, str]) -> Any:
     pairs = {field: (old := getattr(value, field), _replace_texts(old, names)) for field in value.__struct_fields__}
     changed_fields = {field: new for field, (old, new) in pairs.items() if new is not old}
     if "target" in changed_fields and "format" in pairs:
-        changed_fields["format"] = _FORMAT
+        changed_fields["format"] = _FORMAT_NAME
     if "target" in changed_fields and isinstance(value, ModelState):  # nothing loads an object in memory
         oddities: tuple[Oddity, ...] = changed_fields.get("oddities", value.oddities)
         changed_fields["oddities"] = tuple(

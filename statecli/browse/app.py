@@ -41,7 +41,7 @@ from statecli.report.layer_roles import MIN_LAYERS
 ReadOther = Callable[[str], ModelState]
 
 #: Seconds that the cursor rests on a row before values are read.
-REST_S = 0.12
+CURSOR_REST_S = 0.12
 #: Smallest width of a screen with a panel, in cells.
 MIN_WIDTH_WITH_PANEL = 72
 #: Smallest height of a screen with messages of several lines, and largest number of lines of a message.
@@ -103,7 +103,7 @@ _ACTIONS = {
     "question_mark": "help",
 }
 #: Change of the model by the key on the list, for keys that do nothing else.
-_CHANGES: dict[str, Callable[[Model], None]] = {
+_MODEL_CHANGES: dict[str, Callable[[Model], None]] = {
     "right": Model.open_node,
     "l": Model.open_node,
     "left": Model.close_node,
@@ -194,7 +194,7 @@ class Browser(App[None]):
         self.theme = "ansi-dark"
         for widget in (self._list, self._panel):
             widget.vertical_scrollbar.renderer = TrackRender  # type: ignore[misc] # of this bar only
-        self._rest_timer = self.set_timer(REST_S, self._read_current)
+        self._rest_timer = self.set_timer(CURSOR_REST_S, self._read_current)
         self._line.display = False
         self._list.focus()
         if self._other_state is not None:
@@ -226,8 +226,8 @@ class Browser(App[None]):
             await self._act(event.key)
 
     async def _act(self, key: str) -> None:
-        if key in _CHANGES:
-            _CHANGES[key](self.model)
+        if key in _MODEL_CHANGES:
+            _MODEL_CHANGES[key](self.model)
             self._show()
         elif key in _ACTIONS:
             await self.run_action(_ACTIONS[key])
@@ -252,7 +252,7 @@ class Browser(App[None]):
         self._show_lines()
         self._show_panel()
         self._rest_timer.stop()
-        self._rest_timer = self.set_timer(REST_S, self._read_current)
+        self._rest_timer = self.set_timer(CURSOR_REST_S, self._read_current)
 
     def _show_lines(self) -> None:
         model = self.model
@@ -427,7 +427,7 @@ class Browser(App[None]):
     def _end_pairing(self, message: str) -> None:
         self._progress, self._message = "", message
         self._list.show_rows()
-        self._rest_timer = self.set_timer(REST_S, self._read_current)
+        self._rest_timer = self.set_timer(CURSOR_REST_S, self._read_current)
 
     def _compare(self, position: int) -> None:
         difference = self.model.difference

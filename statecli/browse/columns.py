@@ -46,9 +46,9 @@ WIDTHS = {
 #: Width in cells of a size in the tree, which may be `36 × 56.5 kB`.
 TREE_SIZE_CELLS = 12
 #: Columns with texts aligned left.
-LEFT = frozenset([Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE])
+LEFT_ALIGNED = frozenset([Column.NAME, Column.KIND, Column.DTYPE, Column.SHAPE])
 #: Columns that are sorted in descending order.
-DESCENDING = frozenset(Column) - LEFT - {Column.MIN}
+SORTED_DESCENDING = frozenset(Column) - LEFT_ALIGNED - {Column.MIN}
 #: Columns in the order of their priority in a narrow list.
 _PRIORITY = (
     Column.SIZE,

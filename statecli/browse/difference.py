@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LayerKey = tuple[str, str]
 #: Largest number of tensors of a module whose changes are combined, because each drawing of the row combines them
 #: again.
-MAX_COMBINED = 1000
+MAX_COMBINED_TENSORS = 1000
 
 
 class Difference:
@@ -158,7 +158,7 @@ class Difference:
 
         "" if some were not compared.
         """
-        if len(positions) > MAX_COMBINED:
+        if len(positions) > MAX_COMBINED_TENSORS:
             return ""
         change = self.measure_change(positions)
         if change is None:

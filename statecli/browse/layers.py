@@ -18,7 +18,7 @@ from statecli.report.layer_roles import Role
 #: Widths in cells of the narrowest and of the widest column, and of the column with the numbers of the layers.
 MIN_CELLS, MAX_CELLS, LAYER_CELLS = 9, 18, 8
 #: Width in cells of ` ›`, the sign of hidden columns.
-MORE_CELLS = 2
+MORE_SIGN_CELLS = 2
 
 
 class Measure(str, enum.Enum):
@@ -156,7 +156,7 @@ def list_widths(table: LayerTable) -> list[int]:
 
 def choose_columns(table: LayerTable, width: int, cursor: int) -> range:
     """Return as many columns as fit, with the column of the cursor, and the sign of hidden columns at the right."""
-    width -= MORE_CELLS
+    width -= MORE_SIGN_CELLS
     widths = list_widths(table)
     first = 0
     while sum(widths[first : cursor + 1]) > width - LAYER_CELLS and first < cursor:

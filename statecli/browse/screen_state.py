@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from statecli.browse.columns import DESCENDING, LEFT, STATISTICS, Column
+from statecli.browse.columns import LEFT_ALIGNED, SORTED_DESCENDING, STATISTICS, Column
 from statecli.browse.filter import Filter
 from statecli.browse.globs import GlobText, RowsByPart, write_globs
 from statecli.browse.outline import Node, NodeKey, build_roots
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from statecli.browse.difference import Difference
 
 #: Largest number of rows of the tree at the beginning, which fit on a terminal of 24 lines.
-FIRST_ROWS = 21
+MAX_INITIAL_ROWS = 21
 
 
 #: Largest number of tensors of a module that is described again at each drawing.
 MAX_DESCRIBED_AGAIN = 200
 
 #: Smallest number of characters of a name in a message.
-_MIN_NAME = 12
+_MIN_NAME_CHARACTERS = 12
 #: Number of significant digits of a statistic in the list.
 _DIGITS_OF_STATISTICS = 4
 #: Sort key of an unknown value, which comes last.
-_LAST = (2, 0.0)
+_UNKNOWN_SORT_KEY = (2, 0.0)
 
 #: Number in a name; longer numbers are split, because `int` refuses very long texts.
 _DIGITS = compile_on_use(r"([0-9]{1,18})")
@@ -178,7 +178,7 @@ class Model:
         if self.sort is None:
             self._before_sort = self.cursor
         self.sort = column
-        self.is_descending = column in DESCENDING if descending is None else descending
+        self.is_descending = column in SORTED_DESCENDING if descending is None else descending
         self._update(None if is_back or column is not None else current)
         if column is not None:
             self.cursor = 0
@@ -189,7 +189,7 @@ class Model:
         """Return `by size, largest first`; "" without an order."""
         if self.sort is None:
             return ""
-        if self.sort in LEFT:
+        if self.sort in LEFT_ALIGNED:
             return f"by {self.sort.value}, {'Z to A' if self.is_descending else 'A to Z'}"
         measure_name = "‖Δ‖/‖layer‖" if self.sort is Column.CHANGE else self.sort.value
         return f"by {measure_name}, {'largest' if self.is_descending else 'smallest'} first"
@@ -325,7 +325,7 @@ class Model:
             next_level = []
             for node in modules:
                 children = [] if node.members else node.list_children(self.tensors)
-                if children and rows + len(children) <= FIRST_ROWS:
+                if children and rows + len(children) <= MAX_INITIAL_ROWS:
                     self._open.add(node.key)
                     rows += len(children)
                     next_level += children
@@ -356,7 +356,7 @@ class Model:
             self.name_cells = max((self._name_lengths[position] for position in self.filtered_positions), default=0)
             self._positions = sorted(self.filtered_positions, key=self._ranks.__getitem__)
             if self.sort is not None:
-                is_reversed = self.sort in LEFT and self.is_descending
+                is_reversed = self.sort in LEFT_ALIGNED and self.is_descending
                 self._positions.sort(key=self._make_sort_key(self.sort), reverse=is_reversed)
         if current is not None and self.shows_tree and current.node is not None:
             self._select_row(current)
@@ -375,13 +375,13 @@ class Model:
             return lambda position: tensors[position].shape or ()
         if column is Column.NAME:
             return lambda position: make_natural_key(self.get_name(position))
-        if column in LEFT:
+        if column in LEFT_ALIGNED:
             return lambda position: self.format_cell(position, column)
 
         def make_number_key(position: int) -> object:
             value = self._get_number(position, column)
             if value is None:
-                return _LAST
+                return _UNKNOWN_SORT_KEY
             # The state of an optimizer changes with each step, and says little.
             is_late = column is Column.CHANGE and tensors[position].kind is Kind.OPTIMIZER
             return int(is_late), (-math.inf if math.isnan(value) else sign * value)
@@ -515,7 +515,7 @@ class Model:
         room = (width - len(start) - len(end) - len("; ".join(counts))) // len(counts)
         names = [escape_name(self.get_name(positions[0])) for positions in kinds.values()]
         texts = [
-            count + shorten_name(name, CommonEnds(), max(_MIN_NAME, room))
+            count + shorten_name(name, CommonEnds(), max(_MIN_NAME_CHARACTERS, room))
             for count, name in zip(counts, names, strict=True)
         ]
         return f"{start}{'; '.join(texts)}{end}"

@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from statecli.browse.columns import LEFT, Column, choose_columns, list_widths
+from statecli.browse.columns import LEFT_ALIGNED, Column, choose_columns, list_widths
 from statecli.browse.screen_state import Model, Row
 from statecli.core import sizes
 from statecli.core.escaping import escape_name, truncate_middle
@@ -284,4 +284,4 @@ def _fit_text(text: str, width: int) -> str:
 
 def _align(text: str, column: Column, width: int) -> str:
     text = _fit_text(text, width) if cell_len(text) > width else text
-    return text.ljust(width) if column in LEFT else text.rjust(width)
+    return text.ljust(width) if column in LEFT_ALIGNED else text.rjust(width)

@@ -21,7 +21,7 @@ MAX_STEPS = 10
 #: dtypes in which a usual update may be less than half of the last digit.
 _SHORT_DTYPES = ("bfloat16", "float16")
 #: Largest number of names or globs in a line.
-_SHOWN_NAMES = 5
+_MAX_SHOWN_NAMES = 5
 #: Names of the model file in a checkpoint folder, the preferred name first.
 _MODEL_FILES = (
     "model.safetensors",
@@ -30,7 +30,7 @@ _MODEL_FILES = (
     "pytorch_model.bin.index.json",
 )
 #: Kinds of transformations that keep the values of a tensor in a file.
-_FAITHFUL = frozenset(
+_FAITHFUL_KINDS = frozenset(
     getattr(TransformationKind, name)
     for name in ("CAST", "MOVED", "TRANSPOSED", "JOINED", "SPLIT", "STACKED", "UNSTACKED")
 )
@@ -204,12 +204,14 @@ def _join_globs(names: set[str], all_names: Iterable[str]) -> str:
         prefixes = [".".join(steps[:end]) + "." for end in range(1, len(steps))]
         module_prefix = next((p for p in prefixes if not any(other.startswith(p) for other in others)), None)
         globs.append(name if module_prefix is None else module_prefix + "*")
-    return join_names(list(dict.fromkeys(globs)), _SHOWN_NAMES)
+    return join_names(list(dict.fromkeys(globs)), _MAX_SHOWN_NAMES)
 
 
 def _is_held(change: Change) -> bool:
     """Return True if the file has the values, under any name and in any arrangement."""
     transformation = change.transformation
-    is_faithful = transformation is not None and transformation.kind in _FAITHFUL and not transformation.exceptions
+    is_faithful = (
+        transformation is not None and transformation.kind in _FAITHFUL_KINDS and not transformation.exceptions
+    )
     cast = change.fields == (Field.DTYPE,) and change.not_compared is None
     return change.status in (Status.IDENTICAL, Status.RENAMED) or is_faithful or cast

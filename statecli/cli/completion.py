@@ -27,7 +27,7 @@ from statecli.requests.options import COMMANDS, Names, Shell
 from statecli.requests.parameters import Parameter, parameters_of
 
 #: Seconds after which a completion that reads a file stops.
-MAX_SECONDS = 3.0
+TIMEOUT_S = 3.0
 #: Names of sections that need no quotes in any shell. Other names come from files and are not offered.
 _SAFE_NAME = compile_on_use(r"[\w.:+,@/-]+\Z")
 
@@ -61,7 +61,7 @@ def answer(arguments: Sequence[str]) -> None:
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, TIMEOUT_S)
         shell, current, *words = arguments
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
         sys.stdout.write(_format_answer(shell, current.removeprefix("="), words))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 #: Commands that are not in the table of options.
-OTHER_WORDS = ("help", "version")
+OTHER_COMMAND_NAMES = ("help", "version")
 #: Largest width of the left column of a list.
 MAX_TERM_COLUMNS = 30
 
@@ -40,7 +40,7 @@ def find_help_request(words: Sequence[str]) -> str | None:
     # command.
     possible = (" ".join(start[:length]) for length in (2, 1))
     name = next((name for name in possible if name in commands), " ".join(start))
-    name = "" if name in OTHER_WORDS else name
+    name = "" if name in OTHER_COMMAND_NAMES else name
     return name if name in pages else None
 
 

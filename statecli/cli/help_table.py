@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from statecli.cli import manuals
-from statecli.cli.help_page import OTHER_WORDS
+from statecli.cli.help_page import OTHER_COMMAND_NAMES
 from statecli.cli.manuals import Example
 from statecli.core.early_flags import HELP_FLAGS, VERSION_FLAGS
 from statecli.requests.options import COMMANDS, Group
@@ -22,7 +22,7 @@ SUMMARY = "Inspect, verify and audit the state of PyTorch models and checkpoints
 GROUPS = {"git": "Show checkpoints in git diff, git log -p and git difftool."}
 #: Commands that are not in the table of options.
 OTHER_COMMANDS = dict(
-    zip(OTHER_WORDS, ("Show the help of statecli, or of a command.", "Print the version."), strict=True)
+    zip(OTHER_COMMAND_NAMES, ("Show the help of statecli, or of a command.", "Print the version."), strict=True)
 )
 VERSION_OPTION = (
     ", ".join(VERSION_FLAGS),

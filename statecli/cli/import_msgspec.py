@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 #: Functions that msgspec takes at once from a module that it imports, by the name of the module.
-_DEFERRED: dict[str, tuple[str, ...]] = {
+_DEFERRED_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "msgspec.inspect": (),
     "msgspec._json_schema": ("schema", "schema_components"),
     "msgspec.toml": (),
@@ -51,7 +51,9 @@ def import_msgspec() -> None:
     """Import msgspec in a process that runs only code of statecli."""
     if "msgspec" in sys.modules:
         return
-    modules: dict[str, Any] = {name: _DeferredModule(name, functions) for name, functions in _DEFERRED.items()}
+    modules: dict[str, Any] = {
+        name: _DeferredModule(name, functions) for name, functions in _DEFERRED_FUNCTIONS.items()
+    }
     temporary: dict[str, Any] = {}
     if sys.version_info >= (3, 11):
         temporary["typing_extensions"] = None  # its import then fails, and msgspec uses typing instead

@@ -47,11 +47,11 @@ def show(data: bytes, descriptor: int) -> bool:
     finally:
         signal.signal(signal.SIGINT, before)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    return pager.returncode != _NOT_FOUND
+    return pager.returncode != _NOT_FOUND_STATUS
 
 
 #: Exit status of a shell that found no such command.
-_NOT_FOUND = 127
+_NOT_FOUND_STATUS = 127
 
 
 def _is_longer_than_screen(data: bytes, descriptor: int) -> bool:

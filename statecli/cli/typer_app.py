@@ -40,7 +40,7 @@ def _root(
 def _format_help(context: Any) -> str:
     """Return the help of the table, for the lines left by `find_help_request`: `-qh`, or no command."""
     name = context.command_path.partition(" ")[2]
-    page = help_page.read_page("" if name in help_page.OTHER_WORDS else name)
+    page = help_page.read_page("" if name in help_page.OTHER_COMMAND_NAMES else name)
     return help_page.format_help(page, get_requested_width() or get_terminal_width(1)).rstrip()
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from itertools import takewhile
 
 from statecli import core
-from statecli.cli.help_page import OTHER_WORDS
+from statecli.cli.help_page import OTHER_COMMAND_NAMES
 from statecli.core.early_flags import HELP_FLAGS
 
 TYPE_CHECKING = False  # typing takes a tenth of the shortest start
@@ -57,7 +57,7 @@ def describe_unknown_word(words: Sequence[str]) -> str | None:
     if not words or words[0].startswith("-"):
         return None
     commands = _read_commands()
-    if words[0] not in (*OTHER_WORDS, *(name.partition(" ")[0] for name in commands)):
+    if words[0] not in (*OTHER_COMMAND_NAMES, *(name.partition(" ")[0] for name in commands)):
         is_only_word = len(words) == 1 or words[1].startswith("-")
         return _describe_target(words[0], is_only_word) or _describe_unknown_command(words[0], commands)
     name = find_command(words)

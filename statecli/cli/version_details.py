@@ -20,7 +20,7 @@ PACKAGES = (
     "ray",
 )
 #: Width of the lines in columns, which people paste into reports.
-WIDTH = 80
+LINE_COLUMNS = 80
 
 
 def describe_installation() -> Iterator[str]:
@@ -32,7 +32,7 @@ def describe_installation() -> Iterator[str]:
     yield f"python    {platform.python_implementation()} {platform.python_version()} on {system}"
     versions = ((name, _find_version(name)) for name in PACKAGES)
     packages = ", ".join(f"{name} {version}" for name, version in versions if version)
-    yield from textwrap.wrap(packages, WIDTH, initial_indent="packages  ", subsequent_indent=" " * 10)
+    yield from textwrap.wrap(packages, LINE_COLUMNS, initial_indent="packages  ", subsequent_indent=" " * 10)
 
 
 def _describe_kernel() -> str:

@@ -19,7 +19,7 @@ _CLASS = compile_on_use(r"^class (\w+)\b", re.MULTILINE)
 #: Start of the call of a class that holds settings.
 _CONFIGURATION = compile_on_use(r"(?:Config|Cfg|Args|Configuration|HParams)\(")
 #: Folder of transformers with the classes that choose another class by a name or a file.
-_AUTO = "auto"
+_AUTO_FOLDER = "auto"
 
 
 def describe_unspellable(models: Sequence[ModelClass], factories: Sequence[ModelFactory], module: str) -> str | None:
@@ -115,7 +115,7 @@ def _find_transformers_config(name: str, models_folder: str) -> str | None:
     The class is the annotation in the model's own `__init__`, or the configuration whose name begins like the model's.
     """
     stem, folder = "", ""
-    for model in sorted({*list_names(models_folder)} - {_AUTO}):
+    for model in sorted({*list_names(models_folder)} - {_AUTO_FOLDER}):
         candidate = os.path.join(models_folder, model)
         for config in _CLASS.findall(_read_code(candidate, "configuration_")):
             start = config.removesuffix("Config")

@@ -132,7 +132,7 @@ def spell_options(text: str, arguments: Mapping[str, str] | None = None) -> str:
     """
     if _BEGIN not in text:
         return text
-    names = core.python_arguments.ARGUMENTS.get() if arguments is None else arguments
+    names = core.python_arguments.PYTHON_ARGUMENTS.get() if arguments is None else arguments
 
     def spell(match: re.Match[str]) -> str:
         flag, on_line, in_python = match.groups()

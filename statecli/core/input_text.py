@@ -11,10 +11,10 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
-COMPLEX = ("complex64", "complex128")
+COMPLEX_DTYPES = ("complex64", "complex128")
 #: Largest value of each integer dtype.
-INTEGERS = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
-_DTYPES = (*_FLOATS, *COMPLEX, *INTEGERS, "bool")
+LARGEST_INTEGERS = {"int64": 2**63 - 1, "int32": 2**31 - 1, "int16": 2**15 - 1, "int8": 2**7 - 1, "uint8": 2**8 - 1}
+_DTYPES = (*_FLOATS, *COMPLEX_DTYPES, *LARGEST_INTEGERS, "bool")
 #: dtypes by torch's other names for them.
 _ALIASES = {
     "float": "float32",
@@ -76,7 +76,9 @@ def parse_input(text: str) -> InputSpec:
     dtype, colon, shape = type_and_shape.rpartition(":")
     kind = _parse_dtype(text, dtype.strip()) if colon else ("int64" if less_sign else "float32")
     sizes = _parse_shape(text, shape.strip(), may_be_scalar=bool(colon))
-    bound = _parse_bound(text, kind, limit.strip()) if less_sign else (DEFAULT_BOUND if kind in INTEGERS else None)
+    bound = (
+        _parse_bound(text, kind, limit.strip()) if less_sign else (DEFAULT_BOUND if kind in LARGEST_INTEGERS else None)
+    )
     return InputSpec(name.strip() or None, kind, sizes, bound)
 
 
@@ -115,13 +117,15 @@ def _parse_shape(text: str, shape_text: str, *, may_be_scalar: bool) -> tuple[in
 
 def _parse_bound(text: str, dtype: str, bound_text: str) -> int:
     digits = bound_text.lstrip("0")  # Python converts at most 4,300 digits
-    if dtype not in INTEGERS:
+    if dtype not in LARGEST_INTEGERS:
         problem = f"the bound needs an integer dtype, not {dtype}; write int64:2x16<{bound_text}"
     elif not (digits.isascii() and digits.isdecimal()):
         problem = f"the bound {bound_text!r} is not a positive integer; write int64:2x16<30522"
-    elif len(digits) > 30 or int(digits) - 1 > INTEGERS[dtype]:
+    elif len(digits) > 30 or int(digits) - 1 > LARGEST_INTEGERS[dtype]:
         advice = "a smaller bound" if dtype == "int64" else f"int64 instead of {dtype}"
-        problem = f"the bound {bound_text} is too large: the largest {dtype} is {INTEGERS[dtype]}; write {advice}"
+        problem = (
+            f"the bound {bound_text} is too large: the largest {dtype} is {LARGEST_INTEGERS[dtype]}; write {advice}"
+        )
     else:
         return int(digits)
     raise UsageError(f"{option('--input', text)}: {problem}")

@@ -11,7 +11,7 @@ from statecli.core.rule import Rule
 from statecli.core.severity import is_trainable
 
 #: Beginning of the remark on a tensor that a move leaves behind, if no input showed what forward does.
-UNKNOWN_FORWARD = "statecli does not know whether forward mixes devices: "
+UNKNOWN_FORWARD_PREFIX = "statecli does not know whether forward mixes devices: "
 LEFT_BEHIND = Rule(
     "left-behind",
     "move",
@@ -25,7 +25,7 @@ forward on the GPU raises "Expected all tensors to be on the same device".""",
 call `super()._apply(fn)` in it.""",
 )
 #: Remark on a tensor that was already on the device of the move.
-KEEPS_MEMORY = "keeps its memory when the model moves, so a move to another device does not move the tensor"
+KEEPS_MEMORY_REMARK = "keeps its memory when the model moves, so a move to another device does not move the tensor"
 UNTIED_BY_MOVE = Rule(
     "untied-by-move",
     "registration",

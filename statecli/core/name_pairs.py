@@ -37,11 +37,11 @@ def match_equal_names(before: Sequence[str], after: Sequence[str]) -> list[Link]
     """Return the pairs of equal names."""
     if before == after:
         return [(n, n, None) for n in range(len(before))]
-    at = {key: n for n, key in enumerate(_unique_keys(before))}
-    return [(at[key], n, None) for n, key in enumerate(_unique_keys(after)) if key in at]
+    at = {key: n for n, key in enumerate(_list_unique_keys(before))}
+    return [(at[key], n, None) for n, key in enumerate(_list_unique_keys(after)) if key in at]
 
 
-def _unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
+def _list_unique_keys(names: Sequence[str]) -> Sequence[Hashable]:
     """Return the names; a repeated name (two paths of a pickle may be written alike) with its count."""
     if len(set(names)) == len(names):
         return names
@@ -61,7 +61,7 @@ def _match_cores(
     for core, n in old_cores.items():
         partner = new_cores.get(core)
         if n is not None and partner is not None and n in open_[0] and partner in open_[1]:
-            links.append((n, partner, _stripped_parts(names[0][n], names[1][partner], core)))
+            links.append((n, partner, _find_stripped_parts(names[0][n], names[1][partner], core)))
     return links
 
 
@@ -92,7 +92,7 @@ def _strip_prefixes(name: str, prefixes: tuple[str, ...]) -> str:
     return name
 
 
-def _stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
+def _find_stripped_parts(before: str, after: str, core: str) -> tuple[str, str]:
     """Return the parts of two names missing in the other, `module._orig_mod.` and ``."""
     if before.endswith(core) and after.endswith(core):
         return _compare_parts(before[: len(before) - len(core)], after[: len(after) - len(core)])

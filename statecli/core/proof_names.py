@@ -31,6 +31,6 @@ OPTION_OF_PROOF = {
 }
 #: Proofs that run only on request, because few programs build a model on meta, capture its graph, run on several GPUs,
 #: or are interrupted.
-ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)
+PROOFS_ON_REQUEST = (Name.MATERIALIZE, Name.EXPORT, Name.COMPILE, Name.SHARD, Name.RESUME)
 #: Proofs that run if no proof is requested by name.
-DEFAULT_PROOFS = tuple(name for name in Name if name not in ON_REQUEST)
+DEFAULT_PROOFS = tuple(name for name in Name if name not in PROOFS_ON_REQUEST)

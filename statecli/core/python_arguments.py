@@ -7,4 +7,4 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 #: Argument by flag; empty on the command line.
-ARGUMENTS: ContextVar[Mapping[str, str]] = ContextVar("arguments", default=MappingProxyType({}))
+PYTHON_ARGUMENTS: ContextVar[Mapping[str, str]] = ContextVar("arguments", default=MappingProxyType({}))

@@ -36,8 +36,8 @@ _EXAMPLES = {
     "PreTrainedModel": PRETRAINED_EXAMPLES[0],
 }
 #: Names in an annotation of a class, and in an annotation of a sequence.
-TYPES = {"type", "Type"}
-SEQUENCES = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
+CLASS_ANNOTATIONS = {"type", "Type"}
+SEQUENCE_ANNOTATIONS = {"list", "List", "Sequence", "Iterable", "tuple", "Tuple"}
 #: Names of arguments that take a module, if they have no useful annotation.
 _MODULE_NAMES = ("nn", "module", "net", "network", "layer")
 #: Errors of reading and parsing a file. Code may be nested too deeply for Python's parser.
@@ -140,10 +140,10 @@ def write_example(name: str, annotation: str, names: Iterable[str] = ()) -> str 
         return _EXAMPLES["PreTrainedModel"]
     if "Module" in words or (name in _MODULE_NAMES and (words in ([], ["T"]) or "Callable" in words)):
         # peft's configuration fits the layers of models of transformers only.
-        if "Module" in words and {*TYPES, "Callable"}.intersection(words):
+        if "Module" in words and {*CLASS_ANNOTATIONS, "Callable"}.intersection(words):
             return "torch.nn.Identity"  # Identity accepts any arguments
         example = _EXAMPLES["PreTrainedModel"] if "peft_config" in names else "torch.nn.Linear(2, 3)"
-        return f"[{example}]" if SEQUENCES.intersection(words) else example
+        return f"[{example}]" if SEQUENCE_ANNOTATIONS.intersection(words) else example
     return next((_EXAMPLES[word] for word in words if word in _EXAMPLES), None)
 
 
@@ -276,7 +276,7 @@ def _find_class(argument: ast.arg, owner: str, classes: Mapping[str, ast.ClassDe
     if annotation or not takes_configuration(argument.arg, annotation):
         words = re.findall(r"\w+", annotation)
         classes_in_annotation = [word for word in words if word in classes]
-        type_words = set(words) - {"Optional", "None", "typing"} - SEQUENCES - TYPES
+        type_words = set(words) - {"Optional", "None", "typing"} - SEQUENCE_ANNOTATIONS - CLASS_ANNOTATIONS
         return (
             classes_in_annotation[0]
             if type_words == set(classes_in_annotation) and len(classes_in_annotation) == 1
@@ -318,11 +318,11 @@ class _CallWriter:
         class_name = _find_class(argument, callers[-1], self.classes)
         annotation = _format_annotation(argument)
         words = set(re.findall(r"\w+", annotation))
-        if class_name is not None and words & TYPES:
+        if class_name is not None and words & CLASS_ANNOTATIONS:
             return class_name
         if class_name is not None and class_name not in callers:
             call = self.write_call(class_name, callers)
-            return f"[{call}]" if words & SEQUENCES else call
+            return f"[{call}]" if words & SEQUENCE_ANNOTATIONS else call
         example = write_example(argument.arg, annotation) if self.has_examples else None
         if example is None and (annotation in self.classes or takes_object(argument.arg, annotation)):
             self.takes_object = True

@@ -68,13 +68,13 @@ class LayoutNames(NamedTuple):
 
 _CODES_AND_SCALES = {"qweight": Part.CODES, "qzeros": Part.ZEROS, "scales": Part.SCALES}
 NESTED = {"weight.nested_absmax": Part.NESTED_SCALES, "weight.nested_quant_map": Part.NESTED_VALUES}
-_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+_STATE_NAMES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 SCALED_DTYPES = (*FLOAT8_DTYPES, "int8")
 #: dtypes of a scale that is a power of two.
 E8M0_DTYPES = ("uint8", "float8_e8m0fnu")
 #: Names of parts about the activations, in static quantization.
-_INPUT = {
+_INPUT_PARTS = {
     "input_scale": Part.INPUT_SCALE,
     "input_global_scale": Part.INPUT_GLOBAL_SCALE,
     "input_zero_point": Part.INPUT_ZERO,
@@ -84,24 +84,26 @@ LAYOUTS = (
     LayoutNames(
         Layout.BITSANDBYTES,
         {"weight": Part.CODES, "weight.absmax": Part.SCALES, "weight.quant_map": Part.VALUES},
-        {**NESTED, **dict.fromkeys(_STATES, Part.STATE)},
+        {**NESTED, **dict.fromkeys(_STATE_NAMES, Part.STATE)},
         # dtypes other than uint8 hold the same bytes (`bnb_4bit_quant_storage`), so that FSDP can shard them.
         ("uint8", "bfloat16", "float16", "float32"),
     ),
     LayoutNames(Layout.GPTQ, _CODES_AND_SCALES, {"g_idx": Part.GROUPS}, ("int32",)),
     LayoutNames(Layout.AWQ, _CODES_AND_SCALES, {}, ("int32",)),
-    LayoutNames(Layout.NVFP4, {**_PACKED_AND_SCALES, "weight_global_scale": Part.GLOBAL_SCALE}, _INPUT, ("uint8",)),
+    LayoutNames(
+        Layout.NVFP4, {**_PACKED_AND_SCALES, "weight_global_scale": Part.GLOBAL_SCALE}, _INPUT_PARTS, ("uint8",)
+    ),
     LayoutNames(
         Layout.NVFP4,
         {"weight": Part.CODES, "weight_scale": Part.SCALES, "weight_scale_2": Part.GLOBAL_FACTOR},
-        _INPUT,
+        _INPUT_PARTS,
         ("uint8",),
     ),
-    LayoutNames(Layout.MXFP4, _PACKED_AND_SCALES, _INPUT, ("uint8",)),
+    LayoutNames(Layout.MXFP4, _PACKED_AND_SCALES, _INPUT_PARTS, ("uint8",)),
     LayoutNames(
         Layout.PACKED,
         _PACKED_AND_SCALES,
-        {"weight_zero_point": Part.ZEROS, "weight_g_idx": Part.GROUPS, "weight_shape": Part.SHAPE, **_INPUT},
+        {"weight_zero_point": Part.ZEROS, "weight_g_idx": Part.GROUPS, "weight_shape": Part.SHAPE, **_INPUT_PARTS},
         ("int32",),
     ),
     LayoutNames(
@@ -114,7 +116,7 @@ LAYOUTS = (
     LayoutNames(
         Layout.SCALED,
         {"weight": Part.CODES, "weight_scale": Part.SCALES},
-        {"weight_zero_point": Part.ZEROS, **_INPUT},
+        {"weight_zero_point": Part.ZEROS, **_INPUT_PARTS},
         SCALED_DTYPES,
     ),
     LayoutNames(

@@ -249,14 +249,16 @@ def _build_weight(
     """Build the weight. `needed_name` is the last name of a tensor that is optional in the layout and missing here."""
     separator = "" if names.owner == "" and names.codes in ("", "_blocks") else "." if module else ""
     parts = _take_parts(names, tensors_by_name) or {}
-    missing_names = [name for name in (*names.required, *_nested_names(names, parts)) if name not in tensors_by_name]
+    missing_names = [
+        name for name in (*names.required, *_list_nested_names(names, parts)) if name not in tensors_by_name
+    ]
     missing_names += [needed_name] if needed_name is not None else []
     missing = tuple(f"{module}{separator}{name}" for name in missing_names)
     fqn = ".".join(filter(None, (module, names.owner)))
     return QuantizedWeight(fqn, names.layout, parts, names.divisor, names.square, missing=missing)
 
 
-def _nested_names(names: LayoutNames, parts: Mapping[Part, TensorInfo]) -> tuple[str, ...]:
+def _list_nested_names(names: LayoutNames, parts: Mapping[Part, TensorInfo]) -> tuple[str, ...]:
     """Return the tables that double quantization of bitsandbytes needs: both, if the scales are codes."""
     if names.layout is not Layout.BITSANDBYTES:
         return ()

@@ -9,7 +9,7 @@ from statecli.core.severity import is_trainable
 
 _COMMANDS = ("inspect", "verify", "audit")
 #: Severity by case that a proof of `verify` or a file shows. For other cases, `decide_tensor_severity` decides.
-_CASES = {"lost": Severity.ERROR, "no effect": Severity.WARNING, "kept": Severity.NOTE}
+_SEVERITY_BY_CASE = {"lost": Severity.ERROR, "no effect": Severity.WARNING, "kept": Severity.NOTE}
 
 UNREGISTERED_TENSOR = Rule(
     "unregistered-tensor",
@@ -27,7 +27,7 @@ programs store the tensor, so the finding is a note there.""",
     example="`self.table = torch.randn(5, 5)` in `__init__`.",
     fix="""register the tensor: `self.register_buffer("table", torch.randn(5, 5))`. Add `persistent=False` if the
 constructor computes the same value each time; then existing checkpoints still load.""",
-    cases=_CASES,
+    cases=_SEVERITY_BY_CASE,
 )
 UNREGISTERED_PARAMETER = Rule(
     "unregistered-parameter",
@@ -40,7 +40,7 @@ and `state_dict()` does not save it. The loss still falls, because the other par
 torch.export programs store the tensor, so the finding is a note there.""",
     example="`self.scale = torch.ones(3, requires_grad=True)`, or `self.weights = [nn.Parameter(...)]` in a list.",
     fix="write `self.scale = nn.Parameter(torch.ones(3))`; for a list of parameters use `nn.ParameterList`.",
-    cases=_CASES,
+    cases=_SEVERITY_BY_CASE,
 )
 UNREGISTERED_MODULE = Rule(
     "unregistered-module",
@@ -51,19 +51,19 @@ UNREGISTERED_MODULE = Rule(
     why="PyTorch does not register such a module, so its tensors are not trained, saved or moved with the model.",
     example="`self.projections = [nn.Conv2d(8, 8, 1) for _ in range(3)]`.",
     fix="put the modules in `nn.ModuleList([...])` or `nn.ModuleDict({...})`.",
-    cases=_CASES,
+    cases=_SEVERITY_BY_CASE,
 )
 
 
 #: Beginning of the remark on an unregistered tensor that torch.export made a constant.
-EXPORTED = "exported as a constant"
+EXPORTED_PREFIX = "exported as a constant"
 #: Beginning of the remark on a tensor that a wrapper for several ranks does not synchronize.
-LEFT_OUT = "left out by"
+LEFT_OUT_PREFIX = "left out by"
 #: Beginning of the remark on a tensor that changes a resumed training.
-NOT_RESUMED = "starts again at its initial value when training is resumed"
+NOT_RESUMED_PREFIX = "starts again at its initial value when training is resumed"
 #: Remark on a random tensor that no checkpoint contains, and the remedy for a buffer.
-RANDOM_VALUE = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
-PERSISTENT = "register the buffer with persistent=True"
+RANDOM_VALUE_REMARK = "not in state_dict() and drawn at random by the constructor, so a loaded model has other values"
+PERSISTENT_HELP = "register the buffer with persistent=True"
 
 
 def describe_unregistered(tensor: TensorInfo) -> str:

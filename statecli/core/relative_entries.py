@@ -11,7 +11,7 @@ import sys
 #: Folder that contains the package `statecli`: site-packages, or a checkout.
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Entries that `drop_relative_entries` removed from the path. Code named by the user may still import from them.
-DROPPED: list[str] = []
+DROPPED_ENTRIES: list[str] = []
 
 
 def drop_relative_entries() -> None:
@@ -28,4 +28,4 @@ def drop_relative_entries() -> None:
     except OSError:  # the current folder has been removed, and a relative entry leads nowhere
         return
     sys.path[:] = [entry for entry in sys.path if entry not in dropped_entries]
-    DROPPED.extend(dropped_entries)
+    DROPPED_ENTRIES.extend(dropped_entries)

@@ -32,7 +32,7 @@ _ONE_SLASH = compile_on_use(r"(?P<scheme>https?|s3|gs|hf):/(?P<rest>[^/@][^@]*)"
 #: timm's name for a repository of the Hugging Face hub.
 _HUB_NAME = compile_on_use(r"hf[-_]hub:(?P<name>[^/:]+/[^/:]+)")
 #: End of a repository's name after the last dot: `3b`, `1-8B`, `a1_in1k`. No file has such an extension.
-_VERSION = compile_on_use(r"\d.*|.*[_-].*")
+_VERSION_ENDING = compile_on_use(r"\d.*|.*[_-].*")
 #: Example of a model in a library: a function, or a class with plain arguments.
 _EXAMPLES = {
     "diffusers": "diffusers:UNet2DModel",
@@ -71,7 +71,7 @@ _ORGANIZATION_OF_START = {
 #: `resnet-50`, which is `resnet50` in timm and torchvision.
 _NUMBERED_MODEL = compile_on_use(r"\A([a-z_]+)-(\d+)\Z")
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*")
-_BUILD = "write a function make() in build.py that builds the model, then give build.py:make"
+_BUILD_ADVICE = "write a function make() in build.py that builds the model, then give build.py:make"
 #: Largest number of Python files of a folder that are parsed for names.
 _MAX_FILES = 50
 
@@ -186,7 +186,7 @@ def _describe_missing_folder(path: str) -> str:
 def suggest_repository(path: str) -> str:
     """Return how to name a repository of the Hugging Face hub, for a text that may be a repository's name; else ""."""
     dot, extension = path.rpartition(".")[1:]
-    if not _REPOSITORY.fullmatch(path) or (dot and not _VERSION.fullmatch(extension)):
+    if not _REPOSITORY.fullmatch(path) or (dot and not _VERSION_ENDING.fullmatch(extension)):
         return ""
     if os.path.isdir(os.path.dirname(path)):
         return ""
@@ -210,7 +210,7 @@ def describe_python_file(path: str) -> Suggestion:
     problem, names = "is a Python file, not a checkpoint", _list_names(path)
     if names.choices:
         return Suggestion(f"{problem}; choose one of its classes or functions:", names.choices, names.advice)
-    return Suggestion(problem, advice=names.advice or _BUILD)
+    return Suggestion(problem, advice=names.advice or _BUILD_ADVICE)
 
 
 def suggest_classes_near(path: str) -> Suggestion:
@@ -284,7 +284,7 @@ def _suggest_names_of_file(path: str) -> Suggestion:
     names = _list_names(path)
     if names.choices:
         return Suggestion(f"choose a class or function of the file {path}:", names.choices, names.advice)
-    return Suggestion(f"{path} is a Python file", advice=names.advice or _BUILD)
+    return Suggestion(f"{path} is a Python file", advice=names.advice or _BUILD_ADVICE)
 
 
 def _describe_syntax_error(error: SyntaxError) -> str:
@@ -308,7 +308,7 @@ def _suggest_names_of_module(name: str, spec: ModuleSpec) -> Suggestion:
     if example is not None and names.advice is None:
         return Suggestion(f"{description}: give one of its classes or functions, such as {example}")
     return Suggestion(
-        description, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD}"
+        description, advice=names.advice or f"add one of its classes or functions after a colon, or {_BUILD_ADVICE}"
     )
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from statecli.core import build_function
 from statecli.core.errors import ModelError
 from statecli.core.lazy_pattern import compile_on_use
-from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCES, takes_configuration, takes_object
+from statecli.core.python_names import PRETRAINED_EXAMPLES, SEQUENCE_ANNOTATIONS, takes_configuration, takes_object
 from statecli.core.quoting import quote_for_shell
 from statecli.core.units import join_names
 from statecli.live import documented_example, downloads
@@ -63,7 +63,7 @@ _QUOTED = compile_on_use(r"[`'\"](\w+)[`'\"]")
 _SIMILARITY = 0.7
 _VALUES = " with a number, a string or a list in place of each `...`"
 #: Numbers to try for sizes, the same for all arguments, because channels must often divide another argument.
-NUMBERS = (3, 2, 8, 64)
+TRIED_NUMBERS = (3, 2, 8, 64)
 
 
 def explain_arguments(spec: ModelSpec, callee: Any, error: BaseException, *, is_call: bool) -> ModelError | None:
@@ -164,7 +164,7 @@ def _list_named(callee: Any, error: BaseException) -> list[tuple[str, Any]]:
     """Return values to try for the arguments that an error names: numbers, or a configuration taken by `**kwargs`."""
     text = get_exception_text(error)
     words = set(re.findall(r"\w+", text))
-    numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *NUMBERS])
+    numbers = dict.fromkeys([*map(int, re.findall(r"\b\d{1,4}\b", text)), *TRIED_NUMBERS])
     integer_arguments = [
         parameter.name
         for parameter in list_parameters(callee)
@@ -227,7 +227,7 @@ def _write_objects(spec: ModelSpec, callee: Any, signature: inspect.Signature, t
         args = tuple([value] if isinstance(value, ObjectCall) else value for value in args)
         kwargs = {name: [value] if isinstance(value, ObjectCall) else value for name, value in kwargs.items()}
     changed_spec = replace(spec, args=args, kwargs=kwargs)
-    lines = [spell(changed_spec, functools.partial(write_modules, spec, callee, number)) for number in NUMBERS]
+    lines = [spell(changed_spec, functools.partial(write_modules, spec, callee, number)) for number in TRIED_NUMBERS]
     return tuple(line for line in dict.fromkeys(lines) if line != spell(spec))
 
 
@@ -358,7 +358,7 @@ def _list_lines(spec: ModelSpec, callee: Any, missing: Sequence[str]) -> tuple[s
     """Return lines with numbers for arguments of an installed class, to be tried; () for a class of a file."""
     if spec.is_file:
         return ()
-    values = (write_values(spec, callee, missing, number) for number in NUMBERS)
+    values = (write_values(spec, callee, missing, number) for number in TRIED_NUMBERS)
     lines = [_format_line(spec, argument_values) for argument_values in values if argument_values is not None]
     return tuple(dict.fromkeys([*lines, *_list_documented(spec, callee), *list_factories(callee), *_list_owner(spec)]))
 
@@ -410,7 +410,7 @@ def _write_accepted(spec: ModelSpec, callee: Any) -> tuple[str, ...]:
     if unknown_arguments and not known_arguments and not spec.args:
         calls = [*_list_joined(callee, unknown_arguments), *calls]
     accepted_specs = [replace(spec, args=args, kwargs=known_arguments) for args in calls]
-    changes = (None, functools.partial(write_modules, spec, callee, NUMBERS[0]))
+    changes = (None, functools.partial(write_modules, spec, callee, TRIED_NUMBERS[0]))
     lines = [spell(call, change) for call in accepted_specs for change in changes]
     return () if spec.is_file else tuple(dict.fromkeys(line for line in lines if line != spell(spec)))
 
@@ -422,7 +422,7 @@ def _list_joined(callee: Any, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         words = set(re.findall(r"\w+", get_annotation_text(only_parameter)))
         if only_parameter.kind is only_parameter.VAR_POSITIONAL:
             return [tuple(values.values())]
-        return [([*values.values()],)] if words & SEQUENCES else [(values,)] if words & _MAPPINGS else []
+        return [([*values.values()],)] if words & SEQUENCE_ANNOTATIONS else [(values,)] if words & _MAPPINGS else []
     return []
 
 

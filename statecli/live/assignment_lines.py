@@ -22,10 +22,10 @@ from torch import nn
 from statecli.core.model_state import Origin
 from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_installed_file
-from statecli.live.walk import own_dict
+from statecli.live.walk import get_own_dict
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_LIVE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Ends of the names of files with wrappers of torch's functions; their lines are never the origin of an attribute.
 _WRAPPER_FILES = ("typing_extensions.py", f"{os.sep}contextlib.py", f"{os.sep}functools.py")
 _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add_module")
@@ -69,7 +69,7 @@ class Origins:
         @functools.wraps(method, ("__name__", "__qualname__", "__doc__"))
         def wrapper(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             name = args[0] if args else kwargs.get("name")
-            was_there = is_setattr and type(name) is str and name in own_dict(self)
+            was_there = is_setattr and type(name) is str and name in get_own_dict(self)
             result = method(self, *args, **kwargs)
             if type(name) is str:
                 if was_there:
@@ -140,4 +140,4 @@ def _find_caller(frame: FrameType | None) -> tuple[str, int] | None:
 
 def is_skipped_frame(filename: str) -> bool:
     """Return True for a file of torch, of this program or of a wrapper, whose lines are never a user's."""
-    return filename.startswith((_TORCH, _HERE)) or filename.endswith(_WRAPPER_FILES)
+    return filename.startswith((_TORCH_FOLDER, _LIVE_FOLDER)) or filename.endswith(_WRAPPER_FILES)

@@ -24,10 +24,10 @@ MAX_SECONDS = 4
 #: any module.
 MAX_COUNT = 4_096
 #: Largest number of entries of a list in a configuration.
-MAX_LISTED = 100_000
-_COUNT = compile_on_use(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
+MAX_LIST_ENTRIES = 100_000
+_COUNT_KEY = compile_on_use(r"^(?:n|num)_\w*(?:layers?|blocks?|heads?|experts?|stages?)$|^depths?$")
 #: Keys of a configuration that would fetch code or weights, or select another class.
-_FETCHES = compile_on_use(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
+_FETCHING_KEY = compile_on_use(r"^_?(?:attn|experts)_implementation|^(?:auto_map|use_kernels|custom_pipelines)$")
 
 
 def check_config(document: Mapping[str, Any], config: str) -> None:
@@ -40,8 +40,8 @@ def check_config(document: Mapping[str, Any], config: str) -> None:
                 "the class"
             )
         values = value if type(value) is list else [value]
-        count = sum(number for number in values if type(number) is int) if _COUNT.match(key) else 0
-        if count > MAX_COUNT or len(values) > MAX_LISTED:
+        count = sum(number for number in values if type(number) is int) if _COUNT_KEY.match(key) else 0
+        if count > MAX_COUNT or len(values) > MAX_LIST_ENTRIES:
             raise ModelError(
                 f"{config}: {key} is {max(count, len(values)):,}, larger than in any model; correct the file"
             )
@@ -59,7 +59,7 @@ def _iter_entries(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def remove_fetches(document: Mapping[str, Any]) -> dict[str, Any]:
     """Remove entries for fetching anything."""
-    config = {key: value for key, value in document.items() if not _FETCHES.match(key)}
+    config = {key: value for key, value in document.items() if not _FETCHING_KEY.match(key)}
     if "use_pretrained_backbone" in config:
         config["use_pretrained_backbone"] = False
     return {key: remove_fetches(value) if type(value) is dict else value for key, value in config.items()}

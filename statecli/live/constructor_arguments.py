@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from statecli.core.errors import ModelError
 from statecli.core.units import join_names
 from statecli.live import configured_model
-from statecli.live.argument_errors import NUMBERS, find_missing_arguments
+from statecli.live.argument_errors import TRIED_NUMBERS, find_missing_arguments
 from statecli.live.configuration_argument import (
     build_from_json,
     find_configuration,
@@ -33,9 +33,9 @@ from statecli.live.working_line import Advice, advise_line
 #: Least similarity of a suggested name, from 0 to 1.
 _SIMILARITY = 0.7
 #: Size of a layer in a suggested line.
-_SIZE = 3
+_EXAMPLE_SIZE = 3
 #: Module in place of the name of a variable, in a suggested line.
-_MODULE = "torch.nn.Linear(2, 3)"
+_EXAMPLE_MODULE = "torch.nn.Linear(2, 3)"
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,13 @@ def _replace_placeholders(scope: Scope, callee: Any, error: ModelError) -> Model
     positional = dict(zip((parameter.name for parameter in list_parameters(callee)), spec.args, strict=False))
     unknown = [name for name, value in {**positional, **spec.kwargs}.items() if _is_placeholder(scope, value)]
     extra_values = spec.args[len(positional) :]  # values for `*args`
-    modules = [ObjectName(_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in extra_values]
-    if spec.is_file or not (unknown or ObjectName(_MODULE) in modules):
+    modules = [
+        ObjectName(_EXAMPLE_MODULE) if _is_placeholder(scope, value) else scope.rewrite(value) for value in extra_values
+    ]
+    if spec.is_file or not (unknown or ObjectName(_EXAMPLE_MODULE) in modules):
         return error
     lines, has_objects = [], not unknown
-    for number in NUMBERS:
+    for number in TRIED_NUMBERS:
         values = write_values(spec, callee, unknown, number)
         if values is None:
             return error
@@ -153,7 +155,7 @@ def _advise_call(scope: Scope, call: ObjectCall, callee: type, names: Sequence[s
         kwargs = {similar_name if key == unknown else key: value for key, value in kwargs.items()}
     elif not scope.spec.is_file:
         missing = find_missing_arguments(callee, replace(scope.spec, args=call.args, kwargs=kwargs))
-        kwargs.update(write_values(scope.spec, callee, missing, _SIZE) or {})
+        kwargs.update(write_values(scope.spec, callee, missing, _EXAMPLE_SIZE) or {})
     if kwargs == call.kwargs or "" in kwargs:
         return Advice(f"{call.callee!r} takes {join_names(list(names), 8)}")
     changed_call = ObjectCall(call.name, call.args, kwargs, call.module)

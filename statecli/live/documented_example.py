@@ -21,7 +21,7 @@ from statecli.live.spec_objects import ObjectName, map_names
 _PROMPT = compile_on_use(r"^\s*(?:>>>|\.\.\.)", re.MULTILINE)
 #: Largest number of examples, and of characters of a call.
 _MAX_EXAMPLES = 3
-_MAX_CHARACTERS = 2000
+_MAX_CALL_CHARACTERS = 2000
 
 
 def list_lines(spec: ModelSpec, callee: Any, scope: Scope) -> list[str]:
@@ -48,7 +48,7 @@ def _iter_calls(callee: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]
     text = _PROMPT.sub("", inspect.getdoc(callee) or "")
     calls = list(re.finditer(rf"(?<![\w.`:]){re.escape(name)}\(", text)) if name else []
     for match in calls[:_MAX_EXAMPLES]:
-        example = parse_example(text[match.end() : match.end() + _MAX_CHARACTERS])
+        example = parse_example(text[match.end() : match.end() + _MAX_CALL_CHARACTERS])
         if example is not None and any(example):
             yield example
 

@@ -23,8 +23,8 @@ from statecli.live.attribute_patch import replace_attribute
 from statecli.live.installed_code import PACKAGE_FOLDER
 
 #: Variable that allows downloads.
-ALLOWED_BY = "STATECLI_DOWNLOADS"
-ALLOW = f"set {ALLOWED_BY}=1 to allow the download"
+ALLOW_VARIABLE = "STATECLI_DOWNLOADS"
+ALLOW = f"set {ALLOW_VARIABLE}=1 to allow the download"
 #: Rooms of statecli that read files from servers.
 _READERS = tuple(os.path.join(PACKAGE_FOLDER, room) + os.sep for room in ("storage", "formats", "targets"))
 #: Hosts of this machine. An empty host is one too.
@@ -33,7 +33,7 @@ _LOCAL_HOST = compile_on_use(r"|localhost|127\..*|::1|0\.0\.0\.0|::")
 _HUB_ERRORS = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
 _HUB = "the Hugging Face hub"
 #: Names of arguments that request weights.
-_ARGUMENT = compile_on_use(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
+_WEIGHTS_ARGUMENT = compile_on_use(r"(pretrained|weights)(_backbone|_encoder)?|(backbone|encoder)_weights")
 #: Largest number of steps from an error to its causes.
 _MAX_CAUSES = 20
 
@@ -69,7 +69,7 @@ def refuse_downloads() -> Iterator[None]:
 
 
 def _are_allowed() -> bool:
-    return os.environ.get(ALLOWED_BY, "0") not in ("", "0")
+    return os.environ.get(ALLOW_VARIABLE, "0") not in ("", "0")
 
 
 def _find_host_of_url(_opener: Any, fullurl: Any, *_: Any, **__: Any) -> tuple[object, str]:
@@ -185,4 +185,4 @@ def find_request(arguments: Mapping[str, Any]) -> tuple[str, bool | None] | None
 
 def names_weights(argument: str) -> bool:
     """Return True for the name of an argument that asks for weights: `pretrained`, `encoder_weights`."""
-    return _ARGUMENT.fullmatch(argument) is not None
+    return _WEIGHTS_ARGUMENT.fullmatch(argument) is not None

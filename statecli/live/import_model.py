@@ -85,7 +85,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
         problem = "it is a folder" if os.path.isdir(path) else f"no such file{_suggest_files(spec.module)}"
         raise ModelError(f"{spec.module}: {problem}")
     folder, stem = os.path.split(path[: -len(".py")])
-    level = _relative_level(path)
+    level = _find_relative_level(path)
     if level:
         return _import_in_package(spec, path, level)
     # A unique name, so that two files called net.py can be open at once, and neither shadows an installed package.
@@ -104,7 +104,7 @@ def _import_file(spec: ModelSpec) -> types.ModuleType:
     return module
 
 
-def _relative_level(path: str) -> int:
+def _find_relative_level(path: str) -> int:
     """Return the largest number of dots in the relative imports of a file, 0 without any."""
     try:
         with open(path, "rb") as file:
@@ -142,7 +142,7 @@ def find_import_folder(path: str, level: int | None = None) -> str | None:
     `level`: the largest number of dots in its relative imports; None to read the file. Returns None if a relative
     import points above the top folder.
     """
-    level = _relative_level(path) if level is None else level
+    level = _find_relative_level(path) if level is None else level
     top, depth = os.path.dirname(path), 1
     while level and (depth <= level or os.path.isfile(os.path.join(top, "__init__.py"))):
         top, folder = os.path.split(top)

@@ -9,11 +9,11 @@ _OWN_ATTRIBUTES = frozenset(
     ("_defaults", "_computed", "_forward_cache", "_cache", "_update_count", "_is_synced", "_to_sync", "_should_unsync")
 )
 #: Reasons why a proof leaves a state out.
-SYNCHRONIZED = "a metric of torchmetrics synchronizes its states over the ranks in compute()"
-SAVED_ON_REQUEST = "a metric of torchmetrics saves its states only after metric.persistent(True)"
+SYNCHRONIZED_REASON = "a metric of torchmetrics synchronizes its states over the ranks in compute()"
+SAVED_ON_REQUEST_REASON = "a metric of torchmetrics saves its states only after metric.persistent(True)"
 #: Remedies.
-MAKE_PERSISTENT = "call persistent(True) on the metric in __init__, so that state_dict() contains its states"
-CALL_OUTSIDE = "call the metric outside of the compiled or exported model"
+MAKE_PERSISTENT_HELP = "call persistent(True) on the metric in __init__, so that state_dict() contains its states"
+CALL_OUTSIDE_HELP = "call the metric outside of the compiled or exported model"
 
 
 def is_metric(kind: type) -> bool:

@@ -23,7 +23,7 @@ from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_install
 from statecli.live.spec import ModelSpec
 from statecli.live.spec_objects import format_call
 from statecli.live.suggested_arguments import set_argument
-from statecli.live.working_line import INSTALL, Advice
+from statecli.live.working_line import INSTALL_ADVICE, Advice
 
 #: The message of torch for a package whose compiled part was not loaded.
 _OPERATOR = compile_on_use(r"operator (?P<package>torch\w+)::\w+ does not exist")
@@ -83,7 +83,7 @@ def _explain_error(spec: ModelSpec, doing: str, callee: Any, error: BaseExceptio
 def _suggest_command(error: BaseException) -> Advice | None:
     """Return the command that installs a package, if the message names the command; the last has no extras."""
     commands = INSTALL_COMMAND.findall(get_exception_text(error)) if isinstance(error, ImportError) else []
-    return Advice(f"{INSTALL}{commands[-1]}") if commands else None
+    return Advice(f"{INSTALL_ADVICE}{commands[-1]}") if commands else None
 
 
 def _suggest_package(error: BaseException) -> str:

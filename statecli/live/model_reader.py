@@ -672,7 +672,7 @@ def _build_state(table: _Table, target: str) -> ModelState:
 
 
 #: `TensorInfo.rebuilt` by the result of comparing two builds.
-_REBUILT = {Rebuild.IDENTICAL: True, Rebuild.DIFFERENT: False}
+_REBUILT_BY_RESULT = {Rebuild.IDENTICAL: True, Rebuild.DIFFERENT: False}
 
 
 def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
@@ -706,7 +706,7 @@ def _build_tensor_info(table: _Table, row: _Row, number: int) -> TensorInfo:
         within=_find_unregistered_module(row.unregistered),
         container=_get_container_type(row.unregistered),
         derived=row.derived_by,
-        rebuilt=_REBUILT.get(table.get_rebuild(row)) if fix or row.persistent is False else None,
+        rebuilt=_REBUILT_BY_RESULT.get(table.get_rebuild(row)) if fix or row.persistent is False else None,
         is_input=is_input,
         note_kind=row.note_kind,
     )

@@ -26,7 +26,7 @@ from statecli.live.working_line import advise_line
 _SIMILARITY = 0.6
 
 #: Model named as an example in an error.
-_EXAMPLE = "resnet18"
+_EXAMPLE_MODEL = "resnet18"
 
 
 def _find_registry(module: str) -> Registry | None:
@@ -81,7 +81,7 @@ def format_builder(spec: ModelSpec) -> tuple[str, str]:
 def _refuse_function(spec: ModelSpec, registry: Registry, module: Any) -> None:
     """Raise ModelError for the function that lists the names, or builds a model, without a name."""
     names = list(getattr(module, registry.names)())
-    example = f"{spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
+    example = f"{spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
     problem = (
         "needs the name of a model" if spec.attribute == registry.build else "lists names and does not build a model"
     )
@@ -107,5 +107,5 @@ def _check_name(spec: ModelSpec, name: str, registry: Registry, module: Any) -> 
             args = spec.args if spec.attribute == name else spec.args[1:]
             line = spell(replace(spec, attribute=similar_names[0], args=args, called=bool(args or spec.kwargs)))
             raise advise_line(line, question=question).build_error(problem)
-        example = f"for example, write {spec.module}:{_EXAMPLE if _EXAMPLE in names else names[0]}"
+        example = f"for example, write {spec.module}:{_EXAMPLE_MODEL if _EXAMPLE_MODEL in names else names[0]}"
         raise ModelError(f"{problem}; {example}, or list the names with {registry.module}.{registry.names}()")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from statecli.live.walk import RegisteredName, UnregisteredTensor, own_dict, walk_registered
+from statecli.live.walk import RegisteredName, UnregisteredTensor, get_own_dict, walk_registered
 
 #: Largest number of elements of a `weight_shape` tensor, which holds the sizes of a weight.
 _MAX_SIZES = 8
@@ -90,10 +90,10 @@ def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> Quantized
 
     The first forward moves `SCB` to the attribute `state` of the module. A pickled `Int8Params` becomes a `Parameter`.
     """
-    attributes = own_dict(tensor)
+    attributes = get_own_dict(tensor)
     state = attributes.get("quant_state")
     if state is not None:
-        state_attributes = own_dict(state)
+        state_attributes = get_own_dict(state)
         shape, kind = state_attributes.get("shape"), state_attributes.get("quant_type")
         if isinstance(shape, tuple) and isinstance(kind, str):
             return QuantizedParameter(kind, tuple(map(int, shape)), holder=entry.fqn)
@@ -101,7 +101,7 @@ def _read_bitsandbytes(entry: RegisteredName, tensor: torch.Tensor) -> Quantized
         return None
     if isinstance(attributes.get("SCB"), torch.Tensor):
         return QuantizedParameter("", tuple(tensor.shape), holder=entry.fqn)
-    of_module = own_dict(own_dict(entry.owner).get("state")).get("SCB")
+    of_module = get_own_dict(get_own_dict(entry.owner).get("state")).get("SCB")
     holder = f"{entry.fqn.removesuffix(entry.attribute)}state"
     return QuantizedParameter("", tuple(tensor.shape), holder=holder) if isinstance(of_module, torch.Tensor) else None
 
@@ -126,7 +126,7 @@ def _read_torchao(tensor: torch.Tensor) -> QuantizedParameter | None:
     )
     if len(parts) < len(inner) or not parts:
         return None
-    target = own_dict(tensor).get("target_dtype")
+    target = get_own_dict(tensor).get("target_dtype")
     dtype = str(target).removeprefix("torch.") if isinstance(target, torch.dtype) else _name_codes(parts, tensor)
     return QuantizedParameter(dtype, tuple(tensor.shape), parts)
 

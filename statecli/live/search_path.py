@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from statecli.core.relative_entries import DROPPED, HOME
+from statecli.core.relative_entries import DROPPED_ENTRIES, HOME
 
 
 @contextmanager
 def use_folder(folder: str) -> Iterator[None]:
     """Import from `folder` first while the block runs, and from the entries dropped by `drop_relative_entries`."""
-    added_entries = [folder, *DROPPED]
+    added_entries = [folder, *DROPPED_ENTRIES]
     sys.path[:0] = added_entries
     try:
         yield
@@ -52,7 +52,7 @@ def use_folder_last(folder: str = os.curdir) -> Iterator[None]:
     """
     with use_installed_only():
         previous_path = list(sys.path)
-        sys.path.extend(DROPPED)
+        sys.path.extend(DROPPED_ENTRIES)
         with suppress(OSError):  # the current folder may have been removed
             sys.path.append(os.path.abspath(folder))
         try:

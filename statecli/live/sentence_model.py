@@ -28,9 +28,9 @@ _PACKAGES = (
     "sentence_transformers.models",
 )
 #: Name of the module class that holds a model of transformers.
-_TRANSFORMER = "Transformer"
+_TRANSFORMER_CLASS = "Transformer"
 #: Key in the configuration of a module whose value names code.
-_ACTIVATION = "activation_function"
+_ACTIVATION_KEY = "activation_function"
 
 
 def build_sentence_model(modules: str) -> nn.Module:
@@ -72,7 +72,7 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
     name = kind.rpartition(".")[2]
     module_class = _find_class(modules, kind, name)
     folder = files.join(root, path) if path else root
-    if name == _TRANSFORMER:
+    if name == _TRANSFORMER_CLASS:
         model = hf_auto.build_transformers(None, files.join(folder, CONFIG), {})
         module: nn.Module = module_class.__new__(module_class)  # its constructor needs a tokenizer, and loads weights
         nn.Module.__init__(module)
@@ -83,8 +83,8 @@ def _build_module(modules: str, root: str, kind: str, path: str) -> nn.Module:
     config = files.join(folder, getattr(module_class, "config_file_name", CONFIG))
     arguments = read_document(config) if path and files.exists(config) else {}
     config_guards.check_config(arguments, config)
-    if _ACTIVATION in arguments:
-        arguments[_ACTIVATION] = _find_activation(config, str(arguments[_ACTIVATION]))
+    if _ACTIVATION_KEY in arguments:
+        arguments[_ACTIVATION_KEY] = _find_activation(config, str(arguments[_ACTIVATION_KEY]))
     new_key_by_old = getattr(module_class, "config_key_renames", {})
     arguments = {new_key_by_old.get(key, key): value for key, value in arguments.items()}
     with _silence_log(), config_guards.disable_hub(), config_guards.limit_registrations(config):

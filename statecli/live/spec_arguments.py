@@ -24,7 +24,7 @@ _STRING_OR_COLON = compile_on_use(
     r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?<![\w.])(?!(?:True|False|None)\b)[^\W\d][\w.]*:(?=[^\W\d])""", re.DOTALL
 )
 #: Name that replaces the colon in the syntax tree.
-_COLON = "__colon__"
+_COLON_NAME = "__colon__"
 #: A string, or a whole argument that is the name of a repository or a model without quotes: `bert-base-uncased`.
 _STRING_OR_NAME = compile_on_use(
     r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
@@ -115,7 +115,7 @@ def _parse_call(text: str, arguments_text: str) -> ast.Call:
 
 
 def _write_function(base: str, call: ast.Call) -> str:
-    if f".{_COLON}." in ast.unparse(call):
+    if f".{_COLON_NAME}." in ast.unparse(call):
         return "write a function that builds the model, and give this function instead: build.py:make"
 
     return code_arguments.write_function(base, call)
@@ -173,7 +173,7 @@ def _is_call(arguments_text: str) -> bool:
 
 
 def _replace_colon(match: re.Match[str]) -> str:
-    return f"{match[0][:-1]}.{_COLON}." if match[0].endswith(":") else match[0]
+    return f"{match[0][:-1]}.{_COLON_NAME}." if match[0].endswith(":") else match[0]
 
 
 def _convert_value(text: str, name: str, node: ast.expr) -> Any:
@@ -201,7 +201,7 @@ def _find_name(node: ast.expr) -> ObjectName | None:
         parts.append(node.attr)
         node = node.value
     dotted_name = ".".join(reversed([*parts, node.id])) if isinstance(node, ast.Name) else ""
-    module, colon, name = dotted_name.rpartition(f".{_COLON}.")
+    module, colon, name = dotted_name.rpartition(f".{_COLON_NAME}.")
     if not name or any(part.startswith("_") for part in f"{module}.{name}".strip(".").split(".")):
         return None
     return ObjectName(name, module if colon else None)

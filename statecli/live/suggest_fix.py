@@ -529,11 +529,11 @@ def _format_buffer(owner: str, name: str, value: str, rebuild: Rebuild, further_
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(f'{owner}.register_buffer("{name}", {value}){further_lines}', name)
     text = f'{owner}.register_buffer("{name}", {value}, persistent=False){further_lines}'
-    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
 
 
 #: Comment below a buffer if statecli does not know whether the constructor rebuilds the value.
-_IF_SAVED = (
+_SAVING_COMMENT = (
     "# to save the value too, delete persistent=False, and load older checkpoints with\n"
     "# model.load_state_dict(state, strict=False)"
 )
@@ -697,7 +697,7 @@ def _format_loop(container: Any, site: _Site, rebuild: Rebuild, needs_clone: boo
     )
     if rebuild is Rebuild.DIFFERENT:
         return _add_loading(text, f"{name}_*")
-    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_IF_SAVED}"
+    return text if rebuild is Rebuild.IDENTICAL else f"{text}\n{_SAVING_COMMENT}"
 
 
 def _is_complete(site: _Site, container: Any) -> bool:

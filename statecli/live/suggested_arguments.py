@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from statecli.core.errors import ModelError
-from statecli.core.python_names import SEQUENCES, TYPES, takes_object, write_example
+from statecli.core.python_names import CLASS_ANNOTATIONS, SEQUENCE_ANNOTATIONS, takes_object, write_example
 from statecli.core.target_suggestions import find_example
 from statecli.live.configuration_argument import find_class, is_configuration, list_parameters
 from statecli.live.object_scope import Scope, spell
@@ -148,8 +148,8 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
         return None
     words = set(re.findall(r"\w+", text))
     if inspect.isabstract(argument_class):
-        return _write_subclass(argument_class, scope, is_sequence=bool(words & SEQUENCES))
-    if words & TYPES:
+        return _write_subclass(argument_class, scope, is_sequence=bool(words & SEQUENCE_ANNOTATIONS))
+    if words & CLASS_ANNOTATIONS:
         return ObjectName(argument_class.__name__)
 
     documented_example = find_example(argument_class.__module__)
@@ -162,7 +162,7 @@ def _write_value(callee: Any, name: str, scope: Scope, number: int | None, depth
     if None in values.values():
         return None
     call = ObjectCall(argument_class.__name__, (), values)
-    return [call] if words & SEQUENCES else call
+    return [call] if words & SEQUENCE_ANNOTATIONS else call
 
 
 def _write_literal(annotation: str, number: int | None) -> Any:
@@ -182,7 +182,7 @@ def _write_literal(annotation: str, number: int | None) -> Any:
 def takes_sequence(annotation: str) -> bool:
     """Return True for `Sequence[int]`, False for `Sequence[int] | int`."""
     outer_words = set(re.findall(r"\w+", re.sub(r"\w+\[[^\[\]]*\]", "", annotation)))
-    return bool(SEQUENCES & set(re.findall(r"\w+", annotation))) and not outer_words & {"int", "float"}
+    return bool(SEQUENCE_ANNOTATIONS & set(re.findall(r"\w+", annotation))) and not outer_words & {"int", "float"}
 
 
 def _write_subclass(base: type, scope: Scope, *, is_sequence: bool) -> Any:

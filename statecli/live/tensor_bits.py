@@ -13,7 +13,7 @@ from statecli.live.tensors import has_memory, is_lazy, split_parts, storage
 
 #: Number of different values before the pattern of `perturb` repeats. A prime, so that neighbouring rows of a matrix
 #: hardly ever begin with the same value.
-PERIOD = 251
+PATTERN_PERIOD = 251
 _SIGNED_DTYPE_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PART_DTYPE_BY_COMPLEX = {
@@ -122,7 +122,7 @@ def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
 
 
 def _get_ends(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (flat,) if flat.numel() <= 2 * PERIOD else (flat[:PERIOD], flat[-PERIOD:])
+    return (flat,) if flat.numel() <= 2 * PATTERN_PERIOD else (flat[:PATTERN_PERIOD], flat[-PATTERN_PERIOD:])
 
 
 def _overwrite(flat: torch.Tensor, shift: int) -> None:
@@ -132,14 +132,14 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
         _view_as_integers(flat).bitwise_xor_(1)
         return
     row = _build_row(flat.dtype, flat.device, shift)
-    period_end = flat.numel() // PERIOD * PERIOD
-    flat[:period_end].view(-1, PERIOD).copy_(row.expand(period_end // PERIOD, PERIOD))
+    period_end = flat.numel() // PATTERN_PERIOD * PATTERN_PERIOD
+    flat[:period_end].view(-1, PATTERN_PERIOD).copy_(row.expand(period_end // PATTERN_PERIOD, PATTERN_PERIOD))
     flat[period_end:].copy_(row[: flat.numel() - period_end])
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
-    """`PERIOD` different numbers k / 255: in binary the eight bits of k again and again, and the last bit set."""
-    row = ((torch.arange(PERIOD, device=device) + shift) % PERIOD + 1).to(dtype) / (PERIOD + 4)
+    """Return `PATTERN_PERIOD` different numbers k / 255: in binary the eight bits of k repeated, and the last bit set."""
+    row = ((torch.arange(PATTERN_PERIOD, device=device) + shift) % PATTERN_PERIOD + 1).to(dtype) / (PATTERN_PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
         _view_as_integers(row).bitwise_or_(1)
     return row

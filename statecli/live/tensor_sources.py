@@ -17,7 +17,7 @@ from statecli.live.installed_code import PACKAGE_FOLDER, format_path, is_install
 from statecli.live.spec import parse_spec
 
 #: Folder of statecli's files that user code may call, such as patches of torch. Statecli's other files call user code.
-_LIVE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIVE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 Place = tuple[str, int]
 #: For each frame, its code and the index of the instruction in progress.
@@ -134,7 +134,7 @@ def _iter_called_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames of user code up to the call by statecli: a console script or a notebook is not part of the model."""
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename.startswith(PACKAGE_FOLDER) and not filename.startswith(_LIVE):
+        if filename.startswith(PACKAGE_FOLDER) and not filename.startswith(_LIVE_FOLDER):
             return
         if is_user_code(filename):
             yield frame

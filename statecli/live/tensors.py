@@ -12,7 +12,7 @@ import torch
 
 _Lazy: type = vars(torch.nn.parameter)["UninitializedTensorMixin"]  # torch lists it in no stub
 #: Values of `__torch_dispatch__` in classes that do not override torch's dispatch.
-_TORCH_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+_DEFAULT_DISPATCHES = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
 _opaque_numbers = itertools.count()
 #: Largest number of nodes of an autograd graph searched for the leaves of a tensor.
 _MAX_NODES = 10_000
@@ -132,7 +132,7 @@ def is_freed(tensor: torch.Tensor) -> bool:
 
     False for meta and lazy tensors, and for subclasses with a `__torch_dispatch__` that compute their values.
     """
-    if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _TORCH_DISPATCH:
+    if is_lazy(tensor) or tensor.is_meta or type(tensor).__torch_dispatch__ not in _DEFAULT_DISPATCHES:
         return False
     try:
         return any(

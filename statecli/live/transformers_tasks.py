@@ -13,7 +13,7 @@ from statecli.live.spec import ModelSpec
 from statecli.live.working_line import Advice
 
 #: Task whose model an error names if no task is more similar.
-_TASK = "text-generation"
+_DEFAULT_TASK = "text-generation"
 #: Least similarity of a suggested task, from 0 to 1.
 _SIMILARITY = 0.7
 
@@ -27,7 +27,7 @@ def suggest_model(spec: ModelSpec, error: BaseException) -> Advice | None:
     tasks, text = library.SUPPORTED_TASKS, get_exception_text(error)
     typed_task = spec.kwargs.get("task", spec.args[0] if spec.args else "")
     similar_tasks = difflib.get_close_matches(typed_task, tasks, 1, _SIMILARITY) if type(typed_task) is str else []
-    task = next(iter([*similar_tasks, *(task_name for task_name in tasks if f"`{task_name}`" in text)]), _TASK)
+    task = next(iter([*similar_tasks, *(task_name for task_name in tasks if f"`{task_name}`" in text)]), _DEFAULT_TASK)
     example = next(filter(None, map(hf_auto.find_example, tasks[task]["pt"])), None)
     if example is None:
         return None

@@ -293,7 +293,7 @@ def walk_registered(root: nn.Module) -> list[RegisteredName]:
 # --- registered names ---------------------------------------------------------------------------------------
 
 
-def own_dict(obj: Any) -> dict[str, Any]:
+def get_own_dict(obj: Any) -> dict[str, Any]:
     """Return the instance dict, read through Python's own slot; empty if the object has none.
 
     The dict may be of a class of the user: call the methods of `dict` itself.
@@ -345,7 +345,7 @@ def _collect_registered(root: nn.Module, result: WalkResult) -> None:
             result.cycles.append(prefix.rstrip("."))
             continue
         result.modules.append((prefix, module))
-        attributes = own_dict(module)
+        attributes = get_own_dict(module)
         names += 1 + _collect_own_tensors(prefix, module, attributes, result)
         if names > MAX_NAMES:
             raise ModelError(
@@ -587,11 +587,11 @@ def _list_exception(error: BaseException, _: bool) -> _Contents:
 
 
 def _list_attributes(obj: Any, _: bool) -> _Contents:
-    return [(f".{name}", value, "attribute") for name, value in list(dict.items(own_dict(obj)))]
+    return [(f".{name}", value, "attribute") for name, value in list(dict.items(get_own_dict(obj)))]
 
 
 def _list_module(module: nn.Module, _: bool) -> Iterator[tuple[str, Any, str]]:
-    attributes = own_dict(module)
+    attributes = get_own_dict(module)
     registered = set()
     held_by_tensors: set[int] = set()
     for registry in ("_parameters", "_buffers", "_modules"):
@@ -621,7 +621,7 @@ def _list_ids_moved_by(tensor: torch.Tensor) -> set[int]:
 
     These are the objects of a class with a `.to` of its own, and objects of bitsandbytes, whose class may be lost.
     """
-    attributes = own_dict(tensor)
+    attributes = get_own_dict(tensor)
     is_moving = has_own_to(type(tensor))
     return {
         id(value)
@@ -651,8 +651,8 @@ _SCRIPT_ATTRIBUTE = "_actual_script_module"
 
 def _get_script_object(module: nn.Module) -> Any:
     """Return the C++ object of a ScriptModule; None before its creation."""
-    attributes = own_dict(module)
-    return dict.get(own_dict(dict.get(attributes, _SCRIPT_ATTRIBUTE, module)), "_c")
+    attributes = get_own_dict(module)
+    return dict.get(get_own_dict(dict.get(attributes, _SCRIPT_ATTRIBUTE, module)), "_c")
 
 
 def _list_script_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -815,7 +815,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_shadowed(obj: Any, name: str) -> bool:
-    attributes = own_dict(obj)
+    attributes = get_own_dict(obj)
     if dict.__contains__(attributes, name):
         return True
     registries = ("_parameters", "_buffers", "_modules") if _is_module(obj) else ()

@@ -14,7 +14,7 @@ from statecli.core.errors import ModelError, StateError
 from statecli.live.downloads import ALLOW
 
 #: Beginning of the advice to install a package.
-INSTALL = "install the package: "
+INSTALL_ADVICE = "install the package: "
 #: Largest number of builds after an error.
 _MAX_BUILDS = 12
 
@@ -73,7 +73,7 @@ class _Trial:
             refusal = self._try_line(line)
             if refusal is None:
                 return error.advice if is_written else f"write {line}"
-            if (refusal.advice or "").startswith(INSTALL):
+            if (refusal.advice or "").startswith(INSTALL_ADVICE):
                 self.install = self.install or refusal.advice
             # A refusal without advice has lines that are only tried; the next line comes before these.
             advice = self.find_advice(refusal) if refusal.advice or len(error.lines) == 1 else None

@@ -22,7 +22,7 @@ from statecli.report import Bars, Spread
 #: Largest number of bars; more values share bars, because bars thinner than two pixels cannot be distinguished.
 MAX_BARS = 500
 #: Largest number of bars that each have a name.
-MAX_NAMED = 40
+MAX_NAMED_BARS = 40
 #: Largest number of characters of a name below its bar, and width of a character in units.
 NAME_LENGTH, NAME_WIDTH = 26, 6.3
 #: Width of a digit on an axis in units, and smallest gap between two numbers there.
@@ -214,7 +214,7 @@ def _build_bar_chart(chart: Bars) -> Picture:
     plot = Box(58.0, 30.0, 1094.0, 300.0)
     scale = _choose_scale([value for value in chart.values if math.isfinite(value)])
     ground = plot.compute_y(0.0, scale)
-    has_names = len(bars) <= MAX_NAMED
+    has_names = len(bars) <= MAX_NAMED_BARS
     axis_title, ticks = (
         ("", _build_name_ticks(chart.labels, plot)) if has_names else _build_layer_ticks(chart.labels, plot)
     )

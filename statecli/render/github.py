@@ -27,9 +27,9 @@ from statecli.targets.location import Location, find_file, locate
 #: Largest number of annotations of each level that GitHub shows for a step.
 MAX_ANNOTATIONS = 10
 #: Largest number of findings in an annotation.
-MAX_LISTED = 10
+MAX_LISTED_FINDINGS = 10
 #: Largest number of findings in an annotation that each have their own help.
-MAX_HELPS = 3
+MAX_OWN_HELPS = 3
 
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
 
@@ -123,7 +123,7 @@ def _limit_annotations(annotations: list[_Annotation]) -> list[_Annotation]:
     group_text = f"{plural(len(further_annotations), 'more rule')}: {rules}"
     message = f"and {plural(count, 'finding')} of {group_text}"
     if lines:
-        group_text = f"{plural(len(further_annotations), 'more place')}: {join_names(lines, MAX_LISTED)}"
+        group_text = f"{plural(len(further_annotations), 'more place')}: {join_names(lines, MAX_LISTED_FINDINGS)}"
         message = f"and {plural(count, 'finding')} at {group_text}"
     return [*merged_annotations[: MAX_ANNOTATIONS - 1], _Annotation("more", message, None, count)]
 
@@ -141,13 +141,13 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
     by_line = group_by(annotations, get_line)
     helps = {annotation.message.partition("\n")[2] for annotation in annotations}
     # A help shared by all findings comes after the last finding.
-    has_own_helps = len(helps) > 1 and len(by_line) <= MAX_HELPS
+    has_own_helps = len(helps) > 1 and len(by_line) <= MAX_OWN_HELPS
     entries = list(by_line.items())
     lines = []
-    for line, same_line in entries[:MAX_LISTED]:
+    for line, same_line in entries[:MAX_LISTED_FINDINGS]:
         lines.append(f"{_join_targets(same_line)}: {line}" if is_mixed else line)
         lines += [same_line[0].message.partition("\n")[2]] if has_own_helps else []
-    further_count = sum(annotation.count for _, same_line in entries[MAX_LISTED:] for annotation in same_line)
+    further_count = sum(annotation.count for _, same_line in entries[MAX_LISTED_FINDINGS:] for annotation in same_line)
     lines += [f"… and {further_count:,} more"] if further_count else []
     lines += helps if len(helps) == 1 else []
     text = "\n".join(filter(None, lines))
@@ -158,7 +158,7 @@ def _merge_annotations(rule: str, annotations: Sequence[_Annotation]) -> _Annota
 def _join_targets(annotations: Sequence[_Annotation]) -> str:
     """Return the first targets, each once."""
     targets = dict.fromkeys(annotation.target for annotation in annotations)
-    return join_names([escape_name(target) for target in targets], MAX_LISTED)
+    return join_names([escape_name(target) for target in targets], MAX_LISTED_FINDINGS)
 
 
 def _format_command(level: str, annotation: _Annotation) -> str:

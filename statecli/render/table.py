@@ -479,7 +479,7 @@ def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
         yield text, style
         return
     at = 0
-    for sign in _SIGN.finditer(text):
+    for sign in _SIGN_PATTERN.finditer(text):
         yield text[at : sign.start()], ""
         yield sign[0], _SIGN_STYLES[sign[0]]
         at = sign.end()
@@ -492,7 +492,7 @@ def _color_signs(text: str, style: str) -> Iterator[tuple[str, str]]:
 
 _SIGN_STYLES = {"✓": "green", "✗": "red", "A": "green", "D": "red", "M": "yellow", "R": "cyan", "?": "yellow"}
 #: Verdicts anywhere in a row, and the status letter before a name.
-_SIGN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
+_SIGN_PATTERN = compile_on_use(rf"[✓✗]|(?<=^{' ' * INDENT})[ADMR?](?= )")
 
 
 def _pack_effects(problem: Problem, width: int, *, show_all: bool) -> Iterator[str]:

@@ -152,7 +152,7 @@ _MIN_ROWS_OF_OUTLIER, _MIN_OUTLIER_RATIO = 4, 5
 #: Smallest ratio of an outlier if the largest ratio of all other layers is at most the second number. In 96 fine-tunes
 #: of small Llamas with AdamW and SGD, none of the 864 groups of layers had such an outlier.
 _MIN_RATIO_AMONG_EQUALS, _MAX_RATIO_OF_EQUALS = 3, 1.3
-#: Largest number of outliers, because more layers are no exception.
+#: Largest number of outliers, because many layers are not an exception.
 _MAX_OUTLIERS = 3
 
 

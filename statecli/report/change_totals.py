@@ -14,7 +14,7 @@ from statecli.core.units import format_number
 from statecli.values.delta import ZERO_BEFORE, Delta
 
 #: Kinds with codes on one side; a difference between codes and numbers means nothing.
-_CODES = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED, TransformationKind.CODES)
+_KINDS_WITH_CODES = (TransformationKind.QUANTIZED, TransformationKind.DEQUANTIZED, TransformationKind.CODES)
 #: Number of significant digits for people.
 DIGITS = 3
 
@@ -69,7 +69,7 @@ def _list_norms(changes_with_values: Iterable[tuple[Change, Delta]]) -> Iterable
         is_codes = after is not None and after.dtype in INTEGER_DTYPES  # codes of a quantized weight
         if change.kind is not Kind.PARAMETER or is_codes or (stored_at and stored_at in places):
             continue
-        if change.transformation is not None and change.transformation.kind in _CODES:
+        if change.transformation is not None and change.transformation.kind in _KINDS_WITH_CODES:
             continue
         places.add(stored_at)
         if delta.l2 is not None and delta.relative_l2:

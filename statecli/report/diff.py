@@ -67,7 +67,7 @@ from statecli.report.problems import group_findings
 from statecli.report.row_order import format_hidden_count, limit_by_group, limit_lines
 from statecli.report.tie_changes import describe_ties, is_tie_only
 from statecli.report.transformations import (
-    DONE,
+    GROUP_HEADING,
     build_transformation_group,
     describe_transformation,
     make_fold_key,
@@ -268,14 +268,14 @@ def _build_page(diff: Diff, view: DiffView, report: Report) -> Page:
 
 
 #: Status by the letter before a name.
-_LETTERS = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
+_STATUS_BY_LETTER = {letter: status.value for status, letter in STATUS_LETTERS.items() if letter.strip()}
 
 
 def _build_legend(diff: Diff, groups: Sequence[Group], columns: tuple[Column, ...]) -> tuple[str, ...]:
     """Return the meanings of the signs in the rows."""
     lines = [line for group in groups for line in group.lines]
     letters = {line.cells[0].strip()[:2].strip() for line in lines}
-    texts = [", ".join(f"{letter} {word}" for letter, word in _LETTERS.items() if letter in letters)]
+    texts = [", ".join(f"{letter} {word}" for letter, word in _STATUS_BY_LETTER.items() if letter in letters)]
     if BAR_COLUMN in columns:
         texts.append("rel. change: ‖Δ‖/‖w‖, the L2 norm of the difference Δ = after − before over the norm before")
     if any(change.values is not None and change.values.rank is not None for change in diff.changes):
@@ -506,11 +506,14 @@ def _build_groups(diff: Diff, view: DiffView, columns: tuple[Column, ...]) -> tu
             empty = ("",) * (len(columns) - 1)
             lines.append(
                 Line(
-                    (f"{hidden_count:,} more, described in {DONE!r} (--all lists each)", *empty), "", "dim", (math.inf,)
+                    (f"{hidden_count:,} more, described in {GROUP_HEADING!r} (--all lists each)", *empty),
+                    "",
+                    "dim",
+                    (math.inf,),
                 )
             )
         elif hidden_count:
-            summary += f", described in {DONE!r} (--all lists each)"
+            summary += f", described in {GROUP_HEADING!r} (--all lists each)"
         groups.append(Group(heading, summary, tuple(lines)))
     return tuple(groups)
 

@@ -18,9 +18,9 @@ from statecli.report import Line
 
 _NUMBER = compile_on_use(r"(?:(?<=^)|(?<=[.\[]))(0|[1-9]\d{0,8})(?=[.\]:]|$)")
 #: Characters at the end of a name that cannot belong to a number.
-_NO_DIGITS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._"
+_NON_DIGITS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._"
 #: Number of a layer in a remark, where a name may also end at a comma or a space.
-_IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
+_NUMBER_IN_REMARK = compile_on_use(r"(?<=[.\[])(?:0|[1-9]\d{0,8})(?=[.\],: ]|$)")
 
 #: Numbers along each axis.
 Box = tuple[tuple[int, ...], ...]
@@ -57,7 +57,7 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
     remarks: dict[int, str] = {}
     for position, (name, kind) in enumerate(zip(names, kinds, strict=True)):
         # Split the numbers here, without `split_numbers`, because there may be a million names.
-        end = len(name.rstrip(_NO_DIGITS)) + 1
+        end = len(name.rstrip(_NON_DIGITS)) + 1
         template, numbers = _split_beginning(name[:end])
         tail = tail_of[kind]
         if tail < 0:
@@ -80,7 +80,7 @@ def fold_named_rows(names: Sequence[str], kinds: Sequence[int], lines: Sequence[
 
 def split_numbers(name: str) -> tuple[str, tuple[int, ...]]:
     """Return a name with `#` in place of its layers' numbers, and the numbers."""
-    end = len(name.rstrip(_NO_DIGITS)) + 1
+    end = len(name.rstrip(_NON_DIGITS)) + 1
     template, numbers = _split_beginning(name[:end])
     return template + name[end:], numbers
 
@@ -100,7 +100,7 @@ def insert_numbers(name: str, numbers: Iterable[str]) -> str:
 
 def _make_remark_template(remark: str, own_numbers: list[str]) -> str:
     """Return a remark with the row's own numbers replaced ("= layers.3.b" next to layers.3.a)."""
-    return _IN_REMARK.sub(
+    return _NUMBER_IN_REMARK.sub(
         lambda match: f"\0{own_numbers.index(match[0])}\0" if match[0] in own_numbers else match[0], remark
     )
 

@@ -22,11 +22,11 @@ from statecli.core.grouping import group_by
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.core.load_rules import LOAD_HELP
 from statecli.core.model_state import Kind, Oddity, Origin, TensorInfo
-from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD, UNTIED_BY_MOVE, map_tied_names
+from statecli.core.move_rules import STALE_VIEW, UNKNOWN_FORWARD_PREFIX, UNTIED_BY_MOVE, map_tied_names
 from statecli.core.registration_rules import (
-    EXPORTED,
-    LEFT_OUT,
-    NOT_RESUMED,
+    EXPORTED_PREFIX,
+    LEFT_OUT_PREFIX,
+    NOT_RESUMED_PREFIX,
     UNREGISTERED_MODULE,
     UNREGISTERED_PARAMETER,
     UNREGISTERED_TENSOR,
@@ -40,7 +40,11 @@ from statecli.targets.location import is_installed
 from statecli.targets.target_result import Accepted
 
 #: Rules about an unregistered module, parameter and tensor, which name the cause of a problem.
-MODULE, PARAMETER, TENSOR = UNREGISTERED_MODULE.name, UNREGISTERED_PARAMETER.name, UNREGISTERED_TENSOR.name
+MODULE_RULE, PARAMETER_RULE, TENSOR_RULE = (
+    UNREGISTERED_MODULE.name,
+    UNREGISTERED_PARAMETER.name,
+    UNREGISTERED_TENSOR.name,
+)
 
 #: An element of a container at the start of a name: `blocks[0]` of `blocks`.
 _ELEMENT = compile_on_use(r"(?P<container>[^\[]*)\[(?P<key>[^\]]*)\]")
@@ -287,7 +291,7 @@ def _build_registration_problem(findings: Sequence[Finding], rows: Sequence[Tens
     helps = list(dict.fromkeys(help for finding in findings if (help := finding.strip_line())))[:MAX_NAMES]
     origin = next((row.origin for row in rows if row.origin), None)
     rows_in_modules = [row for row in rows if row.within]
-    rule = MODULE if rows_in_modules else PARAMETER if any(map(is_trainable, rows)) else TENSOR
+    rule = MODULE_RULE if rows_in_modules else PARAMETER_RULE if any(map(is_trainable, rows)) else TENSOR_RULE
     return Problem(
         rule,
         find_worst_severity(finding.severity for finding in findings),
@@ -362,16 +366,16 @@ def _describe_tensors(rows: Sequence[TensorInfo]) -> str:
 
 def _list_effects(findings: Sequence[Finding], rows: Sequence[TensorInfo]) -> Iterator[str]:
     """Yield each consequence once: the messages of findings without the names of their tensors."""
-    registration_rules = {MODULE, PARAMETER, TENSOR}
+    registration_rules = {MODULE_RULE, PARAMETER_RULE, TENSOR_RULE}
     effects = dict.fromkeys(_strip_name(finding) for finding in findings if finding.rule not in registration_rules)
     if any(finding.rule in registration_rules for finding in findings):
-        for start in (UNKNOWN_FORWARD, EXPORTED, LEFT_OUT, NOT_RESUMED):
+        for start in (UNKNOWN_FORWARD_PREFIX, EXPORTED_PREFIX, LEFT_OUT_PREFIX, NOT_RESUMED_PREFIX):
             findings_with_remark = [
                 finding
                 for finding in findings
                 if finding.rule in registration_rules and f"; {start}" in finding.message
             ]
-            if start == LEFT_OUT:  # another tensor of the line may by chance have equal values on each rank
+            if start == LEFT_OUT_PREFIX:  # another tensor of the line may by chance have equal values on each rank
                 worst = max((finding.severity.rank for finding in findings_with_remark), default=0)
                 findings_with_remark = [finding for finding in findings_with_remark if finding.severity.rank == worst]
             remarks = (finding.message.partition(f"; {start}") for finding in findings_with_remark)
@@ -466,7 +470,7 @@ def _build_problem(findings: Sequence[Finding], rules: Mapping[str, RuleText]) -
 #: Verbs at the start of the text about a tensor.
 _FIRST_VERB = compile_on_use(r"(?:does|gets|has|is|keeps|lacks|needs|requires|shares|stays|still points)\b")
 #: Plural forms of verbs and pronouns, for a text about several tensors.
-_PLURALS = {
+_PLURAL_FORMS = {
     "does": "do",
     "has": "have",
     "is": "are",
@@ -482,8 +486,8 @@ def _make_plural(text: str) -> str:
     first = _FIRST_VERB.match(text)
     if first is None:
         return text
-    singular = max((words for words in _PLURALS if re.match(rf"{words}\b", text)), key=len, default=first[0])
-    text = _PLURALS.get(singular, singular.removesuffix("s")) + text[len(singular) :]
+    singular = max((words for words in _PLURAL_FORMS if re.match(rf"{words}\b", text)), key=len, default=first[0])
+    text = _PLURAL_FORMS.get(singular, singular.removesuffix("s")) + text[len(singular) :]
     return text.replace(" but is ", " but are ", 1).replace(" but still points ", " but still point ", 1)
 
 

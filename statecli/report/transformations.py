@@ -29,7 +29,7 @@ from statecli.report import Group, Line, fold
 from statecli.report.change_text import describe_not_finite, has_new_not_finite
 
 #: Heading of the group of recognised changes.
-DONE = "recognised changes"
+GROUP_HEADING = "recognised changes"
 #: Largest number of named tensors with exceptions, and of lines of the group.
 _MAX_NAMED = 3
 _MAX_LINES = 24
@@ -69,7 +69,7 @@ def build_transformation_group(changes: Sequence[Change], unfold: bool, *, has_s
         if different_changes
         else "no tensor differs"
     )
-    return Group(DONE, f"{share}, checked on every element", tuple(lines))
+    return Group(GROUP_HEADING, f"{share}, checked on every element", tuple(lines))
 
 
 #: Kinds whose line covers several tensors, so that the rows of these tensors are omitted.
@@ -654,7 +654,7 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
         assert transformation is not None and transformation.quantization is not None  # noqa: S101, PT018 - so are they grouped
         inexact_rows = [row for row in rows if _has_exceptions(row)]
         exact_rows = [row for row in rows if not _has_exceptions(row)]
-        errors = [_error_of(row) for row in exact_rows]
+        errors = [_get_error(row) for row in exact_rows]
         ends = "..".join(dict.fromkeys(format_number(size, 2) for size in (min(errors), max(errors)))) if errors else ""
         library = _LIBRARIES[transformation.quantization.layout]
         coded_type = f"{codes}{f' ({library})' if library else ''}"
@@ -664,11 +664,11 @@ def _build_quantized_lines(changes: Sequence[Change], _: _Overview, unfold: bool
         parts = [f"{rule}: rel. error {ends}" if errors else rule, deviation_text]
         yield Line((text,), "; ".join(parts[: 2 if inexact_rows else 1]))
         limit = _OUTLIER_RATIO * sorted(errors)[len(errors) // 2] if errors else math.inf
-        outliers = [row for row in exact_rows if _error_of(row) > limit]
+        outliers = [row for row in exact_rows if _get_error(row) > limit]
         bad = [*inexact_rows, *outliers]
         for row in rows if unfold else bad[:_MAX_NAMED]:
-            mood = "bad" if _has_exceptions(row) or _error_of(row) > limit else ""
-            yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_error_of(row), 2)}", mood)
+            mood = "bad" if _has_exceptions(row) or _get_error(row) > limit else ""
+            yield Line((f"  {format_fqn(row.fqn)}",), f"rel. error {format_number(_get_error(row), 2)}", mood)
         if len(bad) > _MAX_NAMED and not unfold:
             yield Line((f"  … and {len(bad) - _MAX_NAMED:,} more",), "", "dim")
 
@@ -687,7 +687,7 @@ _LIBRARIES = {
 }
 
 
-def _error_of(change: Change) -> float:
+def _get_error(change: Change) -> float:
     return _get_transformation(change).relative_l2 or 0.0
 
 

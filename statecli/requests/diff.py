@@ -14,7 +14,7 @@ from statecli.core.errors import UsageError, option
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.render import Output
 from statecli.report.diff import DiffView, NameList, build_diff_report, list_broken
-from statecli.requests.options import CUDA, DiffOptions
+from statecli.requests.options import CUDA_PATTERN, DiffOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome, describe_failures
 from statecli.requests.parameters import name_division, refuse_contradictions
 from statecli.requests.row_options import COMPLETE_OUTPUTS, build_row_view, check_rows, name_row_options
@@ -22,9 +22,9 @@ from statecli.targets import load
 from statecli.values.delta import CompareOptions
 
 #: Number of tensors with the largest changes, whose Δ a page draws.
-HISTOGRAMS = 6
+HISTOGRAM_COUNT = 6
 
-_DEVICE = compile_on_use(rf"cpu|{CUDA}")
+_DEVICE = compile_on_use(rf"cpu|{CUDA_PATTERN}")
 
 
 def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature
@@ -64,7 +64,7 @@ def prepare(options: DiffOptions, caller: Caller, extra: ExtraInputs) -> Request
         init_device=options.init_device,
         jobs=options.jobs,
         ranks=options.verbose or _has_page(options),
-        histograms=HISTOGRAMS if _has_page(options) else 0,
+        histograms=HISTOGRAM_COUNT if _has_page(options) else 0,
     )
 
 

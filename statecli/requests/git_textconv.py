@@ -31,15 +31,17 @@ DIGEST_DIGITS = 32
 #: Number of significant digits of a norm in the text.
 NORM_DIGITS = 6
 #: git-lfs pointer, https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md: at most 1,024 bytes.
-_LFS = compile_on_use(
+_LFS_POINTER = compile_on_use(
     rb"version https://git-lfs\.github\.com/spec/v\d+\n(?:.*\n)*?oid (sha256:[0-9a-f]{64})\nsize (\d+)\n?"
 )
 #: Digest in a DVC pointer, https://dvc.org/doc/user-guide/project-structure/dvc-files.
-_DVC = compile_on_use(rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE)
+_DVC_POINTER = compile_on_use(
+    rb"^outs:\s*\n(?:.*\n)*?[ -]*(md5|etag|checksum): ([0-9a-f]{32}(?:\.dir)?)\s*$", re.MULTILINE
+)
 #: git-annex pointer of an unlocked file without its content, with the key of the content.
-_ANNEX = compile_on_use(rb"/annex/objects/([\w.%&+=-]+)\s")
+_ANNEX_POINTER = compile_on_use(rb"/annex/objects/([\w.%&+=-]+)\s")
 #: Bytes that no pointer contains. A checkpoint of a few hundred bytes may contain the words of a pointer.
-_BINARY = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
+_NON_POINTER_BYTE = compile_on_use(rb"[^\t\n\r -~\x80-\xff]")
 _MAX_POINTER_BYTES = 4096
 
 
@@ -136,7 +138,7 @@ class LfsPointer(msgspec.Struct, frozen=True):
 
 def read_lfs_pointer(path: str) -> LfsPointer | None:
     """Return the git-lfs pointer in a file; None for any other file."""
-    match = _LFS.fullmatch(_read_small_text(path))
+    match = _LFS_POINTER.fullmatch(_read_small_text(path))
     return LfsPointer(match[1].decode().removeprefix("sha256:"), int(match[2])) if match else None
 
 
@@ -147,7 +149,7 @@ def _read_small_text(path: str) -> bytes:
             head, size = source.head[:_MAX_POINTER_BYTES], source.size
     except StateError:  # `convert_to_text` describes the error
         return b""
-    return b"" if size > _MAX_POINTER_BYTES or _BINARY.search(head) else head
+    return b"" if size > _MAX_POINTER_BYTES or _NON_POINTER_BYTE.search(head) else head
 
 
 def describe_pointer(path: str) -> str | None:
@@ -156,8 +158,8 @@ def describe_pointer(path: str) -> str | None:
     if pointer is not None:
         return f"git-lfs pointer: sha256:{pointer.digest}, {pointer.size:,} bytes; run: git lfs pull"
     text = _read_small_text(path)
-    if match := _DVC.search(text):
+    if match := _DVC_POINTER.search(text):
         return f"DVC pointer: {match[1].decode()}:{match[2].decode()}; run: dvc pull"
-    if match := _ANNEX.match(text):
+    if match := _ANNEX_POINTER.match(text):
         return f"git-annex pointer: {match[1].decode()}; run: git annex get"
     return None

@@ -86,21 +86,21 @@ def _check_same_run(part: ShardFile, first: ShardFile) -> None:
         problem = f"was written by statecli {head.command[:40]}, but {first.path} by statecli {first_head.command}"
         raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
     names = head.options.keys() | first_head.options.keys()
-    for name in sorted(names, key=lambda name: (name not in _TARGETS, name)):
+    for name in sorted(names, key=lambda name: (name not in _TARGET_FIELDS, name)):
         if head.options.get(name) != first_head.options.get(name):
             problem = f"was made {_describe_option(head, name)}, but {first.path} {_describe_option(first_head, name)}"
             raise UnreadableError(f"{part.path}: {problem}; merge only part files of the same run")
 
 
 #: Fields of the options that are targets, and have no flag.
-_TARGETS = tuple(
+_TARGET_FIELDS = tuple(
     dict.fromkeys(each.field for kind in SHARDED_COMMANDS.values() for each in parameters_of(kind) if each.is_target)
 )
 
 
 def _describe_option(head: Head, name: str) -> str:
-    if name in _TARGETS:
-        targets = [text for field in _TARGETS for text in _to_sequence(head.options.get(field, ()))]
+    if name in _TARGET_FIELDS:
+        targets = [text for field in _TARGET_FIELDS for text in _to_sequence(head.options.get(field, ()))]
         return f"of {' and '.join(map(str, targets))[:200]}"
     flag, value = f"--{name[:40].replace('_', '-')}", head.options.get(name)
     if value is None or value is True:

@@ -30,7 +30,7 @@ from statecli.core.proof_names import DEFAULT_PROOFS, Name
 from statecli.core.selection import Selection
 
 #: Regular expression for the name of a GPU.
-CUDA = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
+CUDA_PATTERN = r"cuda(?::(?:0|[1-9]\d{0,3}))?"
 
 
 class Shell(str, enum.Enum):
@@ -104,7 +104,7 @@ class Option(msgspec.Struct, frozen=True):
 
 
 #: Commands with a function in Python.
-FUNCTIONS = ("inspect", "diff", "lock", "audit", "merge", "verify")
+COMMANDS_WITH_FUNCTION = ("inspect", "diff", "lock", "audit", "merge", "verify")
 
 
 def build_target(
@@ -197,7 +197,7 @@ FromConfig = Annotated[
         argument="as_class",
         group=Group.PROCESS,
         aliases=("--class",),
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 ConfigJson = Annotated[
@@ -373,7 +373,7 @@ NoProgress = Annotated[
         ("--no-progress",),
         "Do not show a progress bar on standard error.",
         group=Group.PROCESS,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 Timeout = Annotated[
@@ -383,7 +383,7 @@ Timeout = Annotated[
         "Stop the command after SECONDS, with exit status 2.",
         "SECONDS",
         Group.PROCESS,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 Debug = Annotated[
@@ -392,7 +392,7 @@ Debug = Annotated[
         ("--debug",),
         "Show the Python traceback of an error.",
         group=Group.PROCESS,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 Jobs = Annotated[
@@ -425,7 +425,7 @@ Shard = Annotated[
         "join the files with statecli merge.",
         "I/N",
         Group.DISTRIBUTION,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 Config = Annotated[
@@ -486,7 +486,7 @@ BaselineFile = Annotated[
         "Accept the findings listed in FILE: they do not make the command fail.",
         "FILE",
         names=Names.INPUT,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 WriteBaseline = Annotated[
@@ -497,7 +497,7 @@ WriteBaseline = Annotated[
         "FILE",
         names=Names.OUTPUT,
         contradicts_shard=True,
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 ForwardInputs = Annotated[
@@ -538,7 +538,7 @@ Reason = Annotated[
         ("--reason",),
         "Reason to record with --write-baseline.",
         "TEXT",
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 
@@ -588,7 +588,7 @@ Spectra = Annotated[
             "report": "Show the singular values of the matrices. Starts with the smallest matrix, and leaves out the "
             "matrices that are not done after about a minute. Includes --stats."
         },
-        shell_only=FUNCTIONS,
+        shell_only=COMMANDS_WITH_FUNCTION,
     ),
 ]
 
@@ -668,7 +668,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             ("--cuda",),
             "Same as --to cuda.",
             contradicts_shard=True,
-            shell_only=FUNCTIONS,
+            shell_only=COMMANDS_WITH_FUNCTION,
         ),
     ] = False
     from_config: FromConfig = False
@@ -680,7 +680,7 @@ class InspectOptions(ListOptions, frozen=True, kw_only=True):
             ("--distributions",),
             "Add a histogram, quantiles and the first values of each tensor to JSON and HTML. Reads the values twice, "
             "and includes --stats.",
-            shell_only=FUNCTIONS,
+            shell_only=COMMANDS_WITH_FUNCTION,
         ),
     ] = False
     spectra: Spectra = False
@@ -931,7 +931,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--no-values",),
             "Do not read the values of tensors.",
             group=Group.VALUES,
-            shell_only=FUNCTIONS,
+            shell_only=COMMANDS_WITH_FUNCTION,
         ),
     ] = False
     lock: Annotated[
@@ -949,7 +949,7 @@ class AuditOptions(SharedOptions, frozen=True, kw_only=True):
             ("--frozen-only",),
             "Compare only frozen tensors with the lock file. These are parameters with requires_grad=False, and "
             "tensors that match policy.frozen in the configuration.",
-            shell_only=FUNCTIONS,
+            shell_only=COMMANDS_WITH_FUNCTION,
         ),
     ] = False
     tensors_only: TensorsOnly = False

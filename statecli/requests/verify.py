@@ -15,11 +15,11 @@ from statecli.core.proof_names import OPTION_OF_PROOF
 from statecli.report import View
 from statecli.report.verify import build_verify_report, list_inconclusive
 from statecli.requests.accepted_findings import check_options, drop_accepted_of_checks, list_accepted
-from statecli.requests.options import CUDA, VerifyOptions
+from statecli.requests.options import CUDA_PATTERN, VerifyOptions
 from statecli.requests.outcome import Caller, ExtraInputs, Outcome
 from statecli.targets.load import find_class_spec
 
-_DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA}")
+_DEVICE = compile_on_use(rf"meta|cpu|fake-cuda|{CUDA_PATTERN}")
 
 
 def prepare(options: VerifyOptions, caller: Caller, extra: ExtraInputs) -> Request:  # noqa: ARG001 - every command has the same signature

@@ -43,12 +43,14 @@ def _select_changes(subject: Subject, field: Field | None = None, status: Status
     for change in diff.changes:
         differs = change.status is status if field is None else field in change.fields
         is_in_sections = change.kind in MODEL_KINDS and change.section in sections
-        if differs and (not sections or is_in_sections or (change.kind is Kind.OPTIMIZER and field in _OF_A_PAIR)):
+        if differs and (
+            not sections or is_in_sections or (change.kind is Kind.OPTIMIZER and field in _FIELDS_OF_OPTIMIZER_PAIRS)
+        ):
             yield change
 
 
 #: Fields that are compared for tensors of an optimizer too, if both sides have the tensor.
-_OF_A_PAIR = (Field.SHAPE, Field.DTYPE)
+_FIELDS_OF_OPTIMIZER_PAIRS = (Field.SHAPE, Field.DTYPE)
 
 
 def _find_compared_sections(diff: Diff) -> frozenset[str]:
@@ -217,19 +219,21 @@ def _build_untied_issue(subject: Subject, rows: list[TensorInfo]) -> Issue:
     first, *others = rows
     model = subject.load_diff.after.target if subject.load_diff else ""
     ties = f"{model} ties this tensor to {quoting.names([other.fqn for other in others])}"
-    case, values = _UNREAD if subject.values is None else _SAME[_have_same_values(subject, rows)]
+    case, values = (
+        _CASE_WITHOUT_VALUES if subject.values is None else _CASE_BY_EQUALITY[_have_same_values(subject, rows)]
+    )
     severity = broken_tie.cases[case] if case else None
     text = f"{ties}, but the checkpoint has {len(rows)} separate tensors{values}"
     return report_tensor(subject, first, text, "tie the weights before saving", severity)
 
 
 #: Case and text for tied weights that are saved separately, by the answer whether their bytes are equal.
-_SAME: dict[bool | None, tuple[str | None, str]] = {
+_CASE_BY_EQUALITY: dict[bool | None, tuple[str | None, str]] = {
     None: (None, " whose values cannot be compared; load_state_dict keeps the last one"),
     True: ("equal bytes", " with equal bytes"),
     False: ("different bytes", " with different bytes; load_state_dict silently keeps the last one"),
 }
-_UNREAD = ("not read", " (add --values to compare them); load_state_dict keeps the last one")
+_CASE_WITHOUT_VALUES = ("not read", " (add --values to compare them); load_state_dict keeps the last one")
 
 
 def _have_same_values(subject: Subject, rows: list[TensorInfo]) -> bool | None:

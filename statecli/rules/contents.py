@@ -18,11 +18,11 @@ from statecli.targets.section_of_target import split_section
 _MODEL_KEYS = ("state_dict", "model_state_dict", "model")
 #: Last parts of names with shape [0] in sound models: e3nn's `bias` of a layer without bias, the range of a torch
 #: observer without data, and parameters that only record the device of a module (`dummy_param`).
-_PLACEHOLDER = compile_on_use(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
+_PLACEHOLDER_NAME = compile_on_use(r"(?:^|\.)(?:bias\w*|m(?:in|ax)_val|\w*(?:dummy|device)\w*)$")
 #: Buffer of e3nn's layers, whose `weight` has shape [0] if the weights are arguments of forward.
 _E3NN_BUFFER = "output_mask"
 #: Settings of DeepSpeed's ZeRO-3 that mean that the weights are in other files.
-_ELSEWHERE = ("ds_version", "param_shapes", "ds_config")
+_ZERO3_SETTINGS = ("ds_version", "param_shapes", "ds_config")
 
 
 @rule(Severity.ERROR, needs_file, cases={"settings or a program": Severity.NOTE})
@@ -95,7 +95,9 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
     if all(tensor.elements or tensor.shape is None for tensor in subject.state.tensors):
         return
     is_elsewhere = subject.state.traits.is_partitioned or any(
-        key == name or key.startswith(f"{name}.") for key in subject.full_state.metadata.values for name in _ELSEWHERE
+        key == name or key.startswith(f"{name}.")
+        for key in subject.full_state.metadata.values
+        for name in _ZERO3_SETTINGS
     )
     present = {(tensor.section, tensor.fqn) for tensor in subject.full_state.tensors}
     has_elements = any(tensor.elements or tensor.shape is None for tensor in subject.full_state.tensors)
@@ -119,7 +121,7 @@ def empty_tensor(subject: Subject) -> Iterator[Issue]:
 def _is_placeholder(tensor: TensorInfo, present: set[tuple[str, str]]) -> bool:
     owner, dot, name = tensor.fqn.rpartition(".")
     is_of_e3nn = name == "weight" and (tensor.section, f"{owner}{dot}{_E3NN_BUFFER}") in present
-    return is_of_e3nn or _PLACEHOLDER.search(tensor.fqn) is not None
+    return is_of_e3nn or _PLACEHOLDER_NAME.search(tensor.fqn) is not None
 
 
 def _count_unlisted(subject: Subject) -> int:

@@ -17,7 +17,7 @@ from statecli.targets.section_of_target import split_section
 _BLOB = compile_on_use(r"[/\\]blobs[/\\](?:sha256-)?(?P<digest>[0-9a-f]{64}|[0-9a-f]{40})\Z")
 _SHA256_DIGITS = 64
 #: Number of bytes that are hashed at a time.
-_PIECE = 8 << 20
+_PIECE_BYTES = 8 << 20
 
 
 class NamedFile(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ def compute_digest(file: NamedFile) -> CheckedFile:
     digest = hashlib.sha256() if is_sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     try:
         with closing(files.open_file(file.path)) as opened_file:
-            for start in range(0, opened_file.size, _PIECE):
-                digest.update(opened_file.read(start, min(_PIECE, opened_file.size - start)))
+            for start in range(0, opened_file.size, _PIECE_BYTES):
+                digest.update(opened_file.read(start, min(_PIECE_BYTES, opened_file.size - start)))
     except (UnreadableError, OSError) as error:
         return CheckedFile(file, unread_because=f"digest not computed, because the file cannot be read ({error})")
     return CheckedFile(file, digest.hexdigest())

@@ -19,7 +19,7 @@ from statecli.rules.audit_subject import Subject, needs_digest_as_name, needs_va
 from statecli.storage import files
 
 #: Kinds of bytes that no tensor and no loader uses.
-_UNUSED = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
+_UNUSED_BYTES_KINDS = (OddityKind.PREFIXED, OddityKind.GAP, OddityKind.UNUSED_STORAGES, OddityKind.UNUSED_RECORDS)
 
 
 def _needs_file(subject: Subject) -> str | None:
@@ -63,7 +63,7 @@ def unused_bytes(subject: Subject) -> Iterator[Issue]:
     Fix: load the file and save it again with the same library, which writes only used bytes.
     """
     help = "save the file again with its library, which writes only the bytes that are used"
-    yield from _report_oddities(subject, help, *_UNUSED)
+    yield from _report_oddities(subject, help, *_UNUSED_BYTES_KINDS)
     if not subject.state.traits.distinguishes_case:  # torch reads the last of several such records
         yield from _report_oddities(subject, help, OddityKind.CASE_ONLY_NAMES)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from statecli.commands.diff.settings import describe_setting_change
 from statecli.commands.lock.companion_files import CompanionChanges, FileChange
-from statecli.commands.lock.compare_lock import OTHER_SECTION, LockMatch
+from statecli.commands.lock.compare_lock import SECTION_NOT_IN_LOCK, LockMatch
 from statecli.commands.lock.lock_file import LockedTensor
 from statecli.commands.lock.rules import VALUES_NOT_LOCKED
 from statecli.core.finding import Severity
@@ -35,7 +35,7 @@ def lock_mismatch(subject: Subject) -> Iterator[Issue]:
     """
     for pair in subject.lock or ():
         row = pair.tensor or pair.locked
-        if row is None or pair.agrees or pair.differ == OTHER_SECTION:
+        if row is None or pair.agrees or pair.differ == SECTION_NOT_IN_LOCK:
             continue
         name = row.fqn if len(subject.state.sections) < 2 else f"{row.section}.{row.fqn}"
         help = _RESTORE_FILE

@@ -15,7 +15,7 @@ from statecli.rules.audit_rule import Issue, convert_finding, rule, rule_for
 from statecli.rules.audit_subject import Subject
 
 #: Prefixes that only wrappers use.
-_OUTER = WRAPPER_PREFIXES[:-1]
+_WRAPPER_ONLY_PREFIXES = WRAPPER_PREFIXES[:-1]
 
 
 @rule(Severity.WARNING)
@@ -115,7 +115,7 @@ def _list_model_names(subject: Subject, section: str) -> list[str]:
 def _list_prefixed_names(subject: Subject, section: str) -> list[PrefixedName]:
     """Return the names with a prefix that only wrappers use, except names that the class registers."""
     names = _list_model_names(subject, section)
-    prefix = next((outer for outer in _OUTER if all(name.startswith(outer) for name in names)), "")
+    prefix = next((outer for outer in _WRAPPER_ONLY_PREFIXES if all(name.startswith(outer) for name in names)), "")
     registered = _list_registered_names(subject)
     return [
         PrefixedName(name, "", extra=extra)

@@ -323,7 +323,7 @@ def _build_unread_issue(subject: Subject, pickle: ScannedPickle, reason: str) ->
 _REFUSED_PROTOCOL = 4
 #: Files that the Trainer and Accelerate save next to the weights, and load with their own list of allowed names. A file
 #: with another name was named by somebody else.
-_COMPANIONS = compile_on_use(
+_TRAINER_FILES = compile_on_use(
     r"(?:optimizer|scheduler)(?:_\d+)?\.(?:pt|bin)|scaler\.pt|(?:sampler|dl_state_dict)(?:_\d+)?\.bin"
     r"|training_args\.bin|rng_state(?:_\d+)?\.pth|(?:random_states|custom_checkpoint)_\d+\.pkl"
 )
@@ -369,7 +369,7 @@ def needs_weights_only_false(subject: Subject) -> Iterator[Issue]:
     """
     reported: set[tuple[str, str]] = set()
     for pickle in subject.pickles:
-        is_companion = _COMPANIONS.fullmatch(files.get_name(pickle.place.path)) is not None
+        is_companion = _TRAINER_FILES.fullmatch(files.get_name(pickle.place.path)) is not None
         if not pickle.by_torch_load or (is_companion and subject.member(pickle.place)):
             continue
         names = safe_globals.find_refused_names(

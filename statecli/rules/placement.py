@@ -12,7 +12,7 @@ from statecli.rules.audit_rule import Issue, rule
 from statecli.rules.audit_subject import Subject
 
 #: Devices that every machine has.
-ANYWHERE = frozenset(["cpu", "meta"])
+UNIVERSAL_DEVICES = frozenset(["cpu", "meta"])
 
 
 def _needs_recorded_devices(subject: Subject) -> str | None:
@@ -58,7 +58,7 @@ def accelerator_device(subject: Subject) -> Iterator[Issue]:
     for device, tensors in _merge_default_device(_group_by_device(iter(subject.state.tensors))).items():
         kind, _, index = device.partition(":")
         names = {device, kind, device if index else f"{device}:0"}
-        if names.intersection(allowed_devices) or (not allowed_devices and kind in ANYWHERE):
+        if names.intersection(allowed_devices) or (not allowed_devices and kind in UNIVERSAL_DEVICES):
             continue
         names_shown = quoting.names([subject.name_of(tensor) for tensor in tensors])
         on_device = f"{plural(len(tensors), 'tensor')} on {device} ({names_shown})"

@@ -106,7 +106,9 @@ def non_persistent_buffer(subject: Subject) -> Iterator[Issue]:
         if row.kind is Kind.BUFFER and row.persistent is False and row.rebuilt is not True:
             if row.rebuilt is False:
                 severity = non_persistent_buffer.cases["random"]
-                yield _build_issue(row, registration_rules.RANDOM_VALUE, severity, registration_rules.PERSISTENT)
+                yield _build_issue(
+                    row, registration_rules.RANDOM_VALUE_REMARK, severity, registration_rules.PERSISTENT_HELP
+                )
             else:
                 help = "check that the value is recomputed when the model is loaded"
                 yield _build_issue(row, "non-persistent buffer: not in state_dict()", help=help)

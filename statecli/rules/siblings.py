@@ -37,9 +37,9 @@ MIN_TENSORS_OF_EQUAL_BLOCK = 3
 #: Smallest number of layers of a stack of which two layers may lack a tensor.
 MIN_LAYERS_FOR_TWO_GAPS = 32
 #: Smallest reported factor between the values of a layer and the median of its siblings.
-SCALE_FACTOR = 50.0
+MIN_SCALE_FACTOR = 50.0
 #: Exponent: the deviation of the layer must exceed the second largest deviation of the stack to this power.
-ISOLATION = 3.0
+ISOLATION_EXPONENT = 3.0
 #: Largest factor between the scales of the siblings, so that no scale is 0.
 MAX_SCALE_RANGE = 10.0
 #: Parts of names of tensors that start at 0, and may stay 0 in a layer that is not trained.
@@ -308,7 +308,7 @@ def _report_odd_scales(subject: Subject, values: Sequence[Facts], stack: Stack) 
         middle = median(nonzero.values())
         factors = sorted((max(size / middle, middle / size), index) for index, size in nonzero.items())
         (second, _), (largest, odd_layer) = factors[-2:]
-        if largest >= SCALE_FACTOR and largest >= second**ISOLATION and odd_layer in stack.inner:
+        if largest >= MIN_SCALE_FACTOR and largest >= second**ISOLATION_EXPONENT and odd_layer in stack.inner:
             tensor = subject.state.tensors[positions[odd_layer]]
             comparison = "larger" if nonzero[odd_layer] > middle else "smaller"
             text = f"values are {largest:,.0f} times {comparison} than in the other layers"

@@ -21,12 +21,12 @@ from statecli.rules.audit_subject import Subject
 from statecli.rules.storage_views import Storage, View, group_by_storage, have_common_byte, split_disjoint_groups
 
 #: Smallest reported number of unused bytes: a page of memory.
-UNUSED_BYTES = 4096
+MIN_UNUSED_BYTES = 4096
 #: Smallest reported unused fraction of a storage, because libraries pad shared buffers.
-UNUSED_SHARE = 0.1
+MIN_UNUSED_SHARE = 0.1
 
 #: Largest number of steps of the search for common bytes in a target: some tenths of a second.
-MAX_TRIES = 100_000
+MAX_SEARCH_STEPS = 100_000
 
 
 def _needs_strides(subject: Subject) -> str | None:
@@ -68,7 +68,7 @@ def oversized_storage(subject: Subject) -> Iterator[Issue]:
     """
     for storage in _select_storages(subject):
         unused = storage.unused_bytes
-        if unused < max(UNUSED_BYTES, storage.size * UNUSED_SHARE):
+        if unused < max(MIN_UNUSED_BYTES, storage.size * MIN_UNUSED_SHARE):
             continue
         tensor, _ = storage.users[0]
         if all(user.saved is False for user, _ in storage.users):
@@ -130,7 +130,7 @@ def shared_slices(subject: Subject) -> Iterator[Issue]:
 
     Fix: save copies (`.clone()`), or save the whole tensor and slice the tensor after loading.
     """
-    work = [MAX_TRIES]
+    work = [MAX_SEARCH_STEPS]
     for storage in _select_storages(subject):
         views = {view: tensors[0] for view, tensors in storage.named_views.items() if view.byte_count}
         pairs = [pair for group in split_disjoint_groups(list(views)) for pair in _find_clashes(group, work)]

@@ -156,7 +156,7 @@ def _merge_steps(piece: TensorData, elements: int) -> tuple[tuple[int, int], ...
 
 
 #: Largest number of times that a group of views is split again.
-_ROUNDS = 8
+_MAX_SPLIT_ROUNDS = 8
 
 
 def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
@@ -171,7 +171,7 @@ def split_disjoint_groups(views: Sequence[View]) -> Iterator[list[View]]:
         parts = _split_by_span([(view.start, view.end, view) for view in group])
         if len(parts) == 1 and len(group) > 1:
             parts = _split_by_period(group)
-        if len(parts) == 1 or rounds == _ROUNDS:
+        if len(parts) == 1 or rounds == _MAX_SPLIT_ROUNDS:
             yield sorted(group, key=lambda view: (view.start, -view.end))
         else:
             waiting += ((part, rounds + 1) for part in reversed(parts))

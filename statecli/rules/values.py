@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 #: Smallest reported share of denormals. A product with a float32 matrix then takes 11 to 22 times as long on a current
 #: x86 core, with a tenth of the share 2 to 3 times.
-DENORMAL_SHARE = 0.01
+MIN_DENORMAL_SHARE = 0.01
 #: Smallest reported number of denormals. Each costs about 34 ns for each row of the input, so fewer take less than 0.15
 #: ms, whatever the share; and training leaves some denormals in any small tensor at rest.
-DENORMALS = 4096
+MIN_DENORMALS = 4096
 #: Smallest size in bytes of a tensor that is reported as saved twice or as constant.
-SMALL = 1 << 10
+MIN_REPORTED_BYTES = 1 << 10
 #: Names of weights that start at zero, at a single value, or alike in each layer: adapters, tables of positions, A of
 #: Mamba.
-_BEGINS_SO = compile_on_use(
+_UNIFORM_AT_START = compile_on_use(
     r"(?:^|\.)(?:lora_(?:B|E|up|embedding_A)|hada_w2_a|lokr_w1|oft_[rR]|boft_R|ia3_l|A_log|final_logits_bias|cls_token"
     r"|pos(?:ition)?_embed\w*|rel_pos_[hw]|relative_position_bias_table|(?:zero_conv|controlnet_)\w*)(?:\.|$)"
 )
 #: By floating-point type, the size from which on a value rounds to no finite value (half a step above the largest
 #: value), and whether this size itself still rounds down, because a tie goes to the even neighbour. The float8 types
 #: without infinity round to NaN, float8_e4m3fn in newer versions of torch to its largest number.
-OVERFLOW = {
+OVERFLOW_LIMITS = {
     "float16": (65520.0, False),
     "bfloat16": ((2 - 2**-8) * 2.0**127, False),
     "float32": ((2 - 2**-24) * 2.0**127, False),
@@ -162,7 +162,11 @@ def all_zero(subject: Subject) -> Iterator[Issue]:
     weights = [(tensor, facts) for tensor, facts in _list_facts(subject) if _is_weight(tensor) and not facts.reason]
     zero = [(tensor, facts) for tensor, facts in weights if facts.zeros == facts.elements]
     is_all = len(zero) == len(weights) > 1
-    reported = [(tensor, _describe_all(facts, "zero")) for tensor, facts in zero if is_all or tensor.nbytes >= SMALL]
+    reported = [
+        (tensor, _describe_all(facts, "zero"))
+        for tensor, facts in zero
+        if is_all or tensor.nbytes >= MIN_REPORTED_BYTES
+    ]
     help = "check that the weights were loaded and gathered before saving"
     severity = all_zero.cases["all weights"] if is_all else None
     yield from _report_by_section(subject, reported, "all zero", help, severity)
@@ -183,7 +187,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
     reported = []
     for tensor, facts in _list_facts(subject):
         is_one = facts.only is not None and facts.low == facts.high
-        if is_one and facts.low and tensor.nbytes >= SMALL and _is_weight(tensor):
+        if is_one and facts.low and tensor.nbytes >= MIN_REPORTED_BYTES and _is_weight(tensor):
             reported.append((tensor, _describe_all(facts, f"{facts.low:.6g}")))
     help = "initialize and train the weight, unless the value is intended"
     yield from _report_by_section(subject, reported, "constant", help)
@@ -192,7 +196,7 @@ def constant(subject: Subject) -> Iterator[Issue]:
 def _is_weight(tensor: TensorInfo) -> bool:
     """Return True for a parameter of two dimensions or more that does not start at a single value in training."""
     is_matrix = sum(size > 1 for size in tensor.shape or ()) > 1
-    return tensor.kind is Kind.PARAMETER and is_matrix and not _BEGINS_SO.search(tensor.fqn)
+    return tensor.kind is Kind.PARAMETER and is_matrix and not _UNIFORM_AT_START.search(tensor.fqn)
 
 
 def _report_by_section(
@@ -229,7 +233,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
     """
     for tensor, facts in _list_facts(subject):
         widened = tensor.dtype.startswith(("float16", "float8", "float4"))
-        if not widened and facts.denormal >= max(DENORMALS, DENORMAL_SHARE * facts.elements):
+        if not widened and facts.denormal >= max(MIN_DENORMALS, MIN_DENORMAL_SHARE * facts.elements):
             is_factor = tensor.kind in REGISTERED_KINDS and len(tensor.shape or ()) > 1
             text = _describe_count(facts.denormal, facts, "denormal")
             severity = None if is_factor else denormal.cases["not multiplied"]
@@ -238,7 +242,7 @@ def denormal(subject: Subject) -> Iterator[Issue]:
 
 
 def _needs_known_dtype(subject: Subject) -> str | None:
-    dtypes = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW]
+    dtypes = [dtype for dtype in subject.policy.dtype if dtype in OVERFLOW_LIMITS]
     return None if dtypes else "no floating-point dtype is configured: set policy.dtype"
 
 
@@ -267,7 +271,7 @@ def overflows_dtype(subject: Subject) -> Iterator[Issue]:
 
 def overflows(value: float, dtype: str) -> bool:
     """Return whether a finite value rounds to infinity or NaN in `dtype`; False for an unknown dtype."""
-    limit, includes_limit = OVERFLOW.get(dtype, (math.inf, True))
+    limit, includes_limit = OVERFLOW_LIMITS.get(dtype, (math.inf, True))
     return abs(value) > limit if includes_limit else abs(value) >= limit
 
 
@@ -286,7 +290,11 @@ def duplicate_values(subject: Subject) -> Iterator[Issue]:
     """
     groups: dict[object, list[TensorInfo]] = {}
     for tensor, facts in _list_facts(subject):
-        is_reported = tensor.kind is not Kind.BUFFER and tensor.nbytes >= SMALL and not _BEGINS_SO.search(tensor.fqn)
+        is_reported = (
+            tensor.kind is not Kind.BUFFER
+            and tensor.nbytes >= MIN_REPORTED_BYTES
+            and not _UNIFORM_AT_START.search(tensor.fqn)
+        )
         if is_reported and facts.digest and facts.only is None:
             groups.setdefault((tensor.section, tensor.dtype, tensor.shape, facts.digest), []).append(tensor)
     sections: dict[str, list[list[TensorInfo]]] = {}

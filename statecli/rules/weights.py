@@ -22,7 +22,7 @@ _ZERO_AT_START = compile_on_use(
     r"(?:^|\.)(?P<factor>lora_E|lora_B|lora_up|lora_embedding_A|hada_w2_a|lokr_w1|oft_[rR]|boft_R|vera_lambda_b)(?:\.|$)"
 )
 #: Names of settings in which trainers save the progress of a training.
-_STEPS = compile_on_use(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
+_PROGRESS_SETTING = compile_on_use(r"(?:^|\.)(?:global_step|global_steps|step|steps|epoch|iteration|iter|_step_count)$")
 
 
 @rule(Severity.WARNING, needs_values, cases={"may be intended": Severity.NOTE})
@@ -68,7 +68,12 @@ def _report_untrained(subject: Subject, factors: Sequence[tuple[TensorInfo, Fact
 def _find_sign_of_training(state: ModelState) -> str | None:
     """Return the sign of training in the checkpoint; None without a sign."""
     for key, value in state.metadata.values.items():
-        if _STEPS.search(key) and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        if (
+            _PROGRESS_SETTING.search(key)
+            and isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and value > 0
+        ):
             return f"{key} {value:g}"
     has_optimizer = any(tensor.kind is Kind.OPTIMIZER for tensor in state.tensors)
     return "the checkpoint has optimizer state" if has_optimizer else None
@@ -81,7 +86,7 @@ MIN_ELEMENTS = 64
 #: language models reach some tens.
 OUTLIER_FACTOR = 1000.0
 #: Name of a tensor that may hold a number in place of minus infinity.
-_MASK = compile_on_use(r"mask", re.IGNORECASE)
+_MASK_NAME = compile_on_use(r"mask", re.IGNORECASE)
 
 
 @rule(Severity.WARNING, needs_values)
@@ -102,7 +107,7 @@ def outlier(subject: Subject) -> Iterator[Issue]:
     Fix: compare the tensor with another copy (`statecli diff`), and restore the tensor.
     """
     for tensor, facts in zip(subject.state.tensors, subject.values or (), strict=True):
-        is_judged = tensor.kind is Kind.PARAMETER and not _MASK.search(tensor.fqn)
+        is_judged = tensor.kind is Kind.PARAMETER and not _MASK_NAME.search(tensor.fqn)
         if not is_judged or facts.reason is not None or facts.elements < MIN_ELEMENTS or not facts.typical:
             continue
         largest = max(facts.low or 0.0, facts.high or 0.0, key=abs)

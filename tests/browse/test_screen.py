@@ -85,7 +85,7 @@ def run_read_other(text):
 @pytest.fixture(autouse=True)
 def short_rest(monkeypatch):
     """The cursor rests for a shorter time before values are read."""
-    monkeypatch.setattr("statecli.browse.app.REST_S", 0.01)
+    monkeypatch.setattr("statecli.browse.app.CURSOR_REST_S", 0.01)
 
 
 async def press(pilot, *keys):

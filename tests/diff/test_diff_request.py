@@ -42,7 +42,7 @@ def test_defaults_equal_those_of_the_library():
         ({"metadata_only": True}, {"values": False}),
         ({"no_renames": True}, {"renames": False}),
         ({"verbose": True}, {"ranks": True}),
-        ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAMS, "ranks": True}),
+        ({"output_format": Output.HTML}, {"histograms": diff.HISTOGRAM_COUNT, "ranks": True}),
         ({"may_change": ("x",)}, {"only": ("x",)}),
         ({"must_not_change": ("x",)}, {"frozen": ("x",)}),
         ({"must_change": ("x",)}, {"changed": ("x",)}),

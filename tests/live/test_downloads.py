@@ -77,7 +77,7 @@ def from_here():
 def in_tmp(tmp_path, monkeypatch):
     """Put the file of the models into the current folder, and unset the variable that allows downloads."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(downloads.ALLOWED_BY, raising=False)
+    monkeypatch.delenv(downloads.ALLOW_VARIABLE, raising=False)
     (tmp_path / "net.py").write_text(SOURCE)
 
 
@@ -123,7 +123,7 @@ def test_the_hub_is_offline_without_retries():
 
 def test_the_variable_allows_downloads(monkeypatch):
     """With the variable, the error comes from the network."""
-    monkeypatch.setenv(downloads.ALLOWED_BY, "1")
+    monkeypatch.setenv(downloads.ALLOW_VARIABLE, "1")
     assert "raised gaierror" in get_download_error("net.py:connect")
 
 

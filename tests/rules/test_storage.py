@@ -20,7 +20,7 @@ from statecli.core.finding import Severity
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.core.selection import Selection
 from statecli.rules.policy_config import Policy
-from statecli.rules.storage import MAX_TRIES, UNUSED_BYTES
+from statecli.rules.storage import MAX_SEARCH_STEPS, MIN_UNUSED_BYTES
 from statecli.rules.storage_views import _view_of_piece, group_by_storage, have_common_byte, split_disjoint_groups
 from statecli.targets.target_result import Status
 
@@ -61,7 +61,7 @@ def test_oversized_storage_spares_tensors_that_share_a_storage_out(run_rule, sav
 
 def test_oversized_storage_spares_a_few_unused_bytes(run_rule, save_checkpoint):
     """Less than a page is unused, or only a small share of a big storage, for example padding."""
-    state = {"a": torch.zeros(UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
+    state = {"a": torch.zeros(MIN_UNUSED_BYTES // 4 + 9)[:10], "b": torch.zeros(100_000)[:95_000]}
     assert not run_rule("oversized-storage", save_checkpoint(state))
 
 
@@ -265,7 +265,7 @@ MANY_VIEWS = {
 def test_shared_slices_spares_many_interleaved_views(run_rule, save_checkpoint, parts):
     """The views are split into groups: to try each pair would be too much work."""
     state = {str(n): tensor for n, tensor in enumerate(parts(500))}
-    assert len(state) * (len(state) - 1) / 2 > MAX_TRIES
+    assert len(state) * (len(state) - 1) / 2 > MAX_SEARCH_STEPS
     assert not run_rule("shared-slices", save_checkpoint(state))
 
 
@@ -281,7 +281,7 @@ def test_shared_slices_finds_an_overlap_among_many_columns(run_rule, save_checkp
 
 def test_shared_slices_gives_a_note_for_undecided_views(run_rule, save_checkpoint, monkeypatch):
     """Undecided views give a note, neither a pass nor a warning. An overlap found without tries is still reported."""
-    monkeypatch.setattr("statecli.rules.storage.MAX_TRIES", 1)
+    monkeypatch.setattr("statecli.rules.storage.MAX_SEARCH_STEPS", 1)
     flat = torch.zeros(10_000)
     gaps = {str(n): flat.as_strided((10, 10), (7, 70 + n), n) for n in range(5)}
     path = save_checkpoint(gaps | {"x": (big := torch.zeros(9))[:5], "y": big[4:]})

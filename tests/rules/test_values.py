@@ -328,7 +328,7 @@ def test_denormal_gives_only_notes_after_real_training(audit_state):
 # --- casts -----------------------------------------------------------------------------------------------------------
 
 
-TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW if hasattr(torch, name)}
+TARGETS = {name: getattr(torch, name) for name in values.OVERFLOW_LIMITS if hasattr(torch, name)}
 
 
 def build_numbers_around(number, count=40):
@@ -347,7 +347,7 @@ def build_numbers_around(number, count=40):
 @pytest.mark.parametrize("dtype", [name for name in TARGETS if name != "float32"])
 def test_value_overflows_exactly_if_torch_overflows(dtype):
     """The values are a bit below and a bit above the limit of each type, with either sign."""
-    numbers = build_numbers_around(values.OVERFLOW[dtype][0])
+    numbers = build_numbers_around(values.OVERFLOW_LIMITS[dtype][0])
     numbers = numbers[numbers.isfinite()]
     cast = numbers.to(TARGETS[dtype]).to(torch.float32)
     is_lost = ~cast.isfinite()
@@ -358,7 +358,7 @@ def test_value_overflows_exactly_if_torch_overflows(dtype):
 
 def test_float64_overflows_float32_exactly_if_torch_overflows():
     """The limit is exactly half a step above the largest float32."""
-    limit = torch.tensor(values.OVERFLOW["float32"][0], dtype=torch.float64)
+    limit = torch.tensor(values.OVERFLOW_LIMITS["float32"][0], dtype=torch.float64)
     for number in (limit, torch.nextafter(limit, limit * 0), torch.nextafter(limit, limit * 2), -limit):
         assert values.overflows(number.item(), "float32") is not bool(number.to(torch.float32).isfinite())
 

@@ -87,9 +87,9 @@ def test_state_kept_by_the_compiled_model_is_reported(name, in_tmp_path):
 
 def test_graph_limit_equals_the_limit_of_torch():
     """The number in the message is the number of graphs after which torch.compile stops compiling the function."""
-    from statecli.commands.verify.proofs.compile import _LIMIT, GRAPHS_OF_A_FUNCTION
+    from statecli.commands.verify.proofs.compile import _LIMIT_SETTING, DEFAULT_GRAPH_LIMIT
 
-    assert getattr(torch._dynamo.config, _LIMIT) == GRAPHS_OF_A_FUNCTION
+    assert getattr(torch._dynamo.config, _LIMIT_SETTING) == DEFAULT_GRAPH_LIMIT
 
 
 def test_torch_stops_compiling_at_the_limit():
@@ -173,15 +173,15 @@ def test_error_of_the_compiler_is_inconclusive(in_tmp_path, capfd):
 
 def test_live_model_is_unchanged():
     """The proof compiles and changes copies, and restores the settings of the compiler."""
-    from statecli.commands.verify.proofs.compile import _LIMIT
+    from statecli.commands.verify.proofs.compile import _LIMIT_SETTING
 
-    limit = getattr(torch._dynamo.config, _LIMIT)
+    limit = getattr(torch._dynamo.config, _LIMIT_SETTING)
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     (check,) = statecli.verify(model, inputs="2x2", checks=["compile"]).checks
     assert check.verdict is Verdict.PASSED
     assert torch.equal(before, model.weight)
-    assert getattr(torch._dynamo.config, _LIMIT) == limit
+    assert getattr(torch._dynamo.config, _LIMIT_SETTING) == limit
 
 
 def test_command_line_names_the_line(statecli, in_tmp_path):

@@ -79,7 +79,7 @@ def test_help_recommends_to_recreate_a_cache():
     """The cached tensor was assigned in forward, so the help does not suggest a change of the constructor."""
     (finding,) = forward.prove(build_sample_subject("cached_mask:Causal", (2, 4, 8)), FAKE).findings
     advice, _, line = finding.help.partition("; assigned at ")
-    assert advice == recreated_by_forward.HELP.format("device")
+    assert advice == recreated_by_forward.RECREATE_HELP.format("device")
     assert line.endswith("cached_mask.py:23")
 
 

@@ -21,7 +21,7 @@ LOSSY = [
 ]
 
 
-def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PERIOD):
+def perturb_zeros(dtype, *, phase=0, elements=2 * tensor_bits.PATTERN_PERIOD):
     """Return a tensor of zeros after `perturb` has overwritten its values."""
     tensor = torch.zeros(elements, dtype=dtype)
     tensor_bits.perturb([tensor], phase=phase)
@@ -50,11 +50,11 @@ def test_last_bit_of_the_values_is_set(dtype):
 def test_values_are_between_0_and_1_and_differ(dtype):
     """The values are between 0 and 1, all different in a period, and different in each place under another phase."""
     tensor, other = (
-        perturb_zeros(dtype, elements=tensor_bits.PERIOD),
-        perturb_zeros(dtype, elements=tensor_bits.PERIOD, phase=1),
+        perturb_zeros(dtype, elements=tensor_bits.PATTERN_PERIOD),
+        perturb_zeros(dtype, elements=tensor_bits.PATTERN_PERIOD, phase=1),
     )
     assert bool(((tensor > 0) & (tensor < 1)).all())
-    assert len(tensor.unique()) == tensor_bits.PERIOD
+    assert len(tensor.unique()) == tensor_bits.PATTERN_PERIOD
     assert bool((tensor != other).all())
 
 

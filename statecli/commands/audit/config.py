@@ -34,7 +34,7 @@ from statecli.targets.location import find_repository_root, has_repository
 CONFIG_FILE_NAMES = ("statecli.toml", "pyproject.toml")
 #: Group of rules about code and memory, and a rule of another group. A configuration in an audited folder may weaken
 #: neither, because bytes after the data are read by a second load of the same file.
-_PICKLES, _TRAILING_BYTES = "pickles", "trailing-bytes"
+_PICKLES_GROUP, _TRAILING_BYTES_RULE = "pickles", "trailing-bytes"
 #: Largest size of a configuration file, in bytes.
 MAX_CONFIG_BYTES = 1 << 22
 _LIST_RULES = "; run statecli rules for the list"
@@ -97,7 +97,9 @@ class LoadedConfig(msgspec.Struct, frozen=True):
     @property
     def protected_rules(self) -> frozenset[str]:
         """The rules that a judged configuration cannot weaken: about pickles, and of plugins."""
-        protected_names = {rule.name for rule in join_rules(()) if rule.group == _PICKLES} | {_TRAILING_BYTES}
+        protected_names = {rule.name for rule in join_rules(()) if rule.group == _PICKLES_GROUP} | {
+            _TRAILING_BYTES_RULE
+        }
         return frozenset(protected_names | {rule.name for plugin in self.plugins for rule in plugin.rules})
 
     def source(self, *keys: str) -> str:
@@ -191,7 +193,9 @@ def distrust_judged_config(loaded_config: LoadedConfig, targets: Iterable[str]) 
         return loaded_config
     config, protected = loaded_config.config, loaded_config.protected_rules
     is_complete = not config.select or set(expand_rules(config.select, "select", loaded_config.rules)) >= protected
-    groups = {rule.group for rule in loaded_config.rules if rule.name in protected and rule.name != _TRAILING_BYTES}
+    groups = {
+        rule.group for rule in loaded_config.rules if rule.name in protected and rule.name != _TRAILING_BYTES_RULE
+    }
     trusted = replace(
         config,
         select=config.select if is_complete else (*config.select, *sorted(protected)),

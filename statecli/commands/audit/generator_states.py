@@ -16,7 +16,7 @@ from statecli.core.model_state import Hazard, ModelState, ScannedPickle
 
 _STATE_BYTES = 5056
 #: Start of a state: seed, `left`, `seeded`, `next`. torch uses the lower half of `next`.
-_BEGINNING = struct.Struct("<QiiI")
+_STATE_HEADER = struct.Struct("<QiiI")
 _TABLE_LENGTH = 624
 
 
@@ -24,7 +24,7 @@ def check_generator_states(state: ModelState) -> Iterator[ScannedPickle]:
     """Yield a hazard for each state that torch accepts and reads beyond. Raises UnreadableError."""
     for tensor in state.tensors:
         if tensor.dtype == "uint8" and tensor.elements == _STATE_BYTES and tensor.data is not None:
-            _, remaining, seeded, following = _BEGINNING.unpack_from(read_bytes(tensor))
+            _, remaining, seeded, following = _STATE_HEADER.unpack_from(read_bytes(tensor))
             is_accepted = seeded and 0 < remaining <= _TABLE_LENGTH and following <= _TABLE_LENGTH
             if is_accepted and following + remaining > _TABLE_LENGTH + 1:
                 text = (

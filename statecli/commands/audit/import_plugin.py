@@ -31,7 +31,7 @@ from statecli.rules.dictionary import DICTIONARY
 
 _RULE_NAME = compile_on_use(r"(?P<prefix>[a-z][a-z0-9]*)(-[a-z0-9]+)+")
 #: First words of the names of statecli's own rules, and names of their groups, which a plugin must not use as prefix.
-_OWN_WORDS = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_NAMES.values())) | frozenset(
+_RESERVED_PREFIXES = frozenset(name.partition("-")[0] for name in (*DICTIONARY, *FORMER_NAMES.values())) | frozenset(
     rule.group for rule in DICTIONARY.values()
 )
 _file_numbers = itertools.count()
@@ -150,7 +150,7 @@ def _find_problem(rule: AuditRule) -> str | None:
     match = _RULE_NAME.fullmatch(rule.name) if isinstance(rule.name, str) else None
     if match is None:
         return "the name is not valid; use a prefix of your organisation and lower-case words: acme-missing-license"
-    if match["prefix"] in _OWN_WORDS:
+    if match["prefix"] in _RESERVED_PREFIXES:
         return f"the prefix {match['prefix']}- belongs to statecli; use a prefix of your organisation, such as acme-"
     if not isinstance(rule.severity, Severity):
         return f"the severity is {rule.severity!r:.60}; use Severity.NOTE, Severity.WARNING or Severity.ERROR"

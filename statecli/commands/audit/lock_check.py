@@ -72,14 +72,14 @@ def _build_lock_request(request: Request, by_name: bool) -> compare_lock.Request
 
 def count_matches(pairs: Sequence[LockMatch]) -> LockCount:
     """Count the tensors compared with the lock; a tensor on a single side does not match."""
-    compared = [pair for pair in pairs if pair.differ != compare_lock.OTHER_SECTION]
+    compared = [pair for pair in pairs if pair.differ != compare_lock.SECTION_NOT_IN_LOCK]
     return LockCount(len(compared), sum(pair.agrees for pair in compared))
 
 
 def list_unlocked_sections(pairs: Sequence[LockMatch]) -> tuple[Oddity, ...]:
     """Return the note about sections, such as an optimizer, left out by the lock of a model; () without any."""
     sections = {
-        pair.tensor.section: None for pair in pairs if pair.tensor and pair.differ == compare_lock.OTHER_SECTION
+        pair.tensor.section: None for pair in pairs if pair.tensor and pair.differ == compare_lock.SECTION_NOT_IN_LOCK
     }
     message = f"{join_names(tuple(sections))}: not part of a model and not in the lock, so not compared"
     return (Oddity(OddityKind.NOT_LOCKED.value, message),) if sections else ()

@@ -149,7 +149,7 @@ def _select_models(state: ModelState, other: ModelState) -> ModelState:
 
 
 #: Name of Flax's collection of trained parameters; `batch_stats` and other collections are next to it.
-PARAMS = "params"
+FLAX_PARAMS = "params"
 
 
 def _join_sections(state: ModelState, other: ModelState) -> ModelState:
@@ -157,7 +157,7 @@ def _join_sections(state: ModelState, other: ModelState) -> ModelState:
     if not state.traits.has_collections:
         return state
     own_sections, others = list_model_sections(state), list_model_sections(other)
-    if len(own_sections) < 2 or PARAMS not in own_sections or len(others) != 1 or others[0] in own_sections:
+    if len(own_sections) < 2 or FLAX_PARAMS not in own_sections or len(others) != 1 or others[0] in own_sections:
         return state
     other_names = {tensor.fqn for tensor in other.tensors}
     keeps_sections = any(f"{tensor.section}.{tensor.fqn}" in other_names for tensor in state.tensors)

@@ -9,7 +9,7 @@ from statecli.commands.diff.result import Change
 from statecli.core.model_state import Kind
 
 #: A parameter starts near zero if its RMS before is less than this share of the median of the changed parameters.
-MAX_SHARE = 0.01
+MAX_RMS_SHARE = 0.01
 
 
 def find_near_zero(changes: Iterable[Change]) -> frozenset[int]:
@@ -24,5 +24,5 @@ def find_near_zero(changes: Iterable[Change]) -> frozenset[int]:
         and delta.elements
     }
     sorted_sizes = sorted(sizes.values())
-    limit = MAX_SHARE * sorted_sizes[len(sorted_sizes) // 2] if sorted_sizes else 0.0
+    limit = MAX_RMS_SHARE * sorted_sizes[len(sorted_sizes) // 2] if sorted_sizes else 0.0
     return frozenset(key for key, size in sizes.items() if size < limit)

@@ -10,18 +10,18 @@ from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
 
-def _rule(name: str, summary: str, why: str, example: str, fix: str, heading: str = "") -> Rule:
+def _build_rule(name: str, summary: str, why: str, example: str, fix: str, heading: str = "") -> Rule:
     return Rule(name, "diff", ("diff",), Severity.ERROR, summary, why, example, fix, heading=heading)
 
 
-ADDED = _rule(
+ADDED = _build_rule(
     "added",
     summary="A tensor is only in the second checkpoint.",
     why="a strict load fails if the class does not define the tensor.",
     example="a fine-tuned checkpoint has `lora_A` and `lora_B` for each layer; its base model has neither.",
     fix="check that the tensor belongs to the model. If the new tensor is expected, allow it with `--may-change GLOB`.",
 )
-REMOVED = _rule(
+REMOVED = _build_rule(
     "removed",
     summary="A tensor is only in the first checkpoint.",
     why="""a strict load of the second checkpoint fails. With `strict=False` the tensor keeps its
@@ -29,7 +29,7 @@ initial values.""",
     example="`head.bias` is in the first checkpoint and not in the second.",
     fix="save the second checkpoint again with the tensor. If only the name differs, use `--map OLD=NEW`.",
 )
-CHANGED = _rule(
+CHANGED = _build_rule(
     "changed",
     summary="A tensor differs: its values, dtype, shape, kind or device.",
     why="the model computes other results, or needs another amount of memory. The finding lists the differences.",
@@ -37,14 +37,14 @@ CHANGED = _rule(
     fix="""check that the change is intended. Use `--ignore FIELD` for a field that may differ, `--atol` and `--rtol`
 for rounding, and `--may-change GLOB` for tensors that may change.""",
 )
-RENAMED = _rule(
+RENAMED = _build_rule(
     "renamed",
     summary="A tensor has another name.",
     why="`load_state_dict` matches tensors by name: it reports the old name as missing and the new one as unexpected.",
     example="`fc.weight` of the first checkpoint has the same bytes as `head.weight` of the second.",
     fix="rename the key before loading. Use `--map OLD=NEW` to compare the two tensors.",
 )
-METADATA = _rule(
+METADATA = _build_rule(
     "metadata",
     summary="A setting in the checkpoint differs (its config, step or hyperparameters).",
     why="the same weights can give another result with another setting, such as a learning rate or the model's config.",
@@ -54,7 +54,7 @@ METADATA = _rule(
         "epoch`."
     ),
 )
-OUTSIDE_ONLY = _rule(
+OUTSIDE_ONLY = _build_rule(
     "outside-only",
     summary="A tensor or setting changed, although `--may-change` does not allow the change.",
     why="the training or conversion changed more than `--may-change` allows.",
@@ -63,7 +63,7 @@ OUTSIDE_ONLY = _rule(
     fix="""freeze the other layers with `requires_grad_(False)` and `eval()`, or allow an
 intended change with another `--may-change GLOB`.""",
 )
-FROZEN_CHANGED = _rule(
+FROZEN_CHANGED = _build_rule(
     "frozen-changed",
     summary="A tensor that matches `--must-not-change` has changed.",
     why="a layer that should be frozen was trained, or was saved from another run.",
@@ -72,14 +72,14 @@ FROZEN_CHANGED = _rule(
     fix="call `requires_grad_(False)` and `eval()` on the frozen layers. BatchNorm updates its statistics in "
     "train mode.",
 )
-UNCHANGED = _rule(
+UNCHANGED = _build_rule(
     "unchanged",
     summary="None of the tensors that match a glob of `--must-change` has changed.",
     why="the layer that should be trained was not: it is frozen, not in the optimizer, or not saved.",
     example="`--must-change 'head.*'` is given, and all tensors of the head are identical.",
     fix="run `statecli verify --check step` on the class: it reports parameters without a gradient or an update.",
 )
-INEXACT_CAST = _rule(
+INEXACT_CAST = _build_rule(
     "inexact-cast",
     summary="A tensor differs by more than the rounding of the cast that `--cast` allows.",
     why="""the export has values of another run, was not rounded to the nearest values, or lost values that the new
@@ -87,7 +87,7 @@ dtype can hold.""",
     example="of 39 tensors cast from float32 to bfloat16, one has the values of an older step.",
     fix="export the checkpoint again from the same weights with `tensor.to(dtype)`, which rounds to the nearest value.",
 )
-NOT_MERGED = _rule(
+NOT_MERGED = _build_rule(
     "not-merged",
     summary="A merged tensor is not the sum of the base tensor and the update of `--adapter`.",
     why="the merge left out a layer, used another scale, or started from another base model than the training "
@@ -95,7 +95,7 @@ NOT_MERGED = _rule(
     example="the merged checkpoint has the update of `q_proj` in three of four layers.",
     fix="merge again with peft's `merge_and_unload()`, from the base model given in `adapter_config.json`.",
 )
-LOAD_REFUSED = _rule(
+LOAD_REFUSED = _build_rule(
     "load-refused",
     summary="The class refuses to load the checkpoint.",
     why="`load_state_dict` raises for a reason other than names and shapes, so no weight is loaded reliably.",

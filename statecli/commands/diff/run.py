@@ -163,7 +163,7 @@ class _Comparison:
         load_result = self._check_load(all_matches, states, changes)
         loading = self._explain_load() if load_result.findings else None
         if loading is not None and loading.covers_names:
-            self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTES]
+            self.notes = [note for note in self.notes if note.kind not in suggest_map.NOTE_KINDS]
         del all_matches, matches, differing, outcomes  # free memory before building the findings
         verdict = self._build_findings(load_result.findings, changes, broken_pairs, setting_changes, settings)
         histograms = change_details.compute_difference_histograms(changes, self.request.histograms)
@@ -494,7 +494,7 @@ def _find_status(match: Match, fields: tuple[Field, ...]) -> Status:
 
 
 #: Oddities about tensors that a reader left out.
-_NOT_READ = (
+_UNREAD_TENSOR_KINDS = (
     OddityKind.TOO_DEEP,
     OddityKind.NOT_SEARCHED,
     OddityKind.OPAQUE_CLASS,
@@ -502,7 +502,7 @@ _NOT_READ = (
     OddityKind.SCRIPT_MODULE,
 )
 #: Oddities that are already in `Diff.broken`, or that any module may have.
-_REPORTED_ELSEWHERE = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
+_UNREPORTED_KINDS = (OddityKind.METADATA_CUT, OddityKind.NONE_PARAMETER)
 
 
 def _list_unread_settings(state: ModelState) -> list[Broken]:
@@ -518,7 +518,7 @@ def _list_unread_settings(state: ModelState) -> list[Broken]:
 def _list_oddities(state: ModelState) -> Iterator[Oddity]:
     """Yield the oddities of a file, and tensors left out by a reader, because often only a diff is run."""
     for oddity in state.oddities:
-        if oddity.kind in _NOT_READ:
+        if oddity.kind in _UNREAD_TENSOR_KINDS:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}: not compared", oddity.fqn)
-        elif oddity.kind not in _REPORTED_ELSEWHERE and not state.traits.is_class:
+        elif oddity.kind not in _UNREPORTED_KINDS and not state.traits.is_class:
             yield Oddity(oddity.name, f"{state.target}: {oddity.message}", oddity.fqn)

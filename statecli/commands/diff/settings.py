@@ -17,10 +17,10 @@ from statecli.core.model_state import ModelState, Oddity, Scalar, Settings
 from statecli.core.setting_paths import MORE, format_path, rename
 
 #: Section of a whole file, which is not a path in the file.
-_LONE = "model"
+_WHOLE_FILE_SECTION = "model"
 #: Kind of an empty container by its text.
-_EMPTY: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
-_HUGE = compile_on_use("-?[0-9]{19,400}")
+_KIND_BY_EMPTY_TEXT: Mapping[Scalar, str] = {"{}": "dict", "[]": "list"}
+_HUGE_INTEGER = compile_on_use("-?[0-9]{19,400}")
 
 
 def compare_settings(
@@ -116,7 +116,7 @@ def _spell_keys(side: Settings, other: Settings) -> dict[str, Scalar]:
     """
     spelled_values: dict[str, Scalar] = {}
     for key, value in side.values.items():
-        if key in other.kinds and key not in side.kinds and _EMPTY.get(value) == other.kinds[key]:
+        if key in other.kinds and key not in side.kinds and _KIND_BY_EMPTY_TEXT.get(value) == other.kinds[key]:
             continue
         types = side.types.get(key, "")
         typed_key = format_path(key, types) if types else key
@@ -145,7 +145,7 @@ def _select_section(state: ModelState, section: str | None, other: ModelState) -
     return rename(side, name), [key for key in side.values if key.startswith(start) and is_left_out(key)]
 
 
-def _attribute_prefixes(state: ModelState) -> tuple[str, ...]:
+def _list_attribute_prefixes(state: ModelState) -> tuple[str, ...]:
     """Return the prefix of the attributes of each whole module; the signature of an exported program has none."""
     side = state.metadata
     if state.traits.settings_describe_program:
@@ -156,20 +156,20 @@ def _attribute_prefixes(state: ModelState) -> tuple[str, ...]:
 def _list_modules_with_more(state: ModelState, other: ModelState) -> tuple[str, ...]:
     """Return prefixes of modules whose attributes the other does not record, or only as far as its code uses them."""
     alike = state.traits.settings_are_compiled is other.traits.settings_are_compiled
-    return () if alike and _attribute_prefixes(other) else _attribute_prefixes(state)
+    return () if alike and _list_attribute_prefixes(other) else _list_attribute_prefixes(state)
 
 
 def _find_shared_attributes(state: ModelState, other: ModelState) -> frozenset[str]:
     """Return the attributes also recorded by the other's modules, by their paths in this state."""
     other_attributes = {
         key[len(start) :]
-        for start in _attribute_prefixes(other)
+        for start in _list_attribute_prefixes(other)
         for key in other.metadata.values
         if key.startswith(start)
     }
     return frozenset(
         key
-        for start in _attribute_prefixes(state)
+        for start in _list_attribute_prefixes(state)
         for key in state.metadata.values
         if key.startswith(start) and key[len(start) :] in other_attributes
     )
@@ -179,7 +179,7 @@ def _find_section_prefix(side: Settings, state: ModelState, section: str) -> str
     """Return the prefix of the settings of a section; "" if the file has nothing else."""
     prefix = f"{section}."
     is_named = section in side.kinds or any(key.startswith(prefix) for key in side.values)
-    is_all = section in state.whole_modules or (section == _LONE and state.sections == (section,))
+    is_all = section in state.whole_modules or (section == _WHOLE_FILE_SECTION and state.sections == (section,))
     return "" if is_all and not is_named else prefix
 
 
@@ -256,7 +256,7 @@ def _is_same(before: Scalar, after: Scalar) -> bool:
 
 def _is_huge(text: str, number: float) -> bool:
     """Return True if a text is an integer beyond JSON's numbers and equals the float."""
-    return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE.fullmatch(text)) and int(text) == number
+    return 2.0**63 <= abs(number) < float("inf") and bool(_HUGE_INTEGER.fullmatch(text)) and int(text) == number
 
 
 def _is_text_and_number(text: Scalar, value: Scalar) -> bool:

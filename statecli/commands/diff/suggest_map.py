@@ -17,7 +17,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.core.units import plural
 
 #: Kinds of notes that are omitted if the cause is known.
-NOTES = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
+NOTE_KINDS = frozenset((OddityKind.PREFIX_APART, OddityKind.COMPONENTS_APART))
 #: Key of tensors that may be equal: section after, name and shape.
 _Key = tuple[str | None, str, tuple[int, ...] | None]
 

@@ -21,7 +21,7 @@ from statecli.values.plain_pairs import compare_plain_pairs
 from statecli.workers import pool
 
 #: Number of pairs whose values are compared together, because their tasks and results take a kilobyte a pair.
-PAIRS_AT_ONCE = 1 << 15
+PAIRS_PER_BATCH = 1 << 15
 
 
 class PairResult(msgspec.Struct, frozen=True, gc=False):
@@ -104,8 +104,8 @@ class ValueComparison:
             return
         total = sum(before.nbytes for n in to_compare if (before := matches[n].before))
         advance = progress(total) if progress else None
-        for start in range(0, len(to_compare), PAIRS_AT_ONCE):
-            numbers = to_compare[start : start + PAIRS_AT_ONCE]
+        for start in range(0, len(to_compare), PAIRS_PER_BATCH):
+            numbers = to_compare[start : start + PAIRS_PER_BATCH]
             pairs = [
                 values.compare.Pair(old, new)
                 for n in numbers

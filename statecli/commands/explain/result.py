@@ -91,7 +91,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 #: Causes that explain less than the differing names and shapes.
-_WITHOUT_ANSWER = frozenset((Cause.OTHER_MODEL, Cause.OTHER_NAMES, Cause.REFUSED))
+_UNSPECIFIC_CAUSES = frozenset((Cause.OTHER_MODEL, Cause.OTHER_NAMES, Cause.REFUSED))
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -118,4 +118,4 @@ class Explanation(msgspec.Struct, frozen=True):
     def covers_names(self) -> bool:
         """Return True if the causes say why each name or shape differs."""
         causes = {evidence.cause for evidence in self.diagnosis.causes} if self.diagnosis else set()
-        return bool(causes) and not causes & _WITHOUT_ANSWER
+        return bool(causes) and not causes & _UNSPECIFIC_CAUSES

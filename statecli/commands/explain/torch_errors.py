@@ -27,7 +27,7 @@ _MISMATCH = compile_on_use(
     r"size mismatch for (\S+): copying a param with shape (?:torch\.Size\()?\[([\d, ]*)\]\)? from checkpoint, "
     r"the shape in current model is (?:torch\.Size\()?\[([\d, ]*)\]"
 )
-_FILLED = ".num_batches_tracked"
+_FILLED_SUFFIX = ".num_batches_tracked"
 _CLASS = compile_on_use(r"Error\(s\) in loading state_dict for (\w+):")
 _FILE = compile_on_use(r"(?:torch\.load|load_file)\(\s*[rf]?([\"'])([^\"'\n{}]+)\1")
 #: Keys of the state_dict and of other values in files of training scripts.
@@ -130,7 +130,11 @@ def _explain_names(
     extra_names = (
         unexpected
         if steps is None
-        else [name for name in alignment.unexpected if not name.endswith(_FILLED) or apply_steps(steps, name) == name]
+        else [
+            name
+            for name in alignment.unexpected
+            if not name.endswith(_FILLED_SUFFIX) or apply_steps(steps, name) == name
+        ]
     )
     for names, description in (
         (missing_names, f"the checkpoint lacks {plural(len(missing_names), 'tensor')} of {model}"),

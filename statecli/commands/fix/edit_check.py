@@ -16,13 +16,13 @@ from statecli.core.registration_rules import UNREGISTERED_MODULE
 from statecli.core.units import join_names
 
 #: Proofs that stop at their first failure, so that a repair may reveal the next failure.
-_STOPS_EARLY = frozenset((Name.FORWARD, Name.STEP))
+_EARLY_STOPPING_PROOFS = frozenset((Name.FORWARD, Name.STEP))
 #: Proofs that an edit must repair if they failed, by cause. Edits of other causes must repair all failed proofs.
-_PROOFS_OF = {
+_PROOFS_BY_CAUSE = {
     Cause.UNREGISTERED: frozenset((Name.MOVE, Name.CAST, Name.SAVE, Name.FORWARD, Name.MATERIALIZE)),
     Cause.CUT_GRAPH: frozenset((Name.STEP,)),
 }
-_BAD = (Verdict.FAILED, Verdict.INCONCLUSIVE)
+_BAD_VERDICTS = (Verdict.FAILED, Verdict.INCONCLUSIVE)
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -107,7 +107,7 @@ def _get_verdict_for(defect: Defect, proof: Name, verification: Verification) ->
     named, revealed = Names(defect.names), _list_revealed(defect, verification)
     defect_verdicts = {name: verdict for name, verdict in _list_verdicts(check).items() if name in named}
     verdicts = {verdict for name, verdict in defect_verdicts.items() if name not in revealed}
-    return next((verdict for verdict in _BAD if verdict in verdicts), Verdict.PASSED)
+    return next((verdict for verdict in _BAD_VERDICTS if verdict in verdicts), Verdict.PASSED)
 
 
 def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
@@ -119,7 +119,7 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
         for finding in check.findings
         if finding.fqn is not None and finding.severity.value != "note"
     ]
-    order = (*_BAD, Verdict.PASSED, Verdict.SKIPPED)
+    order = (*_BAD_VERDICTS, Verdict.PASSED, Verdict.SKIPPED)
     for fqn, verdict in (*cells, *findings):
         name = normalize(fqn)
         verdicts[name] = min(verdicts.get(name, Verdict.SKIPPED), verdict, key=order.index)
@@ -129,7 +129,7 @@ def _list_verdicts(check: Check) -> Mapping[str, Verdict]:
 def _find_remaining(defects: Sequence[Defect], after: Measurement) -> str:
     changes = [(defect, change) for defect in defects for change in compare_proofs(defect, after)]
     for defect, change in changes:
-        if change.proof in _PROOFS_OF.get(defect.cause, Name) and change.after is not Verdict.PASSED:
+        if change.proof in _PROOFS_BY_CAUSE.get(defect.cause, Name) and change.after is not Verdict.PASSED:
             result = _describe(change.after, change.proof, after.verification, Names(defect.names))
             return f"with the fix, the check {change.proof.value} {result}"
     return "" if any(change.after is Verdict.PASSED for _, change in changes) else "no failed check passes with the fix"
@@ -148,8 +148,8 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
     old_checks = {check.check: check for check in before.checks}
     for check in after.checks:
         old = old_checks[check.check]
-        stopped = check.check in _STOPS_EARLY and old.verdict in _BAD
-        if check.verdict in _BAD and old.verdict not in _BAD:
+        stopped = check.check in _EARLY_STOPPING_PROOFS and old.verdict in _BAD_VERDICTS
+        if check.verdict in _BAD_VERDICTS and old.verdict not in _BAD_VERDICTS:
             result = _describe(check.verdict, check.check, after)
             return f"the check {check.check.value} passes without the fix, but with the fix {result}"
         if old.verdict is Verdict.PASSED and check.verdict is not Verdict.PASSED:
@@ -158,7 +158,10 @@ def _find_worse_proof(before: Verification, after: Verification, named: Names, r
         worse = [
             name
             for name, verdict in verdicts.items()
-            if verdict in _BAD and old_verdicts.get(name) not in _BAD and not stopped and name not in revealed
+            if verdict in _BAD_VERDICTS
+            and old_verdicts.get(name) not in _BAD_VERDICTS
+            and not stopped
+            and name not in revealed
         ]
         if worse:
             return f"with the fix, the check {check.check.value} fails for {join_names(worse, 3)}"

@@ -7,7 +7,7 @@ import msgspec
 from statecli.live.suggest_fix import AFTER_LAST_ASSIGNMENT, AFTER_SUPER_INIT, AT_END_OF_INIT
 
 #: Reason for a fix that has no code.
-BY_HAND = "statecli fix cannot make this change; make the change by hand"
+BY_HAND_REASON = "statecli fix cannot make this change; make the change by hand"
 #: Beginnings of the comments of a fix: instructions that `apply_code` follows, and explanations.
 _KNOWN_COMMENTS = (
     AT_END_OF_INIT.strip(),

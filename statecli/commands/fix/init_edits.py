@@ -25,9 +25,9 @@ from statecli.commands.fix.source import (
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Name that replaces the assigned value in code to parse.
-VALUE = "_statecli_value"
+VALUE_PLACEHOLDER = "_statecli_value"
 #: Reason why the assignment cannot become several statements.
-SHARED_LINE = "the assignment shares its line with other code; put the assignment on its own line"
+SHARED_LINE_REASON = "the assignment shares its line with other code; put the assignment on its own line"
 
 
 class Assigned(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def replace_statement(source: Source, assigned: Assigned, code: str) -> Changes:
         return {assigned.line: [suite.with_changes(trailing_whitespace=assigned.line.trailing_whitespace)]}
     smalls = [statement for line in new if isinstance(line, cst.SimpleStatementLine) for statement in line.body]
     if not smalls or any(not isinstance(line, cst.SimpleStatementLine) for line in new):
-        raise NoEdit(SHARED_LINE)
+        raise NoEdit(SHARED_LINE_REASON)
     *first, last = smalls
     semicolon = cst.Semicolon(whitespace_after=cst.SimpleWhitespace(" "))
     ends = [statement.with_changes(semicolon=semicolon) for statement in first]
@@ -136,13 +136,13 @@ def _declare_type(assigned: Assigned, new: list[Statement]) -> list[Statement]:
 def parse_with_value(source: Source, code: str, assigned: Assigned) -> list[Statement]:
     """Return the statements of code, with the assigned value in place of VALUE."""
     statements = source.parse_statements(code)
-    if VALUE not in code:
+    if VALUE_PLACEHOLDER not in code:
         return statements
     value = assigned.value
     parentheses = [source.format(part) for part in (*value.lpar, *value.rpar)]
     if not any("#" in text for text in parentheses) and not isinstance(value, cst.Tuple):
         value = value.with_changes(lpar=(), rpar=())
-    replacer = _ValueReplacer(lambda node: value if node.value == VALUE else None)
+    replacer = _ValueReplacer(lambda node: value if node.value == VALUE_PLACEHOLDER else None)
     return [cast(Statement, statement.visit(replacer)) for statement in statements]
 
 
@@ -173,7 +173,7 @@ def _describe_one_line_body(name: str) -> str:
 def insert_after_line(source: Source, assigned: Assigned, code: str) -> Changes:
     """Return the change that adds statements after the assignment."""
     if not isinstance(assigned.line, cst.SimpleStatementLine):
-        raise NoEdit(SHARED_LINE)
+        raise NoEdit(SHARED_LINE_REASON)
     return {assigned.line: [assigned.line, *source.parse_statements(source.indent(code))]}
 
 

@@ -14,8 +14,8 @@ import libcst as cst
 
 from statecli.commands.fix import init_edits
 from statecli.commands.fix.containers import build_container_property
-from statecli.commands.fix.fix_text import BY_HAND, PrintedFix, read_fix
-from statecli.commands.fix.init_edits import VALUE, Assigned, find_assigned
+from statecli.commands.fix.fix_text import BY_HAND_REASON, PrintedFix, read_fix
+from statecli.commands.fix.init_edits import VALUE_PLACEHOLDER, Assigned, find_assigned
 from statecli.commands.fix.source import (
     Changes,
     NoEdit,
@@ -33,11 +33,11 @@ def apply_code(source: Source, text: str, attribute: str, line: int, names: Sequ
     assigned = find_assigned(source, attribute, line)
     # A value of several lines keeps its own nodes, with comments and indentation.
     value_text = get_value_text(source, assigned)
-    fix = read_fix(text.replace(value_text, VALUE) if "\n" in value_text else text)
+    fix = read_fix(text.replace(value_text, VALUE_PLACEHOLDER) if "\n" in value_text else text)
     if fix.find_comment("# and replace "):
         raise NoEdit(f"the class needs another change first: {str(fix.find_comment('# and ')).removeprefix('# and ')}")
     if not fix.is_editable():
-        raise NoEdit(BY_HAND)
+        raise NoEdit(BY_HAND_REASON)
     has_place = any(fix.find_comment(start) for start in ("# at the end of ", "# after ", "# delete "))
     if _has_other_branch(source, assigned, attribute) and not has_place:
         changes = _register_at_end(source, fix, assigned, attribute, value_text)
@@ -86,7 +86,7 @@ def _register_at_end(source: Source, fix: PrintedFix, assigned: Assigned, name: 
     instance = get_instance_name(assigned.method) if assigned.method is not None else "self"
     is_container = re.search(r"\.(Module|Parameter)(List|Dict)\(", fix.code) is not None
     value = f"{instance}.{name}" if is_container else f'{instance}.__dict__.pop("{name}")'
-    present = VALUE if VALUE in fix.code else value_text
+    present = VALUE_PLACEHOLDER if VALUE_PLACEHOLDER in fix.code else value_text
     if fix.code.count(present) != 1:
         raise NoEdit(f"several branches assign {name}")
     return init_edits.append_to_init(source, assigned.owner, assigned.method, fix.code.replace(present, value))

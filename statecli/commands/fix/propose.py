@@ -9,7 +9,7 @@ import libcst as cst
 
 from statecli.commands.fix import buffer_edits, forward_edits, init_edits, printed_fix
 from statecli.commands.fix.defects import Cause, Defect
-from statecli.commands.fix.fix_text import BY_HAND, read_fix
+from statecli.commands.fix.fix_text import BY_HAND_REASON, read_fix
 from statecli.commands.fix.init_edits import Assigned, find_assigned
 from statecli.commands.fix.source import (
     Changes,
@@ -102,7 +102,7 @@ def _register(defect: Defect, source: Source, attribute: str, filename: str) -> 
     elif (comment := fix.find_comment("# register the tensor once, as ")) is not None:
         yield from _register_once(defect, source, comment, filename)
     else:
-        raise NoEdit(BY_HAND if defect.fix else "statecli has no fix")
+        raise NoEdit(BY_HAND_REASON if defect.fix else "statecli has no fix")
 
 
 def _find_attribute(source: Source, attribute: str, defect: Defect) -> str:
@@ -199,7 +199,7 @@ def _register_once(defect: Defect, source: Source, comment: str, filename: str) 
     """Yield the changes that register a single name, and make the other names properties."""
     named = re.match(r"# register the tensor once, as (\S+), and read this name instead of ([^:]+?)(?: \(|:)", comment)
     if named is None or named[2].endswith("…") or "." in named[1]:
-        raise NoEdit(BY_HAND)
+        raise NoEdit(BY_HAND_REASON)
     name, others = named[1], [other_name.rpartition(".")[2] for other_name in named[2].split(", ")]
     assigned = find_assigned(source, name, defect.line)
     _check_assigned_once(source, assigned, name)

@@ -286,11 +286,11 @@ def _report_random_buffers(state: ModelState) -> Iterator[Finding]:
     for tensor in state.tensors:
         if tensor.persistent is False and tensor.rebuilt is False and tensor.kind is Kind.BUFFER:
             yield verify.rules.LOST_BY_SAVING.finding(
-                f"{tensor.fqn}: {registration_rules.RANDOM_VALUE}",
+                f"{tensor.fqn}: {registration_rules.RANDOM_VALUE_REMARK}",
                 target=state.target,
                 fqn=tensor.fqn,
                 section=tensor.section,
-                help=registration_rules.PERSISTENT,
+                help=registration_rules.PERSISTENT_HELP,
                 origin=tensor.origin or msgspec.UNSET,
             )
 
@@ -314,7 +314,7 @@ def _report_tensor(tensor: TensorInfo, state: ModelState, to: str, harm: Harm) -
         return rules.BYTES_DIFFER.finding(message, target=state.target, fqn=tensor.fqn, section=tensor.section)
     device = tensor.after.device if tensor.after else tensor.device
     was_there = tensor.device == device and str(device).partition(":")[0] == to.partition(":")[0]
-    description = move_rules.KEEPS_MEMORY if was_there else f"left on {device} when the model moves to {to}"
+    description = move_rules.KEEPS_MEMORY_REMARK if was_there else f"left on {device} when the model moves to {to}"
     return move_rules.LEFT_BEHIND.finding(
         f"{tensor.fqn}: {_add_remark(description, harm)}",
         target=state.target,

@@ -32,15 +32,15 @@ from statecli.targets.expand import is_named_as_checkpoint, is_reached, list_mem
 from statecli.targets.section_of_target import split_section
 
 #: Files that do not change the results of a model: records of the training, and documents.
-BOOKKEEPING = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
-DOCUMENT = compile_on_use(
+BOOKKEEPING_FILES = frozenset(["trainer_state.json", "all_results.json", "train_results.json", "eval_results.json"])
+DOCUMENT_NAME = compile_on_use(
     r"(?i)(?:.*\.(?:md|rst|log|png|jpe?g|gif|svg|pdf)|(?:licen[sc]e|readme|notice|requirements|changelog)(?:\.txt)?"
     r"|events\.out\.tfevents\..*)\Z"
 )
 #: Hidden files that a loader reads if another file names them: `"tokenizer_file": ".tokenizer.json"`.
-HIDDEN = compile_on_use(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
+HIDDEN_FILE_NAME = compile_on_use(r"(?i)\..*\.(?:json|jsonl|ya?ml|jinja|py|txt|model|vocab|bpe|tiktoken|so|npy)")
 #: Keys of the settings of a training in checkpoints, which do not change the results of the model.
-TRAINING = (
+TRAINING_KEYS = (
     *("trainer_state", "optimizer", "optimizers", "optimizer_state_dict", "optimizer_states", "scheduler"),
     *("lr_scheduler", "lr_schedulers", "scheduler_state_dict", "scaler", "callbacks", "loops"),
 )
@@ -83,7 +83,7 @@ def select_lockable_settings(state: ModelState, section: str | None) -> Settings
     format_keys = list_format_keys(state)
     settings = select_section_settings(state, section)
 
-    training = (*TRAINING, *(facts.section for facts in state.optimizers if facts.section))
+    training = (*TRAINING_KEYS, *(facts.section for facts in state.optimizers if facts.section))
 
     def keep(key: str) -> tuple[str, str] | None:
         is_of_training = key in training or key.startswith(tuple(f"{name}." for name in training))
@@ -149,7 +149,7 @@ def find_companion_files(folder: str) -> list[str]:
             path = prefix + name
             # Hidden files of tools change often, so only hidden code and configurations count, which other files may
             # name.
-            if name.startswith(".") and path not in modules and not HIDDEN.fullmatch(name):
+            if name.startswith(".") and path not in modules and not HIDDEN_FILE_NAME.fullmatch(name):
                 continue
             inner_path = files.join(folder, path)
             if files.is_folder(inner_path):
@@ -182,7 +182,12 @@ def find_pipeline_folders(targets: Iterable[str], texts: Sequence[str]) -> list[
 
 
 def _changes_model(path: str, name: str) -> bool:
-    if name in BOOKKEEPING or checkpoint_folder.INDEX.search(name) or DOCUMENT.match(name) or _is_weights(name):
+    if (
+        name in BOOKKEEPING_FILES
+        or checkpoint_folder.INDEX.search(name)
+        or DOCUMENT_NAME.match(name)
+        or _is_weights(name)
+    ):
         return False
     return not files.reads_are_requests(path) or files.get_size(path) <= MAX_REMOTE_BYTES
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from statecli import values
 from statecli.commands.diff.pairing import pair_sections
 from statecli.commands.lock.lock_file import Lock, LockedTarget, LockedTensor
-from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, view_key
+from statecli.commands.lock.run import RELIABLE_EVIDENCE, is_bookkeeping, make_view_key
 from statecli.core.errors import NothingMatched, option
 from statecli.core.model_state import Kind, ModelState, TensorInfo
 from statecli.core.parameter_or_buffer import MODEL_KINDS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 #: Fields of a `LockMatch` for a tensor outside of the model, in a section that the lock does not have.
-OTHER_SECTION = ("section",)
+SECTION_NOT_IN_LOCK = ("section",)
 #: Remedy for a target that is not in the lock.
 NEW_TARGET_ADVICE = (
     "if you expect this target, run `statecli lock` again; otherwise leave the target out, or delete the file"
@@ -40,8 +40,8 @@ OTHER_SIDE_ADVICE = (
 class LockMatch(msgspec.Struct, frozen=True, gc=False):
     """Line of the lock and its tensor; None for a missing side.
 
-    `differ`: fields of the line contradicted by the tensor, or `OTHER_SECTION`. `digest` of the tensor; None if not
-    computed, because dtype or shape differ or a side has no values.
+    `differ`: fields of the line contradicted by the tensor, or `SECTION_NOT_IN_LOCK`. `digest` of the tensor; None if
+    not computed, because dtype or shape differ or a side has no values.
     """
 
     locked: LockedTensor | None
@@ -151,14 +151,14 @@ def _match_lines(state: ModelState, target: LockedTarget, request: Request) -> I
             yield LockMatch(line, None)
     if request.frozen_only:
         return
-    matched_views = {(key[0], view_key(rows[key])) for key in matched_keys}
+    matched_views = {(key[0], make_view_key(rows[key])) for key in matched_keys}
     locked_sections = {sections.get(line.section, line.section) for line in target.tensors}
     for tensor in (*(row for key, row in rows.items() if key not in matched_keys), *twins):
         if not tensor.is_in_state_dict or is_bookkeeping(tensor):
             continue
         if tensor.kind not in MODEL_KINDS and tensor.section not in locked_sections:
-            yield LockMatch(None, tensor, OTHER_SECTION)
-        elif not (tensor.tied_to and (tensor.section, view_key(tensor)) in matched_views):
+            yield LockMatch(None, tensor, SECTION_NOT_IN_LOCK)
+        elif not (tensor.tied_to and (tensor.section, make_view_key(tensor)) in matched_views):
             yield LockMatch(None, tensor)
 
 

@@ -25,9 +25,9 @@ from statecli.targets.section_of_target import split_section
 SCHEMA = "statecli.lock/1"
 _LOCK_AGAIN = "run `statecli lock` again"
 #: Largest size of a lock file in bytes: enough for millions of tensors.
-MAX_BYTES = 1 << 30
+MAX_LOCK_BYTES = 1 << 30
 #: Number of tensor lines that are encoded together.
-_LINES_OF_PIECE = 1 << 14
+_LINES_PER_PIECE = 1 << 14
 #: Markers of git around a conflict; no line of JSON begins with them.
 CONFLICT_MARKERS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
 
@@ -123,9 +123,9 @@ def encode_lock(lock: Lock) -> Iterator[bytes]:
             encode_json(target.target),
             _encode_companions(target),
         )
-        for start in range(0, len(target.tensors), _LINES_OF_PIECE):
+        for start in range(0, len(target.tensors), _LINES_PER_PIECE):
             yield b",\n" if start else b"\n"
-            yield encode_json_lines(target.tensors[start : start + _LINES_OF_PIECE], b",\n")
+            yield encode_json_lines(target.tensors[start : start + _LINES_PER_PIECE], b",\n")
         yield b"\n]}"
     yield b"\n]}\n"
 
@@ -178,8 +178,8 @@ def read_document(path: str, document_name: str) -> dict[str, object]:
     """
     try:
         with Source(path) as source:
-            if source.size > MAX_BYTES:
-                raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_BYTES:,}")
+            if source.size > MAX_LOCK_BYTES:
+                raise MalformedError(f"has {source.size:,} bytes, more than the limit of {MAX_LOCK_BYTES:,}")
             raw = source.read(0, source.size)
     except UnreadableError as error:
         raise type(error)(append_suggestion(f"{path}: {quoting.append_reason(document_name, error)}", path)) from error

@@ -234,7 +234,7 @@ def lock_tensors(state: ModelState, digests: Sequence[str | None]) -> tuple[Lock
             tensor.shape,
             tensor.requires_grad,
             digest,
-            ties.get((tensor.section, view_key(tensor))) if tensor.tied_to else None,
+            ties.get((tensor.section, make_view_key(tensor))) if tensor.tied_to else None,
             tensor.is_in_state_dict,
         )
         for tensor, digest in zip(state.tensors, digests, strict=True)
@@ -247,7 +247,7 @@ def is_bookkeeping(tensor: TensorInfo) -> bool:
     return tensor.kind is Kind.OTHER and tensor.section.partition(".")[0] == "callbacks"
 
 
-def view_key(tensor: TensorInfo) -> Any:
+def make_view_key(tensor: TensorInfo) -> Any:
     """Return a key shared by tensors of a section if they are the same tensor, not only parts of a storage."""
     if tensor.data is not None or tensor.parts:
         return tensor.data, tensor.parts
@@ -262,5 +262,5 @@ def _find_ties(state: ModelState) -> dict[tuple[str, Any], str]:
     names: dict[tuple[str, Any], list[str]] = {}
     for tensor in state.tensors:
         if tensor.tied_to:
-            names.setdefault((tensor.section, view_key(tensor)), []).append(tensor.fqn)
+            names.setdefault((tensor.section, make_view_key(tensor)), []).append(tensor.fqn)
     return {key: min(group) for key, group in names.items() if len(group) > 1}

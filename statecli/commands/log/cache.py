@@ -27,7 +27,7 @@ from statecli.storage.store import FileVersion
 _Item = TypeVar("_Item")
 
 #: Version of the format of entries; part of each key.
-FORMAT = "statecli.log-cache/2"
+CACHE_FORMAT = "statecli.log-cache/2"
 #: Largest size in bytes of an entry, and of all entries together.
 MAX_ENTRY_BYTES = 64 << 20
 MAX_CACHE_BYTES = 256 << 20
@@ -85,7 +85,7 @@ class Cache:
         tensors = [tensor for state in states for tensor in state.tensors]
         layout = [[tensor.section, tensor.fqn, tensor.kind, tensor.data, tensor.parts] for tensor in tensors]
         digest = hashlib.blake2b(digest_size=32)
-        for part in (FORMAT, sorted(real_paths.items()), [len(state.tensors) for state in states], layout):
+        for part in (CACHE_FORMAT, sorted(real_paths.items()), [len(state.tensors) for state in states], layout):
             try:
                 digest.update(msgspec.msgpack.encode(part))
             except (OverflowError, UnicodeEncodeError):  # a 65-bit integer, a surrogate

@@ -19,7 +19,7 @@ from statecli.core.units import join_names, plural
 #: Largest number of names in a message.
 _MAX_NAMES = 3
 #: Settings of an optimizer that a scheduler changes.
-_SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
+_SCHEDULED_SETTINGS = ("lr", "initial_lr", "momentum", "betas")
 #: By generator, the call that returns its state, and the function that sets its state.
 _RANDOM_CALLS = {
     "torch": ("torch.get_rng_state()", "torch.set_rng_state"),
@@ -197,7 +197,7 @@ def _compare_optimizer(before: StepRecord, after: StepRecord) -> StateRow:
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in differing))
     groups = _list_differing(before.groups, after.groups)
     if _list_differing(before.schedulers, after.schedulers):
-        groups = [name for name in groups if name.rpartition(".")[2] not in _SCHEDULED]
+        groups = [name for name in groups if name.rpartition(".")[2] not in _SCHEDULED_SETTINGS]
     kinds += list(dict.fromkeys(name.rpartition(".")[2] for name in groups))
     if not before.optimizer and not kinds:
         return StateRow(State.OPTIMIZER, None)

@@ -34,7 +34,7 @@ from statecli.core.units import join_names
 from statecli.live.installed_code import PACKAGE_FOLDER, is_installed_file
 
 #: Number of hexadecimal digits of a digest.
-_DIGITS = 16
+_DIGEST_DIGITS = 16
 #: Largest number of functions of a script in an error.
 MAX_FUNCTIONS = 5
 #: Largest depth of nested objects in a state; deeper values count as unreadable.
@@ -184,7 +184,7 @@ class Recorder:
             self.model_name = names.get(id(models[0]), self.model_name)
         parameters, buffers = _read_tensors(models, "named_parameters"), _read_tensors(models, "named_buffers")
         is_first = len(self.steps) == self._first_step
-        tracked = [item for item in gc.get_objects() if issubclass(type(item), _TRACKED)] if is_first else []
+        tracked = [item for item in gc.get_objects() if issubclass(type(item), _TRACKED_CLASSES)] if is_first else []
         self.steps.append(
             StepRecord(
                 parameters,
@@ -228,7 +228,7 @@ class Recorder:
 
 
 #: Classes whose objects are searched in the process.
-_TRACKED = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
+_TRACKED_CLASSES = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, nn.Module)
 
 
 def _has_shape(values: dict[Any, Any], key: Any, shapes: dict[str, torch.Size]) -> bool:
@@ -264,7 +264,7 @@ def _list_variables() -> dict[int, str]:
 
 
 def _hash(*texts: str) -> str:
-    return hashlib.blake2b("\0".join(texts).encode()).hexdigest()[:_DIGITS]
+    return hashlib.blake2b("\0".join(texts).encode()).hexdigest()[:_DIGEST_DIGITS]
 
 
 def _digest(tensor: torch.Tensor) -> str:
@@ -286,7 +286,7 @@ def _digest(tensor: torch.Tensor) -> str:
     if size and not address:  # ctypes returns arbitrary bytes for address 0
         return f"{UNREADABLE} ({type(tensor).__name__})"
     data = ctypes.string_at(address, size) if size else b""
-    return hashlib.blake2b(head.encode() + data).hexdigest()[:_DIGITS]
+    return hashlib.blake2b(head.encode() + data).hexdigest()[:_DIGEST_DIGITS]
 
 
 def _join_digests(digests: list[str]) -> str:

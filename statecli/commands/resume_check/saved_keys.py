@@ -22,7 +22,7 @@ _MAX_NAMES = 3
 _TORCH_STATE_BYTES, _CUDA_STATE_BYTES = 5056, 16
 #: Parts of keys and file names by the state that they indicate, in the order in which states are tried:
 #: `lr_scheduler_state_dict` is a scheduler. A part of fewer than five letters must be a whole word.
-_PARTS = {
+_PARTS_BY_STATE = {
     State.SCALER: ("scaler",),
     State.SCHEDULER: ("sched",),
     State.OPTIMIZER: ("optim", "opt"),
@@ -46,18 +46,18 @@ _PARTS = {
 }
 _SHORT_PART_LETTERS = 5
 #: Words of keys whose values are settings or results, not a state.
-_NO_STATE = frozenset(
+_STATELESS_WORDS = frozenset(
     [
         *("arg", "args", "best", "cfg", "conf", "config", "hparams", "loss", "losses", "metric", "name", "path"),
         *("score", "seed", "size", "version"),
     ]
 )
 #: States by a setting that only the state_dict() of this state has.
-_FIELDS = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
+_STATE_BY_FIELD = {"last_epoch": State.SCHEDULER, "growth_interval": State.SCALER}
 #: Parts of keys in files that hold only states of generators.
-_GENERATOR = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
+_GENERATOR_KEY = compile_on_use("python|numpy|cpu|cuda|torch|random|rng|seed")
 #: Words of keys of data that indicate an order of the batches, not a position.
-_ORDERS = ("order", "indices", "perm")
+_ORDER_WORDS = ("order", "indices", "perm")
 #: Ends of the names of files that may hold several states.
 _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
@@ -137,7 +137,7 @@ class SavedKeys:
     def find_data(self, *, is_order: bool) -> SavedKey | None:
         """Return the key of the order of the batches, or of the position in the data; else another key of the data."""
         keys = self.states.get(State.DATA, ())
-        matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDERS))
+        matching_keys = (key for key in keys if is_order == any(part in key.name.lower() for part in _ORDER_WORDS))
         return next(matching_keys, keys[0] if keys else None)
 
     def add(self, state: State, key: SavedKey) -> None:
@@ -160,7 +160,7 @@ class SavedKeys:
             key, named_state = SavedKey((name,), file), _classify(name)
             if named_state is not None and name not in list_names:
                 self.add(named_state, key)
-            elif name not in list_names and _NO_STATE.isdisjoint(_split_words(name)):
+            elif name not in list_names and _STATELESS_WORDS.isdisjoint(_split_words(name)):
                 self._others[key] = None
 
     def describe_lack(self, word: str, step: int) -> str:
@@ -211,9 +211,9 @@ def _read_file(path: str) -> ModelState | None:
 def _classify(name: str) -> State | None:
     """Return the state that a key or a file name stands for."""
     words = _split_words(name)
-    if _NO_STATE.intersection(words):
+    if _STATELESS_WORDS.intersection(words):
         return None
-    parts = ((state, part) for state, parts in _PARTS.items() for part in parts)
+    parts = ((state, part) for state, parts in _PARTS_BY_STATE.items() for part in parts)
     return next((state for state, part in parts if _has_part(name.lower(), words, part)), None)
 
 
@@ -246,8 +246,8 @@ def _iter_certain(state: ModelState) -> Iterator[tuple[Path, State]]:
     yield from (((), State.MODEL) for _ in _list_whole_models(state))
     for path in state.metadata.values:
         keys = _split_path(path, state.metadata.types.get(path))
-        if keys[-1] in _FIELDS and len(keys) > 1:
-            yield keys[:-1], _FIELDS[str(keys[-1])]
+        if keys[-1] in _STATE_BY_FIELD and len(keys) > 1:
+            yield keys[:-1], _STATE_BY_FIELD[str(keys[-1])]
 
 
 def _list_whole_models(state: ModelState) -> set[str]:
@@ -299,5 +299,7 @@ def _split_section(section: str, state: ModelState) -> Path:
     """Return the keys of a section. A file of a single optimizer, or of generators, has no key for its section."""
     top_keys = {path.partition(".")[0] for path in state.metadata.values}
     is_lone_optimizer = section == "optimizer" and "param_groups" in top_keys
-    is_lone_generators = state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR.search, top_keys))
+    is_lone_generators = (
+        state.sections == ("rng",) and not state.state_dicts and all(map(_GENERATOR_KEY.search, top_keys))
+    )
     return () if not section or is_lone_optimizer or is_lone_generators else _split_path(section)

@@ -22,7 +22,7 @@ from statecli.commands.verify import check_builder, rules
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.commands.verify.proof import Proof
 from statecli.core.errors import ModelError
-from statecli.live.metric_states import CALL_OUTSIDE, is_metric
+from statecli.live.metric_states import CALL_OUTSIDE_HELP, is_metric
 
 #: Types whose values are compared.
 ATOM_TYPES = (bool, int, float, complex, str, bytes, type(None))
@@ -139,7 +139,7 @@ def _encode(value: object, depth: int) -> object:
 def report_changed_attribute(proof: Proof, attribute: ChangedAttribute, message: str) -> None:
     """Report an attribute; of a metric as a note, because no compiled model needs its count."""
     rule, is_of_metric = rules.CHANGING_ATTRIBUTE, is_metric(attribute.owner)
-    help = CALL_OUTSIDE if is_of_metric else _build_fix(attribute)
+    help = CALL_OUTSIDE_HELP if is_of_metric else _build_fix(attribute)
     proof.report(rule, message, attribute.fqn, help=help, severity=rule.cases["of a metric"] if is_of_metric else None)
 
 

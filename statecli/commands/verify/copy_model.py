@@ -22,7 +22,7 @@ from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.exception_text import get_exception_text
 from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, is_freed, is_lazy, storage
-from statecli.live.walk import Holding, own_dict, walk
+from statecli.live.walk import Holding, get_own_dict, walk
 
 #: Bytes of the largest storage whose values are copied in any case, because forward may count or look up with these
 #: values.
@@ -99,7 +99,7 @@ def _copy_by_attributes(
         memo[id(submodule)] = object.__new__(type(submodule))
     try:
         for submodule in self_copying:
-            vars(memo[id(submodule)]).update(copy.deepcopy(own_dict(submodule), memo))
+            vars(memo[id(submodule)]).update(copy.deepcopy(get_own_dict(submodule), memo))
         copy_of_model = _finish_copy(_deepcopy(module, memo), contents, memo)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and there is another copy
         return None
@@ -196,8 +196,8 @@ def _copy_tensor_attributes(contents: ModelContents, memo: dict[Any, Any]) -> No
         copied_tensor = memo.get(id(tensor))
         if copied_tensor is None or copied_tensor is tensor or not issubclass(type(copied_tensor), torch.Tensor):
             continue
-        attributes = own_dict(copied_tensor)
-        for name, value in own_dict(tensor).items():
+        attributes = get_own_dict(copied_tensor)
+        for name, value in get_own_dict(tensor).items():
             if id(value) in memo:
                 attributes[name] = memo[id(value)]
             elif name not in attributes:

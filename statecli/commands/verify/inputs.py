@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from statecli.core.errors import ModelError, UsageError, option
-from statecli.core.input_text import COMPLEX, DEFAULT_BOUND, INTEGERS, InputSpec, parse_inputs
-from statecli.core.python_arguments import ARGUMENTS
+from statecli.core.input_text import COMPLEX_DTYPES, DEFAULT_BOUND, LARGEST_INTEGERS, InputSpec, parse_inputs
+from statecli.core.python_arguments import PYTHON_ARGUMENTS
 from statecli.live import spec as specs
 from statecli.live.built_model import BuiltModel
 from statecli.live.constructor_arguments import resolve_arguments
@@ -43,7 +43,7 @@ class MissingInput:
     remark: str = ""
 
     def __str__(self) -> str:
-        if "--input" in ARGUMENTS.get():
+        if "--input" in PYTHON_ARGUMENTS.get():
             shape = self.shape or "2x3"
             return f"no input given: pass inputs='{shape}', tensors, or a function that returns tensors{self.remark}"
         shape = self.shape or "SHAPE"
@@ -88,11 +88,11 @@ def draw_input(spec: InputSpec, generator: torch.Generator) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, spec.dtype)
-    if spec.dtype in INTEGERS or spec.dtype == "bool":
+    if spec.dtype in LARGEST_INTEGERS or spec.dtype == "bool":
         integers = torch.randint(0, spec.bound or DEFAULT_BOUND, spec.shape, generator=generator, device="cpu")
         return integers.to(dtype)
     # Draw in a single precision, so that a seed gives the same numbers in every dtype.
-    wide_dtype = torch.complex64 if spec.dtype in COMPLEX else torch.float32
+    wide_dtype = torch.complex64 if spec.dtype in COMPLEX_DTYPES else torch.float32
     return torch.randn(spec.shape, generator=generator, dtype=wide_dtype, device="cpu").to(dtype)
 
 

@@ -31,11 +31,11 @@ from statecli.live.tensors import storage
 if TYPE_CHECKING:
     from statecli.commands.verify.inputs import Call
 
-EACH_TIME_REASON = "every forward replaces the tensor without reading the old value"
+REPLACED_EACH_TIME_REASON = "every forward replaces the tensor without reading the old value"
 REPLACED_REASON = "forward replaces the tensor without reading the old value"
-ELSEWHERE_REASON = "forward replaces the tensor when the {} changes"
+REPLACED_ON_CHANGE_REASON = "forward replaces the tensor when the {} changes"
 #: Remedy for a tensor that forward does not create again.
-HELP = "create the tensor again in forward when the {0} changes, or keep one tensor per {0}"
+RECREATE_HELP = "create the tensor again in forward when the {0} changes, or keep one tensor per {0}"
 
 
 def find_recreated_each_time(subject: ModelUnderTest) -> frozenset[str]:
@@ -105,8 +105,8 @@ class Recreation:
         if fqn not in self._subject.created_by_forward:
             return None
         if fqn in self._each_time:
-            return EACH_TIME_REASON
-        return ELSEWHERE_REASON.format(self._aspect) if fqn in self._after_change.recreated else None
+            return REPLACED_EACH_TIME_REASON
+        return REPLACED_ON_CHANGE_REASON.format(self._aspect) if fqn in self._after_change.recreated else None
 
     def explain_unknown(self, fqn: str) -> str | None:
         """Return why statecli does not know whether forward replaces a tensor; None if it is known."""

@@ -8,7 +8,7 @@ from statecli.core.finding import Severity
 from statecli.core.rule import Rule
 
 
-def _rule(
+def _build_rule(
     name: str,
     proof: str,
     summary: str,
@@ -28,7 +28,7 @@ _WITH_INPUT = ("inspect", "verify")
 
 # --- move -----------------------------------------------------------------------------------------------------------
 
-TO_RETURNS_NO_MODEL = _rule(
+TO_RETURNS_NO_MODEL = _build_rule(
     "to-returns-no-model",
     "move",
     summary="The class has a `.to` of its own that does not return the model, so `model = model.to(device)` breaks.",
@@ -36,7 +36,7 @@ TO_RETURNS_NO_MODEL = _rule(
     example="a method `def to(self, device): self.net.to(device)` without a return statement.",
     fix="end the method with `return self`.",
 )
-CHANGED_BY_MOVE = _rule(
+CHANGED_BY_MOVE = _build_rule(
     "changed-by-move",
     "move",
     summary="A tensor has other values after it was moved and moved back.",
@@ -47,7 +47,7 @@ CHANGED_BY_MOVE = _rule(
 
 # --- cast -----------------------------------------------------------------------------------------------------------
 
-KEEPS_DTYPE = _rule(
+KEEPS_DTYPE = _build_rule(
     "keeps-dtype",
     "cast",
     summary="A tensor keeps its dtype when its model is cast.",
@@ -57,7 +57,7 @@ found Float", or it computes in float32 silently and is slow.""",
     fix="register the tensor as a buffer; if the class has its own `half` or `_apply`, call `super()` in it.",
     commands=_WITH_INPUT,
 )
-IMAGINARY_LOST = _rule(
+IMAGINARY_LOST = _build_rule(
     "imaginary-lost",
     "cast",
     summary="A cast drops the imaginary part of a complex tensor.",
@@ -66,7 +66,7 @@ IMAGINARY_LOST = _rule(
     fix="""store the real and the imaginary part in a new last dimension with `torch.view_as_real`, and call
 `torch.view_as_complex` in forward.""",
 )
-INTEGER_CAST = _rule(
+INTEGER_CAST = _build_rule(
     "integer-cast",
     "cast",
     summary="A cast converts an integer tensor to floating point.",
@@ -74,7 +74,7 @@ INTEGER_CAST = _rule(
     example="the class overrides `_apply` and casts every tensor in it, including `position_ids`.",
     fix="cast only tensors for which `tensor.is_floating_point()` is true.",
 )
-INTEGER_CHANGED = _rule(
+INTEGER_CHANGED = _build_rule(
     "integer-changed",
     "cast",
     summary="A cast changes the values of an integer tensor.",
@@ -85,7 +85,7 @@ INTEGER_CHANGED = _rule(
 
 # --- save -----------------------------------------------------------------------------------------------------------
 
-LOST_BY_SAVING = _rule(
+LOST_BY_SAVING = _build_rule(
     "lost-by-saving",
     "save",
     summary="A tensor is not restored from the saved state_dict.",
@@ -97,7 +97,7 @@ finds a running state, such as an average that forward updates in train mode. Fo
     commands=_WITH_INPUT,
     cases={"not persistent": Severity.WARNING},
 )
-CHANGED_BY_SAVING = _rule(
+CHANGED_BY_SAVING = _build_rule(
     "changed-by-saving",
     "save",
     summary="A tensor has other values after it was saved and loaded.",
@@ -105,7 +105,7 @@ CHANGED_BY_SAVING = _rule(
     example="the class overrides `state_dict` and rounds the weights to float16 in it.",
     fix="return the entries of `super().state_dict()` unchanged, or convert a copy outside the class.",
 )
-NOT_RESTORED = _rule(
+NOT_RESTORED = _build_rule(
     "not-restored",
     "save",
     summary="A saved entry is not restored when the model is loaded.",
@@ -113,7 +113,7 @@ NOT_RESTORED = _rule(
     example="the class overrides `_load_from_state_dict` and removes the entry before it calls `super()`.",
     fix="pass every saved entry to `super()._load_from_state_dict`; register the tensor in `__init__`, not in forward.",
 )
-NOT_LOADABLE = _rule(
+NOT_LOADABLE = _build_rule(
     "not-loadable",
     "save",
     summary="The model cannot load its own saved state_dict.",
@@ -121,7 +121,7 @@ NOT_LOADABLE = _rule(
     example="forward registers a buffer, so a used model saves an entry that a new model does not have.",
     fix="register every tensor in the constructor with its final shape, and do not rename entries in a hook.",
 )
-NOT_PLAIN_DATA = _rule(
+NOT_PLAIN_DATA = _build_rule(
     "not-plain-data",
     "save",
     summary="A saved entry is not plain data, so `torch.load` refuses the file by default.",
@@ -131,7 +131,7 @@ other people: loading such a file runs any code that the file contains.""",
     fix="return plain data from `get_extra_state`: tensors, numbers, text, and lists and dicts of these.",
     severity=Severity.WARNING,
 )
-CHANGED_BY_SAFETENSORS = _rule(
+CHANGED_BY_SAFETENSORS = _build_rule(
     "changed-by-safetensors",
     "save",
     summary="A tensor has other values after it was saved as safetensors and loaded.",
@@ -139,7 +139,7 @@ CHANGED_BY_SAFETENSORS = _rule(
     example="a tensor subclass whose quantized values are written without their scales.",
     fix="save the tensor in a form that safetensors supports: a plain, contiguous, strided tensor.",
 )
-NOT_IN_SAFETENSORS = _rule(
+NOT_IN_SAFETENSORS = _build_rule(
     "not-in-safetensors",
     "save",
     summary="safetensors cannot store an entry of the state_dict.",
@@ -151,7 +151,7 @@ NOT_IN_SAFETENSORS = _rule(
 #: Refusals by safetensors in a real call. They include overlapping views, which audit reports as `shared-slices` or
 #: `untied-by-move`. `tied-tensors` is about the tensors, whatever the format, so neither name is another name of the
 #: other.
-SHARED_IN_SAFETENSORS = _rule(
+SHARED_IN_SAFETENSORS = _build_rule(
     "shared-in-safetensors",
     "save",
     summary="safetensors refuses entries that share memory.",
@@ -164,7 +164,7 @@ SHARED_IN_SAFETENSORS = _rule(
 
 # --- copy -----------------------------------------------------------------------------------------------------------
 
-NOT_COPYABLE = _rule(
+NOT_COPYABLE = _build_rule(
     "not-copyable",
     "copy",
     summary="The model cannot be copied or pickled.",
@@ -183,7 +183,7 @@ or moved. A second backward through the attribute raises, and so does `copy.deep
     example="`self.kernel = self.weight.softmax(0)` in `__init__`.",
     fix="compute the value in `forward`; for a constant, register `value.detach()` as a buffer.",
 )
-SHARED_WITH_COPY = _rule(
+SHARED_WITH_COPY = _build_rule(
     "shared-with-copy",
     "copy",
     summary="A copy of the model shares a tensor with the original.",
@@ -191,7 +191,7 @@ SHARED_WITH_COPY = _rule(
     example="the class overrides `__deepcopy__` and copies the attribute dict but not the tensors.",
     fix="copy every tensor in the class's own `__deepcopy__` or `__setstate__`, or remove the method.",
 )
-LOST_BY_COPY = _rule(
+LOST_BY_COPY = _build_rule(
     "lost-by-copy",
     "copy",
     summary="A copy of the model lacks a tensor.",
@@ -199,7 +199,7 @@ LOST_BY_COPY = _rule(
     example="a `__getstate__` that removes a cache and also a registered buffer.",
     fix="keep every registered tensor in the class's own `__getstate__`.",
 )
-CHANGED_BY_COPY = _rule(
+CHANGED_BY_COPY = _build_rule(
     "changed-by-copy",
     "copy",
     summary="`copy.deepcopy` or pickle gives a model with other values.",
@@ -207,7 +207,7 @@ CHANGED_BY_COPY = _rule(
     example="a `__setstate__` that calls `reset_parameters()`.",
     fix="copy the values in the class's own `__deepcopy__`, `__getstate__` and `__setstate__`.",
 )
-UNTIED_BY_COPY = _rule(
+UNTIED_BY_COPY = _build_rule(
     "untied-by-copy",
     "copy",
     summary="Tied tensors no longer share memory in a copy of the model.",
@@ -218,7 +218,7 @@ UNTIED_BY_COPY = _rule(
 
 # --- step -----------------------------------------------------------------------------------------------------------
 
-NO_GRADIENT = _rule(
+NO_GRADIENT = _build_rule(
     "no-gradient",
     "step",
     summary="A trainable parameter gets no gradient.",
@@ -228,7 +228,7 @@ NO_GRADIENT = _rule(
 )
 #: End of the message about a parameter without a gradient that forward uses, or may use.
 NO_PATH = "no differentiable path leads to the output"
-ZERO_GRADIENT = _rule(
+ZERO_GRADIENT = _build_rule(
     "zero-gradient",
     "step",
     summary="A trainable parameter gets a gradient of zeros.",
@@ -239,7 +239,7 @@ note for `weight_hh` of a recurrent module that starts from a hidden state of ze
     severity=Severity.WARNING,
     cases={"hidden state of zeros": Severity.NOTE},
 )
-NON_FINITE_GRADIENT = _rule(
+NON_FINITE_GRADIENT = _build_rule(
     "non-finite-gradient",
     "step",
     summary="A parameter's gradient is NaN or infinite.",
@@ -248,7 +248,7 @@ NON_FINITE_GRADIENT = _rule(
     fix="""keep the input of sqrt, norm and division away from zero. `torch.autograd.set_detect_anomaly(True)` shows the
 line.""",
 )
-NOT_IN_OPTIMIZER = _rule(
+NOT_IN_OPTIMIZER = _build_rule(
     "not-in-optimizer",
     "step",
     summary="The tensor requires grad but is not in `model.parameters()`, so no optimizer trains it.",
@@ -257,7 +257,7 @@ NOT_IN_OPTIMIZER = _rule(
     fix="register the tensor as `nn.Parameter` to train it; otherwise call `requires_grad_(False)` on it.",
     cases={"no gradient": Severity.WARNING},
 )
-OVERWRITTEN_BY_FORWARD = _rule(
+OVERWRITTEN_BY_FORWARD = _build_rule(
     "overwritten-by-forward",
     "step",
     summary="Forward overwrites a parameter, so that each update of the optimizer is lost.",
@@ -265,7 +265,7 @@ OVERWRITTEN_BY_FORWARD = _rule(
     example="`self.scale.data.copy_(x.abs().mean())` in forward, where `scale` is an `nn.Parameter`.",
     fix="register the tensor as a buffer, or do not write to it in forward.",
 )
-NOT_UPDATED = _rule(
+NOT_UPDATED = _build_rule(
     "not-updated",
     "step",
     summary="A step of the optimizer does not change a trainable parameter.",
@@ -273,7 +273,7 @@ NOT_UPDATED = _rule(
     example="a hook on `optimizer.step` that writes the old values back.",
     fix="look for a hook of the module or the optimizer that undoes the update.",
 )
-FROZEN_UPDATED = _rule(
+FROZEN_UPDATED = _build_rule(
     "frozen-updated",
     "step",
     summary="A step of the optimizer changes a frozen tensor.",
@@ -284,7 +284,7 @@ FROZEN_UPDATED = _rule(
 
 # --- forward --------------------------------------------------------------------------------------------------------
 
-DEVICE_MISMATCH = _rule(
+DEVICE_MISMATCH = _build_rule(
     "device-mismatch",
     "forward",
     summary="Forward combines tensors on different devices.",
@@ -297,7 +297,7 @@ find the error.""",
 
 # --- materialize ----------------------------------------------------------------------------------------------------
 
-LOST_BY_MATERIALIZING = _rule(
+LOST_BY_MATERIALIZING = _build_rule(
     "lost-by-materializing",
     "materialize",
     summary="A tensor of a model built on meta is never initialized.",
@@ -309,7 +309,7 @@ the checkpoint keeps arbitrary values from the allocated memory. The model then 
 transformers model.""",
     cases={"not read": Severity.NOTE},
 )
-CHANGED_BY_MATERIALIZING = _rule(
+CHANGED_BY_MATERIALIZING = _build_rule(
     "changed-by-materializing",
     "materialize",
     summary="`reset_parameters()` or `_init_weights()` gives a tensor other values than the constructor.",
@@ -319,7 +319,7 @@ although both load the same checkpoint.""",
     fix="compute the tensor in the init method only, and call the method in `__init__`.",
     cases={"not read": Severity.NOTE},
 )
-LEFT_ON_META = _rule(
+LEFT_ON_META = _build_rule(
     "left-on-meta",
     "materialize",
     summary="A tensor of a model built on meta gets no memory.",
@@ -329,7 +329,7 @@ returns results without values. Without an input, the finding is a warning.""",
     fix="register the tensor as a buffer, and compute it in `reset_parameters()`; or create it in forward.",
     cases={"not read": Severity.NOTE, "without an input": Severity.WARNING},
 )
-NOT_BUILT_ON_META = _rule(
+NOT_BUILT_ON_META = _build_rule(
     "not-built-on-meta",
     "materialize",
     summary="The model cannot be built on meta.",
@@ -340,7 +340,7 @@ NOT_BUILT_ON_META = _rule(
 
 # --- export, compile --------------------------------------------------------------------------------------------------
 
-CHANGING_ATTRIBUTE = _rule(
+CHANGING_ATTRIBUTE = _build_rule(
     "changing-attribute",
     "export",
     summary="Forward uses a plain attribute, and changes it in each call.",
@@ -353,7 +353,7 @@ input.""",
     cases={"of a metric": Severity.NOTE},
 )
 
-KEPT_BY_COMPILE = _rule(
+KEPT_BY_COMPILE = _build_rule(
     "kept-by-compile",
     "export",
     summary="A compiled model computes with an old value of a tensor.",
@@ -366,7 +366,7 @@ train without it.""",
 
 # --- shard ------------------------------------------------------------------------------------------------------------
 
-NOT_SYNCHRONIZED = _rule(
+NOT_SYNCHRONIZED = _build_rule(
     "not-synchronized",
     "shard",
     summary="A registered tensor differs between the ranks of a distributed training.",
@@ -384,7 +384,7 @@ tensors in `_ddp_params_and_buffers_to_ignore`.""",
         "random, in the checkpoint": Severity.NOTE,
     },
 )
-NOT_SHARDABLE = _rule(
+NOT_SHARDABLE = _build_rule(
     "not-shardable",
     "shard",
     summary="`fully_shard` refuses a parameter.",
@@ -395,7 +395,7 @@ NOT_SHARDABLE = _rule(
 
 # --- resume -----------------------------------------------------------------------------------------------------------
 
-LOST_BY_RESUMING = _rule(
+LOST_BY_RESUMING = _build_rule(
     "lost-by-resuming",
     "resume",
     summary="A value that training changes is not in the state_dict, so a resumed training starts with another value.",

@@ -39,7 +39,7 @@ DOCUMENTS: dict[str, type[msgspec.Struct]] = {
 
 
 #: Version of each document, as in its key `schema`, unless the version is 1.
-_VERSIONS: dict[str, int] = {}
+_DOCUMENT_VERSIONS: dict[str, int] = {}
 
 
 _NULL = {"type": "null"}
@@ -47,7 +47,7 @@ _NULL = {"type": "null"}
 
 def get_version(command: str) -> int:
     """Return the version of a command's document: the version grows if a key is removed or changes its meaning."""
-    return _VERSIONS.get(command, 1)
+    return _DOCUMENT_VERSIONS.get(command, 1)
 
 
 def encode_schemas() -> str:

@@ -39,16 +39,16 @@ _MIN_ELEMENTS, _MIN_EXACT_ELEMENTS = 16, 4
 #: Largest fraction of differing elements in a sample, because wrong elements may be neighbours.
 _MAX_SAMPLE_EXCEPTIONS = 1 / 3
 #: Number of factors with four digits, of any magnitude: the evidence must exceed the choice of a factor.
-_FACTORS = 1 << 16
+_FACTOR_COUNT = 1 << 16
 #: Number of factors with the digits of float32.
-_LONG_FACTORS = 1 << 32
+_LONG_FACTOR_COUNT = 1 << 32
 #: Largest whole number whose square root is tried as a factor: 1 / sqrt(128) scales the logits of attention.
 _MAX_ROOT = 1 << 16
 #: Largest factor with the digits of float32.
 _MAX_LONG_FACTOR = 1e38
 #: Largest distance to the transpose, as a fraction of the distance to the matrix before, for a matrix that was
 #: transposed and then changed.
-_MAX_SHARE = 0.5
+_MAX_DISTANCE_SHARE = 0.5
 
 
 def find_factors(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -124,7 +124,7 @@ def find_changed_transposes(changes: Sequence[Change], *, jobs: int) -> dict[int
         if (
             direct_delta is not None
             and direct_delta.relative_l2 is not None
-            and outcome.relative_l2 > _MAX_SHARE * direct_delta.relative_l2
+            and outcome.relative_l2 > _MAX_DISTANCE_SHARE * direct_delta.relative_l2
         ):
             continue
         if data is not None and outcome.cosine >= MAX_COSINE and is_evident(data, pair.after.fqn, outcome.elements):
@@ -153,7 +153,7 @@ def pair_with_transpose(change: Change) -> Pair | None:
 def _count_ways(task: CheckTask) -> int:
     if task.operation is not Operation.SCALE:
         return 1
-    return _FACTORS if task.factor in _list_short_factors(task.factor) else _LONG_FACTORS
+    return _FACTOR_COUNT if task.factor in _list_short_factors(task.factor) else _LONG_FACTOR_COUNT
 
 
 def _list_scaled(name: str, before: TensorData, after: TensorData) -> Iterator[CheckTask]:

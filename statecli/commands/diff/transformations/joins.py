@@ -37,7 +37,7 @@ _MAX_JOINED = 4
 #: Smallest number of parts of a join with one part that differs wholly.
 _MIN_PARTS_WITH_WRONG = 3
 #: Smallest fraction of the rows of a part that must be rows of the whole.
-_MIN_SHARE = 0.5
+_MIN_ROW_SHARE = 0.5
 #: Largest number of items in a stack, such as the experts of a layer.
 _MAX_STACKED = 1024
 _NUMBER = compile_on_use(r"(?<=\.)[0-9]{1,6}(?=\.)|^[0-9]{1,6}(?=\.)")
@@ -136,7 +136,7 @@ def _find_concatenations(
             if (rows := digests.get(_build_digest_key(row, whole, fitting[0], kind))) is not None
         }
         whole_digests = set(of_rows.get(whole.number, ()))
-        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), whole_digests) >= _MIN_SHARE]
+        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), whole_digests) >= _MIN_ROW_SHARE]
         for parts in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
             ordered_parts = _order_parts(whole, parts, kind, jobs)
             transformation = _check_parts(whole, ordered_parts, kind, jobs) if ordered_parts else None
@@ -159,7 +159,7 @@ _DigestKey = tuple[int, str | None]
 def _build_digest_key(row: _Row, whole: _Row, part: _Row, kind: TransformationKind) -> _DigestKey:
     if whole.data.dtype == part.data.dtype:
         return row.number, None
-    return row.number, (part if kind in _REVERSED else whole).data.dtype
+    return row.number, (part if kind in _SPLITTING_KINDS else whole).data.dtype
 
 
 def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey, tuple[int, ...]]:
@@ -271,12 +271,12 @@ def _build_rows_task(
 
 
 #: Kinds of transformations with the whole before, and the parts after.
-_REVERSED = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTACKED))
+_SPLITTING_KINDS = frozenset((TransformationKind.SPLIT, TransformationKind.UNSTACKED))
 
 
 def _build_copy_task(name: str, part: TensorData, of_whole: TensorData, kind: TransformationKind) -> CheckTask:
     """Return the check of a part: values are rounded from the side before to the side after."""
-    sides = (of_whole, part) if kind in _REVERSED else (part, of_whole)
+    sides = (of_whole, part) if kind in _SPLITTING_KINDS else (part, of_whole)
     return CheckTask(name, Operation.COPY, *sides)
 
 
@@ -420,7 +420,7 @@ def _check_other_order(
     ]
     digests = compute_row_digests(digest_tasks, jobs=jobs)
     old, new = digests[: len(tasks)], digests[len(tasks) :]
-    of_whole, of_parts = (old, new) if kind in _REVERSED else (new, old)
+    of_whole, of_parts = (old, new) if kind in _SPLITTING_KINDS else (new, old)
     places = {digest: n for n, digest in enumerate(of_parts) if isinstance(digest, tuple)}
     numbers = [places.get(digest) if isinstance(digest, tuple) else None for digest in of_whole]
     present = [number for number in numbers if number is not None]

@@ -28,16 +28,16 @@ _MIN_RATIO_OF_CODES = 10.0
 _ZERO_OFFSETS = (1, 0)
 #: Smallest ratio between the errors without and with a factor for each input channel for which the factors are
 #: reported.
-_CHANNEL_GAIN = 4.0
+_MIN_CHANNEL_GAIN = 4.0
 #: Layouts and scales with factors for input channels: AWQ, and SmoothQuant in the files of compressed-tensors.
 _LAYOUTS_WITH_FACTORS = (Layout.AWQ, Layout.PACKED)
 _SCALES_WITH_FACTORS = ("weight_scale",)
 #: Largest number of names below the module in the name of a part.
 _MAX_PART_NAMES = 3
 #: Dtypes of codes, whose values mean nothing without a scale.
-_CODES = ("int8", "uint8", "int4", "uint4")
+_CODE_DTYPES = ("int8", "uint8", "int4", "uint4")
 #: Reason why the difference of codes has only a relative error.
-_AFTER_DEQUANTIZING = "error after dequantizing"
+_DEQUANTIZING_REASON = "error after dequantizing"
 _COUNTS_OF_NOT_FINITE = ("nan_before", "nan_after", "inf_before", "inf_after", "left_out")
 
 
@@ -94,7 +94,7 @@ def _find_in_one_direction(
                 transformation.elements,
                 error.changed,
                 relative_l2=transformation.relative_l2,
-                reason=_AFTER_DEQUANTIZING,
+                reason=_DEQUANTIZING_REASON,
             )
             compared[pair.number] = ComparedCodes(
                 transformation, values if changes[pair.number].values is not None else None
@@ -257,7 +257,7 @@ def _name_codes(weight: QuantizedWeight, shape: tuple[int, int]) -> str:
 
 def _build_transformation(pair: _Pair, error: QuantizedError, kind: TransformationKind) -> Transformation:
     has_factors = pair.quantization.layout in _LAYOUTS_WITH_FACTORS or pair.quantization.scales in _SCALES_WITH_FACTORS
-    by_channel = has_factors and error.relative > _MAX_ERROR and error.by_channel * _CHANNEL_GAIN < error.relative
+    by_channel = has_factors and error.relative > _MAX_ERROR and error.by_channel * _MIN_CHANNEL_GAIN < error.relative
     relative = error.by_channel if by_channel else error.relative
     elements = math.prod(pair.dense.shape or ())
     names = () if pair.weight.in_one_row else pair.weight.parts.items()
@@ -299,5 +299,5 @@ def _has_unknown_codes(change: Change) -> bool:
         and before is not None
         and after is not None
         and "float" in before.dtype
-        and after.dtype in _CODES
+        and after.dtype in _CODE_DTYPES
     )

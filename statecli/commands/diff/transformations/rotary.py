@@ -27,7 +27,7 @@ from statecli.values.element_checks import CheckResult, CheckTask, Operation, ca
 #: Smallest and largest number of rows of a head. With four rows, the permutation and its inverse are the same.
 _MIN_HEAD, _MAX_HEAD = 6, 1024
 #: Smallest fraction of rows at their place in the other order.
-_MIN_SHARE = 0.5
+_MIN_ROW_SHARE = 0.5
 
 
 def find_reordered_heads(changes: Sequence[Change], *, jobs: int) -> dict[int, Transformation]:
@@ -105,7 +105,7 @@ def _find_orders(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, 
             equal_count = sum(source[place] == row for place, row in zip(places, target, strict=True))
             if equal_count > best:
                 best, best_order = equal_count, (len(old) // size, order)
-    if best_order is not None and best >= _MIN_SHARE * len(old):
+    if best_order is not None and best >= _MIN_ROW_SHARE * len(old):
         yield best_order
 
 

@@ -22,11 +22,11 @@ MIN_CHANGE = 1e-2
 _MAX_PROJECTION = 3e-3
 #: Largest number of roundings, in spacings, of an element of a multiple, with a margin; and relative error of the sums
 #: of a tally.
-_ROUNDINGS, _ERROR_OF_SUMS = 8, 1e-5
+_MAX_ROUNDINGS, _ERROR_OF_SUMS = 8, 1e-5
 #: Largest number of elements, and smallest |cosine|, of a vector that may be related to the vector before.
 _MAX_RELATED_ELEMENTS, _MIN_COSINE = 255, 0.2
 #: Dtypes to which no weight is quantized.
-_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
+_UNQUANTIZED_DTYPES = frozenset(["float64", "float32", "bfloat16", "float16", "int64", "bool"])
 
 
 def is_training(changes: Sequence[Change]) -> bool:
@@ -65,7 +65,7 @@ def _is_same_kind(change: Change) -> bool:
         before is not None
         and after is not None
         and not (before.parts or after.parts)
-        and {before.dtype, after.dtype} <= _DTYPES
+        and {before.dtype, after.dtype} <= _UNQUANTIZED_DTYPES
         and not {Field.DTYPE, Field.SHAPE} & set(change.fields)
         and change.not_compared is None
         and change.transformation is None
@@ -145,7 +145,9 @@ def _may_be_multiple(values: Delta, cosine: float, l2: float, dtype: str) -> boo
     ratio = min((ratio for ratio in _list_norm_ratios(relative, cosine) if ratio > 0), default=0.0)
     after = (ratio * l2 / relative) ** 2 if relative else 0.0
     spacing, smallest = SPACING.get(dtype, (1.0, 0.0))
-    rounding = ((_ROUNDINGS * spacing) ** 2 + _ERROR_OF_SUMS) * after + values.elements * (_ROUNDINGS * smallest) ** 2
+    rounding = ((_MAX_ROUNDINGS * spacing) ** 2 + _ERROR_OF_SUMS) * after + values.elements * (
+        _MAX_ROUNDINGS * smallest
+    ) ** 2
     exceptions = int(MAX_EXCEPTIONS * values.elements) * (2 * (values.max_abs or 0.0)) ** 2
     return (1 - cosine**2) * after <= exceptions + rounding
 

@@ -21,7 +21,7 @@ from statecli.values.read import is_packed
 #: Number of elements to try a hypothesis on before reading all elements.
 SAMPLE_ELEMENTS = 1024
 #: Number of places of a tensor from which a sample is taken.
-_PLACES = 4
+_SAMPLE_PLACES = 4
 #: Largest fraction of a tensor behind a URL in a sample, because bytes that are read twice are fetched twice.
 _MAX_REMOTE_SHARE = 1 / 64
 
@@ -113,8 +113,8 @@ def take_places(data: TensorData) -> list[TensorData]:
     if prod(data.shape) <= SAMPLE_ELEMENTS:
         return [data]
     axis = data.shape.index(max(data.shape))
-    size = data.shape[axis] // _PLACES
-    parts = [narrow(data, axis, place * size, size) for place in range(_PLACES)] if size else [data]
+    size = data.shape[axis] // _SAMPLE_PLACES
+    parts = [narrow(data, axis, place * size, size) for place in range(_SAMPLE_PLACES)] if size else [data]
     return [take_rows(part, SAMPLE_ELEMENTS // len(parts)) for part in parts]
 
 

@@ -215,11 +215,11 @@ class _Proof(Proof):
     def _choose_help(self, rule: Rule, row: TensorInfo, steps: _TensorCasts) -> check_builder.Help:
         """Return the fix for a row without a fix."""
         if rule == rules.IMAGINARY_LOST:
-            return _AS_REAL
+            return _AS_REAL_HELP
         if row.fqn in self._subject.created_by_forward:
-            return recreated_by_forward.HELP.format("dtype")
+            return recreated_by_forward.RECREATE_HELP.format("dtype")
         if row.kind is Kind.UNREGISTERED:
-            return None if row.fix else _IN_APPLY
+            return None if row.fix else _IN_APPLY_HELP
         methods = [call_text.lstrip(".").partition("(")[0] for call_text in steps.wrong]
         return check_builder.suggest_in_own_method(
             self._subject, self._cast_model, row.fqn, (*methods, "_apply"), _OWN_METHOD_HELP[rule.name]
@@ -286,11 +286,11 @@ class _Proof(Proof):
             self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
 
 
-_AS_REAL = (
+_AS_REAL_HELP = (
     "store the real and the imaginary part in a new last dimension (torch.view_as_real), and call "
     "torch.view_as_complex in forward"
 )
-_IN_APPLY = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
+_IN_APPLY_HELP = "register the tensor, or cast it in the class's own _apply, which .to(), .half() and .bfloat16() call"
 #: Remedy in the class's own method that breaks a rule, by the name of the rule.
 _OWN_METHOD_HELP = {
     rules.KEEPS_DTYPE.name: "call super() in {} and cast this tensor too",

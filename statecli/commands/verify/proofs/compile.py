@@ -37,18 +37,18 @@ from statecli.live import measure, tensor_bits
 
 HOW = 'torch.compile(backend="eager")'
 #: Number of graphs of a function after which torch.compile gives up: its default `recompile_limit`.
-GRAPHS_OF_A_FUNCTION = 8
+DEFAULT_GRAPH_LIMIT = 8
 #: Largest number of graphs of a function in this proof: more than the number of calls.
 MAX_GRAPHS = 64
 #: Name of the setting with this limit; torch before 2.6 has another name.
-_LIMIT = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
+_LIMIT_SETTING = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
 #: Function of `torch._dynamo.guards` that measures a graph's guards.
 _GUARD_TIMER = "profile_guard_manager"
 #: Number of calls: a number that changes each time reaches the limit, a cycle of numbers does not.
-CALLS = GRAPHS_OF_A_FUNCTION + 1
+CALL_COUNT = DEFAULT_GRAPH_LIMIT + 1
 #: Number of calls that may capture graphs: the first may set up state, and after the second torch tries a variable
 #: number.
-_FIRST_CALLS = 2
+_CAPTURING_CALLS = 2
 #: Largest number of tensors to change one by one, to find the tensors that the compiled model keeps.
 MAX_TENSORS = 100
 
@@ -110,7 +110,7 @@ class _Proof(Proof):
         pair = _CompiledPair(self._subject.build_used(values=True), self._subject.build_used(values=True))
         failures: list[list[str]] = []
         with check_builder.keep_class_attributes(pair.module):
-            for number in range(CALLS):
+            for number in range(CALL_COUNT):
                 start = len(pair.failures)
                 for attribute in reported_attributes:
                     attribute.put_back(pair.module)
@@ -169,7 +169,7 @@ class _Proof(Proof):
         self, changed_attributes: list[ChangedAttribute], failures: list[list[str]]
     ) -> list[ChangedAttribute]:
         """Report and return attributes that are a reason of each capture after the first calls."""
-        late_failures = failures[_FIRST_CALLS:]
+        late_failures = failures[_CAPTURING_CALLS:]
         if not all(late_failures):
             return []
         guilty = [
@@ -190,7 +190,7 @@ class _Proof(Proof):
         place_text = format_reader(self._subject, find_place(reason))
         message = (
             f"{attribute.fqn}: torch.compile compiles the model again for each new value{place_text}; "
-            f"after {GRAPHS_OF_A_FUNCTION} compilations, it runs the model uncompiled"
+            f"after {DEFAULT_GRAPH_LIMIT} compilations, it runs the model uncompiled"
         )
         report_changed_attribute(self, attribute, message)
 
@@ -256,7 +256,7 @@ def _use_compiler() -> Iterator[None]:
     """Begin and end without captured graphs, and let torch.compile capture more graphs than by default."""
     torch._dynamo.reset()
     try:
-        with torch._dynamo.config.patch({_LIMIT: MAX_GRAPHS}), _leave_guards_untimed():
+        with torch._dynamo.config.patch({_LIMIT_SETTING: MAX_GRAPHS}), _leave_guards_untimed():
             yield
     finally:
         torch._dynamo.reset()

@@ -46,7 +46,7 @@ _FLAT_WEIGHTS_HELP = (
 )
 _OBSTACLE_HELP = "remove the attribute in __getstate__ of the class, and create the attribute again in __setstate__"
 #: Beginnings of torch.save's errors for modules that torch leaves out of pickles by design, with the meaning.
-_BY_DESIGN = {
+_PICKLE_ERRORS_BY_DESIGN = {
     "Serialization of parametrized modules is only": "torch.save cannot save parametrized modules, only a state_dict()",
     "Tried to serialize object __torch__": "torch.save cannot save a nested ScriptModule, only a state_dict()",
 }
@@ -308,7 +308,7 @@ def _try_to_copy(subject: ModelUnderTest, value: object, memo: ChainMap[int, Any
 
 def _describe_unpicklable(module: nn.Module, error_text: str) -> str | None:
     """Return a reason against pickling unrelated to the state of the model; None without such a reason."""
-    meaning_ = next((meaning for words, meaning in _BY_DESIGN.items() if words in error_text), None)
+    meaning_ = next((meaning for words, meaning in _PICKLE_ERRORS_BY_DESIGN.items() if words in error_text), None)
     if meaning_:
         return meaning_
     if any("<locals>" in type(submodule).__qualname__ for submodule in module.modules()):

@@ -107,7 +107,7 @@ class _Proof(Proof):
             alias = named or next(iter(owner.aliases), f"a view of {owner.fqn}")
             reader_text = self._format_place(self._find_reader(program, target))
             message = (
-                f"{alias}: {registration_rules.EXPORTED}{reader_text}: loading {owner.fqn} does not change the "
+                f"{alias}: {registration_rules.EXPORTED_PREFIX}{reader_text}: loading {owner.fqn} does not change the "
                 "exported program"
             )
             self.report(STALE_VIEW, message, alias, help=STALE_VIEW_HELP)
@@ -122,13 +122,13 @@ class _Proof(Proof):
         name, file = variable[0], tensor_sources.format_file(variable[1], self._subject.target)
         reader_text = self._format_place(self._find_reader(program, target))
         consequence = "the exported program keeps the values at the time of the export"
-        message = f"{name} of {file}: {registration_rules.EXPORTED}{reader_text}: {consequence}"
+        message = f"{name} of {file}: {registration_rules.EXPORTED_PREFIX}{reader_text}: {consequence}"
         help = f"register {name} as a buffer, or pass the tensor as an input"
         self.report(registration_rules.UNREGISTERED_TENSOR, message, None, help=help)
 
     def _fail(self, row: TensorInfo, place: Place | None) -> None:
         rule = registration_rules.choose_rule(row)
-        export_text = f"{registration_rules.EXPORTED}{self._format_place(place)}"
+        export_text = f"{registration_rules.EXPORTED_PREFIX}{self._format_place(place)}"
         if row.fqn in self._subject.created_by_forward:
             severity, reason = rule.cases["kept"], "the first forward computes the tensor"
         else:

@@ -48,12 +48,12 @@ from statecli.live.tensor_sources import CallStack, Fault, How, Mismatch, Place,
 from statecli.live.tensors import is_lazy
 
 #: Torch's errors about several devices: "Expected all tensors to be on the same device", "are not at the same device".
-_SAME_DEVICE = compile_on_use(r"\b(on|at) the same device\b")
+_SAME_DEVICE_ERROR = compile_on_use(r"\b(on|at) the same device\b")
 #: Torch's errors about an argument that must be on the CPU, with the name of the argument.
-_ON_CPU = compile_on_use(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
+_ON_CPU_ERROR = compile_on_use(r"(\w+)'? (?:to|must|argument should) be (?:on|a 1D) cpu\b", re.IGNORECASE)
 #: Errors of a plain call on the CPU, or half on a GPU. They say nothing about the moved model.
 _CPU_ERROR = compile_on_use(
-    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE.pattern}"
+    rf"\bCUDA\b|NVIDIA|\bGPU\b|not implemented for '|from the 'CPU' backend|{_SAME_DEVICE_ERROR.pattern}"
 )
 #: Error that a CUDA kernel raises as an assertion, after which the process cannot use the GPU any more.
 _INDEX_ERROR = compile_on_use(r"^calling the model raised IndexError\b")
@@ -277,9 +277,9 @@ def _record_torch_error(run: _Run, cause: BaseException | None) -> None:
         return
     if fake_gpu.NUMPY_ERROR in text:
         run.watch.mismatches.append(Mismatch(Source(), run.trial.device_name, "", "numpy", place, Fault.NUMPY))
-    elif match := _ON_CPU.search(text):
+    elif match := _ON_CPU_ERROR.search(text):
         run.watch.mismatches.append(Mismatch(Source(), "", match[1], "", place, Fault.NOT_ON_CPU))
-    elif _SAME_DEVICE.search(text) and not any(mismatch.place == place for mismatch in run.watch.mismatches):
+    elif _SAME_DEVICE_ERROR.search(text) and not any(mismatch.place == place for mismatch in run.watch.mismatches):
         run.watch.mismatches.append(Mismatch(Source(), "", "", "", place, Fault.UNTOLD))
 
 
@@ -481,7 +481,7 @@ def _describe_source(subject: ModelUnderTest, source: Source, device: str) -> tu
     """Return the description of a tensor left on `device`, and the fix; None for the fix of the tensor's row."""
     is_on = f"{'a tensor computed from this variable is ' if source.derived else ''}on {device}"
     if source.fqn is not None:
-        return f"{source.fqn}: on {device}", recreated_by_forward.HELP.format(
+        return f"{source.fqn}: on {device}", recreated_by_forward.RECREATE_HELP.format(
             "device"
         ) if source.fqn in subject.created_by_forward else None
     if source.file_variable is not None:

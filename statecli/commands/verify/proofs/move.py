@@ -34,7 +34,7 @@ from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.errors import ModelError
 from statecli.core.finding import Finding
 from statecli.core.model_state import ModelState, TensorInfo
-from statecli.core.move_rules import KEEPS_MEMORY, LEFT_BEHIND, report_broken_ties
+from statecli.core.move_rules import KEEPS_MEMORY_REMARK, LEFT_BEHIND, report_broken_ties
 from statecli.core.oddity_kind import OddityKind
 from statecli.core.rule import Rule
 from statecli.core.severity import Effect, decide_tensor_severity, measure_effect
@@ -44,7 +44,7 @@ from statecli.live.move_model import get_moved_model, move_model
 
 FAKE_CUDA = "fake-cuda"
 #: Description of the fake move in the report.
-_FAKE_MOVE = '.to("cuda") on a fake CUDA device'
+_FAKE_MOVE_TEXT = '.to("cuda") on a fake CUDA device'
 #: Methods of a class that decide about moves.
 _MOVE_METHODS = ("to", "cuda", "_apply")
 
@@ -92,7 +92,7 @@ def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
     except RuntimeError:
         return None  # torch refuses other memory for a tensor; the fake GPU reports what a move does
     after = {name: fake_gpu.DISPLAY_NAME if trial.follows_device(name) else "cpu" for name in trial.after}
-    return MoveResult(before=dict.fromkeys(tensors, "cpu"), after=after, call=_FAKE_MOVE)
+    return MoveResult(before=dict.fromkeys(tensors, "cpu"), after=after, call=_FAKE_MOVE_TEXT)
 
 
 def _is_plain_on_cpu(tensor: torch.Tensor) -> bool:
@@ -101,7 +101,7 @@ def _is_plain_on_cpu(tensor: torch.Tensor) -> bool:
 
 
 def _move_once_to_fake_gpu(subject: ModelUnderTest, context: fake_gpu.FakeGpuContext, *, values: bool) -> MoveResult:
-    move = MoveResult(call=_FAKE_MOVE)
+    move = MoveResult(call=_FAKE_MOVE_TEXT)
     try:
         module = subject.build_used(values=values)
         move.before = {name: str(tensor.device) for name, tensor in measure.map_tensors(module).items()}
@@ -227,7 +227,7 @@ class _Proof:
                 note or "statecli does not know whether the tensor moves with the model", before=before
             )
         if not follows:
-            return self._judge_left_behind(row, before, before, KEEPS_MEMORY)
+            return self._judge_left_behind(row, before, before, KEEPS_MEMORY_REMARK)
         return self._judge_changed(row, before, f"{before}, new memory")
 
     def _judge_changed(self, row: TensorInfo, before: str, after: str) -> Cell:
@@ -257,7 +257,7 @@ class _Proof:
         help: check_builder.Help = None
         if row.fqn in self._subject.created_by_forward:
             effect = Effect.LOSS  # the next forward on the device reads what the first forward left on the CPU
-            help = recreated_by_forward.HELP.format("device")
+            help = recreated_by_forward.RECREATE_HELP.format("device")
         elif not row.fix:
             help = check_builder.suggest_in_own_method(self._subject, self._instance, row.fqn, _MOVE_METHODS, remedy)
         severity, message = None, f"{row.fqn}: {explanation}"

@@ -23,7 +23,7 @@ from statecli.core import registration_rules
 from statecli.core.model_state import Kind, Origin, TensorInfo
 from statecli.core.option_defaults import RESUME_OPTIMIZER
 from statecli.core.units import format_origin, plural
-from statecli.live.metric_states import MAKE_PERSISTENT, SAVED_ON_REQUEST, MetricStates
+from statecli.live.metric_states import MAKE_PERSISTENT_HELP, SAVED_ON_REQUEST_REASON, MetricStates
 
 HOW = f"{STEPS_BEFORE} training steps, save, build again, load, {STEPS - STEPS_BEFORE} more steps"
 #: Largest number of values, each left out once in another training. More values rarely have causes of their own.
@@ -99,7 +99,7 @@ class _Proof(Proof):
             return unrestored_slots
         for slot in metric_slots:
             for row in self._list_rows(slot, list_differing_parts(training.values.get(slot), loaded_values.get(slot))):
-                self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST)
+                self._cells[row.fqn] = check_builder.skip_cell(SAVED_ON_REQUEST_REASON)
         return others
 
     def _is_of_metric(self, slot: Slot) -> bool:
@@ -132,7 +132,7 @@ class _Proof(Proof):
             running = all(part in loaded_values.get(slot, {}) for part in differing)
             case = "lost" if effect or running else "no effect"
             for row in rows:
-                help = MAKE_PERSISTENT if self._is_of_metric(slot) else self._build_tensor_fix(row)
+                help = MAKE_PERSISTENT_HELP if self._is_of_metric(slot) else self._build_tensor_fix(row)
                 self._report_tensor(row, consequence, case, help, is_changed=is_changed, is_saved=is_saved)
             return
         case = "lost" if effect else "no effect"
@@ -160,13 +160,13 @@ class _Proof(Proof):
         rule, help = rules.LOST_BY_RESUMING, None
         if row.kind is Kind.UNREGISTERED:
             rule = registration_rules.choose_rule(row)
-            description = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED}"
+            description = f"{registration_rules.describe_unregistered(row)}; {registration_rules.NOT_RESUMED_PREFIX}"
             help = fix
         elif is_saved:
             description, help = "in state_dict(), but load_state_dict() does not restore it", _LOAD_HELP
         elif row.persistent is False:
             reason = "training changes it" if is_changed else "the constructor sets other values each time"
-            description, help = f"a buffer with persistent=False; {reason}", registration_rules.PERSISTENT
+            description, help = f"a buffer with persistent=False; {reason}", registration_rules.PERSISTENT_HELP
         else:
             description = "not in state_dict()"
         message = f"{row.fqn}: {description}: {consequence}"
@@ -241,7 +241,7 @@ def _list_differing(first: Values, second: Values, candidates: Collection[Slot] 
 
 
 #: Largest number of characters of a value in a message.
-_MAX_SHOWN = 40
+_MAX_VALUE_CHARACTERS = 40
 
 
 def _describe_loss(slot: Slot, part: str, saved_values: Values, loaded_values: Values) -> str:
@@ -257,4 +257,4 @@ def _describe_value(parts: Parts, part: str) -> str | None:
     if part not in parts:
         return "missing" if not parts else None
     value = parts[part]
-    return value if isinstance(value, str) and len(value) <= _MAX_SHOWN else None
+    return value if isinstance(value, str) and len(value) <= _MAX_VALUE_CHARACTERS else None

@@ -27,7 +27,7 @@ from statecli.commands.verify.proof import Proof
 from statecli.commands.verify.result import Cell, Check, Name, Verdict
 from statecli.core.finding import Severity
 from statecli.core.model_state import Kind, TensorInfo
-from statecli.core.registration_rules import PERSISTENT, RANDOM_VALUE
+from statecli.core.registration_rules import PERSISTENT_HELP, RANDOM_VALUE_REMARK
 from statecli.core.rule import Rule
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS
 from statecli.live import measure, tensor_bits
@@ -102,7 +102,7 @@ class _Proof(Proof):
             if name in target_tensors
             and not is_lazy(tensor)
             and tensor.numel() > 0
-            and (tensor.numel() <= _FEW_ELEMENTS or storage(tensor)[0] not in self._overwritten_storages)
+            and (tensor.numel() <= _MAX_CHANCE_ELEMENTS or storage(tensor)[0] not in self._overwritten_storages)
         }
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
@@ -232,7 +232,7 @@ class _Proof(Proof):
         message = (
             f"{row.fqn}: forward updates the tensor in train mode, but state_dict() lacks the tensor, because {reason}"
         )
-        help = PERSISTENT if is_declined else None
+        help = PERSISTENT_HELP if is_declined else None
         severity = rules.LOST_BY_SAVING.cases["not persistent"] if is_declined else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help, severity=severity)
 
@@ -274,8 +274,8 @@ class _Proof(Proof):
         if rebuild in (Rebuild.ABSENT, Rebuild.UNKNOWN):
             reason = "the tensors of two instances cannot be compared"
             return check_builder.build_inconclusive_cell(f"{_describe_unsaved(row)}; {reason}")
-        message = f"{row.fqn}: {RANDOM_VALUE}"
-        help = PERSISTENT if row.persistent is False else None
+        message = f"{row.fqn}: {RANDOM_VALUE_REMARK}"
+        help = PERSISTENT_HELP if row.persistent is False else None
         return self._build_failed_cell(rules.LOST_BY_SAVING, row, message, help)
 
     # --- failures ------------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ class _Safetensors:
             if isinstance(value, torch.Tensor):
                 continue
             problem = f"type is {type(value).__name__}, but safetensors stores only tensors"
-            if all(isinstance(leaf, _PLAIN_DATA) for leaf in tree_iter(value)):
+            if all(isinstance(leaf, _TYPES_WITHOUT_TENSORS) for leaf in tree_iter(value)):
                 self._refused[name], self._why_incomplete = problem, f"{name}: {problem}"
             else:
                 self._refuse(rules.NOT_IN_SAFETENSORS, name, problem, "save the entry in a second file, or as a tensor")
@@ -423,12 +423,16 @@ class _Safetensors:
             self._refused[name] = problem  # the line of the tensor needs no change, and may be a line of torch
             target = self._proof._subject.target
             rule = rules.NOT_IN_SAFETENSORS
-            self._proof._findings.append(rule.finding(f"{name}: {problem}", target=target, fqn=name, help=_CONTIGUOUS))
+            self._proof._findings.append(
+                rule.finding(f"{name}: {problem}", target=target, fqn=name, help=_CONTIGUOUS_HELP)
+            )
 
 
 #: Types that neither are nor contain tensors.
-_PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_CONTIGUOUS = "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
+_TYPES_WITHOUT_TENSORS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTIGUOUS_HELP = (
+    "pass copies to save_file: {name: tensor.contiguous() for name, tensor in model.state_dict().items()}"
+)
 
 
 def _find_altered(
@@ -522,7 +526,7 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
 
 
 #: Largest number of elements of a tensor that may have the same values by chance after a change.
-_FEW_ELEMENTS = 4_096
+_MAX_CHANCE_ELEMENTS = 4_096
 
 
 def _describe_unsaved(row: TensorInfo) -> str:

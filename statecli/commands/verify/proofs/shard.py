@@ -32,7 +32,7 @@ from statecli.core.model_state import Kind, TensorInfo
 from statecli.core.move_rules import STALE_VIEW, STALE_VIEW_HELP
 from statecli.core.severity import decide_tensor_severity, measure_effect
 from statecli.live import measure, tensor_bits
-from statecli.live.metric_states import SYNCHRONIZED, MetricStates
+from statecli.live.metric_states import SYNCHRONIZED_REASON, MetricStates
 from statecli.live.rebuild import Rebuild, compare_builds
 from statecli.live.tensors import is_lazy, storage
 from statecli.live.walk import walk
@@ -41,7 +41,7 @@ HOW = "fully_shard() and DistributedDataParallel on rank 0 of 2 (fake process gr
 #: Ranks of the fake process group.
 RANKS = 2
 #: Part of the error of DDP for a model without a trainable parameter.
-_NOTHING_TO_TRAIN = "doesn't have any parameter that requires a gradient"
+_NOTHING_TO_TRAIN_ERROR = "doesn't have any parameter that requires a gradient"
 
 
 def prove(subject: ModelUnderTest) -> Check:
@@ -88,7 +88,7 @@ class _Proof(Proof):
             filled_tensors = ((name, tensor) for name, tensor in tensors.items() if name not in self._unseen)
             return frozenset(name for name, tensor in filled_tensors if tensor.numel() and bool((tensor == 1).all()))
         except ModelError as error:
-            if _NOTHING_TO_TRAIN not in str(error):
+            if _NOTHING_TO_TRAIN_ERROR not in str(error):
                 self._reasons.append(check_builder.get_reason(self._subject, error))
             return None
         finally:
@@ -161,7 +161,7 @@ class _Proof(Proof):
         if row.fqn in self._subject.state.recomputed:
             return check_builder.RECOMPUTED_REASON
         if row.kind is Kind.UNREGISTERED and self._metrics and self._metrics.is_synchronized(row.fqn):
-            return SYNCHRONIZED
+            return SYNCHRONIZED_REASON
         if row.fqn in self._subject.created_by_forward:
             return "the first forward creates the tensor on each rank"
         return None if row.elements else "the tensor is empty"
@@ -172,14 +172,14 @@ class _Proof(Proof):
             effect = _describe_effect(row, is_diverging=is_diverging, is_random=row.fqn in self._random)
             message = (
                 f"{row.fqn}: {registration_rules.describe_unregistered(row)}; "
-                f"{registration_rules.LEFT_OUT} {wrappers}: {effect}"
+                f"{registration_rules.LEFT_OUT_PREFIX} {wrappers}: {effect}"
             )
             rule = registration_rules.choose_rule(row)
             measured_effect = measure_effect(row, is_lost=lambda: is_diverging, is_harmless=lambda: bool(row.rebuilt))
             self.report(rule, message, row.fqn, severity=decide_tensor_severity(row, measured_effect))
         elif row.kind is Kind.PARAMETER:
             effect = "its gradients are not averaged, so the ranks differ" if row.requires_grad else _OWN_VALUES
-            message = f"{row.fqn}: {registration_rules.LEFT_OUT} {wrappers}: {effect}"
+            message = f"{row.fqn}: {registration_rules.LEFT_OUT_PREFIX} {wrappers}: {effect}"
             self.report(rules.NOT_SYNCHRONIZED, message, row.fqn, help=_STOP_IGNORING)
         elif is_diverging or row.fqn in self._random:
             self._report_buffer(row, wrappers, is_diverging=is_diverging)

@@ -33,13 +33,13 @@ from statecli.core.units import plural
 
 _DIGITS = compile_on_use(r"\d+")
 #: Start of a reason in a message; the column of gradients omits it.
-_NO_GRADIENT = "gets no gradient: "
+_NO_GRADIENT_PREFIX = "gets no gradient: "
 _OTHER_INPUTS_HELP = "give inputs for which the output is finite"
 _HIDDEN_STATE_HELP = (
     "no action is needed if training passes the hidden state to the next call; otherwise pass the state"
 )
 #: Message about a frozen tensor. A teacher that follows its student changes on purpose.
-_CHANGED_BY_FORWARD = "frozen, but forward changes the tensor"
+_CHANGED_BY_FORWARD_MESSAGE = "frozen, but forward changes the tensor"
 _FREEZE_HELP = "freeze the parameter with requires_grad_(False)"
 
 
@@ -108,7 +108,7 @@ class _StepVerdicts:
         self.findings.append(
             check_builder.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity)
         )
-        return Cell(Verdict.FAILED, reason=reason.removeprefix(_NO_GRADIENT))
+        return Cell(Verdict.FAILED, reason=reason.removeprefix(_NO_GRADIENT_PREFIX))
 
 
 def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Check:
@@ -134,7 +134,9 @@ def prove(subject: ModelUnderTest, optimizer: str | type = STEP_OPTIMIZER) -> Ch
 
 
 #: Reason for a parameter that other inputs, chosen by the user, may reach.
-_NOT_REACHED = "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
+_NOT_REACHED_REASON = (
+    "forward does not use the parameter with the inputs that statecli chose; give --input or --input-from"
+)
 
 
 def skip_unreached(check: Check) -> Check:
@@ -144,7 +146,7 @@ def skip_unreached(check: Check) -> Check:
     """
     cells = [cell for column in check.columns for cell in column.cells.values()]
     inconclusive_reasons = {cell.reason for cell in cells if cell.verdict is Verdict.INCONCLUSIVE}
-    if check.verdict is Verdict.INCONCLUSIVE and inconclusive_reasons == {_NOT_REACHED}:
+    if check.verdict is Verdict.INCONCLUSIVE and inconclusive_reasons == {_NOT_REACHED_REASON}:
         return replace(check, verdict=Verdict.SKIPPED)
     return check
 
@@ -207,7 +209,7 @@ def _judge_gradient(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> Cel
         return check_builder.build_inconclusive_cell(_describe_not_chosen(sibling))
     inputs, paths = verdicts.run.subject.inputs, verdicts.gradient_paths
     if paths and name not in paths.used and inputs and not inputs.chosen_by_user:
-        return check_builder.build_inconclusive_cell(_NOT_REACHED)
+        return check_builder.build_inconclusive_cell(_NOT_REACHED_REASON)
     return _judge_no_gradient(verdicts, name)
 
 
@@ -302,7 +304,7 @@ def _judge_no_gradient(verdicts: _StepVerdicts, name: str) -> Cell:
         )
         return check_builder.build_inconclusive_cell(reason)
     why, help = _find_cause(paths, name, cut_off=verdicts.run.is_cut_off)
-    return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT + why, help)
+    return verdicts.fail(rules.NO_GRADIENT, name, _NO_GRADIENT_PREFIX + why, help)
 
 
 def _find_cause(paths: gradient_graph.GradientPaths | None, name: str, *, cut_off: bool) -> tuple[str, str]:
@@ -429,7 +431,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
     if causes is None:
         return check_builder.skip_cell(f"frozen, and unchanged in {plural(verdicts.run.rounds, 'round')}")
     if "step" not in causes:
-        return check_builder.skip_cell(_CHANGED_BY_FORWARD)
+        return check_builder.skip_cell(_CHANGED_BY_FORWARD_MESSAGE)
     tied_names = verdicts.run.subject.rows_by_fqn[name].tied_to
     shares = f", because it shares memory with {tied_names[0]}" if tied_names else ""
     reason = f"frozen, but the step of the optimizer changes the tensor{shares}"
@@ -444,6 +446,6 @@ def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
     changed_names = [name for name, causes in run.changed_by.items() if "forward" in causes]
     frozen = run.frozen - set(run.leaf_records)
     return {
-        name: Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD if name in frozen else None)
+        name: Cell(Verdict.PASSED, after="changed", reason=_CHANGED_BY_FORWARD_MESSAGE if name in frozen else None)
         for name in changed_names
     }
