@@ -30,7 +30,7 @@ class Peek(msgspec.Struct, frozen=True):
         values: The first values; None if they are not numbers or cannot be read.
         raw: The first stored bytes.
         error: Why values or bytes could not be read; None without an error.
-        histogram: How the values are spread; None before the statistics are read.
+        histogram: Histogram of the values; None before the statistics are read.
         first_unusual: Index of the first `nan`, and of the first `inf`, if the statistics count any.
     """
 
@@ -104,7 +104,7 @@ def read_statistics(tensor: TensorInfo, versions: Versions) -> Stats:
 
 
 def read_histogram(tensor: TensorInfo, stats: Stats, versions: Versions) -> ValueHistogram | None:
-    """Return how the values are spread; None if they cannot be read, have no order, or are all equal."""
+    """Return the histogram of the values; None if they cannot be read, have no order, or are all equal."""
     # The stored values of a sparse tensor are not all of its values.
     if tensor.data is None or stats.min is None or stats.max is None:
         return None

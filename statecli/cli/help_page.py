@@ -75,7 +75,7 @@ def format_help(page: str, width: int, *, color: bool = False) -> str:
     head, *sections = page.rstrip("\n").split("\n## ")
     usage, summary, hint = head.split("\n")
     style = _Style(width, color=color)
-    blocks = [style.format_paragraph(f"{style.bold('Usage:')} {usage}"), style.format_paragraph(summary)]
+    blocks = [style.format_paragraph(f"{style.format_bold('Usage:')} {usage}"), style.format_paragraph(summary)]
     for section in sections:
         title, *lines = section.split("\n")
         blocks.append(style.format_section(title, [line.partition("\t")[::2] for line in lines]))
@@ -89,10 +89,10 @@ class _Style:
         self.width = width
         self.color = color
 
-    def bold(self, text: str) -> str:
+    def format_bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
 
-    def term(self, text: str) -> str:
+    def format_term(self, text: str) -> str:
         return f"\x1b[36m{text}\x1b[0m" if self.color else text
 
     def wrap(self, text: str, indent: int) -> list[str]:
@@ -120,17 +120,17 @@ class _Style:
             widths = [len(term) for term, _ in lines if len(term) <= MAX_TERM_COLUMNS]
             column = max(widths, default=4) + 4 if self.width >= 2 * MAX_TERM_COLUMNS else 8
             body = self._format_lines(lines, column)
-        return f"{self.bold(title)}\n" + "".join(body)
+        return f"{self.format_bold(title)}\n" + "".join(body)
 
     def _format_lines(self, lines: Iterable[tuple[str, str]], column: int) -> Iterator[str]:
         """Yield each term with its text from `column` on; a text starts on the next line if its term is longer."""
         for term, text in lines:
             wrapped_lines = self.wrap(text, column)
             gap = column - 2 - len(term)
-            start = f"  {self.term(term)}"
+            start = f"  {self.format_term(term)}"
             yield f"{start}{' ' * gap}{wrapped_lines.pop(0)}\n" if gap >= 2 else f"{start}\n"
             yield from (f"{' ' * column}{line}\n" for line in wrapped_lines)
 
     def _format_examples(self, examples: Iterable[tuple[str, str]]) -> Iterator[str]:
         for line, purpose in examples:
-            yield f"  {self.term(line)}\n" + "".join(f"      {part}\n" for part in self.wrap(purpose, 6))
+            yield f"  {self.format_term(line)}\n" + "".join(f"      {part}\n" for part in self.wrap(purpose, 6))

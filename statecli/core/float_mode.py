@@ -37,7 +37,7 @@ def keep_denormals() -> Iterator[None]:
     if not flushes_denormals():
         yield
         return
-    library, default, caller = _floating_point_environment()
+    library, default, caller = _read_environment()
     library.fesetenv(default)
     try:
         if flushes_denormals():
@@ -61,7 +61,7 @@ def with_denormals(function: Callable[_Arguments, _Result]) -> Callable[_Argumen
     return with_denormals_kept
 
 
-def _floating_point_environment() -> tuple[Any, Any, Any]:
+def _read_environment() -> tuple[Any, Any, Any]:
     """Return the C library, its default environment (FE_DFL_ENV) and a copy of this thread's environment."""
     import ctypes
 

@@ -69,7 +69,7 @@ class StoredShape(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where the facts about a weight come from."""
+    """Sources of the facts about a weight."""
 
     weight: QuantizedWeight
     stored_shape: StoredShape | None

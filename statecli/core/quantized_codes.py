@@ -1,4 +1,4 @@
-"""Whether a checkpoint may have quantized weights: most have none, and import nothing more about them."""
+"""Test whether a checkpoint may have quantized weights. Most have none, and import no further module about them."""
 
 from __future__ import annotations
 

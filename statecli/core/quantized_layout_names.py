@@ -1,4 +1,4 @@
-"""Names of the layouts of quantized weights: documents have them, and only readers need the tensors of a layout."""
+"""Names of the layouts of quantized weights, without their tensors, because documents need only the names."""
 
 from __future__ import annotations
 

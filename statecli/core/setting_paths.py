@@ -86,7 +86,7 @@ def is_same_setting(key: str, side: Settings, other: Settings) -> bool:
 
 
 def read(path: str) -> str:
-    """The apparent key types of a path, as in `Settings.types`."""
+    """Return the apparent key types of a path, as in `Settings.types`."""
     return ".".join(_choose_letter(step) * len(step) for step in path.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Decide the severity of a finding: of a state by the loss, the same in all commands that report the state."""
+"""Decide the severity of a finding by the loss, equally in all commands that report the same state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a file descriptor is a terminal, and the width of the terminal."""
+"""Test whether a file descriptor is a terminal, and read the width of the terminal."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How the values of a tensor are spread, as plain data."""
+"""Distribution of the values of a tensor, as plain data."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: The levels of `Distribution.quantiles`.
+#: Levels of `Distribution.quantiles`.
 QUANTILE_LEVELS = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 

@@ -32,7 +32,7 @@ _WRAPPED_METHODS = ("__setattr__", "register_buffer", "register_parameter", "add
 
 
 class Origins:
-    """(module, attribute) -> the line of the assignment, for modules built under `record()`.
+    """Lines of assignments by (module, attribute), for modules built under `record()`.
 
     `typed_paths` maps absolute paths to the paths as typed.
     """
@@ -116,7 +116,7 @@ class Origins:
         return self._callers.get((id(module), name)) if is_known else None
 
     def is_repeated(self, module: nn.Module, name: str) -> bool:
-        """Whether the constructor assigned the plain attribute `name` more than once."""
+        """Return True if the constructor assigned the plain attribute `name` more than once."""
         return (id(module), name) in self._repeated
 
     def describe(self, place: tuple[str, int] | None) -> Origin | None:

@@ -192,7 +192,7 @@ def _get_rest_of_line(lines: list[str], node: ast.stmt) -> tuple[str, str]:
 
 
 def _is_reused(file: _SourceFile, node: ast.Assign | ast.AnnAssign) -> bool:
-    """Whether the value is a local name used again after the statement, so that a copy may become incomplete."""
+    """Return True if the value is a local name used again after the statement, so that a copy may become incomplete."""
     function, value = file.find_around(node, ast.FunctionDef), node.value
     names = (
         [n for n in ast.walk(function) if isinstance(n, ast.Name)] if function and isinstance(value, ast.Name) else []

@@ -211,7 +211,7 @@ def _list_inner_classes(config_class: type, document: Mapping[str, Any]) -> list
 
 
 class JsonConfiguration(NamedTuple):
-    """How an argument is built from a file of JSON.
+    """Way to build an argument from a JSON file.
 
     `has_from_dict`: by `from_dict` of the class, else by a call with the fields. `inner`: the keys of each inner object
     that is built first, with its class; the innermost first.

@@ -68,7 +68,7 @@ def describe_device_after_move(tensor: torch.Tensor, record: MoveRecord) -> str:
 
 
 def follows_device(tensor: torch.Tensor, record: MoveRecord) -> bool:
-    """Whether `tensor` is on the fake device after a move of its model."""
+    """Return True if `tensor` is on the fake device after a move of its model."""
     return describe_device_after_move(tensor, record) == DISPLAY_NAME
 
 
@@ -296,7 +296,7 @@ def _build_device_property(cuda: _CudaCallMode) -> property:
 
 
 def _is_called_by_user_code() -> bool:
-    """Whether user code reads the property; frames of this file with the getters are skipped."""
+    """Return True if user code reads the property; frames of this file with the getters are skipped."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

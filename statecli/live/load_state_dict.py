@@ -177,7 +177,7 @@ class _Refusal:
 
 
 def _load_all(root: nn.Module, state_dict: Mapping[str, Any], assign: bool) -> tuple[list[str], list[str], list[str]]:
-    """`torch.nn.Module.load_state_dict` of torch 2.13 up to its error: missing, unexpected and messages."""
+    """Load like `nn.Module.load_state_dict` of torch 2.13 up to its error; return missing, unexpected and messages."""
     missing: list[str] = []
     unexpected: list[str] = []
     messages: list[str] = []

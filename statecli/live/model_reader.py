@@ -263,8 +263,8 @@ def _try_move(table: _Table) -> measure.MoveTrial:
     if built.original is None:
         return measure.try_stand_in_move(built, table.walk)
     copy_walk = walk(built.module)
-    copy_holdings = copy_walk.holdings()
-    for name, holding in table.walk.holdings().items():
+    copy_holdings = copy_walk.map_holdings()
+    for name, holding in table.walk.map_holdings().items():
         copy_holding = copy_holdings.get(name)
         if copy_holding is not holding:
             copy_does = f"has the tensor as {copy_holding.value}" if copy_holding else "lacks the tensor"
@@ -494,7 +494,7 @@ def _locate_function(unregistered: UnregisteredTensor) -> tuple[str, int] | None
 
 
 def _is_input(table: _Table, row: _Row) -> bool:
-    """Whether the model holds the tensor only as an example input."""
+    """Return True if the model holds the tensor only as an example input."""
     names = [row.unregistered, *(table.aliases[alias][1] for alias in row.aliases)]
     return all(
         unregistered is not None
@@ -627,7 +627,7 @@ def _is_torch_ddp(kind: type) -> bool:
 
 
 def _is_recomputed(unregistered: UnregisteredTensor) -> bool:
-    """Whether a hook of old weight_norm, spectral_norm or pruning computes the tensor."""
+    """Return True if a hook of old weight_norm, spectral_norm or pruning computes the tensor."""
     name = _get_attribute(unregistered)
     hooks = unregistered.owner._forward_pre_hooks.values()
     torch_hooks = [hook for hook in hooks if type(hook).__module__.startswith("torch.nn.utils.")]

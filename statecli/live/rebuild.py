@@ -15,11 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from statecli.live import measure, tensor_bits
 from statecli.live.skip_random_init import LARGE_PARAMETER_ELEMENTS
-from statecli.live.tensors import storage
+from statecli.live.tensors import identify_storage
 
 
 class Rebuild(Enum):
-    """How the tensors of two builds with different seeds compare."""
+    """Result of comparing the tensors of two builds with different seeds."""
 
     IDENTICAL = "identical"
     DIFFERENT = "different"
@@ -55,7 +55,7 @@ def _compare(first: torch.Tensor | None, second: torch.Tensor | None) -> Rebuild
     if first is None or second is None:
         return Rebuild.ABSENT
     is_equal = tensor_bits.is_same(first, second)
-    if is_equal and first.numel() and storage(first)[0] == storage(second)[0]:
+    if is_equal and first.numel() and identify_storage(first)[0] == identify_storage(second)[0]:
         return Rebuild.SHARED
     return Rebuild.UNKNOWN if is_equal is None else Rebuild.IDENTICAL if is_equal else Rebuild.DIFFERENT
 

@@ -38,7 +38,7 @@ from statecli.live.attribute_source import (
 from statecli.live.installed_code import is_installed_file
 from statecli.live.quantized_parameters import has_lost_class
 from statecli.live.rebuild import Rebuild
-from statecli.live.tensors import may_overlap, storage
+from statecli.live.tensors import identify_storage, may_overlap
 from statecli.live.walk import Step, UnregisteredTensor
 
 AT_END_OF_INIT = "# at the end of __init__:\n"
@@ -375,7 +375,7 @@ def _suggest_for_tensors(container: Any, site: _Site, rebuild: Rebuild) -> _Cont
         text = "# put the trained tensors into an nn.ParameterList, and register the others with self.register_buffer"
         return _ContainerFix(text)
     needs_single_name = not _are_all(members, nn.Parameter)
-    share_storages = len({storage(member)[0] for member in members}) < len(members)
+    share_storages = len({identify_storage(member)[0] for member in members}) < len(members)
     if needs_single_name and share_storages and _have_common_elements(members):
         return _ContainerFix(
             _suggest_single_attributes(site.name, "the entries that share its memory"), needs_single_name
@@ -520,7 +520,7 @@ def _format_registration(tensor: torch.Tensor, site: _Site, rebuild: Rebuild, is
 
 
 def _is_refused_by_leaf(use: Use) -> bool:
-    """Whether the constructor changes the tensor in place, although torch refuses this for a parameter."""
+    """Return True if the constructor changes the tensor in place, although torch refuses this for a parameter."""
     return use.constructs and (use.action in ("item", "augment") or _is_write(use))
 
 
@@ -668,7 +668,7 @@ def _add_comment(comment: str, text: str) -> str:
 
 
 def _is_bad_key(key: Any, container_class: type) -> bool:
-    """Whether nn.ModuleDict or nn.ParameterDict refuses the key."""
+    """Return True if nn.ModuleDict or nn.ParameterDict refuses the key."""
     return type(key) is not str or not key or "." in key or hasattr(container_class(), key)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from statecli.live.tensors import has_memory, is_lazy, split_parts, storage
+from statecli.live.tensors import has_memory, identify_storage, is_lazy, split_parts
 
 #: Number of different values before the pattern of `perturb` repeats. A prime, so that neighbouring rows of a matrix
 #: hardly ever begin with the same value.
@@ -83,7 +83,7 @@ def perturb(tensors: Iterable[torch.Tensor], *, phase: int = 0, ends_alone: bool
     overwritten_storages: set[int | str] = set()
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         for tensor in tensors:
-            key = storage(tensor)[0]
+            key = identify_storage(tensor)[0]
             flat = None if key in overwritten_storages else get_flat_memory(tensor)
             if flat is not None and flat.numel():
                 overwritten_storages.add(key)
@@ -110,7 +110,7 @@ def get_flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def build_restore(tensors: Iterable[torch.Tensor]) -> Callable[[], None]:
     """Return a function to restore the present values of all the memory of `tensors`."""
-    by_storage = {storage(tensor)[0]: tensor for tensor in tensors}
+    by_storage = {identify_storage(tensor)[0]: tensor for tensor in tensors}
     flats = [flat for flat in map(get_flat_memory, by_storage.values()) if flat is not None]
     saved_values = [(flat, flat.clone()) for flat in flats]
 
@@ -138,7 +138,7 @@ def _overwrite(flat: torch.Tensor, shift: int) -> None:
 
 
 def _build_row(dtype: torch.dtype, device: torch.device, shift: int) -> torch.Tensor:
-    """Return `PATTERN_PERIOD` different numbers k / 255: in binary the eight bits of k repeated, and the last bit set."""
+    """Return `PATTERN_PERIOD` different numbers k / 255: in binary the bits of k repeated, and the last bit set."""
     row = ((torch.arange(PATTERN_PERIOD, device=device) + shift) % PATTERN_PERIOD + 1).to(dtype) / (PATTERN_PERIOD + 4)
     if dtype is not torch.bfloat16:  # its eight bits are those of k
         _view_as_integers(row).bitwise_or_(1)

@@ -25,7 +25,7 @@ CallStack = tuple[tuple[CodeType, int], ...]
 
 
 class How(Enum):
-    """How forward got a tensor at a line: created, drawn with a generator, copied off the device, or computed.
+    """Way in which forward got a tensor at a line: created, drawn with a generator, copied off the device, or computed.
 
     COMPUTED: from tensors of unknown source.
     """
@@ -100,7 +100,7 @@ class Mismatch:
     fault: Fault = Fault.MIXED
 
     def is_same_mistake_as(self, other: Mismatch) -> bool:
-        """Whether both are the same mistake: the same tensor of the model, or another source in the same line."""
+        """Return True for the same mistake: the same tensor of the model, or another source in the same line."""
         if self.source.fqn is None or self.fault is not Fault.MIXED:
             return (self.source, self.place, self.fault) == (other.source, other.place, other.fault)
         return self.source.fqn == other.source.fqn
@@ -149,7 +149,7 @@ def _iter_user_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether the file belongs to neither torch nor statecli."""
+    """Return True if the file belongs to neither torch nor statecli."""
     return not (filename.startswith((PACKAGE_FOLDER, "<")) or is_skipped_frame(filename))
 
 

@@ -44,7 +44,7 @@ def read_facts(tensor: torch.Tensor) -> TensorFacts:
     lazy = is_lazy(tensor)
     with torch._C.DisableTorchFunctionSubclass():
         shape, elements = (None, 0) if lazy else _measure_extent(tensor)
-        key, size = storage(tensor)
+        key, size = identify_storage(tensor)
         strided = tensor.layout is torch.strided and shape is not None
         return TensorFacts(
             dtype=str(tensor.dtype).removeprefix("torch."),
@@ -89,11 +89,11 @@ def describe_sharding(tensor: torch.Tensor) -> str | None:
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether `tensor` is an uninitialized parameter or buffer of a lazy module."""
+    """Return True if `tensor` is an uninitialized parameter or buffer of a lazy module."""
     return issubclass(type(tensor), _Lazy)
 
 
-def storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
+def identify_storage(tensor: torch.Tensor) -> tuple[int | str, int | None]:
     """Return identity and size in bytes of the memory of `tensor`.
 
     The identity of a sparse tensor is the storage of its values, and its size includes the indices; tensors without
@@ -159,12 +159,12 @@ def may_overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _count_span(tensor: torch.Tensor) -> int:
-    """Elements of the storage from the first to the last element of the tensor."""
+    """Return the number of elements of the storage from the first to the last element of the tensor."""
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
 
 def _count_extent_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the start of the storage to the last element; 1 if quantized, because some are packed."""
+    """Return the bytes from the start of the storage to the last element; 1 if quantized, because some are packed."""
     if tensor.is_quantized:
         return 1
     return int(tensor.storage_offset() + _count_span(tensor)) * tensor.element_size()

@@ -170,9 +170,9 @@ class Step(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def name(self) -> str:
         """Return the path from the root in Python's notation: `anchors[0]`, `cache['cos']`, `blocks[2].weight`."""
-        return "".join(step.label for step in self.chain()).lstrip(".")
+        return "".join(step.label for step in self.list_steps()).lstrip(".")
 
-    def chain(self) -> list[Step]:
+    def list_steps(self) -> list[Step]:
         """Return the steps from the root to this step, without the root."""
         steps: list[Step] = []
         step: Step | None = self
@@ -252,7 +252,7 @@ class WalkResult:
     _tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     _repeats: dict[str, _Repeats] = field(default_factory=dict)
 
-    def holdings(self) -> dict[str, Holding]:
+    def map_holdings(self) -> dict[str, Holding]:
         """Return how the model holds the tensor of each name."""
         names = {entry.fqn: Holding.UNREGISTERED for entry in self.unregistered}
         for entry in self.registered:
@@ -261,7 +261,7 @@ class WalkResult:
                 names[entry.fqn] = Holding.PARAMETER if entry.is_parameter else buffer
         return names
 
-    def unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
+    def make_unique_name(self, fqn: str, tensor: torch.Tensor) -> str:
         """Return `fqn`, numbered if another tensor has the name (`__dict__` and the registries take any key)."""
         if self._tensors.setdefault(fqn, tensor) is tensor:
             return fqn
@@ -313,7 +313,7 @@ def _find_dict_getter(kind: type) -> Any:
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Whether `module` is a ScriptModule, whose state lives in C++."""
+    """Return True if `module` is a ScriptModule, whose state lives in C++."""
     return issubclass(type(module), torch.jit.ScriptModule)
 
 
@@ -371,7 +371,7 @@ def _collect_own_tensors(prefix: str, module: nn.Module, attributes: dict[str, A
     entries += [(name, tensor, False) for name, tensor in _read_registry(module, "_buffers", attributes)]
     for name, tensor, is_parameter in entries:
         key, persistent = prefix + name, is_parameter or name not in non_persistent
-        fqn = key if tensor is None else result.unique_name(key, tensor)
+        fqn = key if tensor is None else result.make_unique_name(key, tensor)
         result.registered.append(RegisteredName(fqn, key, tensor, is_parameter, persistent, module, name))
     return len(entries)
 
@@ -448,13 +448,13 @@ class _Search:
         self._queue.append(step)
 
     def _record(self, step: Step, tensor: torch.Tensor) -> None:
-        chain = step.chain()
+        chain = step.list_steps()
         start = max(i for i, link in enumerate(chain) if id(link.value) in self._owners)
         owner, rank = self._owners[id(chain[start].value)]
         name = step.name()
         if (id(tensor), name) not in self._names:
             self._names.add((id(tensor), name))
-            fqn = self._result.unique_name(name, tensor)
+            fqn = self._result.make_unique_name(name, tensor)
             self._result.unregistered.append(UnregisteredTensor(fqn, tensor, owner, rank, tuple(chain[start + 1 :])))
 
 
@@ -483,7 +483,7 @@ def _is_wrapper(kind: type) -> bool:
 
 @cache_by_type
 def _is_closed(kind: type) -> bool:
-    """Whether the walk stays out of objects of this type."""
+    """Return True if the walk stays out of objects of this type."""
     if id(kind) in _ATOM_TYPES or any(id(base) in _CLOSED_TYPES for base in _mro_of(kind)):
         return True
     module = _dict_of(kind).get("__module__")
@@ -511,7 +511,7 @@ def _open_object(step: Step, classes: dict[int, type]) -> list[Step]:
 
 
 def _is_empty(obj: Any) -> bool:
-    """Whether `obj` is an empty container, as most dicts of hooks in a module are, or a function without contents."""
+    """Return True for an empty container, as most dicts of hooks in a module, or a function without contents."""
     kind = type(obj)
     if kind is types.FunctionType:  # methods of transformers' classes would be most of the opened objects
         return _is_empty_function(obj)

@@ -13,7 +13,7 @@ from statecli.report import Report
 
 
 class RenderOptions(msgspec.Struct, frozen=True):
-    """How the output is shown: on a terminal, how many columns wide, in colour, with failures only.
+    """Options of an output: whether on a terminal, the columns of its width, colour, failures only.
 
     `exit_status` is the status with which the command will exit; None without a command.
     """

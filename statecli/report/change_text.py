@@ -196,7 +196,7 @@ def describe_remarks(rows: Sequence[Change], verbose: bool = False) -> list[str]
 
 
 def describe_not_finite(deltas: Sequence[Delta]) -> list[str]:
-    """`NaN 0 → 1`, `Inf 0 → 2`"""
+    """Return `NaN 0 → 1`, `Inf 0 → 2`"""
     parts: list[str] = []
     for word, counts in _NONFINITE_COUNTS if any(map(_has_nonfinite, deltas)) else ():
         before, after = (sum(getattr(delta, count) for delta in deltas) for count in counts)

@@ -246,7 +246,7 @@ def _count_exceptions(transformation: Transformation) -> str:
 
 
 def _format_named_exceptions(changes: Sequence[Change]) -> str:
-    """`, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
+    """Return `, but layers.1.up.weight: 1 of 8,192 elements differs`, for each tensor; empty without exceptions."""
     texts = [
         f"{format_fqn(change.fqn)}: {_count_exceptions(_get_transformation(change))}{_format_new_not_finite(change)}"
         for change in changes
@@ -315,7 +315,7 @@ def _describe_resize(change: Change, transformation: Transformation) -> str:
 
 
 def _format_places(transformation: Transformation, *, is_added: bool) -> str:
-    """`before row 50`, `from row 50 on`, or `in 2 places (5 before row 50, 7 before row 200)`"""
+    """Return `before row 50`, `from row 50 on`, or `in 2 places (5 before row 50, 7 before row 200)`"""
     noun = _name_index(transformation.axis or 0)
     place_format = f"before {noun} {{}}" if is_added else f"from {noun} {{}} on"
     if not transformation.places:
@@ -333,7 +333,7 @@ def _name_index(axis: int) -> str:
 
 
 def _count_indexes(axis: int, count: int, prefix: str = "") -> str:
-    """`32 rows`, `64 common columns`, `2 indexes of dimension 2`"""
+    """Return `32 rows`, `64 common columns`, `2 indexes of dimension 2`"""
     if axis < 2:
         return plural(count, prefix + _name_index(axis))
     return f"{count:,} {prefix}{'index' if count == 1 else 'indexes'} of dimension {axis}"
@@ -520,12 +520,12 @@ def _split_into_runs(layers: Sequence[_MovedLayer]) -> Iterator[list[_MovedLayer
 
 
 def _name_layers(start: str, numbers: Sequence[int]) -> str:
-    """`model.layers.{2,3}`"""
+    """Return `model.layers.{2,3}`"""
     return (format_fqn(start) if start else "") + fold.format_numbers(numbers)
 
 
 def _format_likeness(cosines: Sequence[float | None], rounding: Rounding | None) -> str:
-    """`bit for bit`, `exactly rounded`, or `similar (cosine 0.9794 or more)`"""
+    """Return `bit for bit`, `exactly rounded`, or `similar (cosine 0.9794 or more)`"""
     exactly = "bit for bit" if rounding is None else _ROUNDINGS[rounding]
     similar = [cosine for cosine in cosines if cosine is not None]
     if not similar:
@@ -598,7 +598,7 @@ def _build_adapter_lines(changes: Sequence[Change], overview: _Overview, _: bool
 
 
 def _format_alpha(rank: int, alpha: float | None, scale: float | None) -> str:
-    """`, alpha 8`, and the scale unless this is alpha / rank, as with `use_rslora`."""
+    """Return `, alpha 8`, and the scale unless this is alpha / rank, as with `use_rslora`."""
     if alpha is None or scale is None:
         return ""
     is_usual = math.isclose(alpha, rank * scale)
@@ -705,7 +705,7 @@ def _name_dense_side(transformation: Transformation) -> str:
 
 
 def _describe_rule(quantization: Quantization) -> str:
-    """`dequantized with scales (a scale for each 128 values of a row)`"""
+    """Return `dequantized with scales (a scale for each 128 values of a row)`"""
     if quantization.layout is Layout.GGUF:
         return f"dequantized in blocks of {quantization.block[0]} values"
     factors = " and a factor for each input channel" if quantization.has_channel_factors else ""
@@ -714,7 +714,7 @@ def _describe_rule(quantization: Quantization) -> str:
 
 
 def _format_block(block: tuple[int, ...], shape: tuple[int, ...]) -> str:
-    """`one scale`, `a scale for each row`, `a scale for each 128 values of a row` or `a scale for each 128 × 128`"""
+    """Return `one scale`, or `a scale for each` of `row`, `128 values of a row` or `128 × 128`."""
     if len(block) == 1:
         return f"a scale for each {block[0]} values"
     if block == shape:
@@ -766,7 +766,7 @@ def _describe_alone(change: Change) -> str:
 
 
 def _format_new_not_finite(change: Change) -> str:
-    """`, NaN 0 → 1`; empty without new NaN and infinities."""
+    """Return `, NaN 0 → 1`; empty without new NaN and infinities."""
     counts = [change.values] if change.values is not None and has_new_not_finite(change) else []
     return "".join(f", {text}" for text in describe_not_finite(counts))
 
@@ -814,7 +814,7 @@ def _describe_join(change: Change, transformation: Transformation) -> str:
 
 
 def _format_blocks(blocks: Sequence[int]) -> str:
-    """`64`, or `128, 64 and 64`"""
+    """Return `64`, or `128, 64 and 64`"""
     if len(set(blocks)) == 1:
         return str(blocks[0])
     return f"{', '.join(map(str, blocks[:-1]))} and {blocks[-1]}"
@@ -835,7 +835,7 @@ def _shorten(joined_name: str, names: Sequence[str]) -> list[str]:
 
 
 def _format_stack(change: Change, names: Sequence[str]) -> str:
-    """`experts.{0..7}.w2.weight`, or `[experts.{0..7}.w1.weight; experts.{0..7}.w3.weight]`"""
+    """Return `experts.{0..7}.w2.weight`, or `[experts.{0..7}.w1.weight; experts.{0..7}.w3.weight]`"""
     stack = change.after or change.before
     parts = len(names) // stack.shape[0] if stack is not None and stack.shape else 1
     if parts > 1:
@@ -851,7 +851,7 @@ def _format_stack_of(names: Sequence[str]) -> str:
 
 
 def _list_in_order(names: Sequence[str]) -> str | None:
-    """`experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their only number, or with other names."""
+    """Return `experts.{0,1,10,11,2..9}.w1.weight`; None for names in the order of their only number, or others."""
     paths = [name.split(".") for name in names]
     if len({len(path) for path in paths}) > 1:
         return None

@@ -163,11 +163,11 @@ def test_repeated_names_are_numbered_in_linear_steps():
 
     tensors = [torch.zeros(1) for _ in range(800)]
     walk_result = WalkResult()
-    names = [walk_result.unique_name("a.b", tensor) for tensor in tensors]
+    names = [walk_result.make_unique_name("a.b", tensor) for tensor in tensors]
     assert names == ["a.b", *(f"a.b ({n})" for n in range(2, 801))]
-    assert walk_result.unique_name("a.b", tensors[5]) == "a.b (6)"
+    assert walk_result.make_unique_name("a.b", tensors[5]) == "a.b (6)"
     steps = [
-        _count_steps(lambda n=n, result=result: [result.unique_name("a", tensor) for tensor in tensors[:n]])
+        _count_steps(lambda n=n, result=result: [result.make_unique_name("a", tensor) for tensor in tensors[:n]])
         for n, result in ((200, WalkResult()), (400, WalkResult()))
     ]
     assert steps[1] < 2.1 * steps[0]

@@ -47,7 +47,7 @@ def check_lock(subject: Subject, request: Request, progress: Progress | None) ->
     if lock.has_no_names and subject.not_compared_because in references.REASONS_WITHOUT_MODEL:
         return replace(subject, not_locked_because=subject.not_compared_because)
     by_name = subject.not_compared_because is not None
-    if not subject.full_state.tensors and lock.of(text, request.lock_folder, by_name=by_name) is None:
+    if not subject.full_state.tensors and lock.find_target(text, request.lock_folder, by_name=by_name) is None:
         return replace(subject, lock=())
     lock_request = _build_lock_request(request, by_name)
     state, lines = load.select_section(subject.full_state, text), compare_lock.select_target(text, lock_request)

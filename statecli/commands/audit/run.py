@@ -174,7 +174,7 @@ class _Run:
 
     def _is_in_lock(self, text: str) -> bool:
         lock = self.request.lock
-        return lock is not None and lock.of(text, self.request.lock_folder, by_name=True) is not None
+        return lock is not None and lock.find_target(text, self.request.lock_folder, by_name=True) is not None
 
     def report_missing(self, targets: Sequence[TargetResult]) -> Iterator[TargetResult]:
         """Yield each missing locked target, with a finding; an existing shard is left to its model."""

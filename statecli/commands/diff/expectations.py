@@ -86,7 +86,7 @@ class Entry(msgspec.Struct, frozen=True):
         sides = [matches_any(names, globs) for names in self.names_by_side]
         return all(sides) if self.renamed else any(sides)
 
-    def finding(self, rule: Rule, reason: str = "") -> Finding:
+    def build_finding(self, rule: Rule, reason: str = "") -> Finding:
         """Report `reason` under `rule`, with the difference only without a reason or if the reason ends in a colon."""
         difference = self.difference if not reason or reason.endswith(": ") else ""
         message = f"{self.name}: {reason}{difference}"
@@ -207,7 +207,7 @@ def _count_exceptions(transformation: Transformation) -> str:
 
 
 def name_merged(transformation: Transformation) -> str:
-    """`before + 2 × B·A`, or the tensor of the adapter that replaces the tensor before."""
+    """Return `before + 2 × B·A`, or the tensor of the adapter that replaces the tensor before."""
     return (
         f"{transformation.sources[0]} of the adapter"
         if transformation.rank is None
@@ -253,18 +253,20 @@ def check_expectations(request: Request, entries: Sequence[Entry], targets: tupl
     findings: list[Finding] = []
     for entry in entries:
         if request.adapter is not None and entry.beyond_merge:
-            findings.append(entry.finding(rules.NOT_MERGED, entry.beyond_merge))
+            findings.append(entry.build_finding(rules.NOT_MERGED, entry.beyond_merge))
         if not entry.difference:
             continue
         if request.only and not entry.stays_within(request.only):
             findings.append(
-                entry.finding(rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(request.only)}: ")
+                entry.build_finding(
+                    rules.OUTSIDE_ONLY, f"changed, but does not match --may-change {_quote(request.only)}: "
+                )
             )
         if entry.matches(request.frozen):
             forbidden = f"changed, but matches --must-not-change {_quote(request.frozen)}: "
-            findings.append(entry.finding(rules.FROZEN_CHANGED, forbidden))
+            findings.append(entry.build_finding(rules.FROZEN_CHANGED, forbidden))
         if request.cast and entry.beyond_cast:
-            findings.append(entry.finding(rules.INEXACT_CAST, entry.beyond_cast))
+            findings.append(entry.build_finding(rules.INEXACT_CAST, entry.beyond_cast))
     inconclusive = list(_find_unlisted_settings(request.frozen, entries))
     for glob in request.changed:
         matching_entries = [entry for entry in entries if entry.matches((glob,))]

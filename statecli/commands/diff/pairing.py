@@ -24,7 +24,7 @@ MAX_LISTED_NAMES = 3
 
 
 class MatchedBy(str, Enum):
-    """How two tensors were found to be the same."""
+    """Way in which two tensors were matched."""
 
     NAME = "name"
     PREFIX = "prefix"

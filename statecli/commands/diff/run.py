@@ -444,7 +444,7 @@ class _Comparison:
         )
         entries = chain(tensors, expectations.iter_setting_entries(setting_changes, settings, self.targets))
         if not self.request.has_expectations:
-            differing = (entry.finding(entry.rule) for entry in entries if entry.difference and entry.rule)
+            differing = (entry.build_finding(entry.rule) for entry in entries if entry.difference and entry.rule)
             return expectations.ExpectationResults([*load_findings, *differing])
         verdict = expectations.check_expectations(self.request, list(entries), self.targets)
         reported = {item.fqn for item in broken_pairs}
@@ -463,7 +463,7 @@ class _Comparison:
 
 
 def _list_stems(key: str) -> list[str]:
-    """`a.b` and `a` of `a.b.c`"""
+    """Return `a.b` and `a` of `a.b.c`"""
     parts = key.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 

@@ -101,7 +101,7 @@ class _Names:
 
     def format_imports(self) -> Iterator[str]:
         """Yield the lines; a line names the folder of a file that is not in the current folder."""
-        file = _ImportedFile.of(self._spec.module) if self._spec.is_file else None
+        file = _ImportedFile.from_path(self._spec.module) if self._spec.is_file else None
         if file is not None and file.folder:
             yield "import sys"
         if file is not None and not file.is_importable:
@@ -137,7 +137,7 @@ class _ImportedFile(NamedTuple):
     is_importable: bool
 
     @classmethod
-    def of(cls, path: str) -> _ImportedFile:
+    def from_path(cls, path: str) -> _ImportedFile:
         """Return the module that a file is."""
         absolute = os.path.abspath(path)
         import_folder = find_import_folder(absolute) or os.path.dirname(absolute)

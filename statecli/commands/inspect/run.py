@@ -67,7 +67,7 @@ class Inspection(ResultViews, msgspec.Struct, frozen=True):
         to: Device to which the tensors were moved; None without a move.
         inputs: Description of the inputs of forward; None if forward was not called.
         weights: The quantized weights; the state has their tensors.
-        distributions: How the values are spread, by section and name of the tensor.
+        distributions: Distribution of the values, by section and name of the tensor.
         spectra: Singular values of the matrices, by section and name of the tensor.
         accepted: Findings accepted by `ignore` or a baseline, with the reasons; `findings` does not have them.
     """

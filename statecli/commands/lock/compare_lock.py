@@ -75,7 +75,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def select_target(text: str, request: Request) -> LockedTarget:
     """Return the locked target for a target as typed. Raises `NothingMatched` if the lock has no such target."""
-    target = request.lock.of(text, request.folder, by_name=request.by_name)
+    target = request.lock.find_target(text, request.folder, by_name=request.by_name)
     if target is None:
         kinds = ("URL", "local path") if files.is_remote(text) else ("local path", "URL")
         advice = OTHER_SIDE_ADVICE.format(*kinds) if _is_on_other_side(text, request.lock) else NEW_TARGET_ADVICE

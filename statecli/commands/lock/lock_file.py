@@ -99,7 +99,7 @@ class Lock(ResultViews, msgspec.Struct, frozen=True):
         """True if the lock is of a single target without a name."""
         return self.targets[0].target is None
 
-    def of(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
+    def find_target(self, text: str, folder: str = ".", *, by_name: bool = False) -> LockedTarget | None:
         """Return the target of a lock in `folder` for a target as typed; None without a match.
 
         The single target of a lock is used for any target, unless `by_name`. A link also stands for its file: a lock of

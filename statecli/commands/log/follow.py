@@ -44,7 +44,7 @@ class _Sums(msgspec.Struct):
 
     @property
     def has_changed(self) -> bool | None:
-        """Whether a parameter changed since the checkpoint before; None if not known."""
+        """True if a parameter changed since the checkpoint before; None if not known."""
         if True in self.parameters_changed:
             return True
         return False if self.parameters_changed and None not in self.parameters_changed else None

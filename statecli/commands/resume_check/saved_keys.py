@@ -63,7 +63,7 @@ _FILE_ENDS = (".pt", ".pth", ".bin", ".pkl", ".ckpt", ".tar")
 
 
 class SavedKey(NamedTuple):
-    """Where a checkpoint holds a value: `path` leads from the loaded object to the value, `file` is a file of a folder.
+    """Place of a value in a checkpoint: `path` leads from the loaded object to the value, `file` is a file of a folder.
 
     The path of a whole file is ().
     """

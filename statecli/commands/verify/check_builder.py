@@ -39,7 +39,7 @@ from statecli.live.assignment_lines import Origins
 from statecli.live.built_model import BuiltModel
 from statecli.live.installed_code import is_installed_file
 from statecli.live.spec import ModelSpec
-from statecli.live.tensors import is_lazy, storage
+from statecli.live.tensors import identify_storage, is_lazy
 from statecli.live.walk import walk
 from statecli.targets.location import is_installed
 
@@ -75,7 +75,7 @@ def keep_class_attributes(module: nn.Module) -> Iterator[None]:
 
 def list_storage_keys(tensors: Iterable[torch.Tensor]) -> set[int | str]:
     """Return the storage keys of the tensors."""
-    return {storage(tensor)[0] for tensor in tensors}
+    return {identify_storage(tensor)[0] for tensor in tensors}
 
 
 def run_user_code(subject: ModelUnderTest, activity: str, action: Callable[[], Any]) -> tuple[Any, str | None]:
@@ -158,7 +158,7 @@ MEMO_REASON = (
 
 
 def has_own_apply(module: nn.Module, fqn: str) -> bool:
-    """Whether a module on the path of `fqn` overrides `_apply`."""
+    """Return True if a module on the path of `fqn` overrides `_apply`."""
     return any(not measure.is_torch_code(type(parent)._apply) for parent in _iter_parents(module, fqn))
 
 
@@ -326,5 +326,5 @@ def iter_shared_groups(tensors_by_name: Mapping[str, torch.Tensor]) -> Iterator[
     by_storage: dict[int | str, list[str]] = {}
     for name, tensor in tensors_by_name.items():
         if is_lazy(tensor) or tensor.numel():
-            by_storage.setdefault(storage(tensor)[0], []).append(name)
+            by_storage.setdefault(identify_storage(tensor)[0], []).append(name)
     return (names for names in by_storage.values() if len(names) > 1)

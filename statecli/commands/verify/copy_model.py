@@ -21,7 +21,7 @@ from torch import nn
 from statecli.core.errors import ModelError
 from statecli.live import measure
 from statecli.live.exception_text import get_exception_text
-from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, is_freed, is_lazy, storage
+from statecli.live.tensors import find_leaves, get_grad_fn_name, has_memory, identify_storage, is_freed, is_lazy
 from statecli.live.walk import Holding, get_own_dict, walk
 
 #: Bytes of the largest storage whose values are copied in any case, because forward may count or look up with these
@@ -49,7 +49,7 @@ def list_contents(module: nn.Module) -> ModelContents:
         modules |= {
             id(step.value): step.value for step in unregistered.steps if issubclass(type(step.value), nn.Module)
         }
-    return ModelContents(list(measure.iter_tensors(result)), result.holdings(), list(modules.values()))
+    return ModelContents(list(measure.iter_tensors(result)), result.map_holdings(), list(modules.values()))
 
 
 def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents | None = None) -> nn.Module:
@@ -64,7 +64,7 @@ def copy_live_model(module: nn.Module, *, values: bool, contents: ModelContents 
     kinds = {id(type(submodule)): type(submodule) for submodule in contents.modules}  # a metaclass may hash as it likes
     self_copying_ids = {key for key, kind in kinds.items() if _has_own_copying(kind)}
     self_copying = [submodule for submodule in contents.modules if id(type(submodule)) in self_copying_ids]
-    if self_copying and walk(copy_of_model).holdings() != contents.holdings:
+    if self_copying and walk(copy_of_model).map_holdings() != contents.holdings:
         copy_of_model = _copy_by_attributes(module, contents, self_copying, values=values) or copy_of_model
     _check_no_shared_parameter(contents, copy_of_model)
     return copy_of_model
@@ -103,7 +103,7 @@ def _copy_by_attributes(
         copy_of_model = _finish_copy(_deepcopy(module, memo), contents, memo)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and there is another copy
         return None
-    return copy_of_model if walk(copy_of_model).holdings() == contents.holdings else None
+    return copy_of_model if walk(copy_of_model).map_holdings() == contents.holdings else None
 
 
 def find_non_leaves(contents: ModelContents) -> tuple[str, ...]:
@@ -293,9 +293,9 @@ def _rebind_cell(cell: types.CellType, memo: dict[Any, Any]) -> types.CellType:
 
 def _check_no_shared_parameter(contents: ModelContents, copy_of_model: nn.Module) -> None:
     """Raise ModelError if the copy shares a parameter with the model, because proofs overwrite parameters."""
-    names_by_storage = {storage(tensor)[0]: name for name, tensor in contents.tensors if _is_written(tensor)}
+    names_by_storage = {identify_storage(tensor)[0]: name for name, tensor in contents.tensors if _is_written(tensor)}
     for name, tensor in measure.iter_tensors(walk(copy_of_model)):
-        original = names_by_storage.get(storage(tensor)[0]) if _is_written(tensor) else None
+        original = names_by_storage.get(identify_storage(tensor)[0]) if _is_written(tensor) else None
         if original is not None:
             reason = f"{name} of the copy shares memory with {original} of the model"
             raise ModelError(

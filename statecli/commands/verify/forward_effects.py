@@ -111,7 +111,7 @@ def call_and_record(subject: ModelUnderTest, module: nn.Module) -> Origins:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` traces a part of the module, because wrapped methods break its graph."""
+    """Return True if `torch.compile` traces a part of the module, because wrapped methods break its graph."""
     return any(
         type(part).__module__.startswith("torch._dynamo.")
         or part._compiled_call_impl is not None

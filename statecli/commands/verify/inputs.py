@@ -197,7 +197,7 @@ def split_arguments(value: Any) -> Call:
 
 
 def _is_args_and_kwargs(value: Any) -> bool:
-    """(args, kwargs): a tuple of a tuple or list and of a dict by names."""
+    """Return True for (args, kwargs): a tuple with a tuple or list, and a dict by names."""
     if type(value) is not tuple or len(value) != 2:
         return False
     return isinstance(value[0], (tuple, list)) and isinstance(value[1], dict) and all(type(k) is str for k in value[1])

@@ -26,7 +26,7 @@ from statecli.core.errors import ModelError
 from statecli.live import fake_gpu, fake_gpu_values, measure, tensor_bits
 from statecli.live.device_rules import DeviceWatch
 from statecli.live.move_model import move_model
-from statecli.live.tensors import storage
+from statecli.live.tensors import identify_storage
 
 if TYPE_CHECKING:
     from statecli.commands.verify.inputs import Call
@@ -230,7 +230,7 @@ def _find_recreated(subject: ModelUnderTest, conversion: _Conversion, read_names
 
 
 def _get_pattern(name: str) -> str:
-    """`cache[]` of `cache['cpu']`, and of each other entry."""
+    """Return `cache[]` of `cache['cpu']`, and of each other entry."""
     return re.sub(r"\[[^\]]*\]", "[]", name)
 
 
@@ -263,4 +263,4 @@ class ReadRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _get_key(tensor: torch.Tensor) -> object:
     """Return a key shared by a tensor and its views; without data, the tensor's own."""
-    return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else storage(tensor)[0]
+    return (id(tensor), FakeTensor) if isinstance(tensor, FakeTensor) else identify_storage(tensor)[0]

@@ -91,7 +91,7 @@ class SavedTraining:
 def find_effect(first: Record, second: Record, *, excluded_slots: Collection[Slot] = ()) -> str | None:
     """Describe the first difference in outputs, registered tensors, the optimizer or random numbers; None if equal."""
     for step, outputs in enumerate(zip(first.outputs, second.outputs, strict=True), STEPS_BEFORE + 1):
-        if _differ(*outputs):
+        if _have_different_outputs(*outputs):
             return f"the output of step {step} differs"
     for slot in (slot for slot in first.values if slot in first.registered and slot not in excluded_slots):
         if list_differing_parts(first.values[slot], second.values.get(slot)):
@@ -100,12 +100,12 @@ def find_effect(first: Record, second: Record, *, excluded_slots: Collection[Slo
         return f"the state of the optimizer differs after step {STEPS}"
     if list_differing_parts(first.random, second.random):
         return f"the random numbers differ after step {STEPS}"
-    if _differ(first.eval_outputs, second.eval_outputs):
+    if _have_different_outputs(first.eval_outputs, second.eval_outputs):
         return f"the output in eval mode differs after step {STEPS}"
     return None
 
 
-def _differ(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+def _have_different_outputs(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return bool(list_differing_parts(kept_values.read_object(first), kept_values.read_object(second)))
 
 
@@ -136,7 +136,7 @@ class Trainer:
                     self._train_step(session, step)
             checkpoint = self._save(session)
             values, copies = kept_values.read_values(module), kept_values.copy_slots(module)
-            return SavedTraining(module, checkpoint, initial, values, copies, self._finish(session), lines)
+            return SavedTraining(module, checkpoint, initial, values, copies, self._finish_training(session), lines)
 
     def resume(self, training: SavedTraining, put_back: Collection[Slot] = ()) -> tuple[Values, Record]:
         """Load the checkpoint into another instance, and train on; return its values after the load, and the record.
@@ -154,7 +154,7 @@ class Trainer:
             self._load(session, training.checkpoint)
             values = kept_values.read_values(module)
             inputs_of.set_random_state(training.checkpoint.random)
-            return values, self._finish(session)
+            return values, self._finish_training(session)
 
     # --- a training ----------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Trainer:
         args, kwargs = inputs_of.map_tensors(self._calls[step], lambda tensor: tensor.detach().clone())
         return args, kwargs
 
-    def _finish(self, session: _Session) -> Record:
+    def _finish_training(self, session: _Session) -> Record:
         record = Record([self._train_step(session, step) for step in range(STEPS_BEFORE, STEPS)])
         module = session.module
         record.values = kept_values.read_values(module)

@@ -35,7 +35,7 @@ def find_running_state(subject: ModelUnderTest, names: Iterable[str]) -> frozens
     return frozenset(
         name
         for name in changed_names
-        if any(name in other and _depends(before[name], after[name], other[name]) for other in others)
+        if any(name in other and _depends_on_earlier_values(before[name], after[name], other[name]) for other in others)
     )
 
 
@@ -77,7 +77,7 @@ def _change_values(tensor: torch.Tensor, sign: int) -> None:
             tensor.add_(sign)
 
 
-def _depends(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
+def _depends_on_earlier_values(before: torch.Tensor, after: torch.Tensor, other_after: torch.Tensor) -> bool:
     """Return True if an element changed by forward has another value after a change before forward."""
     if not before.shape == after.shape == other_after.shape:
         return False

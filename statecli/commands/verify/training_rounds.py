@@ -26,7 +26,7 @@ from statecli.commands.verify import check_builder, inputs as inputs_of
 from statecli.commands.verify.model_under_test import ModelUnderTest
 from statecli.core.errors import ModelError
 from statecli.live import measure, tensor_bits
-from statecli.live.tensors import is_lazy, storage
+from statecli.live.tensors import identify_storage, is_lazy
 from statecli.live.walk import walk
 
 #: Largest number of rounds of forward, backward and step.
@@ -67,7 +67,7 @@ class LeafRecord:
 
     @property
     def peak(self) -> float | None:
-        """The largest finite |gradient|, None where every round gave none or zero."""
+        """gradient|, None|Largest finite |gradient|; None if all rounds gave none or zero."""
         return max(filter(_is_usable, self.peaks), default=None)  # type: ignore[type-var]
 
     @property
@@ -77,7 +77,7 @@ class LeafRecord:
 
     @property
     def first_bad_round(self) -> int | None:
-        """The first round whose gradient had a NaN or an infinity."""
+        """First round whose gradient had a NaN or an infinity."""
         bad_rounds = (n for n, peak in enumerate(self.peaks, 1) if peak is not None and not peak < float("inf"))
         return next(bad_rounds, None)
 
@@ -145,8 +145,8 @@ class Training:
         return self.in_running.peaks.get(name) if self.in_running and 0 in self.leaf_records[name].peaks else None
 
     @property
-    def still_growing(self) -> bool:
-        """Whether even the last of many rounds gave something its first gradient."""
+    def is_still_growing(self) -> bool:
+        """True if even the last of many rounds gave a first gradient to a tensor."""
         return self.rounds >= MAX_GROWING_ROUNDS and _has_new_gradients(self)
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
@@ -226,7 +226,7 @@ def _choose_options(made_by: type[torch.optim.Optimizer]) -> dict[str, Any]:
 
 
 def _is_settled(run: Training) -> bool:
-    """True if another round could show nothing new."""
+    """Return True if another round could show nothing new."""
     if not run.rounds:
         return False
     return not (run.rounds == 1 and _needs_second_round(run)) and all(
@@ -547,7 +547,7 @@ class _ParameterMark:
 
     def _read_mark(self) -> tuple[Any, torch.Tensor | None]:
         tensor = self._tensor
-        place = storage(tensor)[0], None if tensor.is_inference() else tensor._version
+        place = identify_storage(tensor)[0], None if tensor.is_inference() else tensor._version
         if type(tensor) is not nn.Parameter or not is_strided(tensor):
             return place, None
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():

@@ -136,7 +136,9 @@ def _find_concatenations(
             if (rows := digests.get(_build_digest_key(row, whole, fitting[0], kind))) is not None
         }
         whole_digests = set(of_rows.get(whole.number, ()))
-        related = [row for row in fitting if _share_of(of_rows.get(row.number, ()), whole_digests) >= _MIN_ROW_SHARE]
+        related = [
+            row for row in fitting if _compute_share(of_rows.get(row.number, ()), whole_digests) >= _MIN_ROW_SHARE
+        ]
         for parts in (*_list_combinations(whole, related), *_list_with_wrong_part(whole, related, fitting)):
             ordered_parts = _order_parts(whole, parts, kind, jobs)
             transformation = _check_parts(whole, ordered_parts, kind, jobs) if ordered_parts else None
@@ -171,7 +173,7 @@ def _read_digests(rows: Mapping[_DigestKey, _Row], jobs: int) -> dict[_DigestKey
     return {key: result for key, result in zip(varied, results, strict=True) if isinstance(result, tuple)}
 
 
-def _share_of(digests: Sequence[int], whole: Container[int]) -> float:
+def _compute_share(digests: Sequence[int], whole: Container[int]) -> float:
     """Return the part of the rows that are in the whole, at any place."""
     return sum(digest in whole for digest in digests) / len(digests) if digests else 0.0
 

@@ -75,12 +75,12 @@ class _TensorCasts:
     wrong: dict[str, tuple[Rule, str]] = field(default_factory=dict)
     declined: str | None = None
 
-    def after(self) -> str:
-        """`float64 → float16`, each once."""
+    def format_dtypes(self) -> str:
+        """Return `float64 → float16`, each once."""
         return " → ".join(_format_dtype(dtype) for dtype in dict.fromkeys(self.dtypes.values()))
 
-    def fault(self) -> tuple[Rule, str] | None:
-        """The first broken rule and an explanation, with the ways followed by the tensor."""
+    def find_fault(self) -> tuple[Rule, str] | None:
+        """Return the first broken rule and an explanation, with the ways followed by the tensor; None without."""
         if not self.wrong:
             return None
         rule, explanation = next(iter(self.wrong.values()))
@@ -186,10 +186,10 @@ class _Proof(Proof):
                 if not self._casts_done
                 else check_builder.skip_cell("the model removes the tensor during the cast", before=before)
             )
-        fault = steps.fault()
+        fault = steps.find_fault()
         if fault is None:
             reason = f"the class's own {steps.declined} keeps the dtype" if steps.declined else None
-            return Cell(Verdict.PASSED, before, steps.after(), reason)
+            return Cell(Verdict.PASSED, before, steps.format_dtypes(), reason)
         rule, explanation = fault
         excused_cell = self._build_excused_cell(row, steps) if rule == rules.KEEPS_DTYPE else None
         return excused_cell or self._fail(rule, row, explanation, steps)
@@ -202,7 +202,7 @@ class _Proof(Proof):
             explanation = f"{explanation}; {recast_by_forward.RECAST_REASON}" if effect else explanation
         message, help = f"{row.fqn}: {explanation}", self._choose_help(rule, row, steps)
         self.report(rule, message, row.fqn, severity=severity, help=help)
-        return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
+        return Cell(Verdict.FAILED, _format_dtype(steps.before), steps.format_dtypes(), explanation)
 
     @functools.cached_property
     def _recast(self) -> frozenset[str]:
@@ -227,7 +227,7 @@ class _Proof(Proof):
 
     def _build_excused_cell(self, row: TensorInfo, steps: _TensorCasts) -> Cell | None:
         """Return the cell of a tensor that keeps its dtype without harm, or perhaps without harm."""
-        dtypes = {"before": _format_dtype(steps.before), "after": steps.after()}
+        dtypes = {"before": _format_dtype(steps.before), "after": steps.format_dtypes()}
         harmless = self._describe_harmless(row)
         if harmless:
             return check_builder.skip_cell(harmless, **dtypes)
@@ -271,7 +271,7 @@ class _Proof(Proof):
         """Fail further names of a cast tensor that still refer to the old memory."""
         for name in row.aliases:
             steps = self._steps.get(name)
-            fault = steps.fault() if steps else None
+            fault = steps.find_fault() if steps else None
             if steps is None or fault is None or fault[0] != rules.KEEPS_DTYPE or name in self._recomputed:
                 continue
             stale_view = self._stale_views.get(name)
@@ -283,7 +283,7 @@ class _Proof(Proof):
             else:
                 severity = STALE_VIEW.cases["trained"] if is_trainable(row) else None
                 self.report(STALE_VIEW, explanation, name, severity=severity)
-            self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.after(), explanation)
+            self._cells[name] = Cell(Verdict.FAILED, _format_dtype(steps.before), steps.format_dtypes(), explanation)
 
 
 _AS_REAL_HELP = (

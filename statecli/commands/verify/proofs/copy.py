@@ -28,7 +28,7 @@ from statecli.core.finding import Finding, Severity
 from statecli.core.model_state import TensorInfo
 from statecli.core.rule import Rule
 from statecli.live import measure, tensor_bits
-from statecli.live.tensors import get_grad_fn_name, is_lazy, storage
+from statecli.live.tensors import get_grad_fn_name, identify_storage, is_lazy
 from statecli.live.walk import walk
 
 
@@ -339,4 +339,4 @@ def _find_class_attributes(module: nn.Module) -> frozenset[str]:
 def _share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     if is_lazy(first) or is_lazy(second):
         return first is second
-    return first.numel() > 0 and storage(first)[0] == storage(second)[0]
+    return first.numel() > 0 and identify_storage(first)[0] == identify_storage(second)[0]

@@ -40,7 +40,7 @@ from statecli.core.severity import Effect, decide_tensor_severity, measure_effec
 from statecli.core.units import plural
 from statecli.live import measure, tensor_sources
 from statecli.live.tensor_sources import Place
-from statecli.live.tensors import storage
+from statecli.live.tensors import identify_storage
 
 HOW = "torch.export.export() in eval mode"
 #: Largest number of attributes, each captured again. Nobody reads a longer list one by one.
@@ -238,7 +238,7 @@ def _map_constants(program: ExportedProgram) -> dict[object, str]:
 
 def _get_key(tensor: torch.Tensor) -> object:
     """Return a key shared by tensors of the same memory; an empty tensor has a key of its own."""
-    return storage(tensor)[0] if tensor.numel() else id(tensor)
+    return identify_storage(tensor)[0] if tensor.numel() else id(tensor)
 
 
 def _find_attribute(module: nn.Module, target: str, constant: torch.Tensor) -> str | None:

@@ -30,7 +30,7 @@ from statecli.core.rule import Rule
 from statecli.core.units import plural
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import is_lazy, storage
+from statecli.live.tensors import identify_storage, is_lazy
 
 HOW = "build on meta, to_empty(), init methods, load_state_dict()"
 
@@ -140,7 +140,7 @@ class _Proof(Proof):
             with self._subject.user_code("to_empty()"):
                 module.to_empty(device="cpu")
             for tensor in (*module.parameters(), *module.buffers()):
-                if storage(tensor)[0] not in before:
+                if identify_storage(tensor)[0] not in before:
                     pattern.fill(tensor)
             for path, name, method in list_init_methods(module, self._state):
                 _, error_text = check_builder.run_user_code(self._subject, f"{name} of {path or 'the model'}", method)
@@ -255,7 +255,7 @@ _NEEDS_INIT = "; a buffer also needs an init method such as reset_parameters() t
 
 
 def _describe_unwritten(row: TensorInfo, tensors: tuple[torch.Tensor, torch.Tensor]) -> str:
-    """Say how many elements of a tensor depend on the pattern."""
+    """Return how many elements of a tensor depend on the pattern."""
     first, second = (tensor.detach().contiguous() for tensor in tensors)
     message = "uninitialized after to_empty() and load_state_dict()"
     reason = "; state_dict() lacks the tensor, and no init method computes the values"

@@ -32,7 +32,7 @@ from statecli.core.rule import Rule
 from statecli.core.tied_tensors import SAVE_TIES_AS_SAFETENSORS
 from statecli.live import measure, tensor_bits
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import is_lazy, storage
+from statecli.live.tensors import identify_storage, is_lazy
 
 HOW = "save state_dict() (torch.save, safetensors), load in a new instance"
 
@@ -102,7 +102,9 @@ class _Proof(Proof):
             if name in target_tensors
             and not is_lazy(tensor)
             and tensor.numel() > 0
-            and (tensor.numel() <= _MAX_CHANCE_ELEMENTS or storage(tensor)[0] not in self._overwritten_storages)
+            and (
+                tensor.numel() <= _MAX_CHANCE_ELEMENTS or identify_storage(tensor)[0] not in self._overwritten_storages
+            )
         }
         return {name for name, tensor in small_tensors.items() if tensor_bits.is_same(tensor, target_tensors[name])}
 
@@ -186,7 +188,11 @@ class _Proof(Proof):
             second_target = self._subject.build_fresh()
             ours = check_builder.list_storage_keys(measure.map_tensors(self._target).values())
             tensor_bits.perturb(
-                (tensor for tensor in measure.map_tensors(second_target).values() if storage(tensor)[0] not in ours),
+                (
+                    tensor
+                    for tensor in measure.map_tensors(second_target).values()
+                    if identify_storage(tensor)[0] not in ours
+                ),
                 phase=100,
             )
             loads = check_builder.run_user_code(
@@ -509,7 +515,7 @@ def _restore_shared(first: nn.Module, second: nn.Module) -> Iterator[Callable[[]
     Yields a function to restore the memory meanwhile.
     """
     second_keys = check_builder.list_storage_keys(measure.map_tensors(second).values())
-    shared = [tensor for tensor in measure.map_tensors(first).values() if storage(tensor)[0] in second_keys]
+    shared = [tensor for tensor in measure.map_tensors(first).values() if identify_storage(tensor)[0] in second_keys]
     restore = tensor_bits.build_restore(shared)
     try:
         yield restore
@@ -522,7 +528,7 @@ def _copy_if_shared(tensor: torch.Tensor, shared: set[int | str]) -> torch.Tenso
     with torch._C.DisableTorchFunctionSubclass():
         if is_lazy(tensor):
             return tensor
-        return tensor.detach().clone() if storage(tensor)[0] in shared else tensor.detach()
+        return tensor.detach().clone() if identify_storage(tensor)[0] in shared else tensor.detach()
 
 
 #: Largest number of elements of a tensor that may have the same values by chance after a change.

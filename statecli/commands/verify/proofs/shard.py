@@ -34,7 +34,7 @@ from statecli.core.severity import decide_tensor_severity, measure_effect
 from statecli.live import measure, tensor_bits
 from statecli.live.metric_states import SYNCHRONIZED_REASON, MetricStates
 from statecli.live.rebuild import Rebuild, compare_builds
-from statecli.live.tensors import is_lazy, storage
+from statecli.live.tensors import identify_storage, is_lazy
 from statecli.live.walk import walk
 
 HOW = "fully_shard() and DistributedDataParallel on rank 0 of 2 (fake process group)"
@@ -216,7 +216,7 @@ _OWN_VALUES = "each rank keeps its own values"
 
 
 def _describe_effect(row: TensorInfo, *, is_diverging: bool, is_random: bool) -> str:
-    """Say how the ranks differ."""
+    """Return how the ranks differ."""
     if row.requires_grad:
         return "its gradients are not averaged, so the ranks differ"
     if is_diverging:
@@ -241,9 +241,9 @@ def _list_aliases(module: nn.Module) -> dict[str, str]:
 
     Names in modules of torch are left out, because their forward reads the parameters again: LSTM, hooks of norms.
     """
-    names = {storage(tensor)[0]: name for name, tensor in module.named_parameters() if tensor.numel()}
+    names = {identify_storage(tensor)[0]: name for name, tensor in module.named_parameters() if tensor.numel()}
     entries = (entry for entry in walk(module).unregistered if not _is_torch_module(entry.owner))
-    aliases = ((entry.fqn, names.get(storage(entry.tensor)[0])) for entry in entries)
+    aliases = ((entry.fqn, names.get(identify_storage(entry.tensor)[0])) for entry in entries)
     return {fqn: name for fqn, name in aliases if name is not None}
 
 

@@ -103,7 +103,7 @@ class _StepVerdicts:
         return any(name.startswith(f"{module}." if module else "") for module in self._zero_states)
 
     def fail(self, rule: Rule, fqn: str, reason: str, help: str, severity: Severity | None = None) -> Cell:
-        """A failed cell and its finding."""
+        """Report a failure; return the failed cell."""
         message = f"{fqn}: {reason}"
         self.findings.append(
             check_builder.build_finding(self.run.subject, rule, message, fqn, help=help, severity=severity)
@@ -152,7 +152,7 @@ def skip_unreached(check: Check) -> Check:
 
 
 def _is_empty_batch(inputs: Inputs) -> bool:
-    """Whether forward is called with tensors, and all of them are empty: a batch of none."""
+    """Return True if forward is called with tensors, and all of them are empty: a batch of none."""
     tensors = [
         tensor for tensor in inputs_of.iter_leaves(inputs.make_call(seed=1)) if issubclass(type(tensor), torch.Tensor)
     ]
@@ -266,7 +266,7 @@ def _explain_zero(verdicts: _StepVerdicts, name: str, leaf: LeafRecord) -> str |
     if leaf.idle:
         rounds_text = f" in {leaf.idle} of {plural(run.rounds, 'round')}, and the gradient is zero in the others"
         return _describe_not_chosen(_find_sibling(verdicts, name), rounds_text if leaf.idle < run.rounds else "")
-    if run.still_growing:
+    if run.is_still_growing:
         reason = "more rounds may be needed, because another parameter got its first gradient in the last round"
         return f"the gradient is zero in each of {plural(run.rounds, 'round')}; {reason}"
     if run.in_running and run.in_running.why_not:
@@ -442,7 +442,7 @@ def _judge_frozen(verdicts: _StepVerdicts, name: str) -> Cell:
 
 
 def _list_changed_by_forward(run: Training) -> dict[str, Cell]:
-    """Noted, not judged: BatchNorm's statistics, a counter, a cache; a mean of others' values; weights put in range."""
+    """Return a passed cell for each tensor that forward changes: statistics, counters, caches, clipped weights."""
     changed_names = [name for name, causes in run.changed_by.items() if "forward" in causes]
     frozen = run.frozen - set(run.leaf_records)
     return {
