@@ -108,7 +108,7 @@ def test_relative_entries_of_pythonpath_are_dropped(tmp_path, monkeypatch, entry
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/a", entry]))
     monkeypatch.setattr(sys, "path", ["/a", os.getcwd(), "", "/b"])
-    monkeypatch.setattr(relative_entries, "DROPPED", [])
+    monkeypatch.setattr(relative_entries, "DROPPED_ENTRIES", [])
     relative_entries.drop_relative_entries()
     assert sys.path == ["/a", "/b"]
 

@@ -217,7 +217,7 @@ def list_severities(tree):
             yield node.lineno
 
 
-DEFINITIONS = {"Rule", "rule", "_rule"}
+DEFINITIONS = {"Rule", "rule", "_build_rule"}
 
 
 def test_each_severity_is_in_the_definition_of_its_rule():
