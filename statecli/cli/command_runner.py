@@ -54,7 +54,7 @@ def execute(options: Options, extra: ExtraInputs | None = None) -> int:
         outputs = output_files.list_outputs(options)
         streams.reserve_stdout()
         outcome = run(options, _CommandLine(options, outputs), extra)
-        # In git the exit status is that of git.
+        # In git, the exit status is git's own.
         shows_status = extra is None or extra.name is None
         return _write_outcome(outcome, options, outputs, shows_status=shows_status)
 
@@ -80,7 +80,7 @@ def _write_outcome(outcome: Outcome, options: Any, outputs: Sequence[OutputTarge
     elif outcome.text is not None:
         console.write_text(outcome.text, last.path)
     notes = () if quiet else outcome.notes
-    if outcome.report is None:  # before the content, as long as nothing has been written
+    if outcome.report is None:  # written before any content
         console.print_findings(notes)
         if outcome.text is None:
             console.write_pieces(outcome.content, last.path)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-#: Where the site of `make site` is published, with a slash at the end. The host is a placeholder (RFC 2606): set the
-#: address here before a release. SARIF, `statecli rules NAME` and the site itself take the address from here; the
-#: terminal shows no placeholder.
+#: Address of the site of `make site`, with a slash at the end. The host is a placeholder (RFC 2606): set the address
+#: here before a release. SARIF, `statecli rules NAME` and the site itself take the address from here; the terminal
+#: shows no placeholder.
 DOCUMENTATION_URL = "https://statecli.example/"
 
 

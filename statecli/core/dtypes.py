@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: dtype name -> bits of one element as torch counts elements (float4_e2m1fn_x2: one element is one byte, two values).
+#: Bits of an element, as torch counts elements, by dtype (float4_e2m1fn_x2: an element is a byte with two values).
 ELEMENT_BITS: dict[str, int] = {
     "float64": 64,
     "float32": 32,
@@ -85,7 +85,7 @@ SCRIPT_STORAGE_DTYPES: dict[str, str] = {
     **{f"Int{bits}Storage": f"int{bits}" for bits in range(1, 8)},
 }
 
-#: Quantized types that pack several values in one byte: name -> values a byte.
+#: Number of values in a byte, by name of a quantized type that packs several values.
 VALUES_PER_BYTE: dict[str, int] = {"quint4x2": 2, "quint2x4": 4}
 
 INTEGER_DTYPES = frozenset(

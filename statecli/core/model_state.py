@@ -40,7 +40,7 @@ class NoteKind(Enum):
 
     #: torchmetrics keeps the tensor in a plain attribute, and moves it by its own code.
     METRIC_STATE = "metric-state"
-    #: `save_model` stored a shared tensor under another name; no entry of the file has this one.
+    #: `save_model` stored a shared tensor under another name, so no entry of the file has this name.
     STORED_ELSEWHERE = "stored-elsewhere"
     #: A lazy parameter or buffer without shape and values.
     UNINITIALIZED = "uninitialized"

@@ -317,7 +317,7 @@ def _find_scalar_ids(func: Any, args: Any, kwargs: Any, off_device_tensors: list
     base_name = name if name in ONE_CPU_SCALAR_OPERATORS else name.removesuffix("_")
     bound = _bind_arguments(func, args, kwargs)
     values = {argument.name: value for argument, value in bound if not _is_written(argument)}
-    scalar_arguments: Iterable[str] = values.keys()  # what another library's operator takes is not known
+    scalar_arguments: Iterable[str] = values.keys()  # unknown for operators of other libraries
     if func.namespace == "aten" and not name.endswith("_backward") and base_name not in ONE_CPU_SCALAR_OPERATORS:
         scalar_arguments = CPU_SCALAR_ARGUMENTS.get(base_name, frozenset())
     scalars = (tensor for key in scalar_arguments for tensor in list_tensors(values.get(key)) if not tensor.dim())

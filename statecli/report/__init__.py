@@ -454,7 +454,7 @@ class Report(msgspec.Struct, frozen=True):
     charts: Callable[[], tuple[Bars | Curve | Spread, ...]] = tuple
     #: Whether the page is an outline (`--tree`), which plain text shows instead of the flat table.
     outline: bool = False
-    #: Rules whose findings are rows: outputs for people do not repeat them.
+    #: Rules whose findings are rows, which outputs for people do not repeat.
     rules_in_rows: frozenset[str] = frozenset()
     #: The parts of each line of names (`--name-only`), separated by tabs, which replace all other content.
     listing: Callable[[], Iterable[tuple[str, ...]]] | None = None

@@ -127,7 +127,7 @@ def combine_relative_change(rows: Sequence[Change]) -> float | None:
     ]
     if not norms_and_ratios:
         return max(list_relative_changes(rows), default=None)
-    largest = max(norm for norm, _ in norms_and_ratios)  # divided by it, the norms of before stay within float64
+    largest = max(norm for norm, _ in norms_and_ratios)  # divided by this, the norms of before stay within float64
     difference = math.hypot(*(norm / largest for norm, _ in norms_and_ratios))
     return difference / math.hypot(*(norm / largest / ratio for norm, ratio in norms_and_ratios))
 

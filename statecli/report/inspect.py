@@ -300,7 +300,7 @@ def _list_unreported_oddities(inspection: Inspection) -> list[Oddity]:
     return [oddity for oddity in unreported if oddity.kind not in hidden_kinds]
 
 
-# The flat table: every fact in a column of its own, none where the source does not say.
+# The flat table: each fact in a column of its own, None if the source does not record the fact.
 
 
 class _Measure(msgspec.Struct, frozen=True, gc=False):

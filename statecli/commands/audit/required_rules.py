@@ -14,7 +14,7 @@ from statecli.core.units import join_names
 from statecli.rules.audit_rule import Need
 from statecli.rules.audit_subject import needs_class_or_reference, needs_module, needs_values
 
-#: Policy key -> the rules that use it, or their groups.
+#: Rules, or their groups, that use a policy key.
 RULES_BY_POLICY_KEY: Mapping[str, tuple[str, ...]] = {
     "dtype": ("unexpected-dtype", "overflows-dtype"),
     "device": ("accelerator-device",),
@@ -26,7 +26,7 @@ RULES_BY_POLICY_KEY: Mapping[str, tuple[str, ...]] = {
     "must-not-change": ("changed-tensor",),
     "reference": ("against", "unchanged-tensor", "changed-tensor"),
 }
-#: Option -> the rules that use it, or their groups.
+#: Rules, or their groups, that use an option.
 RULES_BY_OPTION: Mapping[str, tuple[str, ...]] = {
     "lock": (lock_check.LOCK_RULE,),
     "against": RULES_BY_POLICY_KEY["reference"],
@@ -35,7 +35,7 @@ RULES_BY_OPTION: Mapping[str, tuple[str, ...]] = {
 }
 
 
-#: Option -> the needs of a plugin's rules that use it.
+#: Needs of a plugin's rules that use an option.
 NEEDS_BY_OPTION: Mapping[str, tuple[Need, ...]] = {
     "against": (needs_class_or_reference,),
     "model": (needs_class_or_reference, needs_module),

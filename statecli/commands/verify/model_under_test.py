@@ -174,7 +174,7 @@ def _prepare_copies(module: nn.Module, target: str, wrapped: BuiltModel) -> Mode
         state = live.model_reader.read_without_move(wrapped, target, str(error).removeprefix(f"{target}: "))
     else:
         state = live.model_reader.read(built_model, target)
-    # What torch recomputes before each forward finds its parameters again.
+    # Tensors that torch recomputes before each forward find their parameters again.
     recomputed = state.recomputed
     non_leaf_names = tuple(name for name in copy_model.find_non_leaves(contents) if name not in recomputed)
     return ModelUnderTest(

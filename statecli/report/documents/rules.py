@@ -19,7 +19,7 @@ class RuleRow(msgspec.Struct, frozen=True):
     about: str
     summary: str
     explanation: str
-    #: The commands that report it.
+    #: Commands that report the rule.
     commands: tuple[str, ...]
 
 

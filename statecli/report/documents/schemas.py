@@ -21,7 +21,7 @@ from statecli.report.documents.resume_check import ResumeCheckDocument
 from statecli.report.documents.rules import RulesDocument
 from statecli.report.documents.verify import VerifyDocument
 
-#: Command -> the type of its JSON document; `statecli schema COMMAND` prints it.
+#: Type of the JSON document by command; `statecli schema COMMAND` prints its schema.
 DOCUMENTS: dict[str, type[msgspec.Struct]] = {
     "inspect": InspectDocument,
     "diff": DiffDocument,

@@ -90,7 +90,7 @@ def _move_plain_model(subject: ModelUnderTest) -> MoveResult | None:
     try:
         trial = measure.try_fresh_memory(module)
     except RuntimeError:
-        return None  # torch refuses other memory for a tensor; the fake GPU reports what a move does
+        return None  # torch refuses other memory for a tensor; the fake GPU reports the effect of a move
     after = {name: fake_gpu.DISPLAY_NAME if trial.follows_device(name) else "cpu" for name in trial.after}
     return MoveResult(before=dict.fromkeys(tensors, "cpu"), after=after, call=_FAKE_MOVE_TEXT)
 
