@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _BUILDERS = (".from_config", "._from_config")
 #: Ends of the names of files from which `from_pretrained` reads weights.
 _WEIGHT_ENDS = (".safetensors", ".bin", ".index.json", ".h5", ".msgpack", ".gguf", ".ckpt.index")
-#: Name that may be called with a configuration. `--model auto` builds a spec with the name from a file, and this name
-#: must never be called otherwise.
-_NAME = compile_on_use(r"\w+")
-#: Name that may be called with a text. Other callables (pipeline, AutoModel.from_pretrained) are called as the user
-#: wrote them.
-_CLASS = compile_on_use(r"[A-Z]\w*")
+#: Name without dots in a spec with `config=...`. The class is built from the configuration and the name is never
+#: called, because `--model auto` takes the name from a file.
+_PLAIN_NAME = compile_on_use(r"\w+")
+#: Name of a class in a spec with a single text. Other callables with a text (pipeline, AutoModel.from_pretrained) are
+#: called as the user wrote them.
+_CLASS_NAME = compile_on_use(r"[A-Z]\w*")
 
 
 def build_spec_text(path: str) -> str:
@@ -75,7 +75,11 @@ def resolve_config(spec: ModelSpec) -> ModelSpec:
         name = name.removesuffix(builder)
     is_given = type(spec.kwargs.get("config")) is str
     config = spec.kwargs["config"] if is_given else spec.args[0] if len(spec.args) == 1 else None
-    if type(config) is not str or (spec.args and is_given) or not (_NAME if is_given else _CLASS).fullmatch(name):
+    if (
+        type(config) is not str
+        or (spec.args and is_given)
+        or not (_PLAIN_NAME if is_given else _CLASS_NAME).fullmatch(name)
+    ):
         return spec
     arguments = {key: value for key, value in spec.kwargs.items() if key != "config"}
     return _name_build(spec.text, name, library, config, arguments, spec.options)

@@ -52,7 +52,7 @@ _MAX_NAMES = 8
 _FIRST_WORD = compile_on_use(r"[A-Z]+[a-z0-9]+")
 #: A name of initials (`PSNR`), and the letters between the initials of a class name.
 _INITIALS = compile_on_use(r"[A-Z]{2,}")
-_INITIAL = compile_on_use(r"[^A-Z]+")
+_NOT_INITIALS = compile_on_use(r"[^A-Z]+")
 #: A class of a file, at the start of a line.
 _CLASS = compile_on_use(r"^class (\w+)", re.MULTILINE)
 _module_numbers = itertools.count()
@@ -236,9 +236,9 @@ def _find_initials(name: str, names: Iterable[str]) -> list[str]:
     """Return the classes whose words begin with the letters of a name: PeakSignalNoiseRatio for PSNR."""
     if not _INITIALS.fullmatch(name):
         return []
-    return [candidate for candidate in names if _INITIAL.sub("", candidate) == name and candidate.upper() != candidate][
-        :3
-    ]
+    return [
+        candidate for candidate in names if _NOT_INITIALS.sub("", candidate) == name and candidate.upper() != candidate
+    ][:3]
 
 
 class _Hint(NamedTuple):

@@ -18,7 +18,8 @@ from statecli.core.grouping import group_by
 
 #: Largest number of comparisons of a name without a partner with pairs; with more, the pairs count as undecided.
 MAX_COMPARISONS = 20_000
-_WORD_PLACEHOLDER = "*"
+#: Common part of two names that share no words there.
+_DIFFERING_PART = "*"
 
 
 class UndecidedPair(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ def list_undecided_pairs(names: Matching) -> list[UndecidedPair]:
     groups: dict[tuple[tuple[str, ...], Shape], list[str]] = {}
     for name, registered in names.pairs.items():
         common_parts = _find_common(name, registered)
-        if _WORD_PLACEHOLDER in common_parts:
+        if _DIFFERING_PART in common_parts:
             groups.setdefault((common_parts, names.shapes[registered]), []).append(name)
     undecided = [pair for members in groups.values() for pair in _compare_members(members, names.pairs)]
     undecided += _compare_leftovers(names)
@@ -105,7 +106,7 @@ def _compare_leftovers(names: Matching) -> Iterator[UndecidedPair]:
 
 
 def _count_common(name: str, registered: str) -> int:
-    return sum(component != _WORD_PLACEHOLDER for component in _find_common(name, registered))
+    return sum(component != _DIFFERING_PART for component in _find_common(name, registered))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -124,5 +125,5 @@ def _find_common(name: str, registered: str) -> tuple[str, ...]:
             continue
         words = split_meaningful_words(".".join(registered_parts[new_start:new_stop]))
         has_same_words = words and words == split_meaningful_words(".".join(stored_parts[start:stop]))
-        common_parts.append("+".join(sorted(words)) if has_same_words else _WORD_PLACEHOLDER)
+        common_parts.append("+".join(sorted(words)) if has_same_words else _DIFFERING_PART)
     return tuple(common_parts)

@@ -197,7 +197,8 @@ def _find_prefix_steps(names: Mapping[str, str]) -> list[Step]:
     }
     steps += [_remove_prefix(prefix) for prefix in sorted(removed_prefixes, key=len)[:3]]
     steps += [_add_prefix(prefix) for prefix in sorted(added_prefixes, key=len)[:3]]
-    # If no renamed name occurs without the prefix, the prefix is before all names of a side.
+    # If names are renamed too, no name is equal without the prefix. A prefix is then a first part that all names of
+    # only one side share.
     for side, other_side in ((names.keys(), names.values()), (names.values(), names.keys())):
         head = {name.partition(".")[0] for name in side}
         if (
