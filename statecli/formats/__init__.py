@@ -1,4 +1,4 @@
-"""Formats: disk -> ModelState, a module for each format.
+"""Formats: readers that turn files into a `ModelState`, one module for each format.
 
 A module has NAME, TRAITS, `sniff(path, head)` and `read`; `registry` lists the format in FILES or in FOLDERS. A module
 of FILES reads a single file: `read(path, section)`. A module of FOLDERS reads several files through a function,
@@ -37,7 +37,7 @@ __all__ = [
     "traits_of",
 ]
 
-#: Prefix of the format of a checkpoint in shards.
+#: Prefix of `ModelState.format` for a checkpoint in several files.
 _SHARDED = "sharded "
 
 
@@ -76,8 +76,8 @@ def _read_with_path(path: str, section: str | None) -> ModelState:
     try:
         return _read(path, section)
     except UnreadableError as error:
-        # A shard's error has been here before, with the shard's path. Its text cannot tell: a folder `model` and
-        # a tensor `model.norm` begin alike.
+        # The error of a shard was already formatted in an inner call and starts with the shard's path. Its text cannot
+        # show this, because a folder `model` and a tensor `model.norm` begin alike.
         if isinstance(error.__cause__, UnreadableError):
             raise
         explanation = files.explain_missing_names(path) or files.suggest_escaped_hash(path, section, error)
@@ -99,13 +99,13 @@ def _read(path: str, section: str | None) -> ModelState:
 
 
 def _find_other_weights(format: Format, path: str) -> tuple[Oddity, ...]:
-    """Report weights next to a checkpoint of ranks or pieces that another loader takes."""
+    """Report weights next to a checkpoint of ranks or pieces: another loader would load these weights."""
     if not format.traits.is_in_pieces or not files.is_folder(path):
         return ()
     try:
         own_members = (*format.reader.members(path), checkpoint_folder.LIGHTNING_META)
         oddity = checkpoint_folder.find_other_weights(path, own_members)
-    except UnreadableError:  # which files are its own is not known
+    except UnreadableError:  # the folder's own files are unknown
         return ()
     return (oddity,) if oddity else ()
 
@@ -127,7 +127,7 @@ def members(path: str) -> tuple[str, ...]:
 
     Raises UnreadableError for a folder without a checkpoint, with several, or with a missing file.
     """
-    # Above a URL there may be no folder that a server knows of.
+    # A server may not know a folder above a URL.
     format = find_format(path, b"", is_folder=True)
     return format.reader.members(path) if format is not None else ()
 
@@ -135,7 +135,7 @@ def members(path: str) -> tuple[str, ...]:
 def traits_of(format: str) -> FormatTraits:
     """Return the traits of a state with this `format`; an unknown format has the defaults.
 
-    Of several files (`sharded safetensors+torch-zip`), as their reader combines them.
+    For several files (`sharded safetensors+torch-zip`) their reader combines the traits.
     """
     by_name = {entry.name: entry for entry in FORMATS}
     traits = [by_name[name].traits for name in format.replace("+", " ").split() if name in by_name]
@@ -143,7 +143,7 @@ def traits_of(format: str) -> FormatTraits:
 
 
 def describe_text(text: str) -> str:
-    """Return a text as the readers of pickles list the text as a setting."""
+    """Describe a text in the form that the readers of pickles use for settings."""
     from statecli.formats.torch import settings
 
     return settings.describe_text(text)
@@ -155,5 +155,5 @@ def is_in_container(state: ModelState, container: str | None) -> bool:
 
 
 def container_of(format: str) -> str:
-    """Return the format of the files, whether a checkpoint is one file or in shards."""
+    """Return the format of the files of a checkpoint, without the prefix for several files."""
     return format.removeprefix(_SHARDED)

@@ -53,13 +53,14 @@ TRAITS = FormatTraits(
 )
 
 SUFFIX = ".distcp"
-#: What is at the start of a pickle of metadata, and in how many bytes of it.
+#: Text near the start of a metadata pickle, and the number of bytes in which it is searched.
 _MARK = b"torch.distributed."
 MARKED = 64
-#: Values next to the tensors that are read, each an archive of its own, and their bytes in all.
+#: Limits of the values read in addition to tensors (each is an archive): their number, and their bytes in total.
 MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20
-#: Further values that are extra states of modules; those beyond are unreadable rows, because modules unpickle them.
+#: Maximum number of extra states of modules, counted in addition to `MAX_ITEMS`. Extra states beyond the limit become
+#: unreadable rows, because modules unpickle them.
 MAX_EXTRA_STATES = 10_000
 _UNREAD_EXTRA_STATE = (
     "is an extra state that statecli did not read (too many, too large or compressed); its module may unpickle the "
@@ -78,18 +79,18 @@ def sniff(path: str, head: bytes) -> bool:
 
 
 def _is_metadata(path: str) -> bool:
-    """Return whether the file has the name of metadata and is a pickle: torch.distributed.checkpoint unpickles any."""
+    """Return whether the file is named as metadata and is a pickle, because torch's reader unpickles any pickle."""
     if not METADATA_NAME.fullmatch(files.get_name(path)):
         return False
     try:
         with Source(path) as source:
             return _MARK in source.head[:MARKED] or begins_as_pickle(source)
-    except UnreadableError:  # No file of this format's, then; other programs have a `.metadata` too.
+    except UnreadableError:  # not a file of this format: other programs also write a `.metadata`
         return False
 
 
 def members(path: str) -> tuple[str, ...]:
-    """List the folder's metadata and `.distcp` files, named by the metadata or not.
+    """List the folder's metadata and its `.distcp` files, including files that the metadata does not name.
 
     Raises UnreadableError for a folder that cannot be listed.
     """
@@ -99,7 +100,7 @@ def members(path: str) -> tuple[str, ...]:
 
 
 def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, str]]]:
-    """Collect the byte ranges that the folder's metadata assigns to each file, requested by a reader or not.
+    """Collect all byte ranges that the folder's metadata assigns to each file.
 
     Also return each unreadable metadata file with the reason.
     """
@@ -254,9 +255,9 @@ class _BadFile(MalformedError):
 
 
 class _Files:
-    """The files named by the metadata: the size of each, or the reason for not reading the file.
+    """Files named by the metadata: the size of each readable file, or the reason why it is not read.
 
-    `others` are items in the same files but not shown.
+    `others` are items in the same files that are not shown.
     """
 
     def __init__(self, path: str, metadata: Metadata, others: Sequence[Stored], oddities: list[Oddity]) -> None:
@@ -302,7 +303,7 @@ class _Files:
         return message
 
     def _mark_unreadable(self, names: list[str], why: str, help: str) -> None:
-        """Give one reason to all tensors and values in these files."""
+        """Give all tensors and values in these files the same reason."""
         unreadable = set(names)
         affected_count = sum(any(stored.file in unreadable for stored in places) for places in self.places.values())
         contains = "these files contain" if names[1:] else "this file contains"
@@ -333,12 +334,13 @@ def _build_damaged_tensor(why: str) -> Tensor:
 
 
 class _Items:
-    """Reader of the values other than tensors, an archive each, within the budget."""
+    """Reader of the values other than tensors, each in its own archive, within `MAX_ITEMS` and `MAX_ITEM_BYTES`."""
 
     def __init__(self, folder: _Folder) -> None:
         self.folder = folder
         names = [fqn for fqn in folder.metadata.order if fqn not in folder.metadata.tensors]
-        # What tells which parameters an optimizer trains comes first, and what modules unpickle.
+        # Read the names of trained parameters and the extra states first, because the former show what an optimizer
+        # trains and modules unpickle the latter.
         names.sort(key=lambda fqn: not (EXTRA_STATE in fqn or fqn.endswith((".params", ".param_names"))))
         extra_states = sum(EXTRA_STATE in fqn for fqn in names)
         self.chosen: set[str] = set()
@@ -356,7 +358,7 @@ class _Items:
         self._prefetch()
 
     def _prefetch(self) -> None:
-        """Prefetch everything to be read from remote storage."""
+        """Prefetch all bytes that `node` will read from remote storage."""
         spans_by_path: dict[str, list[tuple[int, int]]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
             if stored.file in self.folder.files.sizes:
@@ -383,7 +385,7 @@ class _Items:
             return _build_damaged_tensor(f"{origin}{error}")
 
     def _read_item(self, fqn: str, stored: Stored) -> Any:
-        """The root of its pickle; its storages are known by the name as well, for each archive counts from 0."""
+        """Return the root of the item's pickle. Its storage keys get a prefix, because each archive counts from 0."""
         folder = self.folder
         pickle, storages, _ = torch_zip.read_contents(
             files.join(folder.path, stored.file), stored.offset, stored.length
@@ -418,12 +420,12 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
 
 
 def _holds_bytes(path: str) -> bool:
-    """Whether the file has bytes, unlike the file of a rank with nothing to save."""
+    """Return whether the file has bytes: the file of a rank with nothing to save is empty."""
     return files.is_file(path) and files.get_size(path) > 0
 
 
 def _note_foreign_names(state: ModelState, names: Sequence[Global]) -> ModelState:
-    """Add the names imported by torch when reading `.metadata`."""
+    """Add the names that torch imports when it reads `.metadata`."""
     if not names:
         return state
     qualified = list(dict.fromkeys(mention.qualified for mention in names))
@@ -456,7 +458,7 @@ def _check_apart(metadata: Metadata) -> None:
 
 
 def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
-    """How many bytes of each file are needed."""
+    """Return the number of bytes that each file must have at least."""
     last_end: dict[str, int] = {}
     for group in places:
         for stored in group:
@@ -465,7 +467,7 @@ def _compute_ends(places: Iterable[Sequence[Stored]]) -> dict[str, int]:
 
 
 def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]:
-    """Match chunks with places. Both lists name chunks by their start, mostly in the same order."""
+    """Match chunks with places by their start. Both lists mostly have the same order."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
     sorted_places = sorted((stored for stored in places if stored.start is not None), key=_start)
@@ -490,7 +492,7 @@ def _start(stored: Stored) -> tuple[int, ...]:
 
 
 def _describe_chunks(shape: Sizes, chunks: Sequence[Chunk]) -> str | None:
-    """Along which dimensions a tensor was cut, and into how many pieces."""
+    """Describe the number of chunks and the dimensions along which a tensor was cut; None for a single chunk."""
     if len(chunks) < 2:
         return None
     axes = [str(axis) for axis, size in enumerate(shape) if any(chunk.shape[axis] < size for chunk in chunks)]
@@ -511,7 +513,7 @@ def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...
             root[fqn] = node
         else:
             container[last_step] = node
-    # Those below were made after those above them.
+    # Reversed: an inner container was created after its outer container.
     for entry in reversed(containers.values()):
         indexes = entry.mapping is not root and all(type(key) is int for key in entry.mapping)
         if indexes and sorted(entry.mapping) == list(range(len(entry.mapping))):
@@ -522,9 +524,9 @@ def build_nested(nodes: dict[str, Any], paths: Mapping[str, tuple[str | int, ...
 
 
 def _convert_parameter_ids(optimizer: dict[Any, Any]) -> None:
-    """Key an optimizer's state by the integers of its groups again; the planner turned all keys into text.
+    """Restore the integer keys of an optimizer's state, because the planner turned all keys into text.
 
-    And leaves out an empty dict: the state of SGD without momentum.
+    Omit an empty state: SGD without momentum has an empty dict.
     """
     groups = optimizer.get("param_groups")
     params_by_group = [group.get("params") for group in groups if type(group) is dict] if type(groups) is list else []

@@ -26,7 +26,8 @@ NAME = "dcp-safetensors"
 TRAITS = replace(SHARD_TRAITS, is_header_and_tensors=False, is_in_pieces=True)
 
 _SHARD = compile_on_use(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-#: Where the pieces begin; and all keys of `__metadata__` that torch writes, of which the rest say no more than that.
+#: Key of `__metadata__` with the offsets of the pieces, and all keys that torch writes. The other keys only name the
+#: format.
 INFO = "DCP_SHARDING_INFO"
 _KEYS = (INFO, "DCP_VERSION", "format")
 
@@ -37,7 +38,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The names of the shards. Raises UnreadableError for a folder that cannot be listed."""
+    """List the names of the shards. Raises UnreadableError for a folder that cannot be listed."""
     return tuple(name for name in checkpoint_folder.list_files(path) if _SHARD.fullmatch(name))
 
 

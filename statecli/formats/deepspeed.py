@@ -47,25 +47,25 @@ from statecli.storage.checkpoint_names import SINGLE
 NAME = "deepspeed"
 TRAITS = FormatTraits(is_partitioned=True, is_in_pieces=True, has_own_loader=True)
 
-#: The newest version whose files are known.
+#: Newest supported version of DeepSpeed.
 KNOWN = (0, 19)
-#: What names the folder that is loaded: as it was saved, as a universal checkpoint.
+#: Tracker files, each with the name of the folder to load: of the saved checkpoint, and of a universal checkpoint.
 TRACKERS = ("latest", "latest_universal")
-#: Bytes of `latest`: a folder's name.
+#: Maximum size of `latest` in bytes; it holds the name of a folder.
 MAX_LATEST = 512
 
-#: Bytes of it that are read with the blanks around the name, which DeepSpeed strips.
+#: Maximum size of `latest` in bytes including surrounding blanks, because DeepSpeed strips them.
 _MOST_BLANKS = 2**20
 _STATES = "_states.pt"
 
-#: Of a parameter that is in no group of the optimizer: stage 1 does not say what is frozen.
+#: Note for a parameter in no group of the optimizer: stage 1 does not record frozen parameters.
 UNTRAINED = "not trained by the optimizer"
 
 _MODEL = compile_on_use(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
 _OPTIMIZER = compile_on_use(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
-#: Files of experts and of pipeline stages.
+#: Names of files of experts and of pipeline stages, which statecli does not read.
 _OTHER = compile_on_use(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
-#: A tag that is a pattern for `glob`, or holds a control character.
+#: Character of a glob pattern, or a control character, in a tag.
 _PATTERN = compile_on_use(r"[*?[\x00-\x1f\x7f]")
 _VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
 
@@ -150,7 +150,8 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
         is_walked = is_subfolder and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
         if not tag or "\0" in tag or (is_walked and not _PATTERN.search(tag)):
             continue
-        # zero_to_fp32 takes the path for a glob, so that the files need not be in the folder of that name.
+        # zero_to_fp32 uses the path as a glob pattern, so the files may be in another folder than the folder of that
+        # name.
         is_pattern = _PATTERN.search(tag) is not None and files.is_folder(files.join(path, tag))
         if is_pattern or _may_hold_ranks(files.join(path, tag)):
             return name, quoting.quote(tag)
@@ -158,7 +159,7 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
 
 
 def _may_hold_ranks(path: str) -> bool:
-    """Whether DeepSpeed finds files there; zero_to_fp32 takes them by the end of their names."""
+    """Return whether DeepSpeed finds rank files in the folder; zero_to_fp32 selects them by the end of their names."""
     return files.is_folder(path) and (
         any(name.endswith(_STATES) for name in checkpoint_folder.list_files(path))
         or deepspeed_universal.is_universal(path)
@@ -166,7 +167,7 @@ def _may_hold_ranks(path: str) -> bool:
 
 
 def _is_padded(path: str) -> bool:
-    """Return whether a long file begins or ends with a blank of Unicode, as `str.strip` removes for DeepSpeed."""
+    """Return whether a long file begins or ends with Unicode whitespace, because DeepSpeed strips it (`str.strip`)."""
     try:
         with Source(path) as source:
             ends = source.read(0, MAX_LATEST), source.read(max(0, source.size - MAX_LATEST), MAX_LATEST)
@@ -190,7 +191,7 @@ def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
 
 
 def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
-    """Group the files by model-parallel rank; also list files of unread kinds. All paths are relative to the folder."""
+    """Group the files by model-parallel rank; also list files that are not read. Paths are relative to `path`."""
     files_by_rank: dict[int, Files] = {}
     others = []
     for name in checkpoint_folder.list_files(files.join(path, tag)):
@@ -259,13 +260,13 @@ class Model:
         of_module = [
             tensor for tensor in rank.state.tensors if tensor.section == "module" and tensor.storage is not None
         ]
-        #: Storages that hold a group's parameters, and where in them something learns.
+        #: Storages that hold a group's parameters, and the positions of trained parameters in them.
         self.flat_storages = {tensor.storage for tensor in of_module if tensor.fqn in self.trained}
         self.learning = {_locate(tensor) for tensor in of_module if tensor.fqn in self.trained}
 
     @property
     def copied_names(self) -> Iterator[str]:
-        """Names with float32 copies in the optimizer: all parameters if the file does not list them."""
+        """Return the names with float32 copies in the optimizer: all parameters if the file does not list them."""
         if self.facts.trained:
             yield from (name for group in self.facts.trained for name in group)
             return
@@ -287,7 +288,7 @@ class Model:
     def _fill(
         self, tensor: TensorInfo, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]
     ) -> TensorInfo:
-        """Return the tensor with its real shape and values, if ZeRO 3 left the tensor without values."""
+        """Return the tensor with its real shape and values if ZeRO-3 saved it without values."""
         stored_name = self.facts.shared.get(tensor.fqn, tensor.fqn)
         shape = self.shapes.get(stored_name)
         if tensor.shape != (0,) or shape in (None, (0,)):
@@ -312,7 +313,7 @@ class Model:
         )
 
     def _group(self, tensor: TensorInfo) -> TensorInfo:
-        """With its kind, which is exact where DeepSpeed names the buffers: a state_dict has no other tensors."""
+        """Set the kind. It is exact if DeepSpeed names the buffers, because a state_dict has no other tensors."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
             return replace(tensor, kind=Kind.BUFFER, evidence=Evidence.REGISTERED, persistent=True)
@@ -329,10 +330,10 @@ class Model:
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
-        """Separate storages: ZeRO keeps a group's parameters in one storage, so only equal positions are tied."""
+        """Give each tensor its own storage: ZeRO keeps a group in one storage, so only equal positions are tied."""
         if tensor.storage not in self.flat_storages:
             return tensor
-        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only that it is a view
+        note = None if tensor.nbytes < (tensor.storage_bytes or 0) else tensor.note  # only notes the view
         position = f"{tensor.storage}+{tensor.storage_offset}"
         return replace(tensor, storage=position, storage_bytes=tensor.nbytes, note=note)
 
@@ -399,7 +400,7 @@ def read(path: str, read_file: Any) -> ModelState:  # noqa: ARG001
 
 
 def _is_universal(path: str, tag: str, files_by_rank: Mapping[int, Files]) -> bool:
-    """Return whether `zero/` exists, or the folder is named after a conversion and no rank has an optimizer file."""
+    """Return whether `zero/` exists, or whether the name ends in "_universal" and no rank has an optimizer file."""
     is_called = files.get_name(tag or files.make_absolute(path)).endswith(deepspeed_universal.NAME_END)
     is_parted = any(ranks.optimizer for ranks in files_by_rank.values())
     return deepspeed_universal.is_universal(files.join(path, tag)) or (is_called and not is_parted)
@@ -464,9 +465,9 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
     return state, list(model.copied_names)
 
 
-#: What is reported of each tensor by itself.
+#: Keys of a model file whose content is shown with each tensor, so they are not listed as settings.
 _TOLD = frozenset(["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"])
-#: What stands before the settings of an optimizer that ZeRO has parted, and what says no more than how it did.
+#: Prefix of the optimizer's settings in a ZeRO file, and settings that only describe the partitioning.
 _WITHIN = compile_on_use(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
 _PARTING = compile_on_use(
     r"optimizer\.(?:zero_stage|partition_count|group_paddings|param_slice_mappings|param_alignment_paddings|ds_version"
@@ -529,7 +530,7 @@ def _find_clashes(models: dict[int, Rank]) -> dict[str, str]:
 def _join_frozen(
     models: dict[int, Rank], failures: dict[int, str], facts: Facts, count: int, owner: Owner
 ) -> Iterator[TensorInfo]:
-    """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (last part padded)."""
+    """Join frozen parameters that ZeRO-3 split evenly across the ranks' model files (the last part is padded)."""
     count = count or max(models) + 1
     fragments = {rank: as_mapping(model.items.get("frozen_param_fragments")) or {} for rank, model in models.items()}
     clashes = _find_clashes(models)

@@ -2,7 +2,7 @@
 
 An array is an extension of type 1 with [shape, name of the dtype, bytes]; an array of a gigabyte and more is cut into
 flat pieces. Type 2 is a complex number, type 3 a scalar of numpy. Lists and tuples become maps of "0", "1"... Source:
-flax/serialization.py of flax 0.12. Arrays are passed over by their positions; nothing is loaded.
+flax/serialization.py of flax 0.12. Arrays are skipped and located by their positions; their values are not loaded.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from statecli.storage.byte_source import Source
 from statecli.storage.msgpack import Blob, Parser, Truncation
 
 NAME = "flax-msgpack"
-#: Suffixes of msgpack, and the one that only Ray's RLlib gives.
+#: Suffixes of msgpack files. Only Ray's RLlib writes the second suffix.
 MSGPACK_SUFFIXES = (".msgpack", RLLIB_SUFFIX := ".msgpck")
 TRAITS = FormatTraits(
     never_mapped="numpy and Flax never memory-map .npz and msgpack files, so alignment does not matter",
@@ -55,25 +55,25 @@ TRAITS = FormatTraits(
     key_setting="(keys)",
 )
 
-#: Collections of variables, and fields of a TrainState, each a section of its own.
+#: Names of variable collections and of fields of a TrainState; each is a section.
 _PARAMS = compile_on_use(r"(?:^|_)params(?:$|_)")
 _OPTIMIZER = compile_on_use(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)(?:$|_)")
-#: Collections of what layers keep and no optimizer trains.
+#: Collections that layers update themselves and no optimizer trains.
 _BUFFERS = frozenset(["batch_stats", "cache", "constants", "intermediates", "spectral_stats"])
-#: Those of them, next to parameters, that nothing else is called.
+#: Keys that mark a level of sections, even without `params`, because no other dict uses these names.
 _SIGNS = frozenset(["batch_stats", "opt_state"])
-#: Maps inside one another that may be sections: {"generator": {"params": ...}}.
+#: Maximum depth of maps that may be sections: {"generator": {"params": ...}}.
 _MAX_SECTION_DEPTH = 4
 
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
-#: Characters of a dtype's name: `datetime64[ns]`.
+#: Maximum length of a dtype's name (`datetime64[ns]`), in characters.
 _MAX_DTYPE = 64
-#: Characters of the keys of a tensor in a setting.
+#: Maximum length of the keys of a tensor in a setting, in characters.
 _MAX_PATH = 200
-#: Bytes that are reported by their digest.
+#: Maximum total size of byte strings outside arrays that are read (and reported by digest), in bytes.
 _MAX_BYTES = 64 << 20
-#: The first byte of a map with an entry, and of a text that is short.
+#: First bytes of a map that is not empty, and of a short text.
 _MAP = frozenset([*range(0x81, 0x90), 0xDE, 0xDF])
 _TEXT = range(0xA1, 0xC0)
 _NUMBERS = {
@@ -149,7 +149,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 class _Tree:
-    """Replaces encoded arrays by tensors."""
+    """Converter of encoded arrays in a tree to tensors."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -211,7 +211,7 @@ class _Tree:
         return Tensor(dtype, shape, elements, size, None, False, data=TensorData(storage, dtype, shape))
 
     def _decode_scalar(self, blob: Blob, path: str) -> Scalar:
-        """A scalar of numpy as a number; of another type as text."""
+        """Decode a numpy scalar to a number, or to text for other types."""
         tensor = self._build_tensor(path, self._decode_array, blob)
         if tensor.data is None:
             raise MalformedError(tensor.damage or f"{path}: is not a scalar")
@@ -259,7 +259,7 @@ def _iter_parts(node: dict[str, Any]) -> Iterator[Any]:
 
 
 def _join_parts(node: dict[str, Any]) -> Tensor:
-    """An array cut into flat pieces."""
+    """Join an array that was cut into flat pieces."""
     if damage_note := next(
         (piece.note for piece in _iter_parts(node) if type(piece) is Tensor and piece.damage and piece.note), None
     ):
@@ -289,14 +289,14 @@ class _Leaf(NamedTuple):
     section: tuple[str, ...]
     keys: tuple[str, ...]
     tensor: Tensor
-    #: The keys of the file that lead to the tensor; those above are their texts.
+    #: Keys of the file that lead to the tensor; `section` and `keys` are their texts.
     path: tuple[Any, ...]
-    #: Whether it lies next to sections, as the step of a TrainState does.
+    #: Whether the tensor is next to sections, for example the step of a TrainState.
     is_loose: bool = False
 
     @property
     def title(self) -> str:
-        """The section's name: the model for the whole file."""
+        """Name of the section; "model" for the whole file."""
         return ".".join(self.section) if self.section or self.is_loose else "model"
 
 
@@ -327,7 +327,7 @@ def _is_split(node: Any, depth: int = 0) -> bool:
 
 
 def _is_whole(key: str, node: Any) -> bool:
-    """Return if a map is a section; the params of a TrainState may be all variables: {"params": {"params": ...}}."""
+    """Return whether a map is a single section. A TrainState may have two levels: {"params": {"params": ...}}."""
     is_params_map = _PARAMS.search(key) is not None and type(node) is dict and "params" not in node
     return is_params_map or _OPTIMIZER.search(key) is not None or not _is_split(node)
 
@@ -359,7 +359,7 @@ def _move_into_section(leaves: list[_Leaf], section_path: str | None) -> list[_L
 
 
 def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
-    """Build each leaf's row. Of two equal names (keys may have dots), the second is spelled out."""
+    """Build each leaf's row. If two names are equal (keys may have dots), the second name is written with its keys."""
     used_names: set[tuple[str, str]] = set()
     characters = 0
     for leaf in leaves:
@@ -377,10 +377,10 @@ def _build_rows(leaves: list[_Leaf]) -> Iterator[tuple[str, Row]]:
 
 
 def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
-    """Return the settings, and for each section the keys of its tensors not shown by its dotted names.
+    """Add to the settings, for each section, the keys of its tensors that the dotted names do not show.
 
-    These are texts with dots, and numbers: `{"a.b": x}` and `{"a": {"b": x}}` have the tensor `a.b`, and flax loads
-    either into a model with the other.
+    Such keys contain dots or are numbers: `{"a.b": x}` and `{"a": {"b": x}}` both have the tensor `a.b`, and flax loads
+    neither into a model with the other.
     """
     unusual_paths: dict[str, list[str]] = {}
     for leaf in leaves:
@@ -394,7 +394,7 @@ def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
             key += "'"
         first_path = paths[0] if len(paths[0]) <= _MAX_PATH else f"{paths[0][:_MAX_PATH]}..."
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        # In the form of a digest, which no text of the file has.
+        # The value has the form of a digest, because no text of the file is shown in this form.
         values[key] = f"{first_path}{more}, {of_text(' '.join(sorted(paths)))}"
     return replace(settings, values=values)
 
@@ -415,7 +415,7 @@ def _build_row(fqn: str, leaf: _Leaf) -> Row:
 
 
 def _assign_owners(tensors: list[TensorInfo]) -> list[TensorInfo]:
-    """The optimizer's tensors with the parameter whose whole name each one's name ends in (`0.mu.Dense_0.kernel`)."""
+    """Set the owner of each optimizer tensor, whose name ends in the owner's name (`0.mu.Dense_0.kernel`)."""
     names = {tensor.fqn for tensor in tensors if tensor.kind is Kind.PARAMETER}
     return [
         replace(tensor, belongs_to=_find_owner(tensor.fqn, names)) if tensor.kind is Kind.OPTIMIZER else tensor

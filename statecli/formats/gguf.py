@@ -41,21 +41,21 @@ TRAITS = FormatTraits(
     settings_vocabulary=NAME,
 )
 
-#: Bytes of the metadata and the tensors' lines: ten times what the largest vocabulary takes.
+#: Maximum size of the metadata and the tensors' entries, in bytes: ten times the size for the largest known vocabulary.
 MAX_HEADER = 200_000_000
-#: Tensors and keys that one file may list, and the dimensions of one.
+#: Maximum number of tensors and of keys in a file, and of dimensions of a tensor.
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_DIMS = 31
-#: Arrays of as many numbers are listed one by one, and text of arrays of at most so many characters in all.
+#: Limits for listing an array element by element: its number of elements, and for texts also its encoded size in bytes.
 MAX_LISTED = 64
 MAX_LISTED_TEXT = 300
-#: Characters of a text that is reported whole, as chat templates are.
+#: Maximum length of a text that is reported whole, in characters, because chat templates are long.
 MAX_TEXT = 64 << 10
-#: Arrays inside one another.
+#: Maximum depth of nested arrays.
 MAX_DEPTH = 8
 
-#: Number in the file -> what it is called, and how `struct` reads one.
+#: Type number in the file -> name of the type, and its format for `struct`.
 SCALARS: dict[int, tuple[str, str]] = {
     0: ("uint8", "B"),
     1: ("int8", "b"),
@@ -123,11 +123,11 @@ class _Header:
     """The bytes of a header, read in order; `at` is the next position."""
 
     def __init__(self, source: Source) -> None:
-        """Raises UnreadableError for an unknown version."""
+        """Read the version. Raises UnreadableError for an unknown version."""
         self._source = source
         self._raw = b""
         self.at = 4
-        # A version has a byte of 1 to 3 in front, or behind where the greatest comes first.
+        # Bytes 4 to 7 are the version, 2 or 3: if the first two are 0, the most significant byte comes first.
         self.order = ">" if source.head[4:6] == b"\0\0" else "<"
         self._structs = {code: struct.Struct(self.order + code) for code in "BbHhIifQqd?"}
         self._pair = struct.Struct(f"{self.order}IQ")
@@ -135,7 +135,7 @@ class _Header:
 
     @property
     def is_big_endian(self) -> bool:
-        """Whether the first byte of a number is its greatest."""
+        """Whether numbers begin with their most significant byte."""
         return self.order == ">"
 
     def read_pair(self, label: str) -> tuple[int, int]:
@@ -161,7 +161,7 @@ class _Header:
         return self.read_bytes(self.read_number("Q", label), label)
 
     def skip_texts(self, count: int, label: str) -> None:
-        """So many texts: their lengths alone are looked at."""
+        """Skip `count` texts: read only their lengths."""
         unpack, raw, at = self._structs["Q"].unpack_from, self._raw, self.at
         for _ in range(count):
             if at + 8 > len(raw):
@@ -239,7 +239,7 @@ def _read_value(header: _Header, kind: int, label: str) -> _Value:
 
 
 def _name_text_type(texts: Sequence[bytes]) -> str:
-    """Return the type of texts; of invalid UTF-8 with a digest, because an escape is shown for each invalid byte."""
+    """Return the type of texts. Invalid UTF-8 gets a digest, because each invalid byte is shown as the same escape."""
     try:
         for raw in texts:
             raw.decode("utf-8")
@@ -249,14 +249,14 @@ def _name_text_type(texts: Sequence[bytes]) -> str:
 
 
 def _describe_text(text: str) -> str:
-    """Return the text, or the beginning and a digest of a very long text."""
+    """Return the text; for a very long text its beginning and a digest."""
     if len(text) <= MAX_TEXT:
         return text
     return f"{len(text)} characters, {_hash_bytes(text.encode('utf-8', 'surrogatepass'))}: {text[: MAX_TEXT // 2]}..."
 
 
 def _hash_bytes(raw: bytes) -> str:
-    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+    import hashlib  # a slow import: OpenSSL takes longer to load than most checkpoints to list
 
     return f"sha256 {hashlib.sha256(raw).hexdigest()[:32]}"
 
@@ -269,7 +269,7 @@ def _get_struct_code(kind: int, label: str) -> str:
 
 
 def _convert_scalar(value: Any, kind: int) -> Scalar:
-    """Convert for JSON: numbers without a JSON form become text, a float32 keeps its own digits."""
+    """Convert a value to JSON: a number without a JSON form becomes text, and a float32 keeps its own digits."""
     if kind == _BOOL:
         return bool(value) if value < 2 else f"true (byte {value})"
     if type(value) is not float:
@@ -280,7 +280,7 @@ def _convert_scalar(value: Any, kind: int) -> Scalar:
 
 
 def _round_float(value: float) -> float:
-    """The float of fewest digits that is the same float32: 1e-05 and not 9.999999747378752e-06."""
+    """Return the float with the fewest digits that rounds to the same float32: 1e-05, not 9.999999747378752e-06."""
     float32 = struct.Struct("f")
     shorter = (float(f"{value:.{digits}g}") for digits in (6, 7, 8))
     return next(
@@ -322,7 +322,7 @@ def _skip(header: _Header, kind: int, count: int, label: str, depth: int) -> Non
 
 
 def _decode_texts(raw: bytes, order: str) -> Iterator[bytes]:
-    """The texts of an array, behind its type and count."""
+    """Yield the texts of an array; its type and count take the first 12 bytes."""
     at = 12
     while at < len(raw):
         (length,) = struct.unpack_from(f"{order}Q", raw, at)
@@ -426,7 +426,7 @@ def _build_row(line: _Line, path: str, start: int, is_big_endian: bool) -> Tenso
     nbytes = elements // values * size
     note = f"{values} values in {size} bytes"
     if is_big_endian:
-        # How each type's blocks are turned round differs between the writers of such files.
+        # Byte order within a block is unknown: it differs between the programs that write such files.
         note += ", big-endian: statecli does not read the values"
     else:
         storage = ByteRange(path, start + line.offset, elements * 4, packing=Packing(f"{PACKING_PREFIX}{name}", nbytes))
@@ -438,7 +438,7 @@ def _build_damaged_row(line: _Line, path: str, dtype: str, why: str) -> TensorIn
     return _mark_unreadable(TensorInfo(line.name, dtype, line.shape, prod(line.shape), 0, saved=True), path, why)
 
 
-#: Where a tensor begins and ends, in bytes from the first tensor's; its name.
+#: Begin and end of a tensor, in bytes from the first tensor's first byte, and the tensor's name.
 _Span = tuple[int, int, str]
 
 
@@ -458,7 +458,7 @@ def _find_misplaced(spans: list[_Span], start: int, size: int) -> dict[str, str]
         if span[0] == span[1] or span[2] in beyond:
             continue
         if span[0] < last[1]:
-            # Which of the two is wrong is not said.
+            # Report the overlap for both tensors, because the header does not show which of them is wrong.
             problems.setdefault(last[2], _describe_overlap(last, span))
             problems[span[2]] = _describe_overlap(span, last)
         last = max(last, span, key=lambda span: span[1])

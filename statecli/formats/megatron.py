@@ -1,10 +1,10 @@
 """A Megatron-LM checkpoint: a folder for each iteration, with a folder for each model-parallel rank.
 
 `latest_checkpointed_iteration.txt` names the iteration ("10", or "release"); `iter_0000010/mp_rank_TT[_PPP[_EEE]]/` is
-tensor-parallel rank TT of pipeline stage PPP and holds `model_optim_rng.pt`, or `model_rng.pt` if the optimizer's
-states are separate. Only Megatron's code knows the part of a tensor in each tensor-parallel rank, no file: ranks are
-shown next to each other. Source: megatron/training/checkpointing.py (`get_checkpoint_name`, `read_metadata`) of
-Megatron-LM.
+tensor-parallel rank TT of pipeline stage PPP. It contains `model_optim_rng.pt`, or `model_rng.pt` if the optimizer's
+states are separate. No file records which part of a tensor each tensor-parallel rank has (only Megatron's code knows),
+so ranks are shown next to each other. Source: megatron/training/checkpointing.py (`get_checkpoint_name`,
+`read_metadata`) of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ NAME = "megatron"
 TRAITS = FormatTraits(is_in_pieces=True, has_own_loader=True)
 
 TRACKER = "latest_checkpointed_iteration.txt"
-#: Bytes of it: a number or a word.
+#: Maximum size of the tracker file in bytes; it contains a number or a word.
 MAX_TRACKER = 64
-#: What a rank's folder calls its model, and what lies next to it that is not read: flat buffers of the optimizer.
+#: File names in a rank's folder: the model, and flat buffers of the optimizer, which statecli does not read.
 MODELS = ("model_optim_rng.pt", "model_rng.pt")
 BESIDE = ("distrib_optim.pt", "optim.pt")
-#: What a distributed checkpoint has next to its arrays: what is not sharded, and which library wrote the rest.
+#: Files of a distributed checkpoint next to its arrays: the values that are not sharded, and the name of the library
+#: that wrote the arrays.
 COMMON, BACKEND = "common.pt", "metadata.json"
 _ARRAY = ".zarray"
 
 _RANK = compile_on_use(r"mp_rank_(?P<tensor>\d{2,5})(?:_(?P<stage>\d{3,5}))?(?:_\d{3,5})?")
-#: Sizes by which a checkpoint's own arguments say how many ranks there are.
+#: Arguments in a checkpoint that record the numbers of tensor-parallel and pipeline ranks.
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 
@@ -56,7 +57,7 @@ def _list_arrays(path: str) -> list[str]:
 
 
 def _find_ranks(path: str) -> dict[str, str]:
-    """The name of each rank's folder, and its model's file from `path` on, or ""."""
+    """Map the folder of each rank to its model file, relative to `path`, or "" if missing."""
     model_files = {}
     ranks = [name for name in checkpoint_folder.list_folders(path) if _RANK.fullmatch(name)]
     files.prefetch(files.join(path, name) for name in ranks)
@@ -68,7 +69,7 @@ def _find_ranks(path: str) -> dict[str, str]:
 
 
 def _resolve_iteration(path: str) -> str:
-    """Return the folder in `path` with the ranks, "" for `path`. Raises MalformedError if the folder is missing."""
+    """Return the subfolder of `path` with the ranks, "" for `path`. Raises MalformedError for a missing folder."""
     if _find_ranks(path) or _list_arrays(path):
         return ""
     raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
@@ -90,7 +91,7 @@ def _resolve_iteration(path: str) -> str:
 
 
 def members(path: str) -> tuple[str, ...]:
-    """The files of the iteration, by their ways from the folder. Raises UnreadableError as `read` does."""
+    """List the files of the iteration, relative to the folder. Raises UnreadableError as `read` does."""
     iteration = _resolve_iteration(path)
     if not iteration and _list_arrays(path):
         return (COMMON, BACKEND)
@@ -127,7 +128,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
 
 
 def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
-    """Return the unsharded part, with an unreadable row for each zarr array."""
+    """Return the state of the unsharded part, with an unreadable row for each zarr array."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
     sections = dict.fromkeys((*common.sections, "model"))
@@ -144,7 +145,7 @@ def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState
 
 
 def _prefix_sections(name: str, state: ModelState) -> ModelState:
-    """The state with the rank before each of its sections."""
+    """Prefix each section of the state with the name of the rank."""
     tensors = (
         replace(
             tensor,
@@ -220,7 +221,7 @@ def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict
 
 
 def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
-    """Tensor-parallel ranks of one stage have parts of the same tensors."""
+    """Report dtypes that differ between tensor-parallel ranks of a stage, which have parts of the same tensors."""
     if len(states) > 1:
         yield note_separate_ranks(len(states))
     stages: dict[str | None, list[str]] = {}
@@ -234,7 +235,7 @@ def _find_differences(states: dict[str, ModelState]) -> Iterator[Oddity]:
 
 
 def _map_dtypes(name: str, state: ModelState) -> dict[str, str]:
-    """Dtypes of a model's tensors by section and name."""
+    """Map the section and name of each model tensor to its dtype."""
     model = (tensor for tensor in state.tensors if tensor.kind not in (Kind.OPTIMIZER, Kind.OTHER))
     return {f"{tensor.section.removeprefix(f'{name}.')}.{tensor.fqn}": tensor.dtype for tensor in model}
 
@@ -253,7 +254,7 @@ def _compare_dtypes(first: str, ours: dict[str, str], other: str, theirs: dict[s
 
 
 def _note_optimizer_buffers(folder: str) -> Iterator[Oddity]:
-    """The distributed optimizer's buffers, whose order is known only to the writing code."""
+    """Note the distributed optimizer's buffers: only the code that wrote them knows the order of their values."""
     ranks = _find_ranks(folder)
     paths = [
         files.join(name, file)

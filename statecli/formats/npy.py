@@ -13,7 +13,7 @@ from statecli.storage.byte_source import Source
 NAME = "npy"
 TRAITS = FormatTraits()
 
-#: What the array is called, as a tensor that torch.save wrote by itself is.
+#: Name of the array; a tensor saved alone by torch.save has the same name.
 FQN = "tensor"
 
 
@@ -32,7 +32,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         size = source.size
     row = npy_array.build_row(FQN, header, ByteRange(path, 0, size, big_endian=header.element.is_big_endian))
     if row.data is not None:
-        # No checksum is recorded of the whole file: the elements stand for themselves.
+        # No checksum for the whole file is recorded, so the storage has only the elements.
         storage = ByteRange(path, header.length, row.nbytes, big_endian=header.element.is_big_endian)
         row = replace(row, data=replace(row.data, storage=storage, offset=0))
     end = header.length + row.nbytes

@@ -1,6 +1,6 @@
 """numpy's archives of arrays (`.npz`): a zip of `.npy` files, stored (`savez`) or deflated (`savez_compressed`).
 
-Of a large array no more than its header is read, or inflated. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
+statecli reads (or inflates) only the header of a large array. Format: numpy/lib/_npyio_impl.py of numpy 2.4.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TRAITS = FormatTraits(
 )
 
 _SUFFIX = ".npy"
-#: Bytes of arrays of one archive that are read to verify the checksums over their headers: a fifth of a second.
-#: Beyond them, and of what is remote, a checksum is verified when the values are read.
+#: Maximum size of arrays of an archive, in bytes, that are read to verify their checksums while listing: a fifth of a
+#: second. The checksums of other arrays, and of all arrays in remote storage, are verified when the values are read.
 MAX_VERIFIED = 128 << 20
 
 
@@ -62,15 +62,15 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
 
 
 def _is_bare_array(record: Record, source: Source, archive: Archive) -> bool:
-    """Return whether numpy.load gives an array for a record without the suffix: numpy decides by the first bytes.
+    """Return whether numpy.load returns an array for a record without the suffix: numpy decides by the first bytes.
 
-    An array with the suffix may have the same name as the record, and its row says so.
+    An array with the suffix may have the same name as the record; its row reports this.
     """
     if record.name + _SUFFIX in archive.records:
         return False
     try:
         return _read_head(record, source, len(npy_array.MAGIC)) == npy_array.MAGIC
-    except MalformedError:  # numpy.load fails for it, too
+    except MalformedError:  # numpy.load fails too
         return False
 
 
@@ -86,7 +86,7 @@ def _mark_disputed(row: TensorInfo, path: str) -> TensorInfo:
 
 
 def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, verify: bool) -> TensorInfo:
-    """Return the row of an array. With `verify` its checksum is checked, else if header and size contradict."""
+    """Return the row of an array. Without `verify`, check its checksum only if header and size contradict."""
     try:
         header = npy_array.read_header(lambda length: _read_head(record, source, length))
         if verify:
@@ -111,7 +111,7 @@ def _read_row(fqn: str, record: Record, source: Source, archive: Archive, *, ver
 
 
 def _locate_array(record: Record, path: str, is_big_endian: bool) -> ByteRange:
-    """The whole record. A recorded checksum of 0 is not a checksum."""
+    """Return the range of the whole record. A recorded checksum of 0 means no checksum."""
     packing = Packing("deflate", record.compressed_size) if record.method == DEFLATED else None
     return ByteRange(path, record.data_offset, record.size, record.crc32 or None, is_big_endian, packing)
 
@@ -120,7 +120,7 @@ def _read_head(record: Record, source: Source, length: int) -> bytes:
     """Read the first bytes of the record's content, inflating no more than needed."""
     if record.method != DEFLATED:
         return source.read(record.data_offset, min(length, record.size))
-    # Deflate never makes more than a few bytes more of what it is given.
+    # Deflate expands data by a few bytes at most, so this many compressed bytes contain `length` bytes of content.
     compressed = source.read(record.data_offset, min(length + length // 8 + 64, record.compressed_size))
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(compressed, length)

@@ -1,4 +1,4 @@
-"""Every format, in the order in which they are tried. A reader is imported when a file may be of its format."""
+"""All formats, in the order in which they are tried. A reader is imported when a file may be of its format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, cast
 from statecli.core.format_traits import FormatTraits
 from statecli.core.model_state import ModelState
 
-#: A section of a file; for a folder the function that reads its files.
+#: Second argument of `Reader.read`: the section of a file, or for a folder the function that reads its files.
 ReadArgument = str | Callable[[str], ModelState] | None
 
 
@@ -41,7 +41,7 @@ class Format:
 
     @cached_property
     def reader(self) -> Reader:
-        """The module of the format; only a format of folders has `members`."""
+        """Module of the format; only a format of folders has `members`."""
         return cast(Reader, import_module(f"statecli.formats.{self.name.replace('-', '_')}"))
 
     @property
@@ -54,8 +54,8 @@ class Format:
 
 
 _ZIP = b"PK\3\4"
-#: In the order they are asked. A completeness test compares the folder with these tuples.
-#: A GGUF file of 123 tensors begins as a safetensors file may.
+#: In the order in which they are tried: GGUF first, because a GGUF file with 123 tensors begins as a safetensors file
+#: may. test_house.py compares the modules of the folder with these tuples.
 FILES = (
     Format("gguf", b"GGUF"),
     Format("safetensors"),
@@ -67,13 +67,13 @@ FILES = (
     Format("torch-legacy"),
     Format("flax-msgpack"),
 )
-#: The last of them takes every folder.
+#: The last format accepts every folder.
 FOLDERS = tuple(map(Format, ("dcp", "dcp-safetensors", "deepspeed", "megatron", "trainer", "sharded")))
 FORMATS = (*FILES, *FOLDERS)
 
 
 def find_format(path: str, head: bytes, *, is_folder: bool = False) -> Format | None:
-    """Return the first format that takes the file or folder."""
+    """Return the first format that accepts the file or folder; None if there is none."""
     return next((format for format in (FOLDERS if is_folder else FORMATS) if format.sniff(path, head)), None)
 
 

@@ -30,14 +30,14 @@ TRAITS = FormatTraits(
     is_header_and_tensors=True,
 )
 
-#: safetensors' own limit.
+#: Maximum size of the header in bytes: the limit of safetensors.
 MAX_HEADER = 100_000_000
-#: Containers inside one another, the header counted, up to which serde_json, the parser of safetensors, follows.
+#: Maximum depth of nested containers, including the header itself: the limit of serde_json, the parser of safetensors.
 MAX_DEPTH = 127
-#: The note of a row that stands for the dropped name of a tied tensor.
+#: Note of the row for the dropped name of a tied tensor.
 _DROPPED = "save_model stored this shared tensor under another name"
 
-#: Name in the header -> (torch's name, bits an element).
+#: Name of a dtype in the header -> (torch's name, bits per element).
 DTYPES: dict[str, tuple[str, int]] = {
     "BOOL": ("bool", 8),
     "F4": ("float4_e2m1fn", 4),
@@ -86,11 +86,11 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         raw, start = _read_raw_header(source)
         try:
             metadata, entries = _parse_plain_header(raw)
-            del raw  # as large as a fifth of the rows
+            del raw  # frees memory: `raw` is as large as a fifth of the rows
             tensors = _build_tensors(entries, path, start, source.size)
             repeats: list[json_object.Repeat] = []
         except (_NotPlain, MalformedError, msgspec.MsgspecError, RecursionError):
-            # The parser that knows every exception, and has the words for every error.
+            # The strict parser supports every exception and has an error message for every fault.
             raw, start = _read_raw_header(source)
             header, repeats = json_object.parse_object(raw, "its header")
             del raw
@@ -184,7 +184,7 @@ def _parse_plain_header(raw: bytes) -> tuple[dict[str, str], Iterator[tuple[str,
         raise _NotPlain
     names, decoded = list(entries), list(map(_ENTRY.decode, entries.values()))
     decoded.reverse()
-    # Popped, so that an entry's memory serves the next row: 100,000 of either are 50 MB.
+    # `pop` frees the memory of an entry for the next row: 100,000 entries take 50 MB, and so do their rows.
     return metadata or {}, ((name, decoded.pop()) for name in names)
 
 
@@ -196,7 +196,8 @@ def _check_entries(header: dict[str, Any]) -> Iterator[tuple[str, HeaderEntry]]:
 def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start: int, size: int) -> list[TensorInfo]:
     tensors: list[TensorInfo] = []
     at, is_adjacent = 0, True
-    #: Most tensors have the type and shape of others: one tuple and one number for all of them.
+    #: Shared objects for tensors of equal dtype and shape, because most tensors have the dtype and shape of other
+    #: tensors.
     layouts: dict[tuple[str, tuple[int, ...]], _Layout] = {}
     for name, entry in entries:
         begin, end = entry.data_offsets
@@ -210,7 +211,7 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
         is_adjacent = is_adjacent and begin == at
         at = begin + layout.nbytes
         data = TensorData(ByteRange(path, start + begin, layout.nbytes), layout.dtype, layout.shape)
-        # The format shares nothing: no two tensors may overlap, so each name is its own storage.
+        # Each name is its own storage, because tensors of a file may not overlap.
         tensors.append(
             TensorInfo(
                 name,
@@ -223,7 +224,7 @@ def _build_tensors(entries: Iterator[tuple[str, HeaderEntry]], path: str, start:
                 data=data,
             )
         )
-    # Libraries write each tensor at the end of the tensor before.
+    # Fast check: libraries write each tensor at the end of the previous tensor.
     if not (is_adjacent and tensors and at == size - start):
         spans = _list_spans(tensors, start)
         _check_coverage(spans if is_adjacent else sorted(spans), size - start)
@@ -251,7 +252,7 @@ def _check_layout(name: str, entry: HeaderEntry) -> _Layout:
     layout = _Layout(dtype, shape, elements, elements * bits, elements * bits // 8)
     if bits != 4 or elements % 2:
         return layout
-    # safetensors counts 4-bit values, torch counts the bytes that hold two of them; shown as torch does.
+    # safetensors counts 4-bit values, torch counts bytes (two values each). The row shows torch's count.
     if not shape or shape[-1] % 2:
         raise MalformedError(
             f"{quoting.name(name)}: F4 {quoting.shape(shape)} does not fill whole bytes, because its last "
@@ -302,7 +303,7 @@ def _check_dims(name: str, shape: Sequence[Any]) -> None:
     product = 1
     for dim in shape:
         product *= dim
-        # Also where a later 0 makes it nothing: safetensors multiplies in 64 bits and stops here.
+        # Checked for each product, because safetensors multiplies in 64 bits and stops here even if a later size is 0.
         if product >= 2**64:
             raise MalformedError(
                 f"{quoting.name(name)}: shape {quoting.shape(shape)} is impossible: over 2^64 elements"
@@ -331,7 +332,7 @@ def _list_spans(tensors: Iterable[TensorInfo], start: int) -> Iterator[tuple[int
 
 
 def _check_coverage(spans: Iterable[tuple[int, int, str]], size: int) -> None:
-    """The bytes after the header belong to exactly one tensor each: no hole, no overlap, nothing behind."""
+    """Check that each byte after the header belongs to exactly one tensor: no hole, no overlap, no trailing bytes."""
     at, previous_name = 0, None
     for begin, end, name in spans:
         if begin != at:
@@ -371,7 +372,7 @@ def _may_be_dropped(name: str, kept_name: str) -> bool:
 
 
 def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
-    """`save_model` drops the second name of a tied tensor and notes it in the metadata: dropped name -> kept name."""
+    """Add a row for each tied name that `save_model` dropped: the metadata maps it to the kept name."""
     metadata = {name: kept_name for name, kept_name in metadata.items() if _may_be_dropped(name, kept_name)}
     if not metadata:
         return tensors

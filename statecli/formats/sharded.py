@@ -31,15 +31,16 @@ from statecli.storage.byte_source import Source, add_subject_to_errors
 from statecli.storage.checkpoint_names import SINGLE, is_plain_file_name
 
 NAME = "sharded"
-TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # what an index says of its files
+TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters")))  # facts about its files
 
-#: 350,000 tensors at 90 bytes a line; Python's JSON takes up to thirty times the text in memory.
+#: Maximum size of an index in bytes: 350,000 tensors at 90 bytes a line. Parsed JSON takes up to thirty times as much
+#: memory.
 MAX_INDEX = 32 * 1024 * 1024
 
-#: The key of a checkpoint file of `deepspeed.init_inference`, whose paths may lead anywhere.
+#: Key of the JSON file for `deepspeed.init_inference`; its paths may lead outside of the folder.
 _DEEPSPEED_FILES = "checkpoints"
 
-#: What to do about a shard that is not there.
+#: Remedy for a missing shard.
 AGAIN = "copy or download the missing files"
 
 ReadFile = Callable[[str], ModelState]
@@ -75,7 +76,7 @@ class Shards(NamedTuple):
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Whether this is a folder, or a JSON file with a weight_map or the name of an index."""
+    """Return whether this is a folder, or a JSON file that has a weight_map or is named as an index."""
     if files.is_folder(path):
         return True
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -104,8 +105,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:
 
 
 def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) -> ModelState:
-    """Read the model of the folder `path` and its config files; the files in `others` are read elsewhere and not
-    reported.
+    """Read the model of the folder `path` and its config files, without the files in `others`.
 
     Raises as `read` does.
     """
@@ -200,7 +200,7 @@ def _describe_missing(missing: list[str], count: int, why: str) -> str:
 
 
 def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
-    """The missing shards. Raises MissingShard if no shard is present."""
+    """List the missing shards. Raises MissingShard if all shards are missing."""
     files.prefetch(files.join(folder, shard) for shard in shards)
     missing_shards = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(missing_shards) == len(shards):
@@ -248,7 +248,7 @@ def _check_weight_map(document: dict[str, Any], label: str) -> dict[str, str]:
             raise MalformedError(
                 f"{label} maps {quoting.name(fqn)} to {quoting.value(shard)}, which is not a file name"
             )
-    # transformers joins what Flax nests with slashes.
+    # transformers joins the keys of nested Flax maps with slashes.
     return {fqn.replace("/", ".") if shard.endswith(".msgpack") else fqn: shard for fqn, shard in weight_map.items()}
 
 
@@ -288,7 +288,7 @@ def _describe_shard_failure(why: str) -> str:
 
 
 def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -> Shards:
-    """Read each shard. Raises UnreadableError if no shard can be read: MissingShard, or the first error."""
+    """Read each shard. Raises UnreadableError (MissingShard, or the first error) if no shard can be read."""
     missing_shards = _refuse_absent(folder, names, why)
     states: list[tuple[str, ModelState]] = []
     errors: dict[str, UnreadableError] = {}
@@ -308,12 +308,12 @@ def _read_shards(folder: str, names: list[str], why: str, read_file: ReadFile) -
 
 
 def _strip_folder(why: str, folder: str, name: str) -> str:
-    """The reason without the shard's path or name."""
+    """Remove the shard's path or name from the beginning of a reason."""
     return why.removeprefix(f"{files.join(folder, name)}: ").removeprefix(f"shard {quoting.name(name)} ")
 
 
 def _read_shard(folder: str, name: str, read_file: ReadFile) -> ModelState:
-    """Read a shard, a file with tensors: a folder or an index could name itself without end."""
+    """Read a shard. Raises MalformedError for a folder or an index, because these could refer to themselves."""
     path = files.join(folder, name)
     if files.is_folder(path):
         raise MalformedError(f"shard {quoting.name(name)} is a directory, not a regular file")
@@ -326,7 +326,7 @@ def _is_index(path: str) -> bool:
     try:
         with Source(path) as source:
             return sniff(path, source.head)
-    except UnreadableError:  # `read_file` meets the same and says so with the shard's path.
+    except UnreadableError:  # `read_file` raises the same error, with the shard's path
         return False
 
 
@@ -346,10 +346,10 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
                     f"{quoting.name(tensor.fqn)}: is in two shards, {first} and {shard}; each tensor must be in one"
                 )
             if tensor.storage is not None:
-                # Storage keys count from 0 in each file.
+                # Prefix the storage with the shard, because storage keys count from 0 in each file.
                 tensor = replace(tensor, storage=f"{shard}:{tensor.storage}")
             tensors.append(tensor)
-        # Here are all parts.
+        # Omit the note that a file is one part, because the merged state has all parts.
         apart = (oddity for oddity in state.oddities if oddity.kind is not OddityKind.ONE_PART)
         oddities.extend(replace(oddity, message=f"{shard}: {oddity.message}") for oddity in apart)
     return ModelState(
@@ -367,7 +367,7 @@ def _merge_shards(target: str, states: list[tuple[str, ModelState]]) -> ModelSta
 
 
 def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict, ...]:
-    """Merge without `_metadata`: a loader of shards builds one dict, without this attribute."""
+    """Merge the state_dicts without `_metadata`, because a loader of shards builds a dict without this attribute."""
     by_section: dict[str, list[StateDict]] = {}
     for _, state in states:
         for state_dict in state.state_dicts:
@@ -385,7 +385,7 @@ def _merge_state_dicts(states: list[tuple[str, ModelState]]) -> tuple[StateDict,
 
 
 def _join_settings(states: list[tuple[str, ModelState]]) -> Settings:
-    """Return the settings with equal values in all shards; differing settings are below the name of their shard."""
+    """Return the settings: values equal in all shards once, other values prefixed with the name of their shard."""
     sides = [state.metadata for _, state in states]
     joined = join(reversed(sides))
     common = select(
@@ -422,7 +422,7 @@ def _split_series_name(name: str) -> tuple[str, str] | None:
     return (match["stem"], match["suffix"]) if match else None
 
 
-#: Files next to the shards in which a tensor is looked for that none of them has.
+#: Maximum number of files next to the shards that are searched for a tensor missing in all shards.
 MAX_SEARCHED = 16
 
 
@@ -431,7 +431,7 @@ def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
     for name in _find_unnamed(index)[:MAX_SEARCHED]:
         try:
             state = read_file(files.join(index.folder, name))
-        except UnreadableError:  # No file of this checkpoint: what is wrong with it is said where it is the target.
+        except UnreadableError:  # not a file of this checkpoint; its fault is reported if it is the target
             continue
         if any(tensor.fqn == fqn for tensor in state.tensors):
             return f"the tensor is in {quoting.name(name)}, which the index does not list"
@@ -452,7 +452,7 @@ def _check_index(index: Index, shards: Shards, read_file: ReadFile) -> list[Oddi
             raise IndexMismatch(
                 f"{quoting.name(fqn)}: the index assigns this tensor to {shard}, but the tensor is in {shard_of[fqn]}"
             )
-    # The dropped name of a tied tensor is a row of ours and no entry of the file.
+    # Ignore rows for dropped names of tied tensors, because they are not entries of the file.
     rows = [tensor for _, state in states for tensor in state.tensors if tensor.fqn not in weight_map]
     unlisted_names = [tensor.fqn for tensor in rows if tensor.note_kind is not NoteKind.STORED_ELSEWHERE]
     message = f"the index does not list these tensors of the shards: {quoting.names(unlisted_names)}"
@@ -478,8 +478,8 @@ def _check_total(metadata: dict[str, Any], state: ModelState) -> list[Oddity]:
 def members(path: str) -> tuple[str, ...]:
     """List the files of the folder's model: weights, or shards and index.
 
-    Empty if the folder only happens to hold a single file. Lists existing files only: raises UnreadableError for a
-    folder without a model, with several models, or with no shard.
+    Empty if the folder contains only a single file that need not be a model's. Lists existing files only. Raises
+    UnreadableError for a folder without a model, with several models, or with no shard.
     """
     choice = checkpoint_folder.choose_checkpoint(path)
     if checkpoint_folder.INDEX.search(choice.name):

@@ -52,11 +52,11 @@ TRAITS = FormatTraits(
     settings_describe_program=True,
 )
 
-#: Bytes of a program's JSON: that of a model of a thousand layers takes 30 MB.
+#: Maximum size of a program's JSON in bytes; a model of a thousand layers takes 30 MB.
 MAX_JSON = 128 * 2**20
-#: The one `archive_version` there is. An archive without it is older than the record.
+#: The only known `archive_version`. An archive without a version was written before torch recorded it.
 ARCHIVE_VERSION = "0"
-#: ScalarType of torch/_export/serde/schema.py.
+#: Dtypes by their number: ScalarType in torch/_export/serde/schema.py.
 DTYPES: dict[int, str] = {
     1: "uint8",
     2: "int8",
@@ -80,10 +80,11 @@ DTYPES: dict[int, str] = {
     34: "uint32",
     35: "uint64",
 }
-#: The major schema that torch 2.13 writes. Majors are distinguished since torch 2.2; torch loads 0 and its own.
+#: Major version of the schema that torch 2.13 writes. torch 2.2 introduced major versions; torch loads version 0 and
+#: its own.
 SCHEMA_VERSION = 8
 _STRIDED = 7
-#: What torch writes into such an archive, in one version or another.
+#: Names of records that some version of torch writes into the archive.
 _RECORDS = (
     *("archive_format", "archive_version", "version", "byteorder", ".format_version", ".storage_alignment"),
     *(".data/version", ".data/serialization_id", "data/", "models/", "extra/", "xl_model_weights/"),
@@ -96,12 +97,13 @@ _OLD_RECORDS = (
     *(f"serialized_{part}.{suffix}" for part in _OLD_PICKLES for suffix in ("pt", "json")),
 )
 _COMPILED = "data/aotinductor/"
-#: What torch.export calls tensors that code makes of literals: no attribute of any module.
+#: File with the location of weights or constants.
 _PARTS = compile_on_use(
     r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL
 )
+#: Names that torch.export gives to tensors from literals in code; no attribute of a module has such a name.
 _LITERAL = compile_on_use(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
-#: torch unpickles the constants in records whose names begin so, and makes no tensor of their bytes.
+#: Prefixes of constants' records that torch unpickles instead of reading their bytes as a tensor.
 _OBJECTS = ("custom_obj_", "opaque_obj_")
 _NOTE = "a constant of the code"
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
@@ -151,7 +153,7 @@ class _Role(msgspec.Struct, frozen=True):
 
 
 class _Payload(msgspec.Struct):
-    """A tensor of the archive: whether a weight, and whether a Parameter if the archive records types."""
+    """Tensor of the archive: whether it is a weight, and whether it is a Parameter (None if not recorded)."""
 
     tensor: Tensor
     is_weight: bool
@@ -169,11 +171,11 @@ class _Reader:
         self.metadata: dict[str, Scalar] = {}
         self.state_dicts: list[StateDict] = []
         self.globals: list[tuple[str, int]] = []
-        #: Values in all JSON that was read.
+        #: Number of values in all JSON read so far.
         self.values = 0
-        #: What each record with an archive holds, for many names may mean one.
+        #: Content of each record that is an archive of torch.save, because several names may refer to one record.
         self.singles: dict[str, Tensor | str] = {}
-        #: A decoder knows calls by their identity, as long as they are there.
+        #: Nodes kept alive, because the decoder identifies calls by their ids.
         self.nodes: list[Obj] = []
 
     def state(self) -> ModelState:
@@ -202,12 +204,12 @@ class _Reader:
     # --- layouts ----------------------------------------------------------------------------------------------------
 
     def read_old(self) -> None:
-        """torch 2.7 and older."""
+        """Read an archive of torch 2.7 and older."""
         program = self._read_json(_OLD)
         self.oddities.extend(find_unused_records(self.archive, *_OLD_RECORDS, prefix=""))
         payloads: _Payloads = {}
         for part, is_weight in (("state_dict", True), ("constants", False)):
-            # The first releases named both .json, and wrote archives of torch.save into them all the same.
+            # Both suffixes, because the first releases named archives of torch.save .json.
             names = [f"serialized_{part}.{suffix}" for suffix in ("pt", "json")]
             record = next((self.archive.records[name] for name in names if name in self.archive.records), None)
             if record is None:
@@ -261,7 +263,7 @@ class _Reader:
     # --- tensors ----------------------------------------------------------------------------------------------------
 
     def _read_configured(self, model: str, folder: str, payloads: _Payloads) -> None:
-        """Read tensors in records of their own."""
+        """Read the tensors in records of their own."""
         name = f"data/{folder}/{model}_{folder}_config.json"
         entries = self._read_json(f"{self.archive.folder}/{name}").get("config")
         if type(entries) is not dict:
@@ -285,7 +287,7 @@ class _Reader:
     def _read_tensor(
         self, fqn: str, entry: dict[str, Any], folder_path: str, reading: Reading, first: dict[str, dict[str, Any]]
     ) -> Tensor | None:
-        """Read a tensor; None for any other object. `first` has the first tensor_meta of each record."""
+        """Read a tensor; return None for any other object. `first` has the first tensor_meta of each record."""
         name = entry.get("path_name")
         if type(name) is not str:
             raise MalformedError(f"{fqn}: its path_name is {quoting.value(name)}, not a string")
@@ -311,7 +313,7 @@ class _Reader:
         self._add_oddity("custom-object", message, fqn)
 
     def _read_single(self, name: str, fqn: str) -> Tensor:
-        """Read a nested archive of torch.save: a subclass has parts and no bytes of its own."""
+        """Read a tensor in a nested archive of torch.save, because a subclass has parts and no bytes of its own."""
         if name not in self.singles:
             self.singles[name] = self._open_single(name)
         contents = self.singles[name]
@@ -320,7 +322,7 @@ class _Reader:
         return contents
 
     def _open_single(self, name: str) -> Tensor | str:
-        """Return the tensor, or why there is no tensor."""
+        """Return the tensor in a nested archive, or the reason why it is not readable."""
         record = find_record(self.archive, name)
         if record is None:
             return f"record {name!r} is not in the file"
@@ -331,8 +333,8 @@ class _Reader:
             return quoting.append_reason(f"record {name!r}", error)
 
     def _read_pickled(self, record: Record, payloads: _Payloads, *, is_weight: bool) -> None:
-        """Read tensors in one archive of torch.save, a dict by name."""
-        if not record.size:  # what is None was written as nothing
+        """Read the tensors in one archive of torch.save with a dict by name."""
+        if not record.size:  # torch wrote None as an empty record
             return
         with add_subject_to_errors(f"record {record.name!r}"):
             root, reading = self._read_inner(record)
@@ -409,7 +411,7 @@ class _Reader:
                 )
 
     def _read_next_to_library(self, model: str, config: dict[str, Any]) -> None:
-        """Weights of a compiled program: each a view, [record, shape, strides, offset], of an archive's tensor."""
+        """Add a compiled program's weights, each a view [record, shape, strides, offset] of an archive's tensor."""
         for fqn, view in config.items():
             try:
                 tensor = self._build_view(fqn, view)
@@ -449,7 +451,7 @@ def _read_object(node: Any, fqn: str, label: str) -> dict[str, Any]:
 
 
 def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, name: str) -> None:
-    """Refuse a tensor of another dtype or device than the first tensor of its record: torch gives both the first."""
+    """Refuse a dtype or device unlike that of the record's first tensor, because torch uses the first for both."""
     for key in ("dtype", "device"):
         if meta.get(key) != first.get(key):
             raise MalformedError(
@@ -459,7 +461,7 @@ def _refuse_other_type(meta: dict[str, Any], first: dict[str, Any], fqn: str, na
 
 
 def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> Obj:
-    """Build the call to rebuild the tensor, as in a pickle, so that both get the same checks."""
+    """Build the call that rebuilds the tensor, so that it gets the same checks as a call in a pickle."""
     dtype, layout, grad = meta.get("dtype"), meta.get("layout"), meta.get("requires_grad")
     if type(dtype) is not int or dtype not in DTYPES:
         raise MalformedError(f"{fqn}: its dtype is {quoting.value(dtype)}, which torch 2.13 never writes")
@@ -470,7 +472,7 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
     storage = reading.decoder.storages.get(key)
     length = storage.length if storage is not None else 0
     if storage is not None and not length and 0 not in sizes:
-        # torch exports fake tensors without their bytes, and loads zeros for them.
+        # A fake tensor: torch exports it without bytes, and loads zeros.
         name = Global("torch", DTYPES[dtype], 0)
         return Obj(_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
     return _build_call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
@@ -505,11 +507,11 @@ def _read_device(node: Any, fqn: str) -> str:
 
 
 def _rename_storage(tensor: Tensor, record: str) -> Tensor:
-    """Storages of an archive in a record are numbered by themselves."""
+    """Prefix the storage with the record, because each nested archive numbers its storages from 0."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{record}/{tensor.storage}")
 
 
-#: What a signature calls its inputs, and the key of the name of what each was.
+#: Field of a tensor's input in the signature -> key of the tensor's name, and kind.
 _INPUTS = {
     "parameter": ("parameter_name", Kind.PARAMETER),
     "buffer": ("buffer_name", Kind.BUFFER),
@@ -533,7 +535,7 @@ def _collect_roles(program: Mapping[str, Any]) -> Iterator[tuple[str, _Role]]:
 
 
 def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Collect the graph's statements about each tensor of the signature: kernels trust the graph."""
+    """Yield the graph's description of each tensor in the signature, because kernels rely on the graph."""
     graph = program["graph_module"].get("graph")
     values = graph.get("tensor_values") if type(graph) is dict else None
     for fqn, _, description in _iter_inputs(program):
@@ -545,7 +547,7 @@ def _collect_stated_metas(program: Mapping[str, Any]) -> Iterator[tuple[str, dic
 
 
 def _describe_difference(tensor: Tensor, meta: Mapping[str, Any]) -> str | None:
-    """Return how a tensor differs from the graph's statements; None for an unreadable tensor."""
+    """Describe how a tensor differs from its description in the graph; None without a (known) difference."""
     if tensor.shape is None or tensor.dtype is None:
         return None
     sizes = meta.get("sizes")
@@ -581,7 +583,7 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
 
 
 def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
-    """Build a row outside the signature, classified by its entry."""
+    """Build the row of a tensor outside the signature, classified by its entry in the archive."""
     if not payload.is_weight:
         return Row(fqn, payload.tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False)
     if payload.is_parameter is None:
@@ -593,7 +595,7 @@ def _build_unnamed_row(fqn: str, payload: _Payload) -> Row:
 
 
 def _read_major_version(program: Mapping[str, Any]) -> int | None:
-    """Return the major schema version; torch 2.1 wrote a single number, None if absent."""
+    """Return the major schema version; None if absent. torch 2.1 wrote a single number."""
     schema = program.get("schema_version")
     major = schema.get("major") if type(schema) is dict else schema
     if schema is not None and (type(major) is not int or major < 0):
@@ -604,7 +606,7 @@ def _read_major_version(program: Mapping[str, Any]) -> int | None:
 
 
 def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]]:
-    """Describe the torch version, the schema version and the computation."""
+    """Yield settings of a program: torch version, schema version and a digest of the computation."""
     version, schema = program.get("torch_version"), program.get("schema_version")
     if type(version) is str:
         yield "torch_version", version[:100]
@@ -614,9 +616,9 @@ def _describe_program(program: Mapping[str, Any]) -> Iterator[tuple[str, Scalar]
 
 
 def _compute_program_digest(program: Mapping[str, Any]) -> str:
-    """Return a digest of a program's computation, so that a comparison of two files sees another program.
+    """Return a digest of a program's computation, so that a comparison of two files detects another program.
 
-    The metadata of nodes is left out, because the metadata has the source lines of the traced code.
+    The digest excludes the metadata of nodes, because it has the source lines of the traced code.
     """
     import hashlib
     import json

@@ -33,14 +33,15 @@ NAME = "torch-legacy"
 TRAITS = FormatTraits(is_legacy=True, may_hold_settings_alone=True)
 
 VERSION = 1001
-#: Bytes of one pickle, as for data.pkl in a zip.
+#: Maximum size of one pickle in bytes, the same as for data.pkl in a zip archive.
 MAX_PICKLE = 256 * 2**20
-#: A pickle's length is not recorded: windows grow by this factor until it fits.
+#: Bytes that are read first, and the factor by which the window grows until the pickle fits, because its length is not
+#: recorded.
 _FIRST_WINDOW = 64 * 1024
 _GROWTH = 8
 
 _PICKLES = ("the magic number", "the version", "the machine's description", "the object", "the list of storages")
-#: The magic number's pickle in each protocol: LONG in 0 and 1, LONG1 in 2 and 3, framed from 4 on.
+#: Pickle of the magic number in each protocol: LONG in 0 and 1, LONG1 in 2 and 3, framed from 4 on.
 _MAGIC = compile_on_use(
     rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19\.|L119547037146038801333356L\n\.", re.DOTALL
 )
@@ -75,7 +76,7 @@ def read_contents(path: str) -> Contents:
 
 
 def _read_pickles(source: Source) -> list[Pickle]:
-    """The five pickles; their `end` counts from the start of the file."""
+    """Read the five pickles; their `end` counts from the start of the file."""
     pickles: list[Pickle] = []
     at = 0
     for label in _PICKLES:
@@ -112,7 +113,7 @@ def _check_version(magic: Any, version: Any) -> None:
 
 
 def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
-    """Storage key -> its dtype and number of elements, as the object's persistent ids say."""
+    """Return the dtype and number of elements of each storage by key, as in the object's persistent ids."""
     declared_by_key: dict[str, tuple[str, int]] = {}
     for persistent in pickle.persistent:
         key, declared = _decode_storage(persistent.pid)
@@ -123,7 +124,7 @@ def _collect_declared(pickle: Pickle) -> dict[str, tuple[str, int]]:
 
 
 def _decode_storage(pid: Any) -> tuple[str, tuple[str, int]]:
-    """("storage", type, key, location, numel, view) -> key, (dtype, numel)."""
+    """Decode ("storage", type, key, location, numel, view) to key, (dtype, numel)."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or type(pid[0]) is not str or pid[0] != "storage":
         raise MalformedError(
             'a storage is not recorded as ("storage", type, key, location, number of elements), as torch writes it; '
@@ -189,7 +190,7 @@ def _walk_storages(
 
 
 def _check(key: str, numel: int, recorded: bytes) -> int:
-    """0, as `Guard.check`: the elements are behind their number."""
+    """Check the number of elements that precedes them. Always returns 0."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:
         raise MalformedError(f"storage {key!r} has {count} elements, but the pickle claims {numel}")

@@ -37,12 +37,12 @@ from statecli.storage.zip_archive import Archive
 NAME = "torch-zip"
 TRAITS = FormatTraits(may_hold_settings_alone=True)
 
-#: What torch.save writes next to the storages, in one version or another.
+#: Names of records other than storages that some version of torch.save writes.
 _RECORDS = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
 
 
 def sniff(path: str, head: bytes) -> bool:
-    """Return whether the file starts as a zip archive; `read` reports other kinds of archives."""
+    """Return whether the file starts as a zip archive. `read` refuses other kinds of zip archives."""
     return head.startswith(b"PK\3\4") and not files.get_name(path).endswith(".distcp")
 
 
@@ -74,9 +74,9 @@ def read_single(path: str, base: int, length: int) -> TensorData:
 
 
 def read_contents(path: str, base: int = 0, length: int | None = None) -> Contents:
-    """Return everything needed of the archive; its directory, 30 MB for 100,000 records, is freed afterwards.
+    """Return the pickle, storages and oddities of an archive; its directory (30 MB for 100,000 records) is freed.
 
-    `base` and `length` locate a nested archive.
+    `base` and `length` are the position and size of a nested archive.
     """
     with Source(path, base, length) as source:
         archive = Archive(source)
@@ -87,15 +87,15 @@ def read_contents(path: str, base: int = 0, length: int | None = None) -> Conten
         storages = locate_storages(archive, base, big_endian=is_big_endian(archive))
         pickle = read_pickle(archive)
         oddities = [*archive.oddities, *_find_unused(archive, pickle, storages)]
-        if not base:  # torch opens a nested archive by itself
+        if not base:  # torch opens a nested archive as a file of its own
             oddities += find_misplaced_storage(archive, pickle)
         return Contents(pickle, storages, oddities)
 
 
 def _check_kind(archive: Archive) -> None:
-    """Refuse the other zip archives by name. The first records show the format; their folder rules differ."""
+    """Refuse other kinds of zip archives by name. The names of their records show the kind."""
     records = archive.records
-    ends = {name.rpartition("/")[2] for name in records if not name[-1:].isdigit()}  # nearly all are numbers
+    ends = {name.rpartition("/")[2] for name in records if not name[-1:].isdigit()}  # skip numbers: nearly all names
     if "constants.pkl" in ends:
         raise UnreadableError("is a TorchScript archive (torch.jit.save); an archive of torch.save is needed")
     if "archive_format" in ends or "serialized_exported_program.json" in ends:

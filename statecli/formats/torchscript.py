@@ -47,28 +47,30 @@ TRAITS = FormatTraits(
     settings_are_compiled=True,
 )
 
-#: The section of the tensors that the code names, and what is said of each.
+#: Section of the constants in the code, and the note of each constant.
 CONSTANTS = "constants"
 _NOTE = "a constant of the code"
-#: What torch writes into such an archive, in one version or another.
+#: Names of records that some version of torch writes into the archive.
 _RECORDS = (
     *("data.pkl", "constants.pkl", "bytecode.pkl", "mobile_debug_handles.pkl", "traced_inputs.pkl", "version"),
     *("callstack_debug_map.pkl", "delegated_backends.debug_pkl"),
     *("byteorder", ".format_version", ".storage_alignment", ".data/version", ".data/serialization_id"),
     *("data/", "constants/", "code/", "bytecode/", "traced_inputs/", "extra/"),
 )
-#: Bytes of class texts that are read.
+#: Maximum size of class texts that are read, in bytes.
 MAX_CODE = 64 * 2**20
-#: Where classes live that C++ defines, which have no text: quantized layers keep their packed weights in one.
+#: Prefix of classes that C++ defines, which have no text. Quantized layers keep their packed weights in an object of
+#: such a class.
 _IN_CPP = "__torch__.torch.classes."
 _CLASS = compile_on_use(r"class (\w+)(?:\((\w+)\))?:")
-#: Settings that torch compiles into the class, of modules whose kernels trust them.
+#: Settings that torch compiles into the class of a module, and that its kernels rely on.
 _SETTING = compile_on_use(
     r"  (?:(hidden_size|input_size|proj_size|num_heads|head_dim) : Final\[int\] = (-?\d{1,18})"
     r'|(mode) : Final\[str\] = "(\w+)")$'
 )
 _LINE = compile_on_use(r"  __(parameters|buffers)__ = \[(.*)\]$")
-#: What makes two classes of one name differ, counted through the process that wrote them.
+#: Part of a class name that distinguishes classes of the same name; its number counts up in the process that wrote
+#: them.
 _MANGLED = compile_on_use(r"\.___torch_mangle_\d+")
 _STORAGES = frozenset(f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES)
 _QUOTED = compile_on_use(r'"([^"]*)"')
@@ -118,7 +120,7 @@ def read(path: str, section: str | None = None) -> ModelState:
 
 
 class _Part(NamedTuple):
-    """A pickle and its storages, `folder/N`."""
+    """Pickle with its storages, `folder/N`."""
 
     pickle: Pickle
     storages: dict[str, ByteRange]
@@ -135,7 +137,7 @@ def _read_part(archive: Archive, name: str) -> _Part:
 
 
 def _list_foreign_names(pickle: Pickle) -> list[Global]:
-    """List the names outside the archive's own code: torch.jit.load knows no Python modules."""
+    """List the names outside the archive's own code, because torch.jit.load does not import Python modules."""
     own_prefixes = ("__torch__.", "torch.jit._pickle.")
     return [
         mention
@@ -145,7 +147,7 @@ def _list_foreign_names(pickle: Pickle) -> list[Global]:
 
 
 def _measure_code(archive: Archive) -> dict[str, Scalar]:
-    """Return the amount of code, and its digest. An attribute's name has no space."""
+    """Return the amount of code and its digest, under names with spaces, which an attribute cannot have."""
     import hashlib
 
     prefix = f"{archive.folder}/code/"
@@ -165,10 +167,10 @@ def _measure_code(archive: Archive) -> dict[str, Scalar]:
 
 
 class _Class(NamedTuple):
-    """Facts in a class's text: whether the class is a module, and its registered names.
+    """Facts in the text of a class: whether it is a module, and its registered names.
 
-    `buffers` is None in archives of torch before 1.6, where every tensor except a parameter is a buffer. `settings` are
-    found by `_SETTING`.
+    `buffers` is None in archives of torch before 1.6; there, every tensor except a parameter is a buffer. `settings`
+    are the matches of `_SETTING`.
     """
 
     is_module: bool
@@ -196,7 +198,7 @@ class _Modules:
         return self._convert_object(root)
 
     def _convert_object(self, node: Obj) -> Obj:
-        """Create an object with the Python name of its class; torch's quantized classes are recognised by name."""
+        """Create an object with the Python name of its class; torch's quantized classes are recognised by this name."""
         if id(node) not in self.created:
             cls = node.cls
             module = _MANGLED.sub("", cls.module).removeprefix("__torch__.")
@@ -207,7 +209,7 @@ class _Modules:
         """Give the created object its attributes and create the modules among them."""
         attributes, script_class = as_mapping(node.state), self._find_class(node)
         converted = self._convert_object(node)
-        if attributes is None or script_class is None:  # the class has a `__getstate__` of its own
+        if attributes is None or script_class is None:  # the class has its own `__getstate__`
             converted.state = node.state
             return
         groups: dict[str, dict[str, Any]] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
@@ -231,7 +233,7 @@ class _Modules:
         return script_class is not None and script_class.is_module
 
     def _find_class(self, node: Any) -> _Class | None:
-        """Return the class of an object of the archive's code, else None."""
+        """Return the class of an object if the archive's code defines it, else None."""
         if type(node) is not Obj or not get_name(node.cls).startswith("__torch__."):
             return None
         cls = node.cls
@@ -256,9 +258,9 @@ class _Modules:
 
 
 def _strip_tag(value: Any) -> Any:
-    """Remove calls that record the types of lists and dicts; unwrap a C++ object to its arguments.
+    """Remove calls that record the types of lists and dicts, and replace a C++ object by its state.
 
-    Lists and dicts are changed in place, and a tuple becomes a list.
+    Lists and dicts are changed in place; a tuple becomes a list.
     """
     top = [value]
     stack: list[tuple[Any, Any]] = [(top, 0)]
@@ -270,13 +272,16 @@ def _strip_tag(value: Any) -> Any:
             continue
         if id(node) not in converted:
             items = list(node) if type(node) is tuple else node
-            converted[id(node)] = items, node  # both stay, or another object could get the identity of one
+            converted[id(node)] = (
+                items,
+                node,
+            )  # kept alive, so that no other object gets the same id
             stack.extend((items, index) for index in (items if type(items) is dict else range(len(items))))
         holder[key] = converted[id(node)][0]
     return top[0]
 
 
-#: Calls whose first argument is what they make.
+#: Functions that return their first argument, with a tag.
 _TAGS = frozenset(
     ["torch.jit._pickle.restore_type_tag"]
     + [f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")]
@@ -320,9 +325,9 @@ _NOTHING = _Class(False, frozenset(), None)
 
 
 def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> ModelState:
-    """The state with the constants as a section.
+    """Return the state with the constants as a section.
 
-    Which buffers were persistent is not recorded: the module's own state_dict has all of them, and no attribute.
+    `persistent` is unknown for buffers: the module's state_dict has all buffers, but no plain attributes.
     """
     reading = Reading(Decoder(part.storages, SCRIPT_STORAGE_DTYPES), list(state.oddities))
     constants = [
@@ -343,13 +348,13 @@ def _add_constants(state: ModelState, part: _Part, sizes: dict[str, Scalar]) -> 
 
 
 def _is_usual(key: str, value: Scalar, settings: Mapping[str, Scalar]) -> bool:
-    """Return whether every module has the attribute: no hook, and the mode of its parent."""
+    """Return whether a setting is uninformative: `_is_full_backward_hook`, or a `training` mode equal to the root's."""
     name = key.rpartition(".")[2]
     return name == "_is_full_backward_hook" or (name == "training" != key and value == settings.get("training"))
 
 
 def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
-    """Build rows of the constants, under the code's names. Their role in the module is not recorded."""
+    """Build the rows of the constants, with their names in the code. Their role in the module is not recorded."""
     nodes = enumerate(root if type(root) is tuple else ())
     entries = (part for n, node in nodes for part in reading.walk(_strip_tag(node), f"c{n}"))
     for count, (path, _, tensor) in enumerate(entries):
@@ -361,5 +366,5 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
 
 
 def _mark_constant(tensor: TensorInfo) -> TensorInfo:
-    """Storages of constants are numbered by themselves."""
+    """Prefix the storage, because storages of constants have their own numbers."""
     return tensor if tensor.storage is None else replace(tensor, storage=f"{CONSTANTS}/{tensor.storage}")

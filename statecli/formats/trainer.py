@@ -32,15 +32,15 @@ from statecli.storage.checkpoint_names import SINGLE
 NAME = "trainer"
 TRAITS = FormatTraits(is_training_folder=True)
 
-#: The further models of accelerate; a first one is next to them.
+#: File names of accelerate's further models, and of the first model next to them.
 _MODEL = compile_on_use(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
 _FIRST = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
-#: What FSDP saves in shards, each a folder.
+#: Folder names of models and optimizers that FSDP saves in shards.
 _SHARDED = compile_on_use(
     r"(?:pytorch_(?=model))?(?P<what>model(?=_fsdp)|optimizer)(?:_fsdp)?_(?P<number>0|[1-9]\d{0,2})"
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
-#: The sections of a file that is nothing but one.
+#: Names of the section in a file with a single section.
 _LONE = frozenset(["model", "optimizer", "rng"])
 
 ReadFile = Callable[[str], ModelState]
@@ -176,7 +176,7 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
 
 
 def _move_row(tensor: TensorInfo, section: str, name: str, of_model: bool) -> TensorInfo:
-    """Move a tensor into the section; storages are prefixed with the file, because each file counts from 0."""
+    """Move a tensor into the section. The storage is prefixed with the file's name, because each file counts from 0."""
     storage = None if tensor.storage is None else f"{name}:{tensor.storage}"
     if of_model or tensor.kind not in REGISTERED_KINDS:
         return replace(tensor, section=section, storage=storage)
@@ -188,7 +188,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
     states = [model, *(state for _, state in parts)]
     settings = model.metadata
     for name, state in parts:
-        # `format` says the same of each file of safetensors.
+        # Omit `format`, because it is the same for each safetensors file.
         part_settings = state.metadata
         if part_settings.values.get("format") == model.metadata.values.get("format"):
             part_settings = replace(
@@ -211,7 +211,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
-    """Return the name of the settings and the settings; a folder's settings are below the saved object."""
+    """Return the prefix and the settings of a part; the settings of a folder are below the saved object."""
     match = _SHARDED.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
@@ -221,7 +221,7 @@ def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
 
 
 def _merge_oddities(parts: list[tuple[str, ModelState]]) -> Iterator[Oddity]:
-    """Yield the oddities of each part; imported names are merged into one line."""
+    """Yield the oddities of each part; imported names are merged into one oddity."""
     importing = [
         (name, oddity)
         for name, state in parts

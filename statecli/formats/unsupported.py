@@ -17,11 +17,11 @@ from statecli.pickle_scan.code_in_text import find_code_in_text
 from statecli.storage import checkpoint_folder, files, zip_archive
 from statecli.storage.byte_source import HEAD_BYTES, Source
 
-#: What preceded GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian numbers.
+#: Magic numbers before GGUF: "ggml", "ggmf", "ggjt" and the "ggla" of adapters, as little-endian bytes.
 _GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
-#: What git-annex leaves for an unlocked file whose content is elsewhere.
+#: Text that git-annex leaves for an unlocked file without its content.
 _ANNEX_POINTER = b"/annex/objects/"
-#: First bytes -> what the file is, and what to do about it.
+#: First bytes of a file -> description and advice.
 MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x1f\x8b", "a gzip file: unpack it first (gunzip)"),
     (b"\x28\xb5\x2f\xfd", "a zstd file: unpack it first (unzstd)"),
@@ -41,16 +41,17 @@ MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"SQLite format 3\x00", "an SQLite database"),
 )
 
-#: An ONNX model begins with its ir_version and its producer's name.
+#: Beginning of an ONNX model: its ir_version and its producer's name.
 _ONNX = compile_on_use(rb"\x08[\x01-\x20]\x12[\x01-\x40][ -~]{2}")
 _DVC = compile_on_use(rb"(?:outs:\n- md5:|md5: [0-9a-f]{32}\n)")
-#: `torch.compiler.save_cache_artifacts` and `CompiledArtifact.save`: a checksum of the rest, which older files lack,
-#: then a version, a name, or the key of the code.
+#: Beginning of a file of `torch.compiler.save_cache_artifacts` or `CompiledArtifact.save`: a checksum of the rest
+#: (missing in older files), then a version, a name, or the key of the code.
 _COMPILED = compile_on_use(rb"(?:.{4})?\0{7}(?:\x01|[\x13\x15](?:Cache|AOT)CompiledArtifact|\x20.{32}\0{4})", re.DOTALL)
 _LFS_SIZE = compile_on_use(rb"\nsize (\d{1,20})\s")
 
 
-#: What tells zlib that a gzip header comes first, and bytes that looking into an xz file may take.
+#: zlib's `wbits` for data with a gzip header, and the maximum memory for unpacking the beginning of an xz file, in
+#: bytes.
 _GZIP, _XZ_MEMORY = 31, 64 << 20
 
 _JSON = "a JSON document"
@@ -130,22 +131,22 @@ def describe_content(path: str, head: bytes, size: int) -> str:
 
 
 def is_code(path: str, source: Source) -> bool:
-    """Return whether a loader runs code of the file, whatever else it is, and statecli does not read it."""
+    """Return whether a loader runs code of the file and statecli does not read the file, in any format."""
     return is_compiled(source.head) or is_flatbuffer(source.head) or find_code_in_text(path, source) is not None
 
 
 def is_flatbuffer(head: bytes) -> bool:
-    """Return whether `torch.jit.load` takes a file that begins so for a TorchScript flatbuffer."""
+    """Return whether `torch.jit.load` reads a file with this beginning as a TorchScript flatbuffer."""
     return head[4:8] == b"PTMF"
 
 
 def is_compiled(head: bytes) -> bool:
-    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file with this beginning, of any kind."""
+    """Return whether `torch.compiler.load_cache_artifacts` unpickles a file with this beginning."""
     return _COMPILED.match(head) is not None
 
 
 def _unpack_head(head: bytes) -> bytes:
-    """Unpack the beginning of a compressed file; empty if impossible."""
+    """Unpack the beginning of a compressed file; b"" if this fails."""
     if head.startswith(b"\xfd7zXZ"):
         return _unpack_xz_head(head)
     try:
@@ -157,7 +158,7 @@ def _unpack_head(head: bytes) -> bytes:
 def _unpack_xz_head(head: bytes) -> bytes:
     try:
         import lzma
-    except ImportError:  # Python can be built without it
+    except ImportError:  # Python may be built without lzma
         return b""
     try:
         return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD_BYTES)
@@ -166,7 +167,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
 
 
 def _describe_wrapped(description: str, path: str, content: bytes) -> str:
-    """Describe the inner file too, if the inner file is an archive or a checkpoint."""
+    """Describe a compressed file, and its inner file if this is an archive or a checkpoint."""
     kind, _, advice = description.partition(": ")
     stem = path.rpartition(".")[0]
     format_name = next((format.name for format in registry.FILES if content and format.sniff(stem, content)), None)
@@ -176,7 +177,7 @@ def _describe_wrapped(description: str, path: str, content: bytes) -> str:
 
 
 def _read_first_member(head: bytes) -> str:
-    """The name of the first file in a tar archive, if near its beginning."""
+    """Describe the first file in a tar archive by its name; "" if it is not near the beginning."""
     at = 0
     while head[at + 257 : at + 262] == b"ustar":
         block = head[at : at + 512]

@@ -23,7 +23,7 @@ from statecli.storage import files, json_object
 from statecli.storage.byte_source import add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
-#: Lists that peft makes of sets, in an order that is another each time.
+#: Names of lists that peft makes from sets, so their order differs in each save.
 _SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
 
 
@@ -33,7 +33,7 @@ def list_config_files(path: str, names: Collection[str]) -> list[str]:
 
 
 def add_config_files(path: str, state: ModelState) -> ModelState:
-    """Return the state of the folder `path` with the settings in its files, each below the name of its file."""
+    """Return the state with the settings in the config files of the folder `path`, each prefixed with its file name."""
     settings = state.metadata
     oddities = []
     for stem, longest in SETTINGS_FILES.items():
@@ -52,7 +52,7 @@ def add_config_files(path: str, state: ModelState) -> ModelState:
 
 
 def read_document(path: str, name: str) -> dict[str, Any]:
-    """The object in a JSON file of the folder `path`. Raises UnreadableError; the message begins with the name."""
+    """Return the object in a JSON file of the folder `path`. Raises UnreadableError, with the name first."""
     with add_subject_to_errors(name):
         raw = read_small_file(files.join(path, name), SETTINGS_FILES["config"])
     entries, repeats = json_object.parse_object(raw, name)

@@ -23,16 +23,16 @@ from statecli.pickles.machine import METADATA_BUDGET_FACTOR, Machine, read_pickl
 from statecli.pickles.nodes import Global, Key, Obj
 from statecli.storage import lifetime
 
-#: Of one `.metadata`, which takes 250 bytes for each chunk.
+#: Maximum size of one `.metadata` file in bytes; each chunk takes 250 bytes.
 MAX_METADATA = 256 * 2**20
-#: Steps of a path into the nested state_dict.
+#: Maximum number of keys and indexes in a path in the nested state_dict.
 MAX_PATH = 200
-#: Items of the lists in it that no name leads to: empty containers.
+#: Maximum number of list items in the nested state_dict that no name refers to (empty containers).
 MAX_EMPTY_ITEMS = 1_000_000
 _OURS = "torch.distributed."
 _CUT_OFF = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
-#: Every name that a `.metadata` needs, next to torch's dtypes; the classes of torch before 2.0 lay elsewhere, and those
-#: of a tensor's properties before 2.3.
+#: Names that a `.metadata` needs, in addition to torch's dtypes. Torch before 2.0 had these classes in other modules;
+#: torch before 2.3 also those of a tensor's properties.
 NEEDED = frozenset(
     (
         *(f"torch.{dtype}" for dtype in ELEMENT_BITS),
@@ -48,7 +48,7 @@ NEEDED = frozenset(
         ),
         "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
         "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-        # The folder's path, by the class and the module of the system and the Python that wrote it.
+        # Class of the folder's path: depends on the operating system and the Python version of the saving process.
         *(
             f"{module}.{pure}{system}Path"
             for module in ("pathlib", "pathlib._local")
@@ -57,14 +57,14 @@ NEEDED = frozenset(
         ),
     )
 )
-#: The classes of a key and of a value of `storage_data`.
+#: Names of the class of a key and of the class of a value of `storage_data`.
 _INDEX = frozenset(name for name in NEEDED if name.endswith(".MetadataIndex"))
 _PLACE = frozenset(name for name in NEEDED if name.endswith("._StorageInfo"))
 Sizes = tuple[int, ...]
 
 
 class Chunk(NamedTuple):
-    """A piece of a tensor: the elements from `start` on, as many along each dimension as `shape` says."""
+    """Piece of a tensor: its first element (`start`) and its shape."""
 
     start: Sizes
     shape: Sizes
@@ -114,7 +114,7 @@ class _Scanned(dict[str, tuple[bytes, Metadata]]):
 
 
 def parse_for_scan(data: bytes, label: str) -> Metadata:
-    """Parse as `parse_metadata` does, and keep the result for its next call: an audit also reads the tensors."""
+    """Parse as `parse_metadata` does; keep the result for its next call, because an audit also reads the tensors."""
     scanned = lifetime.for_command(_Scanned)
     scanned.clear()
     scanned[label] = data, parse_metadata(data, label)
@@ -150,14 +150,15 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
     )
     tensors = {fqn: _read_tensor(node) for fqn, node in entries.items() if not _is_bytes(node)}
     paths = dict(_read_paths(fields.get("planner_data")))
-    # A rank's plan begins with what it shards; the planner's paths are in the order of the state_dict.
+    # Order by the planner's paths, because they have the order of the state_dict; a rank's plan begins with sharded
+    # tensors.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
     foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED]
     return Metadata(order, tensors, paths, _read_places(fields.get("storage_data"), label), foreign)
 
 
 class _Machine(Machine):
-    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`, Python 3.11.0 to 3.11.2's form of a member.
+    """Pickle machine that resolves `getattr(enumeration, "MEMBER")`, the form of a member in Python 3.11.0 to 3.11.2.
 
     Refuses a dict that changes after becoming the state of an object, because BUILD copies the dict.
     """
@@ -168,7 +169,7 @@ class _Machine(Machine):
         self.states: set[int] = set()
 
     def set_state(self, target: Obj, state: Any) -> None:
-        """Set the state once for each object."""
+        """Set the state of an object, once."""
         if target.state is not None:
             raise MalformedError(
                 f"{self.label} sets the contents of an object twice; torch never writes this, so a load may give other "
@@ -186,7 +187,7 @@ class _Machine(Machine):
         super().set_items(target, flat, pos)
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Call as `Machine` does; any other `getattr` stays among the names."""
+        """Call as `Machine` does; note a `getattr` for anything but a member, because it then stays among the names."""
         if get_name(function) == _GETATTR:
             first, second = args if type(args) is tuple and len(args) == 2 else (None, None)
             if get_name(first).endswith("MEM_FORMAT_ENCODING") and type(second) is str and second.isupper():
@@ -225,7 +226,7 @@ def _is_bytes(node: Any) -> bool:
 
 
 def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
-    """Return the keys and indexes on the path to each name; planners other than torch's may not write paths.
+    """Yield each name with the keys and indexes on its path; planners other than torch's may not write paths.
 
     Raises MalformedError if the indexes ask for longer lists than the names can fill: torch would make these lists.
     """
@@ -283,8 +284,8 @@ def _read_chunk(node: Any, shape: Sizes) -> Chunk:
 
 
 def _read_sizes(node: Any, label: str) -> Sizes:
-    """A torch.Size, or a tuple of sizes."""
-    # As `get_name(node.cls) == "torch.Size"`, in half the time: each chunk has two of these.
+    """Return the sizes in a torch.Size or a tuple."""
+    # Same as `get_name(node.cls) == "torch.Size"` in half the time, because each chunk has two sizes.
     if type(node) is Obj and type(node.cls) is Global and (node.cls.module, node.cls.name) == ("torch", "Size"):
         node = node.args[0] if node.args else ()
     numbers = tuple(node) if type(node) is list else node
@@ -300,7 +301,7 @@ def _read_sizes(node: Any, label: str) -> Sizes:
 def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
     """Return the places of the items by name. Raises MalformedError for a record without a place.
 
-    Refuses dicts with entries not shown by the pickle, because the scanner looks at archives by these places.
+    Refuses dicts with entries that the pickle does not show, because the scanner reads archives by these places.
     """
     items = _list_items(node)
     if items is None and type(node) is Obj:
@@ -338,14 +339,14 @@ def _read_stored(start: Any, fields: Mapping[str, Any] | None, fqn: str) -> Stor
 
 
 def _list_items(node: Any) -> Mapping[Any, Any] | None:
-    """Return the items of a dict, or of an OrderedDict with all items from the pickle; else None."""
+    """Return the items of a dict, or of an OrderedDict if all its items are in the pickle; else None."""
     if type(node) is Obj and get_name(node.cls) == "collections.OrderedDict" and _has_only(node, "items"):
         return node.items or {}
     return node if type(node) is dict else None
 
 
 def _read_attributes(node: Any, names: frozenset[str]) -> Mapping[str, Any] | None:
-    """Return all attributes of an object of these classes; None if some may come from elsewhere."""
+    """Return all attributes of an object of these classes; None if some attributes may have another source."""
     if type(node) is Obj and type(node.state) is dict and get_name(node.cls) in names and _has_only(node, "state"):
         return node.state
     return None
@@ -365,7 +366,7 @@ def _get_state(node: Any) -> Mapping[str, Any]:
 
 
 def _read_properties(node: Any) -> tuple[str, bool]:
-    """Return dtype and requires_grad; they stand in a 5-tuple, since torch cannot pickle a memory format."""
+    """Return dtype and requires_grad of a tensor, in a 5-tuple because torch cannot pickle a memory format."""
     state = node.state if type(node) is Obj else None
     if type(state) is tuple and len(state) >= 3:
         dtype, _, grad = state[:3]

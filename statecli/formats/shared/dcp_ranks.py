@@ -17,9 +17,9 @@ from statecli.storage import files
 from statecli.storage.byte_source import Source
 
 _RANK = compile_on_use(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
-#: Ranks that are looked for, which is more than any save had.
+#: Maximum rank that is considered; no known save had as many ranks.
 MAX_RANKS = 100_000
-#: Bytes that are compared of what several ranks saved.
+#: Maximum number of bytes that are compared between ranks that saved the same names.
 MAX_COMPARED = 64 * 2**20
 
 
@@ -42,7 +42,7 @@ def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]
 
 
 def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
-    """Add the other rank's chunks of a name."""
+    """Add the other rank's chunks of a name; yield a rival if both ranks saved the name whole."""
     tensor, other_tensor = first.tensors.get(fqn), other.tensors.get(fqn)
     other_places = other.places.get(fqn, [])
     if fqn not in first.places and tensor is None:

@@ -27,17 +27,17 @@ from statecli.storage.byte_source import Source
 FOLDER = "zero"
 _SUFFIX = ".pt"
 _PARAM = "param"
-#: How ds_to_universal.py has one call the folder that it writes.
+#: End of the folder name that ds_to_universal.py recommends for its output.
 NAME_END = "_universal"
 _MASTER = f"{MASTER}{_SUFFIX}"
-#: Files of which a parameter's folder has one, even if a file is missing.
+#: Files that identify a parameter's folder: it has at least one of them, even if another is missing.
 _STATES = frozenset([_MASTER, f"exp_avg{_SUFFIX}"])
-#: Folders that are looked into before `zero/` is taken for somebody else's.
+#: Number of folders that are checked to recognise `zero/` as DeepSpeed's.
 _FIRST = 4
 
 
 def is_universal(path: str) -> bool:
-    """Whether the folder has a folder `zero` of parameters."""
+    """Return whether the folder has a subfolder `zero` with parameters."""
     names = _list_parameters(path)[:_FIRST]
     return any(not _STATES.isdisjoint(checkpoint_folder.list_files(files.join(path, FOLDER, name))) for name in names)
 
@@ -48,7 +48,7 @@ def _list_parameters(path: str) -> list[str]:
 
 
 def members(path: str) -> Iterator[str]:
-    """The files below `zero/`, by their ways from the folder."""
+    """Yield the files below `zero/`, relative to the folder."""
     if not is_universal(path):
         return
     for name in checkpoint_folder.list_files(files.join(path, FOLDER)):
@@ -62,7 +62,8 @@ def members(path: str) -> Iterator[str]:
 def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the parameter and the path, from the folder, of each missing file below `zero/`.
 
-    Each folder and each `trained` parameter has a float32 copy; parameters with optimizer state have all states.
+    Expected: a float32 copy for each folder and each `trained` parameter; all states for parameters with any optimizer
+    state.
     """
     files_by_parameter = {
         name: frozenset(
@@ -100,7 +101,7 @@ def read_states(target: str, path: str) -> Iterator[TensorInfo]:
 
 
 def _read_tensor(path: str, parameter: str) -> Tensor | None:
-    """The tensor in the file, None for a number. Raises UnreadableError for an unreadable file."""
+    """Return the tensor in the file, or None for a number. Raises UnreadableError for an unreadable file."""
     with Source(path) as source:
         format = torch_legacy if torch_legacy.sniff(path, source.head) else torch_zip
     pickle, storages, _ = format.read_contents(path)

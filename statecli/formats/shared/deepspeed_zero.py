@@ -29,15 +29,15 @@ from statecli.pickles.nodes import Obj
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 
-#: Pieces that all parameters together may lie in; a 70B model on 512 ranks has 400,000.
+#: Maximum number of pieces of all parameters; a 70B model on 512 ranks has 400,000.
 MAX_PIECES = 3_000_000
-#: Ranks that a file may say there are.
+#: Exclusive maximum of the number of ranks that a file may record.
 MAX_RANKS = 1_000_000
-#: The name of the float32 copies among the states of an optimizer, as DeepSpeed's universal checkpoints have it.
+#: Name of the float32 copies among the optimizer's states, as in DeepSpeed's universal checkpoints.
 MASTER = "fp32"
 
 Shape = tuple[int, ...]
-#: A rank's vector, and how many elements of it from where on.
+#: A rank's vector, the first element of a range in it, and the number of elements.
 View = tuple[Tensor, int, int]
 
 
@@ -69,8 +69,8 @@ class Rank(NamedTuple):
 def read_rank(folder: str, name: str, imported: set[str]) -> Rank:
     """Read one file. Raises UnreadableError with its name.
 
-    The first file has its whole state, and so have files that import a name not yet in `imported`. The states of all
-    other ranks, large and alike, have only the oddities of their archives.
+    The result for the first file has its whole state, and so has the result for a file that imports a name not yet in
+    `imported`. For other ranks, because their states are large and alike, it has only the oddities of the archive.
     """
     path = files.join(folder, name)
     try:
@@ -133,7 +133,7 @@ class Shard(NamedTuple):
 
 
 def _read_shard(rank: Rank) -> Shard:
-    """Raises MalformedError for anything but a part of a ZeRO optimizer."""
+    """Read one rank's part of a ZeRO optimizer. Raises MalformedError for other content."""
     optimizer_state = get_text_items(rank.items.get("optimizer_state_dict"))
     stage, count = _read_integer(optimizer_state.get("zero_stage")), optimizer_state.get("partition_count")
     if stage not in (1, 2, 3):
@@ -185,7 +185,7 @@ def _read_slices(node: Any) -> dict[str, tuple[int, int]]:
 
 
 def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, list[Tensor | None]], dict[str, Tensor]]:
-    """The optimizer's own states: vectors as long as their group's, and all other tensors by a name of their own."""
+    """Read the optimizer's own states: vectors as long as their group's, and all other tensors by their names."""
     vectors: dict[str, list[Tensor | None]] = {}
     unpartitioned: dict[str, Tensor] = {}
     for group, state in enumerate(_group_states(node)):
@@ -202,7 +202,7 @@ def _read_states(rank: Rank, node: Any, lengths: list[int]) -> tuple[dict[str, l
 
 
 def _group_states(node: Any) -> list[dict[str, Any]]:
-    """A dict of states for each group; elastic checkpoints have the list itself."""
+    """Return the states of each group as a dict. Elastic checkpoints store this list itself."""
     items = as_mapping(node)
     if items is None:
         return [get_text_items(child) for child in as_sequence(node) or ()]
@@ -213,7 +213,7 @@ def _group_states(node: Any) -> list[dict[str, Any]]:
 
 
 class Piece(NamedTuple):
-    """Elements of one rank's vector: `elements` of them from `at` on."""
+    """Range in one rank's vector: `elements` elements from element `at` on."""
 
     rank: int
     group: int
@@ -240,7 +240,7 @@ class Layout:
         self.pieces = 0
 
     def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
-        """Every trained parameter."""
+        """Yield every trained parameter with its pieces or its fault."""
         fault = self._find_disagreement(trained)
         placements = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in placements if fault is None else ():
@@ -268,7 +268,7 @@ class Layout:
         return tuple(pieces), None
 
     def _find_disagreement(self, trained: list[dict[str, Shape]]) -> str | None:
-        """Why nothing can be said of any parameter."""
+        """Return the reason why no parameter can be joined; None if the ranks agree."""
         first, reference = next(iter(self.shards.items()))
         for rank, shard in self.shards.items():
             for quantity, expected, actual in (
@@ -323,7 +323,7 @@ class Layout:
                 at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
     def _split(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
-        """Stage 3: each parameter in equal parts, the last of them padded; groups go on where another ends."""
+        """Yield the pieces in stage 3: each parameter split evenly across ranks (last part padded)."""
         ends = list(accumulate(next(iter(self.shards.values())).lengths))
         at = 0
         for shapes in trained:
@@ -334,7 +334,7 @@ class Layout:
 
 
 def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator[Piece]:
-    """Split elements from `at` on across concatenated vectors of equal length."""
+    """Split `elements` elements from element `at` on across concatenated vectors of equal length, one for each rank."""
     while elements and length:
         rank, start = divmod(at, length)
         count = min(elements, length - start)
@@ -345,7 +345,10 @@ def _split_at_ranks(group: int, at: int, elements: int, length: int) -> Iterator
 
 
 def _split_evenly(ends: list[int], at: int, elements: int, elements_per_rank: int) -> Iterator[Piece]:
-    """Split evenly: `elements_per_rank`, from `at` on of each rank's concatenated vectors, which end at `ends`."""
+    """Split a parameter evenly: `elements_per_rank` elements of each rank's vectors.
+
+    In each rank, the elements start at element `at` of the concatenated groups, which end at `ends`.
+    """
     rank = 0
     while elements:
         count = min(elements, elements_per_rank)
@@ -452,13 +455,13 @@ class Optimizer:
             except UnreadableError as error:
                 self.unreadable[rank] = f"rank {rank}: {error}"
         self.count = next((shard.ranks for shard in self.shards.values()), 0)
-        #: Names of files that a save by more ranks left in the folder.
+        #: Names of stale files from an earlier save with more ranks.
         self.stale_files = [self.ranks.pop(rank).name for rank in list(self.shards) if rank >= self.count]
         self.shards = {rank: shard for rank, shard in self.shards.items() if rank < self.count}
         self.missing_count = self._count_missing()
 
     def _count_missing(self) -> int:
-        """Count the missing ranks; nothing is joined beyond the first missing rank."""
+        """Count the missing ranks, and note the reason for the first few."""
         existing_ranks = {*self.shards, *self.unreadable}
         missing_ranks = (rank for rank in range(self.count) if rank not in existing_ranks)
         for rank in islice(missing_ranks, len(existing_ranks) + 1):
@@ -490,7 +493,7 @@ class Optimizer:
         yield from self._build_unpartitioned_rows(owner)
 
     def _find_misplaced(self, parts: list[Part]) -> Iterator[Oddity]:
-        """Yield parts that a rank locates differently than the order of `param_shapes`."""
+        """Yield parameters for which a rank records another location than the order of `param_shapes` gives."""
         for part in parts:
             for piece in part.pieces:
                 slices = self.shards[piece.rank].slices

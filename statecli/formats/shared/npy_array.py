@@ -21,13 +21,13 @@ from statecli.core.model_state import Box, Boxes, ByteRange, Evidence, Kind, Ten
 from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
-#: Bytes of a header's literal: numpy itself reads 10,000 by default.
+#: Maximum size of a header's literal in bytes; numpy's default is 10,000.
 MAX_HEADER = 64 << 10
-#: Brackets inside one another, and fields inside fields.
+#: Maximum depth of nested brackets, and of nested fields.
 MAX_DEPTH = 32
-#: Bytes that hold the whole header of nearly every array.
+#: Number of bytes that contain the whole header of nearly every array.
 USUAL = 256
-#: The literal's length takes 2 bytes in version 1 and 4 in the later ones.
+#: Size of the literal's length field in bytes, by format version.
 _WIDTHS = {1: 2, 2: 4, 3: 4}
 _TOKEN = compile_on_use(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>\d{1,19})L?\b|(?P<word>True|False)\b"""
@@ -35,9 +35,10 @@ _TOKEN = compile_on_use(
     re.ASCII | re.DOTALL,
 )
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-#: Byte order, kind, size, and the unit of a time.
+#: Parts of a type code: byte order, kind, size, and the unit of a time.
 _DESCR = compile_on_use(r"([<>|=]?)([?biufcSaUVOmM])(\d{0,9})(\[\w+\])?", re.ASCII)
-#: The sizes of a kind as numpy saves them. It reads letters without one as other types: b is int8, f is float32.
+#: Sizes (digits of the type code) that numpy saves for each kind. Without a size numpy reads another type: b is int8, f
+#: is float32.
 _SIZES = {
     "?": ("",),
     "b": ("1",),
@@ -50,13 +51,13 @@ _SIZES = {
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _OBJECTS = "Python objects, saved as a pickle: not loaded"
 
-#: numpy's types of more than eight bytes, whose format and size are the machine's.
+#: Notes on numpy's types longer than eight bytes per real number: their format and size depend on the machine.
 LONG = {
     **dict.fromkeys(("float96", "float128"), "longdouble: only its bytes are compared"),
     **dict.fromkeys(("complex192", "complex256"), "clongdouble: only its bytes are compared"),
 }
 
-#: Gives the first bytes of an array's file, as many as it is asked for, or all there are.
+#: Function that returns the first bytes of an array's file: the requested number, or all if there are fewer.
 Head = Callable[[int], bytes]
 
 
@@ -68,7 +69,7 @@ class Element(NamedTuple):
     note: str | None = None
     is_big_endian: bool = False
     has_objects: bool = False
-    #: Text, times, records and objects are nothing that is trained.
+    #: False for text, times, records and objects, because no model trains them.
     is_number: bool = True
 
 
@@ -82,7 +83,7 @@ class Header(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
+        """Size of all elements in bytes."""
         return prod(self.shape) * self.element.size
 
 
@@ -142,7 +143,8 @@ def _build_data(header: Header, storage: ByteRange, strides: tuple[int, ...] | N
     dtype, size = header.element.dtype, header.element.size
     if dtype in ELEMENT_BITS and header.length % size == 0:
         return TensorData(storage, dtype, header.shape, offset=header.length // size, strides=strides)
-    # An offset is in elements, which may be of any size: the bytes behind the header are one piece of another storage.
+    # An offset counts elements, whose size may not divide the header: describe the bytes after the header as one piece
+    # of another storage.
     piece = Box((0,), TensorData(storage, "uint8", (header.nbytes,), offset=header.length))
     boxes = Boxes((header.nbytes,), 1, (piece,))
     element_range = ByteRange(storage.path, 0, header.nbytes, big_endian=storage.big_endian, boxes=boxes)
@@ -183,7 +185,7 @@ def _parse_element(descr: Any) -> Element:
 
 
 class _Layout(NamedTuple):
-    """An element of a descr: its type as numpy prints it, its size in bytes, and whether there are objects inside."""
+    """Element type of a descr: its name as numpy prints it, its size in bytes, and whether it contains objects."""
 
     dtype: str
     size: int
@@ -206,7 +208,7 @@ def _parse_layout(descr: Any) -> _Layout:
 
 
 def _parse_fields(descr: list[tuple[Any, ...]]) -> _Layout:
-    """Parse a list of fields. Void without a name is padding, as numpy reads it."""
+    """Parse a list of fields. An unnamed void field is padding, as in numpy."""
     fields, size, has_objects = [], 0, False
     for name, *dtype in descr:
         layout = _parse_layout(dtype[0] if len(dtype) == 1 else tuple(dtype))
@@ -235,7 +237,7 @@ def _parse_code(descr: str) -> Element:
         return Element(f"numpy V{size}", size, note, is_number=bool(guess_text))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
     if kind in "fc" and dtype in LONG:
-        # Only the bytes are compared, so that the name says their order.
+        # The name includes the byte order, because only the bytes are compared.
         return Element(f"numpy {'>' * is_big_endian}{dtype}", size, LONG[dtype], is_big_endian=is_big_endian)
     if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
@@ -246,7 +248,7 @@ class _Literal:
     """Parser of the Python literals in headers."""
 
     def __init__(self, text: str) -> None:
-        """Raises MalformedError for other content."""
+        """Split the text into tokens. Raises MalformedError for text with other tokens."""
         self._tokens: list[re.Match[str]] = []
         at = 0
         while at < len(text):
@@ -296,14 +298,14 @@ class _Literal:
         return entries
 
     def _skip_closing(self, closing: str) -> bool:
-        """Return whether the bracket closes here, and skip the bracket."""
+        """If the next token is the closing bracket, skip it and return True."""
         if not self._tokens or self._tokens[-1]["sign"] != closing:
             return False
         self._tokens.pop()
         return True
 
     def _skip_comma(self, closing: str) -> bool:
-        """Skip the comma after an item and return True; without a comma, the bracket must close."""
+        """Skip the comma after an item and return True; return False before the closing bracket."""
         if self._tokens and self._tokens[-1]["sign"] == closing:
             return False
         if self._take_token()["sign"] != ",":

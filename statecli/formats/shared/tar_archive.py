@@ -18,31 +18,33 @@ if TYPE_CHECKING:
     from tarfile import TarInfo
 
 BLOCK = 512
-#: The members that torch unpickles, and all that torch.save wrote.
+#: Names of the members that torch unpickles, and of all members that torch.save wrote.
 _LOADED = ("storages", "tensors", "pickle")
 _WRITTEN = (*_LOADED, "sys_info")
-#: The name of the first header: of a member, or of an extended header as tarfile writes it.
+#: Possible beginnings of an archive: the name of a member, or of an extended header as tarfile writes it.
 _BEGINNINGS = tuple(f"{name}\0".encode() for name in (*_WRITTEN, "././@PaxHeader"))
-#: Bytes of an extended header.
+#: Maximum size of an extended header in bytes.
 _MAX_EXTENDED = 8192
-#: Headers until which an archive of other files is walked.
+#: Maximum number of headers that are read in an archive of other files.
 _MAX_WALKED = 100_000
-#: Types of headers that describe the next header, and of members without data, in tarfile.
+#: tarfile's types of headers that describe the next header, and of members without data.
 _EXTENDED = (b"x", b"g", b"X", b"L", b"K")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
-#: Extended headers that give the next member a size, the name `storages`, or holes.
+#: Texts in an extended header: a size of the next member, a size without extensions, and the name `storages` or holes
+#: of a sparse file.
 _SIZES = compile_on_use(rb" size=([^\n]*)")
 _PLAIN_SIZE = compile_on_use(rb"\d{1,19}")
 _RENAMED = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
-#: A checksum that tarfile may read as a number: base 256, or what Python's int takes as octal up to a NUL.
+#: Beginning of a checksum field that tarfile may accept as a number: base 256, or octal digits as Python's int reads
+#: them, up to a NUL.
 _MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
 
 
 def parse_header(block: bytes) -> TarInfo | None:
-    """Parse a header of 512 bytes as Python's tarfile does; None for a header refused by tarfile."""
+    """Parse a header of 512 bytes as Python's tarfile does; return None for a header that tarfile refuses."""
     if len(block) != BLOCK or not _MAY_BE_NUMBER.match(block[148:156]):
         return None
-    import tarfile  # takes as long to import as all of statecli, and nearly no file needs it
+    import tarfile  # a slow import (as slow as all of statecli), needed for very few files
 
     try:
         return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -51,7 +53,7 @@ def parse_header(block: bytes) -> TarInfo | None:
 
 
 def is_written_by_torch(head: bytes) -> bool:
-    """Return whether the first member of a tar archive has a name of torch.save's."""
+    """Return whether the first member of a tar archive has a name that torch.save wrote."""
     if not head.startswith(_BEGINNINGS):
         return False
     at = 0
@@ -63,7 +65,7 @@ def is_written_by_torch(head: bytes) -> bool:
 
 
 def has_pickles(source: Source) -> bool:
-    """Return whether torch.load may unpickle a member of the archive: any called `storages` by tarfile.
+    """Return whether torch.load may unpickle a member of the archive: a member that tarfile may name `storages`.
 
     True if tarfile may find other members than the walk.
     """
@@ -113,7 +115,7 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
             if header.size > _MAX_EXTENDED or not is_plain:
                 break
             size_of_next = int(sizes[0]) if sizes else size_of_next
-            extended += b"\n" + data  # each header is read by itself
+            extended += b"\n" + data  # each header is searched by itself, so a newline separates them
             at = _compute_next_header(at, header.size)
             continue
         size = header.size if size_of_next is None else size_of_next
@@ -125,5 +127,5 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
 
 
 def _compute_next_header(at: int, size: int) -> int:
-    """Where the header after a member of `size` bytes is, whose own header is at byte `at`."""
+    """Return the offset of the next header, after a member of `size` bytes whose header is at byte `at`."""
     return at + BLOCK + -(-size // BLOCK) * BLOCK

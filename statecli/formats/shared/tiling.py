@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 Sizes = tuple[int, ...]
 
-#: Dimensions of a tensor that torch can index (c10's limit of TensorIterator, 64): each costs a look at all boxes.
+#: Maximum number of dimensions: the limit of torch's indexing (64, in c10's TensorIterator). Each dimension takes a
+#: pass over all boxes.
 MAX_DIMENSIONS = 64
-#: Boxes that are held against each other pair by pair.
+#: Maximum number of boxes that are compared pairwise.
 MAX_PAIRED = 128
-#: Looks at a box, for each box that there is.
+#: Maximum number of times that a box is examined, on average.
 MAX_LOOKS = 64
 
 
@@ -30,9 +31,9 @@ class Box(NamedTuple):
 
 
 def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
-    """Return the fault of `boxes` (none is empty) as pieces of an array of this shape; None if there is no fault.
+    """Return the fault of `boxes` (each not empty) as pieces of an array of this shape; None if there is no fault.
 
-    The sentence says where an element is twice, nowhere, or outside.
+    The sentence describes an element that is in two boxes, in no box, or outside the array.
     """
     if len(shape) > MAX_DIMENSIONS:
         return f"the shape has {len(shape):,} dimensions, but torch indexes at most {MAX_DIMENSIONS}"
@@ -58,7 +59,7 @@ def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
 
 
 def format_box(box: Box) -> str:
-    """`[0:3, 4:8]`."""
+    """Format a box as ranges: `[0:3, 4:8]`."""
     dims = [f"{a}:{b}" for a, b in zip(box.start, box.stop, strict=True)]
     return f"[{', '.join(dims[:8])}{', …' if len(dims) > 8 else ''}]"
 
@@ -75,7 +76,7 @@ def _split_into_slabs(place: Box, boxes: Sequence[Box]) -> list[tuple[Box, Seque
 def _split_along(
     sorted_boxes: Sequence[Box], axis: int, first: int, last: int
 ) -> Iterator[tuple[int, int, Sequence[Box]]]:
-    """Runs of boxes not divided by a plane between `first` and `last`, and the gaps between runs as empty runs."""
+    """Yield runs of boxes that no plane between `first` and `last` divides; a gap between runs is an empty run."""
     at, begin, n = first, first, 0
     for end, box in enumerate(sorted_boxes):
         start = box.start[axis]

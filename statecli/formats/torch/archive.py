@@ -19,22 +19,22 @@ from statecli.formats.torch import checkpoint_pickle
 from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
 
-#: Bytes of data.pkl; torch writes 115 to 128 for each tensor.
+#: Maximum size of data.pkl in bytes; torch writes 115 to 128 bytes for each tensor.
 MAX_PICKLE = 256 * 2**20
 #: The newest file format that torch 2.13 reads (kMaxSupportedFileFormatVersion).
 MAX_VERSION = 10
 _MAX_WORD = 64
-#: The size and the offset from which a zip archive writes numbers of 64 bits.
+#: Size or offset in bytes from which a zip archive uses 64-bit numbers.
 _ZIP64 = 2**32 - 1
 
 
 def find_record(archive: Archive, name: str) -> Record | None:
-    """The record of this name in the archive's folder."""
+    """Return the record of this name in the archive's folder; None if there is none."""
     return archive.records.get(f"{archive.folder}/{name}")
 
 
 def read_word(archive: Archive, name: str) -> str | None:
-    """The text in a small record; None without the record."""
+    """Return the text in a small record; None without the record."""
     record = find_record(archive, name)
     if record is None:
         return None
@@ -49,7 +49,10 @@ def prefetch(archive: Archive, *storages: str) -> None:
 
 
 def check_folder(archive: Archive) -> None:
-    """Raise MalformedError for a record outside the first record's folder, or with another name as read by torch."""
+    """Check that all records are in the folder of the first record, under names that torch reads unchanged.
+
+    Raises MalformedError.
+    """
     prefix = f"{archive.folder}/"
     if "\0" in prefix:
         raise MalformedError(
@@ -66,7 +69,7 @@ def check_folder(archive: Archive) -> None:
 def check_version(archive: Archive) -> None:
     """Refuse a malformed or unknown newer version of the container.
 
-    torch looks in two places, and uses the first for a trace with stored inputs.
+    The version is in two places: torch uses the first for a trace with stored inputs.
     """
     text = read_word(archive, ".data/version" if find_record(archive, ".data/version") else "version")
     if text is None:
@@ -86,7 +89,7 @@ def check_version(archive: Archive) -> None:
 
 
 def refuse_big_endian(archive: Archive) -> None:
-    """Refuse a program declared big-endian: its loaders ignore the record, and swap no bytes."""
+    """Refuse a program declared big-endian, because its loaders ignore the record and do not swap bytes."""
     if is_big_endian(archive):
         raise UnreadableError(
             "the byteorder record is 'big', but torch.jit.load and torch.export.load ignore this record, so the values "
@@ -95,7 +98,7 @@ def refuse_big_endian(archive: Archive) -> None:
 
 
 def is_big_endian(archive: Archive) -> bool:
-    """Files older than the record are little-endian: torch on big-endian machines came with the record."""
+    """Return whether the archive is big-endian. False without a byteorder record: torch added both together."""
     order = read_word(archive, "byteorder")
     name = f"{archive.folder}/byteorder"
     if any(record_name != name and record_name.lower() == name.lower() for record_name in archive.records):
@@ -119,7 +122,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
     pickle = checkpoint_pickle.load(data, name)
     if pickle.end < len(data):
         message = f"{len(data) - pickle.end} bytes follow the pickle in {name}"
-        # Of a compressed record, the bytes behind the pickle are nowhere by themselves.
+        # No place for a compressed record, because the bytes after its pickle are not separate bytes of the file.
         place = Place(archive.path, record.data_offset + pickle.end, record.size - pickle.end)
         archive.oddities.append(
             Oddity(OddityKind.PICKLE_TRAILING.value, message, place=place if record.method == STORED else UNSET)
@@ -130,10 +133,10 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
 def locate_storages(
     archive: Archive, base: int = 0, folder: str = "data", *, big_endian: bool = False
 ) -> dict[str, ByteRange]:
-    """Return the byte range of each storage by key. A recorded checksum of 0 counts for an empty storage only.
+    """Return the byte range of each storage by key. A recorded checksum of 0 is used only for an empty storage.
 
-    `base` is the start of the archive in its file, `folder` is relative to the archive's own. Torch finds a record by
-    its name in any case.
+    `base` is the start of the archive in its file; `folder` is relative to the archive's folder. Record names are
+    matched without case, because torch does so.
     """
     prefix = f"{archive.folder}/{folder}/"
     folded, skip, storages = prefix.lower(), len(prefix), {}
@@ -187,7 +190,7 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
             bits_by_class[id(pid[1])] = ELEMENT_BITS[dtype] if dtype else None
         record, bits = records.get(prefix + pid[2]), bits_by_class[id(pid[1])]
         if record is None or bits is None or type(pid[4]) is not int:
-            return  # torch does not find it either, or the reader refuses the file
+            return  # torch does not find the data either, or the reader refuses the file
         checked_keys.add(pid[2])
         size = pid[4] * bits // 8
         start = record.data_offset if end is None else compute_data_offset(end, record.name, size, alignment or 1)
@@ -204,7 +207,7 @@ def find_misplaced_storage(archive: Archive, pickle: Pickle) -> Iterator[Oddity]
 
 
 def compute_data_offset(header: int, name: str, size: int, alignment: int) -> int:
-    """Return where the data of a record begins: `get_record_offset_no_read` of caffe2/serialize/inline_container.cc."""
+    """Compute the offset of a record's data as `get_record_offset_no_read` (inline_container.cc) does."""
     start = header + 34 + (len(name) if name.isascii() else len(name.encode(errors="surrogateescape")))
     if header >= _ZIP64 or size >= _ZIP64:
         start += 4 + 16 * (size >= _ZIP64) + 8 * (header >= _ZIP64)
@@ -212,9 +215,10 @@ def compute_data_offset(header: int, name: str, size: int, alignment: int) -> in
 
 
 def find_unused_records(archive: Archive, *used_names: str, prefix: str | None = None) -> Iterator[Oddity]:
-    """Yield records with bytes that no loader reads: `used_names` are names below `prefix`, or folders with /.
+    """Yield records with bytes that no loader reads: all except `used_names`, which are names below `prefix`, or
+    folders (with /).
 
-    `prefix`: by default the archive's folder.
+    The default of `prefix` is the archive's folder.
     """
     prefix = f"{archive.folder}/" if prefix is None else prefix
     names = {prefix + name for name in used_names}
@@ -230,7 +234,7 @@ def find_unused_records(archive: Archive, *used_names: str, prefix: str | None =
 
 
 def find_gaps(archive: Archive) -> Iterator[Oddity]:
-    """Bytes between the records, except padding."""
+    """Yield bytes between the records that exceed padding."""
     if not archive.spaces:
         return
     alignment = read_word(archive, ".storage_alignment") or ""

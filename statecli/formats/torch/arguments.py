@@ -10,10 +10,10 @@ from statecli.core.errors import MalformedError
 from statecli.pickles.graph import as_mapping, get_name
 from statecli.pickles.nodes import Obj
 
-#: torch's own limit is 64 dimensions for most operations; a pickle can claim any number.
+#: Maximum number of dimensions, because a pickle can claim any number; torch's limit is 64 for most operations.
 MAX_DIMENSIONS = 1024
 MAX_ELEMENTS = 2**63 - 1
-#: Characters of a device's name (`privateuseone:127`). Every row repeats it.
+#: Maximum length of a device's name (`privateuseone:127`) in characters, because every row repeats it.
 MAX_DEVICE = 64
 
 
@@ -87,9 +87,9 @@ def compute_last(shape: tuple[int, ...], strides: tuple[int, ...], fqn: str) -> 
 
 
 def decode_lazy_flags(node: Any, fqn: str) -> tuple[bool, bool]:
-    """Return whether the stored values are to be conjugated, and negated. TorchScript tags the dict.
+    """Return whether the stored values must be conjugated, and whether they must be negated. TorchScript tags the dict.
 
-    torch sets a flag for any value of the key, also for a key of bytes; torch writes True alone.
+    torch sets a flag for any value of its key, even if the key is bytes; torch writes True only.
     """
     if type(node) is Obj and get_name(node.cls) == "torch.jit._pickle.restore_type_tag" and node.args:
         node = node.args[0]

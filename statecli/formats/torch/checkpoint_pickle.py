@@ -1,8 +1,8 @@
-"""Read the pickle of a checkpoint, and refuse changes of objects already made, because no pickler writes these.
+"""Read the pickle of a checkpoint; refuse pickles that change objects already made, because no pickler writes them.
 
 The graph of a pickle shows each object in its final state. Python copies the arguments of a call or a BUILD at once, so
-that a later change would be shown without being there: the list behind a shape grows, the state of an object gets
-another name. An item set in a tensor changes every tensor of its storage.
+the graph would show a later change that the loaded object does not have: the list behind a shape grows, or the state of
+an object gets another name. An item set in a tensor changes every tensor of its storage.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from statecli.pickles.machine_state import MachineState
 from statecli.pickles.nodes import Global, Obj, Pickle
 from statecli.pickles.opcodes import Handler
 
-#: Calls that make a tensor or an array, by what they are given at that moment.
+#: Names of functions that create a tensor or an array from the present state of their arguments.
 _TENSOR = compile_on_use(
     r"torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.nn\.parameter\.\w+"
     r"|torch\.(?:cuda\.)?(?:sparse\.)?\w*Tensor|torch\.nested\._internal\.nested_tensor\._rebuild_njt"
     r"|numpy\.(?:_?core\.multiarray|_?core\.numeric|ma\.core)\._\w+"
 )
-#: Calls that copy a container.
+#: Names of functions that copy a container.
 _COPYING = compile_on_use(
     r"(?:builtins|__builtin__)\.(?:list|tuple|dict|set|frozenset)|torch\.Size"
     r"|collections\.(?:OrderedDict|defaultdict|Counter|deque)"
 )
-#: Functions that set the attributes in their fourth argument on a tensor.
+#: Names of functions that set the attributes in their fourth argument on a tensor.
 _SETTING = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
-#: Attributes of a tensor that write to its storage when they are set.
+#: Attributes of a tensor whose assignment writes to its storage.
 _WRITING = frozenset(["real", "imag"])
-#: Functions that may give a tensor that they are given, which then has two places in the graph.
+#: Names of functions that may return their tensor argument itself, so that one tensor has two places in the graph.
 _SAME_TENSOR = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
-#: Attributes that are in no tensor's `__dict__`, so that no torch saves them, and what changes where they are set.
+#: Attributes that torch never saves (no tensor has them in its `__dict__`); assigning one changes the tensor.
 REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
 _GROWING = (list, dict, Obj)
-#: What follows from a change that the reader refuses.
+#: Consequence of a refused change, for the error message.
 _REFUSED = "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 
 
@@ -56,14 +56,14 @@ class _Machine(Machine):
 
     def __init__(self, data: bytes, label: str, *, fast: bool, module_ids: bool) -> None:
         super().__init__(data, label, fast=fast, module_ids=module_ids)
-        #: Containers that something was made of, by their ids; they are kept so that no other has that id.
+        #: Containers that a call copied, by id. The dict keeps them alive, so that no other object gets the same id.
         self.copied_containers: dict[int, Any] = {}
-        #: Whether a call makes a tensor, or copies what it is given, by the id of the global.
+        #: Whether a global makes a tensor, and whether it copies its arguments, by the id of the global.
         self._makes_tensor: dict[int, bool] = {}
         self._copies: dict[int, bool] = {}
 
     def build_call(self, function: Any, args: Any, pos: int, how: str = "reduce") -> Obj:
-        """Make the call as the machine does, and note copied containers."""
+        """Build the call as the machine does, and note copied containers."""
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
@@ -74,7 +74,7 @@ class _Machine(Machine):
         return call
 
     def makes_tensor(self, function: Any) -> bool:
-        """Return whether calling this makes a tensor or an array."""
+        """Return whether a call of this function makes a tensor or an array."""
         if id(function) not in self._makes_tensor:
             name = get_name(function)
             self._makes_tensor[id(function)] = _TENSOR.fullmatch(name) is not None
@@ -82,7 +82,7 @@ class _Machine(Machine):
         return self._makes_tensor[id(function)]
 
     def _note(self, values: Any) -> None:
-        """Note the containers among these values, and the lists used as pairs in a list."""
+        """Note the containers among these values, and lists used as pairs in a list or tuple."""
         for value in values:
             if type(value) in _GROWING:
                 self.copied_containers[id(value)] = value
@@ -143,7 +143,7 @@ class _Machine(Machine):
 
 
 def _is_same_tensor(call: Obj) -> bool:
-    """Return whether a call may give a tensor already made by the pickle."""
+    """Return whether a call may return a tensor that the pickle already made."""
     name = get_name(call.cls)
     if name.startswith("torch._tensor.") and call.args:
         name = get_name(call.args[0])
@@ -151,7 +151,7 @@ def _is_same_tensor(call: Obj) -> bool:
 
 
 def _set_item(m: MachineState, pos: int) -> int:
-    """SETITEM, done by the machine in one step for text."""
+    """Handle SETITEM by `set_items`, because the handler of `Machine` bypasses this method for text keys."""
     value, key = m.stack.pop(), m.stack.pop()
     m.set_items(m.stack[-1], [key, value], pos)
     return pos

@@ -14,7 +14,8 @@ from statecli.core.record_dtypes import Field, format_code, format_fields, name_
 from statecli.pickles.graph import as_mapping, get_name, read_raw_bytes
 from statecli.pickles.nodes import Obj
 
-#: Records in records, and the fields of one array's dtype, those of a shared record each time.
+#: Maximum depth of nested records, and maximum number of fields of an array's dtype (fields of a shared record count
+#: each time).
 MAX_DEPTH = 32
 MAX_FIELDS = 10_000
 
@@ -38,7 +39,7 @@ class _Layout(NamedTuple):
 
 
 class _Layouts:
-    """Reads a dtype and the dtypes of its fields."""
+    """Reader of a dtype and the dtypes of its fields."""
 
     def __init__(self) -> None:
         self._fields = 0
@@ -101,7 +102,7 @@ def _read_state(node: Any) -> tuple[Any, ...]:
 
 
 def _read_size(code: str, state: tuple[Any, ...]) -> int | None:
-    """Return the bytes of an element; numpy writes the size of texts and void, other codes end in theirs."""
+    """Return the size of an element in bytes: numpy writes it for texts and void; other codes end in their size."""
     digits = code[1:]
     if not digits.isascii() or not digits.isdecimal() or len(digits) > 9:
         return None

@@ -1,4 +1,4 @@
-"""From a pickle's inert graph to a `ModelState`: each section's tensors and their names.
+"""Convert a pickle's inert graph to a `ModelState`: each section's tensors and their names.
 
 The parts are `sections.py` (containers with a model's or an optimizer's state), `tensors.py` (a rebuild call -> one
 tensor, checked against the bytes of the file), `whole_module.py` (a pickled nn.Module, grouped by its own __dict__),
@@ -51,13 +51,15 @@ def build_state(
     dtypes: Mapping[str, str] = STORAGE_DTYPES,
     reads_all_storages: bool = False,
 ) -> ModelState:
-    """Build the state of a pickled object: every tensor, grouped into sections; `requested_section` must be a section.
+    """Build the state of a pickled object: every tensor, grouped into sections.
 
-    `dtypes` are the dtypes of storage classes. A pickle without a tensor has the oddity `no-tensors`, unless it is the
-    state of an optimizer; a tensor that contradicts the file's storages has `damage`. `reads_all_storages`: the loader
-    reads storages without a tensor too, and a storage that contradicts the file raises MalformedError.
+    `requested_section` must be a section if given. `dtypes` are the dtypes of storage classes. A pickle without a
+    tensor has the oddity `no-tensors`, unless it is the state of an optimizer; a tensor that contradicts the file's
+    storages has `damage`. `reads_all_storages`: the loader also reads storages without a tensor, so a storage that
+    contradicts the file raises MalformedError.
     """
-    # torch.jit.load gives each tensor the type of its own description.
+    # Only for torch.load: torch.jit.load gives each tensor the type in its own description, not in the first one of its
+    # storage.
     described = pickle.persistent if dtypes is STORAGE_DTYPES else ()
     reading = Reading(Decoder(storages, dtypes, described), list(oddities))
     for key in pickle.duplicate_keys:
@@ -73,7 +75,7 @@ def build_state(
         )
         if len(tensors) > MAX_ROWS:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
-    # A new optimizer, and SGD without momentum, have settings alone.
+    # An optimizer has no tensors before its first step, or as SGD without momentum.
     if not tensors and not any(section.role == "optimizer" and section.node is pickle.root for section in sections):
         reading.add_oddity(OddityKind.NO_TENSORS.value, f"holds no tensor: the object is {_describe(pickle.root)}")
     if bare_storages := list(dict.fromkeys(reading.decoder.bare_storages)):
@@ -187,7 +189,7 @@ def _build_optimizer_rows(node: Any, reading: Reading) -> Iterator[Row]:
 
 
 def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: Kind, evidence: Evidence) -> TensorInfo:
-    """Build the tensor of an entry of a state_dict, which is saved; requires_grad=False in such a dict says nothing."""
+    """Build the tensor of an entry of a state_dict. It is saved; requires_grad=False has no meaning there."""
     (dtype, device, length, shape, elements), data, key, grad = whole_tensor
     return TensorInfo(
         fqn,
@@ -209,7 +211,7 @@ def _build_whole_info(fqn: str, whole_tensor: WholeTensor, section: str, kind: K
 
 
 def build_info(row: Row, section: str, target: str) -> TensorInfo:
-    """The row as a tensor of a state."""
+    """Convert a row to a tensor of a state."""
     tensor = row.tensor
     note = "; ".join(text for text in (row.note, tensor.note) if text) or None if row.note else tensor.note
     return TensorInfo(

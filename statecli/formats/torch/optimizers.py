@@ -1,4 +1,4 @@
-"""Facts in an optimizer's section about the trained parameters."""
+"""Facts about the trained parameters in an optimizer's section."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from statecli.pickles.graph import (
     is_flat_optimizer,
 )
 
-#: Optimizer state of the same shape as its parameter, by the names torch.optim and apex give it.
+#: Names of optimizer states with the shape of their parameter, as in torch.optim and apex.
 MOMENTS = ("exp_avg", "momentum_buffer", "exp_avg_sq", "square_avg", "grad_avg", "acc_delta", "sum", "prev", "ax", "mu")
 
 
@@ -54,12 +54,12 @@ def _find_moment_shape(state: Mapping[Any, Any] | None, reading: Reading) -> tup
 
 
 def _is_true(value: Any) -> bool:
-    """Return whether Python takes the value for true; an object may be."""
+    """Return whether Python treats the value as true; an object may be true."""
     return value not in (None, False, 0, "") if type(value) in LEAF_TYPES else True
 
 
 def _collect_flat_facts(section: Section, reading: Reading) -> OptimizerFacts:
-    """The names in the keys: "state.fc.weight.exp_avg"."""
+    """Collect facts from the names in flat keys: "state.fc.weight.exp_avg"."""
     items = as_mapping(section.node) or {}
     shapes: dict[str, tuple[int, ...] | None] = {}
     for key, value in items.items():

@@ -1,4 +1,4 @@
-"""The reading of one file: decoder, oddities, and the walk to the tensors below a node."""
+"""State of reading one file: decoder, oddities, and the walk to the tensors below a node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.pickles.graph import LEAF_TYPES, is_module, iter_children
 from statecli.pickles.nodes import Pickle
 
-#: Containers inside containers that are walked; deeper ones are said to be left out.
+#: Maximum depth of nested containers; an oddity reports deeper containers.
 MAX_DEPTH = 200
-#: Tensors one file may list.
+#: Maximum number of tensors of a file.
 MAX_ROWS = 1_000_000
-#: Characters of a container's path: each of its entries repeats it.
+#: Maximum length of a container's path in characters, because each of its entries repeats the path.
 MAX_PREFIX = 10_000
-#: Characters of all names together, and ten times what a million rows of real models take.
+#: Maximum length of all names together in characters: ten times the length of a million rows of real models.
 MAX_CHARACTERS = 300_000_000
 
 
@@ -40,7 +40,7 @@ class Row(msgspec.Struct, gc=False):
     kind: Kind = Kind.PARAMETER
     evidence: Evidence = Evidence.ASSUMED
     persistent: bool | None = None
-    #: An entry of a checkpoint is saved; only a whole module holds what its state_dict would not.
+    #: True for an entry of a checkpoint. Only a whole module has tensors that its state_dict would not save.
     saved: bool | None = True
     requires_grad: bool | None = None
     aliases: tuple[str, ...] = ()
@@ -51,12 +51,12 @@ class Row(msgspec.Struct, gc=False):
 
 
 def build_row(fqn: str, tensor: Tensor, kind: Kind, evidence: Evidence) -> Row:
-    """Build a row of this kind, unless the tensor itself knows better."""
+    """Build a row; its kind is `kind` unless the tensor itself determines its kind."""
     if kind is Kind.PARAMETER and tensor.is_parameter:
         evidence = Evidence.TYPE
     elif kind is Kind.PARAMETER and tensor.is_buffer:
         return Row(fqn, tensor, Kind.BUFFER, Evidence.TYPE, tensor.persistent, requires_grad=tensor.requires_grad)
-    # A state_dict is detached: False in it records nothing.
+    # A state_dict is detached, so requires_grad=False in it is unknown.
     grad = tensor.requires_grad if tensor.is_parameter or tensor.requires_grad else None
     return Row(fqn, tensor, kind, evidence, requires_grad=grad)
 
@@ -88,7 +88,7 @@ class Reading:
             return mark_damaged(fqn, error, node)
 
     def walk(self, node: Any, path: str, *, seen: set[int] | None = None) -> Iterator[tuple[str, Any, Any]]:
-        """(path, node, Tensor or module node) of everything below, each container once, in the order of the file."""
+        """Yield (path, node, Tensor or module node) for everything below, in file order, each container once."""
         seen = set() if seen is None else seen
         stack = [(path, node, 0)]
         while stack:
@@ -120,7 +120,7 @@ class Reading:
             stack.extend(reversed(children))
 
     def _limit_characters(self, path: str, children: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """Every name repeats the path before it: a megabyte of file can ask for gigabytes of names."""
+        """Yield the children, up to a total length of names, because each name repeats its path."""
         for step, child in children:
             self.characters += len(path)
             if self.characters > MAX_CHARACTERS:

@@ -26,16 +26,16 @@ from statecli.pickles.graph import (
 )
 from statecli.pickles.nodes import Obj
 
-#: `models.generator.ema` and the like; deeper containers count as one section.
+#: Maximum depth of sections, for example `models.generator.ema`; a deeper container is part of its section.
 MAX_SECTION_DEPTH = 8
 
-#: Keys under which training scripts keep a model's state, as whole words of the key.
+#: Words in keys under which training scripts save a model's state.
 MODEL_WORDS = compile_on_use(
     r"(?:^|[_.])(?:model|models|module|state_dict|net|network|weights?|params?|ema|teacher|student|generator|discriminator"
     r"|encoder|decoder|backbone|head|swa|averaged|shadow)(?:$|[_.\d])",
     re.IGNORECASE,
 )
-#: Keys that hold tensors of neither a model nor an optimizer.
+#: Words in keys of tensors that belong neither to a model nor to an optimizer.
 OTHER_WORDS = compile_on_use(
     r"(?:^|_)(?:rng|random|seed|scheduler|schedulers|loops|callbacks|scaler|sampler)(?:$|_)", re.IGNORECASE
 )
@@ -55,7 +55,7 @@ class Section(msgspec.Struct):
 
 
 class Search:
-    """Whether tensors hang below a node. Each container, shared or not, is searched once for a file."""
+    """Search for tensors below a node. Each container of a file, shared or not, is searched once."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.is_tensor = decoder.is_tensor
@@ -88,9 +88,8 @@ class Search:
 def find_sections(root: Any, search: Search, requested_section: str | None = None) -> list[Section]:
     """Find the containers of state, in file order. A single state is the section `model`.
 
-    `requested_section` is the dotted path of a container required to be a section, or to contain sections, if there are
-    tensors in the container. The search happens while the file is read, because the tensors then have the names below
-    the container.
+    `requested_section` is the dotted path of a container that must be a section, or contain sections, if it has
+    tensors. The search takes place while the file is read, because the tensors get their names below the container.
     """
     sections = _find_all(root, search)
     if not requested_section or any(f"{section.path}.".startswith(f"{requested_section}.") for section in sections):
@@ -112,7 +111,7 @@ def find_sections(root: Any, search: Search, requested_section: str | None = Non
 
 
 def _resolve_path(path: str, root: Any) -> Iterator[Any]:
-    """Return the node at a dotted path. A key may have dots of its own, and 1 is written like '1'."""
+    """Yield the node at a dotted path. A key may contain dots, and the keys 1 and '1' are written alike."""
     stack = [(f"{path}.", root)]
     while stack:
         remaining_path, node = stack.pop()
@@ -146,7 +145,7 @@ def _find_all(root: Any, search: Search) -> list[Section]:
     return list(_iter_sections("", root, search, 0, ()))
 
 
-#: What the Trainer, Lightning and accelerate name the states of random generators in a file of nothing else.
+#: Keys of random generator states, as the Trainer, Lightning and accelerate write them in files with nothing else.
 _GENERATORS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
 
 
@@ -181,7 +180,7 @@ def _iter_sections(
         else:
             sections.append(Section(child_path, child, role, _extend_keys(keys, node, key, child)))
     if any(search.is_tensor(value) for value in other_entries.values()):
-        # torchtitan puts the model's entries next to the optimizer.
+        # torchtitan saves the model's entries next to the optimizer's.
         is_model = (
             not path
             and _looks_like_state(other_entries, "")

@@ -29,33 +29,33 @@ from statecli.formats.torch.settings_digest import (
 from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimizer, read_raw_bytes
 from statecli.pickles.nodes import Global, Key, Obj
 
-#: Characters of a settings container's path.
+#: Maximum length of a settings container's path in characters.
 MAX_SETTING = 1_000
-#: Settings that are listed one by one, and containers that are opened for them.
+#: Maximum number of settings that are listed, and of containers that are opened for them.
 MAX_METADATA = 20_000
-#: Entries of a list that are listed one by one.
+#: Maximum number of entries of a list that is listed entry by entry.
 MAX_LISTED = 64
-#: Characters and bits of a value that is reported whole.
+#: Limits for a value that is reported whole: its characters, and its bits.
 MAX_TEXT = 1_000
 MAX_BITS = 1_024
-#: Entries of containers that are looked at, those of a shared one each time.
+#: Maximum number of container entries that are visited (entries of a shared container count each time).
 MAX_LOOKED_AT = 500_000
 
-#: A path, the letters of its keys' types, and the described value.
+#: Path, letters of the types of its keys, and described value.
 _Setting = tuple[str, str, Scalar]
 _DIGEST = "sha256 [0-9a-f]{32}"
-#: Described values that are not texts: a number that JSON has not, an empty container, a digest, a name, a call.
+#: Descriptions of values other than texts: a number without a JSON form, an empty container, a digest, a name, a call.
 _TOLD = compile_on_use(
     rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
     r"|(?=\w*\.)[\w.]+\(.*\)",
     re.DOTALL,
 )
-#: The types of keys, a letter each: text, int, bool, None, and all others, which are written in brackets.
+#: Letter for each type of keys; a key of any other type is written in brackets.
 _LETTERS = {str: "t", int: "i", bool: "b", type(None): "n"}
 
 
 def collect_settings(root: Any, reading: Reading) -> Settings:
-    """Settings by dotted path; tensors left out. Where they are too many, `MORE` has a digest of the whole file."""
+    """Collect settings by dotted path, without tensors. Beyond a limit, `MORE` has a digest of the whole file."""
     collected: list[_Setting] = []
     kinds: dict[str, set[str]] = {}
     digests = Digests(reading)
@@ -72,7 +72,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
                 continue
             entry_count += 1
             if len(path) > MAX_SETTING or len(collected) == MAX_METADATA or entry_count > MAX_LOOKED_AT:
-                # Containers may hold each other and be shared without end; what they hold is one thing all the same.
+                # Use a digest for the rest, because containers may contain each other and be shared without limit.
                 return _build_settings(collected, kinds, digests.of(root, "the file"))
             child_path, letters = (
                 (f"{path}.{step}", f"{types}.{letter * len(step)}") if path else (step, letter * len(step))
@@ -90,7 +90,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
 
 
 def _replace_tensor(node: Any, digests: Digests) -> Any:
-    """Return the attributes of a tensor instead of the tensor, None for a tensor without; other nodes as they are."""
+    """Return the node; for a tensor its attributes, or None without attributes."""
     if not digests.is_tensor(node):
         return node
     attributes = digests.decoder.get_attributes(node)
@@ -98,7 +98,7 @@ def _replace_tensor(node: Any, digests: Digests) -> Any:
 
 
 def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], digest: str | None = None) -> Settings:
-    """By path; of two paths with the same text, the path of other types than the text suggests is spelled out."""
+    """Build settings by path. Paths with equal text are written with the types of their keys."""
     values: dict[str, Scalar] = {}
     spelled_types: dict[str, str] = {}
     count = Counter(path for path, _, _ in collected)
@@ -109,7 +109,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
             spelled_types[key] = types
         values_by_key.setdefault(key, []).append(value)
     for key, same_key in values_by_key.items():
-        # Keys may be equal for us and not for Python: two of NaN.
+        # Two keys may have equal text but differ in Python: two NaNs.
         for n, value in enumerate(sorted(same_key, key=repr)):
             values[f"{key} ({n + 1})" if len(same_key) > 1 else key] = value
     if digest is not None:
@@ -118,7 +118,7 @@ def _build_settings(collected: list[_Setting], kinds: dict[str, set[str]], diges
 
 
 def _list_entries(node: Any, digests: Digests) -> Iterator[tuple[str, str, Any]]:
-    """Of each entry its step in the path, the letter of its key's type, and the entry. Plain tensors are left out."""
+    """Yield the step in the path, the letter of the key's type, and the value of each entry; no plain tensors."""
     items = as_mapping(node)
     if items is not None:
         skip = {"state"} if is_optimizer(node) and _is_empty(items["state"]) else ()
@@ -148,7 +148,7 @@ def _list_object_entries(node: Obj, digests: Digests) -> Iterator[tuple[str, str
 
 
 def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
-    """List the empty containers (hooks and the like) given by torch to every module and optimizer."""
+    """List the empty containers (hooks and others) that torch gives to every module and optimizer."""
     if not is_module(node) and not is_optimizer(node):
         return set()
     return {
@@ -157,7 +157,7 @@ def _list_bare_names(node: Obj, attributes: dict[str, Any]) -> set[str]:
 
 
 def _format_step(key: Any, digests: Digests) -> tuple[str, str]:
-    """Format a key as a step of a path, with the letter of its type. Keys equal in Python are one step."""
+    """Format a key as a step of a path, with the letter of its type. Keys equal in Python are the same step."""
     if type(key) is str and key not in ("", MORE):
         return key, "t"
     value = key.value if type(key) is Key else key

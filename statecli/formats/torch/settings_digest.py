@@ -23,21 +23,21 @@ from statecli.pickles.graph import (
 from statecli.pickles.nodes import Global, Key, Obj, Persistent, SetOf
 from statecli.pickles.numpy_types import read_number
 
-#: Entries that go into digests, those of a cycle each time they are looked at.
+#: Maximum number of entries that are hashed; entries of a cycle count once for each round.
 MAX_DIGESTED = 2_000_000
-#: Containers in containers in containers. Python's own pickler ends at 1,000, or where its recursion limit is set.
+#: Maximum depth of nested containers. Python's own pickler stops at 1,000, or at its recursion limit.
 MAX_NESTED = 10_000
-#: Entries that take as long to read as a container by itself.
+#: Number of entries that a container counts for, because it takes as long to read.
 _CONTAINER = 6
-#: Bytes of a leaf that is written as it is; of a longer one its hash, which is made once.
+#: Leaves up to this size in bytes are stored verbatim; longer ones as a cached hash.
 _SHORT = 64
 
-#: Types of JSON's scalars.
+#: Types of JSON scalars.
 SCALARS = frozenset([str, int, float, bool, type(None)])
-#: Containers whose arguments are their content, or nothing that `==` looks at: a default, a length to keep.
+#: Prefixes of containers whose arguments are their content, or have no effect on `==`: a default, a maximum length.
 _PLAIN = ("collections.", "builtins.", "torch.Size")
 
-#: What is held under one name: the name's type, and the nodes (key and value, or the value alone).
+#: Part of a container: the type of its name, and its nodes (key and value, or the value alone).
 _Part = tuple[bytes, tuple[Any, ...]]
 
 
@@ -78,7 +78,7 @@ class Digests:
         return type(node) is Persistent or self.decoder.is_tensor(node)
 
     def is_leaf(self, node: Any) -> bool:
-        """Return whether the node has no setting below."""
+        """Return whether the node has no settings below it."""
         if type(node) in SCALARS or type(node) in (Global, bytes):
             return True
         if self.is_tensor(node):
@@ -122,7 +122,7 @@ class Digests:
     def _find_next_container(
         self, node: Any, remaining_children: Iterator[Any], number: dict[int, int], lowest: dict[int, int]
     ) -> Any:
-        """Return the next container below not yet entered; None after the last. Open containers reach up."""
+        """Return the next container below not yet entered, None after the last; update `lowest` for open containers."""
         for child in remaining_children:
             if id(child) in self._digests_by_id:
                 continue
@@ -194,7 +194,7 @@ class Digests:
         return classes.get(id(node)) or self._hash_leaf(node)
 
     def _hash_leaf(self, node: Any) -> bytes:
-        """Return the cached digest of a container, or the encoding of a leaf."""
+        """Return the cached digest of a container or a long leaf, or the encoding of a short leaf."""
         cached = self._digests_by_id.get(id(node))
         if cached is not None:
             return cached
@@ -249,7 +249,7 @@ def _list_parts(node: Any) -> Iterator[_Part]:
 
 
 def select_own_attributes(node: Any) -> dict[str, Any]:
-    """Return an object's attributes, without the versions of its modules, attached by torch to a state_dict."""
+    """Return an object's attributes without `_metadata` (module versions, which torch attaches to a state_dict)."""
     attributes = get_attributes(node)
     return (
         {name: value for name, value in attributes.items() if name != "_metadata"}
@@ -259,17 +259,17 @@ def select_own_attributes(node: Any) -> dict[str, Any]:
 
 
 def select_own_arguments(node: Obj) -> tuple[Any, ...]:
-    """Return the constructor arguments of an object; () if a container's items are all its content."""
+    """Return the constructor arguments of an object; for a container with items only its further arguments."""
     name = get_name(node.cls)
     if (as_mapping(node) is not None or as_sequence(node) is not None) and name.startswith(_PLAIN):
         return tuple(value for _, value in iter_loose_arguments(node) if type(value) not in LEAF_TYPES)
-    if name.endswith("._reconstructor"):  # (class, its built-in base, what the base holds)
+    if name.endswith("._reconstructor"):  # (class, its built-in base, content of the base)
         return tuple(argument for argument in node.args[2:] if argument is not None)
     return node.args
 
 
 def get_unusual_state(node: Obj) -> Any:
-    """Return the argument of BUILD if more than attributes; else None."""
+    """Return the argument of BUILD if it contains more than attributes; else None."""
     if node.state is None:
         return None
     pair = node.state if type(node.state) is tuple and len(node.state) == 2 else (node.state, None)
@@ -279,7 +279,7 @@ def get_unusual_state(node: Obj) -> Any:
 
 
 def describe_kind(node: Any) -> str:
-    """`dict`, `list`, `set`, or the class of an object by its full name."""
+    """Return `dict`, `list`, `set`, or the full name of an object's class."""
     if _is_set(node):
         return "set"
     if as_mapping(node) is not None:
@@ -295,7 +295,7 @@ def _is_set(node: Any) -> bool:
 
 
 def numpy_scalar(node: Obj) -> Any:
-    """The number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, as best_metric often is; else None."""
+    """Return the number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, often a best_metric; else None."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None
     raw = read_raw_bytes(node.args[1])
@@ -307,8 +307,8 @@ def _join_framed(parts: Iterable[bytes]) -> bytes:
 
 
 def _hash_parts(parts: Iterable[bytes]) -> bytes:
-    """Return a hash, distinct from verbatim leaves by its first byte."""
-    import hashlib  # OpenSSL below it takes longer to load than most checkpoints to list
+    """Return a hash. Its first byte distinguishes it from verbatim leaves."""
+    import hashlib  # a slow import: OpenSSL takes longer to load than most checkpoints to list
 
     return b"#" + hashlib.sha256(_join_framed(parts)).digest()
 

@@ -1,4 +1,4 @@
-"""Entries of a section read by `load_state_dict` next to its tensors: keys of other values, and `_metadata`."""
+"""Parts of a section that `load_state_dict` reads besides tensors: keys of other values, and `_metadata`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_state_dict(section: Section, reading: Reading) -> StateDict:
 
 
 def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, dict[str, Any]]:
-    """Module path -> its metadata. Thousands of modules say {"version": 1} and share a single dict."""
+    """Return the metadata of each module by its path. Thousands of modules share the single dict {"version": 1}."""
     shared_metadata: dict[int, dict[str, Any]] = {}
     metadata: dict[str, dict[str, Any]] = {}
     for path, node in recorded.items():
@@ -46,7 +46,7 @@ def _read_metadata(recorded: Mapping[Any, Any], reading: Reading) -> dict[str, d
 
 
 def _read_local(path: str, local: Mapping[Any, Any], reading: Reading) -> dict[str, Any]:
-    """Return a module's metadata as plain values, as deep as torch's ({"spectral_norm": {"weight.version": 1}})."""
+    """Return a module's metadata as plain values, nested like torch's ({"spectral_norm": {"weight.version": 1}})."""
     attributes: dict[str, Any] = {}
     for key, value in local.items():
         inner_items = as_mapping(value)

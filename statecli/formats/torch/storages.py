@@ -15,7 +15,7 @@ from statecli.pickles.nodes import Global, Persistent
 def select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRange:
     """Return the part of a storage named by the sixth item of its persistent id: (view key, offset, size), in elements.
 
-    Only files of torch before 0.4 have this item: a storage could be a view of another.
+    Only torch before 0.4 wrote this item: a storage could be a view of another.
     """
     if type(view) is not tuple or len(view) != 3 or any(type(n) is not int or n < 0 for n in view[1:]):
         raise MalformedError(f"{fqn}: the view of its storage is not a tuple of key, offset and size")
@@ -28,10 +28,10 @@ def select_view(root: ByteRange, view: Any, itemsize: int, fqn: str) -> ByteRang
 
 
 def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
-    """Return the keys of storages and views with two different descriptions, and both descriptions.
+    """Return the keys of storages and views with two different descriptions, with both descriptions.
 
-    torch takes the first description for all mentions, and saves only one description. Storages without bytes, on meta
-    or empty, are made again for each description.
+    torch uses the first description for all mentions, and saves only one. A storage without bytes (on meta, or empty)
+    is not disputed, because torch creates it again for each description.
     """
     first: dict[str, tuple[Any, ...]] = {}
     views: dict[str, tuple[Any, ...]] = {}
@@ -55,7 +55,7 @@ def find_disputed(persistent: Iterable[Persistent]) -> dict[str, str]:
 
 
 def _describe_storage(pid: tuple[Any, ...]) -> str:
-    """Return the elements, type and device of a storage, as its persistent id says."""
+    """Describe a storage by its elements, type and device, as in its persistent id."""
     kind, location, numel = pid[1], pid[3], pid[4]
     dtype = STORAGE_DTYPES.get(kind.name, "unknown") if type(kind) is Global else "unknown"
     location = str(location, "latin-1") if type(location) is bytes else location

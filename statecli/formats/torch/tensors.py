@@ -1,4 +1,4 @@
-"""From torch's rebuild calls, recorded by the pickle machine, to checked facts about one tensor.
+"""Convert torch's rebuild calls, recorded by the pickle machine, to checked facts about a tensor.
 
 torch pickles a tensor as a call of `torch._utils._rebuild_*` with a storage and a geometry. The calls are never made;
 their arguments are read, and each number is checked against the bytes in the file: `torch.load(mmap=True)` itself
@@ -47,26 +47,26 @@ from statecli.pickles.graph import (
 from statecli.pickles.nodes import Global, Obj, Persistent
 from statecli.pickles.numpy_types import read_number_type
 
-#: A Parameter of a subclass of a sparse tensor of plain ones is four deep.
+#: Maximum depth of nested tensors: a Parameter of a subclass of a sparse tensor of plain tensors has depth 4.
 MAX_NESTING = 16
-#: Tensors that one tensor may consist of.
+#: Maximum number of parts of a tensor.
 MAX_PARTS = 1_000
-#: Entries of lists and dicts among the attributes of all tensors, each of which may hold the same list.
+#: Maximum number of list and dict entries in the attributes of all tensors (entries of a shared list count each time).
 MAX_ENTRIES = 2_000_000
 
-#: The layouts of sparse tensors that TorchScript saves, by their numbers in C++, and how many parts each has.
+#: Layouts of sparse tensors that TorchScript saves: number in C++ -> name and number of parts.
 _SCRIPT_LAYOUTS = {1: ("sparse_coo", 2), 2: ("sparse_csr", 3)}
-#: What follows from a tensor that is replaced after its call.
+#: Consequence of replacing a tensor after its call, for the error message.
 _NEVER_WRITTEN = (
     "; torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
 )
 
-#: Takes a rebuild call's arguments and the FQN.
+#: Function that builds a tensor from a rebuild call's arguments and the FQN.
 Builder = Callable[[tuple[Any, ...], str], "Tensor"]
 
 
 class Tensor(msgspec.Struct, gc=False):
-    """Checked facts of one rebuild call. Fields as in `state.TensorInfo`."""
+    """Checked facts of one rebuild call. The fields have the meanings of `TensorInfo`."""
 
     dtype: str
     shape: tuple[int, ...] | None
@@ -88,7 +88,7 @@ class Tensor(msgspec.Struct, gc=False):
 
 
 class _StoredAs(NamedTuple):
-    """A storage of the file: `storage` is None on meta, `length` is in bytes."""
+    """Storage of the file. `storage` is None on meta; `length` is in bytes."""
 
     key: str
     dtype: str
@@ -98,7 +98,7 @@ class _StoredAs(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Facts of tensors that have all elements of their storage in order, as nearly all tensors of a file.
+    """Facts shared by tensors that have all elements of their storage in order, as nearly all tensors of a file do.
 
     `length` is the size of the storage in bytes.
     """
@@ -110,17 +110,17 @@ class Layout(NamedTuple):
     elements: int
 
 
-#: A layout, the place of the elements, the key of the storage, and whether the tensor requires a gradient.
+#: Layout, place of the elements, key of the storage, and whether the tensor requires a gradient.
 WholeTensor = tuple[Layout, TensorData, str, bool]
 
 
 class Decoder:
-    """Decoder of rebuild calls to `Tensor`s, against the storages of one file.
+    """Decoder of rebuild calls, which checks them against the storages of one file.
 
-    `storages` maps a storage key to the place of its bytes, `dtypes` the class of a storage to the type of its
-    elements. `persistent` are all storages named by the pickle, for a loader that takes the first description of each.
-    Each call node is decoded once: a tied Parameter is the same node under two names. All errors are `MalformedError`,
-    naming the FQN and both numbers.
+    `storages` maps a storage key to the place of its bytes, `dtypes` the class of a storage to its element type.
+    `persistent` are all storages that the pickle names, for a loader that uses the first description of each. Each call
+    node is decoded once, because a tied Parameter is the same node under two names. All errors are `MalformedError`,
+    and name the FQN and both numbers.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class Decoder:
         self.storages, self.dtypes = storages, dtypes
         self.disputed = find_disputed(persistent)
         self.checked: dict[int, _StoredAs] = {}
-        #: Persistent ids of storages that one tensor has as a whole.
+        #: Ids of the persistent ids of storages that some tensor has as a whole.
         self.whole_storages: set[int] = set()
-        #: By class, device and elements of the storage, and by size and stride.
+        #: Layouts by class, device and elements of the storage, and by size and stride.
         self.layouts: dict[tuple[int, int, int, int, int], Layout] = {}
-        # Keyed by the identity of nodes that the pickle's graph keeps alive.
+        # The keys are ids of nodes, which stay unique because the pickle's graph keeps the nodes alive.
         self.geometries: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...] | None, int, int]] = {}
         self.decoded: dict[int, Tensor | None] = {}
         self.depth = self.entries = 0
         self.builders: dict[int, Builder | None] = {}
-        #: The FQNs of storages saved by themselves.
+        #: FQNs of storages that were saved without a tensor.
         self.bare_storages: list[str] = []
         self._plain: Builder = self._build_plain
         self.builders_by_name: dict[str, Builder] = {
@@ -167,9 +167,10 @@ class Decoder:
         }
 
     def tensor(self, node: Any, fqn: str) -> Tensor | None:
-        """Return the tensor rebuilt by `node`; None for other nodes. A storage saved alone is a tensor of its dtype.
+        """Return the tensor that `node` rebuilds, or a storage saved alone as a tensor of its dtype; None for other
+        nodes.
 
-        A format without rebuild calls has its tensors in the graph.
+        For a format without rebuild calls, tensors in the graph are returned unchanged.
         """
         if type(node) is Tensor:
             if node.damage is not None:
@@ -185,7 +186,7 @@ class Decoder:
         return self.decoded[id(node)]
 
     def _decode_composed(self, node: Obj, builder: Builder | None, fqn: str) -> Tensor | None:
-        """Decode a tensor made of tensors: a Parameter around its data, sparse parts, a subclass. Once per node."""
+        """Decode, once per node, a tensor made of tensors: a Parameter around its data, sparse parts, a subclass."""
         if self.depth == MAX_NESTING:
             raise MalformedError(f"{fqn}: nests tensors more than {MAX_NESTING} levels deep, the limit of statecli")
         self.depth += 1
@@ -202,25 +203,26 @@ class Decoder:
             self.depth -= 1
 
     def is_tensor(self, node: Any) -> bool:
-        """Whether `tensor` would find a tensor, without reading or checking anything."""
+        """Return whether `tensor` would find a tensor, without reading or checking."""
         if type(node) is not Obj:
             return type(node) in (Persistent, Tensor)
         return self.is_torch(node) or _is_numpy(node)
 
     def is_torch(self, node: Any) -> bool:
-        """Whether Python would have a torch.Tensor there, as `load_state_dict` demands: no array and no storage."""
+        """Return whether the node becomes a torch.Tensor, as `load_state_dict` requires, not an array or a storage."""
         node = node.pid if type(node) is Persistent else node
         return type(node) is Tensor or (type(node) is Obj and self._find_builder(node.cls) is not None)
 
     def is_plain(self, node: Any) -> bool:
-        """Whether the node is a tensor rebuilt from a storage alone, as nearly all tensors of a file."""
+        """Return whether the node is rebuilt from a storage alone, as nearly all tensors of a file are."""
         return type(node) is Obj and self._find_builder(node.cls) is self._plain
 
     def get_attributes(self, node: Any, depth: int = 0) -> dict[str, Any]:
         """Return the Python attributes of a tensor: of a Parameter, of a subclass, or set by hand.
 
-        A name stands for each tensor, because tensors are compared as parts. torch's marks of parameters and buffers
-        are facts of the tensor, and the attributes of distributed tensors are its place among processes.
+        A placeholder replaces each tensor among the attributes, because tensors are compared as parts. Torch's marks of
+        parameters and buffers are left out (they are facts of the tensor), and a distributed tensor has none (its
+        attributes are its place among processes).
         """
         if type(node) is not Obj or depth == MAX_NESTING:
             return {}
@@ -232,7 +234,7 @@ class Decoder:
         if not cls or cls.startswith("torch.distributed."):
             return {}
         attributes = self._select_attributes(args[3])
-        if cls.startswith("torch.nested."):  # the other attributes are parts and caches
+        if cls.startswith("torch.nested."):  # only attributes other than parts and caches are settings
             return {name: value for name, value in attributes.items() if name == "_ragged_idx"}
         is_wrapper = self._find_builder(args[0]) == self._build_wrapper
         return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR)}
@@ -286,12 +288,12 @@ class Decoder:
             data=data,
         )
 
-    # One method a rebuild function; the argument orders are torch's.
+    # One method for each rebuild function; argument orders as in torch.
 
     def find_whole(self, node: Any) -> WholeTensor | None:
-        """Return the tensor rebuilt by `node` if it has all elements of its storage, in an earlier layout.
+        """Return the tensor that `node` rebuilds if it has all elements of its storage and a layout seen before.
 
-        None for all other nodes, which `tensor` decodes.
+        Returns None for all other nodes, which `tensor` decodes.
         """
         if type(node) is not Obj or node.state is not None or self._find_builder(node.cls) is not self._plain:
             return None
@@ -305,9 +307,9 @@ class Decoder:
         return Tensor(dtype, shape, elements, length, device, grad, storage=key, storage_bytes=length, data=data)
 
     def _match_layout(self, args: tuple[Any, ...]) -> WholeTensor | None:
-        """Return a tensor that has all elements of its storage, with the layout of a tensor decoded before; else None.
+        """Return a tensor with all elements of its storage and the layout of an earlier tensor; None if it differs.
 
-        Each value that differs between the tensors of a file is checked here; the other values are from the layout.
+        This method checks each value that differs between the tensors of a file; the layout gives the other values.
         """
         if len(args) != 6 or type(args[0]) is not Persistent or args[1] != 0 or type(args[1]) is not int:
             return None
@@ -325,7 +327,7 @@ class Decoder:
         return layout, TensorData(storage, layout.dtype, layout.shape), key, grad
 
     def _keep_layout(self, args: tuple[Any, ...], tensor: Tensor) -> None:
-        """Keep the layout of a decoded tensor if the tensor has all elements of its storage."""
+        """Keep the layout of a decoded tensor that has all elements of its storage."""
         pid, data, shape = args[0].pid, tensor.data, tensor.shape
         if data is not None and shape is not None and len(args) == 6 and len(pid) == 5:
             is_whole = tensor.nbytes == tensor.storage_bytes and not tensor.note
@@ -380,13 +382,13 @@ class Decoder:
     def _compute_geometry(
         self, size: Any, stride: Any, fqn: str
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None, int, int]:
-        """(shape, strides or None when contiguous, elements, the last element's position), checked once a pair."""
+        """Return (shape, strides or None if contiguous, element count, offset of the last element), cached per pair."""
         cached = self.geometries.get((id(size), id(stride)))
         if cached is not None:
             return cached
         shape, strides = decode_ints(size, "shape", fqn), decode_ints(stride, "strides", fqn)
         elements = count_elements(shape, fqn)
-        # No strides at all next to a shape mean contiguous, as torch reads them.
+        # A shape without strides means contiguous, as in torch.
         is_dense = not strides or strides == contiguous_strides(shape)
         last = elements - 1 if is_dense else compute_last(shape, strides, fqn)
         geometry = (shape, None if is_dense else strides, elements, last)
@@ -394,7 +396,7 @@ class Decoder:
         return geometry
 
     def _resolve_storage(self, node: Any, fqn: str) -> _StoredAs:
-        """Return the storage of a persistent id, checked once."""
+        """Return the storage of a persistent id, which is checked once."""
         pid = node.pid if type(node) is Persistent else None
         cached = self.checked.get(id(pid))
         if cached is not None:
@@ -432,7 +434,7 @@ class Decoder:
         if len(pid) > 5 and pid[5] is not None and storage is not None:
             storage = select_view(storage, pid[5], ELEMENT_BITS[dtype] // 8, fqn)
             length = storage.length
-        # torch.load reads the bytes of a "meta" storage too where map_location names another device.
+        # Keep the bytes of a "meta" storage, because torch.load reads them if map_location names another device.
         stored_as = _StoredAs(key, dtype, location, storage, length)
         self.checked[id(pid)] = stored_as
         return stored_as
@@ -493,9 +495,9 @@ class Decoder:
         return tensor
 
     def _drop_own_data(self, attributes: Mapping[str, Any], tensor: Tensor, fqn: str) -> Mapping[str, Any]:
-        """Return the attributes without `data` and `requires_grad`, if equal to the tensor's own.
+        """Return the attributes without `data` and `requires_grad` if these equal the tensor's own values.
 
-        `Params4bit.__getstate__` of bitsandbytes 0.50 adds both, and `module`, the layer with the parameter.
+        `Params4bit.__getstate__` of bitsandbytes 0.50 adds them, and also `module`, the layer with the parameter.
         """
         node, grad = attributes.get("data"), attributes.get("requires_grad")
         data = self.tensor(node, f"{fqn}.data") if node is not None and grad is tensor.requires_grad else None
@@ -505,9 +507,9 @@ class Decoder:
         return {name: value for name, value in attributes.items() if name not in own_names}
 
     def _collect_inner(self, attributes: Mapping[str, Any], fqn: str) -> tuple[tuple[str, TensorData], ...]:
-        """Collect the tensors among the attributes of a tensor, and in lists and dicts there, each with its parts."""
+        """Collect the tensors among a tensor's attributes, also in lists and dicts, each with its parts."""
         parts: list[tuple[str, TensorData]] = []
-        # Parameters may have attributes that are parameters, and so on, without end.
+        # Limited by depth, because attributes of parameters may be parameters that have attributes, and so on.
         pending_values = list(attributes.items()) if self.depth < MAX_NESTING else []
         seen = set()
         for name, value in pending_values:
@@ -564,7 +566,7 @@ class Decoder:
         return Quantizer(name, axis=scheme[3] if type(scheme[3]) is int else None, scales=scales, zero_points=zeros)
 
     def _read_channel_numbers(self, node: Any, fqn: str) -> TensorData | None:
-        """The scales or zero points of the channels: torch stores each of them, and they are read whole."""
+        """Read the scales or zero points of the channels. They are read whole, because torch stores each of them."""
         tensor = self.require_tensor(node, fqn, "quantizer")
         if tensor.data is not None and tensor.nbytes > tensor.data.storage.length:
             stored = f"but the storage has {tensor.data.storage.length}"
@@ -624,7 +626,7 @@ class Decoder:
         return msgspec.structs.replace(tensor, requires_grad=attributes.get("requires_grad") is True)
 
     def _build_ragged(self, layout: str, parts: Mapping[str, Any], fqn: str) -> Tensor:
-        # The inner shapes are tensors themselves, and listing reads no tensor's bytes.
+        # Inner shapes are not shown, because they are stored as tensor data and a listing does not read tensor data.
         note = "nested: the inner shapes are unknown, because they are stored as tensor data"
         values = self.require_tensor(parts["values"], fqn, "values")
         inner_data = (
@@ -637,7 +639,7 @@ class Decoder:
         require_arguments(args, 4, fqn)
         tensor = self.require_tensor(args[0], fqn, "data")
         dtype = decode_dtype(args[1], fqn)
-        # numpy has no bfloat16: XLA saved float32 for it.
+        # XLA saves bfloat16 as float32, because numpy does not support bfloat16.
         if tensor.dtype != dtype and (tensor.dtype, tensor.layout, dtype) != ("float32", "numpy", "bfloat16"):
             raise MalformedError(
                 f"{fqn}: has the dtype {dtype}, but its data is {tensor.dtype}; torch.save does not write this: do not "
@@ -658,7 +660,7 @@ class Decoder:
 
 
 def _refuse_other_swap(dtype: str, stored_dtype: str, key: str, fqn: str) -> None:
-    """Refuse a dtype whose elements torch.load does not swap: torch swaps elements of the storage's class."""
+    """Refuse a dtype whose byte order torch.load gets wrong, because it swaps bytes by the dtype of the storage."""
     if dtype != stored_dtype and max(ELEMENT_BITS[dtype], ELEMENT_BITS[stored_dtype]) > 8:
         raise MalformedError(
             f"{fqn}: the values depend on the loading machine: the tensor is {dtype}, but torch.load swaps the bytes "
@@ -670,7 +672,7 @@ _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.para
 
 
 def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
-    """Refuse attributes not kept by torch among Python's attributes: setting these gives a tensor other values."""
+    """Refuse attributes that torch does not save as Python attributes, because setting them changes values."""
     replaced = REPLACING.intersection(attributes)
     if replaced:
         raise MalformedError(
@@ -678,15 +680,15 @@ def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
         )
 
 
-#: Classes of tensors that files of torch before 0.1.10 set to a storage.
+#: Names of tensor classes in files of torch before 0.1.10, which set the storage of such an object.
 _LEGACY_CLASS = compile_on_use(r"torch\.(?:cuda\.)?\w*Tensor")
 
 
-#: Attributes by which torch marks a parameter, a buffer, and whether a buffer is saved.
+#: Attributes with which torch marks a parameter, a buffer, and a persistent buffer.
 _MARKS = ("_is_param", "_is_buffer", "persistent")
-#: Stands for a tensor among the attributes of a tensor.
+#: Placeholder for a tensor among the attributes of a tensor.
 _TENSOR = Global("torch", "Tensor", 0)
-#: Attributes by which torch.compile notes which sizes vary, and transformers which tensors are initialized.
+#: Prefixes of attributes of torch.compile (varying sizes) and transformers (initialized tensors).
 _TRANSIENT_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_hf_initialized")
 
 
@@ -726,7 +728,7 @@ def _is_numpy(node: Obj) -> bool:
 
 
 def _decode_numpy(node: Obj) -> Tensor | None:
-    """A numpy array inside a pickle: shape and dtype stand in its BUILD state (version, shape, dtype, order, bytes)."""
+    """Decode a numpy array in a pickle. Its BUILD state is (version, shape, dtype, order, bytes)."""
     if not _is_numpy(node):
         return None
     state = node.state
@@ -746,7 +748,7 @@ def _decode_numpy(node: Obj) -> Tensor | None:
 def _build_inline(
     raw: bytes, dtype: str, shape: tuple[int, ...], elements: int, state: tuple[Any, ...]
 ) -> TensorData | None:
-    """Locate the elements in `raw`. Elements without numbers (text, records) are only compared for equality."""
+    """Locate the elements in `raw`. Elements other than numbers (text, records) can only be compared for equality."""
     is_known = dtype in ELEMENT_BITS
     if is_known and len(raw) * 8 != elements * ELEMENT_BITS[dtype]:
         raise MalformedError(
@@ -769,7 +771,7 @@ _NUMPY_DTYPES: dict[str, str] = {
     **{f"u{size}": f"uint{8 * size}" for size in (1, 2, 4, 8)},
     **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
     **{f"c{size}": f"complex{8 * size}" for size in (8, 16)},
-    # Of the machine: numpy calls them longdouble and clongdouble.
+    # longdouble and clongdouble of numpy, whose sizes depend on the machine.
     **{f"f{size}": f"numpy float{8 * size}" for size in (12, 16)},
     **{f"c{size}": f"numpy complex{8 * size}" for size in (24, 32)},
 }

@@ -1,4 +1,4 @@
-"""A whole pickled nn.Module, grouped by the `__dict__` in its pickle, without its class.
+"""Rows of a whole pickled nn.Module, grouped by the `__dict__` in its pickle, without importing its class.
 
 `_parameters`, `_buffers`, `_non_persistent_buffers_set` and `_modules` list the registered names; plain attributes are
 not registered.
@@ -51,12 +51,12 @@ class _ModuleWalk:
         self.seen: set[int] = set()
         self.paths = 0
         self.storages: dict[Any, Row] = {}
-        #: Unregistered tensors by their node: the same object under a second name.
+        #: Rows of unregistered tensors by the id of their node, to find a second name of the same object.
         self.nodes: dict[int, Row] = {}
         self.aliases: dict[int, list[str]] = {}
 
     def walk_registered(self, root: Obj, prefix: str, *, is_unregistered: bool = False) -> None:
-        """Walk parameters and buffers of a module and its submodules; `is_unregistered` is true of the module."""
+        """Walk the parameters and buffers of a module, registered or not (`is_unregistered`), and its submodules."""
         stack: list[tuple[str, Any, frozenset[int]]] = [(prefix, root, frozenset())]
         while stack:
             path, node, ancestors = stack.pop()
@@ -123,7 +123,7 @@ class _ModuleWalk:
             self.storages.setdefault(tensor.storage, row)
 
     def _note_opaque(self, path: str, node: Obj) -> None:
-        """Note a class with its own `__reduce__` or `__getstate__`: only its code knows its tensors."""
+        """Note a class with its own `__reduce__` or `__getstate__`, because only its code knows its tensors."""
         name = get_name(node.cls) or "a class"
         fqn = path.rstrip(".")
         self.reading.add_oddity(
@@ -135,12 +135,12 @@ class _ModuleWalk:
             if tensor is not None:
                 self.rows.append(build_row(child_path, tensor, Kind.PARAMETER, Evidence.ASSUMED))
             else:
-                self.seen.discard(id(child))  # `walk_registered` adds it again
+                self.seen.discard(id(child))  # because `walk_registered` adds the child again
                 self.walk_registered(strip_compile_wrapper(child), child_path + ".")
 
     def walk_plain(self) -> None:
-        """Plain attributes of every module, including modules found in plain containers."""
-        for path, node, _ in self.modules:  # grows while it is walked
+        """Walk the plain attributes of every module, including modules found in plain containers."""
+        for path, node, _ in self.modules:  # the list grows during the loop
             module_attributes = get_attributes(node)
             states, is_packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING)
             for name, value in module_attributes.items():
@@ -158,10 +158,10 @@ class _ModuleWalk:
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
         if get_name(node.cls) == GRAPH_MODULE:
-            return  # whose `__dict__` is an argument
+            return  # its `__dict__` is an argument
         arguments = [(f"__args__[{index}]", value) for index, value in enumerate(node.args)]
         arguments += [(f"__kwargs__[{name!r}]", value) for name, value in (node.kwargs or {}).items()]
-        if type(node.cls) is Obj:  # a partial of the class's __new__, as pickle writes keywords
+        if type(node.cls) is Obj:  # a partial of the class's __new__: pickle's form of keyword arguments
             arguments.append(("__func__", node.cls))
         for label, value in arguments:
             yield from self.reading.walk(value, f"{path}{label}", seen=self.seen)
@@ -182,8 +182,8 @@ class _ModuleWalk:
             return
         owner = self.storages.get(tensor.storage) if tensor.storage is not None else None
         earlier_row = self.nodes.get(id(node))
-        # What a hook computes before each forward shares memory until the first: it is a tensor of its own then too.
-        # An alias sees no more of the storage than the registered tensor does.
+        # Not an alias: a derived tensor (computed by a hook before each forward) shares memory only until the first
+        # forward. An alias also has at most as many elements as the registered tensor.
         is_alias = owner is not None and derived is None and tensor.elements <= owner.tensor.elements
         if earlier_row is not None or is_alias:
             self.aliases.setdefault(id(earlier_row or owner), []).append(path)
@@ -192,7 +192,8 @@ class _ModuleWalk:
             return
         self.seen.add(id(node))
         note = note or ("parameter in a plain attribute" if tensor.is_parameter else None)
-        # What the class's own state_dict() or get_extra_state() would save is in its code, which is not here.
+        # `saved` is unknown (None), because the class's own state_dict() or get_extra_state() may save the tensor, and
+        # its code is not in the file.
         row = Row(
             *(path, tensor, Kind.UNREGISTERED, Evidence.REGISTERED if is_known else Evidence.ASSUMED),
             *(None, None, tensor.requires_grad),
@@ -210,24 +211,26 @@ class _ModuleWalk:
 
 
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
-#: torch's quantized modules keep weights in plain attributes, mostly packed by C++, and save them in code of their own.
+#: Packages of torch's quantized modules. They keep weights in plain attributes, mostly packed by C++, and save them
+#: with their own code.
 _PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
 _PACKED = "stored and saved by a quantized module of torch"
-#: The note of what the function that builds a module is called with.
+#: Note for a tensor among the arguments of the function that builds a module.
 _ARGUMENT = "an argument of the function that builds the module"
-#: The note of what torchmetrics keeps in plain attributes.
+#: Note for a tensor that torchmetrics keeps in a plain attribute.
 _OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
-    """List the attributes moved by a torchmetrics.Metric's own code: its states, their defaults, its results."""
+    """List the attributes that a torchmetrics.Metric moves itself: its states, their defaults and its results."""
     defaults, reductions = as_mapping(attributes.get("_defaults")), as_mapping(attributes.get("_reductions"))
     if defaults is None or reductions is None or "_forward_cache" not in attributes:
         return frozenset()
     return frozenset([*map(_read_text, defaults), "_defaults", "_computed", "_forward_cache"])
 
 
-#: Registered names from which old weight_norm, spectral_norm and pruning compute an attribute before each forward.
+#: Registered names, with the attribute's name for {}, from which a hook computes the attribute before each forward (old
+#: weight_norm, spectral_norm and pruning).
 _SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
 
 
