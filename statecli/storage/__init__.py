@@ -1,4 +1,4 @@
-"""Bytes from anywhere: files on disk, behind URLs and in archives, and the names of files in a checkpoint folder.
+"""Bytes of files on disk, behind URLs and in archives, and the names of files in a checkpoint folder.
 
 Modules that few runs need are imported when they are first used (`storage.masked_url.mask_url(…)`).
 """

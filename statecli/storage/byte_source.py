@@ -1,4 +1,4 @@
-"""File, local or remote, read by position. Every reader of a format uses this class.
+"""File, local or remote, read by position. Every format reader uses this class.
 
 Messages contain no path; the caller adds the path as typed by the user.
 """
@@ -15,12 +15,12 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError, UnreadableError
 from statecli.storage import files
 
-#: Bytes kept of the start of every file: enough to recognise each format that statecli reads.
+#: Number of bytes kept of the start of every file: enough to recognise each format that statecli reads.
 HEAD_BYTES = 4096
 
 
 class Source:
-    """Open regular file, or `length` bytes from byte `start` on as a file of their own, with offsets from `start`.
+    """Open regular file, or a part of one: `length` bytes from byte `start` on, with offsets from `start`.
 
     Raises UnreadableError for a missing, forbidden, empty or special file.
 
@@ -45,7 +45,7 @@ class Source:
             if length is not None and not 0 <= start <= start + length <= size:
                 raise _create_truncation_error(start, length, size)
             self.size = size if length is None else length
-            # The head of a part is not needed, and reading it may be another request.
+            # Empty for a part of a remote file, because its head is not needed, and reading it may take a request.
             self.head = (
                 b"" if length is not None and self.reads_are_requests else self.read(0, min(HEAD_BYTES, self.size))
             )
@@ -73,7 +73,7 @@ class Source:
         self._file.prefetch((self.start + offset, length) for offset, length in ranges)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        """Return these bytes; None if reading them takes a request, and outside the file."""
+        """Return these bytes; None if reading them takes a request or they are outside the file."""
         if offset < 0 or length < 0 or offset + length > self.size:
             return None
         return self._file.read_cached(self.start + offset, length)
@@ -101,7 +101,7 @@ class Source:
 
 
 def read_small_file(path: str, longest: int) -> bytes:
-    """Return the bytes of a regular file, which may be empty. Raises UnreadableError for more than `longest` bytes."""
+    """Return the bytes of a regular file, possibly empty. Raises UnreadableError for more than `longest` bytes."""
     file = files.open_file(path)
     try:
         if file.size > longest:
@@ -116,7 +116,7 @@ def read_small_file(path: str, longest: int) -> bytes:
 
 @contextmanager
 def add_subject_to_errors(label: str) -> Iterator[None]:
-    """Put the subject before the text of an UnreadableError of the block, as `quoting.append_reason` does."""
+    """Prefix each UnreadableError of the block with the subject, as `quoting.append_reason` does."""
     try:
         yield
     except UnreadableError as error:

@@ -19,11 +19,12 @@ from statecli.storage.byte_source import read_small_file
 from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILES, SINGLE, TAR_SUFFIXES
 from statecli.storage.store import FolderEntries
 
-#: Most inner folders that are searched for weights, for a message that names them.
+#: Maximum number of inner folders that are searched for weights, so that a message can name them.
 MAX_INNER = 200
-#: Suffixes of files of torch.save that are not tar archives: `model_best.pth.tar` in training scripts.
+#: Suffixes of weight files. Suffixes like `.pth.tar` are here too, because training scripts name files of torch.save so
+#: (`model_best.pth.tar`).
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
-#: Suffixes of weights in any format, read by statecli or not.
+#: Suffixes of weights in any format, whether statecli reads it or not.
 _ANY_WEIGHTS = (*WEIGHTS, *CHECKPOINT_SUFFIXES, ".h5", ".onnx", ".npy", ".tflite")
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
 FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
@@ -32,15 +33,15 @@ COMPANIONS = compile_on_use(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
     r"|dl_state_dict)(?:_\w+)?\."
 )
-#: The file that names the components of a diffusers pipeline, which are folders next to the file.
+#: File with the names of the components of a diffusers pipeline; each component is a folder next to this file.
 PIPELINE = "model_index.json"
-#: An index: `model.safetensors.index.json`, with a variant `model.safetensors.index.fp16.json`.
+#: End of an index's name: `model.safetensors.index.json`, with a variant `model.safetensors.index.fp16.json`.
 INDEX = compile_on_use(r"\.index(?:\.[\w-]+)?\.json$")
-#: A shard of a numbered series.
+#: Name of a shard of a numbered series.
 SERIES = compile_on_use(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>(?!0{5})\d{5})(?P<suffix>(?:\.[\w-]+)+)$")
 
 
-#: The file and its key by which transformers 5 chooses other weights than SINGLE.
+#: File and key with which transformers 5 selects other weights than the files in SINGLE.
 CONFIG, WEIGHTS_KEY = "config.json", "transformers_weights"
 
 
@@ -63,7 +64,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 def choose_checkpoint(path: str) -> Choice:
     """Return the weight file or the index of the folder `path`.
 
-    Raises UnreadableError, with a description of the folder, if there is no weight file, or if several may be meant.
+    Raises UnreadableError, with a description of the folder, if there is no weight file or the choice is ambiguous.
     """
     names, folders = _list(path)
     weights = [name for name in names if name.endswith(WEIGHTS) and not COMPANIONS.match(name)]
@@ -77,10 +78,10 @@ def choose_checkpoint(path: str) -> Choice:
 
 
 def _choose_configured(path: str, names: Collection[str], candidates: Collection[str]) -> str | None:
-    """Return the candidate named as the weights in `config.json`; None if no candidate is named.
+    """Return the candidate that `config.json` names as the weights; None if it names no candidate.
 
-    `config.json` is read here only if there is another candidate than a usual file, or a usual index and its shards;
-    the reader of the folder fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
+    Reads `config.json` only if other safetensors files exist than a usual file, or a usual index and its shards. In
+    other folders the reader fetches `config.json` together with other files, and calls `explain_weights_elsewhere`.
     """
     safe = [name for name in candidates if name.endswith((".safetensors", ".safetensors.index.json"))]
     roots = [name for name in safe if not SERIES.match(name)]
@@ -92,7 +93,8 @@ def _choose_configured(path: str, names: Collection[str], candidates: Collection
 
 
 def explain_weights_elsewhere(path: str, names: Collection[str]) -> str | None:
-    """Return why not to trust a folder's weights if its `config.json` names other weights; None for most folders.
+    """Return why a folder's weights may not be the ones in use: `config.json` names a file that is elsewhere; else
+    None.
 
     `names` are the files of the folder. transformers loads the named file, possibly from a hidden folder.
     """
@@ -120,7 +122,7 @@ def _read_configured_name(path: str, names: Collection[str]) -> str | None:
 
 
 def find_other_weights(path: str, members: Collection[str]) -> Oddity | None:
-    """Return the oddity of a folder with weights besides the `members` read."""
+    """Return an oddity if the folder has weights besides `members`, which were read; else None."""
     other_weights = [
         name
         for name in list_files(path)
@@ -163,7 +165,7 @@ def list_folders(path: str) -> list[str]:
     return _list(path).folders if on_disk.may_list(path) else []
 
 
-#: Folders of tools, which an audit of a folder enters only if a file in them has the name of a checkpoint.
+#: Names of folders of tools. An audit of a folder enters them only if a file in them is named like a checkpoint.
 TOOL_FOLDERS = frozenset(
     [
         *(".git", ".hg", ".svn", ".bzr", ".jj", "__pycache__", "node_modules", ".ipynb_checkpoints", ".cache"),
@@ -173,7 +175,7 @@ TOOL_FOLDERS = frozenset(
 
 
 def explain_skipped_folder(path: str) -> tuple[str, str] | None:
-    """Return why an audit of the parent folder may not enter a folder, and the reason in two words; None if it may."""
+    """Return why an audit of the parent folder may skip a folder, and the reason in two words; None if it enters."""
     if on_disk.is_link(path):
         return "a link to a folder", "link"
     if not is_of_tool(path):
@@ -185,23 +187,23 @@ def explain_skipped_folder(path: str) -> tuple[str, str] | None:
 
 
 def is_of_tool(path: str) -> bool:
-    """Return whether the folder has the name of a tool's."""
+    """Return whether the folder has the name of a tool's folder."""
     return on_disk.get_name(path.rstrip("/")) in TOOL_FOLDERS
 
 
-#: The file next to a DCP checkpoint in which Lightning saves epoch and hyperparameters.
+#: File next to a DCP checkpoint in which Lightning saves epoch and hyperparameters.
 LIGHTNING_META = "meta.pt"
-#: Files in which DeepSpeed and Megatron name the folder that they load, and most bytes that are read of them.
+#: Files in which DeepSpeed and Megatron name the folder to load, and the maximum number of bytes that are read of each.
 TRACKERS, MAX_TRACKER_BYTES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt"), 2**20
 
 
 def decode_tracker(raw: bytes) -> str:
-    """Return the text of a tracker file as loaders read it: with universal newlines, without blanks around it."""
+    """Return the text of a tracker file as loaders read it: universal newlines, stripped."""
     return raw.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
 def list_tracked_folders(path: str) -> set[str]:
-    """Return the names of folders in `path` to which a tracker file sends a loader."""
+    """Return the names of folders in `path` to which a tracker file refers."""
     tracked = set()
     for name in TRACKERS:
         if name in list_files(path):
@@ -212,17 +214,17 @@ def list_tracked_folders(path: str) -> set[str]:
     return tracked
 
 
-#: The file in which MMEngine names the checkpoint from which a run is resumed.
+#: File in which MMEngine names the checkpoint to resume from.
 MMENGINE_TRACKER = "last_checkpoint"
 _PROTOCOL = compile_on_use(r"[A-Za-z][\w+.-]*:")
-#: Characters of a path that a system opens.
+#: Maximum length of a path that a system opens, in characters.
 MAX_PATH_CHARACTERS = 4096
 
 
 def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
-    """Return the URL, or the file outside of the folder, that MMEngine's tracker names; None for all other places.
+    """Return the URL or the file outside of the folder to which MMEngine's tracker refers; else None.
 
-    A path of another machine, which does not exist, is not loaded. Raises UnreadableError.
+    A file that does not exist is ignored, because it is a path of another machine. Raises UnreadableError.
     """
     tracker = on_disk.join(path, MMENGINE_TRACKER)
     if MMENGINE_TRACKER not in names or not on_disk.is_file(tracker):
@@ -236,14 +238,14 @@ def find_foreign_checkpoint(path: str, names: Collection[str]) -> str | None:
     return place if os.path.exists(place) and not is_inside else None
 
 
-#: The files in which sentence-transformers names the folders of its modules, the file in which transformers names those
-#: of an exported model, and most bytes that are read of them.
+#: Files in which sentence-transformers names the folders of its modules (MODULES, ROUTERS) and transformers those of an
+#: exported model (EXPORT), and the maximum number of bytes that are read of each.
 MODULES, ROUTERS, MAX_MODULES_BYTES = "modules.json", ("router_config.json", "config.json"), 4 << 20
 EXPORT = "export.json"
 
 
 def list_module_folders(path: str, names: Collection[str]) -> list[str]:
-    """Return the folders in `path`, hidden or not, from which a library loads modules that its files name.
+    """Return the folders in `path`, hidden or not, that module files name: a library loads modules from them.
 
     `names` are the files of the folder.
     """
@@ -252,7 +254,7 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
     folders: list[object] = []
     for name in (MODULES, EXPORT, *ROUTERS):
         if name in names:
-            with contextlib.suppress(UnreadableError, ValueError, RecursionError):  # then the loader fails too
+            with contextlib.suppress(UnreadableError, ValueError, RecursionError):  # the loader fails too
                 document = json.loads(read_small_file(on_disk.join(path, name), MAX_MODULES_BYTES))
                 if name == MODULES and isinstance(document, list):
                     folders.extend(module.get("path") for module in document if isinstance(module, dict))
@@ -265,9 +267,10 @@ def list_module_folders(path: str, names: Collection[str]) -> list[str]:
 
 
 def split_module_folder(folder: str) -> list[str] | None:
-    """Return the folder and its parents, outermost first; None for a path that leads out of its own folder.
+    """Return the folder and its parents, outermost first; None for a path that leads out of its base folder.
 
-    No folder has a path of more than MAX_PATH_CHARACTERS; of more than MAX_FOLDER_DEPTH parents, a walk visits no more.
+    Returns no folder for a path of more than MAX_PATH_CHARACTERS, and at most MAX_FOLDER_DEPTH parents, the limit of a
+    walk.
     """
     steps = [step for step in folder.replace("\\", "/").split("/") if step not in ("", ".")]
     if folder.startswith("/") or ".." in steps or ":" in folder:
@@ -278,16 +281,16 @@ def split_module_folder(folder: str) -> list[str] | None:
 
 
 def list_inner_folders(path: str) -> list[str]:
-    """Return the first MAX_INNER inner folders, and fetch their names before they are listed."""
+    """Return the first MAX_INNER inner folders, after a prefetch of their listings."""
     names = list_folders(path)[:MAX_INNER]
     on_disk.prefetch(on_disk.join(path, name) for name in names)
     return names
 
 
 def find_configuration(path: str) -> str | None:
-    """Return the file that names the model class of a folder without weights; None for any other folder.
+    """Return the file with the model class of a folder without weights; None for any other folder.
 
-    A folder whose `config.json` names weights in another place has weights.
+    A folder counts as having weights if its `config.json` names weights in another place.
     """
     candidates = (on_disk.join(path, name) for name in (MODULES, CONFIG))
     config = next(filter(on_disk.is_file, candidates), None)
@@ -311,7 +314,7 @@ def _list(path: str) -> FolderEntries:
 
 
 def _explain_folder(path: str, names: list[str], folders: list[str]) -> UnreadableError:
-    """Return the error about a folder without weights; of a Python package, with its model classes."""
+    """Return the error for a folder without weights; for a Python package it lists the model classes."""
     problem = _describe_folder(path, names, folders)
     if not problem and not on_disk.is_remote(path) and any(name.endswith(".py") for name in names):
         classes = core.target_suggestions.suggest_classes_in(path)
@@ -328,13 +331,13 @@ def _explain_folder(path: str, names: list[str], folders: list[str]) -> Unreadab
 
 
 def advise_class(path: str) -> str:
-    """Return the advice for a config.json that names no model class, or for its folder."""
+    """Return the advice for a config.json without a model class, or for its folder."""
     line = quote_for_shell(f"transformers:BertModel(config={path!r})")
     return f"name the class too, for example {line}"
 
 
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
-    """Return what a folder without weights has instead; "" if nothing is known."""
+    """Describe the content of a folder without weights; "" if it is unknown."""
     if foreign := sorted(FOREIGN.intersection(names)):
         content = "only weights of other frameworks, which statecli does not read"
         return f"is a folder with {content}: {quoting.names(foreign)}"
@@ -375,6 +378,6 @@ def _links_to_parent(link: str, path: str) -> bool:
 def _has_weights(path: str) -> bool:
     try:
         names = on_disk.list_names(path)
-    except (OSError, UnreadableError):  # The answer is a hint for a message alone.
+    except (OSError, UnreadableError):  # only for a hint in a message
         return False
     return any(name.endswith((*WEIGHTS, ".distcp")) and not COMPANIONS.match(name) for name in names)

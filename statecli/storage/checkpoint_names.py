@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Characters that no file name in an index or in metadata has: they make a path, a drive or a URL, or break a line.
+#: Characters that are not allowed in a file name in an index or in metadata: they form a path, a drive or a URL, or
+#: break a line.
 _NOT_IN_NAME = compile_on_use("[/\\\\:\x00-\x1f\x7f-\x9f\u2028\u2029]")
-#: Names of weight files, in the order of transformers and diffusers; each may be an index instead.
+#: Names of weight files, in the order of transformers and diffusers. Each may have an index instead.
 SINGLE = (
     "model.safetensors",
     "diffusion_pytorch_model.safetensors",
@@ -21,8 +22,8 @@ SINGLE = (
 TAR_SUFFIXES = (".pt.tar", ".pth.tar", ".ckpt.tar")
 #: Suffixes of pickles, which may contain anything.
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
-#: Suffixes of checkpoints: an unreadable file with such a name is a failed target, whatever its content. Of `.bin`
-#: files this holds for names that match WEIGHT_BIN_NAME, and for pointers of Git LFS.
+#: Suffixes of checkpoints: if a file with such a name is unreadable, the target fails. For `.bin` this holds only for
+#: names that match WEIGHT_BIN_NAME, and for pointers of Git LFS.
 CHECKPOINT_SUFFIXES = (
     *PICKLE_SUFFIXES,
     ".pt",
@@ -41,7 +42,7 @@ CHECKPOINT_SUFFIXES = (
     ".ptl",
     *TAR_SUFFIXES,
 )
-#: Prefixes of `.bin` files that trainers write: weights and the files next to them.
+#: Prefixes of the `.bin` files that trainers write: weights and companion files.
 WEIGHT_BIN_PREFIXES = (
     "pytorch_model",
     "diffusion_pytorch_model",
@@ -55,23 +56,24 @@ WEIGHT_BIN_PREFIXES = (
     "random_states",
 )
 WEIGHT_BIN_NAME = compile_on_use(rf"(?i)^(?:{'|'.join(WEIGHT_BIN_PREFIXES)})[^/]*\.bin$")
-#: Names of settings files, without `.json`, and the largest size in bytes. A Trainer logs every few steps.
+#: Maximum size in bytes of each settings file (key: name without `.json`). trainer_state is larger, because a Trainer
+#: logs every few steps.
 SETTINGS_FILES = {
     "config": 4 * 2**20,
     "adapter_config": 4 * 2**20,
     "trainer_state": 64 * 2**20,
 }
-#: The pickle of torch.distributed.checkpoint with the position of each tensor; other such names end like this.
+#: File in which torch.distributed.checkpoint pickles the position of each tensor, and pattern for variants with a rank.
 METADATA = ".metadata"
 METADATA_NAME = compile_on_use(r"(?:__(?P<rank>\d{1,9}))?\.metadata")
 
-#: The last part of the key of the extra state of a module, which some modules unpickle.
+#: Last part of the key of a module's extra state; some modules unpickle it.
 EXTRA_STATE = "_extra_state"
 
-#: The number that begins a legacy file of torch.save; torch compares its value.
+#: Magic number at the beginning of a legacy file of torch.save; torch compares its value, not its encoding.
 LEGACY_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 
 
 def is_plain_file_name(name: str) -> bool:
-    """Return False for a path, a drive, a URL or a home folder of any system, and for a name that breaks a line."""
+    """Return whether the name is neither a path, a drive, a URL nor a home folder on any system, and breaks no line."""
     return name not in ("", ".", "..") and name[0] != "~" and not _NOT_IN_NAME.search(name)

@@ -8,12 +8,12 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable
 from functools import cache
 
-#: The polynomial of CRC-32, reflected: its highest power has the lowest bit.
+#: Polynomial of CRC-32 in reflected form: the highest power is the lowest bit.
 _POLYNOMIAL = 0xEDB88320
 
 
 class Checksums:
-    """Pieces read so far: by offset, the end and the CRC-32."""
+    """CRC-32 of the pieces read so far, with the end of each piece, by offset."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
@@ -37,7 +37,7 @@ class Checksums:
     def combine(self, start: int, end: int, read_cached: Callable[[int, int], bytes | None]) -> int | None:
         """Return the CRC-32 of the bytes from `start` to `end`; None if some are neither in a piece nor cached.
 
-        `read_cached`: returns the bytes between pieces, as of a header read before the values.
+        `read_cached` returns bytes between pieces, for example of a header that was read before the values.
         """
         total = 0
         while start < end:
@@ -55,7 +55,7 @@ class Checksums:
 
 
 def combine_crc32(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of two texts from theirs; the second has `length` bytes (crc32_combine of zlib)."""
+    """Return the CRC-32 of two joined texts from theirs; the second has `length` bytes (crc32_combine of zlib)."""
     power, n = 1 << 31, 3
     while length:
         if length & 1:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from urllib3 import BaseHTTPResponse, PoolManager
 
-#: Seconds that a server may take to accept a connection.
+#: Maximum time in seconds for a server to accept a connection.
 CONNECT_TIMEOUT_S = 10.0
-#: Variables of other programs that name a file or a folder of certificates.
+#: Variables of other programs that name a file or a folder of CA certificates.
 _BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY = "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
-#: How to log in to a proxy.
+#: Advice for a proxy that requires a login.
 ADD_TO_PROXY_URL = "add the user name and the password to the proxy URL in the environment: http://USER:PASSWORD@…"
 
 
@@ -55,12 +55,12 @@ def send(url: str, headers: dict[str, str]) -> BaseHTTPResponse:
             )
         except (urllib3.exceptions.HTTPError, ValueError) as why:
             error = translate_error(why)
-    # Outside, so that the error has no cause, which would hold the URL.
+    # Raised outside of the `except` block, so that the error has no cause: the cause would contain the URL.
     raise error
 
 
 class _Pools:
-    """Connections by scheme, proxy, process and settings: a forked process must not use its parent's connections.
+    """Connection pools by scheme, proxy, process and settings: a forked process must not use its parent's connections.
 
     Connections outlive a command, so that certificates are loaded once.
     """
@@ -69,7 +69,7 @@ class _Pools:
         self._by_key: dict[tuple[str, str | None, int, Settings], PoolManager] = {}
 
     def open(self, scheme: str, proxy: str | None) -> PoolManager:
-        """Return the connections for a scheme. Raises ValueError for an impossible proxy."""
+        """Return the connection pool for a scheme. Raises ValueError for an impossible proxy."""
         key = scheme, proxy, os.getpid(), settings()
         if key not in self._by_key:
             redact.filter_logs()
@@ -103,7 +103,7 @@ def _create_pool(scheme: str, proxy: str | None, settings: Settings) -> PoolMana
 
 
 def _find_proxy(url: str) -> tuple[str, str | None]:
-    """Return the scheme and the proxy set for the URL by the environment or the system."""
+    """Return the URL's scheme, and its proxy as set by the environment or the system."""
     scheme, _, address = url.partition("://")
     has_system_settings = sys.platform in ("darwin", "win32")
     if not has_system_settings and not any(name.lower().endswith("_proxy") for name in os.environ):

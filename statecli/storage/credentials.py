@@ -1,4 +1,4 @@
-"""User and password for a server, from the URL or else the netrc file, sent to this server alone."""
+"""User and password for a server, from the URL or else the netrc file; sent only to this server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class InvalidUrl(UnreadableError):
 
 
 class Sent(NamedTuple):
-    """The headers with the credentials, and their source in words, None without any; `why_not`: an error."""
+    """Headers with credentials, and the source of the credentials in words; both empty without credentials.
+
+    `why_not` is the error that prevented reading credentials.
+    """
 
     headers: dict[str, str]
     source: str | None
@@ -84,7 +87,7 @@ def parse_origin(url: str) -> tuple[str, str]:
 
 
 def parse_server(url: str) -> str:
-    """Return the name of the server, with the port unless the port is the usual one."""
+    """Return the name of the server, with the port unless it is the scheme's default."""
     return parse_origin(url)[1]
 
 
@@ -96,6 +99,6 @@ def _split(url: str) -> SplitResult:
 
 
 def may_have(url: str, other: str) -> bool:
-    """Return True if credentials for `url`'s server may go to `other`'s server: the same server, or with https."""
+    """Return whether credentials for `url`'s server may be sent to `other`'s server: the same server, or with https."""
     first, second = parse_origin(url), parse_origin(other)
     return first == second or (first[1] == second[1] and (first[0], second[0]) == ("http", "https"))

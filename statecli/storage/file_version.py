@@ -1,6 +1,6 @@
 """Detect local files that change while a command reads them: written to, truncated, replaced or touched.
 
-A remote file has no version here, because its store compares the version of each answer with the first.
+A remote file has no version here, because its store compares the version of each answer with that of the first.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import files
 from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion as FileVersion
 
-#: Message about a file that has another version at the end, after other results were computed from its bytes.
+#: Error for a file that has another version at the end, because results were already computed from its bytes.
 CHANGED = "changed while statecli read it, so the result is not valid; compare again"
 
 
 class FileChanged(UnreadableError):
-    """The file `path` has another version at the end than when its header was read."""
+    """Error: the file `path` has another version at the end than when its header was read."""
 
     def __init__(self, path: str, prefix: str = "") -> None:
         super().__init__(f"{prefix}{CHANGED}")
         self.path = path
 
 
-#: Return the present version of the file.
+#: Function that returns the present version of a file.
 read_version = files.get_version
 
 
 def read_versions(paths: Iterable[str]) -> dict[str, FileVersion | None]:
-    """Return the versions of files; `files.record_opened_files` records the versions of files in folders."""
+    """Return the versions of files. `files.record_opened_files` does so for files in folders."""
     return {path: read_version(path) for path in paths if not os.path.isdir(path)}
 
 
 def find_changed(versions: Mapping[str, FileVersion | None]) -> list[str]:
-    """Return the files that have another version now."""
+    """Return the files whose version differs now."""
     return [path for path, then in versions.items() if read_version(path) != then]
 
 
 def refuse_changed(versions: Mapping[str, FileVersion | None]) -> None:
-    """Raise `UnreadableError` for the first file that has another version now."""
+    """Raise `UnreadableError` for the first file whose version differs now."""
     for path in find_changed(versions):
         raise UnreadableError(f"{path}: {CHANGED_TRY_AGAIN}")
 

@@ -1,7 +1,7 @@
 """Files and folders by path, on disk or behind a URL, so that readers need not distinguish the two.
 
-`store_for` picks the store, and the only other branches are in the text functions below. A URL is written as its masked
-name (`masked_url`), without any secret.
+`store_for` selects the store; only the text functions below have other branches. A URL is written as its masked name
+(`masked_url`), without secrets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
-#: Text that is nearly a URL with a user and a password; no `pkg.mod:Net("a@b")`.
+#: Text that may be a misspelt URL with user and password; not a call like `pkg.mod:Net("a@b")`.
 _TYPO = compile_on_use(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
 
@@ -52,7 +52,7 @@ def store_for(path: str) -> Store:
 
 
 def _remote_store() -> RemoteStore:
-    # A command that reads local files alone does not import threads, locks and msgspec for URLs.
+    # Import on use, because a command with local files only does not need threads, locks and msgspec for URLs.
     return storage.remote.remote_store()
 
 
@@ -112,12 +112,12 @@ def get_name(path: str) -> str:
 
 
 def explain_process_link(path: str) -> str | None:
-    """Return why a symbolic link on the way to the path leads each program elsewhere; None for ordinary paths."""
+    """Return why a symbolic link in the path leads each process elsewhere; None for ordinary paths."""
     return local.explain_process_link(path) if store_for(path) is _LOCAL else None
 
 
 def reads_are_requests(path: str) -> bool:
-    """Return True if a read of the file costs a round trip to a server, so that batched reads are faster."""
+    """Return whether a read of the file takes a request to a server, so that batched reads are faster."""
     return store_for(path).reads_are_requests
 
 
@@ -129,7 +129,7 @@ def prefetch(paths: Iterable[str]) -> None:
 
 @contextmanager
 def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Iterator[None]:
-    """Fetch these (offset, length) of remote files together, for the reads of the block."""
+    """Fetch these (offset, length) of remote files together and keep them for the reads in the block."""
     with ExitStack() as stack:
         for store, group in _group_by_store((path, (path, spans)) for path, spans in spans_by_path.items()):
             stack.enter_context(store.prefetch_ranges(dict(group)))
@@ -138,7 +138,7 @@ def prefetch_ranges(spans_by_path: Mapping[str, list[tuple[int, int]]]) -> Itera
 
 @contextmanager
 def expect_values(ranges: Iterable[tuple[str, int, int]]) -> Iterator[None]:
-    """Fetch neighbours together while the block reads these (path, offset, length) in this thread in order."""
+    """Fetch adjacent ranges together while the block reads these (path, offset, length) in this thread in order."""
     with ExitStack() as stack:
         for store, group in _group_by_store((span[0], span) for span in ranges):
             stack.enter_context(store.expect_values(group))
@@ -157,15 +157,15 @@ _is_strict: ContextVar[bool] = ContextVar("is_strict", default=False)
 
 
 def is_strict() -> bool:
-    """Return True if readers check as much as of a local file, at any cost in requests."""
+    """Return whether readers check remote files as thoroughly as local files, at any cost in requests."""
     return _is_strict.get()
 
 
 @contextmanager
 def read_strictly() -> Iterator[None]:
-    """Let readers check all of a remote file in the block, also parts a reader does not need.
+    """Let readers check remote files completely in the block, including parts that a reader does not need.
 
-    An audit does, because it judges files. Other commands save the requests: `inspect` may list the tensors of a
+    Used by audit, because it judges files. Other commands save these requests: `inspect` may list the tensors of a
     hostile remote archive but refuse a local copy.
     """
     token = _is_strict.set(True)
@@ -179,7 +179,7 @@ def read_strictly() -> Iterator[None]:
 
 
 def mask_urls(text: str) -> str:
-    """Return typed text with masked names for its URLs, also after `--option=`. `file:///…` becomes a path.
+    """Return typed text with its URLs masked, also after `--option=`. `file:///…` becomes a path.
 
     The typed URLs are remembered, and the masked names can be opened.
     """
@@ -194,33 +194,33 @@ def mask_urls(text: str) -> str:
         return text
     if is_remote(value):
         return option + equals + storage.masked_url.mask_url(value)
-    # A glob such as `*://me:pw@host/*` is not a URL, and hides its password as a misspelt URL does.
+    # A glob like `*://me:pw@host/*` is not a URL, but its password is hidden as in a misspelt URL.
     return option + equals + storage.masked_url.mask_urls_in(_hide_typo(value))
 
 
 def _hide_typo(text: str) -> str:
-    """Return the text; hide a possible password, unless the text names a file."""
+    """Return the text with a possible password hidden, unless the text names a file."""
     if ":" in text and _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
         storage.masked_url.hide_in_typo(text)
     return text
 
 
 def remove_secrets(text: str) -> str:
-    """Return the text without typed secrets, as in `https:/me:pw@host`, not a URL."""
+    """Return the text without typed secrets, also in misspelt URLs like `https:/me:pw@host`."""
     if "statecli.storage.redact" not in sys.modules:
         return text
     return storage.redact.remove_secrets(text)
 
 
 def unmask_urls(text: str) -> str:
-    """Return the text with the URLs as typed: for a model's own arguments, never for output."""
+    """Return the text with the URLs as typed, for a model's own arguments; never for output."""
     if "://" not in text or "statecli.storage.masked_url" not in sys.modules:
         return text
     return storage.masked_url.unmask_urls_in(text)
 
 
 def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> str | None:
-    """Return advice if a URL without its `#section` names no file, because the name of a file may contain `#`."""
+    """Return advice for a URL that names no file without its `#section`, because a file name may contain `#`."""
     if not section or not is_remote(path) or not isinstance(error, storage.object_store.Missing):
         return None
     longer = f"add a section such as #model after the name: #{section}#model"
@@ -232,13 +232,13 @@ def suggest_escaped_hash(path: str, section: str | None, error: Exception) -> st
 
 
 def is_anything_remote() -> bool:
-    """Return True if a remote file was requested during this command."""
+    """Return whether this command requested a remote file."""
     store = _remote_store_in_use()
     return store is not None and store.is_in_use
 
 
 def export_access() -> Access | None:
-    """Return the data another process needs to read the same remote files; None if no URL was used.
+    """Return the data with which another process can read the same remote files; None if no URL was used.
 
     The answer may contain secrets of typed URLs and must not be shown.
     """
@@ -247,6 +247,6 @@ def export_access() -> Access | None:
 
 
 def import_access(access: Access | None) -> None:
-    """Take over the data returned by `export_access` in another process."""
+    """Accept data from `export_access` of another process."""
     if access is not None:
         storage.remote.accept_access(access)

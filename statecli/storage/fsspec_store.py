@@ -1,7 +1,6 @@
 """The object store of all other schemes of fsspec: `memory://`, `abfs://`, `sftp://`, …
 
-The module also has the shared parts of the stores by fsspec: optional packages, filesystems per process, errors and
-listings.
+Also shared code of all stores that use fsspec: optional packages, filesystems per process, errors and listings.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from statecli.storage.url import is_chain
 
 _Object = TypeVar("_Object")
 _RANGE = compile_on_use(r"bytes (\d+)-(\d+)/(\d+)")
-#: Largest file in bytes that is accepted from a server without ranges.
+#: Maximum size in bytes of a file from a server without range requests, because it is fetched whole.
 MAX_WHOLE_BYTES = 16 << 20
-#: Largest number of bytes of an answer that are read at once.
+#: Number of bytes of an answer that are read at once.
 PIECE_BYTES = 1 << 16
 #: Version fields of fsspec backends, most reliable first.
 _VERSION_FIELDS = (
@@ -62,16 +61,17 @@ class PerProcess(Generic[_Object]):
 
     def __call__(self) -> _Object:
         existing = self._objects.get(os.getpid())
-        # Two threads may both create an object; a lock could be held by a thread that does not survive a fork.
+        # Without a lock, because a fork may leave it locked by a thread of the parent. Two threads may both create an
+        # object.
         return existing if existing is not None else self._objects.setdefault(os.getpid(), self._create())
 
 
 def parse_range(
     content_range: str | None, content_length: int | None, offset: int, length: int
 ) -> tuple[int, int, int]:
-    """Return start and end of an answer and the size of the object, in bytes, before the body is read.
+    """Return start and end of an answer's range and the object's size, in bytes, before the body is read.
 
-    Raises UnreadableError for another range than the requested one. An answer without range may be a small object.
+    Raises UnreadableError for a range other than the requested one. A small object may come without a range.
     """
     if content_range is None:
         size = -1 if content_length is None else content_length
@@ -88,7 +88,7 @@ def parse_range(
 
 
 class BucketAnswer(NamedTuple):
-    """Head of an answer of a bucket, `marker` of a `FileVersion`, and the body, not yet read."""
+    """Answer of a bucket: its head, the `marker` of its `FileVersion`, and its unread body."""
 
     content_range: str | None
     content_length: int | None
@@ -109,14 +109,14 @@ class BucketAnswer(NamedTuple):
 
 
 def check_length(data: bytes, start: int, end: int) -> bytes:
-    """Return the body of an answer. Raises Transient if the body is shorter than the answer says."""
+    """Return the body of an answer. Raises Transient if it is shorter than its head states."""
     if len(data) != end - start:
         raise Transient(f"the connection was cut after {len(data)} of {end - start} bytes")
     return data
 
 
 class Filesystem:
-    """A filesystem of fsspec: an `ObjectStore`; `url` is any URL in the filesystem.
+    """Filesystem of fsspec: an `ObjectStore`. `url` is any URL of this filesystem.
 
     Answers contain no version, so the version is requested again after each read.
     """
@@ -135,7 +135,7 @@ class Filesystem:
         try:
             return request(self._instance())
         except ImportError as missing:
-            # The text of fsspec names the package, and no part of the URL.
+            # Shown: fsspec's text names the package and contains no part of the URL.
             text = str(missing) if missing.__cause__ is not None else f"a package is missing: {missing.name}"
             raise MissingDependency(f"{self._scheme}://: {' '.join(text.split())}") from None
         except Exception as why:  # noqa: BLE001 - each of a hundred packages raises its own
@@ -156,10 +156,10 @@ class _Instance:
 
     @contextmanager
     def lock(self) -> Iterator[Any]:
-        """Lend the filesystem to the block; a synchronous filesystem serves one thread at a time."""
+        """Hold the filesystem during the block, because a synchronous filesystem serves one thread at a time."""
         with self._lock:
             if self._filesystem is None:
-                # The caches of fsspec would outlive the command.
+                # Disable fsspec's caches, because they would outlive the command.
                 self._filesystem, _ = import_fsspec().core.url_to_fs(
                     self._url, skip_instance_cache=True, use_listings_cache=False
                 )
@@ -167,7 +167,7 @@ class _Instance:
             yield self._filesystem
 
     def path(self, url: str) -> str:
-        """Return the path in the filesystem."""
+        """Return a URL's path in the filesystem."""
         path: str = import_fsspec().core._un_chain(url, {})[0][0]
         return path
 
@@ -186,7 +186,7 @@ class _Instance:
         return FileVersion(int(info["size"]), version)
 
     def read(self, url: str, offset: int, end: int) -> bytes:
-        """Return bytes of a file."""
+        """Return bytes `offset` to `end` of a file."""
         path = self.path(url)
         with self.lock() as filesystem:
             return bytes(filesystem.cat_file(path, start=offset, end=end))
@@ -214,20 +214,20 @@ def _list_folder(instance: _Instance, url: str) -> Listing:
 
 
 def add_page(folders: dict[str, bool], prefix: str, keys: Iterable[str], prefixes: Iterable[str]) -> None:
-    """Add the names in the folder `prefix` of one page of a bucket's listing to `folders`, with True for a folder."""
+    """Add the names of a listing's page to `folders` (True for a folder): names directly in the folder `prefix`."""
     folders.update((key[len(prefix) :], False) for key in keys)
     for folder_prefix in prefixes:
         name = folder_prefix[len(prefix) : -1]
-        # A key and a folder may have the same name.
+        # A key and a folder may have the same name; the slash distinguishes them.
         folders[f"{name}/" if name in folders else name] = True
 
 
 def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
-    """Return the listing of all pages together. Raises Missing if no key lies in the folder."""
+    """Return the listing from all pages. Raises Missing if the folder contains no key."""
     if prefix and not folders:
         raise Missing("does not exist")
     named_entries = {name: is_folder for name, is_folder in folders.items() if name.strip("/")}
-    # The key of an empty folder has no name, and is not a key with two slashes.
+    # A key without a name is the marker of an empty folder; a key with two slashes is not.
     nameless = any(is_folder for name, is_folder in folders.items() if name not in named_entries)
     return Listing(
         named_entries, "statecli cannot read a file whose key contains two slashes (//)" if nameless else None
@@ -235,14 +235,14 @@ def create_bucket_listing(folders: dict[str, bool], prefix: str) -> Listing:
 
 
 def create_listing(folders: dict[str, bool]) -> Listing:
-    """Return the listing without names that cannot be opened: empty, `.` and `..`."""
+    """Return a listing without names that cannot be opened: empty, `.` and `..`."""
     return Listing({name: is_folder for name, is_folder in folders.items() if name.strip("/") not in ("", ".", "..")})
 
 
 def _translate_error(why: Exception, scheme: str) -> Exception:
-    """Return the error of statecli, because the text of the other error may contain secrets."""
+    """Convert an fsspec error to an error of statecli, because its text may contain secrets."""
     if isinstance(why, (UnreadableError, MissingDependency, Transient)):
-        return why.with_traceback(None)  # because the frames hold the URL
+        return why.with_traceback(None)  # drops the frames, which contain the URL
     if isinstance(why, FileNotFoundError):
         return Missing("does not exist")
     if isinstance(why, (IsADirectoryError, NotADirectoryError)):
@@ -255,11 +255,11 @@ def _translate_error(why: Exception, scheme: str) -> Exception:
 
 
 def translate_network_error(why: Exception) -> Exception:
-    """Return the error of statecli for an error of the network; of another error only the name is shown."""
+    """Convert a network error to an error of statecli; for other errors only the class name is shown."""
     kinds = {kind.__name__ for kind in type(why).__mro__}
     if any("Timeout" in kind for kind in kinds):
         return Transient(f"no answer in {settings().timeout:g} s")
-    # Names of Python, aiohttp and botocore, which are not imported for this.
+    # Class names of Python, aiohttp and botocore, because importing these packages is slow.
     if kinds & {"ConnectionError", "ClientConnectionError", "ClientPayloadError", "HTTPClientError", "gaierror"}:
         return Transient(f"the connection failed ({type(why).__name__})")
     return UnreadableError(f"cannot be read ({type(why).__name__})")

@@ -1,4 +1,4 @@
-"""Object store of Google Cloud Storage: range requests by gcsfs. Each answer is checked before its body is read."""
+"""Object store of Google Cloud Storage: range requests by gcsfs; each answer is checked before its body is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSED_TO_ALL = (
 
 
 class CloudStorage:
-    """All buckets: an `ObjectStore`."""
+    """`ObjectStore` of all buckets."""
 
     def __init__(self) -> None:
         self._create_filesystem = PerProcess(_create_filesystem)
@@ -70,7 +70,7 @@ def _create_filesystem() -> Any:
         filesystem = gcsfs.GCSFileSystem(skip_instance_cache=True, use_listings_cache=False)
     except (IsADirectoryError, PermissionError):
         filesystem = None
-    # gcsfs uses other credentials, or none, if it cannot read the file.
+    # gcsfs silently uses other credentials, or none, if it cannot read the file.
     credentials = None if filesystem is None else filesystem.credentials
     if credentials is None or (path and not credentials.token and credentials.method != "google_default"):
         target = "a file without Google credentials" if os.path.isfile(path or "") else "a file that does not exist"
@@ -81,7 +81,7 @@ def _create_filesystem() -> Any:
 
 
 def _parse_name(url: str) -> tuple[str, str, dict[str, str]]:
-    """Return bucket, name, and the options for the requested generation."""
+    """Return bucket, object name, and the options that select the requested generation."""
     path, _, generation = url.partition("://")[2].partition("?generation=")
     bucket, _, name = path.partition("/")
     if not bucket:
@@ -96,7 +96,7 @@ async def _get_range(
     if not name:
         raise Missing("is an empty bucket")
     link = f"{filesystem._location}/download/storage/v1/b/{quote(bucket, '')}/o/{quote(name, '')}"
-    # A client that accepts gzip is sent ranges of the stored bytes; for others the server unpacks the whole file.
+    # Accept gzip, because the server then sends ranges of the stored bytes; otherwise it unpacks the whole file.
     headers = {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "gzip"}
     async with await _request(filesystem, link, {"alt": "media", **options}, headers) as answer:
         if answer.status == 416 and offset == 0:

@@ -1,4 +1,4 @@
-"""HTML pages of servers: the listing of a folder, or a page instead of a file."""
+"""HTML pages of servers: listings of a folder, and pages that a server sends instead of a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 
 _BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
-#: Title of an empty listing.
+#: Words in the title of a listing, to recognise an empty one.
 _LISTING = compile_on_use(r"index of|directory listing|listing of", re.IGNORECASE)
 
 
 def is_html(head: bytes) -> bool:
-    """Return True if the bytes begin as an HTML page does."""
+    """Return whether the bytes begin like an HTML page."""
     return head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_BEGINS)
 
 
@@ -39,11 +39,11 @@ class _Links(HTMLParser):
 
 
 def parse_names(page: str, url: str) -> dict[str, bool] | None:
-    """Return the names in the folder at `url` from the listing, with True for a folder.
+    """Return the names in the folder at `url` from its listing, with True for a folder.
 
-    Names are the links to files and folders directly in the folder, and its subfolders on the way of other links; a
-    query is dropped. None for a page that asks for a password, and for a page without links into the folder and without
-    a listing's title. Raises UnreadableError for a name of a file and a folder.
+    Names come from links to files and folders directly in the folder, and to deeper paths (the first step is a
+    subfolder); queries are dropped. None for a page that asks for a password, and for a page without links into the
+    folder and without a listing's title. Raises UnreadableError if a name is both a file and a folder.
     """
     links = _Links()
     links.feed(page)
@@ -63,11 +63,11 @@ def parse_names(page: str, url: str) -> dict[str, bool] | None:
 
 
 def _has_same_host(link: SplitResult, folder: SplitResult) -> bool:
-    """Return whether both URLs have the same scheme and server, with or without the default port and a user."""
+    """Return whether both URLs have the same scheme and server; the default port and the user do not count."""
     default = {"http": 80, "https": 443}.get(folder.scheme)
     try:
         ports = link.port or default, folder.port or default
-    except ValueError:  # not a number
+    except ValueError:  # the port is not a number
         return False
     return (link.scheme, link.hostname, ports[0]) == (folder.scheme, folder.hostname, ports[1])
 
@@ -83,11 +83,12 @@ def _find_names(hrefs: list[str], base: str, url: str) -> Iterator[tuple[str, bo
             continue
         if not _has_same_host(link, folder):
             continue
-        # A link with a query downloads a file; one that sorts the listing leads to the folder itself.
+        # Drop the query: a link with a query downloads a file. A link that sorts the listing has the path of the
+        # folder.
         steps = link.path.split("/")
         if len(steps) == depth or unquote("/".join(steps[:depth])) + "/" != path:
             continue
-        # A name with an encoded slash stays encoded, so that the name is listed although no path leads to the file.
+        # Keep an encoded slash in a name, so that the name is listed, although no path leads to the file.
         name = steps[depth] if "/" in unquote(steps[depth]) else unquote(steps[depth])
         if name not in ("", ".", ".."):
             yield name, len(steps) > depth + 1

@@ -1,7 +1,7 @@
-"""The object store of the Hugging Face Hub: `hf://[datasets/|spaces/]org/name[@revision]/path`.
+"""Object store of the Hugging Face Hub: `hf://[datasets/|spaces/]org/name[@revision]/path`.
 
-The API of the hub resolves a revision to a commit, once in a command, and lists the files; `http` reads the bytes. The
-endpoint and the token come from the package huggingface_hub.
+The hub's API resolves a revision to a commit, once per command, and lists the files; `http` reads the bytes. Endpoint
+and token come from the package huggingface_hub.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class Place(NamedTuple):
-    """A path in a revision of a repository; `kind` as in the API of the hub."""
+    """Path in a revision of a repository. `kind` has the values of the hub's API."""
 
     kind: str
     repo: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """Name of the repository as written in a URL."""
+        """Name of the repository as in a URL."""
         return self.repo if self.kind == "models" else f"{self.kind}/{self.repo}"
 
 
@@ -46,7 +46,7 @@ class _NoRepository(Missing):
 
 
 class Hub:
-    """All repositories of one endpoint: an `ObjectStore`."""
+    """`ObjectStore` of all repositories of one endpoint."""
 
     def __init__(self) -> None:
         try:
@@ -83,7 +83,7 @@ class Hub:
         link: str | None = f"{self._endpoint}/{path}"
         visited_links: set[str] = set()
         while link is not None:
-            # The token is sent to the server of the next page.
+            # Refuse other servers, because the token is sent to the server of the next page.
             if link in visited_links or not link.startswith(f"{self._endpoint}/"):
                 raise UnreadableError("the file listing of the hub repeats a page or continues on another host")
             visited_links.add(link)
@@ -106,7 +106,7 @@ class Hub:
             try:
                 return first, self._find_commit(first)
             except _NoRepository:
-                for place in others:  # `gpt2/config.json` is a file of a repository of one word
+                for place in others:  # in `gpt2/config.json` the repository has only one name
                     with suppress(Missing):
                         return place, self._find_commit(place)
                 raise
@@ -141,11 +141,11 @@ class Hub:
         except UnreadableError as why:
             if type(why) is not UnreadableError:
                 raise
-            # The URL that the user typed does not name the hub.
+            # Name the hub, because the URL that the user typed does not name it.
             raise UnreadableError(f"the hub, {parse_server(self._endpoint)}: {why}") from None
 
     def _explain_refusal(self, why: Refused, place: Place) -> UnreadableError:
-        """Return the error for a refusal of the hub, with advice."""
+        """Return the error, with advice, if the hub refuses access."""
         code, has_token = why.headers.get("X-Error-Code"), self._has_token
         if code == "GatedRepo":
             message = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
@@ -169,7 +169,7 @@ class Hub:
 
 
 def _parse_places(url: str) -> list[Place]:
-    """Return the places possibly named by a URL, the most likely first. Raises UnreadableError without a repository."""
+    """Return the possible places of a URL, the most likely first. Raises UnreadableError without a repository."""
     path = url.partition("://")[2]
     first_step, _, remaining_path = path.partition("/")
     kind, path = (first_step, remaining_path) if first_step in _TYPES else ("models", path)

@@ -1,7 +1,7 @@
 """JSON objects from untrusted files: safetensors headers and shard indexes.
 
-As strict as serde_json, the parser of safetensors, although the parser of Python is lenient: no repeated key, no lone
-surrogate, no NaN or infinity. Other readers would refuse a document with any of these or read the document differently.
+As strict as serde_json, the parser of safetensors, because Python's parser is lenient: no repeated key, no lone
+surrogate, no NaN or infinity. Other readers would refuse such a document or read it differently.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.core.lazy_pattern import compile_on_use
 
-#: Most lists and objects together. 100 MB of safetensors header contain 5 million; 100 MB of `[],` contain 33 million
-#: and take 2.5 GB of memory.
+#: Maximum number of lists and objects together. A safetensors header of 100 MB contains 5 million; 100 MB of `[],`
+#: contain 33 million and take 2.5 GB of memory.
 MAX_CONTAINERS = 6_000_000
-#: Most values in a document. The largest header has 8 million; each costs a program of torch.export half a microsecond.
+#: Maximum number of values in a document. The largest header has 8 million; a program of torch.export takes half a
+#: microsecond for each.
 MAX_VALUES = 20_000_000
-#: An escape; group 1 where it is half a surrogate pair without its other half.
+#: Escape sequence. Group 1 matches half a surrogate pair without its other half.
 _ESCAPE = compile_on_use(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
-#: Names of JSON types, for a message without the value, which may be secret.
+#: Names of JSON types for a message without the value, because it may be secret.
 _KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 
-#: An object with a repeated key, and the key.
+#: Object with a repeated key, and this key.
 Repeat = tuple[dict[str, Any], str]
 
 
@@ -81,14 +82,14 @@ def refuse_repeats(repeats: Iterable[Repeat], label: str) -> None:
 
 
 def get_field(document: Any, *keys: str) -> Any:
-    """Return the value below these keys of objects inside one another; None without an object or a key."""
+    """Return the value below these keys of nested objects; None if an object or a key is missing."""
     for key in keys:
         document = document.get(key) if type(document) is dict else None
     return document
 
 
 def is_deeper(node: Any, levels: int) -> bool:
-    """Return True if lists and dicts are nested more than `levels` deep in `node`."""
+    """Return whether lists and dicts are nested more than `levels` deep in `node`."""
     level = [node]
     for _ in range(levels + 1):
         level = [part for node in level for part in _list_parts(node)]
@@ -98,7 +99,7 @@ def is_deeper(node: Any, levels: int) -> bool:
 
 
 def _list_parts(node: Any) -> Iterable[Any]:
-    """Return the parts of a container, at least one part, so that an empty container counts as a level."""
+    """Return the parts of a container, at least one, because an empty container counts as a level."""
     if type(node) is dict:
         return node.values() or (None,)
     if type(node) is list:

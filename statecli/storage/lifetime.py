@@ -1,8 +1,8 @@
-"""Objects with the lifetime of a command or of the process, by their factory.
+"""Objects that live as long as a command or the process, by their factory.
 
-A module keeps its memory in an object of its own, and asks for the object here. So a single assignment in
-`forget_command` drops everything learned by a command. There is no lock, because a fork could leave a lock locked: two
-threads may both call the factory, and both get the object stored first.
+A module keeps its state in an object that it gets here, so a single assignment in `forget_command` drops the state of a
+command. There is no lock, because a fork could leave it locked: two threads may both call the factory, and both get the
+object that was stored first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class _Session:
         self._objects: dict[Callable[[], Any], Any] = {}
 
     def get(self, factory: Callable[[], _Object]) -> _Object:
-        objects = self._objects  # which another thread may replace
+        objects = self._objects  # local, because another thread may replace it
         if factory not in objects:
             objects.setdefault(factory, factory())
         stored: _Object = objects[factory]
@@ -33,15 +33,15 @@ _command = _Session()
 
 
 def for_command(factory: Callable[[], _Object]) -> _Object:
-    """Return the object created by the factory during this command; create the object on the first call."""
+    """Return the factory's object for this command; create it on the first call."""
     return _command.get(factory)
 
 
 def for_process(factory: Callable[[], _Object]) -> _Object:
-    """Return the object created by the factory in this process; create the object on the first call."""
+    """Return the factory's object for this process; create it on the first call."""
     return _process.get(factory)
 
 
 def forget_command() -> None:
-    """Begin another command without knowledge of the previous command."""
+    """Begin another command: drop the state of the previous command."""
     _command.forget()

@@ -1,4 +1,4 @@
-"""Timeout, retries and connections: environment variables, inherited by workers."""
+"""Timeout, retries and connections from environment variables, which workers inherit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from statecli.storage import lifetime
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How long and how often requests are sent.
+    """Limits of requests to servers.
 
     Attributes:
-        timeout: Seconds without a byte after which a request has failed.
-        retries: How often a failed request is sent again.
-        connections: Most connections at a time.
+        timeout: Time in seconds without a byte after which a request fails.
+        retries: Number of times that a failed request is sent again.
+        connections: Maximum number of simultaneous connections.
     """
 
     timeout: float = 30.0

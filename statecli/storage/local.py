@@ -1,4 +1,4 @@
-"""The store of files on disk."""
+"""Store of files on disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage.store import FileVersion, FolderEntries, Guard
 from statecli.storage.url import is_remote
 
-#: Name of standard input, as a target.
+#: Name of standard input as a target.
 STANDARD_INPUT = "-"
 
 _GLOB = compile_on_use(r"[*?[]")
@@ -28,7 +28,7 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 
-#: The local files that were opened so far, each with its version at that time; None while nobody records them.
+#: Local files opened so far, with their versions at that time; None if no block records them.
 _opened_versions: ContextVar[dict[str, FileVersion] | None] = ContextVar("opened_versions", default=None)
 
 
@@ -47,26 +47,26 @@ def record_opened_files() -> Iterator[dict[str, FileVersion]]:
 
 
 def spell_as_path(path: str) -> str:
-    """Return a path on disk in a form that no other store takes: a file named `-` in the current folder is `./-`."""
+    """Return a path on disk in a form that is unique to this store: a file named `-` in the current folder is `./-`."""
     return os.path.join(os.curdir, path) if path == STANDARD_INPUT or is_remote(path) else path
 
 
-#: Folders of the system whose entries depend on the process that opens them, or are devices.
+#: Folders of the system whose entries are devices, or depend on the process that opens them.
 _PROCESS_FOLDERS = ("/proc", "/sys", "/dev")
-#: The folder of files in memory among them.
+#: Exception among these folders: files in memory.
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a comparison
-#: Links on the way to one file; the system follows no more.
+#: Maximum number of links that the system follows to open a file.
 _MAX_LINKS = 40
 
 
 def explain_process_link(path: str) -> str | None:
-    """Return why not to follow a symbolic link through a system folder on the way to `path`; None without such a link.
+    """Return why a link through a system folder in `path` must not be followed; None without such a link.
 
-    The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the folder where the program runs. A path
-    with the folder's own name, as `/dev/stdin`, was typed by the user.
+    The link may lead a loader elsewhere than the audit: `/proc/self/cwd` is the loader's current folder. A path typed
+    with the system folder's own name, like `/dev/stdin`, is accepted.
     """
     resolved, links = "", 0  # the root is ""
-    # Without a current folder, which may have been removed, a relative path leads nowhere.
+    # A relative path stays relative without a current folder, which may have been removed.
     absolute_path = path if os.path.isabs(path) or not os.path.exists(os.curdir) else os.path.join(os.getcwd(), path)
     pending = absolute_path.split("/")[::-1] if os.sep == "/" else []
     while pending and links <= _MAX_LINKS:
@@ -89,7 +89,7 @@ def explain_process_link(path: str) -> str | None:
 
 
 def _get_process_folder(path: str, *, is_last: bool) -> str | None:
-    """Return the folder of the system around an absolute path; `is_last`: the path ends here."""
+    """Return the system folder around an absolute path, else None. `is_last`: the path ends here."""
     if not path.startswith(_PROCESS_FOLDERS):
         return None
     if f"{path}/".startswith(f"{_MEMORY_FOLDER}/") or (_MEMORY_FOLDER.startswith(f"{path}/") and not is_last):
@@ -98,7 +98,7 @@ def _get_process_folder(path: str, *, is_last: bool) -> str | None:
 
 
 class LocalStore:
-    """Files on disk: `Store` by `os.path`. Methods to prepare reads do nothing, because the system reads ahead."""
+    """Files on disk: a `Store` by `os.path`. Methods that prepare reads do nothing, because the system reads ahead."""
 
     reads_are_requests = False
 
@@ -110,7 +110,7 @@ class LocalStore:
         return spell_as_path(folder), name
 
     def parents(self, path: str) -> Iterator[str]:
-        from pathlib import PurePath  # every command imports this module
+        from pathlib import PurePath  # slow import: every command imports this module
 
         return (spell_as_path(str(folder)) for folder in PurePath(path).parents)
 
@@ -144,7 +144,7 @@ class LocalStore:
         return os.listdir(folder)
 
     def list_entries(self, folder: str) -> FolderEntries:
-        """See `Store.list_entries`. Raises OSError. The system reports the kind with the name, without a `stat`."""
+        """See `Store.list_entries`. Raises OSError. `scandir` returns each name with its kind, without a `stat`."""
         entries = FolderEntries([], [])
         with os.scandir(folder) as directory:
             for entry in sorted(directory, key=lambda entry: entry.name):
@@ -167,16 +167,14 @@ class LocalStore:
         return list(dict.fromkeys(map(spell_as_path, matches)))
 
     def open(self, path: str) -> LocalFile:
-        """See `Store.open`. Opening never blocks and never follows a device: a fifo or `/dev/zero` named `model.pt` is
-        refused before a byte is read.
-        """
+        """See `Store.open`. Refuses a fifo or `/dev/zero` named `model.pt` without reading or blocking."""
         return LocalFile(path)
 
     def size(self, path: str) -> int:
         return os.path.getsize(path)
 
     def version(self, path: str) -> FileVersion | None:
-        """See `Store.version`: device, inode, size, and the times of the last write and of the last inode change."""
+        """See `Store.version`: device, inode, size, and the times of the last write and the last inode change."""
         try:
             return version_of(os.stat(path))
         except OSError:
@@ -195,19 +193,21 @@ class LocalStore:
         """See `Store.find_crc32`."""
 
     def confirm_guards(self, path: str) -> None:
-        """See `Store.confirm_guards`: a local file checks them at once."""
+        """See `Store.confirm_guards`. A local file checks guards at once."""
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads to itself
+    except OSError:  # the link leads to itself
         return False
 
 
 class LocalFile:
-    """A regular file on disk: `File`. Read, not mapped: touched pages of a mapping count as the process's own memory,
-    and a process is killed if it touches mapped bytes of a truncated file.
+    """Regular file on disk: a `File`.
+
+    Read, not mapped, because touched pages of a mapping count as the process's memory, and touching a truncated file's
+    missing pages kills the process.
     """
 
     __slots__ = ("_fd", "size")
@@ -256,7 +256,7 @@ class LocalFile:
 class _ReadErrors:
     """Context manager that raises UnreadableError, without the path, for an error of the system.
 
-    A class, because every read enters the context and a generator costs four times as much.
+    A class and not a generator, because every read enters the context and a generator takes four times as long.
     """
 
     def __enter__(self) -> None:
@@ -268,7 +268,7 @@ class _ReadErrors:
 
 
 def version_of(status: os.stat_result) -> FileVersion:
-    """Return the version of a file with this status."""
+    """Return the file version for a file's status."""
     marker = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
     return FileVersion(status.st_size, marker)
 
@@ -276,7 +276,7 @@ def version_of(status: os.stat_result) -> FileVersion:
 def _open(path: str) -> int:
     if (reason := explain_process_link(path)) is not None:
         raise UnreadableError(reason)
-    # Without O_NONBLOCK, opening a named pipe waits for ever for its writer.
+    # O_NONBLOCK, because opening a named pipe would otherwise wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         return os.open(path, flags)
@@ -289,7 +289,7 @@ def _open(path: str) -> int:
 
 
 def _describe_broken_link(path: str) -> str:
-    """Return where a link without a file leads, and how to get the content if git-annex or the hub's cache has it."""
+    """Describe the target of a broken link, and how to get the content if git-annex or the hub's cache manages it."""
     import shlex
 
     link_target = os.readlink(path)
@@ -310,7 +310,7 @@ def _require_regular(status: os.stat_result) -> int:
 
 
 def _match_hidden(pattern: str) -> Iterator[str]:
-    """Yield the hidden files matched by a glob, and the hidden folders not entered by the glob."""
+    """Yield the hidden files that a glob matches, and the hidden folders that it does not enter."""
     import glob
 
     steps = pattern.split(os.sep)

@@ -1,4 +1,4 @@
-"""Masked URLs: names for showing URLs, without user, password and signatures.
+"""Masked URLs: URLs for output, without user, password and signatures.
 
 `https://me:pw@host/m.pt?version=3&X-Amz-Signature=5f…` is shown as `https://…@host/m.pt?version=3&X-Amz-Signature=…`.
 The file next to `m.pt`, `https://…@host/config.json?version=3&X-Amz-Signature=…`, is requested with the same user and
@@ -16,33 +16,33 @@ from statecli.storage import lifetime, redact
 from statecli.storage.url import find_query, split_url
 
 _SHOWN_PARAMETERS = "file filename name path rev revision ref version versionid generation branch raw download dl"
-#: Parameters of a query that are shown as they are: which file, and which version of it.
+#: Query parameters that are shown, because they select a file or its version.
 SHOWN_PARAMETERS = frozenset(_SHOWN_PARAMETERS.split())
-#: A value that contains no parameter of its own.
+#: Value that contains no further parameter.
 _PLAIN = compile_on_use(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
 _PARAMETER = compile_on_use(r"[\w.~%\[\]-]{1,40}")
-#: Names of parameters whose values are certainly secret; values of others may be a format or a date.
+#: Parts of parameter names whose values are certainly secret. Values of other parameters may be a format or a date.
 _SECRET = compile_on_use("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
-#: A secret parameter outside a query, and the text after the parameter, which may contain `/`.
+#: Secret parameter outside a query, and the text after it, which may contain `/`.
 _TOKEN = compile_on_use(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
-#: Schemes in which the text before `@` is not a user: `hf://gpt2@main`, `abfs://container@account`.
+#: Schemes with another meaning of the text before `@` than a user: `hf://gpt2@main`, `abfs://container@account`.
 _NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
-#: The links of a chain: `zip://m.pt::https://host/a.zip`.
+#: Separator of the links of a chain: `zip://m.pt::https://host/a.zip`.
 _CHAIN = compile_on_use(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
-#: A URL somewhere in a text.
+#: URL inside a text.
 _INSIDE = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
 
 class TypedUrl(NamedTuple):
-    """A URL as the user typed the text, in two: up to the end of the path, and the query or the rest of the chain."""
+    """URL as the user typed it, in two parts: up to the end of the path, and the query or the rest of the chain."""
 
     start: str
     suffix: str
 
 
 class PlainUrl(NamedTuple):
-    """URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
+    """Parts of a URL that is not a chain: `https://`, `me:pw` or None, `host/m.pt`, `version=3` or None."""
 
     scheme: str
     user: str | None
@@ -55,14 +55,14 @@ class _TypedUrls(dict[str, TypedUrl]):
 
 
 def typed_urls() -> dict[str, TypedUrl]:
-    """Return the URLs of this process by their masked names, kept after a command so that a name stays usable."""
+    """Return the URLs of this process by masked name. They outlive a command, so that a name stays usable."""
     return lifetime.for_process(_TypedUrls)
 
 
 def parse_url(url: str) -> PlainUrl:
-    """Parse a URL that is not a chain. There is no fragment, because `#` may be in the name of a file.
+    """Parse a URL that is not a chain. There is no fragment, because a file name may contain `#`.
 
-    Text that may be a password with `/`, `?` or `#` counts as a password: too much is hidden rather than too little.
+    Text that may be a password with `/`, `?` or `#` counts as a password: hiding too much is safer than too little.
     """
     scheme, mark, address = url.partition("://")
     host = re.split("[/?]", address, maxsplit=1)[0]
@@ -82,7 +82,7 @@ def _has_invalid_port(host: str) -> bool:
 
 
 def mask_url(url: str) -> str:
-    """Return the masked name of a URL or of a masked name; a section after `#` stays."""
+    """Return the masked name of a URL or of a masked name; a section after `#` is kept."""
     file, mark, section = url.rpartition("#")
     if not mark or re.search("[/?@:=&;]", section):
         file, mark, section = url, "", ""
@@ -97,7 +97,7 @@ def _create_name(url: str) -> str:
     has_user = any(parse_url(link).user is not None for link in _CHAIN.split(url) if "://" in link)
     for count in range(2, 1_000_000):
         pairs = list(_name_folders(url, mask))
-        # URLs of one user share a mark; a signature belongs to one file.
+        # URLs of the same user share a mark, but a signature belongs to one file.
         distinct = pairs if has_user else pairs[:1]
         if all(typed.get(name, typed_url) == typed_url for name, typed_url in distinct):
             break
@@ -110,8 +110,8 @@ def _create_name(url: str) -> str:
 
 
 def _name_folders(url: str, mask: str) -> Iterator[tuple[str, TypedUrl]]:
-    """Yield name and URL of the file, then of each folder around the file down to the host."""
-    # A link before the first path, as in `simplecache::https://…`, has no path.
+    """Yield name and URL of the file, then of each parent folder up to the host."""
+    # Links of a chain before the first path have no path, as in `simplecache::https://…`.
     links = _CHAIN.split(url)
     first = next(n for n, link in enumerate(links) if "://" in link)
     prefix = "".join(f"{link}::" for link in links[:first])
@@ -132,7 +132,7 @@ def _name_folders(url: str, mask: str) -> Iterator[tuple[str, TypedUrl]]:
 
 
 def hide_secrets(url: str, mask: str = redact.MARK) -> str:
-    """Return an untyped URL without its secrets, and hide these secrets everywhere from now on."""
+    """Return an untyped URL without its secrets; from now on, all text hides them."""
     if "://" not in url:
         return url
     parsed = parse_url(url)
@@ -143,7 +143,7 @@ def hide_secrets(url: str, mask: str = redact.MARK) -> str:
 
 
 def _mask_port(host: str, mask: str) -> str:
-    """Mask a port that is not a number: the port may be the password of an incomplete URL."""
+    """Mask a port that is not a number, because it may be the password of an incomplete URL."""
     port = re.sub(r"^\[[^\]]*\]?", "", host).partition(":")[2]
     return host.removesuffix(port) + _hide_user(port, mask) if port and _has_invalid_port(host) else host
 
@@ -175,7 +175,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def _mask_step(step: str, mask: str) -> str:
-    """Mask `;jsessionid=…`, `#access_token=…`, and `?signature=…` if `?` begins no query."""
+    """Mask `;jsessionid=…`, `#access_token=…`, and `?signature=…` if `?` does not begin a query."""
     return re.sub(r"(?<=[;?#])[^;?#]*=[^;?#]*", lambda match: _mask_query(match[0], mask)[1:], step)
 
 
@@ -190,7 +190,7 @@ def _mask_parameter(text: str, mask: str) -> str:
     is_shown = name.lower() in SHOWN_PARAMETERS
     if not text or (is_shown and _PLAIN.fullmatch(value)):
         return text
-    # Text that ends in `=` may be a token alone.
+    # A text that ends in `=` may be a token without a name.
     if not value.strip("=") or not _PARAMETER.fullmatch(name):
         redact.hide(text)
         return mask
@@ -199,7 +199,7 @@ def _mask_parameter(text: str, mask: str) -> str:
 
 
 def unmask_url(name: str) -> str:
-    """Return the URL for a masked name: typed, of a file in a typed folder, or of a folder around a file."""
+    """Return the URL of a masked name: a typed URL, a file in a typed folder, or a folder around a typed file."""
     typed = typed_urls()
     if redact.MARK not in name:
         return name
@@ -217,7 +217,7 @@ def unmask_url(name: str) -> str:
 
 
 def mask_urls_in(text: str) -> str:
-    """Return a text, not itself a URL, with masked names for the URLs in the text."""
+    """Return a text (not itself a URL) with its URLs replaced by masked names."""
     return _INSIDE.sub(lambda match: mask_url(match[0]), text)
 
 

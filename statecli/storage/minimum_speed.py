@@ -19,38 +19,38 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from statecli.storage import prefetch_progress
 from statecli.storage.limits import settings
 
-#: Bytes a second, over the time of the timeout; a server that sends fewer stalls.
+#: Minimum speed of a server in bytes per second, measured over the timeout.
 MIN_BYTES_PER_SECOND = 1 << 10
 
 
 class Stalled(TimeoutError):
-    """Too few bytes came; the text names the missing part of the answer."""
+    """Error: too few bytes arrived. The text names the missing part of the answer."""
 
 
 class Pace:
-    """Deadline for the next bytes: all headers within the timeout, of a body a minimum in each timeout."""
+    """Deadline for the next bytes: all headers within the timeout, and a minimum of the body in each timeout."""
 
     def __init__(self) -> None:
         self._seconds, self._until, self._last, self._in_body, self._came = 0.0, 0.0, 0.0, False, 0
 
     def start_headers(self, seconds: float) -> None:
-        """Expect all headers within so many seconds."""
+        """Expect all headers within `seconds`."""
         self._seconds, self._in_body, self._came = seconds, False, 0
         self._last = time.monotonic()
         self._until = self._last + seconds
 
     def start_body(self) -> None:
-        """Expect the body; the headers have ended."""
+        """Expect the body, after the headers."""
         self._in_body, self._came = True, 0
         self._until = time.monotonic() + self._seconds
 
     def hurry(self, seconds: float) -> None:
-        """Expect the rest within this many seconds, at any speed."""
+        """Expect the rest within `seconds`, at any speed."""
         self._in_body = False
         self._until = min(self._until, time.monotonic() + seconds)
 
     def remaining_seconds(self) -> float:
-        """Return the seconds until the next bytes must come. Raises Stalled if there are none."""
+        """Return the time in seconds until the next bytes must arrive. Raises Stalled after the deadline."""
         remaining = self._until - time.monotonic()
         if remaining <= 0:
             raise Stalled(self._describe_stall())
@@ -72,7 +72,7 @@ class Pace:
 
 
 class _Raw(io.RawIOBase):
-    """The bytes of a socket, read within the limits of a pace."""
+    """Bytes of a socket, read within the limits of a pace."""
 
     def __init__(self, sock: socket.socket, pace: Pace) -> None:
         self._sock, self._file, self._pace = sock, sock.makefile("rb", buffering=0), pace
@@ -108,7 +108,7 @@ class _Response(http.client.HTTPResponse):
         self._pace.start_body()
 
     def _read_and_discard_trailer(self) -> None:
-        # The trailer after the last chunk may be endless, as headers may.
+        # A limit for the trailer after the last chunk, because it may be endless, as headers may.
         self._pace.start_headers(settings().timeout)
         super()._read_and_discard_trailer()  # type: ignore[misc]  # of the standard library, and its own
 
@@ -121,7 +121,7 @@ class _Plain(HTTPConnection):
 
 
 class _Secure(_Plain, HTTPSConnection):
-    """The constructor of `_Plain` calls that of `HTTPSConnection`."""
+    """HTTPS connection; the constructor of `_Plain` calls the constructor of `HTTPSConnection`."""
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):
@@ -132,5 +132,5 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _Secure
 
 
-#: For `PoolManager.pool_classes_by_scheme`.
+#: Pool classes for `PoolManager.pool_classes_by_scheme`.
 POOLS = {"http": _PlainPool, "https": _SecurePool}

@@ -12,18 +12,18 @@ from statecli.core import quoting
 from statecli.core.errors import MalformedError
 from statecli.storage.byte_source import Source, Window
 
-#: Most containers inside one another.
+#: Maximum depth of nested containers.
 MAX_DEPTH = 100
-#: Most entries of all containers together: ten times what the largest models have.
+#: Maximum number of entries of all containers together: ten times the number in the largest models.
 MAX_ENTRIES = 2_000_000
-#: Most bytes of all texts together.
+#: Maximum size of all texts together, in bytes.
 MAX_TEXT = 64 << 20
-#: Bytes read at a time: the text between the bytes of two tensors is shorter.
+#: Number of bytes read at a time: the text between two tensors' bytes is shorter.
 _SPAN = 4096
 
-#: First byte -> `struct` format of the number that follows.
+#: First byte -> `struct` format of the following number.
 _NUMBERS = {0xCA: ">f", 0xCB: ">d"} | {0xCC + n: f">{code}" for n, code in enumerate("BHIQbhiq")}
-#: First byte -> bytes of the length that follows.
+#: First byte -> size in bytes of the following length, for each type.
 _TEXTS = {0xD9: 1, 0xDA: 2, 0xDB: 4}
 _BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 _LISTS = {0xDC: 2, 0xDD: 4}
@@ -33,12 +33,12 @@ _FIXED_EXTENSIONS = {0xD4 + n: 1 << n for n in range(5)}
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-#: Key of the entries of a truncated map that cannot be read.
+#: Key for the unreadable rest of a truncated map.
 REST = "(the rest)"
 
 
 class Truncated(MalformedError):
-    """The file ends before the stated length."""
+    """Error: the file ends before the stated length."""
 
 
 class Truncation(NamedTuple):
@@ -48,7 +48,7 @@ class Truncation(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """Skipped bytes, by their position in the file. `code` of an extension, None for plain bytes."""
+    """Skipped bytes, by their position in the file. `code`: type of an extension, None for plain bytes."""
 
     offset: int
     length: int
@@ -58,7 +58,7 @@ class Blob(NamedTuple):
 class Parser:
     """Parser of consecutive values from byte `at` to byte `end` of a file.
 
-    `mends`: a truncated container keeps its complete entries, has a `Truncation` as the last entry, and sets
+    With `mends`, a truncated container keeps its complete entries, has a `Truncation` as its last entry, and sets
     `truncation`.
     """
 

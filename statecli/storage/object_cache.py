@@ -1,7 +1,7 @@
-"""Fetched bytes of a remote file, so that a reader's many small reads are few requests.
+"""Cache of a remote file's bytes, so that a reader's many small reads take few requests.
 
-The bytes of headers are fetched once and kept while the file is open, small headers longer. Values are not kept:
-readers read them through windows, up to the announced end of their reads.
+Headers are fetched once and kept while the file is open; small headers are kept longer. Values are not kept: readers
+read them through windows, up to the announced end of their reads.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from statecli.storage.parallel import run_in_threads
 from statecli.storage.retry import retry
 from statecli.storage.store import FileVersion, Guard
 
-#: Bytes of the first request: the header of most files, and many files as a whole.
+#: Number of bytes of the first request: the header of most files, and many whole files.
 HEAD_BYTES = 64 << 10
-#: Bytes of a request at the end of a file: the end record of a zip archive and a comment.
+#: Number of bytes of a request at the end of a file: the end record of a zip archive and a comment.
 TAIL_BYTES = 66 << 10
-#: Bytes of the first request by suffix: of files that are read as a whole, and of files that begin with values.
+#: Number of bytes of the first request, by suffix: more for files that are read whole, fewer for files that begin with
+#: values.
 HEAD_BYTES_BY_SUFFIX = {".json": 4 << 20, ".metadata": 1 << 20, ".distcp": 4 << 10}
-#: Bytes fetched for a small read, and the most that are fetched for small reads one after another.
+#: Number of bytes fetched for a small read, and its maximum for consecutive small reads.
 MIN_REQUEST_BYTES, MAX_REQUEST_BYTES = 16 << 10, 4 << 20
-#: Largest gap in bytes between two ranges that are fetched together, because one request is quicker than two.
+#: Maximum gap in bytes between two ranges that are fetched together, because one request is faster than two.
 MAX_GAP_BYTES = 16 << 10
-#: Bytes of a window of values; a thread holds two windows of all files together.
+#: Size of a window of values in bytes. A thread keeps at most two windows, for all files together.
 WINDOW_BYTES = 2 << 20
-#: Most bytes of a file that are kept while the file is open, and afterwards.
+#: Maximum number of cached bytes of a file while it is open, and after it was closed.
 MAX_KEPT_BYTES, MAX_KEPT_CLOSED_BYTES = 64 << 20, 4 << 20
 #: First bytes of files with checksums: zip archives, and files that begin with an archive.
 _ZIP_MAGIC = b"PK\3\4"
@@ -56,7 +57,7 @@ class RemoteFile:
         self._first, self._lock = threading.Lock(), threading.Lock()
         self._error: UnreadableError | None = None
         self._readers = 0
-        #: The fetched spans by offset, and the sorted offsets.
+        #: Cached spans by offset, and their sorted offsets.
         self._starts: list[int] = []
         self._spans: dict[int, bytes] = {}
         self._cached_bytes = 0
@@ -94,13 +95,13 @@ class RemoteFile:
         return self.version.size
 
     def request(self, offset: int, length: int) -> bytes:
-        """Fetch these bytes, and keep none of them."""
+        """Fetch these bytes without keeping them."""
         try:
             data, version = retry(lambda: self._store.get(self._url, offset, length, self.version), self._url)
-            with self._lock:  # other threads fetch too, and each answer may have more markers of the version
+            with self._lock:  # other threads fetch too, and each answer may add markers of the version
                 self.version = confirm_version(self.version, version)
         except UnreadableError as why:
-            if type(why) is UnreadableError:  # the type that values without numbers raise as well
+            if type(why) is UnreadableError:  # this type is raised for values without numbers too
                 raise Unfetched(str(why)) from None
             raise
         return data
@@ -111,14 +112,14 @@ class RemoteFile:
             self._readers += 1
 
     def remove_reader(self) -> None:
-        """Count a closed handle; after the last handle few bytes are kept."""
+        """Count a closed handle; after the last one, keep only few bytes."""
         with self._lock:
             self._readers -= 1
             if not self._readers:
                 self._evict(MAX_KEPT_CLOSED_BYTES)
 
     def release(self) -> None:
-        """Drop the fetched bytes of a closed file; the version stays."""
+        """Drop the cached bytes of a closed file, but keep its version."""
         with self._lock:
             if not self._readers:
                 self._evict(0)
@@ -143,16 +144,16 @@ class RemoteFile:
         return None if holes else b"".join(parts.values())
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Fetch these (offset, length), neighbours together and many at a time, for the following reads."""
+        """Fetch these (offset, length) for the next reads: adjacent ranges together, several requests at a time."""
         run_in_threads(self.fetch, self.missing_spans(ranges))
 
     def fetch(self, span: tuple[int, int]) -> None:
-        """Fetch the bytes from start to stop of the span, for the following reads."""
+        """Fetch the bytes of the span (start, stop) for the following reads."""
         start, stop = span
         self._keep(start, self.request(start, stop - start))
 
     def missing_spans(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans to fetch, each from start to stop, so that all of these (offset, length) are cached."""
+        """Return the spans (start, stop) to fetch so that all of these (offset, length) are cached."""
         missing: list[tuple[int, int]] = []
         spans = ((offset, min(offset + length, self.size)) for offset, length in ranges)
         for start, stop in sorted(hole for span in spans for hole in self._split_cached(*span)[1]):
@@ -176,7 +177,7 @@ class RemoteFile:
         return b"".join((*preceding_parts, fetched_part, *(part for at, part in parts.items() if at >= stop)))
 
     def _widen(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the span to fetch for missing bytes: longer than these bytes, up to the next cached byte."""
+        """Return the span to fetch for missing bytes: longer than the missing bytes, up to the next cached byte."""
         at = bisect_right(self._starts, start) - 1
         if stop == self.size:
             previous_end = self._starts[at] + len(self._spans[self._starts[at]]) if at >= 0 else 0
@@ -189,7 +190,7 @@ class RemoteFile:
         return start, max(stop, min(start + self._step, next_start))
 
     def _split_cached(self, offset: int, end: int) -> tuple[dict[int, bytes], list[tuple[int, int]]]:
-        """Return the cached parts of these bytes by offset, and the holes between the parts."""
+        """Return the cached parts of these bytes by offset, and the holes between them."""
         parts: dict[int, bytes] = {}
         holes: list[tuple[int, int]] = []
         with self._lock:
@@ -216,7 +217,7 @@ class RemoteFile:
             self._spans[offset] = data
 
     def _evict(self, limit: int) -> None:
-        """Drop the largest spans until at most `limit` bytes are kept."""
+        """Drop the largest spans until at most `limit` bytes are cached."""
         for start in sorted(self._starts, key=lambda start: -len(self._spans[start])):
             if self._cached_bytes <= limit:
                 break
@@ -249,7 +250,7 @@ class RemoteFile:
         return [guard for guard in guards if guard.stop > offset]
 
     def _confirm_guard(self, guard: Guard, header: bytes) -> bool:
-        """Check a guard; return True if its bytes begin where the directory says. Raises MalformedError."""
+        """Check a guard; return whether its bytes begin where the directory states. Raises MalformedError."""
         shift = guard.check(header)
         with self._lock:
             if shift:
@@ -260,7 +261,7 @@ class RemoteFile:
         return not shift
 
     def _locate(self, offset: int, stop: int) -> tuple[int, int]:
-        """Return where the bytes from `offset` on begin in the file, and where the run of them up to `stop` ends."""
+        """Return the actual offset of the bytes from `offset` on, and the end of their run, at most `stop`."""
         for start, (end, shift) in list(self.moved.items()):
             if start <= offset < end:
                 return offset + shift, min(min(stop, end) + shift, self.size)
@@ -278,7 +279,7 @@ class RemoteFile:
         return self.checksums.combine(offset, end, self.read_cached if is_confirmed else lambda *_: None)
 
     def read_window(self, offset: int, stop: int) -> memoryview:
-        """Return bytes from `offset` on, up to `stop` at most: cached, or else fetched and not kept."""
+        """Return bytes from `offset` on, up to `stop` at most: cached bytes, or fetched bytes that are not kept."""
         actual_offset, stop = self._locate(offset, min(stop, self.size))
         if actual_offset != offset:
             return memoryview(self.request(actual_offset, stop - actual_offset))
@@ -287,7 +288,7 @@ class RemoteFile:
             stop = holes[0][0] if holes else stop
             return self._confirm_window(offset, stop, offset, memoryview(self._read_span(offset, stop)))
         for (_, end), (start, _) in pairwise((*holes, (self.size + HEAD_BYTES, 0))):
-            if start - end > MAX_GAP_BYTES:  # the cached bytes are worth another request
+            if start - end > MAX_GAP_BYTES:  # the cached bytes are long enough to save a request
                 stop = end
                 break
         guards = self._find_guards(offset, stop)
@@ -296,7 +297,7 @@ class RemoteFile:
         return self._confirm_window(offset, stop, begin, data)
 
     def _confirm_window(self, offset: int, stop: int, begin: int, data: memoryview) -> memoryview:
-        """Return the part of `data` (first byte at `begin`) from `offset` on up to moved bytes."""
+        """Return the part of `data` (whose first byte is at `begin`) from `offset` on, up to the first moved bytes."""
         for guard in self._find_guards(offset, stop):
             header_view = data[guard.header - begin : guard.start - begin] if guard.header >= begin else None
             try:
@@ -308,13 +309,13 @@ class RemoteFile:
                 is_there = False
             if not is_there and guard.start <= offset:
                 return self.read_window(offset, stop)
-            if not is_there:  # the next read raises
+            if not is_there:  # the next read raises the error
                 return data[offset - begin : guard.header - begin]
         return data[offset - begin :]
 
 
 class Handle:
-    """Remote file, open for a single reader: `File`."""
+    """Remote file, open for a single reader: a `File`."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -341,24 +342,24 @@ class Handle:
 
 
 class _Windows(threading.local):
-    """Windows of a thread's reads of values: a few bytes at each offset where reading continues."""
+    """Windows of a thread's reads of values: some bytes at each offset where reading continues."""
 
     def __init__(self, workers: threading.Semaphore) -> None:
         self.is_at_work = False
         self._workers = workers
-        #: The runs of bytes that are about to be read one after another, sorted, by file.
+        #: Runs of bytes that will be read consecutively, sorted, by file.
         self._runs: dict[RemoteFile, list[tuple[int, int]]] = {}
-        #: The sorted starts and ends of the expected ranges.
+        #: Sorted starts and ends of the expected ranges, by file.
         self._cuts: dict[RemoteFile, list[int]] = {}
-        #: Each window by file and offset, the one that was used last at the end.
+        #: Windows by file and offset; the last used window is last.
         self._windows: OrderedDict[tuple[RemoteFile, int], memoryview] = OrderedDict()
         #: Windows that were read to the end.
         self._finished_windows: set[tuple[RemoteFile, int]] = set()
-        #: Bytes of a new window.
+        #: Size of a new window in bytes.
         self._limit = WINDOW_BYTES
 
     def expect(self, ranges: Iterable[tuple[RemoteFile, int, int]]) -> None:
-        """Plan the reads of these (file, offset, length): neighbours are fetched together."""
+        """Plan the reads of these (file, offset, length): adjacent ranges are fetched together."""
         self.clear()
         for file, offset, length in sorted(ranges, key=itemgetter(1)):
             runs = self._runs.setdefault(file, [])
@@ -372,7 +373,7 @@ class _Windows(threading.local):
         self._cuts = {file: sorted(set(cuts)) for file, cuts in self._cuts.items() if file.checksums}
 
     def read(self, file: RemoteFile, offset: int, length: int, read_ahead: int) -> memoryview:
-        """Return bytes from `offset` on, `length` at most, none at the end; `read_ahead` as in `File.fill`."""
+        """Return at most `length` bytes from `offset` on, none at the end; `read_ahead` as in `File.fill`."""
         preceding_bytes = 0
         for key, window in reversed(self._windows.items()):
             if key[0] is file and key[1] <= offset < key[1] + len(window):
@@ -407,7 +408,7 @@ class _Windows(threading.local):
             self._workers.acquire()
 
     def _plan_stop(self, file: RemoteFile, offset: int, read_ahead: int, preceding_bytes: int) -> int:
-        """Return the end of a new window. Without expected ranges windows begin small and grow as reads go on."""
+        """Return the end of a new window. Without expected ranges, windows grow while reads are consecutive."""
         runs = self._runs.get(file, ())
         n = bisect_right(runs, (offset, file.size)) - 1
         if n >= 0 and offset < runs[n][1]:
@@ -415,7 +416,7 @@ class _Windows(threading.local):
         return offset + min(read_ahead, max(HEAD_BYTES, min(2 * preceding_bytes, self._limit)))
 
     def _shrink(self, limit: int) -> None:
-        """Drop windows already read, then windows unused for the longest time; new windows become smaller."""
+        """Drop windows already read, then the least recently used windows; new windows become smaller."""
         while self._windows and sum(map(len, self._windows.values())) > limit:
             key = next((key for key in self._windows if key in self._finished_windows), next(iter(self._windows)))
             self._windows.pop(key)
@@ -429,7 +430,7 @@ class _Windows(threading.local):
 
 
 class _ValueReads:
-    """Threads that read values during a command: as many as cores work at a time, the rest wait for bytes."""
+    """Limit for the threads that read values: as many as cores compute at a time; the others wait for bytes."""
 
     def __init__(self) -> None:
         self.workers = threading.Semaphore(max(os.cpu_count() or 1, 2))
@@ -438,10 +439,10 @@ class _ValueReads:
 
 @contextmanager
 def expect_values(ranges: Iterable[tuple[RemoteFile, int, int]]) -> Iterator[None]:
-    """Fetch neighbours together while the block reads these (file, offset, length) in this thread in order."""
+    """Fetch adjacent ranges together while the block reads these (file, offset, length) in this thread in order."""
     reads = lifetime.for_command(_ValueReads)
     windows = reads.windows
-    if windows.is_at_work:  # inside another block, whose ranges include these
+    if windows.is_at_work:  # nested in another block, whose ranges include these
         yield
         return
     windows.expect(ranges)

@@ -1,4 +1,4 @@
-"""Protocol of a server of objects, and the choice of the server by URL. An object is a remote file."""
+"""Protocol of a server of objects (remote files), and the choice of the server by URL."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from statecli.storage import lifetime
 from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 from statecli.storage.url import SERVERS, split_url
 
-#: Statuses of redirects.
+#: HTTP statuses of redirects.
 REDIRECTS = frozenset([301, 302, 303, 307, 308])
 
 
 class Missing(UnreadableError):
-    """The object does not exist."""
+    """Error: the object does not exist."""
 
 
 class Unfetched(UnreadableError):
-    """The bytes did not come; their content is unknown."""
+    """Error: the bytes did not arrive, so their content is unknown."""
 
 
 class Unsure(UnreadableError):
-    """The answer is not an object: a refusal, a page. There may be a folder all the same."""
+    """Error: the answer is not an object, but a refusal or a page. A folder may exist."""
 
 
 class Listing(NamedTuple):
-    """The names in a folder, with True for a folder. `incomplete`: why some names are missing; None if none is."""
+    """Names in a folder, with True for a folder. `incomplete`: why names are missing, None for a complete listing."""
 
     folders: dict[str, bool]
     incomplete: str | None = None
 
 
 def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVersion:
-    """Return the version with the markers of both. Raises UnreadableError if the two are different versions."""
+    """Return the version with the markers of both. Raises UnreadableError if the versions differ."""
     if expected is None:
         return actual
     old, new = ((marker or "").split("\n") for _, marker in (expected, actual))
     pairs = [(before, after) for before, after in zip_longest(old, new, fillvalue="") if before and after]
-    # The first marker is the most reliable.
+    # Only the first marker is compared, because it is the most reliable.
     if expected.size != actual.size or (pairs and pairs[0][0] != pairs[0][1]):
         raise UnreadableError(CHANGED_TRY_AGAIN)
     markers = "\n".join(before or after for before, after in zip_longest(old, new, fillvalue=""))
@@ -50,7 +50,7 @@ def confirm_version(expected: FileVersion | None, actual: FileVersion) -> FileVe
 
 
 class ObjectStore(Protocol):
-    """A server with objects. Methods raise UnreadableError without the URL, and `Missing` if there is no object."""
+    """Server with objects. Methods raise UnreadableError without the URL; `Missing` if the object does not exist."""
 
     def get(self, url: str, offset: int, length: int, expected: FileVersion | None) -> tuple[bytes, FileVersion]:
         """Return the bytes from `offset` on and the version; fewer than `length` bytes only at the end of the object.
@@ -63,7 +63,7 @@ class ObjectStore(Protocol):
 
 
 class _Stores:
-    """Stores used by a command, so that the next command looks for credentials again."""
+    """Stores of a command. The next command looks for credentials again."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, ObjectStore] = {}
@@ -84,11 +84,11 @@ class _Stores:
 
 
 def open_store(url: str) -> ObjectStore:
-    """Return the store for a URL, the same for all its URLs. Raises MissingDependency, UnreadableError."""
+    """Return the store of a URL, which all URLs of the store share. Raises MissingDependency, UnreadableError."""
     return lifetime.for_command(_Stores).open(url)
 
 
 def _build_filesystem_key(url: str) -> str:
-    """Return the part of a URL that names the filesystem: all but the path of an object in the filesystem."""
+    """Return the part of a URL that identifies the filesystem: all but the path of an object in it."""
     parts = split_url(url)
     return f"{parts.scheme}{parts.path.partition('/')[0]}{parts.query}"

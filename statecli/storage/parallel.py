@@ -12,7 +12,7 @@ _Task = TypeVar("_Task")
 
 
 def run_in_threads(function: Callable[[_Task], object], tasks: Sequence[_Task]) -> None:
-    """Call the function with each task, as many at a time as connections are allowed."""
+    """Call the function with each task, at most as many at a time as connections are allowed."""
     if len(tasks) < 2:
         for task in tasks:
             function(task)
@@ -21,5 +21,5 @@ def run_in_threads(function: Callable[[_Task], object], tasks: Sequence[_Task]) 
     try:
         for _ in threads.map(function, tasks):
             pass
-    finally:  # an interrupt does not wait for requests
+    finally:  # an interrupt must not wait for requests
         threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Progress of fetching remote files, for progress bars: headers of many files, and bytes of values."""
+"""Progress of fetching remote files, for progress bars: headers of files, and bytes of values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from statecli.storage import lifetime
 
-#: Takes the number of files; the block gets a function to call after each file.
+#: Function of the number of files that gives the block a function to call after each file.
 Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
 _watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
 
@@ -21,7 +21,7 @@ def report_prefetch(total: int) -> AbstractContextManager[Callable[[], None]]:
 
 @contextmanager
 def watch_prefetch(watch: Watch) -> Iterator[None]:
-    """Call `watch` when the block fetches many files."""
+    """Call `watch` when the block prefetches several files."""
     token = _watch.set(watch)
     try:
         yield
@@ -30,7 +30,7 @@ def watch_prefetch(watch: Watch) -> Iterator[None]:
 
 
 class FetchedValues:
-    """Bytes of values received during this command. Threads count at once; a lost count is a shorter bar."""
+    """Number of bytes of values received by this command, counted without a lock: a lost count shortens the bar."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -45,19 +45,19 @@ _request: ContextVar[FetchedValues | None] = ContextVar("request", default=None)
 
 
 def fetch_values(fetch: Callable[[], bytes]) -> bytes:
-    """Return the bytes of values fetched by a request, each counted on arrival, none twice."""
+    """Return the bytes of values that a request fetches, and count each byte once, on arrival."""
     total, arrived = count_fetched_values(), FetchedValues()
     token = _request.set(arrived)
     try:
         data = fetch()
-        total.bytes += len(data) - arrived.bytes  # the request was repeated, or its store counts nothing
+        total.bytes += len(data) - arrived.bytes  # the request was repeated, or its store does not count
         return data
     finally:
         _request.reset(token)
 
 
 def count_arrived(length: int) -> None:
-    """Count bytes of an answer, if the answer has values."""
+    """Count bytes of an answer if they are values."""
     request = _request.get()
     if request is not None:
         request.bytes += length

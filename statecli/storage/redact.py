@@ -1,4 +1,4 @@
-"""Secrets, and text without secrets: the last gate before standard error, after masked names of URLs."""
+"""Known secrets, and text without secrets: the last filter before standard error, after masking of URLs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import lifetime
 
-#: Text in the place of a secret.
+#: Replacement for a secret.
 MARK = "…"
-#: Characters of the shortest secret that is replaced in any text; shorter secrets are masked in URLs alone.
+#: Minimum length in characters of a secret that is replaced in any text. Shorter secrets are masked only in URLs.
 MIN_SECRET_CHARS = 6
-#: Characters from which on a secret is also replaced inside a longer word.
+#: Minimum length in characters of a secret that is also replaced inside a longer word.
 MIN_INNER_CHARS = 10
 
-#: Variables of the environment whose values are secret, by their names, and the characters of the shortest one.
+#: Names of environment variables with secret values, and the minimum length of these values in characters.
 _VARIABLE = compile_on_use(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
 _MIN_VALUE_CHARS = 8
 
@@ -29,7 +29,7 @@ _LOGS = (
 _LOGGERS = frozenset(_LOGS.split())
 
 _END = r"[^\s\"'<>&;,()\[\]{}…]"
-#: Text that looks like a secret; the group before the secret stays.
+#: Text that looks like a secret; the group before the secret is kept.
 _SECRET_PATTERNS = (
     re.compile(r"((?<![\w+.-])[a-z][\w+.-]*://)[^\s\"'<>/?@…]+(?=@)", re.IGNORECASE),
     re.compile(rf"((?:[?&]|%3F|%26)[\w.%~-]{{1,64}}?(?:=|%3D)){_END}+", re.IGNORECASE),
@@ -45,11 +45,11 @@ _SECRET_PATTERNS = (
 
 
 class Secrets:
-    """The secrets of this process.
+    """Secrets of this process.
 
     Attributes:
-        certain: Certainly secret words.
-        possible: Words from a possible place of a secret.
+        certain: Words that are certainly secret.
+        possible: Words that may be secret, because of their position.
         masked: URLs with secrets, and their masked names.
     """
 
@@ -65,7 +65,7 @@ def secrets() -> Secrets:
 
 
 def hide(*words: str, sure: bool = True) -> None:
-    """Remove these words from all text from now on, as typed and percent-encoded; unless `sure`, from foreign text."""
+    """Remove these words from all text from now on, typed or percent-encoded; only from foreign text unless `sure`."""
     from urllib.parse import quote, unquote
 
     stored = secrets()
@@ -88,9 +88,9 @@ def remove_secrets(text: str) -> str:
 
 
 def filter_logs() -> None:
-    """Remove secrets from all logs of network libraries from now on, for any destination of the logs.
+    """Remove secrets from all logs of network libraries from now on, for every handler.
 
-    Most of their loggers do not exist before the first request, and a filter applies to a single logger.
+    Filters the records, because most loggers do not exist before the first request, and a filter applies to one logger.
     """
     import logging
 
@@ -106,7 +106,7 @@ def filter_logs() -> None:
 
     create_filtered.is_filtered = True  # type: ignore[attr-defined]
     logging.setLogRecordFactory(create_filtered)
-    # Without a handler of the user, logs do not go to stderr, because statecli reports errors there in one line.
+    # Without a handler of the user, discard the logs, because statecli reports errors on stderr in one line.
     for name in _LOGGERS:
         logging.getLogger(name).addHandler(logging.NullHandler())
 
@@ -130,7 +130,7 @@ def _replace(text: str, words: Iterable[str]) -> str:
     for word in sorted(words, key=len, reverse=True):
         if word not in text:
             continue
-        # `format=models` hides no part of a longer word.
+        # A short secret is replaced only as a whole word: `format=models` hides no part of a longer word.
         pattern = re.escape(word) if len(word) >= MIN_INNER_CHARS else rf"(?<!\w){re.escape(word)}(?!\w)"
         text = re.sub(pattern, MARK, text)
     return text

@@ -1,4 +1,4 @@
-"""Store of files behind URLs. Only the bytes needed by a reader are fetched.
+"""Store of files behind URLs. Fetches only the bytes that a reader needs.
 
     masked name ──▶ masked_url.py (the URL as typed) ──▶ object store: http.py, hub.py, s3.py, gcs.py, fsspec_store.py
                                                            ▲
@@ -27,12 +27,12 @@ from statecli.storage.store import FileVersion, FolderEntries
 
 _FILE, _FOLDER, _MISSING = "file", "folder", "missing"
 
-#: Files whose beginnings are kept after the first read: a folder may contain a million files.
+#: Maximum number of files whose beginnings are kept after the first read, because a folder may contain a million files.
 MAX_KEPT_FILES = 4096
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Data for another process to read the same files.
+    """Data with which another process can read the same files.
 
     Attributes:
         urls: URLs as typed, by their masked names.
@@ -56,11 +56,11 @@ class RemoteStore:
     reads_are_requests = True
 
     def __init__(self) -> None:
-        #: A random name of the command, so that a worker process notices the next command.
+        #: Random name of the command, by which a worker process notices the next command.
         self.command = os.urandom(8).hex()
         self._files: dict[str, RemoteFile] = {}
         self._kept_files: dict[str, RemoteFile] = {}
-        #: Listings that the object stores sent, and those that were found by requests for usual names.
+        #: Listings from the object stores, and listings by requests for usual names.
         self._listings: dict[str, Listing | UnreadableError] = {}
         self._trials: dict[str, Listing | UnreadableError] = {}
         self._kinds: dict[str, str] = {}
@@ -89,7 +89,7 @@ class RemoteStore:
                 self._get_file(path).prefetch_head()
             except Missing:
                 return False
-            except UnreadableError:  # opening the file raises the same
+            except UnreadableError:  # opening the file raises the same error
                 pass
             self._kinds[path] = _FILE
         return self._kinds[path] != _MISSING
@@ -163,7 +163,7 @@ class RemoteStore:
         with report_prefetch(len(unknown_paths)) as report_one:
 
             def prefetch_path(path: str) -> None:
-                with suppress(StateError):  # opening the file raises the same
+                with suppress(StateError):  # opening the file raises the same error
                     if self._kinds.get(path) == _FOLDER or url.is_folder_url(path):
                         self._ask_listing(url.make_absolute(path))
                     else:
@@ -191,7 +191,7 @@ class RemoteStore:
         return object_cache.expect_values((self._get_file(path), offset, length) for path, offset, length in ranges)
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """See `Store.find_crc32`: of bytes read as values or cached."""
+        """See `Store.find_crc32`: for bytes that were read as values or are cached."""
         return self._get_file(path).find_crc32(offset, offset + length)
 
     def confirm_guards(self, path: str) -> None:
@@ -202,11 +202,11 @@ class RemoteStore:
 
     @property
     def is_in_use(self) -> bool:
-        """True if a file was requested during this command."""
+        """Whether this command requested a file."""
         return bool(self._files)
 
     def export_access(self) -> Access:
-        """Return this process's knowledge for other processes. Raises MalformedError if a guard of a file fails."""
+        """Return this process's state for other processes. Raises MalformedError if a guard of a file fails."""
         for path in list(self._files):
             try:
                 self.confirm_guards(path)
@@ -249,7 +249,7 @@ class RemoteStore:
         return _MISSING if why is None or isinstance(why, Missing) else _FILE
 
     def _is_absent_from_listing(self, path: str) -> bool:
-        """Return True if the folder's listing lacks the name; a server may hide names that begin with a dot."""
+        """Return whether the folder's listing lacks the name; False for a leading dot, which servers may hide."""
         folder, name = url.split(path)
         listing = self._listings.get(folder)
         return isinstance(listing, Listing) and name not in listing.folders and not name.startswith(".")
@@ -288,7 +288,7 @@ def remote_store() -> RemoteStore:
 
 
 def accept_access(access: Access) -> None:
-    """Take over what another process knows. A worker lives on after a command, and forgets the old command here."""
+    """Accept the state of another process. A worker that outlived a command forgets the earlier command here."""
     store = remote_store()
     if store.command != access.command:
         lifetime.forget_command()
@@ -301,10 +301,10 @@ def accept_access(access: Access) -> None:
 
 def _try_fetch(task: tuple[RemoteFile, tuple[int, int]]) -> None:
     file, span = task
-    with suppress(UnreadableError):  # reading the bytes raises the same
+    with suppress(UnreadableError):  # reading the bytes raises the same error
         file.fetch(span)
 
 
 def _is_refused(listing: Listing | UnreadableError | None) -> TypeGuard[UnreadableError]:
-    """Return True if a folder may exist but cannot be requested."""
+    """Return whether a request for the folder failed, although the folder may exist."""
     return isinstance(listing, UnreadableError) and not isinstance(listing, (Missing, Unsure))

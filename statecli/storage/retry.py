@@ -1,7 +1,7 @@
-"""Send a request again after a broken connection or a busy server, with longer and longer pauses.
+"""Send a request again after a broken connection or from a busy server, with increasing pauses.
 
-A file has thousands of ranges and a folder hundreds of files: a URL that failed after all retries fails at once from
-then on, and other URLs of the same server get one attempt.
+A file has thousands of ranges and a folder hundreds of files. Therefore a URL that failed after all retries fails at
+once from then on, and other URLs of its server get one attempt.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from statecli.storage.limits import settings
 from statecli.storage.url import split_url
 
 _Result = TypeVar("_Result")
-#: Seconds before the second attempt, doubled before each next attempt, and the longest pause.
+#: Pause before the second attempt, doubled before each next attempt, and the maximum pause; both in seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 20.0
-#: Longest pause in seconds that a server may ask for: a user at a terminal would not know the reason for more.
+#: Maximum pause that a server may request, in seconds, because a user at a terminal does not see why it takes longer.
 MAX_RETRY_AFTER_S = 20.0
 
 
@@ -37,7 +37,7 @@ class _Failures:
 
 
 class Transient(Exception):
-    """Error that may not come again; `retry_after_s`: the wait in seconds that the server requests, or None."""
+    """Error that may disappear. `retry_after_s`: wait in seconds that the server requests, or None."""
 
     def __init__(self, why: str, retry_after_s: float | None = None) -> None:
         super().__init__(why)
@@ -45,19 +45,19 @@ class Transient(Exception):
 
 
 class ConnectionCut(Transient):
-    """The server or the network ended the connection before the answer was complete."""
+    """Error: the connection ended before the answer was complete."""
 
 
 def retry(attempt: Callable[[], _Result], url: str) -> _Result:
     """Return the result of the first attempt that does not raise `Transient`.
 
-    Raises UnreadableError if all attempts did, now or earlier for this URL. Other errors are raised at once.
+    Raises UnreadableError if all attempts did so, now or earlier for this URL. Other errors are raised at once.
     """
     failures, server = lifetime.for_command(_Failures), _find_server(url)
     retries = 0 if server in failures.servers else settings().retries
     redact.filter_logs()
     for count in range(retries + 1):
-        if url in failures.by_url:  # another thread may have given up meanwhile
+        if url in failures.by_url:  # another thread may have given up
             raise UnreadableError(failures.by_url[url])
         try:
             result = attempt()
@@ -85,11 +85,11 @@ def _explain_failure(why: Transient, retries: int) -> str:
 
 
 def _find_server(url: str) -> str:
-    """Return scheme and host, or bucket."""
+    """Return scheme and host, or scheme and bucket."""
     parts = split_url(url)
     return parts.scheme + parts.path.partition("/")[0]
 
 
 def _choose_pause(count: int) -> float:
-    """Return seconds, partly random, because a hundred connections broken together must not return together."""
+    """Return a pause in seconds, partly random, because a hundred broken connections must not return together."""
     return FIRST_PAUSE_S * float(2**count) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret

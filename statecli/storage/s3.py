@@ -1,6 +1,6 @@
 """Object store of S3 and compatible servers: range requests by s3fs, with each answer checked before its body is read.
 
-Credentials come from the places searched by the AWS tools. Without credentials, and with AWS_NO_SIGN_REQUEST, requests
+Credentials come from the places that the AWS tools search. Without credentials, and with AWS_NO_SIGN_REQUEST, requests
 are not signed, so that public buckets can be read.
 """
 
@@ -55,7 +55,7 @@ _REFUSED = (
     "access is refused (HTTP 403): your AWS credentials do not give access to this object, or the object does not "
     "exist; for a public object, set AWS_NO_SIGN_REQUEST=yes"
 )
-#: Message about a server that is not S3.
+#: Message for an answer from a server that is not S3.
 _FOREIGN = "the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL and any proxy"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and this object is not public, or does not "
@@ -65,7 +65,7 @@ _REFUSED_UNSIGNED = (
     "access is refused (HTTP 403): AWS_NO_SIGN_REQUEST disables your AWS credentials, and this object is not "
     "public, or does not exist; unset AWS_NO_SIGN_REQUEST"
 )
-#: Messages about missing credentials, by a part of the name of the provider in botocore.
+#: Messages about missing credentials, by a part of the provider's name in botocore.
 _SOURCES = {
     "SSO": "the AWS login is missing or has expired; log in again: aws sso login",
     "WebIdentity": (
@@ -82,9 +82,9 @@ _SOURCES = {
     "EnvProvider": "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set: set both",
     "": "your AWS credentials cannot be used ({name}); log in again",
 }
-#: The variables with the URL of S3, the first one counts.
+#: Variables with the URL of S3; the first one set is used.
 _ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
-#: Messages about the configuration, by a part of the name of the error.
+#: Messages about the configuration, by a part of the error's name.
 _SETTINGS = {
     "ProfileNotFound": "AWS_PROFILE is set to a profile that is not in the AWS configuration",
     "ConfigParseError": "the AWS configuration has a syntax error: correct {path}",
@@ -96,7 +96,7 @@ _SETTINGS = {
 
 
 class S3:
-    """All buckets: an `ObjectStore`."""
+    """`ObjectStore` of all buckets."""
 
     def __init__(self) -> None:
         self._signed, self._unsigned = PerProcess(_create_filesystem), PerProcess(lambda: _create_filesystem(anon=True))
@@ -133,7 +133,7 @@ def _create_filesystem(*, anon: bool | None = None) -> Any:
         import s3fs
     except ImportError:
         raise MissingDependency(f"s3:// needs the package s3fs: {install_extra('remote')}") from None
-    # Settings of fsspec, such as an endpoint or a profile, are kept.
+    # Add to fsspec's settings, such as an endpoint or a profile, without replacing them.
     options = {} if anon is None else {"anon": anon}
     filesystem = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, **options)
     limits = settings()
@@ -145,12 +145,12 @@ def _create_filesystem(*, anon: bool | None = None) -> Any:
         "http_session_cls": _create_session_class(),
     }
     filesystem.config_kwargs = {**filesystem.config_kwargs, **own_options}
-    filesystem.retries = 1  # `retry` sends a request again
+    filesystem.retries = 1  # `retry` repeats requests
     return filesystem
 
 
 def _create_session_class() -> type:
-    """Return the session class of aiobotocore without redirects: aiohttp would send session tokens to any server.
+    """Return a session class of aiobotocore without redirects, because aiohttp would send session tokens to any server.
 
     botocore itself follows redirects to another region.
     """
@@ -171,14 +171,14 @@ def _create_session_class() -> type:
 
 
 class _SessionWithoutRedirects:
-    """aiohttp session that follows no redirect and refuses redirects without a region."""
+    """aiohttp session that does not follow redirects, and refuses a redirect without a region."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
 
     async def request(self, *arguments: Any, **options: Any) -> Any:
         answer = await self._session.request(*arguments, **options, allow_redirects=False)
-        leads_away = "Location" in answer.headers or answer.method == "HEAD"  # the request of botocore for the region
+        leads_away = "Location" in answer.headers or answer.method == "HEAD"  # botocore requests the region with HEAD
         if answer.status in REDIRECTS and leads_away and "x-amz-bucket-region" not in answer.headers:
             answer.close()
             raise UnreadableError(_FOREIGN.format(what=f"HTTP {answer.status}"))
@@ -186,7 +186,7 @@ class _SessionWithoutRedirects:
 
 
 def _parse_key(url: str) -> tuple[str, str, dict[str, str]]:
-    """Return bucket, key, and the options for the requested version."""
+    """Return bucket, key, and the options that select the requested version."""
     path, _, version = url.partition("://")[2].partition("?versionId=")
     bucket, _, key = path.partition("/")
     if "@" in bucket:
@@ -209,7 +209,7 @@ async def _get_range(
         answer = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **options)
     except OSError as why:
         if _find_answer(why)[0] in ("InvalidRange", "416") and offset == 0:
-            return b"", FileVersion(0, None)  # no range of an empty object is valid
+            return b"", FileVersion(0, None)  # an empty object has no valid range
         raise
     with closing(answer["Body"]) as body:
         head = BucketAnswer(answer.get("ContentRange"), answer.get("ContentLength"), answer.get("ETag"), body)
@@ -233,9 +233,9 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
 
 
 def _find_answer(why: BaseException) -> tuple[str | None, int]:
-    """Return S3's error code, hidden by s3fs behind an error of Python, and the HTTP status; without them None and 0.
+    """Return S3's error code (which s3fs hides behind a Python error) and the HTTP status; None and 0 if unknown.
 
-    For an answer without code, botocore has no code or the status as the code.
+    For an answer without a code, botocore has no code or uses the status as the code.
     """
     error: BaseException | None = why
     while error is not None:
@@ -248,7 +248,7 @@ def _find_answer(why: BaseException) -> tuple[str | None, int]:
 
 
 def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
-    """Return the error of statecli, because the text of the other error may contain secrets."""
+    """Convert a library's error to an error of statecli, because its text may contain secrets."""
     setup_error = _explain_setup_error(why)
     if setup_error is not None:
         return setup_error
@@ -295,7 +295,7 @@ def _explain_setup_error(why: Exception) -> Exception | None:
 
 
 def _walk_frames(why: Exception) -> Iterator[FrameType]:
-    """Yield the frames of an error and of its causes, because s3fs replaces causes by errors of Python."""
+    """Yield the frames of an error and of its causes, because s3fs replaces causes by Python errors."""
     error: BaseException | None = why
     while error is not None:
         yield from (frame for frame, _ in walk_tb(error.__traceback__))
@@ -303,11 +303,11 @@ def _walk_frames(why: Exception) -> Iterator[FrameType]:
 
 
 def _explain_foreign_answer(code: str, status: int) -> Exception | None:
-    """Return the error for an answer of a proxy or a web server; None for an answer of S3."""
+    """Return the error for an answer from a proxy or a web server; None for an answer from S3."""
     if code in _CODES or (code and not code.isdecimal()):
         return None
     if status in _TRANSIENT:
-        # botocore sets 500 for a page that came with 200 as well.
+        # botocore also reports status 500 for an HTML page with status 200.
         status_text = "no XML" if status == 500 else f"HTTP {status}"
         return Transient(_FOREIGN.format(what=status_text))
     return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))

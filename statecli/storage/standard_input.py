@@ -1,7 +1,7 @@
-"""Standard input as the store of one file, `-`.
+"""Store of a single file, `-`: standard input.
 
-Readers read a file at several positions, so that a pipe is copied to a temporary file without a name on its first
-opening. A redirected file is read in place.
+Readers read at several positions, so a pipe is copied to a nameless temporary file when it is first opened. A
+redirected file is read in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COPIED_AT_ONCE = 1 << 20
 
 
 class StandardInputStore(LocalStore):
-    """Files by path, for the path `-` alone. The path has no folder and no adjacent files."""
+    """Store for the path `-` only, without a folder and without adjacent files."""
 
     def parents(self, path: str) -> Iterator[str]:  # noqa: ARG002 - see the class
         return iter(())
@@ -56,7 +56,7 @@ class StandardInputStore(LocalStore):
 
 
 class StandardInput(LocalFile):
-    """The whole of standard input, as an open file."""
+    """Open file with the whole standard input."""
 
     def __init__(self) -> None:
         spool = lifetime.for_process(_Spool)
@@ -65,7 +65,7 @@ class StandardInput(LocalFile):
 
 
 class _Spool:
-    """Descriptor readable at any position: of the redirected file, or of a copy of the pipe."""
+    """Descriptor that can be read at any position: of the redirected file, or of a copy of the pipe."""
 
     def __init__(self) -> None:
         self._copy = None if stat.S_ISREG(_require_open().st_mode) else _copy_pipe()
@@ -73,7 +73,8 @@ class _Spool:
 
 
 def _require_open() -> os.stat_result:
-    # Another file may have the descriptor of a closed standard input; Python has noticed that at its start.
+    # Check `sys.stdin`, because another file may have the descriptor of a closed standard input; Python notices this at
+    # startup.
     if sys.stdin is None or os.isatty(_FD):
         state = "is closed" if sys.stdin is None else "is a terminal"
         raise UnreadableError(f"standard input {state}: pipe a checkpoint into statecli")
@@ -87,7 +88,7 @@ def _copy_pipe() -> IO[bytes]:
             copy.write(data)
         copy.flush()
     except OSError as error:
-        with suppress(OSError):  # closing writes what the buffer holds, and fails again
+        with suppress(OSError):  # closing writes the rest of the buffer, and fails again
             copy.close()
         problem = (error.strerror or "unknown error").lower()
         why = f"cannot copy standard input to {tempfile.gettempdir()}: {problem}; set TMPDIR to another folder"

@@ -1,4 +1,4 @@
-"""Protocols of a store, the place of files, and of an open file. `local` and `remote` implement both."""
+"""Protocols of a store of files and of an open file. `local` and `remote` implement both."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 from statecli.core.errors import UnreadableError
 from statecli.storage.url import is_remote
 
-#: A changed file, which may be read as a whole at another try.
+#: Error for a changed file; the next attempt may read it whole.
 CHANGED_TRY_AGAIN = "changed while statecli read it; try again"
-#: Most folders inside one another: a server may list a folder as part of the same folder.
+#: Maximum depth of nested folders, because a server may list a folder as part of itself.
 MAX_FOLDER_DEPTH = 64
-#: Most folders of a server that are listed for one target, and most names in them: a server may make up more.
+#: Maximum number of a server's folders listed for one target, and of their names, because a server may invent more.
 MAX_LISTED_FOLDERS, MAX_LISTED_NAMES = 1_000, 200_000
 
 
 class ListingBudget:
-    """Folders and names listed by a server for one target. Folders on disk do not count."""
+    """Number of folders and names that a server listed for one target. Folders on disk do not count."""
 
     def __init__(self, target: str) -> None:
         self._target, self._names = target, 0
@@ -28,16 +28,16 @@ class ListingBudget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether more was listed than allowed for a target."""
+        """Whether the listings of a target exceeded the limits."""
         return len(self._folders) > MAX_LISTED_FOLDERS or self._names > MAX_LISTED_NAMES
 
     def exhaust(self, folder: str) -> None:
-        """Leave nothing of the budget, because a server that makes up a folder has more of them."""
+        """Use up the budget, because a server that invents a folder has more of them."""
         if is_remote(folder):
             self._names = MAX_LISTED_NAMES + 1
 
     def take(self, folder: str, names: int) -> None:
-        """Count a folder with this many names, once. Raises UnreadableError beyond the budget."""
+        """Count a folder with its number of names, once. Raises UnreadableError beyond the budget."""
         if is_remote(folder) and folder not in self._folders:
             self._folders.add(folder)
             self._names += names
@@ -47,9 +47,9 @@ class ListingBudget:
 
 
 class FileVersion(NamedTuple):
-    """The size of a file in bytes, and a marker that changes with the file; None where the store sends no marker.
+    """Size of a file in bytes, and a marker that changes with the file; None if the store sends no marker.
 
-    Of a remote file the marker is an ETag, or several markers on a line each; an answer may lack some of the markers.
+    The marker of a remote file is an ETag, or several markers, one per line; an answer may lack some of them.
     """
 
     size: int
@@ -57,17 +57,18 @@ class FileVersion(NamedTuple):
 
 
 class FolderEntries(NamedTuple):
-    """The sorted names of the files and of the folders in a folder."""
+    """Sorted names of the files and of the folders in a folder."""
 
     files: list[str]
     folders: list[str]
 
 
 class Guard(msgspec.Struct, frozen=True, gc=False):
-    """Bytes `start` to `stop`, placed by a directory, without proof so far.
+    """Bytes `start` to `stop` whose place is stated by a directory and not yet confirmed.
 
-    The proof is a header from `header` up to `start`. `check` takes the bytes of the header and returns how many bytes
-    later than `start` the data begins, mostly 0. `check` raises MalformedError for a wrong header.
+    A header from `header` up to `start` confirms the place. `check` takes the bytes of the header and returns the
+    number of bytes by which the data begins later than `start`, mostly 0. `check` raises MalformedError for a wrong
+    header.
     """
 
     header: int
@@ -77,17 +78,17 @@ class Guard(msgspec.Struct, frozen=True, gc=False):
 
 
 class File(Protocol):
-    """An open file, read by position, by one thread at a time."""
+    """Open file, read by position, by one thread at a time."""
 
     size: int
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return `length` bytes from `offset` on, fewer where the file ends before."""
+        """Return `length` bytes from `offset` on, fewer at the end of the file."""
 
     def fill(self, offset: int, into: memoryview, read_ahead: int) -> int:
         """Read bytes from `offset` on into a buffer; return their number, 0 at the end.
 
-        `read_ahead`: the number of bytes the caller reads next.
+        `read_ahead`: number of bytes that the caller will read next.
         """
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -97,7 +98,7 @@ class File(Protocol):
         """Return these bytes, or None if reading them takes a request."""
 
     def guard(self, guards: Iterable[Guard]) -> None:
-        """Check the header of each guard before the file returns a byte of the guarded range."""
+        """Check the header of each guard before returning a byte of the guarded range."""
 
     def measure(self) -> int:
         """Return the present size, for the message about a file truncated while open."""
@@ -110,12 +111,12 @@ class Store(Protocol):
     """Files and folders by path. Reading methods raise OSError for a local path, else UnreadableError.
 
     Attributes:
-        reads_are_requests: True if a read costs a round trip to a server, so that batched reads are faster.
+        reads_are_requests: True if a read takes a request to a server, so that batched reads are faster.
     """
 
     reads_are_requests: bool
 
-    # Syntax: nothing is read.
+    # Methods that only process the text of a path.
 
     def join(self, folder: str, *names: str) -> str:
         """Return the path of a file in a folder."""
@@ -135,13 +136,13 @@ class Store(Protocol):
     def is_glob(self, text: str) -> bool:
         """Return True if the text may be a glob."""
 
-    # Names: what exists.
+    # Methods for the existence and kind of names.
 
     def exists(self, path: str) -> bool:
         """Return True for a file, a folder and a broken link."""
 
     def has_file(self, path: str) -> bool:
-        """Return True if the path, which can only name a file, exists; no folder is requested."""
+        """Return whether the path exists, if it can only name a file. Does not request a folder."""
 
     def is_folder(self, path: str) -> bool:
         """Return True for a folder."""
@@ -159,10 +160,10 @@ class Store(Protocol):
         """Return the names in a folder."""
 
     def list_entries(self, folder: str) -> FolderEntries:
-        """Return the names in a folder by their kind; each name that is not a folder counts as a file."""
+        """Return the names in a folder by kind; every name other than a folder counts as a file."""
 
     def may_list(self, folder: str) -> bool:
-        """Return False if the folder may be entered and not listed."""
+        """Return False if the folder can be entered but not listed."""
 
     def is_listed(self, path: str) -> bool:
         """Return True if a listing of the folder around the path contains the path."""
@@ -171,11 +172,12 @@ class Store(Protocol):
         """Return the reason why the names of a folder are incomplete; None if they are complete."""
 
     def match_glob(self, pattern: str) -> list[str]:
-        """Return the matching paths, with `**` and hidden names. Of hidden folders only the folder itself is matched,
-        unless a step of the glob begins with a dot.
+        """Return the matching paths, with `**` and hidden names.
+
+        Matches hidden folders themselves, but enters them only if a step of the glob begins with a dot.
         """
 
-    # Bytes.
+    # Methods that read bytes.
 
     def open(self, path: str) -> File:
         """Open a file. Raises UnreadableError, without the path, for a missing file, a folder or a device."""
@@ -184,21 +186,22 @@ class Store(Protocol):
         """Return the size of a file in bytes."""
 
     def version(self, path: str) -> FileVersion | None:
-        """Return the version of a file, to compare with later versions; None if there is no file, or if the store
-        compares the version of each read itself.
+        """Return the version of a file, to compare with later versions.
+
+        None if there is no file, or if the store itself compares the version of each read.
         """
 
     def prefetch(self, paths: Iterable[str]) -> None:
-        """Fetch the beginnings of files, and the names in folders, before they are opened; errors are kept."""
+        """Fetch the beginnings of files, and listings of folders, before they are opened; errors are kept for then."""
 
     def prefetch_ranges(self, ranges: Mapping[str, list[tuple[int, int]]]) -> AbstractContextManager[None]:
-        """Fetch these (offset, length) of each file and keep them while the block runs; errors are kept."""
+        """Fetch these (offset, length) of each file and keep them during the block; errors are kept for the reads."""
 
     def expect_values(self, ranges: Iterable[tuple[str, int, int]]) -> AbstractContextManager[None]:
-        """Fetch neighbours together while the block reads these (path, offset, length) in this thread in order."""
+        """Fetch adjacent ranges together while the block reads these (path, offset, length) in this thread in order."""
 
     def find_crc32(self, path: str, offset: int, length: int) -> int | None:
-        """Return the CRC-32 of these bytes if known without another read."""
+        """Return the CRC-32 of these bytes if it is known without another read."""
 
     def confirm_guards(self, path: str) -> None:
-        """Check the guards of a file not checked so far. Raises MalformedError without the path."""
+        """Check the unconfirmed guards of a file. Raises MalformedError without the path."""

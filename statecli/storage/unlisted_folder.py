@@ -1,4 +1,4 @@
-"""Folders that cannot be listed: request all usual names of checkpoint files at once."""
+"""Folders that cannot be listed: request all usual names of checkpoint files together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def list_usual_names() -> tuple[str, ...]:
 def try_usual_names(
     folder: str, why: Unsure, prefetch: Callable[[Sequence[str]], None], open_file: Callable[[str], RemoteFile]
 ) -> Listing | UnreadableError:
-    """Return the existing usual names in a folder without a listing because of `why`; an error if none exists."""
+    """Return the usual names that exist in a folder without a listing (reason: `why`); an error if none exists."""
     paths = {name: join(folder, name) for name in list_usual_names()}
     prefetch(list(paths.values()))
     errors = {name: _find_error(open_file(path)) for name, path in paths.items()}
@@ -48,10 +48,10 @@ def try_usual_names(
 
 
 def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tuple[str, UnreadableError]]:
-    """Yield the names of unknown existence, with their errors.
+    """Yield the names whose existence is unknown, with their errors.
 
-    A server may answer a request for a missing file with a refusal or a page; most of the names then get the same
-    answer. Many servers refuse names that begin with a dot.
+    A server may answer every request for a missing file with the same refusal or page, so the most frequent answer
+    counts as missing. Refusals of names with a leading dot count as missing too, because many servers refuse them.
     """
     kinds = Counter(_classify(error) for error in errors.values() if error is not None)
     most_frequent_kind = max(kinds, key=kinds.__getitem__, default=None)
@@ -63,17 +63,17 @@ def _find_inconclusive(errors: dict[str, UnreadableError | None]) -> Iterator[tu
 
 
 def _classify(error: UnreadableError) -> Hashable:
-    """Return a key shared by answers of the same meaning."""
+    """Return a key that is equal for answers of equal meaning."""
     return Missing if isinstance(error, Missing) else (type(error), getattr(error, "status", 0))
 
 
 def add_hidden_names(listing: Listing, folder: str, open_file: Callable[[str], RemoteFile]) -> Listing:
-    """Add the `.metadata` of `.distcp` files, because web servers list no names that begin with a dot."""
+    """Add `.metadata` to `.distcp` files if it exists, because web servers do not list names with a leading dot."""
     if METADATA in listing.folders or not any(name.endswith(".distcp") for name in listing.folders):
         return listing
     if isinstance(_find_error(open_file(join(folder, METADATA))), Missing):
         return listing
-    # A file that cannot be requested counts as present, and opening the file raises.
+    # A file that cannot be requested counts as present; opening it raises the error.
     return listing._replace(folders={**listing.folders, METADATA: False})
 
 

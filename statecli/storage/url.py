@@ -1,6 +1,6 @@
-"""Syntax of URLs: place of a file's path in a URL, and how paths are joined and split.
+"""Syntax of URLs: the path of a file in a URL, joining and splitting.
 
-Nothing here opens a connection or knows a secret. `masked_url` hides passwords and signatures.
+No function opens a connection or handles secrets. `masked_url` hides passwords and signatures.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from statecli.core.lazy_pattern import compile_on_use
 
-#: `https://…`, and chains of fsspec, which no store reads: `simplecache::s3://…`.
+#: Beginning of a URL: `https://…`, or a chain of fsspec, which no store reads: `simplecache::s3://…`.
 _URL = compile_on_use(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]+://")
-#: An IPv6 address as a host: `[::1]`.
+#: IPv6 address as a host: `[::1]`.
 _ADDRESS = compile_on_use(r"^\[[0-9a-fA-F:.]*\]")
-#: Characters that make the path of a URL a glob; `?` begins a query.
+#: Characters that make the path of a URL a glob; not `?`, because it begins a query.
 GLOB = compile_on_use(r"[*[]")
 
 
 class Server(NamedTuple):
-    """A kind of server: the module of its store in `storage`, the class there, and the text that begins a query.
+    """Kind of server: the module of its store in `storage`, its class there, and the text that begins a query.
 
-    `query`: more than `?` where `?` may be part of a name; None if a URL has no query.
+    `query` is longer than `?` if `?` may be part of a name; None if URLs have no query.
     """
 
     module: str
@@ -33,12 +33,12 @@ class Server(NamedTuple):
 
 _WEB, _S3 = Server("http", "Http", "?"), Server("s3", "S3", "?versionId=")
 _GOOGLE, _HUB = Server("gcs", "CloudStorage", "?generation="), Server("hub", "Hub", None)
-#: Schemes whose paths begin with a host or a bucket. fsspec reads all others.
+#: Schemes whose paths begin with a host or a bucket. fsspec reads all other schemes.
 SERVERS = {"http": _WEB, "https": _WEB, "s3": _S3, "s3a": _S3, "gs": _GOOGLE, "gcs": _GOOGLE, "hf": _HUB}
 
 
 class UrlParts(NamedTuple):
-    """A URL in three: `https://`, `host/m.pt`, `?version=3`."""
+    """Parts of a URL: `https://`, `host/m.pt`, `?version=3`."""
 
     scheme: str
     path: str
@@ -51,7 +51,7 @@ def is_remote(path: str) -> bool:
 
 
 def split_url(url: str) -> UrlParts:
-    """Return the scheme, the path from folder to file, and the query."""
+    """Return the scheme, the path and the query of a URL."""
     match = _URL.match(url)
     assert match is not None, "no URL"  # noqa: S101 - callers check with is_remote
     scheme, text = url[: match.end()], url[match.end() :]
@@ -60,7 +60,7 @@ def split_url(url: str) -> UrlParts:
 
 
 def find_query(scheme: str, text: str) -> int:
-    """Return the index of the query in the text after a `scheme://`; the text's length without a query."""
+    """Return the index of the query in the text after a `scheme://`; the length of the text if there is no query."""
     mark = SERVERS.get(scheme.removesuffix("://").lower(), _WEB).query
     at = -1 if mark is None else text.find(mark)
     return len(text) if at < 0 else at
@@ -68,7 +68,7 @@ def find_query(scheme: str, text: str) -> int:
 
 def is_chain(url: str) -> bool:
     """Return True for a chain of fsspec: `simplecache::https://…`, `zip://m.pt::https://host/a.zip`."""
-    # An IPv6 address in brackets contains `::` too.
+    # A `::` in brackets belongs to an IPv6 address.
     return re.search(r"::(?![0-9a-fA-F:.]*\])", url) is not None
 
 
@@ -80,7 +80,7 @@ def is_web(scheme: str) -> bool:
 def is_folder_url(url: str) -> bool:
     """Return True if the URL can only name a folder: a host, a bucket, or a path that ends with a slash."""
     scheme, path, _ = split_url(url)
-    # `memory://m.pt` is a file.
+    # `memory://m.pt` is a file, because this scheme has no host or bucket.
     return path.endswith("/") or not path or ("/" not in path and scheme.removesuffix("://").lower() in SERVERS)
 
 
@@ -117,7 +117,7 @@ def parents(url: str) -> Iterator[str]:
 
 
 def make_relative(url: str, folder: str) -> str:
-    """Return the path from the folder to the file; a URL outside the folder is returned unchanged."""
+    """Return the path from the folder to the file; return a URL outside the folder unchanged."""
     inner, outer = split_url(url), split_url(folder) if is_remote(folder) else UrlParts("", "", "")
     prefix = outer.path.rstrip("/") + "/" if outer.path else ""
     is_inside = (inner.scheme, inner.query) == (outer.scheme, outer.query) and f"{inner.path}/".startswith(prefix)
@@ -125,7 +125,7 @@ def make_relative(url: str, folder: str) -> str:
 
 
 def make_absolute(url: str) -> str:
-    """Return the URL without the slash at the end of a folder's URL."""
+    """Return the URL without a trailing slash."""
     scheme, path, query = split_url(url)
     return scheme + path.rstrip("/") + query
 
@@ -140,7 +140,7 @@ def quote_name(scheme: str, name: str) -> str:
 
 
 def unquote_name(scheme: str, name: str) -> str:
-    """Return the name written as `name` in a URL of this scheme."""
+    """Return the name that is written as `name` in a URL of this scheme."""
     if not is_web(scheme) or "%" not in name:
         return name
     from urllib.parse import unquote

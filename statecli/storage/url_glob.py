@@ -1,4 +1,4 @@
-"""Globs in URLs, matched by the listings of the folders."""
+"""Globs in URLs, matched with the listings of folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def match_url_glob(store: Store, pattern: str) -> list[str]:
     fixed = next(n for n, step in enumerate(steps) if GLOB.search(step))
     if fixed == 0:
         raise UnreadableError(f"{pattern}: a glob cannot match a host or a bucket: write the full name")
-    # To fnmatch, `?` is a wildcard, but in brackets.
+    # `?` is not a wildcard in a URL; fnmatch matches it literally only in brackets.
     globs = [re.sub(r"(\[[^]]+\])|\?", lambda match: match[1] or "[?]", step) for step in steps[fixed:]]
     return list(dict.fromkeys(_Matcher(store, pattern).match(scheme + "/".join(steps[:fixed]) + query, globs)))
 
@@ -30,7 +30,7 @@ class _Matcher:
         self._store, self._budget = store, ListingBudget(pattern)
 
     def match(self, folder: str, steps: list[str], depth: int = 0) -> Iterator[str]:
-        """Yield the matches of a glob's remaining steps in a folder; an empty last step matches folders alone."""
+        """Yield the matches of a glob's remaining steps in a folder; an empty last step matches only folders."""
         if depth > MAX_FOLDER_DEPTH:
             raise UnreadableError(
                 f"{folder}: is more than {MAX_FOLDER_DEPTH} folders deep; start the glob in a deeper folder"

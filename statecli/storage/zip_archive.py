@@ -1,4 +1,4 @@
-"""Strict reader of zip archives as torch writes them: a file readable in two ways is an error.
+"""Strict reader of zip archives as torch writes them: a file that can be read in two ways is an error.
 
 Python's `zipfile` is unsuitable: it takes the last of two records of one name where torch takes the first, accepts
 bytes before the archive, refuses archives without checksums, and is slow for 100,000 records. torch's own reader
@@ -27,14 +27,14 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.storage.byte_source import Source, Window
 from statecli.storage.files import Guard
 
-#: Most bytes that a record may inflate to; a pickle of 64 MB describes half a million tensors.
+#: Maximum inflated size of a record in bytes; a pickle of 64 MB describes half a million tensors.
 MAX_INFLATED = 64 * 2**20
-#: Most bytes of the directory: 100,000 torch records take 9 MB.
+#: Maximum size of the directory in bytes; 100,000 records of torch take 9 MB.
 MAX_DIRECTORY = 256 * 2**20
 MAX_RECORDS = 2_000_000
 
-#: Most bytes between the data of two records, without the header and name of the next one: a descriptor of 24, the
-#: padding of torch to 64, zip64 sizes and the times that other tools record.
+#: Maximum number of bytes between the data of two records, without the header and name of the second: a descriptor of
+#: 24, torch's padding to 64, zip64 sizes, and the times that other tools record.
 MAX_PADDING = 24 + 64 + 64
 
 STORED, DEFLATED = 0, 8
@@ -48,50 +48,51 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<8xHH4xIIIHHHH2xII")
 _LOCAL = struct.Struct("<4s2xHH4xIIIHH")
-#: Bytes from the end of a file in which the reader of torch finds an end record: a comment, and one read.
+#: Distance from the end of a file, in bytes, in which torch's reader finds an end record: a comment, and one read.
 FARTHEST_END = _END.size + 65_535 + 4096
-#: Bytes from the end of a file that contain the end records of nearly every archive.
+#: Distance from the end of a file, in bytes, that includes the end records of nearly every archive.
 _USUAL_END = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
-# General purpose flags, APPNOTE 4.4.4.
+# General purpose flags (APPNOTE 4.4.4).
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000
 _SIZES_FOLLOW = 0x0008
 _UTF8 = 0x0800
-#: Of the external attributes, whatever system wrote them: torch's reader leaves the memory for such a record as it was.
+#: Flag of a folder in the external attributes, for every system: torch's reader leaves the memory for such a record
+#: unchanged.
 _FOLDER = 0x10
 
-#: Extra field with the name of a record in UTF-8, after a version and the checksum of the other name. APPNOTE 4.6.9.
+#: Extra field with a record's name in UTF-8, and the size of its header: a version and the checksum of the other name
+#: (APPNOTE 4.6.9).
 _UNICODE_PATH, _UNICODE_PATH_HEADER = 0x7075, 5
 _UNICODE_PATH_BYTES = _UNICODE_PATH.to_bytes(2, "little")
 
-#: Alignment of the bytes of each record by torch, and the bytes of the descriptor after them, by flag.
+#: Alignment of each record's data by torch, and the possible sizes of the descriptor after the data, by flag.
 _ALIGNMENT = 64
 _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 
-#: Local headers that are fetched at once, and the largest record in bytes that is prefetched.
+#: Number of local headers fetched at once, and the maximum size in bytes of a record that is prefetched.
 _HEADERS_AT_ONCE = 1024
 _MAX_PREFETCH_BYTES = 32 << 20
-#: Bytes of a record that show its format.
+#: Number of bytes of a record that show its format.
 BEGINNING = 512
-#: Most bytes of the records that torch writes after the last storage.
+#: Maximum size in bytes of the records that torch writes after the last storage.
 _TRAILING_BYTES = 1024
-#: Archives with smaller records on average, in bytes, are read in windows, others header by header.
+#: Average record size in bytes below which an archive's headers are read in windows, otherwise one by one.
 _DENSE_RECORD_BYTES = 8192
 _WINDOW = 65_536
-#: Bytes that are read and inflated at a time to verify a checksum.
+#: Number of bytes read and inflated at a time to verify a checksum.
 _PIECE_BYTES = 1 << 20
 
 
-#: Bytes of either end of a directory in which `mentions` looks.
+#: Number of bytes at either end of a directory that `mentions` searches.
 _MENTION_BYTES = 64 * 1024
 
 
 def mentions(path: str, *names: bytes) -> bool:
-    """Return True if the directory of a zip file contains one of the names near its beginning or its end.
+    """Return whether the directory of a zip file contains one of the names near its beginning or end.
 
-    The answer is a guess at the kind of archive, to be checked by the reader. False for a file other than a zip
-    archive.
+    This is a guess at the kind of archive, which the reader must check. False for other files.
     """
     try:
         with Source(path) as source:
@@ -103,19 +104,19 @@ def mentions(path: str, *names: bytes) -> bool:
             size, offset = fields[5], fields[6]
             if offset == _U32_MAX and (end64 := tail.rfind(b"PK\6\6")) >= 0 and end64 + _END64.size <= len(tail):
                 size, offset = _END64.unpack_from(tail, end64)[-2:]
-            # The reader of the archive reads the whole directory, and small records before the directory.
+            # Prefetch for the archive's reader, which reads the whole directory and the small records before it.
             source.prefetch([(max(0, offset - _TRAILING_BYTES), min(size, _MAX_PREFETCH_BYTES) + _TRAILING_BYTES)])
             first = source.read(offset, min(size, _MENTION_BYTES, max(0, source.size - offset)))
             last = tail[max(0, at - size) : at]
-    except UnreadableError:  # reading the archive raises the same
+    except UnreadableError:  # reading the archive raises the same error
         return False
     return any(name in part for name in names for part in (first, last))
 
 
 class Record(msgspec.Struct, gc=False):
-    """One member: `offset` of its local header and `data_offset` of its bytes, both from the start of the file.
+    """Member of an archive: `offset` of its local header and `data_offset` of its bytes, from the start of the file.
 
-    `crc32` as in the directory; torch writes 0 for a checksum not computed.
+    `crc32` as in the directory; torch writes 0 for a checksum that was not computed.
     """
 
     name: str
@@ -129,7 +130,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 class _End(msgspec.Struct):
-    """The values of the end records, and the offset of the first of them."""
+    """Values of the end records, and the offset of the first of them."""
 
     at: int
     records: int
@@ -138,11 +139,11 @@ class _End(msgspec.Struct):
 
 
 class Archive:
-    """The records of a zip file by name, in the order of its directory, each checked against its local header.
+    """Records of a zip file by name, in the order of its directory, each checked against its local header.
 
-    Of a remote file, local headers are not read if the directory places the records exactly as torch does: each header
-    is checked when the record is read. With `looked_at`, all headers are checked at once, because this many bytes of
-    each record are about to be read. Raises MalformedError for a directory that contradicts itself or the file.
+    For a remote file, local headers are not read if the directory places the records exactly as torch does; each header
+    is then checked when its record is read. With `looked_at`, all headers are checked at once, because this number of
+    bytes of each record will be read. Raises MalformedError for a directory that contradicts itself or the file.
 
     Attributes:
         folder: Top folder of the first record, "" for a record named "/…", None for a record in no folder.
@@ -169,12 +170,12 @@ class Archive:
             )
 
     def open_window(self, source: Source) -> Window:
-        """Return a buffer for reads from many records of the archive: small records are read together."""
+        """Return a buffer for reads from many records; small records are read together."""
         is_dense = len(self.records) * _DENSE_RECORD_BYTES > source.size and not source.reads_are_requests
         return Window(source, _WINDOW if is_dense else 0)
 
     def prefetch(self, is_requested: Callable[[str], bool]) -> None:
-        """Fetch the records of these names together, before their reads."""
+        """Fetch the requested records together, before their reads."""
         records = (
             record
             for name, record in self.records.items()
@@ -185,9 +186,9 @@ class Archive:
         )
 
     def read(self, record: Record, limit: int) -> bytes:
-        """Return the inflated content of a record; the checksum is checked unless recorded as 0.
+        """Return the inflated content of a record, with its checksum verified unless it is recorded as 0.
 
-        `limit`: most bytes of the content; a compressed record may not inflate to more than 64 MiB either.
+        `limit`: maximum size of the content in bytes; a compressed record may also not exceed 64 MiB.
         """
         if record.method == DEFLATED:
             limit = min(limit, MAX_INFLATED)
@@ -206,7 +207,7 @@ class Archive:
         return data
 
     def verify(self, record: Record) -> None:
-        """Read a record in pieces. Raises ChecksumMismatch for a wrong checksum; 0 is not a checksum."""
+        """Verify a record's checksum in pieces. Raises ChecksumMismatch; a recorded 0 is not a checksum."""
         if not record.crc32:
             return
         crc = size = 0
@@ -297,7 +298,7 @@ class Archive:
             raise MalformedError(_SPANS_FILES)
         record = self._source.read(end64_at, _END64.size) if end64_at + _END64.size <= at else bytes(_END64.size)
         signature, length, _, _, disk, first_disk, disk_records, records, size, offset = _END64.unpack(record)
-        # Python's zipfile reads the 56 bytes in front of the locator, wherever that points: no data may lie between.
+        # Python's zipfile reads the 56 bytes before the locator, whatever its offset, so no data may lie between.
         if signature != b"PK\6\6" or end64_at + 12 + length != at or end64_at + _END64.size != at:
             raise _create_damage_error(
                 f"its second end record (zip64) is not at byte {end64_at}, where the archive says; data was added "
@@ -337,7 +338,7 @@ class Archive:
         return records
 
     def _locate(self, end: _End) -> None:
-        """Find the start of each record's bytes, and check for overlaps."""
+        """Locate each record's data, and check for overlaps."""
         sorted_records = sorted(self.records.values(), key=attrgetter("offset"))
         if sorted_records and sorted_records[0].offset > 0:
             prefix_bytes = sorted_records[0].offset
@@ -369,7 +370,7 @@ class Archive:
         self._add_space(previous_name, previous_end, end.offset)
 
     def _read_starts(self, sorted_records: list[Record]) -> Iterator[int]:
-        """Yield the offset of the data of each record, by the local header."""
+        """Yield the offset of each record's data, from its local header."""
         window = self.open_window(self._source)
         header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
         for n, record in enumerate(sorted_records):
@@ -379,9 +380,9 @@ class Archive:
             yield _find_data(record, window.read)
 
     def _place_as_torch(self, sorted_records: list[Record], end: int) -> Iterator[int] | None:
-        """Return the offset of the data of each record as torch aligns the records, without reading local headers.
+        """Return the offset of each record's data by torch's alignment, without reading local headers.
 
-        None if other bytes than descriptors would lie between the records. Cached headers are checked at once, others
+        None if bytes other than descriptors would lie between the records. Cached headers are checked at once, others
         when the record is read.
         """
         guards = []
@@ -437,7 +438,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
 
 
 def _check_unicode_path(name: str, extras: bytes) -> None:
-    """Refuse another name in an extra field, because Python's zipfile takes this name since 3.12 and torch does not."""
+    """Refuse an extra field with another name, because Python's zipfile uses it since 3.12 and torch does not."""
     unicode_name = _find_extra_field(name, extras, _UNICODE_PATH)[_UNICODE_PATH_HEADER:]
     if unicode_name and unicode_name != name.encode("utf-8", "surrogateescape"):
         raise MalformedError(f"{name!r} has a second, different name in the zip archive; programs may use either name")
@@ -457,7 +458,7 @@ def _refuse(record: Record, disk: int) -> None:
 
 
 def _decode_name(name: bytes, flags: int) -> str:
-    """Return the name of a record. Raises MalformedError for a name that torch reads as UTF-8, and zipfile as CP437."""
+    """Return the name of a record. Raises MalformedError for a name that torch reads as UTF-8 and zipfile as CP437."""
     if not (flags & _UTF8 or name.isascii()):
         raise MalformedError(
             f"the record {name.decode('utf-8', 'backslashreplace')!r} does not declare the encoding of its name; "
@@ -467,9 +468,9 @@ def _decode_name(name: bytes, flags: int) -> str:
 
 
 def _read_zip64(name: str, extras: bytes, *fields: int) -> tuple[int, int, int, int]:
-    """Return size, compressed size, offset and disk, overflown values from the zip64 extra field.
+    """Return size, compressed size, offset and disk, with overflown values from the zip64 extra field.
 
-    The field contains the overflown values alone, in this order: 8, 8, 8 and 4 bytes.
+    The field contains only the overflown values, in this order: 8, 8, 8 and 4 bytes.
     """
     values = []
     field_bytes = _find_extra_field(name, extras, 1)
@@ -501,7 +502,7 @@ def _find_extra_field(name: str, extras: bytes, requested_kind: int) -> bytes:
 
 
 def _align(record: Record) -> int:
-    """Return the offset of the data of a record written by torch (`getPadding` in inline_container.cc)."""
+    """Compute the offset of a record's data as torch does (`getPadding` in inline_container.cc)."""
     zip64_bytes = 4 * (record.size >= _U32_MAX or record.offset >= _U32_MAX)
     zip64_bytes += 16 * (record.size >= _U32_MAX) + 8 * (record.offset >= _U32_MAX)
     earliest = record.offset + _LOCAL.size + len(record.name.encode("utf-8", "surrogateescape")) + 4 + zip64_bytes
@@ -509,7 +510,7 @@ def _align(record: Record) -> int:
 
 
 def _find_shift(record: Record, start: int, following: Record | None, space_end: int, header: bytes) -> int:
-    """Return how many bytes after `start` the data of a record begins by the local header.
+    """Return the number of bytes by which a record's data begins after `start`, from its local header.
 
     Raises MalformedError if the data ends after `space_end`, the offset of the following record.
     """
@@ -540,12 +541,12 @@ def _create_outside_error(name: str, end: int, records_end: int) -> MalformedErr
 
 
 def _read_of(data: bytes, start: int) -> Callable[[int, int], bytes]:
-    """Return a function like `Source.read` for bytes from `start` on."""
+    """Return a function like `Source.read` for `data`, whose first byte is at offset `start`."""
     return lambda offset, length: data[offset - start : offset - start + length]
 
 
 def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
-    """Return the offset of a record's data, by the local header with torch's padding for alignment."""
+    """Return the offset of a record's data, from its local header, after checking the header against the directory."""
     raw = record.name.encode() if record.name.isascii() else b""
     header = read(record.offset, _LOCAL.size + len(raw))
     n: int
@@ -557,7 +558,7 @@ def _find_data(record: Record, read: Callable[[int, int], bytes]) -> int:
             "begins at this byte"
         )
     is_same = raw != b"" and n == len(raw) and header[_LOCAL.size :] == raw
-    if not is_same:  # no character takes more than four bytes
+    if not is_same:  # a character takes at most four bytes
         is_same = n <= 4 * len(record.name) and _decode_name(read(record.offset + _LOCAL.size, n), flags) == record.name
     is_same = is_same and method == record.method and flags & _ENCRYPTED == record.flags & _ENCRYPTED
     if is_same and not flags & _SIZES_FOLLOW:
@@ -614,10 +615,10 @@ def _create_unsupported_error(record: Record) -> UnreadableError:
 
 
 def ends_as_zip(source: Source) -> bool:
-    """Whether there is a directory, and an end record where torch's zip reader and Python's look for end records.
+    """Return whether torch's zip reader or Python's would find an end record and a directory.
 
-    Both take the last end record, with any bytes before the archive and after its end. torch's reader does not look at
-    the record's comment, and reads on by whole buffers.
+    Both use the last end record, with any bytes before the archive and after its end. torch's reader ignores the
+    record's comment, and reads whole buffers.
     """
     start = max(0, source.size - FARTHEST_END)
     tail = source.read(start, source.size - start)
