@@ -1,1 +1,1 @@
-"""Targets typed by the user: a file, a folder, a URL, a class; expanded, located and loaded."""
+"""Targets that the user types (a file, a folder, a URL, a class): expand, locate and load them."""

@@ -1,4 +1,4 @@
-"""Expand targets typed by the user: walk folders, expand globs, in natural order, each target once.
+"""Expand typed targets: walk folders and expand globs, in natural order, each target once.
 
 A model's folder is one target, with its shards and the files of its training. Every other checkpoint in the folder is a
 separate target. Any other file is a target with status `skipped` and a reason, so nothing is left out silently.
@@ -31,10 +31,10 @@ from statecli.storage.store import ListingBudget
 from statecli.targets import packed_files, tool_folders
 from statecli.targets.target_result import Status, TargetResult
 
-#: Suffixes of compressed files: joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` as it is.
+#: Suffixes of compressed files, because joblib and `pickle.load(gzip.open(...))` load `model.pkl.gz` directly.
 _COMPRESSION_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z", ".zst", ".lz4")
 
-#: The file that torch.package requires in an unpacked package, as path parts.
+#: File that torch.package requires in an unpacked package, as parts of a path.
 TORCH_PACKAGE_FILE = (".data", "extern_modules")
 
 #: Number of folders above a file that are searched for the model that it belongs to.
@@ -44,7 +44,7 @@ PREFETCHED_PATHS = 256
 
 
 class _ModelFolder(NamedTuple):
-    """A folder with a model, and the files of the model."""
+    """Folder with a model, and the files of the model."""
 
     path: str
     members: frozenset[str]
@@ -54,10 +54,10 @@ _Candidate: TypeAlias = str | _ModelFolder | TargetResult
 
 
 class ModelFolders:
-    """Find the model folders around files; each folder is read once.
+    """Model folders around files; each folder is read once.
 
-    `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target of a walk over
-    its folder.
+    `is_locked` returns whether the lock names a path. With `as_found`, a file is replaced by the target that a walk
+    over its folder finds.
     """
 
     def __init__(self, *, as_found: bool = False, is_locked: Callable[[str], bool] | None = None) -> None:
@@ -65,7 +65,7 @@ class ModelFolders:
         self._members = cache(list_members)
 
     def iter_around(self, path: str) -> Iterator[_ModelFolder]:
-        """Yield the model folders around `path`, nearest first, also those whose model does not include `path`."""
+        """Yield the model folders around `path`, nearest first, even if their model does not include `path`."""
         above = islice(files.iter_parents(path), MAX_PARENT_FOLDERS)
         yield from (_ModelFolder(folder, members) for folder in above if (members := self._members(folder)))
 
@@ -74,10 +74,10 @@ class ModelFolders:
         return (model for model in self.iter_around(path) if files.make_relative(path, model.path) in model.members)
 
     def find_replacement(self, path: str) -> _Candidate | None:
-        """Return the target for the file's model, else None.
+        """Return the target that replaces the file, or None.
 
-        With a lock: the folder or index named in the lock instead of the file. With `as_found`: its model, if the model
-        has several files.
+        With a lock: the folder or index that the lock names. With `as_found`: the file's model, if it has several
+        files.
         """
         if not files.is_file(path) or not (self.as_found or self.is_locked):
             return None
@@ -94,10 +94,10 @@ class ModelFolders:
 def expand_targets(
     texts: Sequence[str], *, allow_empty: bool = False, model_folders: ModelFolders | None = None
 ) -> Iterator[str | TargetResult]:
-    """Yield each target: its text, or a `TargetResult` if the target has failed or is skipped already.
+    """Yield each target: its text, or a `TargetResult` if it has already failed or was skipped.
 
-    A file with several names is audited in the model folder around the file, else under its own name, else under a
-    link's; the other names are skipped. An unmatched glob is a failed target, with `allow_empty` a skipped target.
+    A file with several names is audited in the model folder around it, else under its own name, else under a link's
+    name; its other names are skipped. An unmatched glob is a failed target, or a skipped target with `allow_empty`.
     """
     candidates: dict[str, _Candidate] = {}
     empty_status = Status.SKIPPED if allow_empty else Status.FAILED
@@ -120,7 +120,7 @@ def expand_targets(
 
 
 def is_reached(path: str, texts: Sequence[str]) -> bool:
-    """Return whether a walk over the folders or globs in `texts` reaches this path; the path need not exist."""
+    """Return whether a walk over the folders or globs in `texts` reaches this path, which need not exist."""
     parts = _split_path(path)
     return any(glob_covers(_split_path(text), parts) for text in texts if files.is_folder(text) or files.is_glob(text))
 
@@ -133,7 +133,7 @@ def _split_path(path: str) -> list[str]:
 
 
 def glob_covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the glob's parts match this path or a folder around the path."""
+    """Return whether the glob's parts match this path or a parent folder of it."""
     if not pattern or pattern == [""]:
         return True
     first, remaining_pattern = pattern[0], pattern[1:]
@@ -153,7 +153,7 @@ def _get_path(candidate: _Candidate) -> str:
 
 
 def _get_key(text: str) -> str:
-    """Return an identity of a target: its absolute path; for a class or a section its text.
+    """Return a key that identifies a target: its absolute path; for a class or a section its text.
 
     The key of a folder ends in `/`, because an object store may have a file and a folder with the same name.
     """
@@ -163,7 +163,7 @@ def _get_key(text: str) -> str:
 
 
 def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], str]:
-    """Return the audited path of each file and model folder, by its use."""
+    """Return the path under which each file or model folder is audited, by its use."""
     names: dict[tuple[str, str], str] = {}
     for model in candidates:
         if isinstance(model, _ModelFolder):
@@ -177,9 +177,9 @@ def _choose_names(candidates: Collection[_Candidate]) -> dict[tuple[str, str], s
 
 
 def _get_use(path: str) -> tuple[str, str]:
-    """Return the real path, and the suffix by which libraries choose how to load a file.
+    """Return the real path, and the suffix by which libraries choose how to load the file.
 
-    A name without a suffix, as of the blobs of a hub cache, has no use of its own.
+    A name without a suffix, for example of a blob in a hub cache, does not count as another use.
     """
     return files.resolve_links(path), files.get_name(path).rpartition(".")[2].lower() if "." in path else ""
 
@@ -215,9 +215,9 @@ def _expand_text(text: str, empty_status: Status, model_folders: ModelFolders) -
 
 
 def _is_passed_by_glob(path: str, last_step: str) -> bool:
-    """Return whether a glob skips a hidden or a tool's folder: no file in the folder has the name of a checkpoint.
+    """Return whether a glob skips a hidden or tool folder, because no file in it is named like a checkpoint.
 
-    `*` matches a hidden folder, and the walk enters it; `*/*.pt` does not enter hidden folders.
+    `*` matches a hidden folder, so the walk enters it; `*/*.pt` does not enter hidden folders.
     """
     is_hidden = files.get_name(path.rstrip("/")).startswith(".")
     if last_step.startswith(".") or not files.is_folder(path) or not is_hidden:
@@ -235,9 +235,9 @@ def _expand_folder(path: str) -> Iterator[_Candidate]:
 
 
 class _Walk(NamedTuple):
-    """A walk: the typed folder and the folders entered by a link, all without links, and the budget of a URL.
+    """State of a walk: the typed folder, folders entered through a link (all resolved), and the budget of a URL.
 
-    `named` are folders named for a loader by an adjacent file, and walked even if they belong to a tool.
+    `named` are folders that an adjacent file names for a loader; they are walked even if they belong to a tool.
     """
 
     root: str
@@ -248,7 +248,7 @@ class _Walk(NamedTuple):
     def skip_folder(self, path: str) -> TargetResult | None:
         """Return the skipped or failed target for a folder in the walk; None for a folder to walk.
 
-        A loader with a link reads the folder behind the link, possibly a tool's or outside of the walk.
+        A loader that follows a link reads the folder behind it, which may belong to a tool or be outside of the walk.
         """
         if not files.is_link(path):
             return None if path in self.named else self._pass_over(path)
@@ -267,7 +267,7 @@ class _Walk(NamedTuple):
         return None
 
     def _pass_over(self, path: str) -> TargetResult | None:
-        """Return the target for a folder of a tool, unless a file in the folder has the name of a checkpoint."""
+        """Return the skipped target for a tool's folder; None if a file in it is named like a checkpoint."""
         real = files.resolve_links(path)
         if tool_folders.are_installed_packages(self.root, real):
             return skip_folder(path, "installed packages of a virtual environment", "installed packages")
@@ -289,12 +289,12 @@ def _holds_checkpoint_name(path: str, root: str, list_names: Callable[[str], lis
     return tool_folders.holds_checkpoint_name(path, root, is_named=_is_loaded_by_name, list_names=list_names)
 
 
-#: Metadata of torch.distributed.checkpoint, of all ranks and of one; tools write other files of this suffix.
+#: Name of metadata of torch.distributed.checkpoint, for all ranks or one. Tools use the suffix for other files.
 _METADATA_NAME = compile_on_use(r"(?:__\d+)?\.metadata")
 
 
 def _is_loaded_by_name(path: str) -> bool:
-    """Return whether a loader takes a file by this name; a `.bin` of another name may be anything."""
+    """Return whether loaders select a file of this name. A `.bin` with an unusual name may be any file."""
     is_metadata = _METADATA_NAME.fullmatch(files.get_name(path)) is not None
     return is_metadata or (_is_named(path) and not _is_ambiguous_bin(path))
 
@@ -305,12 +305,12 @@ def _explain_listing_error(error: UnreadableError | OSError) -> str:
     return f"cannot be listed: {(error.strerror or 'unknown error').lower()}"
 
 
-#: Names below a folder outside of the target that are looked at.
+#: Maximum number of names searched below a folder outside of the target.
 _MAX_OUTER_NAMES = 10_000
 
 
 def _holds_checkpoint(path: str) -> bool:
-    """Return whether a file below the folder has the name of a checkpoint; links in the folder are not followed."""
+    """Return whether a file below the folder is named like a checkpoint. Does not follow links in the folder."""
     pending, count = deque([path]), 0
     while pending and count < _MAX_OUTER_NAMES:
         folder, names = pending.popleft(), list[str]()
@@ -329,9 +329,9 @@ def _holds_checkpoint(path: str) -> bool:
 def _walk_folder(
     path: str, walk: _Walk, claimed_files: frozenset[str] = frozenset(), depth: int = 0
 ) -> Iterator[_Candidate]:
-    """Yield the targets in a folder, except files in `claimed_files`, which belong to the model of a parent folder.
+    """Yield the targets in a folder, without `claimed_files`, which belong to the model of a parent folder.
 
-    `depth` counts the folders from the typed folder. Behind a URL the walk ends where its budget is exceeded.
+    `depth` is the number of folders below the typed folder. Behind a URL, the walk stops when its budget is exceeded.
     """
     if walk.budget.exceeded:
         return
@@ -355,7 +355,7 @@ def _walk_folder(
     walk.named.update(
         files.join(prefix, name) for name in checkpoint_folder.list_tracked_folders(path) if name in names
     )
-    # A file belongs to one model only.
+    # A file belongs to one model only, so skip a model whose files are already claimed.
     if not member_paths <= claimed_files:
         yield _ModelFolder(path, member_names)
     prefetched = _prefetch(files.join(prefix, name) for name in names)
@@ -369,13 +369,13 @@ def _walk_folder(
         elif inner not in claimed_files | member_paths:
             yield from _expand_file(inner)
     if (missing_reason := files.explain_missing_names(path)) is not None:
-        # Files that were not read have not passed.
+        # Report it, because files that were not read have not passed.
         reason = f"{path}: the folder may contain other files: {missing_reason}; name the files as targets"
         yield TargetResult(files.join(prefix, "*"), Status.FAILED, reason)
 
 
 def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield why a loader of the folder reads files, or runs code, unchecked by the walk."""
+    """Yield the reasons why a loader of the folder reads files, or runs code, that the walk does not check."""
     if TORCH_PACKAGE_FILE[0] in names and files.exists(files.join(path, *TORCH_PACKAGE_FILE)):
         effect = "loading the package runs its Python files"
         yield f"{path}: is an unpacked torch.package: {effect}; pack the folder into one file to check it"
@@ -395,7 +395,7 @@ def _find_unread_parts(path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _prefetch(paths: Iterable[str]) -> Iterator[str]:
-    """Yield the same paths; fetch the next PREFETCHED_PATHS remote paths together."""
+    """Yield the same paths; prefetch remote paths, PREFETCHED_PATHS at a time."""
     paths = iter(paths)
     while batch := list(islice(paths, PREFETCHED_PATHS)):
         files.prefetch(path for path in batch if "#" not in path and not files.is_glob(path))
@@ -403,22 +403,22 @@ def _prefetch(paths: Iterable[str]) -> Iterator[str]:
 
 
 def list_members(path: str) -> frozenset[str]:
-    """Return the names of the files of the folder's own model; empty if the folder has no model."""
+    """Return the names of the files of the folder's own model; empty without a model."""
     try:
         return frozenset(formats.members(path))
     except UnreadableError:
-        # A broken index is reported for the folder.
+        # Claim only the indexes, because a broken index is reported for the folder.
         return frozenset(name for name in files.list_names(path) if checkpoint_folder.INDEX.search(name))
 
 
 def skip_subfolder(path: str) -> TargetResult | None:
-    """Return a skipped target for a subfolder of tools or a link; None for any other folder."""
+    """Return a skipped target for a tool's subfolder or a link; None for any other folder."""
     reasons = checkpoint_folder.explain_skipped_folder(path)
     return None if reasons is None else skip_folder(path, *reasons)
 
 
 def _expand_file(path: str) -> Iterator[str | TargetResult]:
-    """Yield the file, or a skipped target if neither its name nor its content is a checkpoint's."""
+    """Yield the file, or a skipped target if it is not a checkpoint by name or content."""
     is_named = _is_named(path)
     if is_named and not _is_ambiguous_bin(path):
         yield path
@@ -434,27 +434,27 @@ def _expand_file(path: str) -> Iterator[str | TargetResult]:
 
 
 def _is_named(path: str) -> bool:
-    """Return whether a checkpoint or a compressed checkpoint has this file name; a `.bin` may be anything."""
+    """Return whether the name is that of a checkpoint, compressed or not; a `.bin` may be any file."""
     name = files.get_name(path).lower()
     stem, dot, suffix = name.rpartition(".")
     return (stem if dot + suffix in _COMPRESSION_SUFFIXES else name).endswith(CHECKPOINT_SUFFIXES)
 
 
 def skip_file(path: str, content: str) -> TargetResult:
-    """Return the target of a file without rules to check; `content` is `a 7z archive: unpack it first`."""
+    """Return the target of a file without rules to check; `content` is for example `a 7z archive: unpack it first`."""
     noun = re.split(r"[,;:(]", content.removeprefix("a ").removeprefix("an "), maxsplit=1)[0].strip()
     return TargetResult(path, Status.SKIPPED, f"is {content}", not_checked=(NotChecked("file", 1, noun),))
 
 
 def skip_folder(path: str, reason: str, short_reason: str) -> TargetResult:
-    """Return the target of a folder outside of the walk; `short_reason` groups these folders."""
+    """Return the target of a folder that the walk skips. `short_reason` groups such folders."""
     return TargetResult(path, Status.SKIPPED, reason, not_checked=(NotChecked("folder", 1, short_reason),))
 
 
 def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
-    """Return the target of an unreadable file: failed, or skipped if nothing can be loaded from the file.
+    """Return the target of an unreadable file: failed, or skipped if loaders cannot load anything from it.
 
-    A device or a pipe fails, because a loader reads something there that the audit cannot read.
+    A device or a pipe fails, because a loader can read data from it that the audit cannot.
     """
     with suppress(UnreadableError, OSError):
         is_broken = files.is_link(path) and not os.path.exists(path)
@@ -468,13 +468,13 @@ def _classify_unreadable(path: str, error: UnreadableError) -> TargetResult:
 
 
 def is_named_as_checkpoint(path: str) -> bool:
-    """Return whether the file name alone identifies a checkpoint; a pickle may contain anything."""
+    """Return whether the file name alone identifies a checkpoint. A pickle may contain anything."""
     name = files.get_name(path).lower()
     return name.endswith(CHECKPOINT_SUFFIXES) and not name.endswith(PICKLE_SUFFIXES) and not _is_ambiguous_bin(path)
 
 
 def _is_ambiguous_bin(path: str) -> bool:
-    """Return whether the name is a `.bin` that may also be firmware or game data: then the content decides."""
+    """Return whether the name is a `.bin` that may also be firmware or game data, so its content decides."""
     name = files.get_name(path)
     return name.lower().endswith(".bin") and not WEIGHT_BIN_NAME.search(name)
 
@@ -482,7 +482,7 @@ def _is_ambiguous_bin(path: str) -> bool:
 def _is_checkpoint(path: str, source: Source) -> bool:
     return (
         unsupported.is_code(path, source)
-        or formats.find_format(path, source.head) is not None  # a file that begins as a zip archive has a format
+        or formats.find_format(path, source.head) is not None  # this includes zip archives
         or tar_archive.has_pickles(source)
         or packed_files.holds_checkpoint(path, source, _is_named)
         or zip_archive.ends_as_zip(source)

@@ -1,4 +1,4 @@
-"""Load a target typed by the user into a ModelState."""
+"""Load a typed target into a ModelState."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LoadedNames = dict[str, tuple[str, ...]]
 
 
 def find_class_spec(text: str) -> ModelSpec | None:
-    """Return the model class named by the text; None for a file, a folder or a URL. Raises UsageError."""
+    """Return the model class that the text names; None for a file, a folder or a URL. Raises UsageError."""
     try:
         return _find_class_spec(text)
     except MisspeltArguments as error:
@@ -48,29 +48,29 @@ def _find_class_spec(text: str) -> ModelSpec | None:
     package = spec.module.partition(".")[0]
     if spec.is_file or package not in (*_CONFIGURED_LIBRARIES, *_REGISTRIES):
         return spec
-    # A module of this name in the current folder is not what the user named.
+    # Not a module of this name in the current folder, because the user named a library.
     spec = replace(spec, is_library=True)
     return spec if package in _REGISTRIES else live.configured_model.resolve_config(spec)
 
 
-#: Libraries whose classes are built from a configuration file, and those that build models by name.
+#: Libraries whose classes are built from a configuration file, and libraries that build models by name.
 _CONFIGURED_LIBRARIES = ("transformers", "diffusers", "sentence_transformers")
 _REGISTRIES = ("timm", "torchvision")
-#: The end of the name of a file that may name a model class.
+#: Files that may name a model class, as the end of a path.
 _CONFIGURATION = (checkpoint_folder.MODULES, checkpoint_folder.CONFIG)
-#: `package.Class`, `package.Class(…)`, `package.module.function(…)`.
+#: Dotted name with an optional call: `package.Class`, `package.Class(…)`, `package.module.function(…)`.
 _DOTTED_NAME = compile_on_use(r"(?P<path>[A-Za-z_][\w-]*(?:\.\w+)*\.(?P<name>\w+))(?P<call>\(.*)?\Z", re.DOTALL)
-#: A name that can only be a class. Another may be the extension of a file.
+#: Name that can only be a class; another name after a dot may be the extension of a file.
 _CLASS_NAME = compile_on_use(r"[A-Z]\w*[a-z]\w*")
-#: `torchhub:pytorch/vision/resnet18`, `torch.hub:pytorch/vision:main/resnet18`.
+#: Model of torch.hub: `torchhub:pytorch/vision/resnet18`, `torch.hub:pytorch/vision:main/resnet18`.
 _HUB_MODEL = compile_on_use(r"torch[._-]?hub:(?P<repository>[\w.-]+/[\w.-]+(?::[\w.-]+(?=[/:]))?)[/:](?P<model>\w+)\Z")
 
 
 def _find_configuration(path: str) -> str | None:
-    """Return the configuration file of a target for a model class; None for any other file, folder or URL.
+    """Return the configuration file by which a target is a model class; None for other files, folders and URLs.
 
-    A folder is a class only if it has no weights. Of files, `config.json` and `modules.json` are classes. A file on
-    this disk has to name a class.
+    A folder is a class only if it has no weights. Of files, only `config.json` and `modules.json` are classes; on local
+    disk they must also name a class.
     """
     if files.is_remote(path):
         return path if files.get_name(split_section(path)[0]) in _CONFIGURATION else None
@@ -98,10 +98,10 @@ def _parse_hub_model(text: str) -> ModelSpec | None:
 
 
 def _parse_dotted_name(text: str) -> ModelSpec | None:
-    """Return the spec of `Identity`, `torch.nn.Identity` and `timm.create_model('resnet18')`; None for any other text.
+    """Return the spec of `Identity`, `torch.nn.Identity` or `timm.create_model('resnet18')`; None for other text.
 
-    The name is of an installed package, and has a call or is the name of a class, or a library of models defines the
-    name. It may stand in an import or in code.
+    The name belongs to an installed package, and has a call, is a class name, or is defined by a library of models. The
+    text may be copied from an import or from code.
     """
     suggestions = core.target_suggestions
     imported = suggestions.find_imported_name(text)
@@ -116,7 +116,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
     if layer != text and layer[:1].isupper() and not os.path.isfile("nn.py"):
         return _parse_dotted_name(f"torch.nn.{layer}")
     match = _DOTTED_NAME.match(text)
-    if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # of this file
+    if match is None or (not match["call"] and os.path.isfile(f"{text.partition('.')[0]}.py")):  # a local file
         return None
     path = correct_package(match["path"])
     with search_path.use_installed_only():
@@ -133,7 +133,7 @@ def _parse_dotted_name(text: str) -> ModelSpec | None:
 
 
 def _is_in_library(name: ModuleName) -> bool:
-    """Return True for a function or module of a library of models; the end of a file's name is neither."""
+    """Return whether the name is a function or module of a library of models, and not the suffix of a file."""
     return name.module.partition(".")[0] in MODEL_LIBRARIES and live.import_model.has_attribute(name)
 
 
@@ -148,7 +148,7 @@ def resolve_auto_class(text: str, checkpoint: str) -> str:
 
 
 def read_checkpoint(text: str) -> ModelState:
-    """Read a checkpoint, or a section of a checkpoint (`train.ckpt#optimizer`), and classify its tensors.
+    """Read a checkpoint or one of its sections (`train.ckpt#optimizer`), and classify its tensors.
 
     Raises MalformedError for a pickle without tensors, because there is nothing to list or compare.
     """
@@ -162,7 +162,7 @@ def read_checkpoint(text: str) -> ModelState:
 def read_whole_checkpoint(text: str) -> ModelState:
     """Read all sections of the checkpoint and classify its tensors, even if the text names a single section.
 
-    Another section may have evidence: the optimizer tells the model's parameters from buffers.
+    Another section may have evidence: the optimizer distinguishes the model's parameters from buffers.
     """
     path, section = split_section(text)
     if not files.is_remote(path) and not files.exists(path):
@@ -174,7 +174,7 @@ def read_whole_checkpoint(text: str) -> ModelState:
 
 
 def select_section(state: ModelState, text: str) -> ModelState:
-    """Return the section of `state` named by the text; all of `state` without a section in the text."""
+    """Return the section of `state` that the text names; all of `state` if the text names none."""
     _, section = split_section(text)
     return replace(state if section is None else _filter_section(state, section), target=text)
 
@@ -198,9 +198,9 @@ def _filter_section(state: ModelState, section: str) -> ModelState:
 def read_class_state(
     text: str, *, init_device: str | None, names: Sequence[str] = ()
 ) -> tuple[ModelState, LoadedNames]:
-    """Return the state of the class given with `--model`, and the `names` renamed on load by the class.
+    """Return the state of the class given with `--model`, and how the class renames `names` during loading.
 
-    Only a class of transformers with a configuration renames keys. Raises UsageError if the text names no class.
+    Only a transformers class with a configuration renames keys. Raises UsageError if the text does not name a class.
     """
     spec = find_class_spec(text)
     if spec is None:

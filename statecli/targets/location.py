@@ -1,4 +1,4 @@
-"""The place of a finding, the same for every output: a file, and a line or a byte range."""
+"""Location of a finding, the same for every output: a file, and a line or a byte range."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from statecli.targets.section_of_target import split_section
 
 
 class Location(msgspec.Struct, frozen=True):
-    """A place in a file. `path` is as typed by the user or as found by Python for the module."""
+    """Location in a file. `path` is as typed by the user, or as found by Python for a module."""
 
     path: str
     line: int | None = None
@@ -48,9 +48,9 @@ def format_place(finding: Finding) -> str | None:
 
 
 def make_relative_name(text: str, folder: str = ".") -> str:
-    """Return a target's name in a file in `folder`: the relative path with `/`, for any typed form.
+    """Return a target's name for a file in `folder`: the relative path with `/`, however the target was typed.
 
-    A class (`pkg.mod:Net`) is returned unchanged. A file no longer present keeps its name.
+    A class (`pkg.mod:Net`) is returned unchanged, and so is the name of a missing file.
     """
     path = find_path(text)
     return text if path is None else _make_relative_path(path or os.curdir, folder) + text[len(path) :]
@@ -64,7 +64,7 @@ def is_in_folder(path: str, folder: str) -> bool:
 
 
 def resolve_name(name: str, folder: str) -> str:
-    """Return the path, as typed from here, of the target called `name` by a file in `folder`."""
+    """Return the path, from the current folder, of the target that a file in `folder` calls `name`."""
     if not find_path(name) or files.is_remote(name):
         return name
     if files.is_remote(folder):
@@ -73,7 +73,7 @@ def resolve_name(name: str, folder: str) -> str:
 
 
 def _resolve_remote_name(folder: str, name: str) -> str:
-    """Resolve `name` from a remote folder; `..` does not leave the host."""
+    """Resolve `name` relative to a remote folder; `..` cannot leave the host."""
     path = split_section(name)[0]
     for step in path.split("/"):
         parent = files.get_folder(files.make_absolute(folder))
@@ -82,18 +82,18 @@ def _resolve_remote_name(folder: str, name: str) -> str:
 
 
 def make_repository_name(text: str) -> str:
-    """Return the target's name from the root of the git repository around the current folder, else from here."""
+    """Return the target's name relative to the git repository around the current folder, else to this folder."""
     return _make_repository_name(text, os.getcwd())
 
 
 @functools.lru_cache(maxsize=1)
 def _make_repository_name(text: str, current_folder: str) -> str:
-    """Cached for one target, because findings of the same target follow each other."""
+    """Return the name as `make_repository_name` does; cached for one target, because its findings are consecutive."""
     return make_relative_name(text, find_repository_root(current_folder))
 
 
 def has_repository(folder: str) -> bool:
-    """Return whether an absolute folder lies in a git repository."""
+    """Return whether an absolute folder is in a git repository."""
     return os.path.lexists(os.path.join(find_repository_root(folder), ".git"))
 
 
@@ -108,7 +108,7 @@ def find_repository_root(folder: str) -> str:
 
 
 def find_path(text: str) -> str | None:
-    """Return the path at the start of the text; None if the text names a module by dots."""
+    """Return the path at the start of the text; None if the text names a module with dots."""
     spec_of_class = None if os.path.lexists(text) or files.is_remote(text) else spec.parse_spec(text.partition("(")[0])
     if spec_of_class is not None:
         return spec_of_class.module if spec_of_class.is_file else None
@@ -116,7 +116,7 @@ def find_path(text: str) -> str | None:
 
 
 def _make_relative_path(path: str, folder: str) -> str:
-    """Return the relative path through links as typed, unless the real path climbs fewer folders."""
+    """Return the relative path along links as typed, unless the real path has fewer steps up."""
     if files.is_remote(path) or files.is_remote(folder):
         return files.make_relative(path, folder)
     parent, name = os.path.split(os.path.abspath(path))
@@ -127,7 +127,7 @@ def _make_relative_path(path: str, folder: str) -> str:
 
 
 def find_file(text: str) -> str:
-    """Return the file named by a target's text: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
+    """Return the file in a target's text: `net.py` of `net.py:Net(4)`, `pkg/mod.py` of `pkg.mod:Net`."""
     head = text.partition("(")[0]
     spec_of_class = spec.parse_spec(head) if ":" in head and not files.is_remote(text) else None
     if spec_of_class is not None:
@@ -136,9 +136,9 @@ def find_file(text: str) -> str:
 
 
 def add_places(findings: Iterable[Finding], tensors: Iterable[TensorInfo]) -> tuple[Finding, ...]:
-    """Return the findings; a finding about a tensor gets the tensor's source line or bytes, unless it has a place.
+    """Add a place to each finding about a tensor that has none: the tensor's source line or bytes.
 
-    A finding without a section is about any tensor of its name.
+    A finding without a section applies to any tensor of its name.
     """
     findings = tuple(findings)
     names = {finding.fqn for finding in findings}
@@ -160,9 +160,9 @@ def _add_place(finding: Finding, row: TensorInfo | None) -> Finding:
 
 
 def find_bytes(tensor: TensorInfo) -> Place | None:
-    """Return a tensor's bytes in its file; None if the bytes are in no single file.
+    """Return a tensor's bytes in its file; None if they are not in a single file.
 
-    For a view with gaps these are the bytes of its storage.
+    For a view with gaps, returns the bytes of its storage.
     """
     data = tensor.data
     if data is None or data.inline is not None:
@@ -177,18 +177,18 @@ def find_bytes(tensor: TensorInfo) -> Place | None:
 def compute_fingerprint(finding: Finding) -> str:
     """Return a digest of the rule, target, section, tensor, `about` and content, the same in every run.
 
-    A target is named from the root of its repository, for any current folder and spelling.
+    The target is named relative to its repository, so that neither the current folder nor the spelling matters.
     """
-    import hashlib  # loads OpenSSL, which no other use of a finding has to wait for
+    import hashlib  # loads OpenSSL, which other uses of a finding do not need
 
-    rule = FORMER_NAMES.get(finding.rule, finding.rule)  # else an alert that is known would be reported as new
+    rule = FORMER_NAMES.get(finding.rule, finding.rule)  # the former name, so that a known alert is not reported as new
     parts = [rule, make_repository_name(finding.target), finding.section or "", finding.fqn or ""]
     parts += [part for part in (finding.about, finding.content) if isinstance(part, str)]
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, str, int]]:
-    """Yield each finding with its fingerprint and its number, from 1, among findings of the same fingerprint."""
+    """Yield each finding with its fingerprint and its number among findings of the same fingerprint, from 1."""
     counts: Counter[str] = Counter()
     for finding in findings:
         digest = compute_fingerprint(finding)
@@ -197,7 +197,7 @@ def number_fingerprints(findings: Iterable[Finding]) -> Iterator[tuple[Finding, 
 
 
 def is_installed(origin: Origin) -> bool:
-    """Return True for a line in an installed library, where users fix nothing."""
+    """Return whether the origin is in an installed library, where users do not fix code."""
     if os.path.isfile(origin.file):
         return False
     paths = (os.path.join(root, origin.file) for root in sys.path)

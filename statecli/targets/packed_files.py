@@ -1,4 +1,4 @@
-"""Find checkpoints in compressed files and tar archives, otherwise only counted by a walk over a folder.
+"""Find checkpoints in compressed files and tar archives, which a walk over a folder would otherwise only count.
 
 joblib, pandas and `pickle.load(gzip.open(...))` load a compressed pickle directly, and SageMaker and NeMo unpack tar
 archives. A file with a checkpoint inside fails the audit: unpack the file. An archive is looked through up to
@@ -23,57 +23,59 @@ from statecli.formats.shared import tar_archive
 from statecli.storage import files
 from statecli.storage.byte_source import HEAD_BYTES, Source
 
-#: Bytes of an archive that are unpacked to look for checkpoints: some seconds of work.
+#: Maximum number of bytes unpacked from an archive in the search for checkpoints: some seconds of work.
 MAX_UNPACKED_BYTES = 128 * 2**20
-#: How many times as many bytes are unpacked next of a file that begins with a long text of a pickle.
+#: Factor by which the unpacked beginning grows if it ends inside of a pickle, which may begin with a long text.
 _HEAD_GROWTH = 8
-#: Compressed streams one after another that are unpacked.
+#: Maximum number of consecutive compressed streams that are unpacked.
 _MAX_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
-#: Bytes that are unpacked from at a time while single bytes are taken, because zlib copies the rest each time.
+#: Size in bytes of an input chunk while single bytes are unpacked, because zlib copies the rest of it each time.
 _SMALL_CHUNK_BYTES = 2**9
-#: Bytes of the longest header of a compressed stream that is read, and of one that is enough for nearly all.
+#: Maximum size of a compressed stream's header in bytes, and the size that suffices for nearly all headers.
 _MAX_HEADER_BYTES, _MIN_HEADER_BYTES = 2**20, 64
-#: Memory for an xz file: its dictionary, of which only as much is touched as was unpacked.
+#: Maximum memory for an xz file in bytes: its dictionary, of which only the used part is touched.
 _XZ_MEMORY = 2**28
-#: The dictionary of an LZMA file: as many bytes as are unpacked need no larger one.
+#: Dictionary size for an LZMA file in bytes; no more data is unpacked, so a larger dictionary is not needed.
 _LZMA_DICTIONARY_BYTES = MAX_UNPACKED_BYTES + HEAD_BYTES
 _GZIP, _BZIP2, _XZ, _LZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"LZIP"
 _ZLIB = compile_on_use(rb"\x78[\x01\x5e\x9c\xda]")
-#: Joblib's format before 0.10: the length of the data in 19 characters, and a zlib stream.
+#: Joblib's format before 0.10: the size of the data in 19 characters, then a zlib stream.
 _JOBLIB_ZFILE = compile_on_use(rb"ZF.{19} ?(?=[\x08-\x78].)", re.DOTALL)
-#: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data, which
-#: liblzma takes up to 256 GiB, or -1.
+#: LZMA without a container: a byte of properties below 225, the size of the dictionary, and the size of the data (up to
+#: 256 GiB, the limit of liblzma, or -1).
 _LZMA = compile_on_use(rb"(?!\0{13})[\x00-\xe0].{4}(?:.{4}[\x00-\x3f]\0\0\0|\xff{8})", re.DOTALL)
 _LZMA_SUFFIXES = (".xz", ".lzma")
 _LZMA_HEADER_BYTES, _LZIP_HEADER_BYTES = 13, 6
 _PICKLE = compile_on_use(rb"\x80[\x02-\x05]")
-#: Compressions that Python cannot unpack, zstd before 3.14; joblib and pandas load pickles in LZ4 files.
+#: First bytes of compressions that Python cannot unpack (zstd before 3.14). joblib and pandas load pickles in LZ4
+#: files.
 _LZ4, _ZSTD = b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd"
-#: The first bytes of a frame of either with data of the user, which is skipped.
+#: First bytes of a frame with user data, which both compressions skip.
 _SKIPPED_FRAME = compile_on_use(rb"[\x50-\x5f]\x2a\x4d\x18")
 _TAR_SUFFIXES = compile_on_use(r"\.(?:tar(?:\.\w{1,5})?|t[gbxz]z\w?|tzst)\Z")
-#: Names of compressed tables, texts and programs, whose content statecli cannot unpack.
+#: Suffixes of tables, texts and programs. With such a suffix, an LZ4 or zstd file, which statecli cannot unpack, does
+#: not count as a checkpoint.
 _DATA_SUFFIXES = compile_on_use(
     r"\.(?:csv|tsv|jsonl?|ndjson|ya?ml|txt|log|xml|html|md|sql|db|parquet|arrow|npy|img|bag|pkg|deb|rpm|py)(?:\.\w{1,5})?\Z"
 )
-#: Names of archives that loaders unpack, whatever is first in them.
+#: Names of archives that loaders unpack, whatever their first member is.
 _MODEL_NAME = compile_on_use(r"model|checkpoint|ckpt|weights|params|state", re.IGNORECASE)
 
 
 class _TooLarge(Exception):
-    """The archive is larger than the limit for unpacking."""
+    """Error: the archive is larger than the limit for unpacking."""
 
 
 def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool]) -> bool:
-    """Return whether a compressed file or a tar archive holds a checkpoint. Raises UnreadableError.
+    """Return whether a compressed file or a tar archive contains a checkpoint. Raises UnreadableError.
 
-    `is_named` returns whether a file name is a checkpoint's. An archive not searched to its end holds a checkpoint if
-    named like a model.
+    `is_named` returns whether a file name is a checkpoint's. If the archive was not searched to its end, the result
+    depends on its own name: True if it is named like a model.
     """
     is_model = _MODEL_NAME.search(files.get_name(path)) is not None
     name = files.get_name(path).lower()
-    # Empty LZMA streams are zeros, and so may be the beginning of another: pandas opens a file by its suffix.
+    # Refused, because zeros may be an empty LZMA stream before other data, and pandas selects LZMA by the suffix.
     if source.head.startswith(bytes(_LZMA_HEADER_BYTES)) and name.endswith(_LZMA_SUFFIXES):
         raise _build_damage_error("it begins with zeros, which may be an empty LZMA stream before other data")
     frame = source.head
@@ -91,7 +93,7 @@ def holds_checkpoint(path: str, source: Source, is_named: Callable[[str], bool])
         read_head = partial(unpacked.read, 0)
         if _holds_checkpoint(source, unpacked.read, is_named) if is_tar else _begins_as_checkpoint(source, read_head):
             return True
-    except MalformedError:  # a loader may find other members than statecli
+    except MalformedError:  # loaders may find other members than statecli
         return True
     except _TooLarge:
         return is_model
@@ -112,8 +114,8 @@ def _is_tar(head: bytes) -> bool:
 def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> bool:
     """Return whether unpacked data begins as a readable format, or as a pickle. Raises _TooLarge.
 
-    `read_head` returns this many of the first bytes. More are read while these bytes end inside of a pickle, because a
-    pickle may begin with a long text.
+    `read_head` returns the given number of first bytes. It is called for more while these bytes end inside of a pickle,
+    because a pickle may begin with a long text.
     """
     length = HEAD_BYTES
     head = read_head(length)
@@ -134,7 +136,7 @@ def _begins_as_checkpoint(source: Source, read_head: Callable[[int], bytes]) -> 
 
 
 def _holds_checkpoint(source: Source, read: Callable[[int, int], bytes], is_named: Callable[[str], bool]) -> bool:
-    """Return whether a member of a tar archive is a checkpoint, by its name or its beginning."""
+    """Return whether a member of a tar archive is a checkpoint, by its name or its first bytes."""
     for header, extended, offset, size in tar_archive.iter_members(read):
         names = (header.name, *_LINE_END.split(extended.decode("utf-8", "replace")))
         if any(map(is_named, names)) or _begins_as_checkpoint(source, partial(_read_member, read, offset, size)):
@@ -146,14 +148,14 @@ def _read_member(read: Callable[[int, int], bytes], offset: int, size: int, leng
     return read(offset, min(size, length))
 
 
-#: Where a name in an extended header ends.
+#: End of a name in an extended header.
 _LINE_END = compile_on_use(r"[\n\0]")
 
 
 class _Stream(NamedTuple):
-    """A compressed stream: its decompressor, and the bytes around its data.
+    """Compressed stream: its decompressor, and the bytes around its data.
 
-    `is_certain`: its first bytes name the compression; text may begin as zlib data does.
+    `is_certain`: its first bytes identify the compression. Text may begin like zlib data.
     """
 
     decompressor: Any
@@ -163,9 +165,9 @@ class _Stream(NamedTuple):
 
 
 class _Unpacked:
-    """The content of a compressed file, with a window kept in memory.
+    """Content of a compressed file, with a window kept in memory.
 
-    The first bytes are unpacked one by one, so that all bytes before damage are seen, as in a loader.
+    The first bytes are unpacked one by one, so that all bytes before damage are found, as by a loader.
     """
 
     def __init__(self, source: Source) -> None:
@@ -195,7 +197,7 @@ class _Unpacked:
         return self._window[begin : begin + length]
 
     def _unpack(self, limit: int) -> bytes:
-        """Return the next unpacked bytes, at most `limit`; none at the end and where the data is damaged."""
+        """Return the next unpacked bytes, at most `limit`; none at the end or from damaged data on."""
         while self.stream is not None and self.damage is None:
             decompressor = self.stream.decompressor
             if decompressor.eof:
@@ -219,14 +221,14 @@ class _Unpacked:
         return b""
 
     def _fill(self, length: int) -> None:
-        """Read compressed bytes until there are `length` of them, or until the end of the file."""
+        """Read compressed bytes until `length` bytes are available or the file ends."""
         while len(self._packed) < length and self._position < self._source.size:
             data = self._source.read(self._position, min(_CHUNK_BYTES, self._source.size - self._position))
             self._position += len(data)
             self._packed += data
 
     def _end_stream(self, unused: bytes, trailer_bytes: int) -> None:
-        """Go on after the end of a stream: a file may have several, with zeros between them."""
+        """Continue after the end of a stream, because a file may have several, with zeros between them."""
         limit = self._source.size if self.stream and self.stream.is_certain else self._position + _MAX_HEADER_BYTES
         self._packed = unused + self._packed
         self._fill(trailer_bytes + _MIN_HEADER_BYTES)
@@ -239,13 +241,13 @@ class _Unpacked:
                 self._packed = self._packed.lstrip(b"\0")
         is_last = not self._packed and self._position >= self._source.size
         self._begin_stream()
-        if are_stripped and not is_last:  # the zeros may have been streams, or the beginning of this one
+        if are_stripped and not is_last:  # the zeros may have been streams, or the start of this one
             self.stream = self.stream or _Stream(None, 0, 0, is_certain=True)
             self.stream = self.stream._replace(is_certain=True)
             self.damage = self.damage or (None if self.stream.decompressor else "it has other data after zeros")
 
     def _begin_stream(self) -> None:
-        """Open the stream that begins here; none for other bytes. Raises UnreadableError without a module of Python."""
+        """Open the stream that begins here, if any. Raises UnreadableError if Python lacks the module."""
         self._streams += 1
         if self._streams > _MAX_STREAMS:
             self.stream = _Stream(None, 0, 0, is_certain=True)
@@ -262,7 +264,7 @@ class _Unpacked:
 
 
 def _open_stream(packed: bytes) -> _Stream | None:
-    """Return the stream that begins so, None for other bytes. Raises UnreadableError without a module of Python.
+    """Return the stream that begins so, or None. Raises UnreadableError if Python lacks the module.
 
     Checksums of gzip and zlib are not compared, because a pickle runs before a loader compares them.
     """
@@ -282,13 +284,13 @@ def _open_stream(packed: bytes) -> _Stream | None:
             import lzma
 
             return _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 0, 0, is_certain=True)
-        if packed.startswith(_LZIP):  # lzma.open reads it with liblzma 5.4
+        if packed.startswith(_LZIP):  # lzma.open reads lzip since liblzma 5.4
             trailer_bytes = 20 if packed[4:5] != b"\0" else 12
             return _Stream(_open_lzma(0x5D, b"\xff" * 8), _LZIP_HEADER_BYTES, trailer_bytes, is_certain=False)
         if _LZMA.match(packed):
             size = packed[_LZMA_HEADER_BYTES - 8 : _LZMA_HEADER_BYTES]
             return _Stream(_open_lzma(packed[0], size), _LZMA_HEADER_BYTES, 0, is_certain=False)
-    except ImportError as error:  # Python can be built without them
+    except ImportError as error:  # Python may be built without these modules
         reason = "is compressed, and this Python was built without the module that unpacks the file"
         raise UnreadableError(f"{reason}; unpack the file first") from error
     return None
@@ -299,7 +301,7 @@ def _is_zlib(head: bytes) -> bool:
 
 
 def _open_lzma(properties: int, size: bytes) -> Any:
-    """Return a decompressor of LZMA data, to which its header was given with a smaller dictionary."""
+    """Return a decompressor for LZMA data, initialised with the header but a smaller dictionary."""
     import lzma
 
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
@@ -309,13 +311,13 @@ def _open_lzma(properties: int, size: bytes) -> Any:
 
 
 def _list_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of the decompressors for damaged data; lzma is imported only for unpacking."""
+    """Return the decompressors' errors for damaged data. lzma is imported here, because only unpacking needs it."""
     errors = (zlib.error, OSError, EOFError, ValueError, MemoryError)
     return (*errors, lzma.LZMAError) if (lzma := sys.modules.get("lzma")) else errors
 
 
 def _measure_gzip_header(data: bytes) -> int | None:
-    """Return the bytes before the data as Python's gzip counts them; None for another method or a longer header."""
+    """Return the size of a gzip header as Python reads it; None for another method or a longer header."""
     if len(data) < 10 or data[2] != 8:
         return None
     flags, header_bytes = data[3], 10

@@ -1,4 +1,4 @@
-"""An audited, failed or skipped target, with its findings."""
+"""Result for a target: audited, failed or skipped, with its findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from statecli.core.run_scope import NotChecked
 
 
 class Status(str, Enum):
-    """Result for a target: rules ran, the target is unreadable, or not a checkpoint."""
+    """Status of a target: rules ran, the target is unreadable, or it is not a checkpoint."""
 
     AUDITED = "audited"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class Status(str, Enum):
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """Rule not run, on all targets or on a single target, and why."""
+    """Rule that did not run, on all targets or on one, with the reason."""
 
     rule: str
     reason: str
@@ -29,14 +29,14 @@ class Skipped(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """Finding accepted by the configuration or a baseline, with the given reason."""
+    """Finding that the configuration or a baseline accepts, with the given reason."""
 
     finding: Finding
     reason: str
 
 
 class LockCount(msgspec.Struct, frozen=True):
-    """Number of tensors compared with a lock, and number of these that match the lock."""
+    """Number of tensors that were compared with a lock, and the number that match it."""
 
     compared: int
     matching: int
@@ -68,11 +68,11 @@ class TargetResult(msgspec.Struct, frozen=True):
 
     @property
     def own_reason(self) -> str | None:
-        """The reason without a leading target name."""
+        """Reason without the target's name at its beginning."""
         return self.reason and self.reason.removeprefix(f"{self.target}: ")
 
 
 def drop_accepted(findings: Iterable[Finding], accepted: Iterable[Accepted]) -> tuple[Finding, ...]:
-    """Return the findings not accepted."""
+    """Return the findings that are not accepted."""
     dropped_ids = {id(entry.finding) for entry in accepted}
     return tuple(finding for finding in findings if id(finding) not in dropped_ids)

@@ -1,7 +1,7 @@
-"""Decide which folders of tools a walk skips: folders without a file that loaders take by its name.
+"""Select the tool folders that a walk skips: folders without a file that loaders choose by name.
 
-Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden folder or a
-tool's. These loaders take files by their names, so a tool's folder with a file of a checkpoint's name is walked.
+Loaders that choose a folder themselves (the newest step, the folder in a tracker file) also choose a hidden or tool
+folder. They select files by name, so a tool folder with a file named like a checkpoint is walked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from statecli.core.lazy_pattern import compile_on_use
 from statecli.storage import files
 
-#: Names in one folder and those below it that are looked at.
+#: Maximum number of names that are searched in a folder and below it.
 MAX_SEARCHED_NAMES = 100_000
-#: Packages in a virtual environment of a tool, which have test data with names of checkpoints.
+#: Packages in a tool's virtual environment; their test data has names of checkpoints.
 _PACKAGES = compile_on_use(
     r"(?P<environment>(?:.*/)?(?:\.venv|\.(?:tox|nox)/[^/]+))/(?:lib(?:64)?/python[^/]+|Lib)/site-packages"
 )
-#: The file that Python writes into a virtual environment.
+#: File that Python writes into a virtual environment.
 _ENVIRONMENT_FILE = "pyvenv.cfg"
 
 
 def are_installed_packages(root: str, path: str) -> bool:
-    """Return whether the folder `path` has the installed packages of an environment of a tool below the folder `root`.
+    """Return whether the folder `path` contains the installed packages of a tool's environment below `root`.
 
-    Both are without links.
+    Both paths are resolved.
     """
     match = None if files.is_remote(path) else _PACKAGES.fullmatch(path[len(root) :].lstrip("/"))
     return match is not None and files.is_file(files.join(root, match["environment"], _ENVIRONMENT_FILE))
@@ -33,10 +33,10 @@ def are_installed_packages(root: str, path: str) -> bool:
 def holds_checkpoint_name(
     path: str, root: str, *, is_named: Callable[[str], bool], list_names: Callable[[str], list[str]]
 ) -> bool:
-    """Return whether a file below the folder `path` has a name taken by a loader, or the folder must be walked.
+    """Return whether a file below the folder `path` has a name that loaders select, or the folder must be walked.
 
-    The walk is required if there are too many names, or if a link leads out of the folder `root` of the walk; other
-    links lead to folders of the walk. `list_names` may raise UnreadableError or OSError.
+    It must be walked if there are too many names, or if a link leads out of the walk's folder `root`; other links lead
+    to folders that are walked anyway. `list_names` may raise UnreadableError or OSError.
     """
     pending, count = [(files.resolve_links(path), 0)], 0
     while pending:
