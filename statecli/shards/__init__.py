@@ -1,11 +1,12 @@
-"""`--shard i/n` and `statecli merge`: one command's work on the values, done by `n` separate processes.
+"""`--shard i/n` and `statecli merge`: split a command's work on values over `n` separate processes.
 
     statecli diff A B --shard 1/2 ──▶ shard file 1 ┐
     statecli diff A B --shard 2/2 ──▶ shard file 2 ┴──▶ statecli merge ──▶ the output of `statecli diff A B`
 
 Each shard reads all headers, plans all tasks of the value passes as the whole command does, and does its own tasks
-(`partition.py`). A shard file (`shard_file.py`) has their results. `merge` runs the command again, and looks up each
-result instead of computing. Shards of a checkpoint are something else: files of `formats/sharded.py`.
+(`partition.py`). A shard file (`shard_file.py`) contains their results. `merge` runs the command again, with these
+results instead of computing them. This has nothing to do with the shards of a checkpoint, the files of
+`formats/sharded.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check that a result in a shard file is possible for its task, because sums of results trust their fields."""
+"""Check that a result in a shard file is possible for its task, because sums of results rely on the fields."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from statecli.values.summary import Facts
 from statecli.values.tally import Tally, Wide
 from statecli.workers.task import Piece
 
-#: Name of a field, and True if its value is possible.
+#: Pairs of a field's name and whether its value is possible.
 Checks = Iterator[tuple[str, bool]]
 
 _DIGEST = compile_on_use(r"[0-9a-f]{64}")
-#: Largest exponent of a `Wide`: far beyond any float64, and far below the limit of `ldexp`.
+#: Maximum exponent of a `Wide`: far beyond any float64, and far below the limit of `ldexp`.
 _MAX_EXPONENT = 1 << 20
 
 
 def find_invalid_field(task: Any, result: Any) -> str | None:
-    """Return the first field of a result that is impossible for its task; None if all are possible."""
+    """Return the first field of a result that is impossible for its task; None if all fields are possible."""
     return next((name for name, is_possible in _check_result(task, result) if not is_possible), None)
 
 
@@ -58,7 +58,7 @@ def _check_exceptions(elements: int, shape: tuple[int, ...], result: CheckResult
 
 
 def _get_values_per_element(dtype: str) -> int:
-    """Return how many values an element has."""
+    """Return the number of values in an element."""
     element = find_element(dtype)
     return element.values if element else 1
 
@@ -80,14 +80,14 @@ def _check_comparison(task: CompareTask, comparison: Comparison) -> Checks:
 
 
 def _list_value_counts(task: CompareTask, elements: int) -> tuple[int, ...]:
-    """Return the possible numbers of compared values, of so many elements whose bytes were not found equal."""
-    # Views that overlap too much to be read have no values, only equal bytes.
+    """Return the possible numbers of compared values among `elements` elements whose bytes may differ."""
+    # 0 for views that overlap too much to be read: they can only have equal bytes, not compared values.
     no_values = () if isinstance(task.before, Piece) or elements <= FREE_OVERLAP_ELEMENTS else (0,)
     return (elements, elements * _get_values_per_element(task.before.dtype), *no_values)
 
 
 def _check_counts(tally: Tally, elements: int, values: int) -> Checks:
-    """Check counts against the `elements` possibly changed and all compared `values`."""
+    """Check counts against the number of `elements` that may have changed and the number of compared `values`."""
     yield "changed", 0 <= tally.changed <= elements
     yield "finite", 0 <= tally.finite <= values
     yield "left_out", 0 <= tally.left_out <= values - tally.finite
@@ -111,7 +111,7 @@ def _is_sum(total: Wide) -> bool:
 
 
 def _is_product(product: Wide, before: Wide, after: Wide) -> bool:
-    """Return True if a product is not larger than the two norms allow, apart from rounding."""
+    """Return whether a product is at most what the two norms allow, apart from rounding."""
     if not product.mantissa or not all(math.isfinite(side.mantissa) for side in (product, before, after)):
         return True
     if not before.mantissa or not after.mantissa:

@@ -1,4 +1,4 @@
-"""Assign tasks to shards: as even in bytes as tasks allow, and equally in all processes with the same tasks."""
+"""Assign tasks to shards: with nearly equal bytes, and identically in all processes with the same tasks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from statecli.core.errors import UsageError, option
 from statecli.workers.pool import TASK_OVERHEAD_BYTES
 
-#: Runs of neighbouring tasks that each shard gets of a pass: more are more even, fewer need fewer seeks.
+#: Number of runs of adjacent tasks that each shard gets in a pass: more are more even, fewer need fewer seeks.
 RUNS_PER_SHARD = 16
 
-#: Largest number of shards: more than anybody has processes.
+#: Maximum number of shards, far beyond any real number of processes.
 MAX_SHARDS = 100_000
 
 
@@ -35,16 +35,16 @@ def parse_shard(text: str) -> ShardNumber:
 
 
 class Partition:
-    """The tasks of a shard in all passes of a command. An uneven pass is evened out by the next."""
+    """Tasks of one shard in all passes of a command. The next pass compensates for an uneven pass."""
 
     def __init__(self, index: int, count: int) -> None:
         self._index = index
         self._loads = [(0, shard) for shard in range(1, count + 1)]
 
     def select_tasks(self, sizes: Sequence[int], group_keys: Sequence[object] | None) -> list[int]:
-        """Return the numbers of the tasks of this shard, given the bytes of each. Equal keys are in the same shard."""
+        """Return the numbers of this shard's tasks, given the bytes of each. Equal keys are in the same shard."""
         own_tasks: list[int] = []
-        # The largest runs go first, each to the shard with the fewest bytes.
+        # Assign the largest runs first, each to the shard with the fewest bytes.
         for size, tasks in sorted(self._group_into_runs(sizes, group_keys), key=lambda run: -run[0]):
             load, index = self._loads[0]
             heapq.heapreplace(self._loads, (load + size, index))
@@ -54,7 +54,7 @@ class Partition:
     def _group_into_runs(
         self, sizes: Sequence[int], group_keys: Sequence[object] | None
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield the tasks in runs, in order, each with its bytes."""
+        """Yield runs of tasks with their bytes, in order."""
         groups: dict[object, list[int]] = {}
         for n, key in enumerate(group_keys if group_keys is not None else range(len(sizes))):
             groups.setdefault(key, []).append(n)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Shard:
-    """A `pool.ResultStore` with the results of a shard; other tasks are not done.
+    """`pool.ResultStore` with the results of one shard; it does no other tasks.
 
-    `failed`: the tensors of failed tasks, each with its error.
+    `failed`: tensors of failed tasks, each with its error.
     """
 
     is_complete = False
@@ -41,9 +41,9 @@ class Shard:
         self.failed: list[tuple[str, str]] = []
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """See `pool.ResultStore`. An error is recorded and counts as not done, because all shards must plan the same.
+        """See `pool.ResultStore`. Records an error and returns `absent`, because all shards must plan the same tasks.
 
-        Derived tasks are done by the shard that derived them: only this shard has the earlier results.
+        The shard that derived a task also does it, because only this shard has the earlier results.
         """
         keys, sizes = tasks.compute_keys(work), [task.size for task in work.tasks]
         own_numbers = list(range(len(keys))) if work.derived else self._select_tasks(work, keys, sizes)
@@ -52,7 +52,7 @@ class Shard:
             work.on_batch([work.tasks[n] for n in sorted(others)])
         results = [work.absent] * len(keys)
         for n, result in zip(own_numbers, do([work.tasks[n] for n in own_numbers]), strict=True):
-            # A task that was planned stays planned, also if a later pass derives it.
+            # A planned task does not become derived, even if a later pass derives it too.
             is_derived = work.derived and getattr(self._lines.get(keys[n]), "derived", True)
             self._record(keys[n], work.tasks[n], result, derived=is_derived)
             results[n] = work.absent if isinstance(result, StateError) else result
@@ -75,7 +75,7 @@ class Shard:
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
         """
-        # A file that changes while it is sampled is reported too.
+        # Before the check for changes, so that a file that changes while it is sampled is reported.
         files = identify_files(self._versions)
         for path in (*find_changed(self._versions), *changed_files):
             raise UnreadableError(f"{path}: {CHANGED}")
@@ -89,7 +89,7 @@ class Shard:
 
 @contextmanager
 def use_shard(text: str, command: str, options: dict[str, Any]) -> Iterator[Shard]:
-    """Do only the tasks of a shard while the block runs; the options are those with an effect on the result."""
+    """Do only one shard's tasks while the block runs. `options`: those with an effect on the result."""
     shard = Shard(text, command, options)
     with pool.use_result_store(shard):
         yield shard

@@ -1,11 +1,11 @@
-"""The file of one shard: a line about the command, a line a task, and a last line as proof of completeness.
+"""File of one shard: a line about the command, a line per task, and a last line that proves completeness.
 
     {"schema": "statecli.part/1", "command": "diff", "options": {"before": "a.pt", …}, "shard": [3, 8], …}
     {"function": "run_batch", "key": "5f1c…", "name": "fc.weight", "bytes": 4096, "result": {…}}
     {"end": true, "tasks": 1, "sha256": "…"}
 
-Results are JSON without loss: a float has as many digits as needed, and NaN is `{"float": "nan"}`. A reader trusts no
-line: each is decoded as the expected type.
+Results are JSON without loss: a float has as many digits as needed, and NaN is `{"float": "nan"}`. A reader does not
+trust any line: each is decoded as the expected type.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from statecli.workers.file_identity import FileIdentity
 SCHEMA = "statecli.part/1"
 _SCHEMA_PREFIX = "statecli.part/"
 
-#: Digits of an integer, at most: a longer one is beyond float64 too.
+#: Maximum number of digits of an integer; a longer integer is beyond float64.
 MAX_DIGITS = 300
 
-#: Bytes of a line, at most, and bytes that are read at once.
+#: Maximum size of a line in bytes, and the number of bytes read at once.
 MAX_LINE_BYTES, PIECE_BYTES = 64 << 20, 4 << 20
 
-#: Error types of `core.errors` by name. A type of another module is stored as its base among these.
+#: Error types of `core.errors` by name. An error type of another module is stored as its base class from this dict.
 ERRORS = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, StateError)}
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The first line: the command and the number of the shard.
+    """First line: the command and the number of the shard.
 
     Attributes:
         options: Options with an effect on the result.
-        plan: A digest for each pass over the values.
+        plan: Digest of each pass over the values.
         tasks: Number of tasks planned for all shards together.
         own: Number of tasks planned for this shard.
-        files: Identity of each file read.
+        files: Identity of each file that was read.
     """
 
     schema: str
@@ -67,7 +67,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One task and its result or error. `name` of the tensor and `bytes` are for people.
+    """Line of a task with its result or error. `name` (of the tensor) and `bytes` are only for human readers.
 
     `derived`: the task follows from results of other tasks.
     """
@@ -91,7 +91,7 @@ class Error(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The last line: the number of tasks, and the digest of all lines before."""
+    """Last line: the number of tasks, and a digest of all previous lines."""
 
     end: bool
     tasks: int
@@ -99,7 +99,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class StoredResult(NamedTuple):
-    """Result or error of a task, `packed` by `_pack_result`, and the number of its line."""
+    """Result or error of a task, packed by `_pack_result`, and the number of its line."""
 
     packed: Any
     line: int
@@ -107,7 +107,7 @@ class StoredResult(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """The result or the error, unpacked."""
+        """Result or error, unpacked."""
         return msgspec.msgpack.decode(self.packed, type=Comparison) if isinstance(self.packed, bytes) else self.packed
 
 
@@ -143,12 +143,12 @@ def build_line(key: Key, name: str, size: int, result: Any, *, derived: bool = F
 
 
 def _encode_line(line: msgspec.Struct) -> bytes:
-    builtins = msgspec.to_builtins(line, enc_hook=lambda number: number.item())  # a number of numpy
+    builtins = msgspec.to_builtins(line, enc_hook=lambda number: number.item())  # for numpy numbers
     return json.dumps(_to_json(builtins), allow_nan=False).encode() + b"\n"
 
 
 def _to_json(value: Any) -> Any:
-    """Return a value in types of JSON."""
+    """Convert a value to types of JSON."""
     if isinstance(value, dict):
         return {key: _to_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -164,7 +164,7 @@ def read_file(path: str) -> ShardFile:
     results: dict[Key, StoredResult] = {}
     digest, last, number = hashlib.sha256(), b"", 0
     for number, raw in enumerate(_read_lines(path), 1):
-        # Only the end of the file shows which line is the last, which has no task.
+        # Added one line late, because only the end of the file shows which line is the last, and it is not a task.
         digest.update(last)
         if number == 1:
             head = _decode_head(path, raw)
@@ -185,7 +185,7 @@ def read_file(path: str) -> ShardFile:
 
 
 def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> None:
-    """Raise UnreadableError unless the last line is complete and fits the lines before."""
+    """Raise UnreadableError unless the last line is complete and matches the lines before."""
     end = _decode(End, raw, path, number, "is incomplete: its closing line is missing; run its shard again")
     if end.end is not True or end.tasks != tasks:
         raise UnreadableError(
@@ -197,7 +197,7 @@ def _check_end(path: str, number: int, raw: bytes, tasks: int, digest: str) -> N
 
 
 def _check_count(path: str, head: Head, own_count: int) -> None:
-    """Raise UnreadableError for missing or surplus results of this shard's tasks."""
+    """Raise UnreadableError if results of this shard's tasks are missing or surplus."""
     problem = f"has {own_count} results, but its shard has {head.own} tasks"
     if own_count < head.own:
         problem = f"lacks {head.own - own_count} of its {head.own} results"
@@ -206,7 +206,7 @@ def _check_count(path: str, head: Head, own_count: int) -> None:
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file, each with its end; the last line may have none."""
+    """Yield the lines of a file with their line ends; the last line may lack it."""
     remainder, count = b"", 0
     for piece in _read_pieces(path):
         *complete_lines, remainder = (remainder + piece).split(b"\n")
@@ -219,7 +219,7 @@ def _read_lines(path: str) -> Iterator[bytes]:
 
 
 def _read_pieces(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a file, or of a pipe, in one pass."""
+    """Yield the bytes of a file or a pipe in one pass."""
     try:
         if not files.is_remote(path) and os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode):
             with open(path, "rb") as pipe:
@@ -265,10 +265,10 @@ def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]
 
 
 def _pack_result(result: Any) -> Any:
-    """Return the result of most tasks as bytes, because objects take ten times the memory; others unchanged."""
+    """Return most results as bytes, because objects take ten times the memory; return other results unchanged."""
     try:
         return msgspec.msgpack.encode(result) if isinstance(result, Comparison) else result
-    except OverflowError:  # an integer of 65 bits
+    except OverflowError:  # the integer has 65 bits
         return result
 
 

@@ -1,4 +1,4 @@
-"""Keys of tasks in a shard file, and the type of the results of each function."""
+"""Keys of tasks in a shard file, and the result type of each function."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from statecli.values.element_checks import CheckResult
 from statecli.values.summary import Facts
 from statecli.workers.pool import Work
 
-#: Functions that do tasks of a shard: name -> type of a result that is not an error. The other functions of workers run
-#: only in a merge, because their tasks follow from the results of all shards.
+#: Functions for tasks of a shard: name -> type of a result other than an error. Workers run other functions only in a
+#: merge, because their tasks follow from the results of all shards.
 RESULTS: dict[str, Any] = {
     "run_batch": Comparison,
     "check_batch": None,
@@ -26,13 +26,13 @@ RESULTS: dict[str, Any] = {
     "digest_batch": str,
     "stats_batch": Stats,
 }
-#: Functions whose tasks are not planned for a shard. The first of several tied tensors has the task, and in another
-#: order of targets, or if some were found under another name, another tensor is the first.
+#: Functions whose tasks need not be planned for a shard: the first of several tied tensors has the task, and another
+#: tensor may be the first if targets are in another order or were found under other names.
 UNPLANNED = frozenset(["check_batch", "digest_batch"])
 
 
 class Key(NamedTuple):
-    """A task: the name of its function, and a digest of the arguments."""
+    """Key of a task: the name of its function, and a digest of its arguments."""
 
     function: str
     digest: str
@@ -53,7 +53,7 @@ def compute_keys(work: Work) -> list[Key]:
 def _encode(value: Any) -> bytes:
     try:
         return msgspec.msgpack.encode(value)
-    except (OverflowError, UnicodeEncodeError):  # an integer of 65 bits, a lone surrogate
+    except (OverflowError, UnicodeEncodeError):  # an integer of 65 bits, or a lone surrogate
         return repr(value).encode("ascii", "backslashreplace")
 
 
@@ -63,5 +63,5 @@ def digest_of_pass(keys: Sequence[Key]) -> str:
 
 
 def has_failed(result: object) -> bool:
-    """Return True if a task could not be done."""
+    """Return whether a task failed."""
     return isinstance(result, StateError) or (isinstance(result, Facts) and result.damaged)
