@@ -1,4 +1,4 @@
-"""Workers on tensor values: `pool` runs the tasks, `executors` are engines on other machines."""
+"""Workers on tensor values: `pool` runs tasks, `executors` are engines on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell whether two processes, or two runs, read the same file."""
+"""Check whether two processes, or two runs, read the same file."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import msgspec
 from statecli.core.errors import UnreadableError
 from statecli.storage import files
 
-#: A file is recognized by a digest of so many pieces of it, evenly spaced from the first byte to the last, ...
+#: Number of samples of a file for its digest, evenly spaced from the first byte to the last.
 SAMPLES = 8
-#: ... each of so many bytes.
+#: Size of a sample in bytes.
 SAMPLE_BYTES = 4096
 
 
 class FileIdentity(msgspec.Struct, frozen=True):
-    """Common properties of two copies of a file, or of an object behind a URL.
+    """Properties that two copies of a file, or two readers of an object behind a URL, share.
 
-    Equal samples do not prove equal files: training may change a few bytes. Another time of modification does not prove
-    another file: each job of a matrix has its own copy. So `merge` asks the user (`--copies`) if only the times differ.
+    Equal samples do not prove equal files, because training may change a few bytes. A different modification time does
+    not prove different files, because each job of a matrix has its own copy. So `merge` asks the user (`--copies`) if
+    only the times differ.
 
     Attributes:
-        bytes: Size; -1 if opening the file fails.
-        version: Digest of samples of a local file, ETag of a remote file; None without a version.
-        written: Time of the last modification in nanoseconds, of a local file.
+        bytes: Size in bytes; -1 if the file cannot be opened.
+        version: Digest of samples of a local file, or ETag of a remote file; None without a version.
+        written: Time of the last modification of a local file, in nanoseconds.
     """
 
     bytes: int = -1
@@ -34,12 +35,12 @@ class FileIdentity(msgspec.Struct, frozen=True):
     written: int | None = None
 
     def is_another(self, other: FileIdentity) -> bool:
-        """Return True if the two identify neither the same file nor two copies of a file."""
+        """Return whether the two are neither the same file nor copies of a file."""
         return (self.bytes, self.version) != (other.bytes, other.version)
 
 
 def identify_files(paths: Iterable[str]) -> dict[str, FileIdentity]:
-    """Return the present identity of each file, by path, in sorted order."""
+    """Return the present identity of each file by path, in sorted order."""
     sorted_paths = sorted(paths)
     remote = _identify_remote([path for path in sorted_paths if files.is_remote(path)])
     return {path: remote[path] if path in remote else _identify_local(path) for path in sorted_paths}

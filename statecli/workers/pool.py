@@ -1,12 +1,12 @@
 """Run tasks on tensor values and return their results in order.
 
-A task is a frozen struct (`task.py`); small tasks are batched to at least 16 MiB, so that handing them out costs
-little. Three engines are here: serial, forked processes, threads. `executors` adds Dask, MPI, Ray and any
+A task is a frozen struct (`task.py`). Small tasks are batched to at least 16 MiB, so that sending them costs little.
+This module has three engines: serial, forked processes, threads. `executors` adds Dask, MPI, Ray and any
 `concurrent.futures.Executor`. The result does not depend on the engine.
 
-Forked processes are the default, because a kernel makes twenty short numpy calls a block: two threads spend more time
-on passing the interpreter lock to each other than they gain. A forked process starts in milliseconds with numpy already
-imported. Threads are used for remote files, and on systems without fork.
+Forked processes are the default, because a kernel makes twenty short numpy calls per block: two threads lose more time
+to the interpreter lock than they gain. A forked process starts in milliseconds with numpy already imported. Threads are
+used for remote files, and on systems without fork.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from statecli.workers.task import Task
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
-#: Bytes of a batch of small tasks, at least. Each task counts TASK_OVERHEAD_BYTES more than it reads.
+#: Minimum size of a batch of small tasks in bytes. Each task counts TASK_OVERHEAD_BYTES more than it reads.
 MIN_BATCH_BYTES = 16 << 20
 TASK_OVERHEAD_BYTES = 16 << 10
-#: Bytes below which starting workers takes longer than doing the work in this process.
+#: Size of the work in bytes below which starting workers takes longer than doing the work in this process.
 MIN_BYTES_FOR_WORKERS = 64 << 20
-#: Threads that read remote files.
+#: Number of threads that read remote files.
 REMOTE_READ_THREADS = 16
-#: Seconds to wait for a killed process.
+#: Maximum time in seconds to wait for a killed process.
 KILLED_WORKER_JOIN_TIMEOUT_S = 2.0
-#: Seconds after which the thread that delivers the results of processes is looked at again.
+#: Interval in seconds between checks of the thread that delivers the results of processes.
 MANAGER_CHECK_S = 1.0
 
 _Task = TypeVar("_Task", bound=Task)
@@ -45,24 +45,25 @@ _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 _Shared = TypeVar("_Shared")
 
-#: Does a batch: takes what all tasks share and the tasks, returns a result or an error for each, in order.
+#: Function that does a batch: gets data shared by all tasks and the tasks; returns a result or an error for each, in
+#: order.
 Function = Callable[[_Shared, tuple[_Task, ...]], Sequence[_Result | StateError]]
-#: Takes the name of a tensor, the last of a batch, and the bytes that were read.
+#: Function called with the name of a batch's last tensor and the number of bytes read.
 Progress = Callable[[str, int], None]
-#: Takes the number of a batch and its outcome: a result for each task, or one error for all of them.
+#: Function called with the number of a batch and its outcome: a result for each task, or one error for all.
 Deliver = Callable[[int, "Sequence[Any] | StateError"], None]
 
 
 class Engine(Protocol):
-    """Engine for batches of tasks: serial or parallel, on this machine or on other machines."""
+    """Engine for batches of tasks: serial or parallel, on this machine or on others."""
 
     def min_batch_bytes(self, total: int) -> int:
-        """Return the bytes of a batch, at least, if all tasks together have `total`; 0 for MIN_BATCH_BYTES."""
+        """Return the minimum bytes of a batch if all tasks together have `total` bytes; 0 for MIN_BATCH_BYTES."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """Call `deliver` once for each batch, in any order, in this thread. An exception in `deliver` ends all batches.
+        """Call `deliver` once for each batch, in any order, in this thread; its exceptions end all batches.
 
-        An error of a task or a worker is delivered. Raises `StateError` if no worker can do any batch.
+        Errors of a task or a worker are delivered. Raises `StateError` if no worker can do any batch.
         """
 
 
@@ -71,7 +72,7 @@ _engine: ContextVar[Engine | None] = ContextVar("engine", default=None)
 
 @contextmanager
 def use_engine(engine: Engine | None) -> Iterator[None]:
-    """Run all tasks by `engine` while the block runs; None for the default: processes where they pay."""
+    """Run all tasks with `engine` while the block runs; None for the default: processes, if the work is large."""
     before = _engine.set(engine)
     try:
         yield
@@ -80,7 +81,7 @@ def use_engine(engine: Engine | None) -> Iterator[None]:
 
 
 class Work(NamedTuple):
-    """Arguments of `run_tasks` about the work, not about the workers; see there."""
+    """Arguments of `run_tasks` that describe the work and not the workers."""
 
     function: Function[Any, Any, Any]
     shared: Any
@@ -92,22 +93,22 @@ class Work(NamedTuple):
 
 
 class ResultStore(Protocol):
-    """Store that decides which tasks are done in this process, and knows results of further tasks."""
+    """Store that selects the tasks of this process, and may know results of other tasks."""
 
-    #: False if `absent` stands for the results of tasks that other processes do.
+    #: False if some results are `absent`, because other processes do these tasks.
     is_complete: bool
 
     def results(self, work: Work, do: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
-        """Return the result of each task, in order. `do` returns results of the given tasks, errors among them."""
+        """Return the result of each task, in order. `do` returns results, including errors, of the given tasks."""
 
 
 _result_store: ContextVar[ResultStore | None] = ContextVar("result_store", default=None)
 
 
 def _default_engine(size: int, jobs: int) -> Engine:
-    """Return the engine for tasks of `size` bytes together, if none was set."""
+    """Return the default engine for tasks of `size` bytes in total."""
     if files.is_anything_remote() and jobs != 1:
-        # Threads, because a fork does not inherit connections; more than cores, because they mostly wait for bytes.
+        # Threads, because a fork does not inherit connections. More than cores, because they mostly wait for bytes.
         return Threads(jobs or REMOTE_READ_THREADS)
     return _Serial() if jobs == 1 or size < MIN_BYTES_FOR_WORKERS else Processes(jobs or posix.count_usable_cores())
 
@@ -123,18 +124,18 @@ def use_result_store(store: ResultStore) -> Iterator[None]:
 
 
 def is_partial() -> bool:
-    """Return True if other processes do some of the tasks: then nothing follows from the results of this process."""
+    """Return whether other processes do some of the tasks, so that this process's results alone are not conclusive."""
     store = _result_store.get()
     return store is not None and not store.is_complete
 
 
 def is_distributed() -> bool:
-    """Return True if a result store or an engine was set: for a shard, a merge or an executor."""
+    """Return whether a result store or an engine was set: for a shard, a merge or an executor."""
     return _result_store.get() is not None or _engine.get() is not None
 
 
 def split_into_batches(tasks: Iterable[_Task], min_bytes: int = 0) -> Iterator[tuple[_Task, ...]]:
-    """Yield the tasks in batches of `min_bytes` bytes at least; 0 for MIN_BATCH_BYTES."""
+    """Yield the tasks in batches of at least `min_bytes` bytes; 0 for MIN_BATCH_BYTES."""
     batch: list[_Task] = []
     size = 0
     for task in tasks:
@@ -159,7 +160,7 @@ def run_tasks(
     group_keys: Sequence[object] | None = None,
     raise_errors: bool = False,
 ) -> list[_Result | StateError]:
-    """Return the result of each task, in order, as returned by `function(shared, batch)` for its batch.
+    """Return the result of each task, in order, as `function(shared, batch)` returns it for its batch.
 
     `function` must be importable by its name; `shared`, tasks and results are plain data. `jobs` is the number of
     workers: 0 for a worker per core, 1 for this process. `on_batch` is called with the tasks of each batch, in any
@@ -226,7 +227,7 @@ def _raise_first_error(results: Sequence[Any]) -> None:
 
 
 def can_fork() -> bool:
-    """Return True if another process starts in milliseconds and has a core."""
+    """Return whether another process can start in milliseconds and has a core."""
     return sys.platform == "linux" and posix.count_usable_cores() > 1
 
 
@@ -260,7 +261,7 @@ def run_in_background(function: Callable[[_Argument], _Result], argument: _Argum
 def _submit_to_process(
     function: Callable[[_Argument], _Result], argument: _Argument
 ) -> Iterator[tuple[Executor, Future[_Result]]]:
-    """Yield another process and the future of `function(argument)` there. Raises _NoWorkers."""
+    """Yield another process's executor and the future of `function(argument)` there. Raises _NoWorkers."""
     with _process_executor(1) as executor:
         with defer_interrupt(), _detect_no_workers():
             future = executor.submit(function, argument)
@@ -268,10 +269,10 @@ def _submit_to_process(
 
 
 def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) -> Iterator[Future[_Result]]:
-    """Yield the futures as they end. Raises _NoWorkers if the thread that delivers them has ended before.
+    """Yield the futures as they end. Raises _NoWorkers if the thread that delivers them ended first.
 
-    The delivering thread starts another thread. If the system starts no more threads, the delivering thread ends, and
-    no future ever does.
+    The delivering thread starts another thread. If the system refuses more threads, the delivering thread ends and the
+    futures never do.
     """
     from concurrent.futures import FIRST_COMPLETED, wait
 
@@ -286,12 +287,12 @@ def _iter_completed(executor: Executor, futures: Collection[Future[_Result]]) ->
 
 
 class _NoWorkers(Exception):
-    """The system starts no process: a limit on processes, no memory, or no room in /dev/shm for their locks."""
+    """Error: the system starts no process (limit on processes, no memory, or no room in /dev/shm for locks)."""
 
 
 @contextmanager
 def _detect_no_workers() -> Iterator[None]:
-    """Raise _NoWorkers for an error of starting workers."""
+    """Raise _NoWorkers if starting workers fails."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -313,7 +314,7 @@ def run_or_error(do: Callable[[], Sequence[Any]]) -> Sequence[Any] | StateError:
 
 
 class _LocalEngine:
-    """Base of the engines of this machine."""
+    """Base of the engines on this machine."""
 
     def __init__(self, jobs: int = 1) -> None:
         self._jobs = jobs
@@ -323,7 +324,7 @@ class _LocalEngine:
 
 
 class _Serial(_LocalEngine):
-    """Engine for batches in sequence in this process."""
+    """Engine that does batches in sequence in this process."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
         for n, batch in enumerate(batches):
@@ -331,10 +332,10 @@ class _Serial(_LocalEngine):
 
 
 class Processes(_LocalEngine):
-    """Engine of forked processes on this machine; threads on systems without fork."""
+    """Engine of forked processes on this machine; of threads on systems without fork."""
 
     def run(self, function: Function[Any, Any, Any], shared: Any, batches: Sequence[Any], deliver: Deliver) -> None:
-        """See `Engine.run`. A batch of a killed worker is tried again alone: other workers may have taken the memory.
+        """See `Engine.run`. Retries a killed worker's batch alone, because other workers may have taken the memory.
 
         If the system starts no process, this process does all batches.
         """
@@ -356,7 +357,7 @@ class Processes(_LocalEngine):
     ) -> None:
         """Do all pending batches; `deliver` removes each from `pending`. Raises _NoWorkers."""
         while pending and not self._run_once(function, shared, pending, deliver):
-            # Batches are taken in their order, so that the first ones are those that the workers had.
+            # In order, because the first pending batches are those that the killed workers had.
             for n in sorted(pending)[: self._jobs]:
                 if not Processes(1)._run_once(function, shared, {n: pending[n]}, deliver):
                     deliver(n, UnreadableError(WORKER_KILLED))
@@ -364,7 +365,7 @@ class Processes(_LocalEngine):
     def _run_once(
         self, function: Function[Any, Any, Any], shared: Any, batches: dict[int, Any], deliver: Deliver
     ) -> bool:
-        """Return False if a worker was killed, so that some batches were not delivered."""
+        """Run the batches; return False if a worker was killed, so that some batches were not delivered."""
         from concurrent.futures import BrokenExecutor
 
         try:
@@ -432,7 +433,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
             process.kill()
         for process in workers:
             process.join(KILLED_WORKER_JOIN_TIMEOUT_S)
-        # Waiting could last for ever, because a killed worker may have held the lock of the queue.
+        # Without waiting, because a killed worker may have held the lock of the queue.
         processes.shutdown(wait=False, cancel_futures=True)
         raise
     else:
@@ -444,7 +445,7 @@ def _process_executor(jobs: int) -> Iterator[Executor]:
 
 @contextmanager
 def _hide_refused_threads() -> Iterator[None]:
-    """Print no traceback of a thread that ends because the system starts no other; `_iter_completed` finds the end."""
+    """Suppress the traceback of a thread that could not start another; `_iter_completed` notices its end."""
     before = threading.excepthook
 
     def print_others(error: threading.ExceptHookArgs) -> None:
@@ -464,7 +465,7 @@ def _is_refused_thread(error: BaseException | None) -> bool:
 
 @contextmanager
 def defer_interrupt() -> Iterator[None]:
-    """Deliver Ctrl-C after the block, because an interrupted start of workers would leave half of the workers."""
+    """Deliver Ctrl-C after the block, because an interrupted start would leave some workers running."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -476,10 +477,10 @@ def defer_interrupt() -> Iterator[None]:
 
 
 def _exit_with_parent(read_end: int, write_end: int) -> None:
-    """Initialize a worker: ignore Ctrl-C and exit when the parent is gone.
+    """Initialize a worker: ignore Ctrl-C, and exit when the parent is gone.
 
-    Ctrl-C reaches every process of the group; the parent ends the workers, without tracebacks. A killed parent ends no
-    worker, but closes its end of a pipe without writers.
+    Ctrl-C reaches every process of the group, and the parent ends the workers without tracebacks. A killed parent
+    cannot end its workers, but its end of a pipe closes, so the worker reads the end of the pipe.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.close(write_end)

@@ -1,4 +1,4 @@
-"""Input of a worker: a task, and the places in files named by tasks."""
+"""Input of a worker: a task, and the places in files that it names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Result = TypeVar("_Result")
 
 
 class Task(Protocol):
-    """A unit of work on tensor values: a frozen struct of plain data, with a small result.
+    """Unit of work on tensor values: a frozen struct of plain data, with a small result.
 
-    Workers receive tasks pickled. The package that plans a task also has the function for the task.
+    Workers receive pickled tasks. The package that plans a task also has the function that does it.
     """
 
     @property
@@ -25,19 +25,19 @@ class Task(Protocol):
 
     @property
     def size(self) -> int:
-        """Bytes read by the task, at most; of two compared tensors the bytes of one side."""
+        """Maximum number of bytes that the task reads; for two compared tensors, of one side."""
 
     @property
     def paths(self) -> Iterable[str]:
-        """Files read by the task; a file read twice may be listed twice."""
+        """Files that the task reads; duplicates are allowed."""
 
     @property
     def identity(self) -> object:
-        """Plain data, equal for equal tasks of two runs: a shard file looks results up by the digest of this data."""
+        """Plain data that is equal for equal tasks of two runs: a shard file finds results by its digest."""
 
 
 class WholeTask(msgspec.Struct, frozen=True, gc=False):
-    """Base of tasks all of whose fields count for a shard file."""
+    """Base of tasks whose fields all count in a shard file."""
 
     @property
     def identity(self) -> object:
@@ -56,7 +56,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 def catch_error(
     function: Callable[_Arguments, _Result], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
 ) -> _Result | StateError:
-    """Return the result of a call, or its StateError: an error of a task is the result of the task."""
+    """Return the result of a call, or its StateError, because an error of a task is the task's result."""
     try:
         return function(*arguments, **keywords)
     except StateError as error:

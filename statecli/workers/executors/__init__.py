@@ -1,4 +1,4 @@
-"""Executors: engines named by `--executor` or `executor=` for the tasks on tensor values.
+"""Executors: engines for the tasks on tensor values, selected by `--executor` or `executor=`.
 
     threads[:N]              threads of this process
     processes[:N]            forked processes of this machine, for any size of the work
@@ -7,8 +7,7 @@
     ray[:ADDRESS]            workers of a Ray cluster; without an address a cluster of this machine
     an Executor              of `concurrent.futures`, from Python
 
-All executors get the same tasks, and results are added up in the same order, so that the result is the same bit for
-bit.
+All executors get the same tasks, and results are added in the same order, so the result is bit-identical.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from statecli.workers import pool
 from statecli.workers.pool import Engine
 
 _FORMS = "threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi or ray[:ADDRESS]"
-#: Name of an executor -> regular expression of the text after the name.
+#: Regular expression of the text after the name of an executor, by name.
 _SUFFIXES = {
     "threads": r"(?::(?P<count>[1-9]\d{0,3}))?",
     "processes": r"(?::(?P<count>[1-9]\d{0,3}))?",
@@ -40,7 +39,7 @@ def executor_name(executor: object) -> str:
 
 
 def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> None:
-    """Raise UsageError unless `executor` names an executor suitable for the other options. Imports no package."""
+    """Raise UsageError unless `executor` names an executor that fits the other options. Imports no package."""
     if executor is None:
         return
     _parse_executor(executor)
@@ -52,7 +51,7 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
 
 @contextmanager
 def use_executor(executor: object) -> Iterator[None]:
-    """Have all tasks done by `executor` while the block runs; None for the default.
+    """Let `executor` do all tasks while the block runs; None for the default.
 
     Raises:
         UsageError: `executor` does not name an executor.
@@ -71,7 +70,7 @@ def _open_engine(executor: Any) -> AbstractContextManager[Engine]:
     if not isinstance(executor, str):
         from statecli.workers.executors.futures import ExecutorEngine
 
-        workers = getattr(executor, "_max_workers", 0)  # executors of the standard library have no public count
+        workers = getattr(executor, "_max_workers", 0)  # the standard library has no public attribute for it
         return nullcontext(ExecutorEngine(executor, name, workers if isinstance(workers, int) else 0))
     if name in ("threads", "processes"):
         engine = pool.Threads if name == "threads" else pool.Processes

@@ -1,7 +1,7 @@
-"""Pack a batch of tasks for a process that is not a child of this process, and unpack its results.
+"""Pack a batch of tasks for a process that is not a child of this one, and unpack its results.
 
-A worker calls only the functions in FUNCTIONS, and only for the same build of statecli: another version gives the same
-fields another meaning, and sums of numpy differ from sums of `_native.c` in their last bits.
+A worker calls only the functions in FUNCTIONS, and only if it has the same build of statecli: in another version the
+same fields may have another meaning, and sums of numpy differ from sums of `_native.c` in their last bits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from statecli.workers.file_identity import identify_files
 from statecli.workers.pool import run_or_error
 from statecli.workers.task import Piece
 
-#: Functions that a worker may call: name -> module. By name, because a worker imports a module when it is asked to,
-#: and because the packages that have the functions import `workers`.
+#: Functions that a worker may call: name -> module. Modules are given by name, so that a worker imports them on use,
+#: and because the packages with these functions import `workers`.
 FUNCTIONS = {
     "run_batch": "statecli.values.compare_task",
     "check_batch": "statecli.values.compare",
@@ -39,12 +39,12 @@ FUNCTIONS = {
     "digest_batch": "statecli.values.digest",
     "stats_batch": "statecli.values.stats",
 }
-#: The module whose `kernel_name()` says which kernel computes in a process.
+#: Module whose `kernel_name()` returns the kernel of a process.
 KERNELS = "statecli.values.kernels"
 
 
 class Build(NamedTuple):
-    """The version of statecli and its kernel, "C" or "numpy": only equal builds compute equal results."""
+    """Version of statecli and its kernel ("C" or "numpy"), because only equal builds compute equal results."""
 
     version: str
     kernel: str
@@ -58,14 +58,14 @@ def current_build() -> Build:
 PackedBatch = io.BytesIO
 
 
-#: Does a packed batch in any process and returns what `unpack` takes. It is a function of the standard library, and a
-#: packed batch is a type of it, because a Dask worker that lacks a module of a task dies and logs the task's bytes: a
-#: BytesIO shows none.
+#: Function that does a packed batch in any process and returns the argument of `unpack`. Function and type come from
+#: the standard library, because a Dask worker that lacks a task's module dies and logs the task's content, which a
+#: BytesIO does not show.
 run_packed_batch: Callable[[PackedBatch], bytes | str] = pickle.load
 
 
 def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> PackedBatch:
-    """Pack a batch. Relative paths in the batch stay relative to the folder of this process."""
+    """Pack a batch for a worker; its relative paths are resolved from the working folder of this process."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
     folder = os.path.join(_current_folder(), PATH_MARK)
@@ -78,20 +78,20 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Pac
 
 
 def _current_folder() -> str:
-    """Return the working folder; "" for a removed folder, because no relative path leads anywhere from there."""
+    """Return the working folder; "" if it was removed, because relative paths are then invalid."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         return ""
 
 
-#: Stands between the folder of the command and a path in it. The path still leads to the same file, in letters that
-#: nobody else writes, so that a worker's message about the file is distinguished from other text.
+#: Separator of the command's folder and a path in it. The path still leads to the same file, but in a form that nobody
+#: else writes, so a worker's message about the file can be recognised.
 PATH_MARK = os.path.join(*["."] * 9, "")
 
 
 class _PathPickler(pickle.Pickler):
-    """Pickler that makes the paths of local files absolute and records the original paths in `paths`."""
+    """Pickler that makes the paths of local files absolute, and records the original paths in `paths`."""
 
     def __init__(self, file: io.BytesIO, folder: str) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -99,7 +99,7 @@ class _PathPickler(pickle.Pickler):
         self.paths: dict[str, str] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        """See `Pickler.reducer_override`. Decides by the type, since a name or a dtype may read as a path does."""
+        """See `Pickler.reducer_override`. Recognises paths by type, because a name or a dtype may look like a path."""
         if type(value) not in (ByteRange, Piece):
             return NotImplemented
         path, *fields = astuple(value)
@@ -111,7 +111,7 @@ class _PathPickler(pickle.Pickler):
 
 
 class _WorkerCall:
-    """Object that calls `run_in_worker` where unpickled."""
+    """Object that calls `run_in_worker` when it is unpickled."""
 
     def __init__(self, *arguments: Any) -> None:
         self._arguments = arguments
@@ -138,13 +138,13 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
 
 
 class Answer(NamedTuple):
-    """Answer of a worker; any other object comes from something else."""
+    """Answer of a worker, distinct from any other object."""
 
     results: Sequence[Any] | Exception
 
 
 def _restore_paths(value: Any, folder: str) -> Any:
-    """Return results or an error with the paths of the command. Only messages and places contain paths."""
+    """Restore the command's paths in results or an error. Only messages and places contain paths."""
     if isinstance(value, (list, tuple)):
         return [_restore_paths(item, folder) for item in value]
     if isinstance(value, Exception):
@@ -157,9 +157,9 @@ def _restore_paths(value: Any, folder: str) -> Any:
 
 
 def unpack(answer: bytes | str) -> Sequence[Any] | StateError:
-    """Return the results of `run_in_worker`: a result for each task, or one error for all tasks.
+    """Return the results of `run_in_worker`: a result for each task, or one error for all.
 
-    Raises `EngineError` for a refusing worker and for an answer of another program, and re-raises an exception of a bug
+    Raises `EngineError` if the worker refuses the batch or another program answered; re-raises the exception of a bug
     in the worker.
     """
     if isinstance(answer, str):
@@ -190,7 +190,7 @@ def _run_function(
     files.import_access(access)
     shared, batch = pickle.loads(tasks)  # noqa: S301 - as the pickle around it
     results: Sequence[Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)(shared, batch)
-    _require_same_files(folder, versions)  # a file may have been replaced meanwhile
+    _require_same_files(folder, versions)  # a file may have been replaced during the work
     return results
 
 
@@ -198,10 +198,10 @@ def _run_function(
 
 
 class LocalVersion(NamedTuple):
-    """Common properties of a file and its copy on a worker: size in bytes, time of the last write, digest of samples.
+    """Properties that a file and its copy on a worker share: size in bytes, modification time, digest of samples.
 
-    The time is in microseconds, because some file systems keep no nanoseconds. A folder has the defaults, since its
-    files are compared individually.
+    The time is in microseconds, because some file systems do not keep nanoseconds. A folder has the defaults, because
+    its files are compared individually.
     """
 
     bytes: int = 0
@@ -210,7 +210,7 @@ class LocalVersion(NamedTuple):
 
 
 def _file_version(path: str) -> LocalVersion | None:
-    """Return the version of a file; None if there is no file."""
+    """Return the version of a file; None if it does not exist."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -223,7 +223,7 @@ def _file_version(path: str) -> LocalVersion | None:
 
 @lru_cache(maxsize=4096)
 def _sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
-    """Return a digest of samples, needed by each batch and cached as long as the file has this version."""
+    """Return a digest of samples of a file. Cached by version, because each batch needs it."""
     return identify_files([path])[path].version
 
 

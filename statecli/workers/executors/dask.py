@@ -1,6 +1,6 @@
 """Run batches on the workers of a Dask cluster, by `distributed.Client`.
 
-Dask's own `get_executor` raises an error for a result received while its worker died.
+Not by Dask's own `get_executor`, because it raises an error for a result whose worker died while sending it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from statecli.core.installed_package import install_extra
 from statecli.workers.executors.futures import ExecutorEngine
 from statecli.workers.pool import Engine
 
-#: Bytes of a batch of small tasks, at most: a task of Dask takes 2 to 3 ms of its scheduler, client and worker
-#: together, and comparing so many bytes takes a hundred times as long.
+#: Maximum size of a batch of small tasks in bytes. A Dask task takes 2 to 3 ms of scheduler, client and worker
+#: together; comparing this many bytes takes a hundred times as long.
 MAX_BATCH_BYTES = 512 << 20
-#: Two classes before Python 3.11.
+#: Timeout errors, which are two classes before Python 3.11.
 TIMEOUT_ERRORS = (TimeoutError, asyncio.TimeoutError)
-#: Seconds that a scheduler has to answer, and to have a worker.
+#: Maximum time in seconds for a scheduler to answer, and to have a worker.
 TIMEOUT_S = 10.0
 
 
@@ -42,21 +42,21 @@ def use_dask(address: str) -> Iterator[Engine]:
         raise MissingDependency(f"{flag} needs Dask: {install_extra('dask')}") from error
     with _silence_logs():
         client = _connect(Client, address, flag)
-        # asyncio logs each failed task that nobody waits for any more.
+        # Discard asyncio's log entries, because asyncio logs each failed task without a waiter.
         client.loop.asyncio_loop.set_exception_handler(lambda *_: None)
         try:
             _require_workers(client, flag)
-            # Dask gives the work of a dead worker to another by itself, `allowed-failures` times.
+            # No retry here: Dask itself gives the work of a dead worker to another worker, `allowed-failures` times.
             watch = _Watch(client)
             yield ExecutorEngine(_DaskExecutor(client), name, _count_threads(client), MAX_BATCH_BYTES, watch.why_lost)
         finally:
-            with suppress(OSError, *TIMEOUT_ERRORS):  # the results are there, or an error is being raised
+            with suppress(OSError, *TIMEOUT_ERRORS):  # the results have arrived, or an error is being raised
                 client.close(timeout=1)
 
 
 def _connect(client: Any, address: str, flag: str) -> Any:
     try:
-        with ThreadPoolExecutor(1) as thread:  # this thread may have an event loop of its own, as in a notebook
+        with ThreadPoolExecutor(1) as thread:  # because this thread may have its own event loop, as in a notebook
             thread.submit(lambda: asyncio.run(asyncio.wait_for(_open_connection(address), TIMEOUT_S))).result()
         return client(address, timeout=TIMEOUT_S, set_as_default=False)
     except (OSError, ValueError, RuntimeError, *TIMEOUT_ERRORS) as error:
@@ -64,7 +64,7 @@ def _connect(client: Any, address: str, flag: str) -> Any:
 
 
 async def _open_connection(address: str) -> None:
-    """Test the connection, because a client waits forever if a server accepts the connection and sends nothing."""
+    """Test the connection, because a client waits forever for a server that accepts connections but sends nothing."""
     comm: Any = importlib.import_module("distributed.comm")
     security: Any = importlib.import_module("distributed.security").Security()
     url = address if "://" in address else f"tcp://{address}"
@@ -79,14 +79,14 @@ def _require_workers(client: Any, flag: str) -> None:
 
 
 def _count_threads(client: Any) -> int:
-    """Return the threads of all workers; 0 if the scheduler does not answer: waiting for results reports this."""
+    """Return the number of threads of all workers; 0 if the scheduler does not answer, which the wait reports."""
     with suppress(OSError, *TIMEOUT_ERRORS):
         return sum(client.sync(client.scheduler.ncores, callback_timeout=TIMEOUT_S).values())
     return 0
 
 
 class _DaskExecutor(Executor):
-    """Dask's tasks as futures."""
+    """Executor interface to Dask's tasks."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -104,13 +104,13 @@ class _DaskExecutor(Executor):
 
 
 class _Watch:
-    """Check that the cluster still has workers."""
+    """Check whether the cluster still has workers."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._last_seen = client, time.monotonic()
 
     def why_lost(self) -> str | None:
-        """Return why waiting is useless: for TIMEOUT_S no scheduler answered, or the scheduler had no worker.
+        """Return the reason to stop waiting: no answer of the scheduler, or no worker, for TIMEOUT_S.
 
         None if waiting may help.
         """
@@ -123,7 +123,7 @@ class _Watch:
         return "the scheduler has stopped or does not answer" if workers is None else "all workers have stopped"
 
     def _count_workers(self) -> int | None:
-        """Return 1 if there are workers, else 0; None if the scheduler does not answer."""
+        """Return 1 if there are workers, 0 if not; None if the scheduler does not answer."""
         if self._client.status != "running":
             return None
         with suppress(OSError, *TIMEOUT_ERRORS):
@@ -136,8 +136,8 @@ class _Watch:
 
 @contextmanager
 def _silence_logs() -> Iterator[None]:
-    """Turn Dask's loggers off, because statecli reports its errors in one line."""
-    # Dask gives some of its loggers levels of their own; loggers that are created later inherit their parent's.
+    """Disable Dask's loggers, because statecli reports errors in one line."""
+    # Child loggers too, because Dask sets levels on some of them; loggers created later inherit the level.
     loggers = [logger for name in _LOGGERS for logger in (logging.getLogger(name), *_child_loggers(name))]
     levels = [(logger, logger.level) for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Run batches by any `concurrent.futures.Executor`, on this machine or on other machines."""
+"""Run batches with any `concurrent.futures.Executor`, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from statecli.workers import pool
 from statecli.workers.executors.batch import PackedBatch, pack, run_packed_batch, unpack
 from statecli.workers.pool import Deliver, Function, defer_interrupt
 
-#: Bytes of a batch of small tasks, at most: a batch takes half a millisecond to another process of this machine or a
-#: rank of MPI, and comparing so many bytes takes a hundred times as long.
+#: Maximum size of a batch of small tasks in bytes. Sending a batch to another process or an MPI rank takes half a
+#: millisecond; comparing this many bytes takes a hundred times as long.
 MAX_BATCH_BYTES = 128 << 20
-#: Batches for each worker, at least, if the work is large enough: none is idle long while another does its last one.
+#: Minimum number of batches per worker for large work, so that no worker is idle for long while another finishes.
 MIN_BATCHES_PER_WORKER = 4
-#: Workers of an executor that does not say how many it has.
+#: Assumed number of workers of an executor that does not report its number.
 ASSUMED_WORKERS = 64
-#: Seconds between two checks whether any worker is left.
+#: Interval in seconds between checks whether any worker is left.
 POLL_INTERVAL_S = 1.0
 
 
@@ -28,7 +28,7 @@ class ExecutorEngine:
 
     Attributes of the constructor:
         workers: Number of workers; 0 if unknown.
-        why_lost: Returns why no worker will finish the batches, None while they may; called while waiting.
+        why_lost: Function that returns why no worker will finish the batches, or None; called during the wait.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ExecutorEngine:
     def _submit(self, batch: PackedBatch) -> Future[bytes | str]:
         try:
             return self._executor.submit(run_packed_batch, batch)
-        except RuntimeError as error:  # the executor is broken or was shut down
+        except RuntimeError as error:  # the executor failed or was shut down
             raise EngineError(f"{self._option}: the executor does not accept work: {error}") from error
 
     def _deliver_all(self, numbers: dict[Future[bytes | str], int], deliver: Deliver) -> None:
@@ -97,7 +97,7 @@ class ExecutorEngine:
 
 
 def _lacks_statecli(error: BaseException | None) -> bool:
-    """Return True for Python's error about a failed import of a module, or an executor's error with this cause."""
+    """Return whether an error, or its cause, is Python's error for a failed import of statecli."""
     while error is not None:
         if isinstance(error, (ImportError, AttributeError)) and "statecli" in str(error):
             return True

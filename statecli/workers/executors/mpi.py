@@ -1,4 +1,4 @@
-"""Run batches on the other ranks of the MPI job with this process as rank 0, by `mpi4py.futures`."""
+"""Run batches with `mpi4py.futures` on the other ranks of the MPI job whose rank 0 is this process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def use_mpi() -> Iterator[Engine]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor, _core
-    except (ImportError, RuntimeError) as error:  # RuntimeError if there is no MPI library
+    except (ImportError, RuntimeError) as error:  # RuntimeError without an MPI library
         raise MissingDependency(f"{flag} needs mpi4py and an MPI library: {install_extra('mpi')}") from error
-    # Without a shared pool mpi4py would start processes itself, which few schedulers allow, and wait for them for ever.
+    # Without a shared pool, mpi4py would itself start processes, which few schedulers allow, and wait for them forever.
     if _core.SharedPool is None or MPI.COMM_WORLD.Get_size() < 2:
         raise UsageError(f"{flag}: found no other MPI ranks; start statecli with: {START_COMMAND}")
-    # mpi4py aborts for every exit code but 0. Status 1 of statecli is not an abort: the other ranks are ended in order.
+    # mpi4py aborts for every nonzero exit status. Status 1 of statecli must not abort, so that the other ranks end
+    # normally.
     MPI._set_abort_status = lambda status: None  # noqa: ARG005 - its own name
     with MPIPoolExecutor() as executor:
         try:

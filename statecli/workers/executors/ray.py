@@ -1,4 +1,4 @@
-"""Run batches on the workers of a Ray cluster, or of a cluster on this machine, started for the command."""
+"""Run batches on a Ray cluster, or on a cluster that is started on this machine for the command."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from statecli.workers.pool import Engine
 
 
 class _RayExecutor(Executor):
-    """Ray's tasks as futures."""
+    """Executor interface to Ray's tasks."""
 
     def __init__(self, ray: Any) -> None:
         def call(function: Callable[..., Any], arguments: Any, keywords: Any) -> Any:
             return function(*arguments, **keywords)
 
-        # Ray takes no function in C. It carries a local function whole, so that workers need no module of ours, and
-        # registers it once: a function a task would cost ten times as much.
+        # A local function, because Ray does not accept functions in C. Ray transfers it whole, so workers need no
+        # module of statecli; registering it once is ten times as fast as a function per task.
         self._call = ray.remote(call)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
@@ -36,7 +36,7 @@ class _RayExecutor(Executor):
 
 @contextmanager
 def use_ray(address: str) -> Iterator[Engine]:
-    """Yield the engine of the cluster at `address`; "" for a cluster of this machine.
+    """Yield the engine of the cluster at `address`; "" starts a cluster on this machine.
 
     Raises `MissingDependency` without Ray, and `EngineError` if no cluster answers.
     """
@@ -56,19 +56,19 @@ def use_ray(address: str) -> Iterator[Engine]:
             ray.shutdown()
 
 
-#: Bytes of a batch of small tasks, at most: a task of Ray takes 1 ms, and comparing so many bytes takes more than a
+#: Maximum size of a batch of small tasks in bytes. A Ray task takes 1 ms; comparing this many bytes takes more than a
 #: hundred times as long.
 MAX_BATCH_BYTES = 256 << 20
-#: Seconds that a cluster has to answer.
+#: Maximum time in seconds for a cluster to answer.
 TIMEOUT_S = 10.0
 
 
-#: First bytes of an HTTP/2 connection, which gRPC uses, with empty settings; and the type of the frame that answers.
+#: First bytes of an HTTP/2 connection (used by gRPC) with empty settings, and the type of the frame in the answer.
 HTTP2_HELLO, SETTINGS_FRAME = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 4
 
 
 def _require_answer(address: str, flag: str) -> None:
-    """Raise `EngineError` unless HOST:PORT answers as gRPC does. Ray itself would wait for many minutes, and log."""
+    """Raise `EngineError` unless HOST:PORT answers like gRPC, because Ray would wait for minutes and log."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     deadline = time.monotonic() + TIMEOUT_S
     try:
@@ -80,9 +80,9 @@ def _require_answer(address: str, flag: str) -> None:
 
 
 def _exchange_hello(server: socket.socket, deadline: float) -> None:
-    """Raise OSError unless the server answers as HTTP/2 does before the deadline (`time.monotonic`)."""
+    """Raise OSError unless the server answers like HTTP/2 before the deadline (`time.monotonic`)."""
     if os.environ.get("RAY_USE_TLS", "0") != "0":
-        return  # a TLS connection begins with other bytes
+        return  # a TLS connection, which begins with other bytes
     server.sendall(HTTP2_HELLO)
     answer = b""
     while len(answer) < 9:
@@ -96,7 +96,7 @@ def _exchange_hello(server: socket.socket, deadline: float) -> None:
 
 
 def _connect(ray: Any, address: str, flag: str) -> None:
-    """Connect to a cluster; without an address start a cluster of this machine's cores."""
+    """Connect to a cluster; without an address, start a cluster with this machine's cores."""
     if address:
         _require_answer(address, flag)
     options = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
