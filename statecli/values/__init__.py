@@ -1,7 +1,7 @@
-"""Tensor values at memory speed: the place of their bytes, their meaning, and their arrival on a device.
+"""Tensor values at memory speed: where their bytes are, what the bytes mean, and how values arrive on a device.
 
-Importing this package imports no numpy: its modules need numpy, which may not be installed, and are imported when they
-are first used (`values.stats.fill_stats(…)` after `from statecli import values`):
+Importing this package does not import numpy. Its modules need numpy, which may not be installed, and are imported on
+first use (`values.stats.fill_stats(…)` after `from statecli import values`):
 
     elements.py      stored bytes -> numbers: every element type torch can save
     ranges.py        a `ByteRange` -> its bytes: plain, compressed, quantized, or in pieces of several files
@@ -24,7 +24,7 @@ are first used (`values.stats.fill_stats(…)` after `from statecli import value
 from __future__ import annotations
 
 from statecli.core.import_on_use import TYPE_CHECKING, import_on_use
-from statecli.values.require_numpy import require_numpy as _require_numpy  # the module keeps its name
+from statecli.values.require_numpy import require_numpy as _require_numpy  # the module has the same name
 
 if TYPE_CHECKING:
     from statecli.values import (

@@ -1,4 +1,4 @@
-"""Estimate the numerical rank of the change of a matrix: the number of its directions beyond rounding.
+"""Estimate the numerical rank of a matrix's change: the number of its directions beyond rounding.
 
 The singular values of a sketch, change @ random [columns, 136], are compared with the singular values of the rounding
 of the values after. Halko, Martinsson, Tropp: Finding structure with randomness (2011), section 4; the norm of a
@@ -18,20 +18,21 @@ from statecli.values.delta import MAX_RANK
 from statecli.values.elements import Array
 from statecli.values.read import iter_row_blocks
 
-#: Columns of the sketch: a few more than the ranks that it has to show.
+#: Number of columns of the sketch: some more than the largest rank to show.
 _SKETCH = MAX_RANK + 8
-#: Columns of a matrix, at most: the random matrix takes 70 MB.
+#: Maximum number of columns of a matrix: the random matrix then takes 70 MB.
 MAX_COLUMNS = 1 << 16
-#: Roundings of the change, in spacings, before it is added: a product of matrices sums rounded terms.
+#: Roundings of a computed change before it is added, in spacings of floats, because a matrix product sums rounded
+#: terms.
 _ROUNDINGS_OF_CHANGE = 4
-#: Factor by which a singular value is above the bound of rounding.
+#: Minimum ratio of a singular value to the bound of rounding, so that it counts.
 _MARGIN = 1.25
 
 
 class RankTask(DataTask, frozen=True, gc=False):
-    """Estimate the rank of after - before, two matrices of the same shape, with strides: at most 128.
+    """Estimate the rank of after - before, two matrices of equal shape with strides; at most 128.
 
-    None if a value is not finite.
+    The result is None if a value is not finite.
     """
 
     before: TensorData
@@ -50,14 +51,14 @@ class RankTask(DataTask, frozen=True, gc=False):
                 change = after - before
             if not np.isfinite(change).all():
                 return None
-            # Rounding is uniform between two neighbours, so that its variance is spacing² / 12. A computed change has
-            # a few roundings of its own.
+            # Rounding errors are uniform between two adjacent floats, so their variance is spacing² / 12. A computed
+            # change has some roundings of its own.
             spacing = relative * (np.abs(after) + _ROUNDINGS_OF_CHANGE * np.abs(change)) + smallest
             variance = spacing**2 / 12
             largest_row = max(largest_row, float(variance.sum(axis=1).max()))
             by_column += variance.sum(axis=0)
             block = change if random is None else change @ random
-            # The singular values of all rows are those of the triangle of their QR decomposition.
+            # The triangle of the QR decomposition has the same singular values as all rows.
             triangle = np.asarray(np.linalg.qr(np.concatenate([triangle, block]), mode="r"))
         values = np.linalg.svd(triangle, compute_uv=False)
         norm = math.sqrt(largest_row) + math.sqrt(float(by_column.max()))

@@ -1,4 +1,4 @@
-"""Compare the values of pairs of tensors: plan independent tasks and add up their small results.
+"""Compare the values of pairs of tensors: plan independent tasks and add their small results.
 
     pair ──▶ tasks (path, ranges, dtype, a few million elements each) ──▶ tallies ──▶ Delta
 
@@ -47,12 +47,12 @@ from statecli.values.tally import EQUAL, Tally
 from statecli.workers import pool
 from statecli.workers.task import Piece, WholeTask, catch_error
 
-#: Pairs that are planned together: the ends of remote archives that hold their tensors are fetched at once.
+#: Number of pairs that are planned together, so that the ends of their remote archives are fetched at once.
 PAIRS_PLANNED_TOGETHER = 512
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
-    """Two tensors of equal shape whose values are to be compared."""
+    """Two tensors of equal shape whose values are compared."""
 
     before: TensorInfo
     after: TensorInfo
@@ -84,13 +84,13 @@ def compare_pairs(
     header_versions: Mapping[str, FileVersion | None] | None = None,
     derived: bool = False,
 ) -> list[PairOutcome]:
-    """Return the outcome of each pair, in order. An error of a file is the outcome of its pairs only.
+    """Return the outcome of each pair, in order. An error of a file affects only its own pairs.
 
-    Recorded checksums are verified for tensors that differ, so that damage is not reported as training.
+    Recorded checksums are verified for tensors that differ, so that damage is not reported as a change by training.
 
     Args:
-        header_versions: Versions of files when their headers were read; a file with another version at the end
-          fails its pairs.
+        header_versions: Versions of files when their headers were read. A different version at the end fails the file's
+        pairs.
         progress: Called with bytes of `before`.
         jobs: Number of workers; 0 for a worker per core.
         derived: See `pool.run_tasks`: the pairs follow from results of earlier tasks.
@@ -110,7 +110,7 @@ def compare_pairs(
 
 
 def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: pool.Progress | None) -> dict[int, Tally]:
-    """Return the tallies of small adjacent pairs, by the number of the pair. These pairs need no tasks."""
+    """Return the tallies of small adjacent pairs, by the number of the pair; these pairs need no tasks."""
     if options.device != "cpu" or pool.is_distributed():
         return {}
     tallies = compare_small_pairs([(pair.before, pair.after) for pair in pairs], options)
@@ -127,7 +127,7 @@ def _to_delta(total: Tally, pair: Pair) -> Delta:
 def _compare_by_tasks(
     pairs: Sequence[Pair], options: CompareOptions, jobs: int, progress: pool.Progress | None, *, derived: bool
 ) -> Iterator[PairOutcome]:
-    """Yield the outcome of each pair, in order, by tasks of the pair."""
+    """Yield the outcome of each pair, in order, computed by tasks."""
     plans = list(_plan_pairs(pairs, options))
     results = _Results(len(pairs), options)
     results.add(
@@ -158,7 +158,7 @@ def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRa
     return outcome if isinstance(outcome, NotCompared) else _find_error(pair, errors) or outcome
 
 
-#: Stands for the result of a task that another process does.
+#: Placeholder for the result of a task that another process does.
 NOT_COMPUTED = Comparison(Tally())
 TaskResults = list[tuple[CompareTask, Comparison | StateError]]
 
@@ -181,17 +181,17 @@ class _Results:
         return any(isinstance(result, Comparison) and result.tally.changed for _, result in self._results_of_pair[pair])
 
     def is_complete(self, pair: int) -> bool:
-        """Return True if no other shard of the command has tasks of the pair."""
+        """Return whether no other shard of the command has tasks of the pair."""
         return pair not in self._other_shards
 
     def number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
-        """Yield a task that compares a pair as numbers, if its quantized blocks differ and can be dequantized."""
+        """Yield a task that compares a pair's numbers, if its quantized blocks differ and can be dequantized."""
         before, after = pair.before.data, pair.after.data
         if before and after and self.differ(number) and self._block_type(number) and to_readable(after) is after:
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
-        """Use results of numbers in place of their blocks' results, unless bits count and only bits differ."""
+        """Replace results of blocks by results of numbers, unless `bitwise` is set and only bits differ."""
         for task, result in results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
@@ -202,7 +202,7 @@ class _Results:
         return dtype if dtype in BLOCK_SIZES else None
 
     def equal_norm_tasks(self) -> Iterator[CompareTask]:
-        """Yield tasks for the norms of equal blocks of pairs that differ: so far only their bytes were compared."""
+        """Yield tasks for the norms of equal blocks of differing pairs: only their bytes were compared so far."""
         for pair, results in enumerate(self._results_of_pair):
             for task, result in results if self.differ(pair) else ():
                 for start, count in result.equal if isinstance(result, Comparison) else ():
@@ -210,7 +210,7 @@ class _Results:
 
     def outcome(self, number: int, pair: Pair) -> PairOutcome:
         total = EQUAL
-        # Added up in the order of the elements, whatever the order in which they were done.
+        # Add in the order of the elements, independent of the order of the tasks.
         for _, result in sorted(self._results_of_pair[number], key=lambda entry: (entry[0].name, entry[0].start)):
             if isinstance(result, StateError):
                 return result
@@ -222,7 +222,7 @@ class _Results:
 
 
 def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions) -> Delta | NotCompared:
-    """Return the outcome of quantized blocks whose bytes differ, but whose values are equal or cannot be read."""
+    """Return the outcome for quantized blocks with different bytes, but equal or unreadable values."""
     unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
         return NotCompared(f"its bytes differ, {f'and {unreadable}' if unreadable else 'but its values are equal'}")
@@ -294,7 +294,7 @@ def _run_on_device(
 
 
 def _checksums_differ(pair: Pair) -> bool:
-    """Return True for equal bytes under different recorded checksums: either file is damaged."""
+    """Return whether equal bytes have different recorded checksums: then one of the files is damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
@@ -305,7 +305,7 @@ def _checksums_differ(pair: Pair) -> bool:
 
 
 def _recorded_checksum(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 recorded by the container, or None, also if the container cannot be read."""
+    """Return the CRC-32 that the container records; None without one, or if the container cannot be read."""
     try:
         return locate_storage(byte_range, "storage").crc32
     except StateError:
@@ -317,7 +317,7 @@ def _list_data(tensor: TensorInfo) -> list[TensorData]:
 
 
 def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tuple[StateError, ...]]:
-    """Return for each tensor the errors of its ranges whose bytes differ from their recorded checksum."""
+    """Return, for each tensor, the errors of its ranges whose bytes do not match their recorded checksum."""
     errors = _find_damage(tensors, jobs)
     return [
         tuple(dict.fromkeys(errors[storage] for storage in tensor.ranges if storage in errors)) if errors else ()
@@ -328,7 +328,7 @@ def check_checksums(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[tup
 def _find_damage(
     tensors: Sequence[TensorInfo], jobs: int, *, derived: bool = False
 ) -> dict[str | ByteRange, StateError]:
-    """Return the ranges of the tensors whose bytes differ from their recorded checksum, each with its error."""
+    """Return the ranges of the tensors whose bytes do not match their recorded checksum, with their errors."""
     ranges: dict[ByteRange, str] = {}
     for tensor in tensors:
         for storage in tensor.ranges:
@@ -340,25 +340,25 @@ def _find_damage(
 
 
 class ChecksumTask(WholeTask, frozen=True, array_like=True, gc=False):
-    """Read a storage of tensor `name` and compare the bytes with the checksum recorded by its container."""
+    """Read a storage of tensor `name`, and compare its bytes with the checksum in its container."""
 
     storage: ByteRange
     name: str
 
     @property
     def size(self) -> int:
-        """Bytes of the storage, unpacked."""
+        """Size of the storage in bytes, unpacked."""
         return self.storage.length
 
     @property
     def paths(self) -> Iterable[str]:
-        """The file of the storage, or the files of its pieces."""
+        """File of the storage, or the files of its pieces."""
         return (storage.path for storage in (self.storage,) if storage.path)
 
 
 @with_denormals
 def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | None]:
-    """Return the error of each storage; None if its bytes are as written."""
+    """Return the error of each storage; None if its bytes match the checksum."""
     intact = _find_intact_neighbours(tasks)
     remaining_tasks = [task for n, task in enumerate(tasks) if n not in intact]
     with prefetch(*(task.storage for task in remaining_tasks)):
@@ -367,7 +367,7 @@ def check_batch(_: None, tasks: Sequence[ChecksumTask]) -> list[StateError | Non
 
 
 def _find_intact_neighbours(tasks: Sequence[ChecksumTask]) -> set[int]:
-    """Return the numbers of small storages next to each other on disk whose bytes are as written."""
+    """Return the numbers of small adjacent storages on disk whose bytes match their checksums."""
     neighbours = [
         Neighbour(storage.path, storage.offset, storage.length, n)
         for n, storage in enumerate(task.storage for task in tasks)
@@ -397,7 +397,7 @@ Plan = list[CompareTask] | Delta | NotCompared | StateError
 
 
 def _is_suspect(plan: Plan) -> bool:
-    """Return True if damage can explain the outcome of a pair compared, or refused, while planning."""
+    """Return whether damage may explain the outcome of a pair that was compared, or refused, during planning."""
     return isinstance(plan, StateError) or (isinstance(plan, Delta) and plan.changed > 0)
 
 
@@ -413,7 +413,7 @@ def _plan_or_error(number: int, pair: Pair, options: CompareOptions) -> Plan:
     try:
         return _plan_pair(number, pair, options)
     except StateError as error:
-        # Malformed is a kind of unreadable, and means that a file is damaged.
+        # Keep a MalformedError, a subclass of UnreadableError: it means that a file is damaged.
         return NotCompared(str(error)) if type(error) is UnreadableError else error
 
 
@@ -439,12 +439,13 @@ def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
     return sparse.compare_sparse(pair.before, pair.after, options)
 
 
-#: Layouts of nested tensors -> parts with the inner shapes, and parts with the places of inner tensors in the values.
+#: Layouts of nested tensors -> parts with the inner shapes, and parts with the positions of inner tensors in the
+#: values.
 RAGGED = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the values of both sides, if both lay them out alike."""
+    """Return the values of both sides if both have the same arrangement, else the reason."""
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
@@ -460,12 +461,12 @@ _REORDERED = NotCompared("its inner tensors have another order than before")
 
 
 def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
-    """Return the strided parts to compare, with a name: the tensor, or the parts of a sparse tensor or subclass."""
+    """Return the strided parts to compare, with names: the tensor, or the parts of a sparse tensor or subclass."""
     before, after = pair.before, pair.after
     if before.dtype != after.dtype and "numpy" in (before.dtype + after.dtype):
         return NotCompared(f"statecli does not compare {before.dtype} with {after.dtype}")
     if before.data is not None and after.data is not None:
-        # Other parts are tensors among its attributes; their names are settings.
+        # Parts are tensors among its attributes; a name on one side only is compared as a setting.
         attributes = dict(before.parts)
         pairs = [(f"{after.fqn}: {name}", attributes[name], new) for name, new in after.parts if name in attributes]
         if mismatched_name := next((name for name, old, new in pairs if old.shape != new.shape), None):
@@ -485,7 +486,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
 
 
 def _convert_alike(before: TensorData, after: TensorData) -> tuple[TensorData, TensorData]:
-    """Return both sides as quantized blocks if they have the same ggml type; else as numbers, if readable."""
+    """Return both sides as quantized blocks if their ggml types are equal, else as numbers if readable."""
     convert = to_stored_blocks if find_ggml_type(before.storage) == find_ggml_type(after.storage) else to_readable
     return convert(before), convert(after)
 
@@ -501,7 +502,7 @@ def _explain_no_values(tensor: TensorInfo) -> str | None:
 def _explain_incomparable(before: TensorData, after: TensorData) -> str | None:
     """Return why two parts cannot be compared; None if they can.
 
-    Elements that are not numbers can be equal bit for bit.
+    Elements other than numbers can be compared bit for bit.
     """
     if before.dtype != after.dtype and BLOCK_SIZES.keys() & {before.dtype, after.dtype}:
         return _explain_not_numeric(before) or _explain_not_numeric(after)
@@ -537,9 +538,9 @@ def _build_tasks(number: int, name: str, before: TensorData, after: TensorData) 
 
 
 def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
-    """Return the contiguous pieces of the elements by their first element, each as if beginning at element 0.
+    """Return the contiguous pieces of the elements by their first element, each as if it began at element 0.
 
-    Empty if the elements lie in another order, or if the stored bytes are not the elements themselves.
+    Empty if the elements are in another order, or if the stored bytes are not the elements themselves.
     """
     data = resolve_data(data, name)
     boxes = data.storage.boxes
@@ -570,11 +571,11 @@ def compute_fingerprints(
     group_keys: Sequence[object] | None = None,
     derived: bool = False,
 ) -> list[int | StateError | None]:
-    """Return the CRC-32 of each tensor's elements in C order, little-endian; None without elements to read.
+    """Return the CRC-32 of each tensor's elements (C order, little-endian); None without elements to read.
 
-    Of a tensor made of parts, the parts follow each other. Equal fingerprints are a hint, to be confirmed by
-    `compare_pairs`. A zip archive's checksum of a whole storage is not computed again. An error of a tensor or of its
-    worker is its result, because the equal tensors are then unknown. `group_keys` and `derived`: see `pool.run_tasks`.
+    The parts of a composed tensor are concatenated. Equal fingerprints are only a hint, to be confirmed by
+    `compare_pairs`. A zip archive's checksum of a whole storage is used instead of computing it. An error of a tensor
+    or its worker is its result, because its equals are then unknown. `group_keys` and `derived`: see `pool.run_tasks`.
     """
     tasks = [FingerprintTask(tensor.nbytes, tensor.fqn, tuple(_list_data(tensor))) for tensor in tensors]
     return pool.run_tasks(
@@ -597,7 +598,7 @@ class FingerprintTask(WholeTask, frozen=True, array_like=True, gc=False):
 
 @with_denormals
 def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | StateError | None]:
-    """Return the fingerprint of each tensor, or its error; None if there are no elements to read."""
+    """Return the fingerprint of each tensor, or its error; None without elements to read."""
     fingerprints = _find_fingerprints_of_neighbours(tasks)
     remaining_tasks = [task for n, task in enumerate(tasks) if n not in fingerprints]
     with prefetch(*(data for task in remaining_tasks for data in task.parts)):
@@ -606,7 +607,7 @@ def fingerprint_batch(_: None, tasks: Sequence[FingerprintTask]) -> list[int | S
 
 
 def _find_fingerprints_of_neighbours(tasks: Sequence[FingerprintTask]) -> dict[int, int]:
-    """Return the fingerprints of small tensors next to each other on disk, by number: a single read serves many."""
+    """Return the fingerprints of small adjacent tensors on disk, by number: one read serves many tensors."""
     neighbours = [
         neighbour
         for n, task in enumerate(tasks)
@@ -642,7 +643,8 @@ def _compute_crc(data: TensorData, name: str) -> int | None:
             for block in read_items(view):
                 checksum = zlib.crc32(block.data, checksum)
     except UnreadableError as error:
-        # An error of a file or a store has a cause; without one, these bytes cannot be read as elements.
+        # No fingerprint if the error has no cause: these bytes cannot be read as elements. An error of a file or store
+        # has one.
         if type(error) is UnreadableError and error.__cause__ is None:
             return None
         raise

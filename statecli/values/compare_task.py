@@ -1,6 +1,6 @@
-"""Compare a batch of tasks in a worker: read both sides block by block, compare them and add up.
+"""Compare a batch of tasks in a worker: read both sides block by block, compare, and add the results.
 
-Tasks are plain data and results are small, so that any process, on this machine or another, can do a task.
+Tasks are plain data and results are small, so any process, here or on another machine, can do a task.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from statecli.values.read import (
 from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
 from statecli.workers.task import Piece, catch_error
 
-#: Elements in a task.
+#: Number of elements of a task.
 TASK_ELEMENTS = 128 * BLOCK_ELEMENTS
 
 
 class CompareTask(msgspec.Struct, frozen=True, gc=False):
-    """Compare elements `start` to `start + count` of two contiguous tensors, or all elements of two other tensors.
+    """Compare elements `start` to `start + count` of two contiguous tensors, or all elements of other tensors.
 
-    `pair` is the number of the pair. `norm`: both sides are known to be equal, and only the norm is computed.
+    `pair` is the number of the pair. `norm`: the sides are known to be equal, so only the norm is computed.
     """
 
     pair: int
-    name: str = msgspec.field(name="what")  # as in the digests of tasks in shard files
+    name: str = msgspec.field(name="what")  # the name in the digests of tasks in shard files
     start: int
     count: int
     before: Piece | TensorData
@@ -54,7 +54,7 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of a side."""
+        """Size of one side in bytes."""
         element = find_element(self.before.dtype)
         return self.count * element.size if element else self.count
 
@@ -69,19 +69,19 @@ class CompareTask(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def identity(self) -> object:
-        """The task without the number of the pair, because the number depends on the other known pairs."""
+        """The task without the number of the pair, because this number depends on which other pairs exist."""
         return msgspec.structs.replace(self, pair=0)
 
 
 class Comparison(msgspec.Struct, frozen=True, gc=False):
-    """Result of a task: its tally, and the runs (start, count) of its elements equal bit for bit."""
+    """Result of a task: its tally, and the runs (start, count) of elements with equal bits."""
 
     tally: Tally
     equal: tuple[tuple[int, int], ...] = ()
 
 
 class Worker:
-    """Buffers and open files of a batch of tasks. `block` is the number of elements read at a time."""
+    """Buffers and open files for a batch of tasks. `block` is the number of elements read at a time."""
 
     block = BLOCK_ELEMENTS
 
@@ -112,7 +112,7 @@ class Worker:
         assert isinstance(task.before, TensorData) and isinstance(task.after, TensorData)  # noqa: S101, PT018 - the plan
         return Comparison(self._compare_whole(task.name, task.before, task.after))
 
-    # Contiguous tensors: bytes first, values only of blocks that differ.
+    # Contiguous tensors: compare bytes first, and values only in blocks that differ.
 
     def _compare_pieces(self, task: CompareTask, before: Piece, after: Piece) -> Comparison:
         before_element, after_element = require_element(before.dtype), require_element(after.dtype)
@@ -123,7 +123,7 @@ class Worker:
             before_bytes = self._read_block(0, before, before_element, start, count, task)
             after_bytes = self._read_block(1, after, after_element, start, count, task)
             if is_same_type and self._is_equal(before_bytes.size):
-                if equal and sum(equal[-1]) == start:  # neighbouring blocks are joined
+                if equal and sum(equal[-1]) == start:  # join adjacent equal blocks
                     start, count = equal[-1][0], equal.pop()[1] + count
                 equal.append((start, count))
                 continue
@@ -177,12 +177,12 @@ class Worker:
         return ((start, min(step, end - start)) for start in range(task.start, end, step))
 
     def _is_equal(self, size: int) -> bool:
-        """Return True if the first `size` bytes of both buffers are equal, compared as 64-bit words."""
+        """Return whether the first `size` bytes of both buffers are equal, by comparing 64-bit words."""
         words = -(-size // 8)
         for raw in self._raw:
             raw[size : words * 8] = 0
         a, b = (raw[: words * 8].view(np.uint64) for raw in self._raw)
-        # The beginning decides most pairs, because a trained tensor differs nearly everywhere.
+        # Test the beginning first, because a trained tensor differs nearly everywhere.
         if words > 512 and (a[:64] != b[:64]).any():
             return False
         return not np.not_equal(a, b, out=self.scratch.buffer("words", "?", words)).any()
@@ -195,7 +195,7 @@ class Worker:
             fill_buffer(into, file, piece.offset + start * size, byte_range, task.name)
         return into
 
-    # Strides, quantization, lazy conjugation, byte order.
+    # Other tensors: strides, quantization, lazy conjugation, byte order.
 
     def _compare_whole(self, name: str, before: TensorData, after: TensorData) -> Tally:
         with open_view(before, name) as raw_before, open_view(after, name) as raw_after:
@@ -213,7 +213,7 @@ class Worker:
         return total if times == 1 else _repeat_tally(total, times, before_view.shape, before.shape)
 
     def _tally_items(self, a: Array, before_view: Strided, b: Array, after_view: Strided, start: int) -> Tally:
-        """Tally stored items of two views, with torch's lazy conjugation and negation and with the scale done."""
+        """Tally stored items of two views after applying torch's lazy conjugation and negation and the scale."""
         if not (_is_lazy(before_view) or _is_lazy(after_view)):
             return self._tally_block(a, before_view.dtype, b, after_view.dtype, start)
         x, y = (
@@ -222,7 +222,8 @@ class Worker:
         )
         changed_mask = None
         if self.options.bitwise and before_view.dtype == after_view.dtype:
-            # With a scale, equal bits may mean different values, and equal values may have different bits.
+            # Compare stored bits and values, because with a scale equal bits may have different values, and equal
+            # values different bits.
             changed_mask = kernels.compare_bits(a, b, require_element(before_view.dtype).items) | kernels.compare_bits(
                 x, y, 1
             )
@@ -238,7 +239,7 @@ def _is_lazy(view: Strided) -> bool:
 
 
 def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, int]:
-    """Return both views with size 1 along dimensions repeated in both, and how often each element then counts."""
+    """Return both views with size 1 along dimensions that both repeat, and the count of each element."""
     if before.affine is not None or after.affine is not None or not before.elements:
         return before, after, 1
     strides = zip(before.shape, before.strides, after.strides, strict=True)
@@ -248,7 +249,7 @@ def _skip_repeats(before: Strided, after: Strided) -> tuple[Strided, Strided, in
 
 
 def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: tuple[int, ...]) -> Tally:
-    """Return the tally of a tensor of shape `full_shape` that repeats a tensor of `shape` `times` times."""
+    """Return the tally of a tensor of shape `full_shape` that repeats a tensor of `shape`, `times` times."""
     first = tally.first
     if first is not None:
         first = int(np.ravel_multi_index(np.unravel_index(first, shape), full_shape))
@@ -262,7 +263,7 @@ def _repeat_tally(tally: Tally, times: int, shape: tuple[int, ...], full_shape: 
 
 
 def _is_same_view(before: Strided, after: Strided) -> bool:
-    """Return True if two views that overlap too much to be read are the same view of equal bytes."""
+    """Return whether two views that overlap too much to be read are the same view of equal bytes."""
     flat = [msgspec.structs.replace(view, shape=(count_span(view),), strides=(1,)) for view in (before, after)]
     signatures = [(view.dtype, view.shape, view.strides, view.conjugate, view.negative) for view in (before, after)]
     if signatures[0] != signatures[1] or before.affine is not None or after.affine is not None:
@@ -271,7 +272,7 @@ def _is_same_view(before: Strided, after: Strided) -> bool:
 
 
 def rechunk(chunks: Iterable[Array], block: int = BLOCK_ELEMENTS) -> Iterator[Array]:
-    """Yield the same values in blocks of `block`, the last block shorter, each valid until the next."""
+    """Yield the same values in blocks of `block` values (the last may be shorter), each valid until the next."""
     buffer: Array | None = None
     filled = 0
     for chunk in chunks:
@@ -292,7 +293,7 @@ _thread_local = threading.local()
 
 
 def _get_arena() -> Arena:
-    """Return this thread's arena. Batches reuse the arena, because the system fills new memory with zeros first."""
+    """Return this thread's arena. Batches reuse it, because the system zeroes new memory first."""
     if not hasattr(_thread_local, "arena"):
         _thread_local.arena = Arena()
     arena: Arena = _thread_local.arena
@@ -315,7 +316,7 @@ def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Com
 
 
 def _remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes read by a task from remote files, in order."""
+    """Yield (path, offset, length) of the bytes that a task reads from remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):
             yield from iter_places(side) if files.reads_are_requests(side.storage.path) else ()

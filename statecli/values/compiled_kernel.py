@@ -1,6 +1,6 @@
-"""The compiled kernel (`_native.c`), which needs no numpy.
+"""Compiled kernel (`_native.c`), which does not need numpy.
 
-`native` is None if there was no compiler when statecli was installed.
+`native` is None if statecli was installed without a compiler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statecli.values.tally import Tally, Wide
 if TYPE_CHECKING:
     from statecli.values.elements import Array
 
-#: The interface that the callers use. An older build is not used: `pip install -e .` builds the kernel again.
+#: Version of the interface that the callers use. An older build is ignored: `pip install -e .` builds the kernel again.
 VERSION = 4
 
 native: Any
@@ -24,7 +24,7 @@ except ImportError:
 else:
     native = native if getattr(native, "VERSION", None) == VERSION else None
 
-#: Types whose blocks the kernel compares; 64-bit integers, and complex numbers, only with their own kind.
+#: Types whose blocks the kernel compares. 64-bit integers and complex numbers are compared only with their own kind.
 _INTEGERS_64 = frozenset(["int64", "uint64"])
 _COMPLEX = frozenset(["complex64", "complex128"])
 _TYPES = frozenset(
@@ -34,7 +34,7 @@ _TYPES = frozenset(
         *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
     ]
 )
-#: Types with several codes for a value, which the kernel does not tell apart.
+#: Types in which a value has several codes, which the kernel does not distinguish.
 _COMPARED_BY_VALUE = frozenset(["bool", "float64", *_COMPLEX])
 _EXACT = CompareOptions()
 
@@ -42,10 +42,10 @@ _EXACT = CompareOptions()
 def tally_stored(
     before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT
 ) -> Tally | None:
-    """Tally two flat blocks of equally many stored elements of the given types.
+    """Tally two flat blocks of equal length of stored elements of the given types.
 
     None if `kernels.tally_values` must tally: for other types, for values that are not finite or whose squares are
-    beyond float64, and without the kernel.
+    beyond float64, or without the kernel.
     """
     if native is None or not _are_comparable(*types):
         return None
@@ -65,7 +65,7 @@ def tally_stored(
         squares=Wide(squares),
         before=Wide(norm_before),
         after=Wide(norm_after),
-        product=Wide(product + 0.0),  # 0.0 for -0.0, as in a sum with other tallies
+        product=Wide(product + 0.0),  # + 0.0 converts -0.0 to 0.0, as a sum with other tallies does
     )
 
 

@@ -1,4 +1,4 @@
-"""Bases of tasks on the elements of tensors: their sizes and files, by which the pool plans them, and their batches."""
+"""Bases of tasks on tensor elements: sizes and files, by which the pool plans them, and functions for batches."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class DataTask(WholeTask, frozen=True, gc=False):
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
+        """Tensors of the task."""
         return tuple(value for value in astuple(self) if isinstance(value, TensorData))
 
     @property
     def size(self) -> int:
-        """Bytes of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(math.prod(data.shape) * require_element(data.dtype).size for data in self.all_data)
 
     @property
@@ -52,7 +52,7 @@ class TensorTask(WholeTask, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor in bytes."""
         return self.tensor.nbytes
 
     @property
@@ -62,25 +62,25 @@ class TensorTask(WholeTask, frozen=True, gc=False):
 
 
 class ComputedTask(Task, Protocol[_Result_co]):
-    """A `DataTask` with its result. msgspec 0.18 refuses a generic struct without garbage collection."""
+    """`DataTask` with its result type; a protocol, because msgspec 0.18 refuses a generic struct with gc=False."""
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
+        """Tensors of the task."""
 
     def compute(self) -> _Result_co:
-        """Return the result. Raises StateError for a tensor that cannot be read."""
+        """Return the result. Raises StateError if a tensor cannot be read."""
 
 
 @with_denormals
 def derived_batch(_: None, tasks: Sequence[ComputedTask[_Result_co]]) -> list[_Result_co | StateError]:
-    """Return the result or the error of each task of a batch; the bytes of all tasks are requested together."""
+    """Return the result or the error of each task of a batch, after a common prefetch of all their bytes."""
     with prefetch(*(data for task in tasks for data in task.all_data)):
         return [catch_error(task.compute) for task in tasks]
 
 
 def compute_derived(tasks: Sequence[ComputedTask[_Result_co]], jobs: int) -> list[_Result_co | StateError]:
-    """Return the result or the error of each task, in order. The tasks follow from the results of earlier tasks."""
+    """Return the result or the error of each task, in order. The tasks follow from results of earlier tasks."""
     if not tasks:
         return []
     results: list[Any] = pool.run_tasks(derived_batch, None, tasks, jobs=jobs, absent=None, derived=True)

@@ -1,25 +1,26 @@
-"""How two tensors are compared, and how their values differ."""
+"""Options for comparing two tensors, and the difference of their values."""
 
 from __future__ import annotations
 
 import msgspec
 
-#: Reason of a change without a relative change.
+#: Reason for a missing relative change.
 ZERO_BEFORE = "all old values are zero"
-#: Largest estimated rank: 128 means 128 or more.
+#: Maximum of the estimated rank: 128 means 128 or more.
 MAX_RANK = 128
 
 
 class CompareOptions(msgspec.Struct, frozen=True):
-    """Conditions under which two elements are equal.
+    """Conditions for equality of two elements.
 
-    By default exactly: NaN equals NaN in the same place and -0.0 equals 0.0; a complex value is compared part by part.
+    By default exact: NaN equals NaN at the same position, -0.0 equals 0.0, complex values are compared part by part.
 
     Attributes:
-        bitwise: Elements are equal if their bits are and have the same meaning (scale, lazy conjugation, negation).
+        bitwise: Elements are equal if their bits and the meaning of the bits are equal (scale, lazy conjugation,
+        negation).
         atol: Absolute tolerance: |after - before| <= atol + rtol * |before|, as in `torch.isclose(after, before)`.
         rtol: Relative tolerance.
-        device: "cpu" computes with numpy, "cuda" and "cuda:N" with torch on this device.
+        device: "cpu" computes with numpy; "cuda" and "cuda:N" compute with torch on this device.
     """
 
     bitwise: bool = False

@@ -1,4 +1,4 @@
-"""Values of a quantized weight, some rows at a time: each layout by the rule of its own library.
+"""Values of a quantized weight, some rows at a time: each layout by its own library's rule.
 
 scaled              (q - z) * s / divisor                                    compressed-tensors, torchao, bitsandbytes
 bitsandbytes 4-bit  values[q] * absmax, high nibble first                    bitsandbytes, functional.dequantize_4bit
@@ -28,23 +28,23 @@ from statecli.values.elements import Array
 from statecli.values.ranges import resolve_data
 from statecli.values.read import read_all_values, read_rows
 
-#: Values of a row block [start, stop) of a weight, float64 [stop - start, in].
+#: Function that returns the values of rows [start, stop) of a weight as float64 [stop - start, in].
 Rows = Callable[[int, int], Array]
-#: The columns of the eight codes in a word of AWQ, lowest bits first.
+#: Columns of the eight codes in an AWQ word, lowest bits first.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _E8M0_BIAS = 127.0
-#: Bytes of the JSON text that bitsandbytes stores with a weight.
+#: Maximum size in bytes of the JSON text that bitsandbytes stores with a weight.
 _MAX_STATE_BYTES = 4096
 
 
 class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
-    """Rule that turns the codes of a weight of [out, in] into values.
+    """Rule for converting the codes of a weight [out, in] to values.
 
     Attributes:
-        block: Of scaled codes, the shape of the block of a scale.
-        divisor: Of scaled codes, the divisor of the scales.
-        zero_offset: Of GPTQ, the number added to the stored zero points: 1, or 0 in `gptq_v2`.
+        block: Shape of the block of one scale, for scaled codes.
+        divisor: Divisor of the scales, for scaled codes.
+        zero_offset: Number added to the stored zero points of GPTQ: 1, or 0 in `gptq_v2`.
     """
 
     layout: Layout
@@ -55,7 +55,7 @@ class DequantizeRule(msgspec.Struct, frozen=True, gc=False):
 
 
 class _NestedState(msgspec.Struct):
-    """Facts about scales in the JSON text of bitsandbytes."""
+    """Facts about quantized scales in the JSON text of bitsandbytes."""
 
     blocksize: int
     nested_blocksize: int = 0
@@ -63,8 +63,8 @@ class _NestedState(msgspec.Struct):
 
 
 def open_rows(rule: DequantizeRule, parts: Mapping[Part, TensorData], name: str) -> Rows:
-    """Return the function that reads rows of the weight. Raises MalformedError if the shapes do not fit the layout."""
-    with np.errstate(all="ignore"):  # the file has any scales, also zero
+    """Return a function that reads rows of the weight. Raises MalformedError if the shapes do not fit the layout."""
+    with np.errstate(all="ignore"):  # a file may have any scales, even zero
         return _OPEN[rule.layout](rule, parts, name)
 
 
@@ -95,7 +95,7 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
         raise MalformedError(
             f"{name}: has {scales.size} scales for {state.blocksize} values each, too few for its {total} values"
         )
-    blocksize = min(state.blocksize, total)  # the file has any number
+    blocksize = min(state.blocksize, total)  # a file may state any number
     codes = _locate(parts[Part.CODES], name, ((total + 1) // 2, 1))
 
     def dequantize_rows(start: int, stop: int) -> Array:
@@ -108,10 +108,10 @@ def _open_bitsandbytes(rule: DequantizeRule, parts: Mapping[Part, TensorData], n
 
 
 def _dequantize_scales(codes: Array, parts: Mapping[Part, TensorData], state: _NestedState, name: str) -> Array:
-    """Return the scales that bitsandbytes has quantized too."""
+    """Return the scales that bitsandbytes itself quantized."""
     table = _read_part(parts[Part.NESTED_VALUES], name, (256,))
     nested_scales = _read_part(parts[Part.NESTED_SCALES], name).reshape(-1)
-    blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # the file has any number
+    blocksize = min(max(state.nested_blocksize, 1), max(codes.size, 1))  # a file may state any number
     if nested_scales.size * blocksize < codes.size:
         raise MalformedError(
             f"{name}: its scales are quantized too, but the file has the second-level scales of only "
@@ -238,7 +238,7 @@ _OPEN: dict[Layout, Callable[[DequantizeRule, Mapping[Part, TensorData], str], R
 
 
 def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None) -> Array:
-    """Return all values of a part as float64, in its shape. Raises MalformedError for another number of values."""
+    """Return all values of a part as float64, in its shape. Raises MalformedError for a wrong number of values."""
     values = np.asarray(read_all_values(data, name)).astype(np.float64)
     if shape is not None and values.size != math.prod(shape):
         raise MalformedError(f"{name}: has {values.size} values, but its quantization method needs {math.prod(shape)}")
@@ -246,7 +246,7 @@ def _read_part(data: TensorData, name: str, shape: tuple[int, ...] | None = None
 
 
 def _read_scales(parts: Mapping[Part, TensorData], name: str, height: int) -> Array:
-    """Return the scales of each row as a matrix. Raises MalformedError if the rows cannot have equally many."""
+    """Return the scales of the rows as a matrix. Raises MalformedError if they do not divide evenly among the rows."""
     scales = _read_part(parts[Part.SCALES], name)
     if scales.size % max(height, 1) or not scales.size:
         raise MalformedError(f"{name}: {scales.size} scales do not divide {height} rows equally")
@@ -264,7 +264,7 @@ def _read_words(data: TensorData, name: str, shape: tuple[int, ...] | None = Non
 
 
 def _locate(data: TensorData, name: str, shape: tuple[int, int]) -> TensorData:
-    """Return the codes as rows, with strides. Raises MalformedError if they are not of this size."""
+    """Return the codes as rows, with strides. Raises MalformedError for a wrong size."""
     data = resolve_data(data, name)
     if math.prod(data.shape) != math.prod(shape) or len(data.shape) > 2:
         raise MalformedError(
@@ -297,7 +297,7 @@ def _read_groups(data: TensorData | None, name: str, count: int, width: int) -> 
 
 
 def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
-    """Return the zero points. Raises MalformedError if there is not one for each scale."""
+    """Return the zero points. Raises MalformedError unless there is one for each scale."""
     if words.ndim != 2 or words.shape[0] != scales.shape[0]:
         raise MalformedError(
             f"{name}: zero points of shape {list(words.shape)} do not fit scales of {list(scales.shape)}"
@@ -306,7 +306,7 @@ def _unpack_zeros(words: Array, bits: int, scales: Array, name: str) -> Array:
 
 
 def _unpack(words: Array, bits: int, count: int, name: str) -> Array:
-    """Return the first `count` codes of each row of words: a stream of bits, lowest bits first."""
+    """Return the first `count` codes of each row of words, a stream of bits, lowest bits first."""
     if not 1 <= bits <= 8 or words.shape[1] * 32 < count * bits:
         raise MalformedError(
             f"{name}: {words.shape[1]} packed words are too few for {count} quantized codes of {bits} bits"
@@ -320,7 +320,7 @@ def _unpack(words: Array, bits: int, count: int, name: str) -> Array:
 
 
 def _unpack_awq(words: Array) -> Array:
-    """Return the codes of AWQ: eight columns for each word."""
+    """Return AWQ's codes: eight columns per word."""
     nibbles = words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
     codes = np.empty(nibbles.shape, np.uint8)
     codes[..., list(_AWQ_ORDER)] = nibbles

@@ -1,13 +1,13 @@
-"""Compute a digest of each tensor's elements, independent of their storage.
+"""Compute a digest of each tensor's elements that does not depend on how they are stored.
 
-The digest is of the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and
-shared storages leave no trace; torch's lazy conjugation and negation are done. Bits count: -0.0 differs from 0.0.
-A tensor that is not a single strided view has the digest of a text with a line a part, in the order of their names:
+Hashed are the logical elements in C order, each in its dtype, little-endian. Strides, shards, byte order and shared
+storages have no effect; torch's lazy conjugation and negation are applied. Bits count: -0.0 differs from 0.0. A tensor
+other than a single strided view has the digest of a text with one line per part, sorted by name:
 
     indices int64 [2, 5] 1f3a…
     values float32 [5] 77b0…
 
-The text of compressed columns begins with a line of their layout. A quantized tensor has the digest of its codes, its
+For compressed columns, the text begins with a line of their layout. A quantized tensor has the digest of its codes, its
 scheme, and its scale and zero point, per tensor or per channel.
 """
 
@@ -33,7 +33,7 @@ from statecli.values.read import Strided, explain_overlap, is_packed, open_view,
 from statecli.workers import pool
 from statecli.workers.task import catch_error
 
-#: Bytes read and hashed at a time, measured: more or less is not faster.
+#: Number of bytes read and hashed at a time; measured: neither more nor less is faster.
 BLOCK_BYTES = 256 << 10
 
 
@@ -46,7 +46,7 @@ def compute_digests(
     progress: pool.Progress | None = None,
     derived: bool = False,
 ) -> list[str | None]:
-    """Return the digest of each tensor in hexadecimal; None if the source has no values of the tensor.
+    """Return the digest of each tensor in hexadecimal; None if the source does not have its values.
 
     Tied tensors are read once. `jobs` is the number of workers, 0 for a worker per core. `derived`: see
     `pool.run_tasks`.
@@ -101,10 +101,10 @@ def digest_batch(algorithm: Algorithm, tasks: Sequence[DigestTask]) -> list[str 
 
 
 def _digest_neighbours(tensors: Sequence[TensorInfo], new: Callable[..., Any]) -> dict[int, str]:
-    """Return the digests of small tensors next to each other on disk, by number.
+    """Return the digests of small adjacent tensors on disk, by number.
 
-    All other tensors are left out, and the tensors of a file with an error: reading each alone finds the tensor to
-    name.
+    Other tensors are left out. So are tensors of a file with an error, because reading each alone determines the tensor
+    to name.
     """
     neighbours = [
         neighbour
@@ -124,9 +124,9 @@ def _digest_tensor(tensor: TensorInfo, new: Callable[..., Any]) -> str:
         return data_digest
     parts = sorted(tensor.parts, key=lambda part: part[0])
     lines = [_describe_part(name, data, f"{tensor.fqn}: {name}", new) for name, data in parts]
-    if data_digest:  # the parts are attributes
+    if data_digest:  # the parts are then attributes
         return _digest_lines([data_digest, *lines], new)
-    # Compressed columns have parts of the same names and shapes as compressed rows, and are the transposed matrix.
+    # Distinguish compressed columns by the layout: they are the transpose of compressed rows with equal parts.
     return _digest_lines([tensor.layout, *lines] if tensor.layout in ("sparse_csc", "sparse_bsc") else lines, new)
 
 
@@ -176,7 +176,7 @@ def _digest_elements(data: TensorData, name: str, new: Callable[..., Any]) -> st
 
 
 def _is_contiguous(view: Strided) -> bool:
-    """Return True if the bytes of the view, as they are stored, are the bytes to hash."""
+    """Return whether the stored bytes of the view are the bytes to hash."""
     is_plain = view.strides == contiguous_strides(view.shape) and not is_packed(view.dtype)
     return is_plain and 0 not in view.shape and not (view.big_endian or view.conjugate or view.negative)
 
@@ -200,7 +200,7 @@ def _read_items(view: Strided) -> Iterator[Array]:
 
 
 def _apply_lazy_signs(view: Strided, items: Array) -> Array:
-    """Return items with conjugation and negation done as torch does them: of a float, by the sign bit, NaN or not."""
+    """Apply conjugation and negation as torch does: for a float, flip the sign bit, even of NaN."""
     if NUMPY_TYPES.get(view.dtype, "f")[0] in "iu":
         return np.negative(items)
     parts = items.view(f"u{_component_size(view.dtype)}").copy()
@@ -213,6 +213,6 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
 
 
 def _component_size(dtype: str) -> int:
-    """Return the bytes of a real number of a dtype: half an element for complex types."""
+    """Return the size of a real number of a dtype in bytes: half an element for complex types."""
     stored_dtype = require_element(dtype).stored
     return np.dtype(stored_dtype).itemsize // (2 if stored_dtype.startswith("c") else 1)

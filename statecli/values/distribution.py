@@ -1,7 +1,7 @@
 """Compute the distribution of the values of a checkpoint's tensors.
 
-Quantiles come from the numbers of values with the same sign, exponent and first 7 bits of the fraction (as in
-bfloat16): the numbers merge over any order of blocks, and a quantile is known within 0.4 %.
+Quantiles come from counts of values with equal sign, exponent and first 7 bits of the fraction (as in bfloat16). Counts
+of blocks merge in any order, and a quantile has an error of at most 0.4 %.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statecli.values.read import explain_not_numeric, explain_overlap, open_view
 from statecli.values.stats import explain_no_data
 
 BINS = 40
-#: Number of different values of bfloat16.
+#: Number of codes of bfloat16.
 CODES = 1 << 16
 FIRST_VALUES = 16
 
@@ -30,7 +30,7 @@ FIRST_VALUES = 16
 def compute_distributions(
     tensors: Iterable[TensorInfo], progress: Callable[[str, int], None] | None = None
 ) -> dict[tuple[str, str], Distribution]:
-    """Return the distribution of each tensor with `stats`, by section and name. Tied tensors are read once."""
+    """Return the distribution of each tensor with `stats`, by section and name; tied tensors are read once."""
     distributions: dict[tuple[str, str], Distribution] = {}
     computed: dict[TensorData, Distribution] = {}
     for tensor in tensors:
@@ -72,7 +72,7 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Return the quantiles, and the number of values of each bin."""
-    is_small = tensor.elements < CODES  # sorting is then faster than counting
+    is_small = tensor.elements < CODES  # for few values, sorting is faster than counting
     blocks: list[Array] = []
     totals = np.zeros(0 if is_small else CODES, np.int64)
     bins = np.zeros(BINS, np.int64)
@@ -85,7 +85,7 @@ def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tup
                 totals += np.bincount(codes, minlength=CODES)
             if low < high:
                 wide = values.astype(np.float64)
-                places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # halves: the range of float64 is exceeded
+                places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # in halves, as a range may exceed float64
                 bins += np.bincount(np.clip(places.astype(np.int64), 0, BINS - 1), minlength=BINS)
     if is_small:
         sorted_codes = np.sort(np.concatenate(blocks))
@@ -121,7 +121,7 @@ def _to_ordered_codes(values: Array) -> Array:
 
 
 def _to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
-    """Return the middle of the values with each code."""
+    """Return, for each code, the middle of its values."""
     ordered_codes = codes.astype(np.uint32)
     bits = np.where(ordered_codes >= 0x8000, ordered_codes - 0x8000, 0xFFFF - ordered_codes).astype(np.uint32) << 16
     middles = (bits | 0x8000).view(np.float32).astype(np.float64)

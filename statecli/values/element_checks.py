@@ -1,6 +1,6 @@
 """Check on every element whether a tensor is another tensor after an operation: a cast, a factor, or a copy.
 
-A check reads both tensors once, block by block. Both have the same shape; their dtypes may differ.
+A check reads both tensors once, block by block. Their shapes are equal; their dtypes may differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statecli.values.read import Strided, open_view, read_items, read_values
 from statecli.values.tally import BLOCK_ELEMENTS
 from statecli.workers import pool
 
-#: Float types that are cast to a narrower one, by the width of exponent and mantissa together.
+#: Number of bits of the float types between which casts are checked; a cast goes to fewer bits.
 _FLOAT_BITS = {
     "float64": 64,
     "float32": 32,
@@ -34,12 +34,12 @@ _FLOAT_BITS = {
     "float8_e4m3fnuz": 8,
     "float8_e5m2fnuz": 8,
 }
-#: Rows that differ whose numbers are kept.
+#: Maximum number of differing rows whose numbers are kept.
 MAX_LISTED_ROWS = 8
 
 
 class Operation(str, Enum):
-    """Operation possibly applied to the tensor before."""
+    """Operation that may have been applied to the tensor before."""
 
     CAST = "cast"
     SCALE = "scale"
@@ -47,16 +47,16 @@ class Operation(str, Enum):
 
 
 class CheckResult(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of elements that are not the result of an operation.
+    """Counts of elements that are not the result of an operation.
 
     Attributes:
-        elements: Elements checked.
-        changed: Of a cast, elements with another value than before.
-        exceptions: Elements that are not the result, rounded to the nearest value of the dtype, ties to even.
-        not_truncated: Of a cast, elements that are not rounded towards zero.
-        not_neighbours: Of a cast, elements that are neither of the two nearest values.
-        rows: Of a copy, number of indexes along the first dimension with an exception.
-        first_rows: The first indexes with an exception.
+        elements: Number of checked elements.
+        changed: For a cast, number of elements with another value than before.
+        exceptions: Number of elements that are not the result, rounded to the nearest value of the dtype, ties to even.
+        not_truncated: For a cast, number of elements that are not rounded towards zero.
+        not_neighbours: For a cast, number of elements that are neither of the two nearest values.
+        rows: For a copy, number of indexes along the first dimension with an exception.
+        first_rows: First indexes with an exception.
     """
 
     elements: int = 0
@@ -71,11 +71,11 @@ class CheckResult(msgspec.Struct, frozen=True, gc=False):
 class CheckTask(DataTask, frozen=True, gc=False):
     """Check whether `after` is the result of an operation on `before`.
 
-    A copy to another float type has the nearest values of this type.
+    A copy to another float type must have the nearest values of this type.
 
     Attributes:
-        factor: Of `Operation.SCALE`, the factor of the values before.
-        max_exceptions: Of `Operation.SCALE`, the check ends when more elements are not the result.
+        factor: For `Operation.SCALE`, the factor of the values before.
+        max_exceptions: For `Operation.SCALE`, the number of exceptions beyond which the check stops.
     """
 
     operation: Operation
@@ -86,7 +86,7 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """Bytes of the wider side."""
+        """Size of the wider side in bytes."""
         return math.prod(self.before.shape) * max(require_element(s.dtype).size for s in (self.before, self.after))
 
     def compute(self) -> CheckResult:
@@ -96,12 +96,12 @@ class CheckTask(DataTask, frozen=True, gc=False):
 
 
 def can_copy(before: str, after: str) -> bool:
-    """Return True if a tensor of one type may be a copy of a tensor of the other: two float types, or equal types."""
+    """Return whether a tensor of one type may be a copy of a tensor of another: float types, or equal types."""
     return before == after or (before in _FLOAT_BITS and after in _FLOAT_BITS)
 
 
 def can_cast(before: str, after: str) -> bool:
-    """Return True if values of a float type are rounded when they are stored in the other, or both parts of complex."""
+    """Return whether storing a float type (or both parts of a complex type) in the other type rounds values."""
     if (before in COMPLEX_PARTS) is not (after in COMPLEX_PARTS):
         return False
     wide, narrow = _FLOAT_BITS.get(COMPLEX_PARTS.get(before, before)), _FLOAT_BITS.get(COMPLEX_PARTS.get(after, after))
@@ -112,7 +112,7 @@ def can_cast(before: str, after: str) -> bool:
 def check_elements(
     tasks: Sequence[CheckTask], *, jobs: int = 0, derived: bool = True
 ) -> list[CheckResult | StateError]:
-    """Return the result of each check, in order; the error of a tensor that cannot be read is its result.
+    """Return the result of each check, in order, or the error of an unreadable tensor.
 
     `derived`: see `pool.run_tasks`.
     """
@@ -127,7 +127,7 @@ def check_elements_batch(_: None, tasks: Sequence[CheckTask]) -> list[CheckResul
 
 
 def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check for the nearest values; only a tensor with exceptions is read again for the other ways to round."""
+    """Check for the nearest values. Only a tensor with exceptions is read again, for other ways of rounding."""
     elements = exceptions = changed_count = 0
     parts, dtype = (2, COMPLEX_PARTS[task.after.dtype]) if task.after.dtype in COMPLEX_PARTS else (1, task.after.dtype)
     for old, new in _pair_parts(before, after):
@@ -150,18 +150,18 @@ def _check_cast(task: CheckTask, before: Strided, after: Strided) -> CheckResult
 
 
 def _pair_parts(before: Strided, after: Strided) -> Iterator[tuple[Array, Array]]:
-    """Yield the values of both sides block by block; complex values as the real and the imaginary part in turn."""
+    """Yield the values of both sides block by block; for complex values, real and imaginary parts alternate."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         yield (old.view(old.real.dtype), new.view(new.real.dtype)) if old.dtype.kind == "c" else (old, new)
 
 
 def _count_elements(are_parts: Array, parts: int) -> int:
-    """Return the number of elements with a part that is True."""
+    """Return the number of elements of which at least one part is True."""
     return int(np.count_nonzero(are_parts.reshape(-1, parts).any(axis=1) if parts > 1 else are_parts))
 
 
 def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array:
-    """Return a mask of values that are not nearest; numpy rounds float64 to float16 in one step, torch in two."""
+    """Return a mask of values that are not nearest. numpy rounds float64 to float16 in one step, torch in two."""
     exception_mask: Array = (new != nearest) & ~(np.isnan(nearest) & np.isnan(new))
     if dtype == "float16" and old.dtype == np.float64 and exception_mask.any():
         with np.errstate(all="ignore"):
@@ -170,9 +170,9 @@ def _is_not_nearest(old: Array, new: Array, nearest: Array, dtype: str) -> Array
 
 
 def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResult:
-    """Check products, and quotients by one over the factor, which is often a whole number: both round once.
+    """Check products, and quotients by the inverse of the factor (often a whole number), because both round once.
 
-    Quotients are only checked if a product differs.
+    Quotients are checked only if a product differs.
     """
     inverse = 1 / task.factor
     divisor = round(inverse) if abs(round(inverse) * task.factor - 1) < 1e-9 else inverse
@@ -203,7 +203,7 @@ def _scale(task: CheckTask, operation: np.ufunc, number: float, values: Array) -
 def _compare_scaled_values(
     _: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the elements of each block, and how many of them are scaled."""
+    """Yield the number of elements of each block, and the number of them that are scaled."""
     for old, new in _pair_blocks(read_values(before), read_values(after)):
         result = scale(old)
         equal = int(np.count_nonzero(new == result))
@@ -213,7 +213,7 @@ def _compare_scaled_values(
 def _compare_scaled_codes(
     task: CheckTask, before: Strided, after: Strided, scale: Callable[[Array], Array]
 ) -> Iterator[tuple[int, int]]:
-    """As `_compare_scaled_values`; the answer of each pair of one-byte codes is looked up in a table."""
+    """Yield counts as `_compare_scaled_values`, with a table of the answers for pairs of one-byte codes."""
     values = build_small_float_table(task.before.dtype)
     old, new = (side.ravel() for side in np.meshgrid(scale(values), values, indexing="ij"))
     answers = (new == old) | (np.isnan(new) & np.isnan(old))
@@ -233,7 +233,7 @@ def _check_copy(task: CheckTask, before: Strided, after: Strided) -> CheckResult
         at += differs.size // items
         exceptions += places.size
         numbers = np.unique(places // inner)
-        numbers = numbers[numbers > last]  # a row may go on in the next block
+        numbers = numbers[numbers > last]  # a row may continue in the next block
         if numbers.size:
             last, rows = int(numbers[-1]), rows + numbers.size
             first_rows += numbers[: MAX_LISTED_ROWS - len(first_rows)].tolist()
@@ -268,10 +268,10 @@ def _pair_blocks(before: Iterable[Array], after: Iterable[Array], items: int = 1
 
 
 def round_to(values: Array, dtype: str) -> Array:
-    """Return values rounded to the nearest of a float type, ties to even, as floats.
+    """Return values rounded to the nearest value of a float type, ties to even, as floats.
 
-    float64 is rounded to float32 first, as by torch. Beyond the largest finite value the nearest is infinite; for
-    float8_e4m3fn, without infinity, the nearest is the largest.
+    float64 is first rounded to float32, as in torch. Beyond the largest finite value, the nearest is infinity; for
+    float8_e4m3fn, which lacks infinity, it is the largest value.
     """
     with np.errstate(all="ignore"):
         narrow = values.astype(np.float32, copy=False)
@@ -294,7 +294,7 @@ def round_to(values: Array, dtype: str) -> Array:
 
 
 def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, Array]:
-    """Return the two values of a float type around each value, the value nearer to zero first."""
+    """Return the two values of a float type around each value; the one nearer to zero is first."""
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)
@@ -306,7 +306,7 @@ def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, 
 
 
 def _step(values: Array, dtype: str, direction: int) -> Array:
-    """Return the next values of a float type, away from zero (1) or towards zero (-1); the values are of this type."""
+    """Return the next values of a float type after `values` of this type, away from zero (1) or towards zero (-1)."""
     if dtype in ("float16", "float32"):
         typed_values = values.astype(dtype)
         toward = np.copysign(typed_values.dtype.type(np.inf if direction > 0 else 0), typed_values)
@@ -321,7 +321,7 @@ def _step(values: Array, dtype: str, direction: int) -> Array:
 
 
 def _list_magnitudes(dtype: str) -> Array:
-    """Return the values from 0 up, by the code, and last the value stored by torch beyond the largest.
+    """Return the values from 0 up, indexed by code, and last the value that torch stores beyond the largest.
 
     The last value is infinity, NaN for the types without a negative zero, and the largest value for float8_e4m3fn.
     """
@@ -335,7 +335,7 @@ def _list_magnitudes(dtype: str) -> Array:
 def _round_by_table(values: Array, dtype: str) -> Array:
     magnitudes = _list_magnitudes(dtype)
     finite = magnitudes[:-1].astype(np.float64)
-    # The step beyond the largest value is as wide as the one before.
+    # The step beyond the largest value has the width of the step before.
     grid = np.append(finite, 2 * finite[-1] - finite[-2])
     size = np.abs(values)
     index_below = np.clip(np.searchsorted(finite, size, side="right") - 1, 0, finite.size - 1)

@@ -1,8 +1,8 @@
-"""Decode stored bytes to numbers, for every element type saved by torch.
+"""Decode stored bytes to numbers, for every element type that torch saves.
 
-Each type is decoded to the smallest float that represents its values exactly (half, bfloat16, float8 and float4 to
-float32; float64 stays), integers stay integers, complex32 becomes complex64. One- and two-byte floats are looked up in
-a table of all their values, built here from the definition of the format:
+Each type is decoded to the smallest float type that represents its values exactly (half, bfloat16, float8 and float4 to
+float32; float64 unchanged). Integers are unchanged; complex32 becomes complex64. One- and two-byte floats are looked up
+in a table of all their values, which is built here from the definition of the format:
 
     float8_e4m3fn, e5m2          OCP 8-bit Floating Point Specification (OFP8), revision 1.0
     float8_e4m3fnuz, e5m2fnuz    "8-bit Numerical Formats for Deep Neural Networks", arXiv 2206.02915: no -0, no inf
@@ -25,11 +25,11 @@ from statecli.core.lazy_pattern import compile_on_use
 
 Array = npt.NDArray[Any]
 
-#: Values of this size and above, or below its inverse, are scaled before they are squared in float64: a sum of
-#: 2 ** 22 such squares, each of the difference of two values, is in its range.
+#: Size of values from which on (or below its inverse) they are scaled before they are squared in float64. Below, a sum
+#: of 2 ** 22 squares of differences stays in range.
 MAX_UNSCALED = 2.0**500
 
-#: Types whose stored bits numpy understands: dtype -> numpy's name.
+#: Types whose stored bits numpy can interpret: dtype -> numpy's name.
 NUMPY_TYPES: dict[str, str] = {
     "float64": "f8",
     "float32": "f4",
@@ -48,7 +48,7 @@ NUMPY_TYPES: dict[str, str] = {
     "quint8": "u1",
 }
 
-#: Small float types: exponent bits, mantissa bits, bias, and which codes are not numbers.
+#: Small float types -> number of exponent bits and mantissa bits, bias, and codes that are not numbers.
 SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float8_e4m3fn": (4, 3, 7, "all ones"),
     "float8_e5m2": (5, 2, 15, "ieee"),
@@ -57,21 +57,21 @@ SMALL_FLOATS: dict[str, tuple[int, int, int, str]] = {
     "float4_e2m1fn": (2, 1, 1, "none"),
 }
 
-#: Types that pack several values in a byte, lowest bits first: name -> values a byte. torch counts a float4's bytes.
+#: Types with several values in a byte, lowest bits first -> number of values. torch counts the bytes of a float4.
 _PACKED_VALUES: dict[str, int] = {**VALUES_PER_BYTE, "float4_e2m1fn_x2": 2}
 
-#: Quantized types: their values need a scale.
+#: Quantized types, whose values need a scale.
 QUANTIZED = frozenset(["qint8", "quint8", "qint32", "quint4x2", "quint2x4"])
 
 #: Complex types -> the type of their two parts.
 COMPLEX_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 COMPLEX = frozenset(COMPLEX_PARTS)
 
-#: Types without numbers: whole elements are equal or different, nothing else is known. dtype -> numpy's name.
+#: Types without numbers (dtype -> numpy's name): whole elements can only be compared for equality.
 OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
-#: Records have their fields after the size.
+#: Numpy types other than numbers. The name of a record type has its fields after the size.
 _TEXT = compile_on_use(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
-#: numpy's longdouble and clongdouble, which are compared by their bits.
+#: Types longdouble and clongdouble of numpy, which are compared by their bits.
 _LONG = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
@@ -80,11 +80,11 @@ class Element(NamedTuple):
 
     Attributes:
         stored: numpy's name of a stored item.
-        items: Stored items of an element (2 for complex32).
-        values: Values in a stored item (2 for float4).
-        table: Value or values of each stored item; None if the item is the value, or for `shift`.
+        items: Number of stored items of an element (2 for complex32).
+        values: Number of values in a stored item (2 for float4).
+        table: Value or values of each stored item; None if the item is the value, or with `shift`.
         shift: True for bfloat16, the upper half of a float32.
-        half: True for float16, decoded faster than by its table.
+        half: True for float16, which is decoded faster than with its table.
         numbers: False if items can be equal or different, but have no value.
     """
 
@@ -98,13 +98,13 @@ class Element(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of an element; of a stored item if an item has several values."""
+        """Size of an element in bytes; of a stored item if it has several values."""
         return np.dtype(self.stored).itemsize * self.items
 
 
 @cache
 def find_element(dtype: str) -> Element | None:
-    """Return how `dtype` is stored and decoded; None for a type with neither known (uint3, an unknown name)."""
+    """Return how `dtype` is stored and decoded; None if this is unknown (uint3, an unknown name)."""
     if dtype in NUMPY_TYPES:
         return Element(NUMPY_TYPES[dtype])
     if dtype == "bfloat16":
@@ -115,7 +115,7 @@ def find_element(dtype: str) -> Element | None:
     if dtype in _PACKED_VALUES:
         return Element("u1", values=_PACKED_VALUES[dtype], table=_build_packed_table(dtype))
     if dtype == "bool":
-        # A stored byte other than 0 and 1 is true, and no more than true.
+        # A stored byte other than 0 and 1 counts as true, with the value 1.
         return Element("u1", table=(np.arange(256) > 0).astype(np.float32))
     if dtype == "float8_e8m0fnu":
         return Element("u1", table=_build_exponent_table())
@@ -136,7 +136,7 @@ def find_element(dtype: str) -> Element | None:
 
 
 def require_element(dtype: str) -> Element:
-    """Return how `dtype` is stored and decoded. Raises UnreadableError for an unknown type."""
+    """Return how `dtype` is stored and decoded. Raises UnreadableError if this is unknown."""
     element = find_element(dtype)
     if element is None:
         raise UnreadableError(f"statecli cannot read {dtype} elements as numbers")
@@ -145,7 +145,7 @@ def require_element(dtype: str) -> Element:
 
 @cache
 def code_values(dtype: str) -> Array:
-    """Return the value of each of the 256 codes of a one-byte type as float64; a row a code of packed types."""
+    """Return the value of each of the 256 codes of a one-byte type as float64; one row per code for packed types."""
     kind = find_element(dtype)
     assert kind is not None and np.dtype(kind.stored).itemsize == 1  # noqa: S101, PT018 - callers choose the type
     if kind.table is not None:
@@ -154,7 +154,7 @@ def code_values(dtype: str) -> Array:
 
 
 def build_small_float_table(name: str) -> Array:
-    """Return all values of a float type of at most eight bits as float32, indexed by the code."""
+    """Return all values of a float type of at most eight bits as float32, indexed by code."""
     exponent_bits, mantissa_bits, bias, special = SMALL_FLOATS[name]
     half = 1 << (exponent_bits + mantissa_bits)
     top = (1 << exponent_bits) - 1
@@ -174,14 +174,14 @@ def build_small_float_table(name: str) -> Array:
 
 
 def _build_exponent_table() -> Array:
-    """Return the values of float8_e8m0fnu: 2 ** (code - 127), NaN for 255. The type has no zero, sign or infinity."""
+    """Return the values of float8_e8m0fnu: 2 ** (code - 127), NaN for 255. It has no zero, sign or infinity."""
     table = np.full(256, np.nan, np.float32)
     table[:255] = np.ldexp(np.float64(1), np.arange(255) - 127)
     return table
 
 
 def _build_packed_table(dtype: str) -> Array:
-    """Return for each byte its packed values, lowest bits first."""
+    """Return the packed values of each byte, lowest bits first."""
     count = _PACKED_VALUES[dtype]
     bits = 8 // count
     codes = (np.arange(256)[:, None] >> (bits * np.arange(count))) & ((1 << bits) - 1)
@@ -190,15 +190,15 @@ def _build_packed_table(dtype: str) -> Array:
     return np.ascontiguousarray(codes.astype(np.float32))
 
 
-#: Sign, exponent and mantissa of a float16 that was sign-extended to 32 bits and shifted left by 13.
+#: Mask for sign, exponent and mantissa of a float16 that was sign-extended to 32 bits and shifted left by 13.
 _HALF_BITS = np.array(0x8FFFE000, np.uint32).view(np.int32)[()]
 
 
 class Arena:
-    """A block of memory for many buffers.
+    """Block of memory for many buffers.
 
-    numpy asks for huge pages if an array has four megabytes or more. Buffers on huge pages miss neither the page table
-    nor the second-level cache; misses cost a quarter of the time.
+    numpy requests huge pages for arrays of four megabytes or more. Buffers on huge pages avoid misses of the page table
+    and of the second-level cache, which cost a quarter of the time.
     """
 
     def __init__(self) -> None:
@@ -206,11 +206,11 @@ class Arena:
         self._used_bytes = 0
 
     def clear(self) -> None:
-        """Free all memory for new arrays; earlier arrays may be overwritten."""
+        """Release all memory for new arrays, which may overwrite earlier arrays."""
         self._used_bytes = 0
 
     def take(self, size: int, dtype: str) -> Array:
-        """Return an array of `size` items with arbitrary content; outside the arena if there is no room left."""
+        """Return an array of `size` items with arbitrary content, outside of the arena if it is full."""
         length = size * np.dtype(dtype).itemsize
         start = self._used_bytes
         if start + length > self._memory.size:
@@ -220,10 +220,10 @@ class Arena:
 
 
 class Decoder:
-    """Decode blocks of stored items into flat arrays of values, in reused buffers.
+    """Decoder of blocks of stored items into flat arrays of values, in reused buffers.
 
-    The result of `__call__` is valid until the next call. Fresh temporaries instead would cost ten times the work,
-    because the allocator maps and unmaps each.
+    The result of `__call__` is valid until the next call. Without reuse, the work takes ten times as long, because the
+    allocator maps and unmaps each temporary array.
     """
 
     def __init__(self, arena: Arena | None = None) -> None:
@@ -231,7 +231,7 @@ class Decoder:
         self._arena = arena
 
     def buffer(self, purpose: str, dtype: str, size: int) -> Array:
-        """Return an array of `size` items of `dtype`, content arbitrary; the same memory at each call for a purpose."""
+        """Return an array of `size` items of `dtype` with arbitrary content, in the same memory for each `purpose`."""
         memory = self._buffers.get((purpose, dtype))
         if memory is None or memory.size < size:
             memory = self._arena.take(size, dtype) if self._arena else np.empty(size, dtype)
@@ -258,7 +258,7 @@ class Decoder:
     def _decode_half(self, block: Array, kind: Element) -> Array:
         """Decode float16: move the exponent to its place in float32, then multiply by 2 ** 112, the bias difference.
 
-        Subnormals come out right; a block with infinities or NaN is looked up in the table.
+        Subnormals are decoded correctly; a block with infinities or NaN is looked up in the table.
         """
         exponents = np.bitwise_and(block, np.uint16(0x7C00), out=self.buffer("exponents", "u2", block.size))
         if block.size and exponents.max() == 0x7C00:
@@ -281,6 +281,6 @@ class Decoder:
         index = self._gather(block, np.dtype(np.intp).str)
         out = self.buffer("look-up", "f4", index.size * kind.values)
         output_rows = out.reshape(index.size, kind.values) if kind.values > 1 else out
-        # mode="clip" because "raise" makes numpy work in a temporary; no index can be outside the table.
+        # mode="clip", because "raise" makes numpy work in a temporary array; every index is inside the table.
         np.take(kind.table, index, axis=0, out=output_rows, mode="clip")
         return out.view(np.complex64) if kind.items == 2 else out

@@ -1,4 +1,4 @@
-"""Measure how much values say: equal values are evidence of a copy only if chance does not make them equal."""
+"""Measure the evidence in values: equal values show a copy only if chance would not make them equal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from statecli.core.model_state import TensorData
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
-#: Bits of a value, at most: those of the mantissa of float32.
+#: Maximum number of bits of a value: the mantissa of float32.
 _MAX_BITS = 24
-#: Equal pairs in a sample, at least, by which their number tells the probability of one.
+#: Minimum number of equal pairs in a sample for estimating the probability of an equal pair.
 _MIN_EQUAL_PAIRS = 16
 
 
 @with_denormals
 def measure_bits(sample: Sequence[TensorData], name: str) -> float:
-    """Return the bits of information in an element, by a small sample; 0 for equal values or an unreadable sample.
+    """Return the bits of information per element, from a small sample; 0 for equal values or an unreadable sample.
 
-    Two elements of the sample are equal with a probability of 2 to the power of minus the bits. If few or no elements
-    are equal, the sample does not show the bits; so the bits are limited to the size of an element.
+    Two elements of the sample are equal with probability 2 ** -bits. If few or no elements are equal, the sample does
+    not show the bits, so they are limited to the size of an element.
     """
     try:
         values = np.concatenate([read_all_values(part, name) for part in sample])
@@ -41,7 +41,7 @@ def measure_bits(sample: Sequence[TensorData], name: str) -> float:
 
 
 def _count_written_bits(values: Array) -> float:
-    """Return the mean bits of the mantissa without zeros at its end; of whole numbers, the bits of their range."""
+    """Return the mean number of mantissa bits without trailing zeros; for whole numbers, the bits of their range."""
     if values.dtype.kind == "c":
         return _count_written_bits(values.real) + _count_written_bits(values.imag)
     if values.dtype.kind in "iu":
@@ -56,9 +56,9 @@ def _count_written_bits(values: Array) -> float:
 
 
 def measure_evidence(bits: float, elements: int, exceptions: int) -> float:
-    """Return the bits of evidence in so many equal elements beyond chance, if an element has `bits`.
+    """Return the bits of evidence, beyond chance, in `elements` of which `exceptions` differ, at `bits` per element.
 
-    The probability of as many or more equal elements is at most 2 to the power of minus the result (Chernoff bound).
+    The probability of as many or more equal elements is at most 2 ** -result (Chernoff bound).
     """
     chance, share = 2.0**-bits, (elements - exceptions) / elements if elements else 0.0
     if share <= chance:

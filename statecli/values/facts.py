@@ -1,4 +1,4 @@
-"""Compute `Facts` of a checkpoint's tensors, in a single pass over their bytes, for the rules about values.
+"""Compute `Facts` of a checkpoint's tensors, for the rules about values, in a single pass over their bytes.
 
 tensors ──▶ tasks (some megabytes of a tensor, plain data) ──▶ facts of each task ──▶ added up, in any order
 """
@@ -38,27 +38,27 @@ from statecli.values.summary import MASK, Facts
 from statecli.workers import pool
 from statecli.workers.task import WholeTask
 
-#: Bytes of a task.
+#: Number of bytes of a task.
 TASK_BYTES = 16 << 20
 
 
 class FactsTask(WholeTask, frozen=True, gc=False):
-    """Compute facts of a part of a tensor, or of some of its elements if contiguous.
+    """Compute facts of a part of a tensor, or of a range of its elements if they are contiguous.
 
     Attributes:
         piece: Number of the part.
-        data: The elements of the task.
-        block: Number of the block of the first element.
+        data: Elements of the task.
+        block: Number of the block with the first element.
     """
 
     piece: int
-    name: str = msgspec.field(name="what")  # as in the digests of tasks in shard files
+    name: str = msgspec.field(name="what")  # the name in the digests of tasks in shard files
     data: TensorData
     block: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes of the elements."""
+        """Size of the elements in bytes."""
         element = find_element(self.data.dtype)
         return math.prod(self.data.shape) * (element.size if element else 1)
 
@@ -72,7 +72,7 @@ class FactsTask(WholeTask, frozen=True, gc=False):
 def read_facts(tensors: Sequence[TensorInfo], *, jobs: int = 0, progress: pool.Progress | None = None) -> list[Facts]:
     """Return the facts of each tensor, in order; tensors at the same place are read once.
 
-    An error of a tensor is in its facts only. `jobs` is the number of processes, 0 for a process per core. Checksums
+    An error of a tensor affects only its own facts. `jobs` is the number of processes, 0 for one per core. Checksums
     are not verified.
     """
     before = read_versions({storage.path for tensor in tensors for storage in tensor.ranges if storage.path})
@@ -115,9 +115,9 @@ def _build_tasks(piece: int, name: str, data: TensorData) -> Iterator[FactsTask]
 
 
 def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
-    """Return the tensor inside its own archive, because slicing is possible only there.
+    """Return the tensor inside its own archive, because only there can it be sliced.
 
-    An error is reported by the later read.
+    An error is ignored here: the later read reports it.
     """
     try:
         return resolve_data(data, name)
@@ -128,7 +128,7 @@ def _resolve_or_keep(data: TensorData, name: str) -> TensorData:
 def _is_sliceable(data: TensorData) -> bool:
     is_plain = data.strides is None or data.strides == contiguous_strides(data.shape)
     by_channel = data.quantizer is not None and data.quantizer.axis is not None
-    # Deflated bytes cannot be sliced, because all bytes before a slice must be inflated.
+    # Deflated bytes cannot be sliced, because a slice requires inflating all bytes before it.
     is_seekable = data.storage.packing is None or find_ggml_type(data.storage) is not None
     return is_plain and is_seekable and not by_channel and not is_packed(data.dtype)
 
@@ -150,7 +150,7 @@ def _run_tasks(tasks: Sequence[FactsTask], jobs: int, progress: pool.Progress | 
 
 @with_denormals
 def facts_of_batch(_: None, tasks: Sequence[FactsTask]) -> list[Facts]:
-    """Return the facts of each task, with the reason if a tensor cannot be read."""
+    """Return the facts of each task, or the reason why its tensor cannot be read."""
     decoder = Decoder()
     with prefetch(*(task.data for task in tasks)):
         return [_read_task(task, decoder) for task in tasks]
@@ -175,7 +175,7 @@ def _unknown_facts(data: TensorData, reason: str) -> Facts:
 
 
 def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
-    """Return the facts of a strided view whose first element begins block `block`. Raises as `values.read` does."""
+    """Return the facts of a strided view whose first element begins block number `block`. Raises as `values.read`."""
     if not view.elements:
         return Facts()
     times = 1
@@ -200,7 +200,7 @@ def read_view_facts(view: Strided, decoder: Decoder, block: int = 0) -> Facts:
 
 
 def _iter_blocks(view: Strided, decoder: Decoder) -> Iterator[Array]:
-    """Yield the stored items in logical order in whole blocks, the last block shorter, each valid until the next."""
+    """Yield the stored items in logical order, in whole blocks (the last may be shorter), each valid until the next."""
     element = require_element(view.dtype)
     per_block = facts_kernel.count_block_elements(view.dtype)
     is_plain = view.strides == contiguous_strides(view.shape) and not view.big_endian and not is_packed(view.dtype)
@@ -241,7 +241,7 @@ def _check_indices(tensor: TensorInfo) -> str | None:
 
 
 def _merge_parts(tensor: TensorInfo, part_facts: Sequence[Facts]) -> Facts:
-    """Return the facts of a sparse or nested tensor, or a subclass. The digest is of all its parts together."""
+    """Return the facts of a sparse or nested tensor or a subclass. The digest covers all its parts together."""
     names = [name for name, _ in tensor.parts]
     damaged_part = next((facts for facts in part_facts if facts.damaged), None)
     if damaged_part is not None:
@@ -270,7 +270,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
 
 
 def _confirm_digests(tensors: Sequence[TensorInfo], facts: Sequence[Facts], jobs: int) -> list[Facts]:
-    """Return the facts, with SHA-256 for the digest of tensors with the same digest as another tensor of the kind."""
+    """Return the facts, with SHA-256 as the digest of tensors whose digest equals that of a similar tensor."""
     groups: dict[object, list[int]] = {}
     for n, (tensor, tensor_facts) in enumerate(zip(tensors, facts, strict=True)):
         if tensor_facts.digest and tensor_facts.elements and tensor_facts.only is None:

@@ -1,6 +1,6 @@
-"""Compute the `Facts` of a block of stored elements: NaN and infinities, range, whether all are equal, digest.
+"""Compute the `Facts` of a block of stored elements: NaN and infinities, range, equality of all, digest.
 
-Floats are not decoded for this: without the sign, the bits of an IEEE float are an integer in the order of the numbers,
+Floats need not be decoded: without the sign, the bits of an IEEE float are an integer in the order of the numbers, with
 NaN above infinity above all others, and denormals below the smallest normal number. One-byte types are counted by code.
 `_native.c`, if compiled, does the same in a single pass.
 """
@@ -27,10 +27,10 @@ from statecli.values.elements import (
 )
 from statecli.values.summary import MASK, Facts
 
-#: Bytes of a block: with its intermediate arrays it stays in a core's second-level cache.
+#: Size of a block in bytes: with its intermediate arrays it fits a core's second-level cache.
 BLOCK_BYTES = 512 << 10
 
-#: Float types: signed integer of the same size, bits of infinity, bits of the smallest normal number.
+#: Float types -> signed integer of equal size, bits of infinity, bits of the smallest normal number.
 FLOAT_LAYOUTS = {
     "float64": ("i8", 0x7FF0_0000_0000_0000, 0x0010_0000_0000_0000),
     "float32": ("i4", 0x7F80_0000, 0x0080_0000),
@@ -40,26 +40,26 @@ FLOAT_LAYOUTS = {
 
 
 def count_block_elements(dtype: str) -> int:
-    """Return the number of elements in a block of a type; blocks begin at its multiples."""
+    """Return the number of elements in a block of a type. Blocks begin at multiples of this number."""
     element = find_element(dtype)
     return max(BLOCK_BYTES // element.size, 1) if element else BLOCK_BYTES
 
 
 def scan_stored(items: Array, dtype: str, block: int, decoder: Decoder) -> Facts:
-    """Return the facts of flat stored items in native byte order: block `block`, or its beginning."""
+    """Return the facts of flat stored items in native byte order: of block number `block`, or its beginning."""
     element = require_element(dtype)
     return _add_bits(_scan_numbers(items, dtype, element, decoder), items, element, block)
 
 
 def scan_values(items: Array, dtype: str, values: Array, block: int) -> Facts:
-    """Return the facts of items with other `values` (scaled, negated): float, integer, complex."""
+    """Return the facts of items whose `values` differ from the items (scaled, negated): float, integer, complex."""
     name = values.dtype.name
     facts = _scan_complex(values, name) if values.dtype.kind == "c" else _scan_plain(values, name)
     return _add_bits(facts, items, require_element(dtype), block)
 
 
 def scan_bits(items: Array, dtype: str, block: int) -> Facts:
-    """Return the facts of elements that are not numbers."""
+    """Return the facts of elements other than numbers."""
     element = require_element(dtype)
     return _add_bits(Facts(items.size // element.items), items, element, block)
 
@@ -101,15 +101,15 @@ def _scan_floats(items: Array, dtype: str) -> Facts:
     )
 
 
-#: Blocks of so many elements or more are sampled, one element in SAMPLE_STRIDE: a prime, so that the sample does not
-#: consist of a few columns of a matrix.
+#: Minimum number of elements of a block that is sampled, and the distance of the samples: a prime, so that they do not
+#: come from a few columns of a matrix.
 MIN_ELEMENTS_TO_SAMPLE, SAMPLE_STRIDE = 4096, 61
-#: Largest values of a sample that are skipped.
+#: Number of largest values of a sample that are skipped.
 SKIPPED_LARGEST = 3
 
 
 def _typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
-    """Return the size of the fourth largest finite value of a sample; None if there are fewer than four."""
+    """Return the absolute value of the fourth largest finite value of a sample; None for fewer than four values."""
     sample = raw[:: SAMPLE_STRIDE if raw.size >= MIN_ELEMENTS_TO_SAMPLE else 1] & np.iinfo(raw.dtype).max
     sample = sample[sample < infinity]
     if sample.size <= SKIPPED_LARGEST:
@@ -119,12 +119,12 @@ def _typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
 
 
 def _count_floats(raw: Array, infinity: int, normal: int) -> tuple[int, ...]:
-    """Count NaN, inf, -inf, zero and below the smallest normal; find bits of the lowest and highest finite value."""
+    """Count NaN, inf, -inf, zeros and denormals; find the bits of the lowest and the highest finite value."""
     top = np.iinfo(raw.dtype)
     size = raw & top.max
     sizes = [int(np.count_nonzero(mask)) for mask in (size > infinity, size == infinity, size == 0, size < normal)]
     minus = int(np.count_nonzero(raw == raw.dtype.type(infinity + top.min))) if sizes[1] else 0
-    # Reverse the order of negative numbers, whose bits are in the order of their sizes.
+    # Reverse the order of negative numbers, because their bits are in the order of absolute values.
     order = raw ^ ((raw >> (8 * raw.itemsize - 1)) & top.max)
     if sizes[0] or sizes[1]:
         order = order[size < infinity]
@@ -137,7 +137,7 @@ def _restore_bits(order: int, top: Any) -> int:
 
 
 def _decode_float(bits: int, dtype: str) -> float:
-    """Return the value of a float's bits, given as a signed integer; 0.0 for both zeros."""
+    """Return the value of a float from its bits, given as a signed integer; 0.0 for both zeros."""
     element = require_element(dtype)
     item = np.array([bits], FLOAT_LAYOUTS[dtype][0]).view(element.stored)
     return float(Decoder()(item, element)[0]) + 0.0
@@ -178,8 +178,8 @@ def _mask_denormals(dtype: str, numbers: Array) -> Array:
 
 # --- bits ----------------------------------------------------------------------------------------------------------
 
-#: The digest of a block is the NH of UMAC (RFC 4418), 1 KiB at a time in eight lanes, rows and lanes joined by a
-#: polynomial modulo 2 ** 64. Its keys are public, so equal digests of two tensors are confirmed by SHA-256.
+#: The digest of a block is the NH of UMAC (RFC 4418) over rows of 1 KiB in eight lanes; rows and lanes are joined by a
+#: polynomial modulo 2 ** 64. The keys are public, so equal digests of two tensors are confirmed by SHA-256.
 ROW_WORDS, LANES = 128, 8
 GOLDEN = 0x9E37_79B9_7F4A_7C15
 
@@ -196,7 +196,7 @@ def _add_bits(facts: Facts, items: Array, element: Element, block: int) -> Facts
     size = element.size
     digest = _native.digest(raw) if _native is not None else _hash_block(raw)
     first = raw[:size].tobytes()
-    # The first two elements are compared first, because in most tensors they differ.
+    # Compare the first two elements first, because they differ in most tensors.
     is_constant = raw[size : 2 * size].tobytes() in (first, b"") and np.array_equal(raw[size:], raw[:-size])
     total = mix_bits(digest + (block + 1) * GOLDEN + raw.size & MASK)
     return msgspec.structs.replace(facts, only=first if is_constant else None, digest=total)
@@ -213,7 +213,7 @@ def _hash_keys() -> tuple[Array, Array, Array]:
 
 @cache
 def _golden_powers(rows: int) -> Array:
-    """Return the golden number to the power of rows - 1, ..., 1, 0."""
+    """Return the golden-ratio number raised to rows - 1, ..., 1, 0."""
     factors = np.full(rows, GOLDEN, np.uint64)
     factors[-1:] = 1
     return np.ascontiguousarray(np.multiply.accumulate(factors[::-1])[::-1])

@@ -1,7 +1,7 @@
-"""Read tensors quantized by ggml: blocks of a few dozen values, as stored or decoded to float32.
+"""Read tensors quantized by ggml: blocks of some dozen values, as stored or decoded to float32.
 
-Digests and comparisons use the stored bytes. The package gguf, an optional extra of the same name, decodes blocks with
-the code of each type from llama.cpp.
+Digests and comparisons use the stored bytes. The optional package gguf (an extra of the same name) decodes blocks with
+llama.cpp's code for each type.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from statecli.values.elements import Array
 
 
 def find_ggml_type(byte_range: ByteRange) -> str | None:
-    """Return the ggml type of a storage quantized in its file; None for any other storage."""
+    """Return the ggml type of a storage that is quantized in its file; None for any other storage."""
     packing = byte_range.packing.how if byte_range.packing is not None else ""
     return packing.removeprefix(PACKING_PREFIX) if packing.startswith(PACKING_PREFIX) else None
 
 
 def to_stored_blocks(data: TensorData) -> TensorData:
-    """Return a quantized tensor as its blocks, an element each; any other tensor unchanged."""
+    """Return a quantized tensor as its blocks, one element per block; return any other tensor unchanged."""
     name, storage = find_ggml_type(data.storage), data.storage
     if name is None or storage.packing is None:
         return data
@@ -35,14 +35,14 @@ def to_stored_blocks(data: TensorData) -> TensorData:
 
 
 def to_readable(data: TensorData) -> TensorData:
-    """Return a tensor unchanged if its numbers can be read; as its blocks for a quantized type not decoded here."""
+    """Return a tensor unchanged if its numbers can be read; as its blocks if gguf cannot decode its type here."""
     name = find_ggml_type(data.storage)
     return data if name is None or explain_unreadable_blocks(name) is None else to_stored_blocks(data)
 
 
 @cache
 def explain_unreadable_blocks(name: str) -> str | None:
-    """Return why blocks of a ggml type cannot be read as numbers here, with a remedy; None if they can."""
+    """Return why blocks of a ggml type cannot be read as numbers, with a remedy; None if they can."""
     try:
         import gguf.quants  # noqa: F401
     except ImportError:
@@ -55,11 +55,11 @@ def explain_unreadable_blocks(name: str) -> str | None:
 
 
 def dequantize_blocks(blocks: Array, name: str) -> Array:
-    """Return the values of whole blocks, given as bytes in order: flat float32."""
+    """Return the values of whole consecutive blocks, given as bytes: flat float32."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):
-        # One row, because of several rows gguf takes sixteen at a time.
+        # Passed as one row, because gguf processes several rows in groups of sixteen.
         values: Any = dequantize(blocks.reshape(1, -1), GGMLQuantizationType[name.upper()])
     return np.ascontiguousarray(values, np.float32).reshape(-1)

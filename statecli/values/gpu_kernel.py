@@ -1,8 +1,8 @@
-"""Compare blocks on a GPU by torch, with the same results as the kernels for the CPU.
+"""Compare blocks on a GPU with torch, with the same results as the kernels for the CPU.
 
-Bytes are read and compared here. Differing blocks are sent as stored, and widened to float64 and summed on the GPU.
-Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed by the numpy
-kernels. So the two agree on every count, and on every sum but for the order of its additions.
+Bytes are read and compared on the CPU. Differing blocks are transferred as stored, then widened to float64 and summed
+on the GPU. Blocks that need more than plain sums (NaN, infinities, integers, complex values, extreme sizes) are summed
+by the numpy kernels. Therefore all counts agree, and sums differ only by the order of additions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDENED_TYPES = frozenset(
 
 
 def resolve_device(name: str) -> Any:
-    """Return the torch device named by `--device`. Raises UsageError if the device is not available."""
+    """Return the torch device that `--device` names. Raises UsageError if the device is not available."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -55,7 +55,7 @@ def resolve_device(name: str) -> Any:
 
 
 class DeviceWorker(Worker):
-    """Worker that sums on `device`. Its blocks are larger, because each costs a transfer."""
+    """Worker that sums on `device`. Its blocks are larger, because each takes a transfer."""
 
     block = 16 * BLOCK_ELEMENTS
 
@@ -79,7 +79,7 @@ class DeviceWorker(Worker):
         return raw.to(self.device).view(getattr(torch, dtype)).to(torch.float64)
 
     def _sum_on_device(self, a: Any, b: Any) -> Tally | None:
-        """Return the tally of two flat float64 blocks; None if the sums need more care than float64 takes by itself."""
+        """Return the tally of two flat float64 blocks; None if float64 alone cannot represent the sums."""
         import torch
 
         gap = (b - a).abs_()
@@ -107,6 +107,6 @@ class DeviceWorker(Worker):
 def run_batch_on_device(
     options: CompareOptions, tasks: tuple[CompareTask, ...], device: Any
 ) -> list[Comparison | StateError]:
-    """Return the result of `compare_task.run_batch`, computed on a device of torch."""
+    """Return the results of `compare_task.run_batch`, computed on a torch device."""
     with closing(DeviceWorker(options, device)) as worker:
         return worker.compare_all(tasks)

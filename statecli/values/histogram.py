@@ -20,9 +20,9 @@ Bins = tuple[tuple[float, ...], tuple[int, ...]]
 
 @with_denormals
 def compute_histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: int = 48) -> list[Bins | None]:
-    """Return edges and counts of after - before between -max |Δ| and max |Δ|, for each pair with its `Delta`.
+    """Return edges and counts of after - before between -max |Δ| and max |Δ| for each pair with its `Delta`.
 
-    Positions not finite on both sides are left out. None if the values are complex or cannot be read.
+    Positions that are not finite on both sides are left out. None if the values are complex or cannot be read.
     """
     return [_compute_histogram(pair, delta, bins) for pair, delta in zip(pairs, deltas, strict=True)]
 
@@ -30,17 +30,17 @@ def compute_histograms(pairs: Sequence[Pair], deltas: Sequence[Delta], *, bins: 
 def _compute_histogram(pair: Pair, delta: Delta, bins: int) -> Bins | None:
     if not delta.max_abs or pair.before.data is None or pair.after.data is None:
         return None
-    edges = np.linspace(-1.0, 1.0, bins + 1) * delta.max_abs  # from -max to max is more than float64 may hold
+    edges = np.linspace(-1.0, 1.0, bins + 1) * delta.max_abs  # because 2 * max may exceed float64
     counts = np.zeros(bins, np.int64)
     try:
         for gap in _iter_differences(pair.before.data, pair.after.data):
             if gap.dtype.kind == "c":
                 return None
-            # The maximum may have been computed in float32, a last digit smaller than it is.
+            # Clipped, because the maximum may come from float32 and be too small by one digit.
             clipped_gap = np.clip(gap[np.isfinite(gap)], edges[0], edges[-1])
             counts += np.histogram(clipped_gap, edges)[0]
     except StateError:
-        return None  # the comparison has reported the error
+        return None  # the comparison already reported the error
     return tuple(edges.tolist()), tuple(counts.tolist())
 
 

@@ -1,10 +1,10 @@
-"""Tally two blocks of values: differing elements, size of the differences, and nonfinite elements.
+"""Tally two blocks of values: number of differing elements, size of the differences, nonfinite elements.
 
-Blocks are done in a single pass by `compiled_kernel`, or without it, if float32 can represent the sums, by numpy in
-reused buffers that fit a core's second-level cache. Blocks that neither can sum are widened to float64.
+`compiled_kernel` processes blocks in a single pass. Without it, numpy does if float32 can represent the sums, in reused
+buffers that fit a core's second-level cache. Blocks beyond both are widened to float64.
 
-numpy's sums use ufuncs only: IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`) and
-`einsum` may be faster, but add in as many lanes as the processor or their release chooses.
+Only ufuncs compute numpy's sums, so IEEE 754 and a fixed order of the terms determine every bit. BLAS (`dot`, `vecdot`)
+and `einsum` may be faster, but their number of lanes depends on the processor or on their release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from statecli.values.tally import MIN_SQUARES, TERMS_PER_SUM, Tally, Wide
 
 
 def kernel_name() -> str:
-    """Return the name of the kernel for sums, "C" or "numpy".
+    """Return the name of the kernel that computes sums, "C" or "numpy".
 
     Their sums differ in the last bits, but do not depend on the processor or on a release.
     """
@@ -36,10 +36,10 @@ def tally_values(
     changed_mask: Array | None = None,
     values: int = 1,
 ) -> Tally:
-    """Tally two flat blocks of equally many decoded values, as `read_values` yields them: float, integer or complex.
+    """Tally two flat blocks of equal length of decoded values, as from `read_values`: float, integer or complex.
 
-    `changed_mask` replaces the comparison: with `options.bitwise` only equal bits are equal. `values` values make an
-    element. Neither block is written to.
+    `changed_mask` replaces the comparison, because with `options.bitwise` only equal bits are equal. `values` is the
+    number of values of an element. The blocks are not modified.
     """
     if not before.size:
         return Tally()
@@ -65,13 +65,13 @@ def tally_values(
 
 
 def tally_opaque(changed_mask: Array) -> Tally:
-    """Tally elements that are not numbers: only their changes are known."""
+    """Tally elements other than numbers, of which only changes are known."""
     count = int(np.count_nonzero(changed_mask))
     return Tally(changed=count, first=int(changed_mask.argmax()) if count else None, left_out=changed_mask.size)
 
 
 def tally_equal(block: Array, decoder: Decoder) -> Tally:
-    """Tally a block that is equal on both sides: its norm, and how many elements are not finite."""
+    """Tally a block that is equal on both sides: its norm, and the number of nonfinite elements."""
     with np.errstate(all="ignore"):
         if block.dtype == np.float32 and compiled_kernel.native is not None:
             tally = tally_stored(block, block, ("float32", "float32"))
@@ -123,12 +123,13 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed_mask
         changed_mask = np.not_equal(gap, 0, out=decoder.buffer("changed", "?", gap.size))
     norm_a, norm_b, squares = (_sum_squares(block, decoder) for block in (a, b, gap))
     sum_abs = _sum_rows(np.abs(gap, out=gap))
-    # A norm is not finite if its side has an infinity or a NaN, or if it overflowed.
+    # A sum is not finite if its block has an infinity or a NaN, or if the sum overflowed.
     if not math.isfinite(norm_a + norm_b + squares) or any(
         _may_have_vanished(*sums) for sums in ((norm_a, before), (norm_b, after), (squares, gap))
     ):
         return None
-    # |b - a|² = |a|² + |b|² - 2 a·b spares a pass. Digits are lost only if the two point apart: then products cancel.
+    # Saves a pass: |b - a|² = |a|² + |b|² - 2 a·b. Only loses digits if a and b have different directions (products
+    # cancel).
     product = (norm_a + norm_b - squares) / 2
     if product < (norm_a + norm_b) / 4:
         product = float(np.add.reduce(a.astype(np.float64) * b))
@@ -147,7 +148,7 @@ def _tally_in_passes(before: Array, after: Array, decoder: Decoder, changed_mask
 
 
 def _pad_rows(block: Array, decoder: Decoder, purpose: str) -> Array:
-    """Return the block with zeros appended until TERMS_PER_SUM divides its size; the same block if divisible."""
+    """Return the block padded with zeros to a multiple of TERMS_PER_SUM; the block itself if it is one."""
     if block.size % TERMS_PER_SUM == 0:
         return block
     size = -(-block.size // TERMS_PER_SUM) * TERMS_PER_SUM
@@ -162,7 +163,7 @@ def _sum_squares(block: Array, decoder: Decoder) -> float:
 
 
 def _sum_rows(block: Array) -> float:
-    """Return the sum of TERMS_PER_SUM rows: of each column in float32, and of the columns in float64."""
+    """Return the sum of a block in TERMS_PER_SUM rows: each column in float32, then the columns in float64."""
     return float(np.add.reduce(np.add.reduce(block.reshape(TERMS_PER_SUM, -1), axis=0).astype(np.float64)))
 
 
@@ -174,7 +175,7 @@ def _may_have_vanished(squares: float, block: Array) -> bool:
 
 
 def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Array, finite: Array) -> Array:
-    """Return |after - before| where both are `finite`, in float64;
+    """Return |after - before| where both are `finite`, in float64.
 
     `wide_before` and `wide_after` are the same values, widened.
     """
@@ -187,12 +188,12 @@ def _compute_gap(before: Array, after: Array, wide_before: Array, wide_after: Ar
 
 
 def _compute_magnitude(values: Array) -> Array:
-    """Return |values|. numpy's own result for complex values differs in the last bits between processors."""
+    """Return |values|; not by numpy for complex values, because its last bits differ between processors."""
     return _compute_hypotenuse(values.real, values.imag) if values.dtype.kind == "c" else np.abs(values)
 
 
 def _compute_hypotenuse(legs_a: Array, legs_b: Array) -> Array:
-    """Return the root of the sum of the squares, scaled near 1 so that none overflows or vanishes."""
+    """Return the root of the sum of the squares, scaled near 1 so that no square overflows or vanishes."""
     exponent = np.frexp(np.maximum(np.abs(legs_a), np.abs(legs_b)))[1]
     squares = (np.square(np.ldexp(side, -exponent)) for side in (legs_a, legs_b))
     hypotenuse: Array = np.ldexp(np.sqrt(np.add(*squares)), exponent)
@@ -207,12 +208,12 @@ def _compute_rounding_error(integers: Array) -> Array:
     high = np.where(exceeds_int64, rounded_values - 2.0**63, 0).astype(np.uint64) + (
         exceeds_int64.astype(np.uint64) << np.uint64(63)
     )
-    # Modulo 2 ** 64, which is much larger than the error.
+    # Computed modulo 2 ** 64, which is much larger than the error.
     return (integers.view(np.uint64) - low - high).view(np.int64).astype(np.float64)
 
 
 def _find_changed(before: Array, after: Array, finite: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return which elements differ: by more than the tolerance if both are finite, at all if not."""
+    """Return a mask of differing elements: beyond the tolerance if both are finite, otherwise if not equal."""
     changed_mask: Array = ~_is_equal_or_nan(before, after)
     finite_before, finite_after = before[finite], after[finite]
     changed_mask[finite] = (
@@ -222,11 +223,11 @@ def _find_changed(before: Array, after: Array, finite: Array, gap: Array, option
 
 
 def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: CompareOptions) -> Array:
-    """Return where the gap is larger than the tolerance."""
+    """Return where the gap exceeds the tolerance."""
     limit = options.atol + options.rtol * _compute_magnitude(before)
     exceeds: Array = gap > limit
     overflows = ~np.isfinite(gap + limit)
-    # A quarter of any gap fits float64; if a quarter of the limit does not, no gap is larger than the limit.
+    # A quarter of any gap fits float64. If a quarter of the limit does not, no gap exceeds the limit.
     before, after = before[overflows] / 4, after[overflows] / 4
     exceeds[overflows] = _compute_magnitude(after - before) > options.atol / 4 + options.rtol * _compute_magnitude(
         before
@@ -235,7 +236,7 @@ def _exceeds_tolerance(before: Array, after: Array, gap: Array, options: Compare
 
 
 def _is_equal_or_nan(before: Array, after: Array) -> Array:
-    """Return where values are equal or both NaN. A complex value is compared part by part: nan+1j is not nan+2j."""
+    """Return where values are equal or both NaN. Complex values are compared part by part: nan+1j is not nan+2j."""
     equal: Array = (before == after) | (np.isnan(before) & np.isnan(after))
     if before.dtype.kind == "c" and np.isnan(before).any():
         equal = ~_any_in_element(~_is_equal_or_nan(before.view(np.float64), after.view(np.float64)), 2)
@@ -243,7 +244,7 @@ def _is_equal_or_nan(before: Array, after: Array) -> Array:
 
 
 def _compute_integer_gap(before: Array, after: Array) -> Array:
-    """Return |after - before| of integers, rounded once to float64: a uint64 can be 1.5 * 2 ** 64 from an int64."""
+    """Return |after - before| of integers, rounded once to float64: up to 1.5 * 2 ** 64 between uint64 and int64."""
     if before.dtype.kind == after.dtype.kind:
         wide = np.int64 if before.dtype.kind == "i" else np.uint64
         a, b = before.astype(wide), after.astype(wide)
@@ -286,14 +287,14 @@ def _build_tally(before: Array, after: Array, finite: Array, gap: Array, changed
 
 
 def _count_not_finite(values: Array, finite: Array) -> tuple[int, int, int]:
-    """Return counts of NaN, of infinities, and of both. A complex value with a NaN part counts as NaN."""
+    """Return the counts of NaN, of infinities, and of both. A complex value with a NaN part counts as NaN."""
     left_out = finite.size - int(np.count_nonzero(finite))
     nan = int(np.count_nonzero(np.isnan(values))) if left_out else 0
     return nan, left_out - nan, left_out
 
 
 def _scale_down(values: Array) -> tuple[Array, int]:
-    """Return the values times a power of two so that their squares fit float64, and the even exponent taken out."""
+    """Return the values times a power of two so that their squares fit float64, and the removed even exponent."""
     size = float(max(values.max(), -values.min())) if values.size else 0.0
     if not size or 1 / MAX_UNSCALED < size < MAX_UNSCALED:
         return values, 0
@@ -306,7 +307,7 @@ def _sum_products(a: Array, power_a: int, b: Array, power_b: int) -> Wide:
 
 
 def compare_bits(before: Array, after: Array, items: int) -> Array:
-    """Return a mask of elements with other stored bits, NaN included; `items` stored items make an element."""
+    """Return a mask of elements with different stored bits, also of NaN; an element has `items` stored items."""
     size = before.dtype.itemsize
     word = f"u{min(size, 8)}"
     return _any_in_element(before.view(word) != after.view(word), items * max(size // 8, 1))

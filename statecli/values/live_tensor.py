@@ -1,6 +1,6 @@
-"""View a live torch tensor as a strided view, like a file's tensor.
+"""View a live torch tensor as a strided view, like a tensor in a file.
 
-torch is never imported here, because a live tensor implies an imported torch.
+This module never imports torch: if there is a live tensor, torch is already imported.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from statecli.core.errors import UnreadableError
 from statecli.values.elements import Array
 from statecli.values.read import Affine, Strided
 
-#: Bytes of a tensor on another device that are copied to memory at a time.
+#: Maximum size in bytes of a piece that is copied from another device to memory.
 PIECE_BYTES = 64 << 20
 
 
 @contextmanager
 def _translate_errors(tensor: Any) -> Iterator[None]:
-    """Raise `UnreadableError` for any error of a tensor; a subclass's own `__torch_function__` is not called."""
+    """Raise `UnreadableError` for any error of a tensor, without calling a subclass's own `__torch_function__`."""
     torch: Any = sys.modules["torch"]
     try:
         with torch._C.DisableTorchFunctionSubclass():
             yield
     except UnreadableError:
         raise
-    except Exception as error:  # a subclass answers with code of its own, which may raise anything
+    except Exception as error:  # a subclass runs its own code, which may raise any exception
         raise UnreadableError(
             f"the values of a {type(tensor).__name__} cannot be read: {format_first_line(error)}"
         ) from error
 
 
 def format_first_line(error: Exception) -> str:
-    """Return the first sentence of an exception's message, without the pages added by torch."""
+    """Return the first sentence of an exception's message, because torch adds pages."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line.split(". ")[0][:200]
 
@@ -45,7 +45,7 @@ def format_first_line(error: Exception) -> str:
 def build_view(tensor: Any) -> Strided:
     """Return a view of a strided CPU tensor's own storage, without a copy.
 
-    Raises `UnreadableError` if the tensor has no memory of its own: fake tensors and wrappers.
+    Raises `UnreadableError` for a tensor without memory of its own (fake tensor, wrapper).
     """
     with _translate_errors(tensor):
         return Strided(
@@ -61,7 +61,7 @@ def build_view(tensor: Any) -> Strided:
 
 
 def _storage_bytes(tensor: Any) -> Array:
-    """Return the whole storage of a CPU tensor as bytes, valid as long as the tensor is not resized."""
+    """Return the whole storage of a CPU tensor as bytes, valid until the tensor is resized."""
     torch: Any = sys.modules["torch"]
     storage = tensor.untyped_storage()
     if live.tensors.is_freed(tensor):
@@ -81,7 +81,7 @@ def _build_affine(tensor: Any) -> Affine:
 
 
 def get_stored_values(tensor: Any) -> Any:
-    """Return the stored values of a sparse or mkldnn tensor as a strided tensor; any other tensor unchanged. Detached.
+    """Return the stored values of a sparse or mkldnn tensor as a detached strided tensor; others unchanged.
 
     Raises `UnreadableError` for unreadable tensors: lazy parameters, wrappers.
     """
@@ -98,7 +98,7 @@ def get_stored_values(tensor: Any) -> Any:
 
 
 def skip_expanded(tensor: Any) -> tuple[Any, int]:
-    """Return a tensor without its expanded dimensions, and how many times each of its elements counts."""
+    """Return a tensor without its expanded dimensions, and how many times each element counts."""
     times = 1
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not stride:
@@ -107,7 +107,7 @@ def skip_expanded(tensor: Any) -> tuple[Any, int]:
 
 
 def iter_cpu_pieces(tensor: Any) -> Iterator[Any]:
-    """Yield a tensor on any device as CPU tensors of at most `PIECE_BYTES` each, in order."""
+    """Yield a tensor on any device as CPU tensors of at most `PIECE_BYTES`, in order."""
     if tensor.numel() * tensor.element_size() <= PIECE_BYTES or not tensor.dim():
         with _translate_errors(tensor):
             copy = tensor.cpu()

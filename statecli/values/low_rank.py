@@ -1,4 +1,4 @@
-"""Measure an update of low rank against the weight before the update."""
+"""Measure a low-rank update relative to the weight before the update."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from statecli.values.read import open_view, read_all_values, read_values
 
 
 class LowRankTask(DataTask, frozen=True, gc=False):
-    """Compute ‖B A‖ / ‖W‖ of a weight W [out, in], A [rank, in] and B [out, rank]; Frobenius norms.
+    """Compute ‖B A‖ / ‖W‖ for a weight W [out, in], A [rank, in] and B [out, rank], with Frobenius norms.
 
-    None if W is zero or a value is not finite.
+    The result is None if W is zero or a value is not finite.
     """
 
     weight: TensorData

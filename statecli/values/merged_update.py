@@ -1,4 +1,4 @@
-"""Check on every element whether a weight is the weight before with an update of low rank added."""
+"""Check on every element whether a weight is the weight before plus a low-rank update."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from statecli.values.data_task import DataTask
 from statecli.values.elements import Array
 from statecli.values.read import iter_row_blocks, read_all_values
 
-#: Part of a change, by its norm, that another factor may leave and still fit.
+#: Maximum residual of a fitting factor, relative to the norm of the change.
 _MAX_RESIDUAL = 0.05
 
 
 class MergeResult(msgspec.Struct, frozen=True, gc=False):
-    """Difference of a weight from the weight before with the update.
+    """Difference between a weight and the weight before plus the update.
 
     Attributes:
-        elements: Elements checked.
-        exceptions: Elements that differ by more than rounding.
-        factor: The factor of the update.
-        max_abs: Largest difference of the elements without exceptions.
-        fitting_factor: With exceptions, another factor that explains the change, or None.
+        elements: Number of checked elements.
+        exceptions: Number of elements that differ by more than rounding.
+        factor: Factor of the update.
+        max_abs: Largest difference among elements that are not exceptions.
+        fitting_factor: If there are exceptions, another factor that explains the change, or None.
     """
 
     elements: int
@@ -38,7 +38,7 @@ class MergeResult(msgspec.Struct, frozen=True, gc=False):
 class MergeTask(DataTask, frozen=True, gc=False):
     """Check whether after [rows, columns] is before + factor * left [rows, rank] @ right [rank, columns], rounded.
 
-    All four have strides. `factor` None: unknown, and the best factor is used. The result is None if the update has a
+    All four tensors have strides. If `factor` is None, the best factor is used. The result is None if the update has a
     value that is not finite.
     """
 
@@ -70,7 +70,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
     exceptions, largest = 0, 0.0
     for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):
         update = factor * (left[start:stop] @ right)
-        # Before, the update and the sum are rounded to the dtype of after; the products are summed in float32.
+        # `before`, the update and the sum are rounded to the dtype of `after`; products are summed in float32.
         sum_error = abs(factor) * rank * 2.0**-23 * (np.abs(left[start:stop]) @ np.abs(right))
         bound = relative / 2 * (np.abs(before) + np.abs(after)) + of_update * np.abs(update) + sum_error + smallest
         difference = np.abs(after - before - update)
@@ -86,7 +86,7 @@ def _check(task: MergeTask, left: Array, right: Array, factor: float) -> MergeRe
 def _fit_factor(task: MergeTask, left: Array, right: Array) -> float | None:
     """Return the factor by least squares; None if no factor explains the change.
 
-    A factor alpha / rank or alpha / sqrt(rank) with a whole alpha is preferred, because rounding moves the best factor.
+    Prefers a factor alpha / rank or alpha / sqrt(rank) with a whole alpha, because rounding shifts the best factor.
     """
     products = squares = change_squares = 0.0
     for start, stop, before, after in iter_row_blocks(task.before, task.after, task.name):

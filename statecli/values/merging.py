@@ -1,4 +1,4 @@
-"""Merge two summaries of values: one rule for each field."""
+"""Merge two summaries of values, with one rule for each field."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 _Number = TypeVar("_Number", bound=float)
 _Value = TypeVar("_Value")
 
-#: Merges the values of a field in two summaries.
+#: Function that merges the values of a field in two summaries.
 Rule = Callable[[Any, Any], Any]
 
 
 def merge_fields(rules: Mapping[str, Rule], values: Iterable[Any], other_values: Iterable[Any]) -> list[Any]:
-    """Return the merged values of the fields; `rules` has the rule of each field, in the order of the fields."""
+    """Return the merged values of the fields; `rules` has a rule for each field, in the order of the fields."""
     return [rule(a, b) for rule, a, b in zip(rules.values(), values, other_values, strict=True)]
 
 
@@ -28,10 +28,10 @@ def choose_largest(a: _Number | None, b: _Number | None) -> _Number | None:
 
 
 def choose_given(a: _Value, b: _Value) -> _Value:
-    """Return the first value that is given."""
+    """Return the first value that is not None."""
     return a or b
 
 
 def keep_if_equal(a: _Value | None, b: _Value | None) -> _Value | None:
-    """Return the value that both have; None if they differ."""
+    """Return the value if both are equal, else None."""
     return a if a == b else None

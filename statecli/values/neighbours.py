@@ -1,4 +1,4 @@
-"""Read small tensors next to each other in a file: a single read serves hundreds of tensors."""
+"""Read small adjacent tensors in a file, hundreds of them with a single read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from statecli.values.open_files import keep_files_open
 from statecli.values.ranges import element_width, open_range
 from statecli.values.read import find_piece
 
-#: Largest tensor, in bytes, that is read so. A read of its own costs little more for a larger one.
+#: Maximum size in bytes of a tensor that is read with others. For larger tensors a separate read costs little more.
 MAX_TENSOR_BYTES = 64 << 10
-#: Largest read, in bytes.
+#: Maximum size of a read in bytes.
 MAX_READ_BYTES = 4 << 20
-#: Largest gap, in bytes, between two tensors of a run. A zip archive has headers there.
+#: Maximum gap in bytes between two tensors of a run; a zip archive has headers in the gap.
 MAX_GAP_BYTES = 4 << 10
 
 _Item = TypeVar("_Item")
 
 
 class Neighbour(NamedTuple):
-    """The bytes of a tensor in a file; `number` is the tensor's for the caller. Sorted by place."""
+    """Bytes of a tensor in a file, sorted by place. `number` identifies the tensor for the caller."""
 
     path: str
     offset: int
@@ -36,7 +36,7 @@ class Neighbour(NamedTuple):
 
 
 def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
-    """Return the bytes of a small tensor whose elements stand in a local file as they are; None for other tensors."""
+    """Return the bytes of a small tensor whose elements are stored unchanged in a local file; else None."""
     length = prod(data.shape) * element_width(data.dtype)
     piece = find_piece(data) if 0 < length <= MAX_TENSOR_BYTES else None
     if piece is None or files.reads_are_requests(piece.path):
@@ -45,9 +45,9 @@ def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
 
 
 def read_neighbours(neighbours: Sequence[Neighbour]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of each tensor read together with others, in the order of the files.
+    """Yield the number and the bytes of each tensor that is read together with others, in file order.
 
-    Runs with an error are left out, because reading each tensor alone finds the tensor to name.
+    Runs with an error are left out, because reading each tensor alone determines the tensor to name.
     """
     with keep_files_open():
         for run in group_into_runs(sorted(neighbours), _is_in_run):
@@ -67,7 +67,7 @@ def _is_in_run(first: Neighbour, last: Neighbour, item: Neighbour) -> bool:
 
 
 def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _Item], bool]) -> Iterator[list[_Item]]:
-    """Yield runs of sorted items, at least two each. `is_in_run` takes the first and last of a run and the next."""
+    """Yield runs of at least two sorted items. `is_in_run` gets the first and last item of a run and the next item."""
     run: list[_Item] = []
     for item in items:
         if run and not is_in_run(run[0], run[-1], item):
@@ -80,8 +80,8 @@ def group_into_runs(items: Iterable[_Item], is_in_run: Callable[[_Item, _Item, _
 
 
 def read_run(path: str, begin: int, end: int) -> bytes:
-    """Return the bytes of a file from `begin` to `end`. Raises UnreadableError if the file is gone or too short."""
+    """Return the bytes of a file from `begin` to `end`. Raises UnreadableError if the file is missing or too short."""
     into = np.empty(end - begin, np.uint8)
     with open_range(ByteRange(path, begin, end - begin), "tensors") as source:
         source.read(0, into)
-    return into.tobytes()  # slices of bytes compare by memcmp, slices of a memoryview item by item
+    return into.tobytes()  # because slices of bytes compare by memcmp, slices of a memoryview item by item

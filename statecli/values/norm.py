@@ -1,4 +1,4 @@
-"""The sum of the squares of a tensor's finite values, from its statistics."""
+"""Sum of the squares of a tensor's finite values, from its statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statecli.core.model_state import Stats
 
 
 def sum_squares(stats: Stats, elements: int) -> float | str:
-    """Return the sum of the squares of the finite values of a tensor, or the reason for its absence."""
+    """Return the sum of the squares of a tensor's finite values, or the reason why it is unknown."""
     if stats.nan is None or stats.inf is None:
         return stats.reason or "its values are not numbers"
     finite = elements - stats.nan - stats.inf

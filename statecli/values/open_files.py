@@ -1,4 +1,4 @@
-"""Files that stay open between reads: each is opened once for all tensors of a batch."""
+"""Files that stay open between reads, so that a batch opens each file once for all its tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import files
 from statecli.storage.files import File
 
-#: Files that stay open without a reader.
+#: Maximum number of files that stay open without a reader.
 MAX_OPEN_FILES = 64
 
 
@@ -30,7 +30,7 @@ class _OpenFile:
 
 
 class OpenFiles:
-    """Open files by path. At most `MAX_OPEN_FILES` stay open after their readers, the last used files."""
+    """Open files by path. At most `MAX_OPEN_FILES`, the last used, stay open after their readers."""
 
     def __init__(self) -> None:
         self._files: dict[str, _OpenFile] = {}
@@ -43,9 +43,9 @@ class OpenFiles:
 
     @contextmanager
     def borrow(self, path: str) -> Iterator[File]:
-        """Return the open file, which stays open after the block. Raises `UnreadableError` as `open_file`."""
+        """Return the open file, and keep it open after the block. Raises `UnreadableError` as `open_file`."""
         entry = self._files.pop(path, None) or _OpenFile(open_file(path))
-        self._files[path] = entry  # as the last used one
+        self._files[path] = entry  # the last used file is last
         entry.readers += 1
         try:
             if len(self._files) > MAX_OPEN_FILES:
@@ -59,13 +59,13 @@ class OpenFiles:
             self._files.pop(path).file.close()
 
 
-#: The files of the running batch on disk.
+#: Open files on disk of the running batch, or None.
 _batch_files: ContextVar[OpenFiles | None] = ContextVar("batch_files", default=None)
 
 
 @contextmanager
 def keep_files_open() -> Iterator[None]:
-    """Let `borrow_file` open each file on disk once while the block runs."""
+    """Let `borrow_file` open each file on disk only once while the block runs."""
     with closing(OpenFiles()) as open_files:
         token = _batch_files.set(open_files)
         try:
@@ -75,6 +75,6 @@ def keep_files_open() -> Iterator[None]:
 
 
 def borrow_file(path: str) -> AbstractContextManager[File]:
-    """Open a file for a block, or lend the file kept by `keep_files_open`. Raises `UnreadableError`."""
+    """Open a file for a block, or lend the file that `keep_files_open` keeps. Raises `UnreadableError`."""
     open_files = _batch_files.get()
     return closing(open_file(path)) if open_files is None or files.reads_are_requests(path) else open_files.borrow(path)

@@ -1,4 +1,4 @@
-"""Read small tensors whose elements stand in a local file as they are. Needs no numpy, whose import takes longer."""
+"""Read small tensors whose elements are stored unchanged in a local file, without numpy (a slow import)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from statecli.core.errors import UnreadableError
 from statecli.core.model_state import TensorData, TensorInfo
 from statecli.storage import files
 
-#: Bytes of all tensors. numpy is imported in the time in which so many are read.
+#: Maximum size of all tensors in bytes: reading as many takes as long as importing numpy.
 MAX_BYTES = 1 << 20
-#: Tensors for which so many bytes more are read, because numpy's work for each tensor takes longer; and how many times.
+#: Number of tensors per additional `MAX_BYTES`, because numpy takes longer per tensor, and the maximum factor.
 TENSORS_OF_MAX_BYTES, MAX_TIMES = 1024, 128
-#: Bytes of a small tensor, and bytes that are read at once for small neighbours.
+#: Maximum size of a small tensor, and number of bytes read at once for small adjacent tensors; both in bytes.
 SMALL_BYTES, READ_BYTES = 1 << 10, 1 << 18
-#: Types of which an element is a whole number of bytes and no scale belongs to it.
+#: Types whose elements are a whole number of bytes and need no scale.
 _TYPES = frozenset(
     [
         *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "bool"),
@@ -31,10 +31,10 @@ _TYPES = frozenset(
 
 
 def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
-    """Return the bytes of the elements of each tensor.
+    """Return the bytes of each tensor's elements.
 
-    None if a tensor needs more than a read (strides, a scale, another store), all together are too large, a read fails,
-    or a checksum is wrong: the reader of all tensors then finds the tensor to name.
+    None if a tensor needs more than a read (strides, a scale, another store), the tensors together are too large, a
+    read fails, or a checksum is wrong. The reader of all tensors then determines the tensor to name.
     """
     max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
     if sum([tensor.nbytes for tensor in tensors]) > max_bytes:
@@ -56,7 +56,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
 
 
 class _Place(NamedTuple):
-    """Bytes of a file. With a checksum, they are a whole storage, of which a tensor is a part."""
+    """Bytes of a file. With a checksum, they are a whole storage that contains the tensor."""
 
     path: str
     offset: int
@@ -66,9 +66,9 @@ class _Place(NamedTuple):
 
 
 def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
-    """Yield the bytes of each tensor; a read goes on past a small place, because its neighbour often follows.
+    """Yield the bytes of each tensor. A read continues past a small place, because its neighbour often follows.
 
-    Raises EOFError if a file ends early, or if its bytes have another checksum.
+    Raises EOFError if a file ends early, or if a checksum does not match.
     """
     for path, group in groupby(places, key=itemgetter(0)):
         with closing(files.open_file(path)) as file:
@@ -87,8 +87,8 @@ def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
 
 
 def _check(content: bytes, checksum: int) -> None:
-    """Raise EOFError for bytes with another checksum."""
-    import zlib  # its library takes as long to load as a small file to compare
+    """Raise EOFError if the checksum does not match."""
+    import zlib  # loading its library takes as long as comparing a small file
 
     if zlib.crc32(content) != checksum:
         raise EOFError

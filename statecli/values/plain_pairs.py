@@ -1,4 +1,4 @@
-"""Compare small tensors whose elements stand in local files as they are. Needs no numpy, whose import takes longer."""
+"""Compare small tensors whose elements are stored unchanged in local files, without numpy (a slow import)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
 def compare_plain_pairs(
     before: Sequence[TensorInfo], after: Sequence[TensorInfo], options: CompareOptions
 ) -> list[Delta] | None:
-    """Return the differences of the values of each pair, like `compare.compare_pairs`.
+    """Return the differences of the values of each pair, as `compare.compare_pairs` does.
 
-    None if only `compare_pairs` can compare the pairs: a pair needs more than a read, has two dtypes, or its sums are
-    beyond the compiled kernel (NaN, infinities).
+    None if only `compare_pairs` can compare them: a pair needs more than a read, has two dtypes, or has sums beyond the
+    compiled kernel (NaN, infinities).
     """
     if options.device != "cpu" or not all(map(_is_alike, before, after)):
         return None
@@ -47,7 +47,7 @@ def _is_alike(before: TensorInfo, after: TensorInfo) -> bool:
 
 
 def _tally(before: bytes, after: bytes, dtype: str, options: CompareOptions) -> Tally | None:
-    """Tally the blocks that tasks have. They compute the norms of equal blocks apart, in another order."""
+    """Tally the same blocks as tasks do; the norms of equal blocks are computed separately, in another order."""
     if before == after:
         return EQUAL
     size = BLOCK_ELEMENTS * ELEMENT_BITS[dtype] // 8

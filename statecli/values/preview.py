@@ -1,4 +1,4 @@
-"""Read a few values or bytes of a tensor, and the distribution of its values, for a person who looks at the tensor."""
+"""Read some values or bytes of a tensor, and the distribution of its values, for display."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from statecli.values.ggml_blocks import to_readable
 from statecli.values.ranges import element_width, open_range, prefetch
 from statecli.values.read import explain_not_numeric, explain_overlap, open_view, read_values
 
-#: The types of a single value.
+#: Types of a single value.
 Number = int | float | complex
 
 
 class ValueHistogram(msgspec.Struct, frozen=True, gc=False):
-    """How the finite values of a tensor are spread: `counts[i]` values are in [edges[i], edges[i + 1])."""
+    """Distribution of the finite values of a tensor: `counts[i]` values are in [edges[i], edges[i + 1])."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -30,9 +30,9 @@ class ValueHistogram(msgspec.Struct, frozen=True, gc=False):
 
 @with_denormals
 def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
-    """Return the first `count` values in C order. Of most tensors only these elements are read.
+    """Return the first `count` values in C order. For most tensors only these elements are read.
 
-    Raises `UnreadableError` if the elements are not numbers.
+    Raises `UnreadableError` for elements other than numbers.
     """
     data = _take_start(to_readable(data), count)
     _check_numeric(data)
@@ -44,9 +44,9 @@ def read_first_values(data: TensorData, name: str, count: int) -> list[Number]:
 
 @with_denormals
 def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]]:
-    """Return the index of the first NaN and of the first infinity, as far as present.
+    """Return the index of the first NaN and of the first infinity, if present.
 
-    Raises `UnreadableError` if the elements are not numbers.
+    Raises `UnreadableError` for elements other than numbers.
     """
     data = to_readable(data)
     _check_numeric(data)
@@ -57,7 +57,7 @@ def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]
             for word, test in (("nan", np.isnan), ("inf", np.isinf)):
                 places = np.flatnonzero(test(chunk))
                 if word not in first and places.size:
-                    # A scalar has the index ().
+                    # The index of a scalar is ().
                     index = np.unravel_index(position + int(places[0]), data.shape or (1,))
                     first[word] = tuple(int(number) for number in index[: len(data.shape)])
             position += chunk.size
@@ -67,7 +67,7 @@ def find_first_unusual(data: TensorData, name: str) -> dict[str, tuple[int, ...]
 
 
 def _take_start(data: TensorData, count: int) -> TensorData:
-    """Return the start of a tensor with at least `count` elements, or of the whole; quantized tensors stay whole."""
+    """Return the beginning of a tensor with at least `count` elements, or the whole tensor, always if quantized."""
     if data.quantizer is not None or 0 in data.shape or prod(data.shape) <= count:
         return data
     shape = list(data.shape)
@@ -86,7 +86,7 @@ def _check_numeric(data: TensorData) -> None:
 
 
 def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
-    """Return the first `count` stored bytes from the first element on, unpacked if the file packs the storage."""
+    """Return the first `count` stored bytes from the first element on, unpacked if the storage is packed."""
     start = data.offset * (element_width(data.dtype) or 0)
     if data.inline is not None:
         return data.inline[start : start + count]
@@ -101,10 +101,10 @@ def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
 def compute_value_histogram(
     data: TensorData, name: str, low: float, high: float, *, bins: int = 12
 ) -> ValueHistogram | None:
-    """Return how the values between `low` and `high` are spread, as `read_stats` returns them; None if complex."""
+    """Return the distribution of values between `low` and `high` (see `read_stats`); None for complex values."""
     data = to_readable(data)
     _check_numeric(data)
-    edges = np.linspace(low / 2, high / 2, bins + 1) * 2  # high - low may be more than float64 holds
+    edges = np.linspace(low / 2, high / 2, bins + 1) * 2  # in halves, because high - low may exceed float64
     if not edges[0] < edges[-1]:
         return None
     counts = np.zeros(bins, np.int64)

@@ -1,4 +1,4 @@
-"""Measure the error of a quantized weight after dequantizing, against the weight before."""
+"""Measure the error of a quantized weight after dequantizing, relative to the weight before."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from statecli.values.element_checks import round_to
 from statecli.values.ranges import resolve_data
 from statecli.values.read import ROW_BLOCK_ELEMENTS, read_rows
 
-#: Spread of factors of input channels, relative to their mean, and their median: a wrong scale of the whole tensor has
-#: no spread, or is far from 1, around which AWQ and SmoothQuant keep their factors.
+#: Limits for factors of input channels: minimum spread relative to their mean, and maximum median. A wrong scale of the
+#: whole tensor has no spread or a median far from 1; AWQ and SmoothQuant keep their factors around 1.
 _MIN_SPREAD, _MAX_MEDIAN = 0.1, 4.0
 
 
 class StoredPart(NamedTuple):
-    """A tensor of a quantized weight, with its role."""
+    """Tensor of a quantized weight, with its role."""
 
     part: Part
     data: TensorData
 
 
 class QuantizedError(msgspec.Struct, frozen=True, gc=False):
-    """Error of a quantized weight, relative to the weight before, by L2 norms.
+    """Error of a quantized weight, relative to the weight before, in L2 norms.
 
     Attributes:
         relative: ‖W - Q‖ / ‖W‖.
         by_channel: The same after Q is multiplied by the best factor for each input channel, which minimizes the error:
             AWQ and SmoothQuant move such factors into the layer before. Such factors are positive and differ by
             channel; if the best factors do not, `by_channel` is `relative`.
-        changed: Number of differing elements after rounding Q to the dtype of W.
+        changed: Number of elements that differ after rounding Q to the dtype of W.
     """
 
     relative: float
@@ -49,7 +49,7 @@ class QuantizedError(msgspec.Struct, frozen=True, gc=False):
 class QuantizedTask(DataTask, frozen=True, gc=False):
     """Compute ‖W - Q‖ / ‖W‖ of a weight W [out, in] and its dequantized codes Q.
 
-    None if W is zero or a value is not finite.
+    The result is None if W is zero or a value is not finite.
     """
 
     weight: TensorData
@@ -58,7 +58,7 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
 
     @property
     def all_data(self) -> tuple[TensorData, ...]:
-        """All tensors of the task."""
+        """Tensors of the task."""
         return self.weight, *(part.data for part in self.parts)
 
     def compute(self) -> QuantizedError | None:

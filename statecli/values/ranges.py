@@ -1,6 +1,6 @@
-"""Read the bytes of a storage: in one range of a file, compressed, quantized, or in pieces of several files.
+"""Read the bytes of a storage: from one range of a file, compressed, quantized, or in pieces of several files.
 
-Local and remote files are read alike.
+Local and remote files are read in the same way.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from statecli.values.open_files import borrow_file, keep_files_open
 
 _Task = TypeVar("_Task")
 
-#: Bytes read at once to pick elements from.
+#: Number of bytes read at once when only some of the elements are needed.
 WINDOW_BYTES = 1 << 20
-#: Elements that are further apart, in bytes, are read one by one.
+#: Distance in bytes from which on elements are read one by one.
 MAX_GAP_BYTES = 16 << 10
 
 
 class _RemoteFacts:
-    """Facts from reading remote files during this command, because asking again would take requests.
+    """Facts about remote files that were read by this command, because asking again would take requests.
 
     Attributes:
         tensors: The tensor of each archive with a single tensor.
@@ -51,9 +51,9 @@ class _RemoteFacts:
 
 
 def fill_buffer(buffer: Array, file: File, offset: int, byte_range: ByteRange, name: str) -> None:
-    """Read bytes from `offset` on until `buffer` is full; `byte_range` is the range of the bytes.
+    """Fill `buffer` with the bytes from `offset` on; `byte_range` is the range that contains them.
 
-    Raises `MalformedError` if the file ends before.
+    Raises `MalformedError` if the file ends too early.
     """
     memory, filled = buffer.data, 0
     while filled < buffer.size:
@@ -78,9 +78,9 @@ def iter_paths(*parts: TensorData) -> Iterator[str]:
 
 
 def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, int]]:
-    """Yield (path, offset, length) of the bytes to be read in order, each once.
+    """Yield (path, offset, length) of the bytes that are read in order, each range once.
 
-    Bytes read in another order, or at an unknown place, are left out.
+    Bytes that are read in another order, or whose place is unknown, are left out.
     """
     for source in sources:
         byte_range = _storage_of(source)
@@ -92,7 +92,7 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
         ):
             continue
         elif byte_range.is_archive:
-            with suppress(UnreadableError):  # reading it raises the same error later
+            with suppress(UnreadableError):  # the later read raises the same error
                 storage = locate_storage(byte_range, "storage")
                 yield storage.path, storage.offset, storage.length
         elif byte_range.packing is not None:
@@ -105,14 +105,14 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
 
 @contextmanager
 def prefetch(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the remote bytes of these sources together while the block reads in order; open each local file once."""
+    """Fetch the sources' remote bytes together while the block reads in order; open each local file once."""
     remote = [source for source in sources if files.reads_are_requests(_storage_of(source).path)]
     with keep_files_open(), prefetch_archive_ends(*remote), files.expect_values(list(iter_places(*remote))):
         yield
 
 
 def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteRange | TensorData]]) -> list[_Task]:
-    """Return remote tasks in the order of their bytes, so that few requests suffice; local tasks unchanged."""
+    """Return remote tasks in the order of their bytes, to save requests; local tasks unchanged."""
     if not files.is_anything_remote():
         return tasks
 
@@ -126,13 +126,13 @@ def sort_by_place(tasks: list[_Task], sides_of: Callable[[_Task], Iterable[ByteR
     return sorted(tasks, key=place)
 
 
-#: Bytes at each end of an archive of one tensor that say where the tensor is.
+#: Number of bytes at each end of a single-tensor archive that show where the tensor is.
 ARCHIVE_END_BYTES = 1 << 10
 
 
 @contextmanager
 def prefetch_archive_ends(*sources: ByteRange | TensorData) -> Iterator[None]:
-    """Fetch the ends of the remote archives of these sources together while the block locates storages there."""
+    """Fetch the ends of the sources' remote archives together while the block locates storages in them."""
     ends: dict[str, list[tuple[int, int]]] = {}
     for byte_range in _iter_remote_archives(sources):
         assert byte_range.packing is not None  # noqa: S101 - it is an archive
@@ -160,13 +160,13 @@ def _iter_remote_archives(sources: Iterable[ByteRange | TensorData]) -> Iterator
 
 
 def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
-    """Return True if a box of an array is a run of elements: full along all axes after the first longer than 1."""
+    """Return whether a box of an array is a run of elements: full along all axes after the first longer than 1."""
     axis = next((n for n, size in enumerate(shape) if size != 1), len(shape))
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 
 
 def element_width(dtype: str) -> int:
-    """Return the bytes of an element; 0 if several share a byte or the type is unknown."""
+    """Return the size of an element in bytes; 0 if several share a byte or the type is unknown."""
     element = find_element(dtype)
     return element.size if element and element.values == 1 else 0
 
@@ -175,7 +175,7 @@ def element_width(dtype: str) -> int:
 
 
 class Range:
-    """The bytes of a range of an open file. `what` names the tensor in messages."""
+    """Bytes of a range of an open file. `what` names the tensor in messages."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         self.size = byte_range.length
@@ -184,7 +184,7 @@ class Range:
     def read(self, at: int, into: Array) -> None:
         """Fill `into`, a contiguous array, with the bytes from `at` on.
 
-        Raises `MalformedError` if the file ends before.
+        Raises `MalformedError` if the file ends too early.
         """
         fill_buffer(
             into.reshape(-1).view(np.uint8),
@@ -195,7 +195,7 @@ class Range:
         )
 
     def gather(self, at: int, into: Array, strides: Sequence[int]) -> None:
-        """Fill `into` with elements `strides` bytes apart, the first at `at`.
+        """Fill `into` with elements at distances of `strides` bytes, the first at `at`.
 
         Strides descend along the axes.
         """
@@ -216,9 +216,9 @@ class Range:
 
 
 class Inflated(Range):
-    """Inflated bytes of a range of a file (RFC 1951). Reading backwards begins again from the start.
+    """Inflated bytes of a range of a file (RFC 1951). Reading backwards starts again from the beginning.
 
-    The CRC-32 of a remote range is remembered, so that a checksum over the range needs no further request.
+    The CRC-32 of a remote range is cached, so that a checksum over the range needs no further request.
     """
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
@@ -252,7 +252,7 @@ class Inflated(Range):
             lifetime.for_command(_RemoteFacts).crc32[self._byte_range.path, self._byte_range.offset] = self._crc
 
     def _is_at_end(self) -> bool:
-        """Return True if nothing more is inflated; the end of the last block may still be unread."""
+        """Return whether all bytes are inflated; the end of the last block may still be unread."""
         return self._stream.eof or not self._inflate(1)
 
     def _read_next(self, limit: int) -> bytes:
@@ -291,12 +291,12 @@ class Inflated(Range):
         )
 
 
-#: Bytes of values that are dequantized at a time.
+#: Number of bytes of values that are dequantized at a time.
 VALUES_BYTES = 256 << 10
 
 
 class Dequantized(Range):
-    """Float32 values of a storage quantized in its file, as bytes."""
+    """Float32 values, as bytes, of a storage that is quantized in its file."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, file: File) -> None:
         super().__init__(byte_range, storage_name, file)
@@ -329,12 +329,12 @@ class Dequantized(Range):
         return dequantize_blocks(packed_blocks, self._name).view(np.uint8)
 
 
-#: Files that are open at once for a storage in many files.
+#: Maximum number of files open at once for a storage in many files.
 MAX_OPEN_FILES = 32
 
 
 class Assembled(Range):
-    """Bytes of a storage in boxes of several files, as if contiguous."""
+    """Bytes of a storage that consists of boxes in several files, as if contiguous."""
 
     def __init__(self, byte_range: ByteRange, storage_name: str, stack: ExitStack) -> None:
         assert byte_range.boxes is not None  # noqa: S101 - narrows the type
@@ -346,7 +346,7 @@ class Assembled(Range):
             (self._build_piece(box) for box in byte_range.boxes.boxes if 0 not in box.data.shape),
             key=lambda piece: piece.at,
         )
-        #: For each piece the furthest byte of all pieces up to it.
+        #: For each piece, the furthest end of all pieces up to it.
         self._reach = list(accumulate((piece.stop for piece in self._pieces), max))
         self._open: dict[int, tuple[Range, TensorData]] = {}
 
@@ -362,7 +362,7 @@ class Assembled(Range):
         )
 
     def read(self, at: int, into: Array) -> None:
-        """See `Range.read`. Raises any error of opening and reading a box."""
+        """See `Range.read`. Raises every error of opening and reading a box."""
         flat, filled = into.reshape(-1).view(np.uint8), 0
         for start, shape in _split_into_boxes(at, at + flat.size, self._shape, self._strides):
             size = prod(shape)
@@ -382,7 +382,7 @@ class Assembled(Range):
             )
 
     def _copy_piece(self, number: int, into: Array, start: tuple[int, ...]) -> int:
-        """Copy the box's bytes of a piece from `start` on; return how many."""
+        """Copy the bytes of a piece's box from `start` on; return their number."""
         piece = self._pieces[number]
         low = tuple(map(max, start, piece.start))
         high = tuple(min(a + n, b + m) for a, n, b, m in zip(start, into.shape, piece.start, piece.shape, strict=True))
@@ -413,7 +413,7 @@ class Assembled(Range):
 
 
 class _Piece(NamedTuple):
-    """A box in bytes: its span `at` to `stop`, and its place with an additional axis for the bytes of an element."""
+    """Box in bytes: its span `at` to `stop`, and its place, with an additional axis for the bytes of an element."""
 
     at: int
     stop: int
@@ -429,7 +429,7 @@ def _compute_dot_product(a: Sequence[int], b: Sequence[int]) -> int:
 def _split_into_boxes(
     at: int, stop: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield elements `at` to `stop` of a C-contiguous array as the fewest boxes: the start and the shape of each."""
+    """Yield elements `at` to `stop` of a C-contiguous array as the fewest boxes, each as its start and shape."""
     while at < stop:
         start, remainder = [], at
         for stride in strides:
@@ -443,7 +443,7 @@ def _split_into_boxes(
 
 @contextmanager
 def open_range(byte_range: ByteRange, storage_name: str = "storage") -> Iterator[Range]:
-    """Open the range's bytes, unpacked and assembled, for reading. `storage_name` names the storage in messages.
+    """Open the range's bytes, unpacked and assembled. `storage_name` names the storage in messages.
 
     Raises `UnreadableError` if a file is missing or unreadable, `MalformedError` if unpacking fails.
     """
@@ -468,9 +468,9 @@ def _reader_class(byte_range: ByteRange) -> type[Range]:
 
 
 def resolve_data(data: TensorData, name: str) -> TensorData:
-    """Return the tensor at its own bytes, if `data` names only their archive.
+    """Return the tensor at its own bytes if `data` only names their archive.
 
-    Raises `MalformedError` if the archive has another tensor.
+    Raises `MalformedError` if the archive contains another tensor.
     """
     if not data.storage.is_archive:
         return data
@@ -484,7 +484,7 @@ def resolve_data(data: TensorData, name: str) -> TensorData:
 
 
 def locate_storage(byte_range: ByteRange, storage_name: str) -> ByteRange:
-    """Return the storage itself, if `byte_range` names only its archive. Raises as opening the archive does."""
+    """Return the storage itself if `byte_range` only names its archive. Raises the errors of opening the archive."""
     return _read_archive(byte_range, storage_name).storage if byte_range.is_archive else byte_range
 
 
@@ -503,14 +503,14 @@ def _read_archive(byte_range: ByteRange, name: str) -> TensorData:
 
 
 def _cached_crc(byte_range: ByteRange) -> int | None:
-    """Return the CRC-32 of a range, if known without reading all bytes again."""
+    """Return the CRC-32 of a range if it is known without reading all bytes again."""
     if byte_range.packing is None or not files.reads_are_requests(byte_range.path):
         return files.find_crc32(byte_range.path, byte_range.offset, byte_range.length)
     return lifetime.for_command(_RemoteFacts).crc32.get((byte_range.path, byte_range.offset))
 
 
 def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[int, Array]]:
-    """Yield the bytes of a storage with the position of the first, each chunk valid until the next."""
+    """Yield the bytes of a storage in chunks, with the position of the first byte; each is valid until the next."""
     buffer = np.empty(min(size, byte_range.length), np.uint8)
     with open_range(byte_range, name) as source:
         for start in range(0, byte_range.length, size):
@@ -520,9 +520,9 @@ def read_chunks(byte_range: ByteRange, name: str, size: int) -> Iterator[tuple[i
 
 
 def check_crc(byte_range: ByteRange, name: str = "storage") -> None:
-    """Compare the range's bytes with the CRC-32 recorded by its container, if any.
+    """Compare the range's bytes with the CRC-32 in its container, if any.
 
-    Raises `ChecksumMismatch` if the checksums differ.
+    Raises `ChecksumMismatch` if they do not match.
     """
     byte_range = locate_storage(byte_range, name)
     if byte_range.crc32 is None:

@@ -1,4 +1,4 @@
-"""Estimate the factor between two tensors from a few of their elements, in spite of a few wrong elements."""
+"""Estimate the factor between two tensors from some of their elements, even if a few elements are wrong."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from statecli.core.model_state import TensorData
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
-#: Part of the elements, at least, whose ratio is near the median of all.
+#: Minimum fraction of the elements whose ratio is near the median.
 _MIN_SHARE = 0.5
-#: Distance from the median, relative, of a ratio of two values of a type with 3 or fewer bits of mantissa.
+#: Maximum relative distance of a ratio from the median, for types with at most 3 bits of mantissa.
 _MAX_DISTANCE_OF_SMALL_FLOATS = 0.15
 
 
 @with_denormals
 def estimate_factor(before: Sequence[TensorData], after: Sequence[TensorData], name: str) -> float | None:
-    """Return after / before of two small samples of one or more arrays; None if most ratios are not near each other.
+    """Return after / before of two small samples of arrays; None if most ratios are not near each other.
 
-    Elements with a zero or a value that is not finite on either side say nothing. None for an unreadable sample.
+    Elements that are zero or not finite on either side are ignored. None for an unreadable sample.
     """
     try:
         old, new = (np.concatenate([read_all_values(part, name) for part in side]) for side in (before, after))

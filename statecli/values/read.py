@@ -1,8 +1,8 @@
 """Read a tensor's values chunk by chunk, in any format.
 
-A `TensorData` is plain data: path, offset, length, strides; ranges.py reads its bytes. Memory stays bounded for any
-size of the tensor: contiguous elements are read a chunk at a time, other elements (a transposed matrix) in bands, each
-in a single pass through the file.
+A `TensorData` is plain data: path, offset, length, strides; `ranges.py` reads its bytes. Memory is bounded for any size
+of tensor: contiguous elements are read one chunk at a time, other elements (a transposed matrix) in bands, each in a
+single pass through the file.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from statecli.values.ggml_blocks import explain_unreadable_blocks
 from statecli.values.ranges import Range, open_range, resolve_data
 from statecli.workers.task import Piece
 
-#: Values decoded at a time: the buffers of one chunk stay in a core's second-level cache.
+#: Number of values decoded at a time: the buffers of one chunk fit a core's second-level cache.
 CHUNK_ELEMENTS = 64 * 1024
-#: Bytes gathered at a time of a tensor whose elements are not in order.
+#: Number of bytes gathered at a time for a tensor whose elements are not in order.
 BAND_BYTES = 16 << 20
-#: Elements of a block of rows: ten arrays of float64 take 40 MB.
+#: Number of elements of a block of rows: ten float64 arrays take 40 MB.
 ROW_BLOCK_ELEMENTS = 1 << 19
-#: Bytes of a cache line.
+#: Size of a cache line in bytes.
 CACHE_LINE_BYTES = 64
-#: A tensor whose windows overlap may have so many times more elements than its storage ...
+#: Maximum ratio of elements of a tensor with overlapping windows to elements of its storage; only checked above
+#: `FREE_OVERLAP_ELEMENTS`.
 MAX_OVERLAP = 16
-#: ... or so many elements.
+#: Number of elements up to which a tensor may overlap at any ratio.
 FREE_OVERLAP_ELEMENTS = 1 << 24
-#: Dimensions that numpy 1 supports, less one for the parts of a complex32.
+#: Maximum number of dimensions: numpy 1 supports one more, used for the parts of a complex32.
 MAX_DIMENSIONS = 31
 
 
 class Affine(msgspec.Struct, frozen=True, gc=False):
-    """(q - zero_point) * scale: a scale and zero point, or a pair for each index along `axis`. float64 arrays."""
+    """Quantization (q - zero_point) * scale: one scale and zero point, or one pair per `axis` index; float64 arrays."""
 
     scales: Array
     zero_points: Array
@@ -50,7 +51,7 @@ class Affine(msgspec.Struct, frozen=True, gc=False):
 
 
 class Strided(msgspec.Struct, frozen=True, gc=False):
-    """A strided view into bytes in memory or in a file. Offset and strides count elements, as torch's do."""
+    """Strided view into bytes in memory or in a file. Offset and strides count elements, as in torch."""
 
     memory: Array | Range
     dtype: str
@@ -64,13 +65,13 @@ class Strided(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def elements(self) -> int:
-        """Number of elements of the logical tensor, expanded elements counted each time."""
+        """Number of elements of the logical tensor; expanded elements count each time."""
         return prod(self.shape)
 
 
 @contextmanager
 def open_view(data: TensorData, name: str = "tensor") -> Iterator[Strided]:
-    """Open the file of `data` and check the place of the tensor in its storage. Raises as `open_range` does."""
+    """Open the file of `data`, and check that the tensor is inside its storage. Raises as `open_range` does."""
     data = resolve_data(data, name)
     affine = _read_affine(data.quantizer, name) if data.quantizer else None
     with _open_memory(data, name) as memory:
@@ -111,7 +112,7 @@ def _read_affine(quantizer: Quantizer, name: str) -> Affine:
 
 
 def explain_out_of_bounds(view: Strided) -> str | None:
-    """Return why the view is not inside its storage, in a few words; None for a view inside."""
+    """Return why the view is not inside its storage, in a few words; None if it is."""
     if len(view.shape) != len(view.strides):
         return f"the tensor has {len(view.shape)} dimensions but {len(view.strides)} strides"
     if min(view.shape, default=0) < 0 or min(view.strides, default=0) < 0 or view.offset < 0:
@@ -128,12 +129,12 @@ def explain_out_of_bounds(view: Strided) -> str | None:
 
 
 def count_span(view: Strided) -> int:
-    """Return the number of elements from the first to the last used by the view, both included."""
+    """Return the number of elements from the first to the last that the view uses, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True))
 
 
 def skip_expanded(view: Strided) -> tuple[Strided, int]:
-    """Return the view without its expanded dimensions, and how many times each of its elements counts."""
+    """Return the view without its expanded dimensions, and how many times each element counts."""
     dims = [(size, stride) for size, stride in zip(view.shape, view.strides, strict=True) if stride and size != 1]
     times = prod(size for size, stride in zip(view.shape, view.strides, strict=True) if not stride)
     shape = tuple(size for size, _ in dims)
@@ -141,13 +142,13 @@ def skip_expanded(view: Strided) -> tuple[Strided, int]:
 
 
 def to_memory_order(view: Strided) -> Strided:
-    """Return a view of the same elements, once each, in the forward order of memory."""
+    """Return a view of the same elements, each once, in ascending order of memory."""
     dims = sorted(zip(view.shape, view.strides, strict=True), key=lambda dim: -dim[1])
     return replace(view, shape=tuple(size for size, _ in dims), strides=tuple(stride for _, stride in dims))
 
 
 def explain_overlap(view: Strided) -> str | None:
-    """Return why the view is not read: its windows overlap so much that reading would take too long.
+    """Return why the view is not read: its windows overlap so much that reading takes too long.
 
     None for a readable view.
     """
@@ -171,7 +172,7 @@ def _merge_dimensions(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple
 
 
 def _iter_block_indices(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int | slice, ...]]:
-    """Yield indices of consecutive blocks, in C order, of at most `limit` elements each."""
+    """Yield indices of consecutive blocks of at most `limit` elements, in C order."""
     axis, inner = len(shape) - 1, 1
     while axis > 0 and inner * shape[axis] <= limit:
         inner *= shape[axis]
@@ -190,8 +191,8 @@ def _iter_block_indices(shape: tuple[int, ...], limit: int) -> Iterator[tuple[in
 def read_items(view: Strided) -> Iterator[Array]:
     """Yield the stored items of all elements in logical (C) order and native byte order, flat.
 
-    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types in shared
-    bytes are yielded as a code each. Raises `UnreadableError` for a type with unknown items.
+    Each chunk has at most `CHUNK_ELEMENTS` items and is valid until the next. Elements of quantized types that share
+    bytes are yielded as one code each. Raises `UnreadableError` for a type with unknown items.
     """
     element = require_element(view.dtype)
     if 0 in view.shape:
@@ -210,7 +211,7 @@ def read_items(view: Strided) -> Iterator[Array]:
 
 
 def is_packed(dtype: str) -> bool:
-    """Return True if several elements share a byte."""
+    """Return whether several elements share a byte."""
     element = find_element(dtype)
     return dtype in QUANTIZED and element is not None and element.values > 1
 
@@ -223,7 +224,7 @@ def _read_raw_blocks(view: Strided, element: Element, limit: int) -> Iterator[Ar
 
 
 def count_codes(view: Strided, decoder: Decoder) -> Array:
-    """Return the occurrences of each of the 256 codes of a one-byte type; packed values are counted by the byte."""
+    """Return the count of each of the 256 codes of a one-byte type; packed values are counted by byte."""
     element, counts = Element("u1"), np.zeros(256, np.int64)
     for block in _read_raw_blocks(view, element, CHUNK_ELEMENTS):
         decoder.count_codes(block, counts)
@@ -233,7 +234,7 @@ def count_codes(view: Strided, decoder: Decoder) -> Array:
 def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
     """Yield the stored items as numpy views in order, with an additional axis if an element has several items.
 
-    A single view for memory. For a file, a view into a buffer for each band.
+    Yields a single view for memory, and a view into a buffer for each band of a file.
     """
     dtype = np.dtype(element.stored).newbyteorder(">" if view.big_endian else "=")
     size = element.size
@@ -257,7 +258,7 @@ def _read_arrays(view: Strided, element: Element) -> Iterator[Array]:
 def _locate_block(
     index: tuple[int | slice, ...], shape: tuple[int, ...], steps: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """Return where a block of `_iter_block_indices` begins, in bytes, and its shape with all dimensions."""
+    """Return the offset in bytes of a block from `_iter_block_indices`, and its shape with all dimensions."""
     full_index = (*index, *[slice(None)] * (len(shape) - len(index)))
     ranges = [
         position.indices(size)[:2] if isinstance(position, slice) else (position, position + 1)
@@ -270,15 +271,15 @@ def _locate_block(
 def _gather(
     source: Range, at: int, shape: tuple[int, ...], steps: Sequence[int], size: int, buffers: Decoder
 ) -> tuple[Array, tuple[int, ...]]:
-    """Read the elements, each once; return the memory with the elements, and their strides in this memory, in bytes."""
+    """Read each element once; return the memory with the elements, and their strides in it, in bytes."""
     order = sorted((axis for axis, step in enumerate(steps) if step and shape[axis] > 1), key=lambda axis: -steps[axis])
     sizes = [shape[axis] for axis in order]
-    # Rows a power of two apart would share a few cache lines.
+    # Add a cache line to rows at distances of a power of two, because they would share a few cache lines.
     compact = [step * size for step in contiguous_strides(sizes)]
     if len(order) > 1 and compact[-2] % 1024 == 0:
         compact = [step + step // compact[-2] * CACHE_LINE_BYTES for step in compact[:-1]] + compact[-1:]
     memory = buffers.buffer("items", "u1", sizes[0] * compact[0] if order else size)
-    # The type does not matter, only that numpy moves so many bytes at once.
+    # Any type of this size, because numpy then moves `size` bytes at once.
     word = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}.get(size, f"V{size}")
     source.gather(at, np.ndarray(tuple(sizes), word, memory.data, 0, tuple(compact)), [steps[axis] for axis in order])
     stride_of_axis = dict(zip(order, compact, strict=True))
@@ -286,7 +287,7 @@ def _gather(
 
 
 def _read_codes(view: Strided, per: int) -> Iterator[Array]:
-    """Yield elements in shared bytes, packed by torch in order across rows; torch keeps these tensors contiguous."""
+    """Yield elements that share bytes, in order across rows; torch keeps these tensors contiguous."""
     if _merge_dimensions(view.shape, view.strides) != ((view.elements,), (1,)):
         raise UnreadableError(f"statecli cannot read {view.dtype} elements with strides {list(view.strides)}")
     first, last, bits = view.offset, view.offset + view.elements, 8 // per
@@ -309,7 +310,7 @@ def _read_bytes(memory: Array | Range, start: int, stop: int) -> Array:
 
 
 def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
-    """Return why elements of `dtype` cannot be read as numbers; None if they can. `has_scale`: the scale is known."""
+    """Return why elements of `dtype` cannot be read as numbers, or None. `has_scale`: the scale is known."""
     element = find_element(dtype)
     if dtype in BLOCK_SIZES:
         return explain_unreadable_blocks(dtype) or f"statecli compares blocks of {dtype} only as stored bytes"
@@ -321,7 +322,7 @@ def explain_not_numeric(dtype: str, has_scale: bool = False) -> str | None:
 
 
 def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array]:
-    """Yield all values in logical (C) order, in flat chunks of at most `CHUNK_ELEMENTS`, each valid until the next.
+    """Yield all values in C order, in flat chunks of at most `CHUNK_ELEMENTS`, each valid until the next.
 
     Floats are yielded as float32 or float64, whichever represents the stored type exactly; bool as float32; integers as
     stored; complex as complex; quantized elements dequantized, as float32. Raises `UnreadableError` for a type without
@@ -339,9 +340,9 @@ def read_values(view: Strided, decoder: Decoder | None = None) -> Iterator[Array
 
 
 def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Array:
-    """Return the values of stored items, as `read_values` yields them; `start` is the number of the first element.
+    """Return the values of stored items as `read_values` yields them; `start` is the number of the first element.
 
-    Scale, conjugation and negation, lazy in torch, are done.
+    Applies scale, conjugation and negation, which are lazy in torch.
     """
     chunk = items if is_packed(view.dtype) else decoder(items, require_element(view.dtype))
     if view.affine is not None:
@@ -354,7 +355,7 @@ def to_values(view: Strided, items: Array, start: int, decoder: Decoder) -> Arra
 
 
 def dequantize(codes: Array, zero_points: Array, scales: Array, decoder: Decoder) -> Array:
-    """Return (code - zero point) * scale, a scale for each or for all, rounded to float32 where torch rounds."""
+    """Return (code - zero point) * scale, with one scale or one per code, rounded to float32 where torch rounds."""
     out = decoder.buffer("dequantized", "f4", codes.size).reshape(codes.shape)
     with np.errstate(all="ignore"):
         np.subtract(codes, zero_points, out=out, dtype=np.float64, casting="same_kind")
@@ -380,7 +381,7 @@ def _dequantize_chunk(view: Strided, affine: Affine, chunk: Array, start: int, d
 def read_all_values(data: TensorData, name: str = "tensor") -> Any:
     """Return every value of a small tensor as a flat numpy array.
 
-    For bigger tensors use `open_view` and `read_values`.
+    For larger tensors use `open_view` and `read_values`.
     """
     with open_view(data, name) as view:
         chunks = [chunk.copy() for chunk in read_values(view)]
@@ -406,14 +407,14 @@ def iter_row_blocks(before: TensorData, after: TensorData, name: str) -> Iterato
 
 
 def is_plain(data: TensorData) -> bool:
-    """Return True if the elements are the storage's elements, in its order and as stored."""
+    """Return whether the elements are the storage's elements, in its order and as stored."""
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     lazy = data.conjugate or data.negative or data.quantizer is not None
     return in_order and not lazy and not data.storage.big_endian and data.inline is None and not is_packed(data.dtype)
 
 
 def find_piece(data: TensorData) -> Piece | None:
-    """Return where the elements begin; None if they are not contiguous and in the byte order of this machine."""
+    """Return where the elements begin; None if they are not contiguous or not in this machine's byte order."""
     element, storage = find_element(data.dtype), data.storage
     if element is None or storage.packing is not None or storage.boxes is not None or not is_plain(data):
         return None

@@ -13,7 +13,7 @@ from statecli.core.errors import MissingDependency
 from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 
-#: What the loader of shared libraries says in a process whose memory is limited (`ulimit -v`).
+#: Messages of the loader of shared libraries if the memory of the process is limited (`ulimit -v`).
 _NO_MEMORY = compile_on_use(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
@@ -40,7 +40,7 @@ def require_numpy() -> Iterator[None]:
 
 
 def _can_start_threads(count: int) -> bool:
-    """Return True if the system has room for so many threads at a time (`ulimit -u`, a limit of a container)."""
+    """Return whether the system allows `count` more threads at a time (`ulimit -u`, a container's limit)."""
     lock = _thread.allocate_lock()
     with lock:
         for _ in range(count):

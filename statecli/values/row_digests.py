@@ -1,4 +1,4 @@
-"""Compute a checksum of each row of a matrix, to find rows that were put elsewhere."""
+"""Compute a checksum of each row of a matrix, to find rows that were moved."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from statecli.values.read import open_view, read_items, read_values
 
 
 class RowTask(DataTask, frozen=True, gc=False):
-    """Compute the CRC-32 of each index along the first dimension.
+    """Compute the CRC-32 of the values at each index along the first dimension.
 
-    With a dtype, of the nearest values of this float type, which are equal for all types that can hold them.
-    `is_strong` gives 64 bits of BLAKE2b instead, whose equality is proof enough of equal rows.
+    With a dtype, hashes the nearest values of this float type, which are equal for all types that can represent them.
+    `is_strong` computes 64 bits of BLAKE2b instead, whose equality is sufficient proof of equal rows.
     """
 
     data: TensorData
@@ -42,7 +42,7 @@ class RowTask(DataTask, frozen=True, gc=False):
 
 
 def compute_row_digests(tasks: Sequence[RowTask], *, jobs: int = 0) -> list[tuple[int, ...] | StateError]:
-    """Return the checksums of each task's rows, in order; the error of a tensor that cannot be read is its result."""
+    """Return the checksums of each task's rows, in order, or the error of an unreadable tensor."""
     results = compute_derived(tasks, jobs)
     return [tuple(result) if isinstance(result, list) else result for result in results]  # executors return lists
 
@@ -54,4 +54,4 @@ def _digest_strongly(row: memoryview) -> int:
 def _round(values: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
         rounded_values = round_to(values, dtype).astype(np.float64)
-    return np.where(np.isnan(rounded_values), np.nan, rounded_values)  # NaN has many bit patterns
+    return np.where(np.isnan(rounded_values), np.nan, rounded_values)  # because NaN has many bit patterns

@@ -1,4 +1,4 @@
-"""Find for each of several tensors the most similar tensor of another checkpoint, by a sample of each."""
+"""Find, for each of several tensors, the most similar tensor of another checkpoint, by samples."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from statecli.core.model_state import TensorInfo
 from statecli.values.elements import Array
 from statecli.values.read import read_all_values
 
-#: Elements of a sample, at least: a few numbers correlate by chance.
+#: Minimum number of elements of a sample, because few numbers correlate by chance.
 _MIN_ELEMENTS = 64
-#: Correlation of two samples that are alike, and how much it exceeds the second best.
+#: Minimum correlation of two similar samples, and its minimum lead over the second best.
 _MIN_CORRELATION, _MIN_LEAD = 0.8, 0.25
 
 
 def find_most_similar(samples: Sequence[TensorInfo], candidates: Sequence[TensorInfo]) -> list[int | None]:
-    """Return for each sample the number of the sample of `candidates` with the clearly best correlation, or None.
+    """Return, for each sample, the number of the candidate with the clearly best correlation, or None.
 
-    All have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
+    All samples have real numbers and the same shape. Raises UnreadableError as `read_all_values` does.
     """
     sample_rows, other_rows = _read_centred(samples), _read_centred(candidates)
     if sample_rows is None or other_rows is None:
@@ -33,7 +33,7 @@ def find_most_similar(samples: Sequence[TensorInfo], candidates: Sequence[Tensor
 
 
 def _read_centred(samples: Sequence[TensorInfo]) -> Array | None:
-    """Return the elements of each sample with the mean 0 and the norm 1, a row each. None if they are too few."""
+    """Return the samples as rows with mean 0 and norm 1; None if they have too few elements."""
     rows = []
     for sample in samples:
         if sample.elements < _MIN_ELEMENTS or sample.data is None:

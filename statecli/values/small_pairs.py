@@ -1,7 +1,7 @@
-"""Compare small neighbouring tensors: a single read of each file serves hundreds of pairs.
+"""Compare small adjacent tensors: a single read of each file serves hundreds of pairs.
 
-Planning a task for a pair of any size costs a tenth of a millisecond. `compare` handles every other pair, and all
-errors, damage and tolerances.
+This is faster, because planning a task takes a tenth of a millisecond for a pair of any size. `compare` handles all
+other pairs, errors, damage and tolerances.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
     after: int
     length: int
     number: int
-    #: None if nothing but equal bytes is compared here: a recorded checksum may then say that a file is damaged.
+    #: None if only equal bytes may be reported here, because a recorded checksum may show that a file is damaged.
     dtype: str | None
 
 
 def compare_small_pairs(pairs: Sequence[tuple[TensorInfo, TensorInfo]], options: CompareOptions) -> dict[int, Tally]:
-    """Return the tallies of the compared pairs, by the number of the pair: a task must compare the other pairs."""
+    """Return the tallies of the compared pairs, by the number of the pair. Tasks must compare all other pairs."""
     candidates = [item for n, pair in enumerate(pairs) if (item := _build_candidate(n, *pair))]
     tallies: dict[int, Tally] = {}
     with keep_files_open():
@@ -78,7 +78,7 @@ def _compare_run(run: Sequence[_Candidate], options: CompareOptions) -> Iterator
         )
         after = read_run(first.after_path, first.after, max(candidate.after + candidate.length for candidate in run))
     except UnreadableError:
-        return  # `compare` meets the same error, and names the tensor
+        return  # `compare` gets the same error, and names the tensor
     for pair in run:
         old_start, new_start = pair.before - first.before, pair.after - first.after
         old, new = before[old_start : old_start + pair.length], after[new_start : new_start + pair.length]

@@ -1,7 +1,7 @@
 """Compare two sparse tensors by their values, in any layouts.
 
-A value that neither stores is zero on both sides; values stored twice at a place are summed. Indices of a file are not
-trusted: a self-contradictory tensor is reported, not compared. The layouts:
+A value that is not stored is zero; values stored twice at a place are summed. Indices in a file are not trusted: a
+self-contradictory tensor is reported, not compared. The layouts:
 
     coo         indices (sparse dims, n); values (n, *dense)
     csr, bsr    where each row begins (*batch, rows + 1); columns (*batch, n); values (*batch, n, *block, *dense)
@@ -24,15 +24,15 @@ from statecli.values.delta import CompareOptions, Delta
 from statecli.values.elements import NUMPY_TYPES, QUANTIZED, Array, Decoder
 from statecli.values.read import MAX_DIMENSIONS, explain_overlap, open_view, read_all_values, read_items, read_values
 
-#: Indices and values of each side in memory, all together: 2 ** 24 values of a matrix.
+#: Maximum number of indices and values of one side in memory: 2 ** 24 values of a matrix.
 MAX_STORED_VALUES = 3 << 24
-#: Values at one place that are summed, for types whose sums take a step a value.
+#: Maximum number of summed values at one place, for types that are summed one value at a time.
 MAX_DUPLICATES = 1 << 16
 
-#: Types that torch can sum: not float8, and not complex32.
+#: Types that torch can sum; not float8 and complex32.
 SUMMABLE_TYPES = (NUMPY_TYPES.keys() - QUANTIZED) | {"bool", "float16", "bfloat16"}
 
-#: Parts of each layout.
+#: Names of the parts of each layout.
 PARTS_OF_LAYOUT: dict[str, tuple[str, ...]] = {
     "sparse_coo": ("indices", "values"),
     **{f"sparse_{name}": ("compressed_indices", "plain_indices", "values") for name in ("csr", "csc", "bsr", "bsc")},
@@ -50,12 +50,12 @@ def compare_sparse(before: TensorInfo, after: TensorInfo, options: CompareOption
     """
     shape = after.shape or ()
     parts = zip(before.parts, after.parts, strict=True)
-    # Tensors with equal parts are equal, whatever their size and meaning.
+    # Tensors with equal parts are equal, without checking their size or indices.
     if all(a[0] == b[0] and is_same_data(a[1], b[1], f"{after.fqn}: {a[0]}") for a, b in parts):
         return Delta(elements=math.prod(shape))
     (old_places, old), (new_places, new) = _read_entries(before), _read_entries(after)
     union = np.union1d(old_places, new_places)
-    # A side that stores nothing has no type of its own.
+    # A side without stored values has no values to convert, so use the type of the other side.
     old_values = _scatter(old_places, old, union, (old if old.size else new).dtype)
     new_values = _scatter(new_places, new, union, (new if new.size else old).dtype)
     changed_mask = (
@@ -79,7 +79,7 @@ def _scatter(places: Array, values: Array, union: Array, dtype: np.dtype[np.gene
 
 
 def is_same_data(before: TensorData, after: TensorData, name: str) -> bool:
-    """Return True if two tensors have equal bits; of two types (int32 and int64), equal numbers.
+    """Return whether two tensors have equal bits, or equal numbers if their types differ (int32 and int64).
 
     Raises as `open_view` does.
     """
@@ -119,18 +119,18 @@ def explain_invalid_indices(tensor: TensorInfo) -> str | None:
 
 
 class _InvalidIndices(Exception):
-    """How the parts of a tensor contradict each other."""
+    """Error: the parts of a tensor contradict each other; the text says how."""
 
 
 class _Side(NamedTuple):
-    """Either tensor, its parts by name."""
+    """One of the two tensors, with its parts by name."""
 
     tensor: TensorInfo
     parts: dict[str, TensorData]
     shape: tuple[int, ...]
 
     def require(self, is_valid: bool, problem: str) -> None:
-        """Raise `MalformedError` with `problem` unless the condition is true."""
+        """Raise `MalformedError` with `problem` unless `is_valid`."""
         if not is_valid:
             path = self.parts["values"].storage.path
             message = f"{path}: {self.tensor.fqn}: {problem}; the file is damaged: copy the file again"
@@ -142,7 +142,7 @@ class _Side(NamedTuple):
         self.require(is_inside, f"stores indices outside its shape {list(self.shape)}")
 
     def read_integers(self, name: str) -> Array:
-        """Return the whole part as int64, flat."""
+        """Return the whole part as flat int64."""
         return np.asarray(self.read_part(name), np.int64)
 
     def read_part(self, name: str) -> Array:
@@ -154,17 +154,17 @@ class _Side(NamedTuple):
 
 
 def _read_entries(tensor: TensorInfo) -> tuple[Array, Array]:
-    """Return flat indices in ascending order, each once, and the values there."""
+    """Return flat indices in ascending order, without duplicates, and the values there."""
     side = _open_side(tensor)
     return _sum_duplicates(_read_places(side), side.read_part("values"), tensor.dtype)
 
 
 def _open_side(tensor: TensorInfo) -> _Side:
-    """Return the parts of a tensor whose number and types can be read."""
+    """Return the parts of a tensor after checking their sizes and types."""
     side = _Side(tensor, dict(tensor.parts), tensor.shape or ())
     if tensor.layout not in PARTS_OF_LAYOUT or len(side.shape) > MAX_DIMENSIONS:
         raise UnreadableError(f"statecli does not compare {tensor.layout} tensors of {len(side.shape)} dimensions")
-    # A part without elements can still claim any number of places.
+    # Sizes of 0 count as 1, because a part without elements can still claim any number of places.
     if sum(math.prod(max(size, 1) for size in part.shape) for part in side.parts.values()) > MAX_STORED_VALUES:
         raise UnreadableError(
             f"statecli does not compare sparse tensors with more than {MAX_STORED_VALUES:,} indices and values"
@@ -181,7 +181,7 @@ def _read_places(side: _Side) -> Array:
 
 
 def _coo_indices(side: _Side) -> Array:
-    """Return the flat index of each value of a COO tensor; a hybrid tensor stores a dense block at each place."""
+    """Return the flat index of each value of a COO tensor; a hybrid tensor has a dense block at each place."""
     indices_shape, values_shape, shape = side.parts["indices"].shape, side.parts["values"].shape, side.shape
     is_consistent = (
         len(indices_shape) == 2
@@ -229,9 +229,9 @@ def _compressed_indices(side: _Side) -> Array:
 
 
 def _expand_compressed(side: _Side, count: int, size: int, stored_count: int) -> Array:
-    """Return for each place its compressed index: the index of the place's row or column."""
+    """Return, for each place, its compressed index: the row or the column."""
     starts = side.read_integers("compressed_indices").reshape(count, size + 1)
-    # Differences of arbitrary numbers can wrap around to valid ones.
+    # Compare neighbours, because differences of arbitrary numbers can wrap around to valid ones.
     is_rising = bool((starts[:, 1:] >= starts[:, :-1]).all())
     is_bounded = bool((starts[:, 0] == 0).all() and (starts[:, -1] == stored_count).all())
     side.require(
@@ -251,9 +251,9 @@ def _expand_dense(places: Array, dense: tuple[int, ...]) -> Array:
 
 
 def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Array]:
-    """Return each place once, in order; values stored at the same place are added in their own type, in their order.
+    """Return each place once, in order, with the sum of its values in their own type and order.
 
-    `to_dense` does the same. `coalesce` adds them in any order, and may give another last digit.
+    `to_dense` does the same. `coalesce` adds in any order, so its last digit may differ.
     """
     order = np.argsort(places, kind="stable")
     places, values = places[order], values[order]
@@ -273,7 +273,7 @@ def _sum_duplicates(places: Array, values: Array, dtype: str) -> tuple[Array, Ar
 
 
 def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
-    """Return sums of runs of float32 values of a shorter type, rounded to the type at each step."""
+    """Return sums of runs of float32 values of a shorter type, rounded to this type at each step."""
     counts = np.diff(starts, append=values.size)
     if counts.max() > MAX_DUPLICATES:
         raise UnreadableError(f"stores more than {MAX_DUPLICATES:,} {dtype} values at one index, the limit of statecli")
@@ -286,6 +286,6 @@ def _sum_rounded(values: Array, starts: Array, dtype: str) -> Array:
 
 
 def _round_to_bfloat16(exact: Array) -> Array:
-    """Return float32 values rounded to the nearest bfloat16, ties to even. NaNs of bfloat16 have no bits to lose."""
+    """Return float32 values rounded to the nearest bfloat16, ties to even; a NaN of bfloat16 loses no bits."""
     bits = exact.view(np.uint32)
     return np.asarray(((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32))

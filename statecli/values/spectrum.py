@@ -1,4 +1,4 @@
-"""Compute the singular values of a checkpoint's matrices, by numpy, in bounded time and memory."""
+"""Compute the singular values of a checkpoint's matrices with numpy, in bounded time and memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from statecli.values.ggml_blocks import to_readable
 from statecli.values.read import explain_not_numeric, read_all_values
 from statecli.values.stats import explain_no_data
 
-#: Singular values of a matrix that are kept.
+#: Maximum number of singular values that are kept for a matrix.
 MAX_VALUES = 64
-#: Products of the sides and the smaller side, in all: about a minute on a core of 2024.
+#: Maximum sum of operations (product of the sides times the smaller side): about a minute on a core of 2024.
 MAX_OPERATIONS = 250_000_000_000
-#: Elements of a matrix: float64 takes 256 MiB, and numpy a copy.
+#: Maximum number of elements of a matrix: float64 takes 256 MiB, and numpy makes a copy.
 MAX_ELEMENTS = 1 << 25
 
 
@@ -31,8 +31,7 @@ def compute_spectra(
 ) -> dict[tuple[str, str], Spectrum]:
     """Return the spectrum of each matrix of the model, by section and name, in the order of `tensors`.
 
-    The matrices with the fewest operations are computed first, as far as MAX_OPERATIONS reaches. Tied matrices are
-    computed once.
+    Matrices with the fewest operations are computed first, within MAX_OPERATIONS. Tied matrices are computed once.
     """
     matrices = [tensor for tensor in tensors if tensor.kind in MODEL_KINDS and len(tensor.shape or ()) > 1]
     spectra: dict[tuple[str, str], Spectrum] = {}
@@ -71,7 +70,7 @@ def _count_operations(tensor: TensorInfo) -> int:
 
 
 def _explain(tensor: TensorInfo) -> str | None:
-    """Return why a matrix has no spectrum, before reading; None if a spectrum is possible."""
+    """Return why a matrix has no spectrum, before it is read; None if a spectrum is possible."""
     if tensor.damage is not None:
         return tensor.damage
     if tensor.data is None:
@@ -99,7 +98,7 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Spectrum:
     matrix = values.astype(np.float64).reshape(rows, columns)
     if not np.isfinite(matrix).all():
         return Spectrum(reason="it has NaN or Inf")
-    # A power of two scales without rounding, and keeps the squares of float64 values finite.
+    # A power of two, because it scales without rounding; the squares of scaled float64 values are finite.
     scale = math.ldexp(1.0, math.frexp(float(np.abs(matrix).max()))[1])
     try:
         singular: Array = np.linalg.svd(matrix / scale, compute_uv=False)

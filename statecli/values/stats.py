@@ -1,7 +1,7 @@
-"""Compute statistics of tensors: of a checkpoint's entries without torch, and of live tensors.
+"""Compute statistics of a checkpoint's tensors (without torch) and of live tensors.
 
-Values are read chunk by chunk; each chunk gives `Facts`, and facts merge. Of big tensors of some one-byte types only
-the occurrences of each code are counted: the statistics follow exactly from the counts.
+Values are read chunk by chunk; `Facts` of chunks are merged. For big tensors of some one-byte types only the number of
+each code is counted, because the statistics follow exactly from these counts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from statecli.values.summary import Facts, Moments, join_reasons, summarize_chun
 from statecli.workers import pool
 from statecli.workers.task import catch_error
 
-#: One-byte types whose codes are counted, because that is faster than decoding. Not bool and the plain integers: they
-#: are decoded as fast, and if all values are equal, counting stalls on a single counter.
+#: One-byte types whose codes are counted, because this is faster than decoding. Not bool and plain integers, because
+#: they are decoded as fast, and counting stalls on a single counter if all values are equal.
 COUNTED_TYPES = frozenset(
     ["qint8", "quint8", "float4_e2m1fn_x2", "float8_e8m0fnu"] + [name for name in SMALL_FLOATS if "8" in name]
 )
-#: Elements of the smallest tensor whose codes are counted.
+#: Minimum number of elements of a tensor whose codes are counted.
 MIN_ELEMENTS_TO_COUNT = 1 << 12
 
 
 def summarize_view(view: Strided, decoder: Decoder) -> Facts:
-    """Return the summary of a strided view, each stored element read once.
+    """Return the facts of a strided view; each stored element is read once.
 
-    Raises `UnreadableError` if the elements are not numbers, or overlap too much.
+    Raises `UnreadableError` for elements other than numbers, or if they overlap too much.
     """
     reason = explain_not_numeric(view.dtype, view.affine is not None)
     if reason:
@@ -76,7 +76,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
 
 
 def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
-    """Return the value of each code of the view's type, scaled if quantized."""
+    """Return the value of each code of the view's type, scaled if it is quantized."""
     scaled = code_values(view.dtype)
     if view.affine is None:
         return scaled
@@ -88,10 +88,10 @@ def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
 
 @with_denormals
 def read_stats(tensor: TensorInfo, decoder: Decoder | None = None) -> Stats:
-    """Return the statistics of a tensor of a checkpoint, read from its file.
+    """Return the statistics of a checkpoint's tensor, read from its file.
 
-    A tensor without numbers has a `reason`. Checksums: see `fill_stats`. A missing or truncated file raises
-    `UnreadableError` or `MalformedError`, because numbers from this file would mean nothing.
+    A tensor without numbers has a `reason`. Checksums: see `fill_stats`. Raises `UnreadableError` or `MalformedError`
+    for a missing or truncated file, because its numbers would be meaningless.
     """
     decoder = decoder or Decoder()
     if tensor.layout.startswith("sparse"):
@@ -112,7 +112,7 @@ def explain_no_data(tensor: TensorInfo) -> str:
 
 
 def _summarize_data(data: TensorData, name: str, decoder: Decoder) -> Facts | str:
-    """Return the facts, or the reason for their absence."""
+    """Return the facts, or the reason why there are none."""
     data = to_readable(data)
     reason = explain_not_numeric(data.dtype, data.quantizer is not None)
     if reason:
@@ -125,7 +125,7 @@ def _summarize_or_explain(view: Strided, decoder: Decoder) -> Facts | str:
     try:
         return summarize_view(view, decoder)
     except UnreadableError as error:
-        # MalformedError, a subclass, means that the file changed while it was read.
+        # Re-raise the subclass MalformedError, because it means that the file changed while it was read.
         if type(error) is not UnreadableError:
             raise
         return str(error)
@@ -153,7 +153,7 @@ def _sparse_stats(tensor: TensorInfo, decoder: Decoder) -> Stats:
 def _add_implicit_zeros(
     summary: Facts | str, elements: int, stored_count: int, dtype: str, is_uncoalesced: bool
 ) -> Stats:
-    """Return the statistics of a sparse tensor including the zeros not stored.
+    """Return the statistics of a sparse tensor, including the zeros that are not stored.
 
     Duplicates in an uncoalesced tensor are not summed.
     """
@@ -167,19 +167,19 @@ def _add_implicit_zeros(
 
 
 class StatsTask(TensorTask, frozen=True, gc=False):
-    """Compute the statistics of a tensor, and verify the checksums of `storages`, left out of all earlier tasks."""
+    """Compute the statistics of a tensor, and verify the checksums of `storages`, which no earlier task has."""
 
     storages: tuple[ByteRange, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor and of the storages with a checksum."""
+        """Size of the tensor and of the storages with a checksum, in bytes."""
         return self.tensor.nbytes + sum(storage.length for storage in self.storages if storage.crc32 is not None)
 
 
 @with_denormals
 def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> ModelState:
-    """Return `state` with every tensor's `stats`. Each storage's checksum is verified once, tied tensors are read once.
+    """Return `state` with the `stats` of every tensor; storages are verified once, tied tensors read once.
 
     Raises `MalformedError` for a storage that is truncated or contradicts its checksum, and `UnreadableError` for a
     missing file.
@@ -210,13 +210,13 @@ def fill_stats(state: ModelState, progress: pool.Progress | None = None) -> Mode
 
 
 def compute_stats(tensors: Sequence[TensorInfo], *, jobs: int = 0) -> list[Stats | StateError]:
-    """Return the statistics of each tensor, in order, or its error. Checksums are not verified."""
+    """Return the statistics of each tensor, in order, or its error; checksums are not verified."""
     tasks = [StatsTask(tensor, ()) for tensor in tensors]
     return pool.run_tasks(stats_batch, None, tasks, jobs=jobs, absent=Stats(), derived=True) if tasks else []
 
 
 def _build_tasks(tensors: Iterable[TensorInfo]) -> dict[Any, StatsTask]:
-    """Return a task for each tensor not tied to an earlier tensor, by its content."""
+    """Return a task for each tensor that is not tied to an earlier tensor, by its content."""
     tasks: dict[Any, StatsTask] = {}
     assigned_storages: set[ByteRange] = set()
     for tensor in tensors:
@@ -241,7 +241,7 @@ def stats_batch(_: None, tasks: Iterable[StatsTask]) -> list[Stats | StateError]
 
 def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError:
     result = catch_error(read_stats, task.tensor, decoder)
-    try:  # after the statistics, because reading a remote storage once gives both
+    try:  # after the statistics: one read of a remote storage gives both
         for storage in task.storages:
             check_crc(storage, task.tensor.fqn)
     except StateError as error:
@@ -254,7 +254,7 @@ def _read_checked_stats(task: StatsTask, decoder: Decoder) -> Stats | StateError
 
 @with_denormals
 def compute_live_stats(tensor: Any) -> Stats:
-    """Return the statistics of a live torch tensor on any device, without a copy on the CPU, in pieces elsewhere."""
+    """Return the statistics of a live torch tensor: on the CPU without a copy, on other devices in pieces."""
     if tensor.device.type == "meta":
         return Stats(reason="a meta tensor has no data")
     dtype = str(tensor.dtype).removeprefix("torch.")

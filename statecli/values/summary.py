@@ -1,7 +1,7 @@
 """Summarize some of a tensor's values, and merge two summaries.
 
-Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept, not sums and
-squares: neither overflows if the values do not, and data far from zero loses no digits.
+Moments merge by the formulas of Chan, Golub and LeVeque (1979). Mean and standard deviation are kept instead of sums
+and squares, because they do not overflow if the values do not, and lose no digits far from zero.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from statecli.core.model_state import Stats
 from statecli.values.elements import MAX_UNSCALED, Array, Decoder
 from statecli.values.merging import Rule, choose_given, choose_largest, choose_smallest, keep_if_equal, merge_fields
 
-#: Digests of blocks add up modulo 2 ** 64.
+#: Mask for digests of blocks, which are added modulo 2 ** 64.
 MASK = (1 << 64) - 1
 
 
 class Moments(msgspec.Struct, frozen=True, gc=False):
-    """Mean and population deviation of the finite values, `finite` of them. Merged as the module describes."""
+    """Mean and population deviation of the finite values; `finite` is their number. See the module for merging."""
 
     finite: int = 0
     mean: float = 0.0
     deviation: float = 0.0
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of both. The order of merges changes the last bits only."""
+        """Return the moments of both. The order of merging changes only the last bits."""
         if not (self.finite and other.finite):
             return self if self.finite else other
         count = self.finite + other.finite
         share, other_share = self.finite / count, other.finite / count
-        # Halved on the way, because a difference of two floats can overflow.
+        # Computed in halves, because a difference of two floats can overflow.
         half = other.mean / 2 - self.mean / 2
         # Clamped, because half of the smallest float is 0.
         low, high = min(self.mean, other.mean), max(self.mean, other.mean)
@@ -87,7 +87,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return Facts(*merge_fields(_MERGE_RULES, astuple(self), astuple(other)))
 
     def repeat(self, count: int) -> Facts:
-        """Return the facts of the same elements `count` times over, in an unknown order; `count` is at least 1."""
+        """Return the facts of the same elements `count` times, in unknown order; `count` is at least 1."""
         if count == 1:
             return self
         names = ("elements", "nan", "inf", "minus_inf", "zeros", "denormal")
@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, digest=None, moments=moments, **counts)
 
     def to_stats(self, reason: str | None = None) -> Stats:
-        """Return the public `Stats`: nulls if no value is finite, std over n - 1."""
+        """Return the public `Stats`: None values if no value is finite, std over n - 1."""
         if self.low is None or self.high is None:
             return Stats(zeros=self.zeros, nan=self.nan, inf=self.inf, reason=reason)
         finite = self.moments.finite
@@ -141,7 +141,7 @@ _MERGE_RULES: dict[str, Rule] = {
 
 
 def join_reasons(reason: str | None, further: str) -> str:
-    """Return both reasons in a line, or the second alone."""
+    """Return both reasons on one line, or the second alone."""
     return f"{reason}; {further}" if reason else further
 
 
@@ -149,7 +149,7 @@ def join_reasons(reason: str | None, further: str) -> str:
 
 
 def summarize_chunk(chunk: Array, decoder: Decoder) -> Facts:
-    """Return the summary of a flat chunk of real or complex values."""
+    """Return the facts of a flat chunk of real or complex values."""
     if chunk.dtype.kind == "c":
         return _count_complex(chunk)
     is_zero = np.equal(chunk, 0, out=decoder.buffer("mask", "?", chunk.size))
@@ -186,7 +186,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
     work = decoder.buffer("work", "f8", chunk.size)
     np.copyto(work, chunk)
     size = float(max(abs(low), abs(high)))
-    # A power of two changes no digit.
+    # A power of two does not change any digit.
     exponent = 0 if 1 / MAX_UNSCALED < size < MAX_UNSCALED else math.frexp(size)[1]
     if exponent:
         np.ldexp(work, -exponent, out=work)
@@ -199,7 +199,7 @@ def _summarize_finite(chunk: Array, low: float | int, high: float | int, zeros: 
 
 
 def summarize_codes(counts: Array, values: Array) -> Facts:
-    """Return the summary of values occurring `counts[i]` times each: float64, a row a code of packed types."""
+    """Return the facts of values that occur `counts[i]` times each: float64, one row per code for packed types."""
     counts, values = np.repeat(counts, values.size // counts.size), values.reshape(-1)
     elements = int(counts.sum())
     occurs, finite = counts > 0, np.isfinite(values)
@@ -209,9 +209,9 @@ def summarize_codes(counts: Array, values: Array) -> Facts:
     if not counts.size:
         return Facts(elements, nan, inf)
     count, low, high = int(counts.sum()), float(values.min()), float(values.max())
-    # Only an absurd scale brings codes near the square root of the largest float64; then std is not available.
+    # Only an absurd scale makes codes so large that their squares exceed float64; std is then not available.
     with np.errstate(over="ignore", invalid="ignore"):
-        # Not by BLAS, whose last bits depend on the processor.
+        # Without BLAS, because its last bits depend on the processor.
         mean = min(max(float(np.add.reduce(counts * values)) / count, low), high)
         deviation = math.sqrt(float(np.add.reduce(counts * np.square(values - mean))) / count)
     return Facts(elements, nan, inf, zeros=zeros, low=low, high=high, moments=Moments(count, mean, deviation))

@@ -1,9 +1,9 @@
-"""Mergeable sums of the differences of two tensors' values, for a block, a task or a tensor.
+"""Mergeable sums of the differences between two tensors' values, for a block, a task or a tensor.
 
 Blocks of float32 (also decoded from float16, bfloat16 and float8) are summed `TERMS_PER_SUM` products at a time, and
-the sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
+these sums in float64; products of two bfloat16 are exact. The result is within 1e-6 of a sum in float64 throughout, at
 twice the speed. A block beyond float32 (NaN, infinities, squares that overflow or vanish) is computed again in float64.
-A block beyond float64 is scaled by a power of two, which changes no digit.
+A block beyond float64 is scaled by a power of two, which does not change any digit.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from statecli.core.dtypes import unravel_index
 from statecli.values.delta import ZERO_BEFORE, Delta
 from statecli.values.merging import Rule, choose_smallest, merge_fields
 
-#: Elements compared at a time: with both sides decoded they fit a core's second-level cache.
+#: Number of elements compared at a time: both sides, decoded, fit a core's second-level cache.
 BLOCK_ELEMENTS = 64 * 1024
-#: Products summed in float32 before float64 takes over.
+#: Number of products summed in float32 before their sum is added in float64.
 TERMS_PER_SUM = 16
-#: A sum of squares in float32 below this may lack terms that vanished.
+#: Sum of squares in float32 below which terms may have vanished.
 MIN_SQUARES = 2.0**-80
 
 
 class Wide(NamedTuple):
-    """`mantissa * 4.0 ** exponent`: a sum of squares of float64 values may be far beyond float64."""
+    """Sum `mantissa * 4.0 ** exponent`, because a sum of squares of float64 values may be far beyond float64."""
 
     mantissa: float = 0.0
     exponent: int = 0
 
     def add(self, other: Wide) -> Wide:
-        """Return the sum, at the larger exponent of the two."""
+        """Return the sum, with the larger exponent of the two."""
         if not other.mantissa:
             return self
         if not self.mantissa:
@@ -48,7 +48,7 @@ class Wide(NamedTuple):
             return math.inf
 
     def divide(self, other: Wide) -> Wide:
-        """Return the quotient; `other` is not zero. The mantissas may be too far apart for a division in float64."""
+        """Return the quotient; `other` is not zero. Mantissas may be too far apart for a division in float64."""
         (fraction, power), (divisor, divisor_power) = math.frexp(self.mantissa), math.frexp(other.mantissa)
         fours, odd_power = divmod(power - divisor_power, 2)
         return Wide(math.ldexp(fraction / divisor, odd_power), self.exponent - other.exponent + fours)
@@ -93,11 +93,11 @@ class Tally(NamedTuple):
     lost: int = 0
 
     def merge(self, other: Tally) -> Tally:
-        """Return the sums of both. The order of additions decides the last digit, so callers keep the order fixed."""
+        """Return the sums of both. The order of additions affects the last digit, so callers keep the order fixed."""
         return other if self is EQUAL else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
-        """Return the tally of the same block beginning at element `start`."""
+        """Return the tally of the same block if it began at element `start`."""
         return self if self.first is None else self._replace(first=self.first + start)
 
     def to_delta(self, shape: tuple[int, ...], reason: str | None = None) -> Delta:
@@ -130,7 +130,7 @@ class Tally(NamedTuple):
         )
 
     def _keep_representable(self, value: float | None) -> float | None:
-        """Return a value in the range of float64; None for infinity, and for a 0 from rounding down."""
+        """Return a value in the range of float64; None for infinity, and for a 0 that was rounded down."""
         if value is None or not math.isfinite(value) or (self.squares.mantissa and not value):
             return None
         return value
@@ -139,7 +139,7 @@ class Tally(NamedTuple):
         return Wide(self.sum_abs.mantissa / self.finite, self.sum_abs.exponent).to_float()
 
     def _explain_undefined(self, relative: float | None, *statistics: float) -> str | None:
-        """Return why a number is not available; None if all are."""
+        """Return why a number is not available; None if all numbers are."""
         if not all(map(math.isfinite, statistics)):
             return "some differences are too large for float64"
         if relative is None:
@@ -162,7 +162,7 @@ class Tally(NamedTuple):
         if not (self.before.mantissa and self.after.mantissa):
             return None
         norms = math.sqrt(self.before.mantissa) * math.sqrt(self.after.mantissa)
-        # Half-powers of four are powers of two: exponents of norms add up without a root.
+        # Half-powers of four are powers of two, so exponents of norms are added without a root.
         shift = 2 * self.product.exponent - self.before.exponent - self.after.exponent
         return max(-1.0, min(1.0, math.ldexp(self.product.mantissa / norms, shift)))
 
@@ -185,9 +185,9 @@ _MERGE_RULES: dict[str, Rule] = {
     "lost": add,
 }
 
-#: The tally of equal elements, shared by most tasks, because a tally has 15 fields.
+#: Tally of equal elements, shared by most tasks, because a tally has 15 fields.
 EQUAL = Tally()
 
 
-#: Cached, because the layers of a model often change first at the same element.
+#: Cached, because layers of a model often have their first change at the same element.
 _unravel = lru_cache(maxsize=256)(unravel_index)

@@ -1,7 +1,7 @@
-"""Check for `--to DEVICE` that every tensor of a checkpoint arrives on the device, byte for byte.
+"""Check for `--to DEVICE` whether every tensor of a checkpoint arrives on the device, byte for byte.
 
-Each storage is copied in chunks of at most `CHUNK_BYTES`, so that neither the host nor the device ever has a big tensor
-in memory. The bytes copied back are compared with the file. No other module of `values` imports torch.
+Each storage is copied in chunks of at most `CHUNK_BYTES`, so neither the host nor the device ever has a big tensor in
+memory. The bytes that are copied back are compared with the file. No other module of `values` imports torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from statecli.values.ranges import check_crc, read_chunks
 if TYPE_CHECKING:
     from torch import device as Device, dtype as DType
 
-#: Called after each tensor with its name and its bytes.
+#: Function called after each tensor with its name and its size in bytes.
 Progress = Callable[[str, int], None]
 
-#: Bytes of a storage that are on the device at a time; a multiple of every element size.
+#: Maximum number of bytes of a storage on the device at a time; a multiple of every element size.
 CHUNK_BYTES = 16 << 20
 
 
@@ -38,7 +38,7 @@ class Arrival:
     Attributes:
         followed: True if the bytes came back equal; None if inconclusive.
         note: An oddity to report.
-        refused: True if the device did not take the storage.
+        refused: True if the device did not accept the storage.
     """
 
     followed: bool | None
@@ -49,8 +49,8 @@ class Arrival:
 def place_on_device(state: ModelState, device: str, progress: Progress | None = None) -> ModelState:
     """Return `state` with `after` filled: the device of each tensor after loading, and whether its bytes arrived.
 
-    Checksums of all bytes read are verified. On `meta` each tensor is created with its dtype and shape; its bytes are
-    read and checksummed, and `note` reports the missing comparison.
+    Checksums of all bytes read are verified. On `meta`, each tensor is created with its dtype and shape; its bytes are
+    read and checksummed, and `note` reports that they were not compared.
 
     Raises:
         UsageError: torch does not know the device, or this machine lacks the device.
@@ -82,7 +82,7 @@ def place_on_device(state: ModelState, device: str, progress: Progress | None = 
 
 
 def resolve_device(device: str) -> Device:
-    """Return the device named by `device`, with its index, after allocating on it.
+    """Return the device named `device`, with its index, after an allocation on it.
 
     Raises `UsageError` or `MissingDependency`, each with a remedy.
     """
@@ -96,7 +96,7 @@ def resolve_device(device: str) -> Device:
         _require_cuda(torch, device, requested)
     try:
         allocated: Device = torch.empty(1, dtype=torch.uint8, device=requested).device
-    except Exception as error:  # each backend has an exception of its own for not being there
+    except Exception as error:  # each backend raises its own exception if it is missing
         reason = format_first_line(error)
         advice = f"use {option('--to', 'meta')}, which works on any machine"
         raise UsageError(f"{option('--to', device)}: not available here ({reason}): {advice}") from error
@@ -156,7 +156,7 @@ def _send_once(data: TensorData, name: str, device: Device, cache: dict[tuple[By
 
 
 def _place_on_meta(data: TensorData, name: str) -> Arrival:
-    """Create the tensor on meta and read its bytes, unless their checksum has read them already."""
+    """Create the tensor on meta and read its bytes, unless verifying their checksum read them already."""
     torch = _import_torch()
     dtype = getattr(torch, data.dtype, None)
     strides = contiguous_strides(data.shape) if data.strides is None else data.strides
@@ -180,7 +180,7 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
 
 
 def _plain_dtype(torch: Any, dtype: DType) -> DType:
-    """Return a substitute for a quantized dtype, because creating a quantized tensor takes a scale."""
+    """Return a substitute for a quantized dtype, because creating a quantized tensor requires a scale."""
     stand_ins = {
         torch.qint8: torch.int8,
         torch.quint8: torch.uint8,
