@@ -60,7 +60,7 @@ from statecli.pickles.nodes import Persistent
 from statecli.storage import files
 from statecli.storage.byte_source import Source
 from statecli.storage.checkpoint_names import METADATA
-from statecli.storage.zip_archive import BEGINNING, STORED, Archive, Record, ends_as_zip
+from statecli.storage.zip_archive import BEGINNING_BYTES, STORED, Archive, Record, ends_as_zip
 
 #: Largest nesting of archives in archives, and of pickles in strings of pickles.
 MAX_NESTING = 4
@@ -439,7 +439,7 @@ class FileScan:
 
     def _scan_archive(self, piece: Piece) -> None:
         try:
-            archive = Archive(piece.region, looked_at=BEGINNING)
+            archive = Archive(piece.region, looked_at=BEGINNING_BYTES)
         except UnreadableError as error:
             # A loader that takes these bytes as one archive reads the last end records, and counts from the first byte.
             is_loaded_by_place = piece.region is self.file_region and self.file_region.path.endswith(dcp.SUFFIX)

@@ -62,7 +62,7 @@ def _list_shards(path: str) -> list[str]:
     with source:
         if not sharded.sniff(path, source.head):
             return []
-        data = source.read(0, min(source.size, sharded.MAX_INDEX))
+        data = source.read(0, min(source.size, sharded.MAX_INDEX_BYTES))
     try:
         return list(_iter_shards(path, data))
     except MalformedError:  # the reader of the tensors reports the same error

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 #: Prefix of `ModelState.format` for a checkpoint in several files.
-_SHARDED = "sharded "
+_SHARDED_PREFIX = "sharded "
 
 
 @with_denormals
@@ -156,4 +156,4 @@ def is_in_container(state: ModelState, container: str | None) -> bool:
 
 def container_of(format: str) -> str:
     """Return the format of the files of a checkpoint, without the prefix for several files."""
-    return format.removeprefix(_SHARDED)
+    return format.removeprefix(_SHARDED_PREFIX)

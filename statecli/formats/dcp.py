@@ -26,7 +26,7 @@ from statecli.core.oddity_kind import OddityKind
 from statecli.formats import torch_zip
 from statecli.formats.shared import dcp_ranks
 from statecli.formats.shared.dcp_metadata import (
-    MAX_METADATA,
+    MAX_METADATA_BYTES,
     Chunk,
     Metadata,
     SavedTensor,
@@ -54,8 +54,8 @@ TRAITS = FormatTraits(
 
 SUFFIX = ".distcp"
 #: Text near the start of a metadata pickle, and the number of bytes in which it is searched.
-_MARK = b"torch.distributed."
-MARKED = 64
+_METADATA_MARK = b"torch.distributed."
+MARK_SEARCH_BYTES = 64
 #: Limits of the values read in addition to tensors (each is an archive): their number, and their bytes in total.
 MAX_ITEMS = 2_000
 MAX_ITEM_BYTES = 64 * 2**20
@@ -75,7 +75,7 @@ def sniff(path: str, head: bytes) -> bool:
     if files.is_folder(path):
         names = members(path)
         return any(name.endswith(SUFFIX) or _is_metadata(files.join(path, name)) for name in names)
-    return files.get_name(path).endswith(SUFFIX) or _MARK in head[:MARKED] or _is_metadata(path)
+    return files.get_name(path).endswith(SUFFIX) or _METADATA_MARK in head[:MARK_SEARCH_BYTES] or _is_metadata(path)
 
 
 def _is_metadata(path: str) -> bool:
@@ -84,7 +84,7 @@ def _is_metadata(path: str) -> bool:
         return False
     try:
         with Source(path) as source:
-            return _MARK in source.head[:MARKED] or begins_as_pickle(source)
+            return _METADATA_MARK in source.head[:MARK_SEARCH_BYTES] or begins_as_pickle(source)
     except UnreadableError:  # not a file of this format: other programs also write a `.metadata`
         return False
 
@@ -109,7 +109,7 @@ def collect_places(path: str) -> tuple[dict[str, list[Stored]], list[tuple[str, 
     for name in members(path):
         if METADATA_NAME.fullmatch(name):
             try:
-                metadata = parse_for_scan(read_small_file(files.join(path, name), MAX_METADATA), name)
+                metadata = parse_for_scan(read_small_file(files.join(path, name), MAX_METADATA_BYTES), name)
             except UnreadableError as error:
                 unreadable_files.append((name, str(error)))
                 continue
@@ -129,7 +129,7 @@ def read(path: str, read_file: ReadFile) -> ModelState:  # noqa: ARG001 - what l
         raise UnreadableError(
             f"is one file of a torch.distributed.checkpoint folder; give the folder instead: {folder}"
         )
-    return _Folder(path).state()
+    return _Folder(path).build_state()
 
 
 class _Folder:
@@ -144,7 +144,7 @@ class _Folder:
         self.globals: list[Global] = []
         self.hole_reason = self._note_adjacent_files(metadatas, unreadable)
         if len(metadatas) > 1:
-            readable_rivals = [rival for rival in rivals if self.files.has(rival.first, rival.other)]
+            readable_rivals = [rival for rival in rivals if self.files.can_read(rival.first, rival.other)]
             self.oddities.append(dcp_ranks.describe_merge(path, len(metadatas), readable_rivals))
 
     def _note_adjacent_files(self, metadatas: Mapping[str, Metadata], unreadable: Mapping[str, UnreadableError]) -> str:
@@ -186,11 +186,11 @@ class _Folder:
             self.oddities.append(Oddity("unread-settings", message))
         return "; ".join(reasons[:2]) or "save the checkpoint again"
 
-    def state(self) -> ModelState:
+    def build_state(self) -> ModelState:
         """Return the contents of the folder as the saved nested dict."""
         items = _Items(self)
         nodes = {
-            fqn: self._build_tensor(fqn) if fqn in self.metadata.tensors else items.node(fqn)
+            fqn: self._build_tensor(fqn) if fqn in self.metadata.tensors else items.read_object(fqn)
             for fqn in self.metadata.order
         }
         root = build_nested(nodes, self.metadata.paths)
@@ -226,7 +226,7 @@ class _Folder:
         if fault:
             raise MalformedError(f"{fault}; {self.hole_reason}")
         for place in places:
-            self.files.check(place)
+            self.files.check_place(place)
         elements = prod(saved.shape)
         size = nbytes(saved.dtype, elements)
         transforms = next((place.transforms for place in places if place.transforms), None)
@@ -312,13 +312,13 @@ class _Files:
         )
         self.unreadable.update(dict.fromkeys(names, message))
 
-    def has(self, *places: Stored) -> bool:
+    def can_read(self, *places: Stored) -> bool:
         """Return whether these places can be read."""
         return all(
             stored.file in self.sizes and stored.offset + stored.length <= self.sizes[stored.file] for stored in places
         )
 
-    def check(self, stored: Stored) -> None:
+    def check_place(self, stored: Stored) -> None:
         """Refuse a place in an unreadable file or beyond the end of a file, always with one reason per file."""
         if stored.file in self.unreadable:
             raise _BadFile(self.unreadable[stored.file])
@@ -358,7 +358,7 @@ class _Items:
         self._prefetch()
 
     def _prefetch(self) -> None:
-        """Prefetch all bytes that `node` will read from remote storage."""
+        """Prefetch all bytes that `read_object` will read from remote storage."""
         spans_by_path: dict[str, list[tuple[int, int]]] = {}
         for stored in (stored for fqn in self.chosen for stored in self.folder.metadata.places.get(fqn, ())):
             if stored.file in self.folder.files.sizes:
@@ -367,7 +367,7 @@ class _Items:
         with files.prefetch_ranges(spans_by_path):
             pass
 
-    def node(self, fqn: str) -> Any:
+    def read_object(self, fqn: str) -> Any:
         """Return the object saved under this name, None if skipped; an unreadable object is a row with a reason."""
         if fqn not in self.chosen:
             return _build_damaged_tensor(_UNREAD_EXTRA_STATE) if EXTRA_STATE in fqn else None
@@ -378,7 +378,7 @@ class _Items:
             )
         stored = places[0]
         try:
-            self.folder.files.check(stored)
+            self.folder.files.check_place(stored)
             return self._read_item(fqn, stored)
         except UnreadableError as error:
             origin = "" if isinstance(error, _BadFile) else f"the archive at byte {stored.offset} of {stored.file}: "
@@ -410,7 +410,7 @@ def _read_metadata(path: str) -> tuple[dict[str, Metadata], dict[str, Unreadable
     for name in [METADATA] if METADATA in names else sorted(names, key=lambda name: (len(name), name)):
         try:
             with add_subject_to_errors(name):
-                data = read_small_file(files.join(path, name), MAX_METADATA)
+                data = read_small_file(files.join(path, name), MAX_METADATA_BYTES)
             metadatas[name] = parse_metadata(data, name)
         except UnreadableError as error:
             unreadable[name] = error
@@ -470,10 +470,10 @@ def _match_chunks(chunks: list[Chunk], places: Sequence[Stored]) -> list[Stored]
     """Match chunks with places by their start. Both lists mostly have the same order."""
     if len(chunks) <= len(places) and all(map(_is_place_of, chunks, places)):
         return list(places[: len(chunks)])
-    sorted_places = sorted((stored for stored in places if stored.start is not None), key=_start)
+    sorted_places = sorted((stored for stored in places if stored.start is not None), key=_get_start)
     matched = []
     for chunk in chunks:
-        at = bisect_left(sorted_places, chunk.start, key=_start)
+        at = bisect_left(sorted_places, chunk.start, key=_get_start)
         if at == len(sorted_places) or not _is_place_of(chunk, sorted_places[at]):
             raise MalformedError(
                 f".metadata does not record the position of the chunk with shape {list(chunk.shape)} at offset "
@@ -487,7 +487,7 @@ def _is_place_of(chunk: Chunk, stored: Stored) -> bool:
     return stored.start == chunk.start
 
 
-def _start(stored: Stored) -> tuple[int, ...]:
+def _get_start(stored: Stored) -> tuple[int, ...]:
     return stored.start or ()
 
 

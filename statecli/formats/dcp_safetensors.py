@@ -28,8 +28,8 @@ TRAITS = replace(SHARD_TRAITS, is_header_and_tensors=False, is_in_pieces=True)
 _SHARD = compile_on_use(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 #: Key of `__metadata__` with the offsets of the pieces, and all keys that torch writes. The other keys only name the
 #: format.
-INFO = "DCP_SHARDING_INFO"
-_KEYS = (INFO, "DCP_VERSION", "format")
+SHARDING_INFO_KEY = "DCP_SHARDING_INFO"
+_METADATA_KEYS = (SHARDING_INFO_KEY, "DCP_VERSION", "format")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -53,7 +53,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         starts = _read_offsets(state, name)
         for tensor in state.tensors:
             pieces.setdefault(tensor.fqn, []).append(_build_piece(tensor, starts.get(tensor.fqn), name))
-        metadata.update({key: value for key, value in state.metadata.values.items() if key not in _KEYS})
+        metadata.update({key: value for key, value in state.metadata.values.items() if key not in _METADATA_KEYS})
     tensors = tuple(_join_pieces(path, fqn, boxes) for fqn, boxes in sorted(pieces.items()))
     count = f"{len(names)} shard{'s' * (len(names) > 1)}"
     oddity = Oddity(
@@ -65,10 +65,12 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
 
 def _read_offsets(state: ModelState, name: str) -> dict[str, tuple[int, ...]]:
     """Return the offset in each dimension of the shard's piece, by tensor name."""
-    text = state.metadata.values.get(INFO)
+    text = state.metadata.values.get(SHARDING_INFO_KEY)
     if type(text) is not str:
-        raise MalformedError(f"the header of {name} has no {INFO}, so the positions of its tensor slices are unknown")
-    document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{INFO} of {name}")
+        raise MalformedError(
+            f"the header of {name} has no {SHARDING_INFO_KEY}, so the positions of its tensor slices are unknown"
+        )
+    document, _ = json_object.parse_object(text.encode("utf-8", "surrogatepass"), f"{SHARDING_INFO_KEY} of {name}")
     offsets = {}
     for fqn, entry in document.items():
         start = entry.get("saved_offsets") if type(entry) is dict else None
@@ -81,7 +83,7 @@ def _build_piece(tensor: TensorInfo, start: tuple[int, ...] | None, name: str) -
     data = tensor.data
     if data is None or start is None or len(start) != len(data.shape):
         raise MalformedError(
-            f"{quoting.name(tensor.fqn)}: {INFO} of {name} does not record the offset of this tensor slice"
+            f"{quoting.name(tensor.fqn)}: {SHARDING_INFO_KEY} of {name} does not record the offset of this tensor slice"
         )
     return Box(start, data)
 

@@ -48,25 +48,25 @@ NAME = "deepspeed"
 TRAITS = FormatTraits(is_partitioned=True, is_in_pieces=True, has_own_loader=True)
 
 #: Newest supported version of DeepSpeed.
-KNOWN = (0, 19)
+NEWEST_VERSION = (0, 19)
 #: Tracker files, each with the name of the folder to load: of the saved checkpoint, and of a universal checkpoint.
 TRACKERS = ("latest", "latest_universal")
 #: Maximum size of `latest` in bytes; it holds the name of a folder.
-MAX_LATEST = 512
+MAX_LATEST_BYTES = 512
 
 #: Maximum size of `latest` in bytes including surrounding blanks, because DeepSpeed strips them.
-_MOST_BLANKS = 2**20
+_MAX_PADDED_LATEST_BYTES = 2**20
 _STATES = "_states.pt"
 
 #: Note for a parameter in no group of the optimizer: stage 1 does not record frozen parameters.
-UNTRAINED = "not trained by the optimizer"
+NOT_TRAINED_NOTE = "not trained by the optimizer"
 
 _MODEL = compile_on_use(r"(?:zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<mp>\d{2,6})_model_states\.pt")
 _OPTIMIZER = compile_on_use(r"(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_(?P<mp>\d{2,6})_?optim_states\.pt")
 #: Names of files of experts and of pipeline stages, which statecli does not read.
-_OTHER = compile_on_use(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
+_UNREAD_FILE = compile_on_use(r"(?:layer|expp_rank)_.+_(?:model|optim)_states\.pt")
 #: Character of a glob pattern, or a control character, in a tag.
-_PATTERN = compile_on_use(r"[*?[\x00-\x1f\x7f]")
+_GLOB_CHARACTER = compile_on_use(r"[*?[\x00-\x1f\x7f]")
 _VERSION = compile_on_use(r"(\d{1,6})\.(\d{1,6})")
 
 
@@ -141,18 +141,18 @@ def _find_misleading_tracker(path: str) -> tuple[str, str] | None:
         if name not in checkpoint_folder.list_files(path):
             continue
         try:
-            tag = checkpoint_folder.decode_tracker(read_small(files.join(path, name), name, _MOST_BLANKS))
+            tag = checkpoint_folder.decode_tracker(read_small(files.join(path, name), name, _MAX_PADDED_LATEST_BYTES))
         except UnreadableError:
             if _is_padded(files.join(path, name)):
-                return name, f"a string of more than {_MOST_BLANKS} bytes"
+                return name, f"a string of more than {_MAX_PADDED_LATEST_BYTES} bytes"
             continue
         is_subfolder = tag in checkpoint_folder.list_folders(path)
         is_walked = is_subfolder and checkpoint_folder.explain_skipped_folder(files.join(path, tag)) is None
-        if not tag or "\0" in tag or (is_walked and not _PATTERN.search(tag)):
+        if not tag or "\0" in tag or (is_walked and not _GLOB_CHARACTER.search(tag)):
             continue
         # zero_to_fp32 uses the path as a glob pattern, so the files may be in another folder than the folder of that
         # name.
-        is_pattern = _PATTERN.search(tag) is not None and files.is_folder(files.join(path, tag))
+        is_pattern = _GLOB_CHARACTER.search(tag) is not None and files.is_folder(files.join(path, tag))
         if is_pattern or _may_hold_ranks(files.join(path, tag)):
             return name, quoting.quote(tag)
     return None
@@ -170,7 +170,10 @@ def _is_padded(path: str) -> bool:
     """Return whether a long file begins or ends with Unicode whitespace, because DeepSpeed strips it (`str.strip`)."""
     try:
         with Source(path) as source:
-            ends = source.read(0, MAX_LATEST), source.read(max(0, source.size - MAX_LATEST), MAX_LATEST)
+            ends = (
+                source.read(0, MAX_LATEST_BYTES),
+                source.read(max(0, source.size - MAX_LATEST_BYTES), MAX_LATEST_BYTES),
+            )
             first, last = (text.decode("utf-8", "ignore") for text in ends)
             return first[:1].isspace() or last[-1:].isspace()
     except UnreadableError:
@@ -178,7 +181,7 @@ def _is_padded(path: str) -> bool:
 
 
 def _resolve_latest(path: str, folders: list[str], tracker: str) -> str:
-    raw = read_small(files.join(path, tracker), tracker, MAX_LATEST)
+    raw = read_small(files.join(path, tracker), tracker, MAX_LATEST_BYTES)
     tag = checkpoint_folder.decode_tracker(raw)
     if tag in ("", ".", "..") or any(char in "/\\:" or not char.isprintable() for char in tag):
         raise MalformedError(f"{tracker} contains {quoting.quote(tag)}, which is not a plain folder name")
@@ -198,7 +201,7 @@ def _group_files(path: str, tag: str) -> tuple[dict[int, Files], list[str]]:
         optimizer, member = _OPTIMIZER.fullmatch(name), files.join(tag, name)
         match = optimizer or _MODEL.fullmatch(name)
         if match is None:
-            others += [member] if _OTHER.fullmatch(name) else []
+            others += [member] if _UNREAD_FILE.fullmatch(name) else []
             continue
         ranks = files_by_rank.setdefault(int(match["mp"]), Files({}, {}))
         (ranks.optimizer if match is optimizer else ranks.model)[int(match["rank"] or -1)] = member
@@ -276,11 +279,11 @@ class Model:
             if tensor.section == "module" and is_number and tensor.fqn not in uncopied:
                 yield tensor.fqn
 
-    def rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
+    def build_rows(self, masters: Mapping[str, TensorInfo], frozen: Mapping[str, TensorInfo]) -> Iterator[TensorInfo]:
         """Yield all tensors of the file; an empty tensor gets the float32 copy or the frozen fragments."""
         for tensor in self.rank.state.tensors:
             if tensor.section == "module":
-                tensor = self._group(self._fill(tensor, masters, frozen))
+                tensor = self._classify(self._fill(tensor, masters, frozen))
             if tensor.section != "frozen_param_fragments":
                 storage = None if tensor.storage is None else f"{self.rank.name}:{tensor.storage}"
                 yield replace(tensor, section=f"{self.owner.prefix}{tensor.section}", storage=storage)
@@ -312,7 +315,7 @@ class Model:
             damage=source.damage and source.damage.replace(f" {stored_name}: ", f" {tensor.fqn}: ", 1),
         )
 
-    def _group(self, tensor: TensorInfo) -> TensorInfo:
+    def _classify(self, tensor: TensorInfo) -> TensorInfo:
         """Set the kind. It is exact if DeepSpeed names the buffers, because a state_dict has no other tensors."""
         facts, stored_name = self.facts, self.facts.shared.get(tensor.fqn, tensor.fqn)
         if facts.buffers is not None and tensor.fqn in facts.buffers:
@@ -326,7 +329,7 @@ class Model:
         ):
             return tensor
         grad = True if is_trained else False if stored_name in facts.frozen else None
-        note = tensor.note if grad is not None or not self.trained else tensor.note or UNTRAINED
+        note = tensor.note if grad is not None or not self.trained else tensor.note or NOT_TRAINED_NOTE
         return replace(tensor, kind=Kind.PARAMETER, evidence=Evidence.REGISTERED, requires_grad=grad, note=note)
 
     def _keep_apart(self, tensor: TensorInfo) -> TensorInfo:
@@ -426,10 +429,10 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
     rank = next(iter(models.values()))
     facts = _read_facts(rank)
     model = Model(rank, facts, owner)
-    states = list(optimizer.rows(facts.trained, _find_clashes(models), owner))
+    states = list(optimizer.build_rows(facts.trained, _find_clashes(models), owner))
     masters = {row.fqn: row for row in states if row.section == f"{owner.prefix}optimizer.{MASTER}"} or universal
     frozen = {row.fqn: row for row in _join_frozen(models, failures, facts, optimizer.count, owner)}
-    tensors = (*model.rows(masters, frozen), *states)
+    tensors = (*model.build_rows(masters, frozen), *states)
     stage = next((shard.stage for shard in optimizer.shards.values()), None)
     parts = [*models.values(), *optimizer.ranks.values()]
     first_rank = next(iter(optimizer.ranks.values()), None)
@@ -466,10 +469,12 @@ def _read_rank(owner: Owner, files: Files, universal: Mapping[str, TensorInfo]) 
 
 
 #: Keys of a model file whose content is shown with each tensor, so they are not listed as settings.
-_TOLD = frozenset(["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"])
+_TENSOR_FACTS = frozenset(
+    ["param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params"]
+)
 #: Prefix of the optimizer's settings in a ZeRO file, and settings that only describe the partitioning.
-_WITHIN = compile_on_use(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
-_PARTING = compile_on_use(
+_OPTIMIZER_PREFIX = compile_on_use(r"optimizer_state_dict\.(?:(?:base_)?optimizer_state(?:_dict)?\.)?")
+_PARTITION_SETTINGS = compile_on_use(
     r"optimizer\.(?:zero_stage|partition_count|group_paddings|param_slice_mappings|param_alignment_paddings|ds_version"
     r"|param_groups\.\d+\.params)(?:\.|\Z)"
 )
@@ -477,7 +482,7 @@ _PARTING = compile_on_use(
 
 def _select_model_settings(settings: Settings) -> Settings:
     """Return the settings of a model's file; settings without a value are last."""
-    selected = select(settings, lambda key: key.partition(".")[0] not in _TOLD)
+    selected = select(settings, lambda key: key.partition(".")[0] not in _TENSOR_FACTS)
     return replace(selected, values=dict(sorted(selected.values.items(), key=lambda item: item[1] is None)))
 
 
@@ -485,10 +490,10 @@ def _select_optimizer_settings(settings: Settings, stage: int | None) -> Setting
     """Return the optimizer settings of one rank's file, under the same names in all stages."""
 
     def map_prefix(key: str) -> tuple[str, str]:
-        match = _WITHIN.search(key)
+        match = _OPTIMIZER_PREFIX.search(key)
         return (key[: match.end()], f"{key[: match.start()]}optimizer.") if match else ("", "")
 
-    selected = select(rename(settings, map_prefix), lambda key: not _PARTING.match(key))
+    selected = select(rename(settings, map_prefix), lambda key: not _PARTITION_SETTINGS.match(key))
     return replace(selected, values={**selected.values, "optimizer.zero_stage": stage}) if stage else selected
 
 
@@ -576,8 +581,8 @@ def _report_missing_files(
 def _check_version(rank: Rank) -> Iterator[Oddity]:
     version = rank.items.get("ds_version")
     match = _VERSION.match(version) if type(version) is str else None
-    if version is not None and (match is None or (int(match[1]), int(match[2])) > KNOWN):
-        newest = ".".join(map(str, KNOWN))
+    if version is not None and (match is None or (int(match[1]), int(match[2])) > NEWEST_VERSION):
+        newest = ".".join(map(str, NEWEST_VERSION))
         text = f"ds_version is {quoting.value(version)}, but statecli knows only versions up to {newest}"
         yield Oddity("deepspeed-version", text)
 

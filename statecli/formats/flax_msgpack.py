@@ -40,7 +40,7 @@ from statecli.formats.torch.objects import build_info
 from statecli.formats.torch.reading import MAX_CHARACTERS, MAX_ROWS, Reading, Row, build_row, mark_damaged
 from statecli.formats.torch.sections import OTHER_WORDS
 from statecli.formats.torch.settings import collect_settings
-from statecli.formats.torch.settings_digest import of_text
+from statecli.formats.torch.settings_digest import compute_text_digest
 from statecli.formats.torch.tensors import Decoder, Tensor
 from statecli.storage import files
 from statecli.storage.byte_source import Source
@@ -61,21 +61,21 @@ _OPTIMIZER = compile_on_use(r"(?:^|_)(?:opt|optimizer|opt_state|optimizer_state)
 #: Collections that layers update themselves and no optimizer trains.
 _BUFFERS = frozenset(["batch_stats", "cache", "constants", "intermediates", "spectral_stats"])
 #: Keys that mark a level of sections, even without `params`, because no other dict uses these names.
-_SIGNS = frozenset(["batch_stats", "opt_state"])
+_SECTION_KEYS = frozenset(["batch_stats", "opt_state"])
 #: Maximum depth of maps that may be sections: {"generator": {"params": ...}}.
 _MAX_SECTION_DEPTH = 4
 
 _CHUNKED = "__msgpack_chunked_array__"
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 #: Maximum length of a dtype's name (`datetime64[ns]`), in characters.
-_MAX_DTYPE = 64
+_MAX_DTYPE_CHARS = 64
 #: Maximum length of the keys of a tensor in a setting, in characters.
-_MAX_PATH = 200
+_MAX_PATH_CHARS = 200
 #: Maximum total size of byte strings outside arrays that are read (and reported by digest), in bytes.
-_MAX_BYTES = 64 << 20
+_MAX_RAW_BYTES = 64 << 20
 #: First bytes of a map that is not empty, and of a short text.
-_MAP = frozenset([*range(0x81, 0x90), 0xDE, 0xDF])
-_TEXT = range(0xA1, 0xC0)
+_MAP_FIRST_BYTES = frozenset([*range(0x81, 0x90), 0xDE, 0xDF])
+_TEXT_FIRST_BYTES = range(0xA1, 0xC0)
 _NUMBERS = {
     "float64": "<d",
     "float32": "<f",
@@ -89,14 +89,14 @@ _NUMBERS = {
 def sniff(path: str, head: bytes) -> bool:
     """Return whether the file begins with a map whose first key is printable text; a `.msgpack` may have any map."""
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1) if head else 0
-    if not head or head[0] not in _MAP or len(head) <= at or _safetensors.sniff(path, head):
+    if not head or head[0] not in _MAP_FIRST_BYTES or len(head) <= at or _safetensors.sniff(path, head):
         return files.get_name(path).endswith(MSGPACK_SUFFIXES) and head[:1] == b"\x80"
     if files.get_name(path).endswith(MSGPACK_SUFFIXES):
         return True
     if head[at] == 0xD9 and len(head) > at + 1:
         length, start = head[at + 1], at + 2
     else:
-        length, start = head[at] - 0xA0 if head[at] in _TEXT else 0, at + 1
+        length, start = head[at] - 0xA0 if head[at] in _TEXT_FIRST_BYTES else 0, at + 1
     key, after = head[start : start + length], head[start + length : start + length + 1]
     try:
         return len(key) == length > 0 and key.decode("utf-8").isprintable() and after not in (b"", b"\xc1")
@@ -124,7 +124,7 @@ def read(path: str, section: str | None = None) -> ModelState:
                 "such a file"
             )
         tree = _Tree(source)
-        root = tree.node(root, "")
+        root = tree.convert(root, "")
         if not tree.arrays and parser.truncation:
             raise MalformedError(parser.truncation.why)
         if not tree.arrays:
@@ -155,17 +155,17 @@ class _Tree:
         self._source = source
         self.arrays = self._bytes = 0
 
-    def node(self, node: Any, path: str) -> Any:
+    def convert(self, node: Any, path: str) -> Any:
         """Convert `node` and everything below; `path` is the dotted name."""
         if isinstance(node, Truncation):
             return mark_damaged(path, MalformedError(node.why))
         if isinstance(node, Blob):
             return self._decode_blob(node, path)
         if type(node) is list:
-            return [self.node(child, f"{path}.{n}") for n, child in enumerate(node)]
+            return [self.convert(child, f"{path}.{n}") for n, child in enumerate(node)]
         if type(node) is not dict:
             return node
-        children = {key: self.node(child, f"{path}.{key}" if path else str(key)) for key, child in node.items()}
+        children = {key: self.convert(child, f"{path}.{key}" if path else str(key)) for key, child in node.items()}
         return self._build_tensor(path, _join_parts, children) if _CHUNKED in children else children
 
     def _decode_blob(self, blob: Blob, path: str) -> Any:
@@ -195,9 +195,9 @@ class _Tree:
             raise MalformedError(
                 "has dtype object: its bytes are memory addresses of the process that wrote the file, not values"
             )
-        if len(name) > _MAX_DTYPE:
+        if len(name) > _MAX_DTYPE_CHARS:
             raise MalformedError(
-                f"its dtype name has {len(name):,} characters, more than statecli's limit of {_MAX_DTYPE}"
+                f"its dtype name has {len(name):,} characters, more than statecli's limit of {_MAX_DTYPE_CHARS}"
             )
         dtype = name if name in ELEMENT_BITS else f"numpy {name}"
         if dtype is not name and elements and (size % elements or not size):
@@ -230,8 +230,8 @@ class _Tree:
 
     def _read_raw(self, blob: Blob) -> bytes:
         self._bytes += blob.length
-        if self._bytes > _MAX_BYTES:
-            raise MalformedError(f"has more than {_MAX_BYTES} bytes outside arrays, the limit of statecli")
+        if self._bytes > _MAX_RAW_BYTES:
+            raise MalformedError(f"has more than {_MAX_RAW_BYTES} bytes outside arrays, the limit of statecli")
         return self._source.read(blob.offset, blob.length)
 
 
@@ -321,7 +321,7 @@ def _is_split(node: Any, depth: int = 0) -> bool:
     if type(node) is not dict or depth == _MAX_SECTION_DEPTH:
         return False
     container_keys = (key for key, child in node.items() if type(child) in (dict, list))
-    if any(_PARAMS.search(str(key)) or key in _SIGNS for key in container_keys):
+    if any(_PARAMS.search(str(key)) or key in _SECTION_KEYS for key in container_keys):
         return True
     return any(_is_split(child, depth + 1) for child in node.values())
 
@@ -392,10 +392,10 @@ def _add_keys(settings: Settings, leaves: list[_Leaf]) -> Settings:
         key = f"{start}{TRAITS.key_setting}"
         while key in values:
             key += "'"
-        first_path = paths[0] if len(paths[0]) <= _MAX_PATH else f"{paths[0][:_MAX_PATH]}..."
+        first_path = paths[0] if len(paths[0]) <= _MAX_PATH_CHARS else f"{paths[0][:_MAX_PATH_CHARS]}..."
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         # The value has the form of a digest, because no text of the file is shown in this form.
-        values[key] = f"{first_path}{more}, {of_text(' '.join(sorted(paths)))}"
+        values[key] = f"{first_path}{more}, {compute_text_digest(' '.join(sorted(paths)))}"
     return replace(settings, values=values)
 
 

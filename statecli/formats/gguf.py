@@ -42,16 +42,16 @@ TRAITS = FormatTraits(
 )
 
 #: Maximum size of the metadata and the tensors' entries, in bytes: ten times the size for the largest known vocabulary.
-MAX_HEADER = 200_000_000
+MAX_HEADER_BYTES = 200_000_000
 #: Maximum number of tensors and of keys in a file, and of dimensions of a tensor.
 MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_DIMS = 31
 #: Limits for listing an array element by element: its number of elements, and for texts also its encoded size in bytes.
 MAX_LISTED = 64
-MAX_LISTED_TEXT = 300
+MAX_LISTED_TEXT_BYTES = 300
 #: Maximum length of a text that is reported whole, in characters, because chat templates are long.
-MAX_TEXT = 64 << 10
+MAX_TEXT_CHARS = 64 << 10
 #: Maximum depth of nested arrays.
 MAX_DEPTH = 8
 
@@ -183,9 +183,9 @@ class _Header:
                 f"{label} ends at byte {end}, but the file has {self._source.size} bytes: truncated or damaged; "
                 "copy or download the file again"
             )
-        if end > MAX_HEADER:
+        if end > MAX_HEADER_BYTES:
             raise MalformedError(
-                f"{label} ends at byte {end}, beyond statecli's limit of {MAX_HEADER} bytes for a header"
+                f"{label} ends at byte {end}, beyond statecli's limit of {MAX_HEADER_BYTES} bytes for a header"
             )
         count = len(self._raw)
         length = max(end - count, min(max(count, 1 << 20), self._source.size - count))
@@ -250,9 +250,12 @@ def _name_text_type(texts: Sequence[bytes]) -> str:
 
 def _describe_text(text: str) -> str:
     """Return the text; for a very long text its beginning and a digest."""
-    if len(text) <= MAX_TEXT:
+    if len(text) <= MAX_TEXT_CHARS:
         return text
-    return f"{len(text)} characters, {_hash_bytes(text.encode('utf-8', 'surrogatepass'))}: {text[: MAX_TEXT // 2]}..."
+    return (
+        f"{len(text)} characters, {_hash_bytes(text.encode('utf-8', 'surrogatepass'))}: "
+        f"{text[: MAX_TEXT_CHARS // 2]}..."
+    )
 
 
 def _hash_bytes(raw: bytes) -> str:
@@ -297,7 +300,7 @@ def _read_array(header: _Header, label: str) -> _Value:
         return _Value(listing, f"array of {SCALARS[kind][0]}")
     _skip(header, kind, count, label, 1)
     raw = header.check_reach(header.at, label)[start : header.at]
-    if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT:
+    if kind == TEXT and count <= MAX_LISTED and len(raw) <= MAX_LISTED_TEXT_BYTES:
         texts = list(_decode_texts(raw, header.order))
         decoded_texts = [text.decode("utf-8", "backslashreplace") for text in texts]
         return _Value(json.dumps(decoded_texts, ensure_ascii=False), f"array of {_name_text_type(texts)}")

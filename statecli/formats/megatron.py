@@ -28,18 +28,18 @@ TRAITS = FormatTraits(is_in_pieces=True, has_own_loader=True)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 #: Maximum size of the tracker file in bytes; it contains a number or a word.
-MAX_TRACKER = 64
+MAX_TRACKER_BYTES = 64
 #: File names in a rank's folder: the model, and flat buffers of the optimizer, which statecli does not read.
-MODELS = ("model_optim_rng.pt", "model_rng.pt")
-BESIDE = ("distrib_optim.pt", "optim.pt")
+MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
+UNREAD_OPTIMIZER_FILES = ("distrib_optim.pt", "optim.pt")
 #: Files of a distributed checkpoint next to its arrays: the values that are not sharded, and the name of the library
 #: that wrote the arrays.
-COMMON, BACKEND = "common.pt", "metadata.json"
+COMMON_FILE, BACKEND_FILE = "common.pt", "metadata.json"
 _ARRAY = ".zarray"
 
 _RANK = compile_on_use(r"mp_rank_(?P<tensor>\d{2,5})(?:_(?P<stage>\d{3,5}))?(?:_\d{3,5})?")
 #: Arguments in a checkpoint that record the numbers of tensor-parallel and pipeline ranks.
-_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+_SIZE_ARGUMENTS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 
 
 def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
@@ -51,7 +51,7 @@ def sniff(path: str, head: bytes) -> bool:  # noqa: ARG001
 
 def _list_arrays(path: str) -> list[str]:
     """List the subfolders with zarr arrays: a distributed checkpoint may store each tensor as a folder."""
-    if not {COMMON, BACKEND} <= set(checkpoint_folder.list_files(path)):
+    if not {COMMON_FILE, BACKEND_FILE} <= set(checkpoint_folder.list_files(path)):
         return []
     return [name for name in checkpoint_folder.list_folders(path) if files.exists(files.join(path, name, _ARRAY))]
 
@@ -63,7 +63,7 @@ def _find_ranks(path: str) -> dict[str, str]:
     files.prefetch(files.join(path, name) for name in ranks)
     for name in ranks:
         existing_files = checkpoint_folder.list_files(files.join(path, name))
-        model = next((file for file in MODELS if file in existing_files), None)
+        model = next((file for file in MODEL_FILES if file in existing_files), None)
         model_files[name] = files.join(name, model) if model else ""
     return model_files if any(model_files.values()) else {}
 
@@ -72,7 +72,7 @@ def _resolve_iteration(path: str) -> str:
     """Return the subfolder of `path` with the ranks, "" for `path`. Raises MalformedError for a missing folder."""
     if _find_ranks(path) or _list_arrays(path):
         return ""
-    raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER)
+    raw = read_small(files.join(path, TRACKER), TRACKER, MAX_TRACKER_BYTES)
     word = checkpoint_folder.decode_tracker(raw)
     if word != "release" and not (word.isascii() and word.isdecimal()):
         raise MalformedError(f"{TRACKER} contains {quoting.quote(word)}; expected a number or 'release'")
@@ -94,11 +94,15 @@ def members(path: str) -> tuple[str, ...]:
     """List the files of the iteration, relative to the folder. Raises UnreadableError as `read` does."""
     iteration = _resolve_iteration(path)
     if not iteration and _list_arrays(path):
-        return (COMMON, BACKEND)
+        return (COMMON_FILE, BACKEND_FILE)
     paths: list[str] = [TRACKER] if iteration else []
     for name in _find_ranks(files.join(path, iteration)):
         existing_files = checkpoint_folder.list_files(files.join(path, iteration, name))
-        paths += [files.join(iteration, name, file) for file in (*MODELS, *BESIDE) if file in existing_files]
+        paths += [
+            files.join(iteration, name, file)
+            for file in (*MODEL_FILES, *UNREAD_OPTIMIZER_FILES)
+            if file in existing_files
+        ]
     return tuple(paths)
 
 
@@ -109,7 +113,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     """
     iteration = _resolve_iteration(path)
     if not iteration and (arrays := _list_arrays(path)):
-        return _with_arrays(path, arrays, read_file(files.join(path, COMMON)))
+        return _add_array_rows(path, arrays, read_file(files.join(path, COMMON_FILE)))
     states: dict[str, ModelState] = {}
     failures: dict[str, str] = {}
     ranks = _find_ranks(files.join(path, iteration))
@@ -118,7 +122,9 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
         model_path = files.join(path, iteration, model)
         try:
             if not model:
-                raise MissingShard(f"{files.join(path, iteration, name)}: holds no {MODELS[0]}; copy the folder again")
+                raise MissingShard(
+                    f"{files.join(path, iteration, name)}: holds no {MODEL_FILES[0]}; copy the folder again"
+                )
             states[name] = _prefix_sections(name, read_file(model_path))
         except UnreadableError as error:
             failures[name] = str(error)
@@ -127,7 +133,7 @@ def read(path: str, read_file: Callable[[str], ModelState]) -> ModelState:
     return _merge_ranks(path, states, failures, files.join(path, iteration))
 
 
-def _with_arrays(path: str, arrays: list[str], common: ModelState) -> ModelState:
+def _add_array_rows(path: str, arrays: list[str], common: ModelState) -> ModelState:
     """Return the state of the unsharded part, with an unreadable row for each zarr array."""
     why = "is a zarr array, which statecli does not read; convert the checkpoint to torch_dist with Megatron-LM"
     rows = [build_missing_row(name, "model", f"{path}: {quoting.name(name)} {why}") for name in arrays]
@@ -168,7 +174,7 @@ def _prefix_sections(name: str, state: ModelState) -> ModelState:
 def _merge_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str], folder: str) -> ModelState:
     rank_states = list(states.values())
     rows = [
-        build_missing_row(MODELS[0], name, why)
+        build_missing_row(MODEL_FILES[0], name, why)
         for name, why in {**failures, **_find_missing_ranks(path, states, failures)}.items()
     ]
     tensors = (*(tensor for state in rank_states for tensor in state.tensors), *rows)
@@ -202,7 +208,7 @@ def _join_settings(states: dict[str, ModelState]) -> Settings:
 def _find_missing_ranks(path: str, states: dict[str, ModelState], failures: dict[str, str]) -> dict[str, str]:
     """Return the first few missing ranks, by the sizes recorded in the arguments."""
     first, state = next(iter(states.items()))
-    sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZES]
+    sizes = [state.metadata.values.get(f"args.{size}") for size in _SIZE_ARGUMENTS]
     tensor, stages = (size if type(size) is int and 0 < size <= 10**5 else 1 for size in sizes)
     rank_names = {*states, *failures}
     match = _RANK.fullmatch(first)
@@ -259,7 +265,7 @@ def _note_optimizer_buffers(folder: str) -> Iterator[Oddity]:
     paths = [
         files.join(name, file)
         for name in ranks
-        for file in BESIDE
+        for file in UNREAD_OPTIMIZER_FILES
         if file in checkpoint_folder.list_files(f"{folder}/{name}")
     ]
     if paths:

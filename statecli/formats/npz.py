@@ -25,7 +25,7 @@ TRAITS = FormatTraits(
 _SUFFIX = ".npy"
 #: Maximum size of arrays of an archive, in bytes, that are read to verify their checksums while listing: a fifth of a
 #: second. The checksums of other arrays, and of all arrays in remote storage, are verified when the values are read.
-MAX_VERIFIED = 128 << 20
+MAX_VERIFIED_BYTES = 128 << 20
 
 
 def sniff(path: str, head: bytes) -> bool:
@@ -40,8 +40,8 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     path, for a damaged archive.
     """
     with Source(path) as source:
-        archive = Archive(source, looked_at=2 * npy_array.USUAL)
-        budget = 0 if source.reads_are_requests else MAX_VERIFIED
+        archive = Archive(source, looked_at=2 * npy_array.USUAL_HEADER_BYTES)
+        budget = 0 if source.reads_are_requests else MAX_VERIFIED_BYTES
         arrays = {
             name: record
             for name, record in archive.records.items()

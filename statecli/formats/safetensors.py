@@ -31,11 +31,11 @@ TRAITS = FormatTraits(
 )
 
 #: Maximum size of the header in bytes: the limit of safetensors.
-MAX_HEADER = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 #: Maximum depth of nested containers, including the header itself: the limit of serde_json, the parser of safetensors.
 MAX_DEPTH = 127
 #: Note of the row for the dropped name of a tied tensor.
-_DROPPED = "save_model stored this shared tensor under another name"
+_DROPPED_NOTE = "save_model stored this shared tensor under another name"
 
 #: Name of a dtype in the header -> (torch's name, bits per element).
 DTYPES: dict[str, tuple[str, int]] = {
@@ -111,7 +111,7 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
     return ModelState(
         path,
         NAME,
-        tuple(_with_aliases(metadata, tensors)),
+        tuple(_add_aliases(metadata, tensors)),
         metadata=Settings(metadata),
         oddities=tuple(oddities),
         traits=TRAITS,
@@ -126,8 +126,8 @@ def _read_raw_header(source: Source) -> tuple[bytes, int]:
             "length of its header; copy or download the file again"
         )
     length = int.from_bytes(source.read(0, 8), "little")
-    if length > MAX_HEADER:
-        raise MalformedError(f"its header claims {length} bytes, more than safetensors' limit of {MAX_HEADER}")
+    if length > MAX_HEADER_BYTES:
+        raise MalformedError(f"its header claims {length} bytes, more than safetensors' limit of {MAX_HEADER_BYTES}")
     if 8 + length > source.size:
         raise MalformedError(
             f"is truncated: its header claims {length} bytes, but {source.size - 8} follow; copy or download the "
@@ -371,7 +371,7 @@ def _may_be_dropped(name: str, kept_name: str) -> bool:
     return name.rpartition(".")[2] == kept_name.rpartition(".")[2]
 
 
-def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
+def _add_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[TensorInfo]:
     """Add a row for each tied name that `save_model` dropped: the metadata maps it to the kept name."""
     metadata = {name: kept_name for name, kept_name in metadata.items() if _may_be_dropped(name, kept_name)}
     if not metadata:
@@ -385,6 +385,6 @@ def _with_aliases(metadata: dict[str, Any], tensors: list[TensorInfo]) -> list[T
     targets = set(dropped_names.values())
     tied_rows = {t.fqn: replace(t, storage=t.fqn, storage_bytes=t.nbytes) for t in tensors if t.fqn in targets}
     return [tied_rows.get(t.fqn, t) for t in tensors] + [
-        replace(tied_rows[kept_name], fqn=name, note=_DROPPED, note_kind=NoteKind.STORED_ELSEWHERE)
+        replace(tied_rows[kept_name], fqn=name, note=_DROPPED_NOTE, note_kind=NoteKind.STORED_ELSEWHERE)
         for name, kept_name in dropped_names.items()
     ]

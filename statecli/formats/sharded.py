@@ -35,13 +35,13 @@ TRAITS = FormatTraits(own_settings=frozenset(("total_size", "total_parameters"))
 
 #: Maximum size of an index in bytes: 350,000 tensors at 90 bytes a line. Parsed JSON takes up to thirty times as much
 #: memory.
-MAX_INDEX = 32 * 1024 * 1024
+MAX_INDEX_BYTES = 32 * 1024 * 1024
 
 #: Key of the JSON file for `deepspeed.init_inference`; its paths may lead outside of the folder.
-_DEEPSPEED_FILES = "checkpoints"
+_DEEPSPEED_FILES_KEY = "checkpoints"
 
 #: Remedy for a missing shard.
-AGAIN = "copy or download the missing files"
+COPY_ADVICE = "copy or download the missing files"
 
 ReadFile = Callable[[str], ModelState]
 
@@ -125,7 +125,7 @@ def read_folder(path: str, read_file: ReadFile, others: Collection[str] = ()) ->
     else:
         state = replace(read_file(file_path), target=path)
     other_weights = sorted(
-        {*choice.others, *checkpoint_folder.FOREIGN.intersection(choice.names)}.difference(used_files, others)
+        {*choice.others, *checkpoint_folder.FOREIGN_WEIGHTS.intersection(choice.names)}.difference(used_files, others)
     )
     if other_weights:
         message = f"statecli did not read other weights in the same folder: {quoting.names(other_weights)}"
@@ -164,7 +164,7 @@ def _read_series(path: str, names: list[str], read_file: ReadFile) -> ModelState
     if shards.missing_shards:
         rows.append(
             rank_folders.build_missing_row(
-                quoting.names(shards.missing_shards), "model", f"{path}: {shards.missing_message}; {AGAIN}"
+                quoting.names(shards.missing_shards), "model", f"{path}: {shards.missing_message}; {COPY_ADVICE}"
             )
         )
     return _add_missing_rows(state, shards, rows)
@@ -204,16 +204,16 @@ def _refuse_absent(folder: str, shards: list[str], why: str) -> list[str]:
     files.prefetch(files.join(folder, shard) for shard in shards)
     missing_shards = [shard for shard in shards if not files.has_file(files.join(folder, shard))]
     if len(missing_shards) == len(shards):
-        raise MissingShard(f"{_describe_missing(missing_shards, len(shards), why)}; {AGAIN}")
+        raise MissingShard(f"{_describe_missing(missing_shards, len(shards), why)}; {COPY_ADVICE}")
     return missing_shards
 
 
 def _read_index(path: str, label: str) -> Index:
     """Read and check the index at `path`; messages call the index `label`."""
     document = _read_document(path, label)
-    if _DEEPSPEED_FILES in document:
+    if _DEEPSPEED_FILES_KEY in document:
         raise MalformedError(
-            f"{label} also has the key {_DEEPSPEED_FILES!r}: deepspeed.init_inference unpickles the files listed "
+            f"{label} also has the key {_DEEPSPEED_FILES_KEY!r}: deepspeed.init_inference unpickles the files listed "
             "there, and statecli did not check these files; run statecli audit on each file"
         )
     weight_map = _check_weight_map(document, label)
@@ -231,8 +231,10 @@ def _read_index(path: str, label: str) -> Index:
 
 def _read_document(path: str, label: str) -> dict[str, Any]:
     with add_subject_to_errors(label), Source(path) as source:
-        if source.size > MAX_INDEX:
-            raise MalformedError(f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX} for an index")
+        if source.size > MAX_INDEX_BYTES:
+            raise MalformedError(
+                f"has {source.size} bytes, more than statecli's limit of {MAX_INDEX_BYTES} for an index"
+            )
         raw = source.read(0, source.size)
     document, repeats = json_object.parse_object(raw, label)
     json_object.refuse_repeats(repeats, label)
@@ -277,7 +279,7 @@ def _build_missing_rows(index: Index, target: str, shards: Shards) -> list[Tenso
         if shard in unread_shards:
             why = shards.failures.get(shard)
             file = target if why is None else files.join(index.folder, shard)
-            fault = f"{shards.missing_message}; {AGAIN}" if why is None else _describe_shard_failure(why)
+            fault = f"{shards.missing_message}; {COPY_ADVICE}" if why is None else _describe_shard_failure(why)
             damage = f"{file}: {quoting.name(fqn)}: {fault}"
             rows.append(TensorInfo(fqn, "unknown", None, 0, 0, saved=True, note=fault, damage=damage))
     return rows
@@ -423,12 +425,12 @@ def _split_series_name(name: str) -> tuple[str, str] | None:
 
 
 #: Maximum number of files next to the shards that are searched for a tensor missing in all shards.
-MAX_SEARCHED = 16
+MAX_SEARCHED_FILES = 16
 
 
 def _locate_tensor(fqn: str, index: Index, read_file: ReadFile) -> str:
     """Describe the place of a tensor missing in all shards."""
-    for name in _find_unnamed(index)[:MAX_SEARCHED]:
+    for name in _find_unnamed(index)[:MAX_SEARCHED_FILES]:
         try:
             state = read_file(files.join(index.folder, name))
         except UnreadableError:  # not a file of this checkpoint; its fault is reported if it is the target

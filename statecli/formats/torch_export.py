@@ -53,7 +53,7 @@ TRAITS = FormatTraits(
 )
 
 #: Maximum size of a program's JSON in bytes; a model of a thousand layers takes 30 MB.
-MAX_JSON = 128 * 2**20
+MAX_JSON_BYTES = 128 * 2**20
 #: The only known `archive_version`. An archive without a version was written before torch recorded it.
 ARCHIVE_VERSION = "0"
 #: Dtypes by their number: ScalarType in torch/_export/serde/schema.py.
@@ -90,30 +90,30 @@ _RECORDS = (
     *(".data/version", ".data/serialization_id", "data/", "models/", "extra/", "xl_model_weights/"),
 )
 _FOLDERS = ("weights", "constants")
-_OLD = "serialized_exported_program.json"
+_OLD_PROGRAM = "serialized_exported_program.json"
 _OLD_PICKLES = ("state_dict", "constants", "example_inputs")
 _OLD_RECORDS = (
-    *(_OLD, "version", "extra_files/"),
+    *(_OLD_PROGRAM, "version", "extra_files/"),
     *(f"serialized_{part}.{suffix}" for part in _OLD_PICKLES for suffix in ("pt", "json")),
 )
 _COMPILED = "data/aotinductor/"
 #: File with the location of weights or constants.
-_PARTS = compile_on_use(
+_PAYLOAD_FILE = compile_on_use(
     r"data/(?P<folder>weights|constants)/(?P<model>.+?)(?:_(?P=folder)_config\.json|\.pt)", re.DOTALL
 )
 #: Names that torch.export gives to tensors from literals in code; no attribute of a module has such a name.
-_LITERAL = compile_on_use(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
+_LITERAL_NAME = compile_on_use(r"(?:.*\.)?_?(?:lifted_tensor_|_?tensor_constant)\d+", re.DOTALL)
 #: Prefixes of constants' records that torch unpickles instead of reading their bytes as a tensor.
-_OBJECTS = ("custom_obj_", "opaque_obj_")
-_NOTE = "a constant of the code"
+_OBJECT_PREFIXES = ("custom_obj_", "opaque_obj_")
+_CONSTANT_NOTE = "a constant of the code"
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v3", 0)
-_EMPTY = Global("torch._utils", "_rebuild_wrapper_subclass", 0)
+_REBUILD_EMPTY = Global("torch._utils", "_rebuild_wrapper_subclass", 0)
 _BYTES = Global("torch", "UntypedStorage", 0)
 
 
 def sniff(path: str, head: bytes) -> bool:
     """Return whether this is a zip archive with the format's name, or an exported program at the top."""
-    return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD.encode())
+    return head.startswith(b"PK\3\4") and mentions(path, b"/archive_format", _OLD_PROGRAM.encode())
 
 
 def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  # sections are programs
@@ -125,12 +125,12 @@ def read(path: str, section: str | None = None) -> ModelState:  # noqa: ARG001  
         archive = Archive(source)
         archive.prefetch(lambda name: name.endswith(".json") or "/data/" not in name)
         reader = _Reader(archive)
-        if _OLD in archive.records:
+        if _OLD_PROGRAM in archive.records:
             reader.read_old()
         else:
             _check(archive)
             reader.read_new()
-        return reader.state()
+        return reader.build_state()
 
 
 def _check(archive: Archive) -> None:
@@ -178,7 +178,7 @@ class _Reader:
         #: Nodes kept alive, because the decoder identifies calls by their ids.
         self.nodes: list[Obj] = []
 
-    def state(self) -> ModelState:
+    def build_state(self) -> ModelState:
         """Return the state of the whole archive."""
         self.oddities.extend(find_gaps(self.archive))
         if not self.tensors and not any(oddity.kind is OddityKind.NO_TENSORS for oddity in self.oddities):
@@ -205,7 +205,7 @@ class _Reader:
 
     def read_old(self) -> None:
         """Read an archive of torch 2.7 and older."""
-        program = self._read_json(_OLD)
+        program = self._read_json(_OLD_PROGRAM)
         self.oddities.extend(find_unused_records(self.archive, *_OLD_RECORDS, prefix=""))
         payloads: _Payloads = {}
         for part, is_weight in (("state_dict", True), ("constants", False)):
@@ -240,7 +240,7 @@ class _Reader:
     def _check_programs(self, models: list[str]) -> None:
         """Raise MalformedError for weights or constants of a missing program."""
         for name in self.archive.records:
-            of = _PARTS.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
+            of = _PAYLOAD_FILE.fullmatch(name.removeprefix(f"{self.archive.folder}/"))
             if of and of["model"] not in models:
                 whose = f"{of['folder']} of {quoting.quote(of['model'])}"
                 raise MalformedError(
@@ -252,7 +252,7 @@ class _Reader:
         record_name = name.removeprefix(f"{self.archive.folder}/")
         if record is None:
             raise MalformedError(f"holds no {record_name}: the export did not finish; export the program again")
-        data = self.archive.read(record, MAX_JSON)
+        data = self.archive.read(record, MAX_JSON_BYTES)
         self.values += data.count(b",")
         if self.values > _json.MAX_VALUES:
             raise MalformedError(f"its JSON has more than {_json.MAX_VALUES} values in all, statecli's limit")
@@ -294,7 +294,7 @@ class _Reader:
         for key in ("use_pickle", "is_param"):
             if type(entry.get(key)) is not bool:
                 raise MalformedError(f"{fqn}: its {key} is {quoting.value(entry.get(key))}, not a bool")
-        if folder_path.endswith("constants") and name.startswith(_OBJECTS):
+        if folder_path.endswith("constants") and name.startswith(_OBJECT_PREFIXES):
             self._load_object(fqn, f"{folder_path}/{name}")
             return None
         if entry["use_pickle"]:
@@ -304,7 +304,7 @@ class _Reader:
         node = _build_node(meta, f"{folder_path}/{name}", reading, fqn)
         self.nodes.append(node)
         tensor = reading.tensor(node, fqn)
-        if tensor is not None and node.cls is _EMPTY:
+        if tensor is not None and node.cls is _REBUILD_EMPTY:
             tensor.note = "saved without values (fake tensor)"
         return tensor
 
@@ -368,7 +368,9 @@ class _Reader:
         for fqn, meta in _collect_stated_metas(program):
             if fqn in contents and (difference := _describe_difference(contents[fqn].tensor, meta)):
                 contents[fqn].tensor = mark_damaged(fqn, MalformedError(f"{fqn}: {difference}"))
-        missing_tensors = {fqn: mark_damaged(fqn, MalformedError(_MISSING)) for fqn in roles if fqn not in contents}
+        missing_tensors = {
+            fqn: mark_damaged(fqn, MalformedError(_MISSING_TENSOR)) for fqn in roles if fqn not in contents
+        }
         payloads = {**{fqn: _Payload(tensor, False) for fqn, tensor in missing_tensors.items()}, **contents}
         for fqn in (*roles, *(fqn for fqn in contents if fqn not in roles)):
             self.tensors.append(build_info(_build_row(fqn, payloads[fqn], roles.get(fqn)), model, self.path))
@@ -434,7 +436,7 @@ class _Reader:
         return decoder.require_tensor(node, fqn, "entry")
 
 
-_MISSING = "the program needs this tensor, but no weight and no constant of the archive has its name"
+_MISSING_TENSOR = "the program needs this tensor, but no weight and no constant of the archive has its name"
 
 
 def _add_payload(payloads: _Payloads, fqn: str, payload: _Payload) -> None:
@@ -474,7 +476,7 @@ def _build_node(meta: dict[str, Any], key: str, reading: Reading, fqn: str) -> O
     if storage is not None and not length and 0 not in sizes:
         # A fake tensor: torch exports it without bytes, and loads zeros.
         name = Global("torch", DTYPES[dtype], 0)
-        return Obj(_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
+        return Obj(_REBUILD_EMPTY, (None, name, sizes, strides, offset, None, device, grad))
     return _build_call(DTYPES[dtype], key, length, device, offset, sizes, strides, grad)
 
 
@@ -512,7 +514,7 @@ def _rename_storage(tensor: Tensor, record: str) -> Tensor:
 
 
 #: Field of a tensor's input in the signature -> key of the tensor's name, and kind.
-_INPUTS = {
+_INPUT_FIELDS = {
     "parameter": ("parameter_name", Kind.PARAMETER),
     "buffer": ("buffer_name", Kind.BUFFER),
     "tensor_constant": ("tensor_constant_name", Kind.UNREGISTERED),
@@ -522,7 +524,7 @@ _INPUTS = {
 def _iter_inputs(program: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
     """Yield the name, the kind and the description of each tensor in the signature."""
     for input_spec in _list_specs(program):
-        for field, (key, kind) in _INPUTS.items():
+        for field, (key, kind) in _INPUT_FIELDS.items():
             description = input_spec.get(field) if type(input_spec) is dict else None
             if type(description) is dict and type(description.get(key)) is str:
                 yield description[key], kind, description
@@ -576,9 +578,9 @@ def _build_row(fqn: str, payload: _Payload, role: _Role | None) -> Row:
     if role is None:
         return _build_unnamed_row(fqn, payload)
     saved = {Kind.PARAMETER: True, Kind.BUFFER: role.persistent}.get(role.kind, False)
-    literal = role.kind is Kind.UNREGISTERED and _LITERAL.fullmatch(fqn) is not None
+    literal = role.kind is Kind.UNREGISTERED and _LITERAL_NAME.fullmatch(fqn) is not None
     evidence = Evidence.ASSUMED if literal else Evidence.REGISTERED
-    note = _NOTE if literal else None
+    note = _CONSTANT_NOTE if literal else None
     return Row(fqn, tensor, role.kind, evidence, role.persistent, saved, tensor.requires_grad, note=note)
 
 

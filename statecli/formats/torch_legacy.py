@@ -34,11 +34,11 @@ TRAITS = FormatTraits(is_legacy=True, may_hold_settings_alone=True)
 
 VERSION = 1001
 #: Maximum size of one pickle in bytes, the same as for data.pkl in a zip archive.
-MAX_PICKLE = 256 * 2**20
+MAX_PICKLE_BYTES = 256 * 2**20
 #: Bytes that are read first, and the factor by which the window grows until the pickle fits, because its length is not
 #: recorded.
-_FIRST_WINDOW = 64 * 1024
-_GROWTH = 8
+_FIRST_WINDOW_BYTES = 64 * 1024
+_WINDOW_GROWTH = 8
 
 _PICKLES = ("the magic number", "the version", "the machine's description", "the object", "the list of storages")
 #: Pickle of the magic number in each protocol: LONG in 0 and 1, LONG1 in 2 and 3, framed from 4 on.
@@ -89,19 +89,19 @@ def _read_pickles(source: Source) -> list[Pickle]:
 
 def _read_pickle_at(source: Source, at: int, label: str) -> Pickle:
     """Read the pickle at byte `at` through growing windows."""
-    remaining_bytes, window = source.size - at, _FIRST_WINDOW
+    remaining_bytes, window = source.size - at, _FIRST_WINDOW_BYTES
     while True:
-        data = source.read(at, min(window, remaining_bytes, MAX_PICKLE))
+        data = source.read(at, min(window, remaining_bytes, MAX_PICKLE_BYTES))
         try:
             return checkpoint_pickle.load(data, f"{label} (a pickle at byte {at})", module_ids=True)
         except TruncatedPickle:
             if len(data) == remaining_bytes:
                 raise
-            if len(data) == MAX_PICKLE:
+            if len(data) == MAX_PICKLE_BYTES:
                 raise MalformedError(
-                    f"{label} is a pickle of more than {MAX_PICKLE:,} bytes, the limit of statecli"
+                    f"{label} is a pickle of more than {MAX_PICKLE_BYTES:,} bytes, the limit of statecli"
                 ) from None
-        window *= _GROWTH
+        window *= _WINDOW_GROWTH
 
 
 def _check_version(magic: Any, version: Any) -> None:
@@ -152,15 +152,15 @@ def _locate_storages(
         places = list(_walk_storages(source, keys, declared_by_key))
         if is_trusted:
             source.guard(
-                Guard(at, at + 8, at + 8 + size, partial(_check, key, numel)) for key, at, numel, size in places
+                Guard(at, at + 8, at + 8 + size, partial(_check_count, key, numel)) for key, at, numel, size in places
             )
         else:
             source.prefetch((at, 8) for _, at, _, _ in places)
-    is_dense = len(keys.root) * _FIRST_WINDOW > source.size and not source.reads_are_requests
-    window = Window(source, _FIRST_WINDOW if is_dense else 0)
+    is_dense = len(keys.root) * _FIRST_WINDOW_BYTES > source.size and not source.reads_are_requests
+    window = Window(source, _FIRST_WINDOW_BYTES if is_dense else 0)
     for key, at, numel, length in _walk_storages(source, keys, declared_by_key):
         if not is_trusted:
-            _check(key, numel, window.read(at, 8))
+            _check_count(key, numel, window.read(at, 8))
         yield key, ByteRange(source.path, at + 8, length)
 
 
@@ -189,7 +189,7 @@ def _walk_storages(
             )
 
 
-def _check(key: str, numel: int, recorded: bytes) -> int:
+def _check_count(key: str, numel: int, recorded: bytes) -> int:
     """Check the number of elements that precedes them. Always returns 0."""
     count = int.from_bytes(recorded, "little", signed=True)
     if count != numel:

@@ -49,7 +49,7 @@ TRAITS = FormatTraits(
 
 #: Section of the constants in the code, and the note of each constant.
 CONSTANTS = "constants"
-_NOTE = "a constant of the code"
+_CONSTANT_NOTE = "a constant of the code"
 #: Names of records that some version of torch writes into the archive.
 _RECORDS = (
     *("data.pkl", "constants.pkl", "bytecode.pkl", "mobile_debug_handles.pkl", "traced_inputs.pkl", "version"),
@@ -58,20 +58,20 @@ _RECORDS = (
     *("data/", "constants/", "code/", "bytecode/", "traced_inputs/", "extra/"),
 )
 #: Maximum size of class texts that are read, in bytes.
-MAX_CODE = 64 * 2**20
+MAX_CODE_BYTES = 64 * 2**20
 #: Prefix of classes that C++ defines, which have no text. Quantized layers keep their packed weights in an object of
 #: such a class.
-_IN_CPP = "__torch__.torch.classes."
+_CPP_PREFIX = "__torch__.torch.classes."
 _CLASS = compile_on_use(r"class (\w+)(?:\((\w+)\))?:")
 #: Settings that torch compiles into the class of a module, and that its kernels rely on.
-_SETTING = compile_on_use(
+_SETTING_LINE = compile_on_use(
     r"  (?:(hidden_size|input_size|proj_size|num_heads|head_dim) : Final\[int\] = (-?\d{1,18})"
     r'|(mode) : Final\[str\] = "(\w+)")$'
 )
-_LINE = compile_on_use(r"  __(parameters|buffers)__ = \[(.*)\]$")
+_REGISTERED_LINE = compile_on_use(r"  __(parameters|buffers)__ = \[(.*)\]$")
 #: Part of a class name that distinguishes classes of the same name; its number counts up in the process that wrote
 #: them.
-_MANGLED = compile_on_use(r"\.___torch_mangle_\d+")
+_MANGLING = compile_on_use(r"\.___torch_mangle_\d+")
 _STORAGES = frozenset(f"torch.{name}" for name in SCRIPT_STORAGE_DTYPES)
 _QUOTED = compile_on_use(r'"([^"]*)"')
 
@@ -156,9 +156,9 @@ def _measure_code(archive: Archive) -> dict[str, Scalar]:
     bytecode = find_record(archive, "bytecode.pkl")
     digest = hashlib.sha256()
     for name, record in (*sources.items(), *([("bytecode.pkl", bytecode)] if bytecode else [])):
-        if record.size > MAX_CODE:
-            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes, the limit of statecli")
-        content = archive.read(record, MAX_CODE)
+        if record.size > MAX_CODE_BYTES:
+            raise MalformedError(f"its code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli")
+        content = archive.read(record, MAX_CODE_BYTES)
         digest.update(f"{name.removeprefix(prefix)}\0{len(content)}\0".encode("utf-8", "surrogateescape"))
         digest.update(content)
     code: dict[str, Scalar] = {"code files": len(sources), "code bytes": sum(r.size for r in sources.values())}
@@ -170,7 +170,7 @@ class _Class(NamedTuple):
     """Facts in the text of a class: whether it is a module, and its registered names.
 
     `buffers` is None in archives of torch before 1.6; there, every tensor except a parameter is a buffer. `settings`
-    are the matches of `_SETTING`.
+    are the matches of `_SETTING_LINE`.
     """
 
     is_module: bool
@@ -201,7 +201,7 @@ class _Modules:
         """Create an object with the Python name of its class; torch's quantized classes are recognised by this name."""
         if id(node) not in self.created:
             cls = node.cls
-            module = _MANGLED.sub("", cls.module).removeprefix("__torch__.")
+            module = _MANGLING.sub("", cls.module).removeprefix("__torch__.")
             self.created[id(node)] = Obj(Global(module, cls.name, cls.position), ())
         return self.created[id(node)]
 
@@ -237,7 +237,7 @@ class _Modules:
         if type(node) is not Obj or not get_name(node.cls).startswith("__torch__."):
             return None
         cls = node.cls
-        if cls.qualified.startswith(_IN_CPP):
+        if cls.qualified.startswith(_CPP_PREFIX):
             return None
         if cls.module not in self.classes:
             self.classes[cls.module] = dict(_parse_classes(self._read_text(cls.module)))
@@ -252,9 +252,9 @@ class _Modules:
         if record is None:
             return ""
         self.code_bytes += record.size
-        if self.code_bytes > MAX_CODE:
-            raise MalformedError(f"its code has more than {MAX_CODE:,} bytes, the limit of statecli")
-        return self.archive.read(record, MAX_CODE).decode("utf-8", "replace")
+        if self.code_bytes > MAX_CODE_BYTES:
+            raise MalformedError(f"its code has more than {MAX_CODE_BYTES:,} bytes, the limit of statecli")
+        return self.archive.read(record, MAX_CODE_BYTES).decode("utf-8", "replace")
 
 
 def _strip_tag(value: Any) -> Any:
@@ -282,16 +282,16 @@ def _strip_tag(value: Any) -> Any:
 
 
 #: Functions that return their first argument, with a tag.
-_TAGS = frozenset(
+_TAG_FUNCTIONS = frozenset(
     ["torch.jit._pickle.restore_type_tag"]
     + [f"torch.jit._pickle.build_{kind}list" for kind in ("tensor", "int", "double", "bool")]
 )
 
 
 def _strip_annotation(node: Any) -> Any:
-    while type(node) is Obj and get_name(node.cls) in _TAGS and node.args:
+    while type(node) is Obj and get_name(node.cls) in _TAG_FUNCTIONS and node.args:
         node = node.args[0]
-    return node.state if type(node) is Obj and get_name(node.cls).startswith(_IN_CPP) else node
+    return node.state if type(node) is Obj and get_name(node.cls).startswith(_CPP_PREFIX) else node
 
 
 def _is_tensor(value: Any) -> bool:
@@ -307,10 +307,10 @@ def _parse_classes(text: str) -> Iterator[tuple[str, _Class]]:
             if name:
                 yield name, script_class
             name, script_class = match[1], _NOTHING._replace(is_module=match[2] == "Module")
-        elif match := _SETTING.match(line):
+        elif match := _SETTING_LINE.match(line):
             setting = {match[1]: int(match[2])} if match[1] else {match[3]: match[4]}
             script_class = script_class._replace(settings={**script_class.settings, **setting})
-        elif match := _LINE.match(line):
+        elif match := _REGISTERED_LINE.match(line):
             names = frozenset(_QUOTED.findall(match[2]))
             script_class = (
                 script_class._replace(parameters=names)
@@ -362,7 +362,9 @@ def _build_constant_rows(root: Any, reading: Reading) -> Iterator[Row]:
             raise MalformedError(f"holds more than {MAX_ROWS} tensors, the limit of statecli")
         if tensor is not None:
             grad = tensor.requires_grad
-            yield Row(path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_NOTE)
+            yield Row(
+                path, tensor, Kind.UNREGISTERED, Evidence.ASSUMED, saved=False, requires_grad=grad, note=_CONSTANT_NOTE
+            )
 
 
 def _mark_constant(tensor: TensorInfo) -> TensorInfo:

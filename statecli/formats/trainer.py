@@ -33,15 +33,15 @@ NAME = "trainer"
 TRAITS = FormatTraits(is_training_folder=True)
 
 #: File names of accelerate's further models, and of the first model next to them.
-_MODEL = compile_on_use(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
-_FIRST = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
+_FURTHER_MODEL = compile_on_use(r"(?:pytorch_)?model(?:_fsdp)?_(?P<number>\d{1,3})\.(?:safetensors|bin)")
+_FIRST_MODELS = frozenset(["model.safetensors", "pytorch_model.bin", "pytorch_model_fsdp.bin"])
 #: Folder names of models and optimizers that FSDP saves in shards.
-_SHARDED = compile_on_use(
+_SHARDED_FOLDER = compile_on_use(
     r"(?:pytorch_(?=model))?(?P<what>model(?=_fsdp)|optimizer)(?:_fsdp)?_(?P<number>0|[1-9]\d{0,2})"
 )
 _SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 #: Names of the section in a file with a single section.
-_LONE = frozenset(["model", "optimizer", "rng"])
+_SINGLE_SECTIONS = frozenset(["model", "optimizer", "rng"])
 
 ReadFile = Callable[[str], ModelState]
 
@@ -69,7 +69,7 @@ def _find_parts(path: str) -> dict[str, str]:
     parts = {name: section for name, section in _find_folders(path).items() if section != "model"}
     for name in names:
         stem, suffix = os.path.splitext(name)
-        if (model := _MODEL.fullmatch(name)) and _FIRST.intersection(names):
+        if (model := _FURTHER_MODEL.fullmatch(name)) and _FIRST_MODELS.intersection(names):
             parts[name] = f"model_{model['number']}"
         elif suffix in _SUFFIXES and "." not in stem and checkpoint_folder.COMPANIONS.match(name):
             parts[name] = stem
@@ -78,7 +78,7 @@ def _find_parts(path: str) -> dict[str, str]:
 
 def _find_folders(path: str) -> dict[str, str]:
     """Map the folders of torch.distributed.checkpoint to their sections."""
-    matches = ((name, _SHARDED.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
+    matches = ((name, _SHARDED_FOLDER.fullmatch(name)) for name in checkpoint_folder.list_folders(path))
     return {
         name: match["what"] if match["number"] == "0" else f"{match['what']}_{match['number']}"
         for name, match in matches
@@ -156,7 +156,7 @@ def _move_to_section(state: ModelState, section: str, name: str) -> ModelState:
     def name_section(inner_section: str) -> str:
         return (
             section
-            if not inner_section or (inner_section in _LONE and len(state.sections) < 2)
+            if not inner_section or (inner_section in _SINGLE_SECTIONS and len(state.sections) < 2)
             else f"{section}.{inner_section}"
         )
 
@@ -212,7 +212,7 @@ def _join_states(model: ModelState, parts: list[tuple[str, ModelState]]) -> Mode
 
 def _name_settings(name: str, settings: Settings) -> tuple[str, Settings]:
     """Return the prefix and the settings of a part; the settings of a folder are below the saved object."""
-    match = _SHARDED.fullmatch(name)
+    match = _SHARDED_FOLDER.fullmatch(name)
     if match is None:
         return os.path.splitext(name)[0], settings
     role = match["what"]

@@ -52,7 +52,7 @@ _LFS_SIZE = compile_on_use(rb"\nsize (\d{1,20})\s")
 
 #: zlib's `wbits` for data with a gzip header, and the maximum memory for unpacking the beginning of an xz file, in
 #: bytes.
-_GZIP, _XZ_MEMORY = 31, 64 << 20
+_GZIP_WBITS, _XZ_MEMORY_BYTES = 31, 64 << 20
 
 _JSON = "a JSON document"
 _TEXT = "a text file"
@@ -150,7 +150,7 @@ def _unpack_head(head: bytes) -> bytes:
     if head.startswith(b"\xfd7zXZ"):
         return _unpack_xz_head(head)
     try:
-        return zlib.decompressobj(_GZIP).decompress(head, HEAD_BYTES) if head.startswith(b"\x1f\x8b") else b""
+        return zlib.decompressobj(_GZIP_WBITS).decompress(head, HEAD_BYTES) if head.startswith(b"\x1f\x8b") else b""
     except zlib.error:
         return b""
 
@@ -161,7 +161,7 @@ def _unpack_xz_head(head: bytes) -> bytes:
     except ImportError:  # Python may be built without lzma
         return b""
     try:
-        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(head, HEAD_BYTES)
+        return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES).decompress(head, HEAD_BYTES)
     except (lzma.LZMAError, EOFError):
         return b""
 

@@ -292,7 +292,7 @@ class _MergedResults:
             )
         if not stored_result.derived or earlier_result is stored_result:
             self._owners[key] = part
-        if stored_result.derived and key.function not in tasks.UNPLANNED:
+        if stored_result.derived and key.function not in tasks.UNPLANNED_FUNCTIONS:
             self._unused_keys[key] = part
 
     def _get_stored(self, key: Key) -> StoredResult:
@@ -303,7 +303,7 @@ class _MergedResults:
         keys = tasks.compute_keys(work)
         self._passes += not work.derived
         missing = [n for n, key in enumerate(keys) if key not in self._owners]
-        if missing and not work.derived and work.function.__name__ not in tasks.UNPLANNED:
+        if missing and not work.derived and work.function.__name__ not in tasks.UNPLANNED_FUNCTIONS:
             self._raise_missing(keys, work.tasks[missing[0]])
         if work.on_batch and len(missing) < len(keys):
             work.on_batch([task for key, task in zip(keys, work.tasks, strict=True) if key in self._owners])
@@ -313,7 +313,7 @@ class _MergedResults:
     def _raise_missing(self, keys: Sequence[Key], task: Any) -> NoReturn:
         """Raise UnreadableError for a task without a result: the parts or the target have changed."""
         location = ": ".join(filter(None, (next(iter(task.paths), ""), task.name)))
-        if tasks.digest_of_pass(keys) in self._plan:
+        if tasks.compute_pass_digest(keys) in self._plan:
             raise UnreadableError(
                 f"{location}: the part files do not have a result for this file or tensor; {_REDO_ADVICE}"
             )

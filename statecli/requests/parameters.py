@@ -158,7 +158,7 @@ def check_standard_input(options: Options) -> None:
 def name_division(options: Options) -> str:
     """Return the option that divides the reading of values, with its value, for a message; "" without any."""
     if (executor := getattr(options, "executor", None)) is not None:
-        return option("--executor", workers.executors.executor_name(executor))
+        return option("--executor", workers.executors.format_executor_name(executor))
     shard = getattr(options, "shard", None)
     return "" if shard is None else option("--shard", shard)
 

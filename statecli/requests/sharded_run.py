@@ -25,4 +25,6 @@ def build_outcome(own_shard: shard.Shard, outcome: Outcome) -> Outcome:
     failures = causes[:MAX_FAILURE_LINES]
     if len(causes) > MAX_FAILURE_LINES:
         failures.append(f"and {plural(len(causes) - MAX_FAILURE_LINES, 'more task')} that failed")
-    return Outcome(outcome.result, content=own_shard.part(changed_files), failures=failures, warning=outcome.warning)
+    return Outcome(
+        outcome.result, content=own_shard.encode_file(changed_files), failures=failures, warning=outcome.warning
+    )

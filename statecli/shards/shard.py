@@ -10,7 +10,7 @@ from statecli.core.errors import StateError, UnreadableError
 from statecli.core.version import __version__
 from statecli.shards import shard_file, tasks
 from statecli.shards.partition import Partition, parse_shard
-from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_version
+from statecli.storage.file_version import RESULT_NOT_VALID, FileVersion, find_changed, read_version
 from statecli.values import kernels
 from statecli.workers import pool
 from statecli.workers.file_identity import identify_files
@@ -59,7 +59,7 @@ class Shard:
         return results
 
     def _select_tasks(self, work: Work, keys: Sequence[Key], sizes: Sequence[int]) -> list[int]:
-        self._pass_digests.append(tasks.digest_of_pass(keys))
+        self._pass_digests.append(tasks.compute_pass_digest(keys))
         self._tasks.update(keys)
         new_paths = {path for task in work.tasks for path in task.paths}.difference(self._versions)
         self._versions.update((path, read_version(path)) for path in new_paths)
@@ -70,7 +70,7 @@ class Shard:
             self.failed.append((task.name, str(getattr(result, "reason", result))))
         self._lines[key] = shard_file.build_line(key, task.name, task.size, result, derived=derived)
 
-    def part(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
+    def encode_file(self, changed_files: Sequence[str] = ()) -> Iterator[bytes]:
         """Return the shard file, once the command is done; `changed_files` changed while the command read them.
 
         Raises `UnreadableError` for a file that changed meanwhile, because its results are of neither state.
@@ -78,7 +78,7 @@ class Shard:
         # Before the check for changes, so that a file that changes while it is sampled is reported.
         files = identify_files(self._versions)
         for path in (*find_changed(self._versions), *changed_files):
-            raise UnreadableError(f"{path}: {CHANGED}")
+            raise UnreadableError(f"{path}: {RESULT_NOT_VALID}")
         own_count = sum(not line.derived for line in self._lines.values())
         origin = (__version__, kernels.kernel_name(), self._command, self._options, self._shard)
         head = shard_file.Head(

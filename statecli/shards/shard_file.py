@@ -25,7 +25,7 @@ from statecli.core import errors
 from statecli.core.errors import ChecksumMismatch, StateError, UnreadableError
 from statecli.core.model_state import Place
 from statecli.shards.partition import MAX_SHARDS, ShardNumber
-from statecli.shards.tasks import RESULTS, Key
+from statecli.shards.tasks import RESULT_TYPES, Key
 from statecli.storage import files
 from statecli.values.compare_task import Comparison
 from statecli.workers.file_identity import FileIdentity
@@ -254,13 +254,13 @@ def _decode_head(path: str, raw: bytes) -> Head:
 
 def _decode_task(path: str, number: int, raw: bytes) -> tuple[Key, StoredResult]:
     line = _decode(Line, raw, path, number)
-    if line.function not in RESULTS:
+    if line.function not in RESULT_TYPES:
         problem = f"contains a result of {line.function[:40]!r}, which this version of statecli does not know"
         _refuse(path, number, f"{problem}; use the version that wrote the file")
     key = Key(sys.intern(line.function), line.key)
     if line.error is not None:
         return key, StoredResult(_decode_error(line.error, path, number), number, line.derived)
-    result = _convert(RESULTS[line.function], line.result, path, number)
+    result = _convert(RESULT_TYPES[line.function], line.result, path, number)
     return key, StoredResult(_pack_result(result), number, line.derived)
 
 

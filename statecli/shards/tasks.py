@@ -17,7 +17,7 @@ from statecli.workers.pool import Work
 
 #: Functions for tasks of a shard: name -> type of a result other than an error. Workers run other functions only in a
 #: merge, because their tasks follow from the results of all shards.
-RESULTS: dict[str, Any] = {
+RESULT_TYPES: dict[str, Any] = {
     "run_batch": Comparison,
     "check_batch": None,
     "check_elements_batch": CheckResult,
@@ -28,7 +28,7 @@ RESULTS: dict[str, Any] = {
 }
 #: Functions whose tasks need not be planned for a shard: the first of several tied tensors has the task, and another
 #: tensor may be the first if targets are in another order or were found under other names.
-UNPLANNED = frozenset(["check_batch", "digest_batch"])
+UNPLANNED_FUNCTIONS = frozenset(["check_batch", "digest_batch"])
 
 
 class Key(NamedTuple):
@@ -57,7 +57,7 @@ def _encode(value: Any) -> bytes:
         return repr(value).encode("ascii", "backslashreplace")
 
 
-def digest_of_pass(keys: Sequence[Key]) -> str:
+def compute_pass_digest(keys: Sequence[Key]) -> str:
     """Return a digest of all tasks of one pass over the values."""
     return hashlib.sha256("\n".join(f"{key.function} {key.digest}" for key in keys).encode()).hexdigest()[:32]
 

@@ -20,14 +20,14 @@ from statecli.storage.checkpoint_names import CHECKPOINT_SUFFIXES, SETTINGS_FILE
 from statecli.storage.store import FolderEntries
 
 #: Maximum number of inner folders that are searched for weights, so that a message can name them.
-MAX_INNER = 200
+MAX_INNER_FOLDERS = 200
 #: Suffixes of weight files. Suffixes like `.pth.tar` are here too, because training scripts name files of torch.save so
 #: (`model_best.pth.tar`).
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", *TAR_SUFFIXES)
 #: Suffixes of weights in any format, whether statecli reads it or not.
 _ANY_WEIGHTS = (*WEIGHTS, *CHECKPOINT_SUFFIXES, ".h5", ".onnx", ".npy", ".tflite")
 #: Weight files that save_pretrained writes for other frameworks, which statecli does not read.
-FOREIGN = frozenset(["tf_model.h5", "rust_model.ot"])
+FOREIGN_WEIGHTS = frozenset(["tf_model.h5", "rust_model.ot"])
 #: Files next to weights in a training folder that contain no weights.
 COMPANIONS = compile_on_use(
     r"^(?:optimizer|scheduler|scaler|sampler|rng_state|training_args|random_states|trainer_state|custom_checkpoint"
@@ -281,8 +281,8 @@ def split_module_folder(folder: str) -> list[str] | None:
 
 
 def list_inner_folders(path: str) -> list[str]:
-    """Return the first MAX_INNER inner folders, after a prefetch of their listings."""
-    names = list_folders(path)[:MAX_INNER]
+    """Return the first MAX_INNER_FOLDERS inner folders, after a prefetch of their listings."""
+    names = list_folders(path)[:MAX_INNER_FOLDERS]
     on_disk.prefetch(on_disk.join(path, name) for name in names)
     return names
 
@@ -338,25 +338,27 @@ def advise_class(path: str) -> str:
 
 def _describe_folder(path: str, names: list[str], folders: list[str]) -> str:
     """Describe the content of a folder without weights; "" if it is unknown."""
-    if foreign := sorted(FOREIGN.intersection(names)):
+    if foreign := sorted(FOREIGN_WEIGHTS.intersection(names)):
         content = "only weights of other frameworks, which statecli does not read"
         return f"is a folder with {content}: {quoting.names(foreign)}"
     parent_links = [
         name for name in folders if name.endswith(WEIGHTS) and _links_to_parent(on_disk.join(path, name), path)
     ]
-    on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER])
+    on_disk.prefetch(on_disk.join(path, name) for name in folders[:MAX_INNER_FOLDERS])
     weight_folders = [
-        name for name in folders[:MAX_INNER] if name not in parent_links and _has_weights(on_disk.join(path, name))
+        name
+        for name in folders[:MAX_INNER_FOLDERS]
+        if name not in parent_links and _has_weights(on_disk.join(path, name))
     ]
     if weight_folders and PIPELINE in names:
         return f"is a diffusers pipeline, not one model; give one of its components: {quoting.names(weight_folders)}"
-    configured = [name for name in folders[:MAX_INNER] if on_disk.is_file(on_disk.join(path, name, CONFIG))]
+    configured = [name for name in folders[:MAX_INNER_FOLDERS] if on_disk.is_file(on_disk.join(path, name, CONFIG))]
     if configured and PIPELINE in names:
         components = quoting.names([on_disk.join(path, name) for name in configured])
         return f"is a diffusers pipeline without weights; give one of its components as a model class: {components}"
     if weight_folders:
-        search_limit = f" (statecli looked into the first {MAX_INNER} of {len(folders)} folders)" * (
-            len(folders) > MAX_INNER
+        search_limit = f" (statecli looked into the first {MAX_INNER_FOLDERS} of {len(folders)} folders)" * (
+            len(folders) > MAX_INNER_FOLDERS
         )
         return (
             "is a folder without a checkpoint, but with checkpoints in its subfolders; give one of the "

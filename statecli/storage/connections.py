@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: Maximum time in seconds for a server to accept a connection.
 CONNECT_TIMEOUT_S = 10.0
 #: Variables of other programs that name a file or a folder of CA certificates.
-_BUNDLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_BUNDLE_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY = "the proxy of HTTP_PROXY, HTTPS_PROXY or ALL_PROXY"
 #: Advice for a proxy that requires a login.
 ADD_TO_PROXY_URL = "add the user name and the password to the proxy URL in the environment: http://USER:PASSWORD@…"
@@ -121,7 +121,7 @@ def _load_certificates() -> SSLContext:
     import ssl
 
     certificate_file = os.environ.get("SSL_CERT_FILE")
-    bundle = certificate_file or next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
+    bundle = certificate_file or next((os.environ[name] for name in _BUNDLE_VARIABLES if os.environ.get(name)), None)
     try:
         if bundle is not None and os.path.isdir(bundle):
             return ssl.create_default_context(capath=bundle)

@@ -98,7 +98,7 @@ def _split(url: str) -> SplitResult:
         raise InvalidUrl from None
 
 
-def may_have(url: str, other: str) -> bool:
+def may_share_credentials(url: str, other: str) -> bool:
     """Return whether credentials for `url`'s server may be sent to `other`'s server: the same server, or with https."""
     first, second = parse_origin(url), parse_origin(other)
     return first == second or (first[1] == second[1] and (first[0], second[0]) == ("http", "https"))

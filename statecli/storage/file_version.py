@@ -14,14 +14,14 @@ from statecli.storage import files
 from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion as FileVersion
 
 #: Error for a file that has another version at the end, because results were already computed from its bytes.
-CHANGED = "changed while statecli read it, so the result is not valid; compare again"
+RESULT_NOT_VALID = "changed while statecli read it, so the result is not valid; compare again"
 
 
 class FileChanged(UnreadableError):
     """Error: the file `path` has another version at the end than when its header was read."""
 
     def __init__(self, path: str, prefix: str = "") -> None:
-        super().__init__(f"{prefix}{CHANGED}")
+        super().__init__(f"{prefix}{RESULT_NOT_VALID}")
         self.path = path
 
 

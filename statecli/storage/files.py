@@ -40,7 +40,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
 #: Text that may be a misspelt URL with user and password; not a call like `pkg.mod:Net("a@b")`.
-_TYPO = compile_on_use(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
+_MISSPELT_URL = compile_on_use(r"(?!-|[\w./\\-]+:[\w.]+\(.*\)$)[^\s:@]*:\S+@")
 _LOCAL = LocalStore()
 
 
@@ -200,7 +200,7 @@ def mask_urls(text: str) -> str:
 
 def _hide_typo(text: str) -> str:
     """Return the text with a possible password hidden, unless the text names a file."""
-    if ":" in text and _TYPO.match(text) and not os.path.lexists(text.partition("#")[0]):
+    if ":" in text and _MISSPELT_URL.match(text) and not os.path.lexists(text.partition("#")[0]):
         storage.masked_url.hide_in_typo(text)
     return text
 

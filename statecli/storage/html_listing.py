@@ -11,14 +11,14 @@ from statecli.core import quoting
 from statecli.core.errors import UnreadableError
 from statecli.core.lazy_pattern import compile_on_use
 
-_BEGINS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
+_HTML_BEGINNINGS = (b"<!doctype html", b"<html", b"<head", b"<body", b"<title", b"<script", b"<!--")
 #: Words in the title of a listing, to recognise an empty one.
-_LISTING = compile_on_use(r"index of|directory listing|listing of", re.IGNORECASE)
+_LISTING_TITLE = compile_on_use(r"index of|directory listing|listing of", re.IGNORECASE)
 
 
 def is_html(head: bytes) -> bool:
     """Return whether the bytes begin like an HTML page."""
-    return head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_BEGINS)
+    return head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_HTML_BEGINNINGS)
 
 
 class _Links(HTMLParser):
@@ -59,7 +59,7 @@ def parse_names(page: str, url: str) -> dict[str, bool] | None:
             f"the folder lists {quoting.quote(name)} both as a file and as a folder; give the URLs of the files "
             "instead of the URL of the folder"
         )
-    return names if names or _LISTING.search(page[:4096]) else None
+    return names if names or _LISTING_TITLE.search(page[:4096]) else None
 
 
 def _has_same_host(link: SplitResult, folder: SplitResult) -> bool:

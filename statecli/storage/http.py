@@ -32,17 +32,17 @@ MAX_DRAINED_BYTES, DRAIN_TIMEOUT_S = 16 << 10, 0.1
 #: Maximum number of redirects of a request.
 MAX_REDIRECTS = 10
 
-_NEXT = compile_on_use(r'<([^<>]+)>\s*;\s*rel="?next')
+_NEXT_LINK = compile_on_use(r'<([^<>]+)>\s*;\s*rel="?next')
 _RANGE = compile_on_use(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _LENGTH = compile_on_use(r"\d{1,19}")
-_EMPTY = compile_on_use(r"(?:bytes )?\*/(?P<size>\d{1,19})")
+_EMPTY_RANGE = compile_on_use(r"(?:bytes )?\*/(?P<size>\d{1,19})")
 #: End of a path that names a file. A URL of a folder with such a name ends in a slash.
-_FILE = compile_on_use(
+_FILE_PATH = compile_on_use(
     r"\.(?:safetensors|bin|pth?|ckpt|gguf|msgpack|json|npy|npz|pkl|distcp|metadata|txt|py|onnx|h5)(?:#[^/]*)?$"
 )
-_BUSY = frozenset([408, 425, 429, 500, 502, 503, 504])
+_BUSY_STATUSES = frozenset([408, 425, 429, 500, 502, 503, 504])
 #: HTTP statuses that may mean an expired signature; the original URL is then requested again.
-_EXPIRED = frozenset([400, 401, 403, 404, 410])
+_EXPIRED_STATUSES = frozenset([400, 401, 403, 404, 410])
 
 
 class Refused(UnreadableError):
@@ -122,7 +122,7 @@ class Http:
             document = json.loads(raw)
         except ValueError:
             raise UnreadableError("the answer of the server is not valid JSON") from None
-        next_link = _NEXT.search(answer.response.headers.get("Link", ""))
+        next_link = _NEXT_LINK.search(answer.response.headers.get("Link", ""))
         return document, next_link[1] if next_link else None
 
     @contextmanager
@@ -164,7 +164,7 @@ class Http:
         """Request a URL and follow redirects. After the block, release the connection; close it with unread bytes."""
         redirected = self._redirected.get(url)
         answer = self._follow(url, redirected, headers)
-        if redirected is not None and answer.response.status in _EXPIRED:
+        if redirected is not None and answer.response.status in _EXPIRED_STATUSES:
             _release(answer.response)
             self._redirected.pop(url, None)
             answer = self._follow(url, None, headers)
@@ -188,7 +188,7 @@ class Http:
         visited_urls = set[str]()
         for _ in range(MAX_REDIRECTS + 1):
             visited_urls.add(at)
-            own_headers = sent.headers if credentials.may_have(url, at) else {}
+            own_headers = sent.headers if credentials.may_share_credentials(url, at) else {}
             try:
                 response = connections.send(at, {**headers, **own_headers, "Accept-Encoding": "identity"})
             except (Transient, UnreadableError) as why:
@@ -286,7 +286,7 @@ def _parse_length(response: BaseHTTPResponse) -> int | None:
 
 def _parse_empty_size(answer: Answer, offset: int) -> int:
     """Return the size of a file that is shorter than the requested range: 0 for an empty file."""
-    match = _EMPTY.fullmatch(answer.response.headers.get("Content-Range", ""))
+    match = _EMPTY_RANGE.fullmatch(answer.response.headers.get("Content-Range", ""))
     if match is None or int(match["size"]) > offset:
         raise Refused(
             "the server refuses the byte range that statecli requested (HTTP 416): download the file first",
@@ -335,7 +335,7 @@ def _add_slash(url: str) -> str:
     link = parse_url(url)
     if link.path.endswith("/"):
         return url
-    if _FILE.search(link.path):
+    if _FILE_PATH.search(link.path):
         raise Missing("is not a folder")
     query = "" if link.query is None else f"?{link.query}"
     return f"{url.removesuffix(query)}/{query}"
@@ -353,7 +353,7 @@ def _refuse(answer: Answer, url: str) -> None:
     response = answer.response
     status = response.status
     origin = f" from {credentials.parse_server(answer.url)}" if _is_other_server(answer.url, url) else ""
-    if status in _BUSY:
+    if status in _BUSY_STATUSES:
         raise Transient(
             f"the server is busy (HTTP {status}{origin})", _parse_retry_after(response.headers.get("Retry-After"))
         )
@@ -376,7 +376,7 @@ def _refuse(answer: Answer, url: str) -> None:
 def _explain_refusal(status: int, origin: str, answer: Answer, url: str) -> str:
     source, why_not = answer.sent.source, answer.sent.why_not
     code = f"(HTTP {status}{origin})"
-    if status in (401, 403) and source is not None and not credentials.may_have(url, answer.url):
+    if status in (401, 403) and source is not None and not credentials.may_share_credentials(url, answer.url):
         return f"access is refused {code}: {source} were not sent, because the URL redirects to another server"
     if status == 401 and source is None:
         advice = "write the user name and the password into the URL, https://USER:PASSWORD@…, or into ~/.netrc"

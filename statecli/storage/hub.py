@@ -24,7 +24,7 @@ from statecli.storage.store import FileVersion
 
 _TYPES = frozenset(["datasets", "spaces", "models"])
 _REVISION = compile_on_use(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?P<path>.*))?", re.DOTALL)
-_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_LOGIN_ADVICE = "log in with `hf auth login`, or set HF_TOKEN"
 
 
 class Place(NamedTuple):
@@ -150,16 +150,16 @@ class Hub:
         if code == "GatedRepo":
             message = f"is gated: accept its conditions on {self._endpoint}/{place.full_name}"
             return UnreadableError(
-                f"{message}, with the account of your token" if has_token else f"{message}, then {_LOG_IN}"
+                f"{message}, with the account of your token" if has_token else f"{message}, then {_LOGIN_ADVICE}"
             )
         if code == "RevisionNotFound":
             return Missing(f"{place.full_name} has no revision {place.revision}")
         if code == "EntryNotFound":
             return Missing("does not exist")
         if why.status == 401 and has_token and code is None:
-            return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOG_IN}")
+            return UnreadableError(f"the hub does not accept your token (HTTP 401): {_LOGIN_ADVICE}")
         if code == "RepoNotFound" or why.status in (401, 404):
-            other_cause = "your token does not give access to it" if has_token else f"is private: {_LOG_IN}"
+            other_cause = "your token does not give access to it" if has_token else f"is private: {_LOGIN_ADVICE}"
             return _NoRepository(f"the repository {place.full_name} does not exist, or {other_cause}")
         if why.status == 403:
             return UnreadableError(

@@ -25,7 +25,7 @@ MAX_VALUES = 20_000_000
 _ESCAPE = compile_on_use(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 #: Names of JSON types for a message without the value, because it may be secret.
-_KINDS = {list: "list", str: "string", bool: "boolean", type(None): "null"}
+_TYPE_NAMES = {list: "list", str: "string", bool: "boolean", type(None): "null"}
 
 #: Object with a repeated key, and this key.
 Repeat = tuple[dict[str, Any], str]
@@ -58,7 +58,7 @@ def parse_object(raw: bytes, label: str) -> tuple[dict[str, Any], list[Repeat]]:
     except ValueError as error:
         raise MalformedError(f"{label} is not valid JSON: {_describe_error(error)}") from error
     if type(document) is not dict:
-        raise MalformedError(f"{label} is not a JSON object but a JSON {_KINDS.get(type(document), 'number')}")
+        raise MalformedError(f"{label} is not a JSON object but a JSON {_TYPE_NAMES.get(type(document), 'number')}")
     _refuse_lone_surrogate(text, label)
     return document, repeats
 

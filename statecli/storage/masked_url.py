@@ -19,19 +19,19 @@ _SHOWN_PARAMETERS = "file filename name path rev revision ref version versionid 
 #: Query parameters that are shown, because they select a file or its version.
 SHOWN_PARAMETERS = frozenset(_SHOWN_PARAMETERS.split())
 #: Value that contains no further parameter.
-_PLAIN = compile_on_use(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
+_PLAIN_VALUE = compile_on_use(r"(?:[\w./~+ -]|%2[0F])*", re.IGNORECASE)
 _PARAMETER = compile_on_use(r"[\w.~%\[\]-]{1,40}")
 #: Parts of parameter names whose values are certainly secret. Values of other parameters may be a format or a date.
-_SECRET = compile_on_use("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
+_SECRET_NAME = compile_on_use("sig|token|secret|passw|pwd|key|auth|cred|session|jwt", re.IGNORECASE)
 #: Secret parameter outside a query, and the text after it, which may contain `/`.
-_TOKEN = compile_on_use(rf"[?#][^/]*?(?:{_SECRET.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
+_TOKEN = compile_on_use(rf"[?#][^/]*?(?:{_SECRET_NAME.pattern})[^/=]*=.*", re.IGNORECASE | re.DOTALL)
 #: Schemes with another meaning of the text before `@` than a user: `hf://gpt2@main`, `abfs://container@account`.
-_NO_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
+_SCHEMES_WITHOUT_USER = frozenset(("hf", "abfs", "abfss", "az", "adl", "wasb", "wasbs"))
 
 #: Separator of the links of a chain: `zip://m.pt::https://host/a.zip`.
 _CHAIN = compile_on_use(r"::(?=[a-zA-Z][\w+.-]*(?:::|://))")
 #: URL inside a text.
-_INSIDE = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
+_URL_IN_TEXT = compile_on_use(r"[a-zA-Z][\w+.-]*://[^\s\"'<>(){},]+")
 
 
 class TypedUrl(NamedTuple):
@@ -67,7 +67,7 @@ def parse_url(url: str) -> PlainUrl:
     scheme, mark, address = url.partition("://")
     host = re.split("[/?]", address, maxsplit=1)[0]
     user: str | None = None
-    if "@" in host and (":" in host or scheme.rpartition("::")[2].lower() not in _NO_USER):
+    if "@" in host and (":" in host or scheme.rpartition("::")[2].lower() not in _SCHEMES_WITHOUT_USER):
         user, _, _ = host.rpartition("@")
     elif "@" in address and _has_invalid_port(host):
         user, _, _ = address.rpartition("@")
@@ -188,13 +188,13 @@ def _mask_query(query: str | None, mask: str) -> str:
 def _mask_parameter(text: str, mask: str) -> str:
     name, _, value = text.partition("=")
     is_shown = name.lower() in SHOWN_PARAMETERS
-    if not text or (is_shown and _PLAIN.fullmatch(value)):
+    if not text or (is_shown and _PLAIN_VALUE.fullmatch(value)):
         return text
     # A text that ends in `=` may be a token without a name.
     if not value.strip("=") or not _PARAMETER.fullmatch(name):
         redact.hide(text)
         return mask
-    redact.hide(value, sure=_SECRET.search(name) is not None)
+    redact.hide(value, sure=_SECRET_NAME.search(name) is not None)
     return f"{name}={mask}"
 
 
@@ -218,9 +218,9 @@ def unmask_url(name: str) -> str:
 
 def mask_urls_in(text: str) -> str:
     """Return a text (not itself a URL) with its URLs replaced by masked names."""
-    return _INSIDE.sub(lambda match: mask_url(match[0]), text)
+    return _URL_IN_TEXT.sub(lambda match: mask_url(match[0]), text)
 
 
 def unmask_urls_in(text: str) -> str:
     """Return text with the URLs as typed for the masked names in the text."""
-    return _INSIDE.sub(lambda match: unmask_url(match[0]), text) if redact.MARK in text else text
+    return _URL_IN_TEXT.sub(lambda match: unmask_url(match[0]), text) if redact.MARK in text else text

@@ -17,9 +17,9 @@ MAX_DEPTH = 100
 #: Maximum number of entries of all containers together: ten times the number in the largest models.
 MAX_ENTRIES = 2_000_000
 #: Maximum size of all texts together, in bytes.
-MAX_TEXT = 64 << 20
+MAX_TEXT_BYTES = 64 << 20
 #: Number of bytes read at a time: the text between two tensors' bytes is shorter.
-_SPAN = 4096
+_READ_BYTES = 4096
 
 #: First byte -> `struct` format of the following number.
 _NUMBERS = {0xCA: ">f", 0xCB: ">d"} | {0xCC + n: f">{code}" for n, code in enumerate("BHIQbhiq")}
@@ -34,7 +34,7 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 #: Key for the unreadable rest of a truncated map.
-REST = "(the rest)"
+REST_KEY = "(the rest)"
 
 
 class Truncated(MalformedError):
@@ -67,7 +67,7 @@ class Parser:
         self.mends = mends
         self.truncation: Truncation | None = None
         self.end = source.size if end is None else end
-        self._window = Window(source, _SPAN)
+        self._window = Window(source, _READ_BYTES)
         self._entries = self._text = 0
 
     def value(self, depth: int = 0) -> Any:
@@ -115,7 +115,7 @@ class Parser:
         for _ in range(count):
             if self.truncation:
                 break
-            key: Any = REST
+            key: Any = REST_KEY
             try:
                 key = self._parse_key(entries, depth)
                 entries[key] = self.value(depth + 1)
@@ -163,8 +163,8 @@ class Parser:
 
     def _parse_text(self, length: int) -> str:
         self._text += length
-        if self._text > MAX_TEXT:
-            raise MalformedError(f"has more than {MAX_TEXT} bytes of text, the limit of statecli")
+        if self._text > MAX_TEXT_BYTES:
+            raise MalformedError(f"has more than {MAX_TEXT_BYTES} bytes of text, the limit of statecli")
         at = self.at
         try:
             return self._take(length).decode("utf-8")

@@ -18,24 +18,24 @@ MIN_SECRET_CHARS = 6
 MIN_INNER_CHARS = 10
 
 #: Names of environment variables with secret values, and the minimum length of these values in characters.
-_VARIABLE = compile_on_use(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
+_SECRET_VARIABLE = compile_on_use(r"TOKEN|SECRET|PASSW|API_?KEY|ACCESS_KEY|_SAS", re.IGNORECASE)
 _MIN_VALUE_CHARS = 8
 
 #: Libraries whose loggers write URLs and headers.
-_LOGS = (
+_LOGGER_NAMES = (
     "urllib3 fsspec s3fs aiobotocore botocore boto3 gcsfs google aiohttp huggingface_hub "
     "adlfs azure msal requests requests_oauthlib httpx httpcore paramiko"
 )
-_LOGGERS = frozenset(_LOGS.split())
+_LOGGERS = frozenset(_LOGGER_NAMES.split())
 
-_END = r"[^\s\"'<>&;,()\[\]{}…]"
+_VALUE_CHARACTER = r"[^\s\"'<>&;,()\[\]{}…]"
 #: Text that looks like a secret; the group before the secret is kept.
 _SECRET_PATTERNS = (
     re.compile(r"((?<![\w+.-])[a-z][\w+.-]*://)[^\s\"'<>/?@…]+(?=@)", re.IGNORECASE),
-    re.compile(rf"((?:[?&]|%3F|%26)[\w.%~-]{{1,64}}?(?:=|%3D)){_END}+", re.IGNORECASE),
+    re.compile(rf"((?:[?&]|%3F|%26)[\w.%~-]{{1,64}}?(?:=|%3D)){_VALUE_CHARACTER}+", re.IGNORECASE),
     re.compile(
         r"([\w-]*(?:signature|credential|token|secret|secret_?access_?key|password|passwd|api_?key)"
-        rf"['\"]?\s*[=:>]\s*(?:b?['\"])?){_END}+",
+        rf"['\"]?\s*[=:>]\s*(?:b?['\"])?){_VALUE_CHARACTER}+",
         re.IGNORECASE,
     ),
     re.compile(r"(\b(?:Basic|Bearer|Digest|AWS4-HMAC-SHA256)\s+)[\w.~+/=-]{6,}"),
@@ -138,7 +138,9 @@ def _replace(text: str, words: Iterable[str]) -> str:
 
 def scrub(text: str) -> str:
     """Return foreign text without known secrets, secrets of the environment, and words that look like secrets."""
-    values = [value for name, value in os.environ.items() if _VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS]
+    values = [
+        value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_VALUE_CHARS
+    ]
     text = _replace(remove_secrets(text), {*secrets().possible, *values})
     for pattern in _SECRET_PATTERNS:
         text = pattern.sub(rf"\1{MARK}", text)

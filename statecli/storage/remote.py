@@ -216,7 +216,7 @@ class RemoteStore:
         moved = {path: file.moved for path, file in self._files.items() if file.moved}
         return Access(dict(masked_url.typed_urls()), versions, moved, self.command)
 
-    # --- what is known ------------------------------------------------------------------------------------------------
+    # --- known listings and kinds -------------------------------------------------------------------------------------
 
     def _get_file(self, path: str, version: FileVersion | None = None) -> RemoteFile:
         if path not in self._files:

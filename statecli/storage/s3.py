@@ -30,13 +30,13 @@ from statecli.storage.store import CHANGED_TRY_AGAIN, FileVersion
 
 _Result = TypeVar("_Result")
 
-_BUSY = frozenset(
+_BUSY_CODES = frozenset(
     ["SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "OperationAborted"]
 )
 #: Statuses after which the same request may succeed.
-_TRANSIENT = frozenset([408, 429, 500, 502, 503, 504])
+_TRANSIENT_STATUSES = frozenset([408, 429, 500, 502, 503, 504])
 #: Messages for error codes of S3.
-_CODES = {
+_CODE_MESSAGES = {
     "NoSuchBucket": "its bucket does not exist",
     "InvalidBucketName": "S3 does not allow this bucket name",
     "InvalidAccessKeyId": "access is refused: S3 does not know the access key of your AWS credentials; set them again",
@@ -56,7 +56,7 @@ _REFUSED = (
     "exist; for a public object, set AWS_NO_SIGN_REQUEST=yes"
 )
 #: Message for an answer from a server that is not S3.
-_FOREIGN = "the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL and any proxy"
+_FOREIGN_ANSWER = "the answer did not come from S3 ({what}); check AWS_ENDPOINT_URL and any proxy"
 _REFUSED_TO_ALL = (
     "access is refused (HTTP 403): no AWS credentials were found, and this object is not public, or does not "
     "exist; log in, or set AWS_PROFILE"
@@ -66,7 +66,7 @@ _REFUSED_UNSIGNED = (
     "public, or does not exist; unset AWS_NO_SIGN_REQUEST"
 )
 #: Messages about missing credentials, by a part of the provider's name in botocore.
-_SOURCES = {
+_CREDENTIAL_MESSAGES = {
     "SSO": "the AWS login is missing or has expired; log in again: aws sso login",
     "WebIdentity": (
         "AWS did not return credentials for a web identity: check AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN"
@@ -83,9 +83,9 @@ _SOURCES = {
     "": "your AWS credentials cannot be used ({name}); log in again",
 }
 #: Variables with the URL of S3; the first one set is used.
-_ENDPOINTS = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
+_ENDPOINT_VARIABLES = "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
 #: Messages about the configuration, by a part of the error's name.
-_SETTINGS = {
+_SETTING_MESSAGES = {
     "ProfileNotFound": "AWS_PROFILE is set to a profile that is not in the AWS configuration",
     "ConfigParseError": "the AWS configuration has a syntax error: correct {path}",
     "InvalidRegion": "the AWS region does not exist: set AWS_DEFAULT_REGION",
@@ -181,7 +181,7 @@ class _SessionWithoutRedirects:
         leads_away = "Location" in answer.headers or answer.method == "HEAD"  # botocore requests the region with HEAD
         if answer.status in REDIRECTS and leads_away and "x-amz-bucket-region" not in answer.headers:
             answer.close()
-            raise UnreadableError(_FOREIGN.format(what=f"HTTP {answer.status}"))
+            raise UnreadableError(_FOREIGN_ANSWER.format(what=f"HTTP {answer.status}"))
         return answer
 
 
@@ -224,7 +224,7 @@ async def _list_folder(filesystem: Any, url: str) -> Listing:
     while True:
         page = await filesystem._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, Delimiter="/", **continuation)
         if "IsTruncated" not in page:  # botocore parses an HTML page as an empty listing
-            raise UnreadableError(_FOREIGN.format(what="the answer is not a file listing"))
+            raise UnreadableError(_FOREIGN_ANSWER.format(what="the answer is not a file listing"))
         keys = [entry["Key"] for entry in page.get("Contents", ())]
         add_page(folders, prefix, keys, [entry["Prefix"] for entry in page.get("CommonPrefixes", ())])
         if not page.get("IsTruncated"):
@@ -257,7 +257,7 @@ def _translate_error(why: Exception, *, anonymous: bool) -> Exception:
         return _explain_foreign_answer(code, status) or _explain_code(code, status, anonymous=anonymous)
     name = type(why).__name__
     if name == "ParamValidationError":
-        return UnreadableError(_CODES["InvalidBucketName"])
+        return UnreadableError(_CODE_MESSAGES["InvalidBucketName"])
     if name in ("SSLError", "CertificateError"):
         return UnreadableError(
             "the server's certificate is not trusted: set AWS_CA_BUNDLE to the file of its CA certificate"
@@ -285,12 +285,14 @@ def _explain_setup_error(why: Exception) -> Exception | None:
         if isinstance(error, Transient):
             return Transient(f"AWS credentials could not be obtained: {error}")
         makers = {type(frame.f_locals.get("self")).__name__ for frame in frames}
-        text = next(text for part, text in _SOURCES.items() if any(part in maker for maker in makers))
+        text = next(text for part, text in _CREDENTIAL_MESSAGES.items() if any(part in maker for maker in makers))
         return UnreadableError(text.format(name=name))
     if "botocore.session" not in modules and name != "EndpointResolutionError":
         return None
-    endpoint = next((name for name in _ENDPOINTS if os.environ.get(name)), "endpoint_url in the AWS configuration")
-    text = next(text for part, text in _SETTINGS.items() if part in name)
+    endpoint = next(
+        (name for name in _ENDPOINT_VARIABLES if os.environ.get(name)), "endpoint_url in the AWS configuration"
+    )
+    text = next(text for part, text in _SETTING_MESSAGES.items() if part in name)
     return UnreadableError(text.format(name=name, endpoint=endpoint, path=getattr(why, "kwargs", {}).get("path")))
 
 
@@ -304,24 +306,24 @@ def _walk_frames(why: Exception) -> Iterator[FrameType]:
 
 def _explain_foreign_answer(code: str, status: int) -> Exception | None:
     """Return the error for an answer from a proxy or a web server; None for an answer from S3."""
-    if code in _CODES or (code and not code.isdecimal()):
+    if code in _CODE_MESSAGES or (code and not code.isdecimal()):
         return None
-    if status in _TRANSIENT:
+    if status in _TRANSIENT_STATUSES:
         # botocore also reports status 500 for an HTML page with status 200.
         status_text = "no XML" if status == 500 else f"HTTP {status}"
-        return Transient(_FOREIGN.format(what=status_text))
-    return (Missing if status == 404 else UnreadableError)(_FOREIGN.format(what=f"HTTP {status}"))
+        return Transient(_FOREIGN_ANSWER.format(what=status_text))
+    return (Missing if status == 404 else UnreadableError)(_FOREIGN_ANSWER.format(what=f"HTTP {status}"))
 
 
 def _explain_code(code: str, status: int, *, anonymous: bool) -> Exception:
     """Return the error for an error code of S3."""
-    if code in _BUSY or status in _TRANSIENT:
+    if code in _BUSY_CODES or status in _TRANSIENT_STATUSES:
         return Transient(f"S3 is busy ({code})")
     if code == "NoSuchKey":
         return Missing("does not exist")
     if code in ("AccessDenied", "AllAccessDisabled"):
         refused = _REFUSED_UNSIGNED if _is_unsigned() else _REFUSED_TO_ALL
         return UnreadableError(refused if anonymous else _REFUSED)
-    if code in _CODES:
-        return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODES[code])
+    if code in _CODE_MESSAGES:
+        return (Missing if code in ("NoSuchBucket", "NoSuchVersion") else UnreadableError)(_CODE_MESSAGES[code])
     return UnreadableError(f"cannot be read: S3 reports {code}")

@@ -12,8 +12,10 @@ from statecli.storage.object_cache import RemoteFile
 from statecli.storage.object_store import Listing, Missing, Unsure
 from statecli.storage.url import join
 
-_TRAINING = "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state.pth training_args.bin random_states_0.pkl"
-_TOOLS = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py model_index.json trainer_state.json"
+_TRAINING_FILES = (
+    "optimizer.pt optimizer.bin scheduler.pt scaler.pt rng_state.pth training_args.bin random_states_0.pkl"
+)
+_TOOL_FILES = ".metadata latest latest_checkpointed_iteration.txt zero_to_fp32.py model_index.json trainer_state.json"
 
 
 @cache
@@ -21,7 +23,7 @@ def list_usual_names() -> tuple[str, ...]:
     """Return the usual names, the most likely first."""
     weights = [file for name in SINGLE for file in (name, f"{name}.index.json")]
     settings = [f"{stem}.json" for stem in SETTINGS_FILES]
-    return tuple(dict.fromkeys((*weights, *settings, *_TOOLS.split(), *_TRAINING.split())))
+    return tuple(dict.fromkeys((*weights, *settings, *_TOOL_FILES.split(), *_TRAINING_FILES.split())))
 
 
 def try_usual_names(

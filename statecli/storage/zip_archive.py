@@ -28,9 +28,9 @@ from statecli.storage.byte_source import Source, Window
 from statecli.storage.files import Guard
 
 #: Maximum inflated size of a record in bytes; a pickle of 64 MB describes half a million tensors.
-MAX_INFLATED = 64 * 2**20
+MAX_INFLATED_BYTES = 64 * 2**20
 #: Maximum size of the directory in bytes; 100,000 records of torch take 9 MB.
-MAX_DIRECTORY = 256 * 2**20
+MAX_DIRECTORY_BYTES = 256 * 2**20
 MAX_RECORDS = 2_000_000
 
 #: Maximum number of bytes between the data of two records, without the header and name of the second: a descriptor of
@@ -51,7 +51,7 @@ _LOCAL = struct.Struct("<4s2xHH4xIIIHH")
 #: Distance from the end of a file, in bytes, in which torch's reader finds an end record: a comment, and one read.
 FARTHEST_END = _END.size + 65_535 + 4096
 #: Distance from the end of a file, in bytes, that includes the end records of nearly every archive.
-_USUAL_END = 1024
+_USUAL_END_BYTES = 1024
 _U16_MAX, _U32_MAX = 0xFFFF, 0xFFFFFFFF
 
 # General purpose flags (APPNOTE 4.4.4).
@@ -60,7 +60,7 @@ _SIZES_FOLLOW = 0x0008
 _UTF8 = 0x0800
 #: Flag of a folder in the external attributes, for every system: torch's reader leaves the memory for such a record
 #: unchanged.
-_FOLDER = 0x10
+_FOLDER_FLAG = 0x10
 
 #: Extra field with a record's name in UTF-8, and the size of its header: a version and the checksum of the other name
 #: (APPNOTE 4.6.9).
@@ -75,7 +75,7 @@ _DESCRIPTORS = {0: (0,), _SIZES_FOLLOW: (16, 24)}
 _HEADERS_AT_ONCE = 1024
 _MAX_PREFETCH_BYTES = 32 << 20
 #: Number of bytes of a record that show its format.
-BEGINNING = 512
+BEGINNING_BYTES = 512
 #: Maximum size in bytes of the records that torch writes after the last storage.
 _TRAILING_BYTES = 1024
 #: Average record size in bytes below which an archive's headers are read in windows, otherwise one by one.
@@ -191,7 +191,7 @@ class Archive:
         `limit`: maximum size of the content in bytes; a compressed record may also not exceed 64 MiB.
         """
         if record.method == DEFLATED:
-            limit = min(limit, MAX_INFLATED)
+            limit = min(limit, MAX_INFLATED_BYTES)
         if record.size > limit or record.compressed_size > limit:
             is_packed = record.method == DEFLATED
             problem = "is compressed and takes {:,} bytes unpacked" if is_packed else "has {:,} bytes"
@@ -236,7 +236,7 @@ class Archive:
     def _read_end(self) -> _End:
         """Return the values of the end record, or of the zip64 end record."""
         source = self._source
-        for reach in (_USUAL_END, FARTHEST_END):
+        for reach in (_USUAL_END_BYTES, FARTHEST_END):
             tail_at = max(0, source.size - reach)
             tail = source.read(tail_at, source.size - tail_at)
             at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - _END.size + 4)) + tail_at
@@ -320,10 +320,10 @@ class Archive:
         return end64
 
     def _read_directory(self, end: _End) -> dict[str, Record]:
-        if end.size > MAX_DIRECTORY or end.records > MAX_RECORDS:
+        if end.size > MAX_DIRECTORY_BYTES or end.records > MAX_RECORDS:
             raise MalformedError(
                 f"the zip archive lists {end.records} records in {end.size} bytes, more than statecli's limits of "
-                f"{MAX_RECORDS} and {MAX_DIRECTORY}"
+                f"{MAX_RECORDS} and {MAX_DIRECTORY_BYTES}"
             )
         records: dict[str, Record] = {}
         for count, record in enumerate(_parse_entries(self._source.read(end.offset, end.size)), 1):
@@ -372,7 +372,7 @@ class Archive:
     def _read_starts(self, sorted_records: list[Record]) -> Iterator[int]:
         """Yield the offset of each record's data, from its local header."""
         window = self.open_window(self._source)
-        header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING)
+        header_bytes = _LOCAL.size + MAX_PADDING + (self._looked_at or BEGINNING_BYTES)
         for n, record in enumerate(sorted_records):
             if n % _HEADERS_AT_ONCE == 0:
                 next_records = sorted_records[n : n + _HEADERS_AT_ONCE]
@@ -394,7 +394,7 @@ class Archive:
                 guards.append(
                     Guard(record.offset, start, space_end, partial(_find_shift, record, start, following, space_end))
                 )
-            elif _find_data(record, _read_of(header, record.offset)) != start:
+            elif _find_data(record, _create_reader(header, record.offset)) != start:
                 return None
         self._source.guard(guards)
         return map(_align, sorted_records)
@@ -429,7 +429,7 @@ def _parse_entries(directory: bytes) -> Iterator[Record]:
         record = Record(name, offset, 0, size, compressed_size, method, crc, flags)
         if disk or flags & _ENCRYPTED or (method != DEFLATED and (method != STORED or size != compressed_size)):
             _refuse(record, disk)
-        if marks & _FOLDER and compressed_size:
+        if marks & _FOLDER_FLAG and compressed_size:
             raise MalformedError(
                 f"{name!r} is marked as a folder but holds {compressed_size} bytes, which other programs skip"
             )
@@ -514,7 +514,7 @@ def _find_shift(record: Record, start: int, following: Record | None, space_end:
 
     Raises MalformedError if the data ends after `space_end`, the offset of the following record.
     """
-    data_offset = _find_data(record, _read_of(header, record.offset))
+    data_offset = _find_data(record, _create_reader(header, record.offset))
     end = data_offset + record.compressed_size
     if end > space_end:
         raise (
@@ -540,7 +540,7 @@ def _create_outside_error(name: str, end: int, records_end: int) -> MalformedErr
     )
 
 
-def _read_of(data: bytes, start: int) -> Callable[[int, int], bytes]:
+def _create_reader(data: bytes, start: int) -> Callable[[int, int], bytes]:
     """Return a function like `Source.read` for `data`, whose first byte is at offset `start`."""
     return lambda offset, length: data[offset - start : offset - start + length]
 

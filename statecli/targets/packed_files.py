@@ -28,14 +28,14 @@ MAX_UNPACKED_BYTES = 128 * 2**20
 #: Factor by which the unpacked beginning grows if it ends inside of a pickle, which may begin with a long text.
 _HEAD_GROWTH = 8
 #: Maximum number of consecutive compressed streams that are unpacked.
-_MAX_STREAMS = 10_000
+_MAX_UNPACKED_STREAMS = 10_000
 _CHUNK_BYTES = 2**18
 #: Size in bytes of an input chunk while single bytes are unpacked, because zlib copies the rest of it each time.
 _SMALL_CHUNK_BYTES = 2**9
 #: Maximum size of a compressed stream's header in bytes, and the size that suffices for nearly all headers.
 _MAX_HEADER_BYTES, _MIN_HEADER_BYTES = 2**20, 64
 #: Maximum memory for an xz file in bytes: its dictionary, of which only the used part is touched.
-_XZ_MEMORY = 2**28
+_XZ_MEMORY_BYTES = 2**28
 #: Dictionary size for an LZMA file in bytes; no more data is unpacked, so a larger dictionary is not needed.
 _LZMA_DICTIONARY_BYTES = MAX_UNPACKED_BYTES + HEAD_BYTES
 _GZIP, _BZIP2, _XZ, _LZIP = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"LZIP"
@@ -249,9 +249,9 @@ class _Unpacked:
     def _begin_stream(self) -> None:
         """Open the stream that begins here, if any. Raises UnreadableError if Python lacks the module."""
         self._streams += 1
-        if self._streams > _MAX_STREAMS:
+        if self._streams > _MAX_UNPACKED_STREAMS:
             self.stream = _Stream(None, 0, 0, is_certain=True)
-            self.damage = f"it has more than {_MAX_STREAMS:,} compressed streams, the limit of statecli"
+            self.damage = f"it has more than {_MAX_UNPACKED_STREAMS:,} compressed streams, the limit of statecli"
             return
         self._fill(_MIN_HEADER_BYTES)
         self.stream = _open_stream(self._packed)
@@ -283,7 +283,7 @@ def _open_stream(packed: bytes) -> _Stream | None:
         if packed.startswith(_XZ):
             import lzma
 
-            return _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 0, 0, is_certain=True)
+            return _Stream(lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES), 0, 0, is_certain=True)
         if packed.startswith(_LZIP):  # lzma.open reads lzip since liblzma 5.4
             trailer_bytes = 20 if packed[4:5] != b"\0" else 12
             return _Stream(_open_lzma(0x5D, b"\xff" * 8), _LZIP_HEADER_BYTES, trailer_bytes, is_certain=False)

@@ -19,14 +19,14 @@ from statecli.values.elements import Array
 from statecli.values.read import iter_row_blocks
 
 #: Number of columns of the sketch: some more than the largest rank to show.
-_SKETCH = MAX_RANK + 8
+_SKETCH_COLUMNS = MAX_RANK + 8
 #: Maximum number of columns of a matrix: the random matrix then takes 70 MB.
 MAX_COLUMNS = 1 << 16
 #: Roundings of a computed change before it is added, in spacings of floats, because a matrix product sums rounded
 #: terms.
 _ROUNDINGS_OF_CHANGE = 4
 #: Minimum ratio of a singular value to the bound of rounding, so that it counts.
-_MARGIN = 1.25
+_BOUND_MARGIN = 1.25
 
 
 class RankTask(DataTask, frozen=True, gc=False):
@@ -41,10 +41,10 @@ class RankTask(DataTask, frozen=True, gc=False):
     def compute(self) -> int | None:
         """Return the result."""
         height, width = self.after.shape
-        is_sketch = width > _SKETCH
-        random = np.random.default_rng(0).standard_normal((width, _SKETCH), np.float32) if is_sketch else None
+        is_sketch = width > _SKETCH_COLUMNS
+        random = np.random.default_rng(0).standard_normal((width, _SKETCH_COLUMNS), np.float32) if is_sketch else None
         relative, smallest = SPACING[self.after.dtype]
-        triangle: Array = np.zeros((0, _SKETCH if is_sketch else width))
+        triangle: Array = np.zeros((0, _SKETCH_COLUMNS if is_sketch else width))
         largest_row, by_column = 0.0, np.zeros(width)
         for _, _, before, after in iter_row_blocks(self.before, self.after, self.name):
             with np.errstate(all="ignore"):
@@ -62,6 +62,6 @@ class RankTask(DataTask, frozen=True, gc=False):
             triangle = np.asarray(np.linalg.qr(np.concatenate([triangle, block]), mode="r"))
         values = np.linalg.svd(triangle, compute_uv=False)
         norm = math.sqrt(largest_row) + math.sqrt(float(by_column.max()))
-        bound = norm if random is None else norm * math.sqrt(_SKETCH) + math.sqrt(float(by_column.sum()))
+        bound = norm if random is None else norm * math.sqrt(_SKETCH_COLUMNS) + math.sqrt(float(by_column.sum()))
         precision = float(values[0]) * max(height, width) * np.finfo(np.float64).eps
-        return min(int(np.count_nonzero(values > max(_MARGIN * bound, precision))), MAX_RANK)
+        return min(int(np.count_nonzero(values > max(_BOUND_MARGIN * bound, precision))), MAX_RANK)

@@ -32,7 +32,7 @@ from statecli.values.ggml_blocks import explain_unreadable_blocks, find_ggml_typ
 from statecli.values.neighbours import MAX_TENSOR_BYTES, Neighbour, find_neighbour, read_neighbours
 from statecli.values.ranges import (
     check_crc,
-    element_width,
+    get_element_width,
     is_run,
     iter_paths,
     locate_storage,
@@ -43,7 +43,7 @@ from statecli.values.ranges import (
 )
 from statecli.values.read import explain_not_numeric, explain_overlap, find_piece, is_plain, open_view, read_items
 from statecli.values.small_pairs import compare_small_pairs
-from statecli.values.tally import EQUAL, Tally
+from statecli.values.tally import EQUAL_TALLY, Tally
 from statecli.workers import pool
 from statecli.workers.task import Piece, WholeTask, catch_error
 
@@ -100,7 +100,9 @@ def compare_pairs(
     tallies = _compare_small(pairs, options, progress)
     large_pairs = [pair for n, pair in enumerate(pairs) if n not in tallies]
     large_outcomes = iter(_compare_by_tasks(large_pairs, options, jobs, progress, derived=derived))
-    outcomes = [_to_delta(tallies[n], pair) if n in tallies else next(large_outcomes) for n, pair in enumerate(pairs)]
+    outcomes = [
+        _convert_to_delta(tallies[n], pair) if n in tallies else next(large_outcomes) for n, pair in enumerate(pairs)
+    ]
     stale: dict[str | ByteRange, StateError] = {
         path: FileChanged(path) for path in find_changed({path: before[path] for path in paths})
     }
@@ -119,7 +121,7 @@ def _compare_small(pairs: Sequence[Pair], options: CompareOptions, progress: poo
     return tallies
 
 
-def _to_delta(total: Tally, pair: Pair) -> Delta:
+def _convert_to_delta(total: Tally, pair: Pair) -> Delta:
     shape = pair.after.shape or ()
     return Delta(elements=math.prod(shape)) if not total.changed else _build_delta(total, pair, shape)
 
@@ -139,19 +141,21 @@ def _compare_by_tasks(
             derived=derived,
         )
     )
-    number_tasks = [task for n, pair in enumerate(pairs) for task in results.number_tasks(n, pair)]
+    number_tasks = [task for n, pair in enumerate(pairs) for task in results.iter_number_tasks(n, pair)]
     results.replace_blocks(_run_tasks(number_tasks, options, jobs, derived=True))
-    results.add(_run_tasks(list(results.equal_norm_tasks()), options, jobs, derived=True))
+    results.add(_run_tasks(list(results.iter_equal_norm_tasks()), options, jobs, derived=True))
     suspects = [
         pair
         for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True))
-        if results.differ(n) or _is_suspect(plan) or (results.is_complete(n) and _checksums_differ(pair))
+        if results.has_difference(n)
+        or _is_suspect(plan)
+        or (results.is_complete(n) and _have_different_checksums(pair))
     ]
     errors_by_storage = _find_damage(
         [tensor for pair in suspects for tensor in (pair.before, pair.after)], jobs, derived=True
     )
     for n, (pair, plan) in enumerate(zip(pairs, plans, strict=True)):
-        yield _prefer_error(pair, results.outcome(n, pair) if isinstance(plan, list) else plan, errors_by_storage)
+        yield _prefer_error(pair, results.build_outcome(n, pair) if isinstance(plan, list) else plan, errors_by_storage)
 
 
 def _prefer_error(pair: Pair, outcome: PairOutcome, errors: Mapping[str | ByteRange, StateError]) -> PairOutcome:
@@ -177,17 +181,23 @@ class _Results:
                 self._other_shards.add(task.pair)
             self._results_of_pair[task.pair].append((task, result))
 
-    def differ(self, pair: int) -> bool:
+    def has_difference(self, pair: int) -> bool:
         return any(isinstance(result, Comparison) and result.tally.changed for _, result in self._results_of_pair[pair])
 
     def is_complete(self, pair: int) -> bool:
         """Return whether no other shard of the command has tasks of the pair."""
         return pair not in self._other_shards
 
-    def number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
+    def iter_number_tasks(self, number: int, pair: Pair) -> Iterator[CompareTask]:
         """Yield a task that compares a pair's numbers, if its quantized blocks differ and can be dequantized."""
         before, after = pair.before.data, pair.after.data
-        if before and after and self.differ(number) and self._block_type(number) and to_readable(after) is after:
+        if (
+            before
+            and after
+            and self.has_difference(number)
+            and self._get_block_type(number)
+            and to_readable(after) is after
+        ):
             yield CompareTask(number, pair.after.fqn, 0, math.prod(after.shape), before, after)
 
     def replace_blocks(self, results: TaskResults) -> None:
@@ -196,32 +206,34 @@ class _Results:
             if not (self._options.bitwise and isinstance(result, Comparison) and not result.tally.changed):
                 self._results_of_pair[task.pair] = [(task, result)]
 
-    def _block_type(self, number: int) -> str | None:
+    def _get_block_type(self, number: int) -> str | None:
         """Return the ggml type of the compared blocks; None for other elements."""
         dtype = self._results_of_pair[number][0][0].before.dtype if self._results_of_pair[number] else ""
         return dtype if dtype in BLOCK_SIZES else None
 
-    def equal_norm_tasks(self) -> Iterator[CompareTask]:
+    def iter_equal_norm_tasks(self) -> Iterator[CompareTask]:
         """Yield tasks for the norms of equal blocks of differing pairs: only their bytes were compared so far."""
         for pair, results in enumerate(self._results_of_pair):
-            for task, result in results if self.differ(pair) else ():
+            for task, result in results if self.has_difference(pair) else ():
                 for start, count in result.equal if isinstance(result, Comparison) else ():
                     yield msgspec.structs.replace(task, start=start, count=count, norm=True)
 
-    def outcome(self, number: int, pair: Pair) -> PairOutcome:
-        total = EQUAL
+    def build_outcome(self, number: int, pair: Pair) -> PairOutcome:
+        total = EQUAL_TALLY
         # Add in the order of the elements, independent of the order of the tasks.
         for _, result in sorted(self._results_of_pair[number], key=lambda entry: (entry[0].name, entry[0].start)):
             if isinstance(result, StateError):
                 return result
             total = total.merge(result.tally)
-        shape, block_type = pair.after.shape or (), self._block_type(number)
+        shape, block_type = pair.after.shape or (), self._get_block_type(number)
         if block_type and total.changed:
-            return _blocks_to_delta(total, block_type, shape, self._options)
-        return _to_delta(total, pair)
+            return _build_block_delta(total, block_type, shape, self._options)
+        return _convert_to_delta(total, pair)
 
 
-def _blocks_to_delta(total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions) -> Delta | NotCompared:
+def _build_block_delta(
+    total: Tally, dtype: str, shape: tuple[int, ...], options: CompareOptions
+) -> Delta | NotCompared:
     """Return the outcome for quantized blocks with different bytes, but equal or unreadable values."""
     unreadable = explain_unreadable_blocks(dtype)
     if options.atol or options.rtol:
@@ -238,7 +250,7 @@ def _build_delta(total: Tally, pair: Pair, shape: tuple[int, ...]) -> Delta:
     parts = dict(pair.after.parts)
     names = [*(("its own values",) if pair.after.data is not None else ()), *parts]
     reason_for_parts = f"computed over all inner tensors together: {', '.join(names)}"
-    reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED else reason_for_parts
+    reason = _explain_not_numeric(parts["values"]) if pair.after.layout in RAGGED_PARTS else reason_for_parts
     delta = total.to_delta((total.finite + total.left_out,), reason)
     return msgspec.structs.replace(delta, elements=pair.after.elements, first=None)
 
@@ -275,7 +287,7 @@ def _remote_ranges(task: CompareTask) -> Iterator[ByteRange | TensorData]:
             if files.reads_are_requests(side.storage.path):
                 yield side
         elif files.reads_are_requests(side.path):
-            yield ByteRange(side.path, side.offset + task.start * element_width(side.dtype), 0)
+            yield ByteRange(side.path, side.offset + task.start * get_element_width(side.dtype), 0)
 
 
 def _run_on_device(
@@ -293,18 +305,18 @@ def _run_on_device(
 # --- whether the files can be trusted -------------------------------------------------------------------------------
 
 
-def _checksums_differ(pair: Pair) -> bool:
+def _have_different_checksums(pair: Pair) -> bool:
     """Return whether equal bytes have different recorded checksums: then one of the files is damaged."""
     before_ranges, after_ranges = pair.before.ranges, pair.after.ranges
     return len(before_ranges) == len(after_ranges) and any(
         before.length == after.length
-        and None not in (sums := (_recorded_checksum(before), _recorded_checksum(after)))
+        and None not in (sums := (_get_recorded_checksum(before), _get_recorded_checksum(after)))
         and sums[0] != sums[1]
         for before, after in zip(before_ranges, after_ranges, strict=True)
     )
 
 
-def _recorded_checksum(byte_range: ByteRange) -> int | None:
+def _get_recorded_checksum(byte_range: ByteRange) -> int | None:
     """Return the CRC-32 that the container records; None without one, or if the container cannot be read."""
     try:
         return locate_storage(byte_range, "storage").crc32
@@ -441,7 +453,7 @@ def _compare_sparse(pair: Pair, options: CompareOptions) -> Delta | NotCompared:
 
 #: Layouts of nested tensors -> parts with the inner shapes, and parts with the positions of inner tensors in the
 #: values.
-RAGGED = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
+RAGGED_PARTS = {"nested": (("sizes",), ("strides", "offsets")), "jagged": (("offsets", "lengths"), ())}
 
 
 def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCompared:
@@ -449,7 +461,7 @@ def _match_ragged(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotC
     before, after = dict(pair.before.parts), dict(pair.after.parts)
     if "values" not in after:
         return NotCompared("its values are not in the file")
-    for names, outcome in zip(RAGGED[pair.after.layout], (_RESHAPED, _REORDERED), strict=True):
+    for names, outcome in zip(RAGGED_PARTS[pair.after.layout], (_RESHAPED, _REORDERED), strict=True):
         for name in after.keys() & set(names):
             if not sparse.is_same_data(before[name], after[name], f"{pair.after.fqn}: {name}"):
                 return outcome
@@ -474,7 +486,7 @@ def _match_parts(pair: Pair) -> list[tuple[str, TensorData, TensorData]] | NotCo
         return [(after.fqn, *_convert_alike(before.data, after.data)), *pairs]
     names = [name for name, _ in before.parts]
     if before.parts and after.parts and before.layout == after.layout and names == [name for name, _ in after.parts]:
-        if before.layout in RAGGED:
+        if before.layout in RAGGED_PARTS:
             return _match_ragged(pair)
         part_pairs = zip(names, before.parts, after.parts, strict=True)
         return [(f"{after.fqn}: {name}", old, new) for name, (_, old), (_, new) in part_pairs]
@@ -557,7 +569,7 @@ def _find_pieces(data: TensorData, name: str) -> dict[int, Piece]:
         if count and piece is None:
             return {}
         if count and piece:
-            pieces[start] = Piece(piece.path, piece.offset - start * element_width(data.dtype), data.dtype)
+            pieces[start] = Piece(piece.path, piece.offset - start * get_element_width(data.dtype), data.dtype)
     return pieces
 
 
@@ -632,7 +644,7 @@ def _compute_crc(data: TensorData, name: str) -> int | None:
     if (
         find_piece(data)
         and storage.crc32 is not None
-        and math.prod(data.shape) * element_width(data.dtype) == storage.length
+        and math.prod(data.shape) * get_element_width(data.dtype) == storage.length
     ):
         return storage.crc32
     try:

@@ -31,7 +31,7 @@ from statecli.values.read import (
     read_items,
     to_values,
 )
-from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
+from statecli.values.tally import BLOCK_ELEMENTS, EQUAL_TALLY, Tally
 from statecli.workers.task import Piece, catch_error
 
 #: Number of elements of a task.
@@ -117,7 +117,7 @@ class Worker:
     def _compare_pieces(self, task: CompareTask, before: Piece, after: Piece) -> Comparison:
         before_element, after_element = require_element(before.dtype), require_element(after.dtype)
         is_same_type = before.dtype == after.dtype
-        total = EQUAL
+        total = EQUAL_TALLY
         equal: list[tuple[int, int]] = []
         for start, count in self._split_into_blocks(task):
             before_bytes = self._read_block(0, before, before_element, start, count, task)
@@ -142,7 +142,7 @@ class Worker:
         element = require_element(before.dtype)
         if explain_not_numeric(before.dtype):
             return Tally(left_out=task.count)
-        total = EQUAL
+        total = EQUAL_TALLY
         for start, count in self._split_into_blocks(task):
             raw = self._read_block(0, before, element, start, count, task).view(element.stored)
             tally = tally_stored(raw, raw, (before.dtype, before.dtype))
@@ -305,7 +305,7 @@ def _get_arena() -> Arena:
 def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Comparison | StateError]:
     """Return the result or the error of each task of a batch."""
     sides = [side for task in tasks for side in (task.before, task.after) if isinstance(side, TensorData)]
-    spans = (span for task in tasks for span in _remote_spans(task))
+    spans = (span for task in tasks for span in _iter_remote_spans(task))
     with (
         keep_files_open(),
         prefetch_archive_ends(*sides),
@@ -315,7 +315,7 @@ def run_batch(options: CompareOptions, tasks: Sequence[CompareTask]) -> list[Com
         return worker.compare_all(tasks)
 
 
-def _remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
+def _iter_remote_spans(task: CompareTask) -> Iterator[tuple[str, int, int]]:
     """Yield (path, offset, length) of the bytes that a task reads from remote files, in order."""
     for side in (task.before, task.after):
         if isinstance(side, TensorData):

@@ -27,7 +27,7 @@ else:
 #: Types whose blocks the kernel compares. 64-bit integers and complex numbers are compared only with their own kind.
 _INTEGERS_64 = frozenset(["int64", "uint64"])
 _COMPLEX = frozenset(["complex64", "complex128"])
-_TYPES = frozenset(
+_COMPARED_TYPES = frozenset(
     [
         *("float64", "float32", "bfloat16", "float16", "bool", *_INTEGERS_64, *_COMPLEX),
         *("int8", "uint8", "int16", "uint16", "int32", "uint32"),
@@ -36,11 +36,11 @@ _TYPES = frozenset(
 )
 #: Types in which a value has several codes, which the kernel does not distinguish.
 _COMPARED_BY_VALUE = frozenset(["bool", "float64", *_COMPLEX])
-_EXACT = CompareOptions()
+_EXACT_OPTIONS = CompareOptions()
 
 
 def tally_stored(
-    before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT
+    before: bytes | Array, after: bytes | Array, types: tuple[str, str], options: CompareOptions = _EXACT_OPTIONS
 ) -> Tally | None:
     """Tally two flat blocks of equal length of stored elements of the given types.
 
@@ -71,6 +71,6 @@ def tally_stored(
 
 def _are_comparable(before: str, after: str) -> bool:
     types = {before, after}
-    if not types <= _TYPES:
+    if not types <= _COMPARED_TYPES:
         return False
     return before == after or (types.isdisjoint(_INTEGERS_64) and (types <= _COMPLEX or types.isdisjoint(_COMPLEX)))

@@ -203,7 +203,7 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
     """Apply conjugation and negation as torch does: for a float, flip the sign bit, even of NaN."""
     if NUMPY_TYPES.get(view.dtype, "f")[0] in "iu":
         return np.negative(items)
-    parts = items.view(f"u{_component_size(view.dtype)}").copy()
+    parts = items.view(f"u{_get_component_size(view.dtype)}").copy()
     sign = parts.dtype.type(1 << (8 * parts.itemsize - 1))
     if view.negative:
         parts ^= sign
@@ -212,7 +212,7 @@ def _apply_lazy_signs(view: Strided, items: Array) -> Array:
     return parts
 
 
-def _component_size(dtype: str) -> int:
+def _get_component_size(dtype: str) -> int:
     """Return the size of a real number of a dtype in bytes: half an element for complex types."""
     stored_dtype = require_element(dtype).stored
     return np.dtype(stored_dtype).itemsize // (2 if stored_dtype.startswith("c") else 1)

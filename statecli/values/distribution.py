@@ -22,7 +22,7 @@ from statecli.values.stats import explain_no_data
 
 BINS = 40
 #: Number of codes of bfloat16.
-CODES = 1 << 16
+CODE_COUNT = 1 << 16
 FIRST_VALUES = 16
 
 
@@ -72,17 +72,17 @@ def _compute(tensor: TensorInfo, data: TensorData) -> Distribution:
 
 def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Return the quantiles, and the number of values of each bin."""
-    is_small = tensor.elements < CODES  # for few values, sorting is faster than counting
+    is_small = tensor.elements < CODE_COUNT  # for few values, sorting is faster than counting
     blocks: list[Array] = []
-    totals = np.zeros(0 if is_small else CODES, np.int64)
+    totals = np.zeros(0 if is_small else CODE_COUNT, np.int64)
     bins = np.zeros(BINS, np.int64)
     with np.errstate(all="ignore"):
         for values in _read_finite(data, tensor.fqn):
-            codes = _to_ordered_codes(values)
+            codes = _convert_to_ordered_codes(values)
             if is_small:
                 blocks.append(codes)
             else:
-                totals += np.bincount(codes, minlength=CODES)
+                totals += np.bincount(codes, minlength=CODE_COUNT)
             if low < high:
                 wide = values.astype(np.float64)
                 places = (wide / 2 - low / 2) / (high / 2 - low / 2) * BINS  # in halves, as a range may exceed float64
@@ -93,7 +93,7 @@ def _count(data: TensorData, tensor: TensorInfo, low: float, high: float) -> tup
     else:
         sums = np.cumsum(totals)
         quantiles = np.searchsorted(sums, _compute_ranks(int(sums[-1])), side="right")
-    return _to_values(quantiles, low, high), tuple(bins.tolist()) if low < high else ()
+    return _convert_to_values(quantiles, low, high), tuple(bins.tolist()) if low < high else ()
 
 
 def _compute_ranks(count: int) -> Array:
@@ -114,13 +114,13 @@ def _read_finite(data: TensorData, name: str) -> Iterator[Array]:
         del view, ordered_view
 
 
-def _to_ordered_codes(values: Array) -> Array:
+def _convert_to_ordered_codes(values: Array) -> Array:
     """Return the upper 16 bits of each value as float32, as integers in the order of the values."""
     bits = values.astype(np.float32).view(np.uint32) >> 16
     return np.where(bits & 0x8000, 0xFFFF - bits, bits + 0x8000).astype(np.int64)
 
 
-def _to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
+def _convert_to_values(codes: Array, low: float, high: float) -> tuple[float, ...]:
     """Return, for each code, the middle of its values."""
     ordered_codes = codes.astype(np.uint32)
     bits = np.where(ordered_codes >= 0x8000, ordered_codes - 0x8000, 0xFFFF - ordered_codes).astype(np.uint32) << 16

@@ -179,7 +179,10 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
     has_codes = task.before.dtype == task.after.dtype and task.before.dtype in SMALL_FLOATS
     compare = _compare_scaled_codes if has_codes else _compare_scaled_values
     results: list[CheckResult] = []
-    for scale in (partial(_scale, task, np.multiply, task.factor), partial(_scale, task, np.divide, divisor)):
+    for scale in (
+        partial(_scale_values, task, np.multiply, task.factor),
+        partial(_scale_values, task, np.divide, divisor),
+    ):
         elements = exceptions = 0
         for size, fitting_count in compare(task, before, after, scale):
             elements, exceptions = elements + size, exceptions + size - fitting_count
@@ -191,7 +194,7 @@ def _check_scale(task: CheckTask, before: Strided, after: Strided) -> CheckResul
     return min(results, key=lambda result: result.exceptions)
 
 
-def _scale(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
+def _scale_values(task: CheckTask, operation: np.ufunc, number: float, values: Array) -> Array:
     """Return the result of an operation with a number, rounded to the dtype after."""
     with np.errstate(all="ignore"):
         scaled_values: Array = operation(
@@ -298,14 +301,14 @@ def _find_neighbours(values: Array, nearest: Array, dtype: str) -> tuple[Array, 
     with np.errstate(all="ignore"):
         if dtype != "float32":
             values = values.astype(np.float32, copy=False)
-        step_towards_zero = _step(nearest, dtype, -1)
-        step_from_zero = _step(nearest, dtype, 1)
+        step_towards_zero = _step_values(nearest, dtype, -1)
+        step_from_zero = _step_values(nearest, dtype, 1)
         inner = np.where(np.abs(nearest) > np.abs(values), step_towards_zero, nearest)
         outer = np.where(np.abs(nearest) < np.abs(values), step_from_zero, nearest)
         return inner, outer
 
 
-def _step(values: Array, dtype: str, direction: int) -> Array:
+def _step_values(values: Array, dtype: str, direction: int) -> Array:
     """Return the next values of a float type after `values` of this type, away from zero (1) or towards zero (-1)."""
     if dtype in ("float16", "float32"):
         typed_values = values.astype(dtype)

@@ -68,11 +68,11 @@ COMPLEX_PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "
 COMPLEX = frozenset(COMPLEX_PARTS)
 
 #: Types without numbers (dtype -> numpy's name): whole elements can only be compared for equality.
-OPAQUE = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
+OPAQUE_TYPES = {"bits8": "u1", "bits16": "u2", "bits1x8": "u1", "bits2x4": "u1", "bits4x2": "u1"}
 #: Numpy types other than numbers. The name of a record type has its fields after the size.
-_TEXT = compile_on_use(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
+_NOT_NUMERIC = compile_on_use(r"numpy (?:([SUV])([1-9][0-9]{0,8})(?: .*)?|[mM]8(?:\[\w+\])?)", re.DOTALL)
 #: Types longdouble and clongdouble of numpy, which are compared by their bits.
-_LONG = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
+_LONG_DOUBLE = compile_on_use(r"numpy (?:float(?:96|128)|complex(?:192|256))")
 
 
 class Element(NamedTuple):
@@ -121,16 +121,16 @@ def find_element(dtype: str) -> Element | None:
         return Element("u1", table=_build_exponent_table())
     if dtype in SMALL_FLOATS:
         return Element("u1", table=build_small_float_table(dtype))
-    if dtype in OPAQUE:
-        return Element(OPAQUE[dtype], numbers=False)
+    if dtype in OPAQUE_TYPES:
+        return Element(OPAQUE_TYPES[dtype], numbers=False)
     if dtype in BLOCK_SIZES:
         return Element("u1", items=BLOCK_SIZES[dtype][1], numbers=False)
-    text = _TEXT.fullmatch(dtype)
+    text = _NOT_NUMERIC.fullmatch(dtype)
     if text and text[1] is None:
         return Element("u8", numbers=False)
     if text:
         return Element("u4" if text[1] == "U" else "u1", items=int(text[2]), numbers=False)
-    if _LONG.fullmatch(dtype):
+    if _LONG_DOUBLE.fullmatch(dtype):
         return Element("u1", items=int(re.sub(r"\D", "", dtype)) // 8, numbers=False)
     return None
 

@@ -34,7 +34,7 @@ from statecli.values.read import (
     to_values,
 )
 from statecli.values.stats import explain_no_data
-from statecli.values.summary import MASK, Facts
+from statecli.values.summary import DIGEST_MASK, Facts
 from statecli.workers import pool
 from statecli.workers.task import WholeTask
 
@@ -265,7 +265,7 @@ def _mix_digests(digests: Sequence[int | None]) -> int | None:
     if None in digests:
         return None
     return facts_kernel.mix_bits(
-        sum(facts_kernel.mix_bits(digest or 0) * (2 * n + 1) for n, digest in enumerate(digests)) & MASK
+        sum(facts_kernel.mix_bits(digest or 0) * (2 * n + 1) for n, digest in enumerate(digests)) & DIGEST_MASK
     )
 
 

@@ -25,7 +25,7 @@ from statecli.values.elements import (
     find_element,
     require_element,
 )
-from statecli.values.summary import MASK, Facts
+from statecli.values.summary import DIGEST_MASK, Facts
 
 #: Size of a block in bytes: with its intermediate arrays it fits a core's second-level cache.
 BLOCK_BYTES = 512 << 10
@@ -95,7 +95,7 @@ def _scan_floats(items: Array, dtype: str) -> Facts:
     facts = Facts(raw.size, nan, inf, minus_inf, zeros, tiny - zeros)
     if nan + inf == raw.size:
         return facts
-    typical = _typical_size(raw, infinity, dtype)
+    typical = _measure_typical_size(raw, infinity, dtype)
     return msgspec.structs.replace(
         facts, low=_decode_float(low, dtype), high=_decode_float(high, dtype), typical=typical
     )
@@ -105,16 +105,16 @@ def _scan_floats(items: Array, dtype: str) -> Facts:
 #: come from a few columns of a matrix.
 MIN_ELEMENTS_TO_SAMPLE, SAMPLE_STRIDE = 4096, 61
 #: Number of largest values of a sample that are skipped.
-SKIPPED_LARGEST = 3
+SKIPPED_LARGEST_VALUES = 3
 
 
-def _typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
+def _measure_typical_size(raw: Array, infinity: int, dtype: str) -> float | None:
     """Return the absolute value of the fourth largest finite value of a sample; None for fewer than four values."""
     sample = raw[:: SAMPLE_STRIDE if raw.size >= MIN_ELEMENTS_TO_SAMPLE else 1] & np.iinfo(raw.dtype).max
     sample = sample[sample < infinity]
-    if sample.size <= SKIPPED_LARGEST:
+    if sample.size <= SKIPPED_LARGEST_VALUES:
         return None
-    index = sample.size - 1 - SKIPPED_LARGEST
+    index = sample.size - 1 - SKIPPED_LARGEST_VALUES
     return _decode_float(int(np.partition(sample, index)[index]), dtype)
 
 
@@ -186,8 +186,8 @@ GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 def mix_bits(number: int) -> int:
     """Return a number whose bits each depend on all bits of `number`: SplitMix64's finalizer (Steele et al. 2014)."""
-    number = (number ^ number >> 30) * 0xBF58_476D_1CE4_E5B9 & MASK
-    number = (number ^ number >> 27) * 0x94D0_49BB_1331_11EB & MASK
+    number = (number ^ number >> 30) * 0xBF58_476D_1CE4_E5B9 & DIGEST_MASK
+    number = (number ^ number >> 27) * 0x94D0_49BB_1331_11EB & DIGEST_MASK
     return number ^ number >> 31
 
 
@@ -198,21 +198,23 @@ def _add_bits(facts: Facts, items: Array, element: Element, block: int) -> Facts
     first = raw[:size].tobytes()
     # Compare the first two elements first, because they differ in most tensors.
     is_constant = raw[size : 2 * size].tobytes() in (first, b"") and np.array_equal(raw[size:], raw[:-size])
-    total = mix_bits(digest + (block + 1) * GOLDEN + raw.size & MASK)
+    total = mix_bits(digest + (block + 1) * GOLDEN + raw.size & DIGEST_MASK)
     return msgspec.structs.replace(facts, only=first if is_constant else None, digest=total)
 
 
 @cache
-def _hash_keys() -> tuple[Array, Array, Array]:
+def _compute_hash_keys() -> tuple[Array, Array, Array]:
     """Return the keys for the lower and the upper halves of the words, and for the lanes."""
-    words = np.array([mix_bits(n * GOLDEN & MASK) for n in range(1, ROW_WORDS + 1)], np.uint64)
-    lanes = np.array([mix_bits(n * GOLDEN & MASK) | 1 for n in range(ROW_WORDS + 1, ROW_WORDS + LANES + 1)], np.uint64)
+    words = np.array([mix_bits(n * GOLDEN & DIGEST_MASK) for n in range(1, ROW_WORDS + 1)], np.uint64)
+    lanes = np.array(
+        [mix_bits(n * GOLDEN & DIGEST_MASK) | 1 for n in range(ROW_WORDS + 1, ROW_WORDS + LANES + 1)], np.uint64
+    )
     half = np.uint64(0xFFFF_FFFF)
     return (words & half).reshape(-1, LANES), (words >> np.uint64(32)).reshape(-1, LANES), lanes
 
 
 @cache
-def _golden_powers(rows: int) -> Array:
+def _compute_golden_powers(rows: int) -> Array:
     """Return the golden-ratio number raised to rows - 1, ..., 1, 0."""
     factors = np.full(rows, GOLDEN, np.uint64)
     factors[-1:] = 1
@@ -222,9 +224,11 @@ def _golden_powers(rows: int) -> Array:
 def _hash_block(raw: Array) -> int:
     words = np.zeros(-(-raw.size // (8 * ROW_WORDS)) * ROW_WORDS, np.uint64)
     words.view(np.uint8)[: raw.size] = raw
-    lower, upper, lanes = _hash_keys()
+    lower, upper, lanes = _compute_hash_keys()
     half = np.uint64(0xFFFF_FFFF)
     rows = words.reshape(-1, ROW_WORDS // LANES, LANES)
     products = ((rows & half) + lower & half) * ((rows >> np.uint64(32)) + upper & half)
     sums = products.sum(axis=1, dtype=np.uint64)
-    return int(((sums * _golden_powers(len(sums))[:, None]).sum(axis=0, dtype=np.uint64) * lanes).sum(dtype=np.uint64))
+    return int(
+        ((sums * _compute_golden_powers(len(sums))[:, None]).sum(axis=0, dtype=np.uint64) * lanes).sum(dtype=np.uint64)
+    )

@@ -49,7 +49,7 @@ def build_view(tensor: Any) -> Strided:
     """
     with _translate_errors(tensor):
         return Strided(
-            memory=_storage_bytes(tensor),
+            memory=_get_storage_bytes(tensor),
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
             strides=tuple(tensor.stride()),
@@ -60,7 +60,7 @@ def build_view(tensor: Any) -> Strided:
         )
 
 
-def _storage_bytes(tensor: Any) -> Array:
+def _get_storage_bytes(tensor: Any) -> Array:
     """Return the whole storage of a CPU tensor as bytes, valid until the tensor is resized."""
     torch: Any = sys.modules["torch"]
     storage = tensor.untyped_storage()

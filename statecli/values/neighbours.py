@@ -13,7 +13,7 @@ from statecli.core.errors import UnreadableError
 from statecli.core.model_state import ByteRange, TensorData
 from statecli.storage import files
 from statecli.values.open_files import keep_files_open
-from statecli.values.ranges import element_width, open_range
+from statecli.values.ranges import get_element_width, open_range
 from statecli.values.read import find_piece
 
 #: Maximum size in bytes of a tensor that is read with others. For larger tensors a separate read costs little more.
@@ -37,7 +37,7 @@ class Neighbour(NamedTuple):
 
 def find_neighbour(number: int, data: TensorData) -> Neighbour | None:
     """Return the bytes of a small tensor whose elements are stored unchanged in a local file; else None."""
-    length = prod(data.shape) * element_width(data.dtype)
+    length = prod(data.shape) * get_element_width(data.dtype)
     piece = find_piece(data) if 0 < length <= MAX_TENSOR_BYTES else None
     if piece is None or files.reads_are_requests(piece.path):
         return None

@@ -17,11 +17,11 @@ from statecli.storage import files
 #: Maximum size of all tensors in bytes: reading as many takes as long as importing numpy.
 MAX_BYTES = 1 << 20
 #: Number of tensors per additional `MAX_BYTES`, because numpy takes longer per tensor, and the maximum factor.
-TENSORS_OF_MAX_BYTES, MAX_TIMES = 1024, 128
+TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR = 1024, 128
 #: Maximum size of a small tensor, and number of bytes read at once for small adjacent tensors; both in bytes.
 SMALL_BYTES, READ_BYTES = 1 << 10, 1 << 18
 #: Types whose elements are a whole number of bytes and need no scale.
-_TYPES = frozenset(
+_PLAIN_TYPES = frozenset(
     [
         *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "bool"),
         *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
@@ -36,7 +36,7 @@ def read_plain_bytes(tensors: Sequence[TensorInfo]) -> list[bytes] | None:
     None if a tensor needs more than a read (strides, a scale, another store), the tensors together are too large, a
     read fails, or a checksum is wrong. The reader of all tensors then determines the tensor to name.
     """
-    max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_TIMES)
+    max_bytes = MAX_BYTES * min(1 + len(tensors) // TENSORS_OF_MAX_BYTES, MAX_SIZE_FACTOR)
     if sum([tensor.nbytes for tensor in tensors]) > max_bytes:
         return None
     places: list[_Place] = []
@@ -82,11 +82,11 @@ def _read_places(places: Sequence[_Place]) -> Iterator[bytes]:
                         raise EOFError
                 content = data[at : at + place.length]
                 if place.crc32 is not None:
-                    _check(content, place.crc32)
+                    _check_crc(content, place.crc32)
                 yield content[place.part]
 
 
-def _check(content: bytes, checksum: int) -> None:
+def _check_crc(content: bytes, checksum: int) -> None:
     """Raise EOFError if the checksum does not match."""
     import zlib  # loading its library takes as long as comparing a small file
 
@@ -114,4 +114,4 @@ def _is_plain(data: TensorData) -> bool:
     in_order = data.strides is None or data.strides == contiguous_strides(data.shape) or 0 in data.shape
     is_as_stored = not (data.conjugate or data.negative) and data.quantizer is None and data.inline is None
     is_in_one_place = storage.packing is None and storage.boxes is None and not storage.big_endian
-    return data.dtype in _TYPES and in_order and is_as_stored and is_in_one_place and bool(storage.path)
+    return data.dtype in _PLAIN_TYPES and in_order and is_as_stored and is_in_one_place and bool(storage.path)

@@ -9,7 +9,7 @@ from statecli.core.model_state import TensorInfo
 from statecli.values.compiled_kernel import tally_stored
 from statecli.values.delta import CompareOptions, Delta
 from statecli.values.plain_bytes import read_plain_bytes
-from statecli.values.tally import BLOCK_ELEMENTS, EQUAL, Tally
+from statecli.values.tally import BLOCK_ELEMENTS, EQUAL_TALLY, Tally
 
 
 def compare_plain_pairs(
@@ -49,9 +49,9 @@ def _is_alike(before: TensorInfo, after: TensorInfo) -> bool:
 def _tally(before: bytes, after: bytes, dtype: str, options: CompareOptions) -> Tally | None:
     """Tally the same blocks as tasks do; the norms of equal blocks are computed separately, in another order."""
     if before == after:
-        return EQUAL
+        return EQUAL_TALLY
     size = BLOCK_ELEMENTS * ELEMENT_BITS[dtype] // 8
-    total = EQUAL
+    total = EQUAL_TALLY
     for start in range(0, len(before), size):
         before_block, after_block = before[start : start + size], after[start : start + size]
         tally = (

@@ -14,7 +14,7 @@ from statecli.core.float_mode import with_denormals
 from statecli.core.model_state import TensorData
 from statecli.values.elements import Decoder
 from statecli.values.ggml_blocks import to_readable
-from statecli.values.ranges import element_width, open_range, prefetch
+from statecli.values.ranges import get_element_width, open_range, prefetch
 from statecli.values.read import explain_not_numeric, explain_overlap, open_view, read_values
 
 #: Types of a single value.
@@ -87,7 +87,7 @@ def _check_numeric(data: TensorData) -> None:
 
 def read_first_bytes(data: TensorData, name: str, count: int) -> bytes:
     """Return the first `count` stored bytes from the first element on, unpacked if the storage is packed."""
-    start = data.offset * (element_width(data.dtype) or 0)
+    start = data.offset * (get_element_width(data.dtype) or 0)
     if data.inline is not None:
         return data.inline[start : start + count]
     with open_range(data.storage, name) as source:

@@ -20,7 +20,7 @@ from statecli.values.read import ROW_BLOCK_ELEMENTS, read_rows
 
 #: Limits for factors of input channels: minimum spread relative to their mean, and maximum median. A wrong scale of the
 #: whole tensor has no spread or a median far from 1; AWQ and SmoothQuant keep their factors around 1.
-_MIN_SPREAD, _MAX_MEDIAN = 0.1, 4.0
+_MIN_FACTOR_SPREAD, _MAX_FACTOR_MEDIAN = 0.1, 4.0
 
 
 class StoredPart(NamedTuple):
@@ -89,6 +89,6 @@ class QuantizedTask(DataTask, frozen=True, gc=False):
         if not total or not math.isfinite(error / total) or not math.isfinite(unexplained_sum):
             return None
         relative = math.sqrt(error / total)
-        is_centred = 1 / _MAX_MEDIAN < float(np.median(factors)) < _MAX_MEDIAN
-        are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_SPREAD * factors.mean()
+        is_centred = 1 / _MAX_FACTOR_MEDIAN < float(np.median(factors)) < _MAX_FACTOR_MEDIAN
+        are_factors = is_centred and factors.min() > 0 and factors.std() > _MIN_FACTOR_SPREAD * factors.mean()
         return QuantizedError(relative, math.sqrt(unexplained_sum / total) if are_factors else relative, changed_count)

@@ -97,7 +97,7 @@ def iter_places(*sources: ByteRange | TensorData) -> Iterator[tuple[str, int, in
                 yield storage.path, storage.offset, storage.length
         elif byte_range.packing is not None:
             yield byte_range.path, byte_range.offset, byte_range.packing.length
-        elif isinstance(source, TensorData) and (size := element_width(source.dtype)):
+        elif isinstance(source, TensorData) and (size := get_element_width(source.dtype)):
             yield byte_range.path, byte_range.offset + source.offset * size, prod(source.shape) * size
         else:
             yield byte_range.path, byte_range.offset, byte_range.length
@@ -165,7 +165,7 @@ def is_run(shape: tuple[int, ...], full_shape: tuple[int, ...]) -> bool:
     return shape[axis + 1 :] == full_shape[axis + 1 :]
 
 
-def element_width(dtype: str) -> int:
+def get_element_width(dtype: str) -> int:
     """Return the size of an element in bytes; 0 if several share a byte or the type is unknown."""
     element = find_element(dtype)
     return element.size if element and element.values == 1 else 0
@@ -502,7 +502,7 @@ def _read_archive(byte_range: ByteRange, name: str) -> TensorData:
         raise type(error)(message) from error
 
 
-def _cached_crc(byte_range: ByteRange) -> int | None:
+def _find_cached_crc(byte_range: ByteRange) -> int | None:
     """Return the CRC-32 of a range if it is known without reading all bytes again."""
     if byte_range.packing is None or not files.reads_are_requests(byte_range.path):
         return files.find_crc32(byte_range.path, byte_range.offset, byte_range.length)
@@ -527,7 +527,7 @@ def check_crc(byte_range: ByteRange, name: str = "storage") -> None:
     byte_range = locate_storage(byte_range, name)
     if byte_range.crc32 is None:
         return
-    computed = _cached_crc(byte_range)
+    computed = _find_cached_crc(byte_range)
     if computed is None:
         computed = 0
         for _, chunk in read_chunks(byte_range, name, WINDOW_BYTES):

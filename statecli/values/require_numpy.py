@@ -14,7 +14,7 @@ from statecli.core.installed_package import install_extra
 from statecli.core.lazy_pattern import compile_on_use
 
 #: Messages of the loader of shared libraries if the memory of the process is limited (`ulimit -v`).
-_NO_MEMORY = compile_on_use(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
+_MEMORY_ERROR_TEXT = compile_on_use(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def require_numpy() -> Iterator[None]:
         advice = install_extra("values")
         raise MissingDependency(f"reading values needs numpy, which is not installed: {advice}") from error
     except ImportError as error:
-        if not _NO_MEMORY.search(str(error)):
+        if not _MEMORY_ERROR_TEXT.search(str(error)):
             raise
         raise MemoryError from error
 

@@ -18,7 +18,7 @@ from statecli.values.delta import CompareOptions
 from statecli.values.neighbours import MAX_GAP_BYTES, MAX_READ_BYTES, MAX_TENSOR_BYTES, group_into_runs, read_run
 from statecli.values.open_files import keep_files_open
 from statecli.values.read import find_piece
-from statecli.values.tally import EQUAL, Tally
+from statecli.values.tally import EQUAL_TALLY, Tally
 
 
 class _Candidate(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -83,7 +83,7 @@ def _compare_run(run: Sequence[_Candidate], options: CompareOptions) -> Iterator
         old_start, new_start = pair.before - first.before, pair.after - first.after
         old, new = before[old_start : old_start + pair.length], after[new_start : new_start + pair.length]
         if old == new:
-            yield pair.number, EQUAL
+            yield pair.number, EQUAL_TALLY
         elif pair.dtype is not None:
             tally = tally_stored(old, new, (pair.dtype, pair.dtype), options)
             if tally is not None:

@@ -177,10 +177,10 @@ def _open_side(tensor: TensorInfo) -> _Side:
 
 def _read_places(side: _Side) -> Array:
     """Return the flat index of each stored value."""
-    return _coo_indices(side) if side.tensor.layout == "sparse_coo" else _compressed_indices(side)
+    return _compute_coo_indices(side) if side.tensor.layout == "sparse_coo" else _compute_compressed_indices(side)
 
 
-def _coo_indices(side: _Side) -> Array:
+def _compute_coo_indices(side: _Side) -> Array:
     """Return the flat index of each value of a COO tensor; a hybrid tensor has a dense block at each place."""
     indices_shape, values_shape, shape = side.parts["indices"].shape, side.parts["values"].shape, side.shape
     is_consistent = (
@@ -199,7 +199,7 @@ def _coo_indices(side: _Side) -> Array:
     return _expand_dense(places, shape[indices_shape[0] :])
 
 
-def _compressed_indices(side: _Side) -> Array:
+def _compute_compressed_indices(side: _Side) -> Array:
     """Return the flat index of each value of a tensor with compressed rows or columns."""
     starts, plain_shape, values_shape = (side.parts[name].shape for name in PARTS_OF_LAYOUT[side.tensor.layout])
     compressed = 0 if side.tensor.layout in ("sparse_csr", "sparse_bsr") else 1

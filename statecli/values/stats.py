@@ -67,7 +67,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
         and view.elements >= MIN_ELEMENTS_TO_COUNT
         and not (view.affine and view.affine.axis is not None)
     ):
-        return summarize_codes(count_codes(view, decoder), _scaled_code_values(view, decoder)).repeat(times)
+        return summarize_codes(count_codes(view, decoder), _compute_code_values(view, decoder)).repeat(times)
     total = Facts()
     with np.errstate(all="ignore"):
         for chunk in read_values(view, decoder):
@@ -75,7 +75,7 @@ def summarize_view(view: Strided, decoder: Decoder) -> Facts:
     return total.repeat(times)
 
 
-def _scaled_code_values(view: Strided, decoder: Decoder) -> Array:
+def _compute_code_values(view: Strided, decoder: Decoder) -> Array:
     """Return the value of each code of the view's type, scaled if it is quantized."""
     scaled = code_values(view.dtype)
     if view.affine is None:

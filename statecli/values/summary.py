@@ -18,7 +18,7 @@ from statecli.values.elements import MAX_UNSCALED, Array, Decoder
 from statecli.values.merging import Rule, choose_given, choose_largest, choose_smallest, keep_if_equal, merge_fields
 
 #: Mask for digests of blocks, which are added modulo 2 ** 64.
-MASK = (1 << 64) - 1
+DIGEST_MASK = (1 << 64) - 1
 
 
 class Moments(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +118,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 def _add_digests(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b & MASK
+    return None if a is None or b is None else a + b & DIGEST_MASK
 
 
 _MERGE_RULES: dict[str, Rule] = {

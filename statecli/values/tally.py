@@ -94,7 +94,7 @@ class Tally(NamedTuple):
 
     def merge(self, other: Tally) -> Tally:
         """Return the sums of both. The order of additions affects the last digit, so callers keep the order fixed."""
-        return other if self is EQUAL else Tally(*merge_fields(_MERGE_RULES, self, other))
+        return other if self is EQUAL_TALLY else Tally(*merge_fields(_MERGE_RULES, self, other))
 
     def shift(self, start: int) -> Tally:
         """Return the tally of the same block if it began at element `start`."""
@@ -186,7 +186,7 @@ _MERGE_RULES: dict[str, Rule] = {
 }
 
 #: Tally of equal elements, shared by most tasks, because a tally has 15 fields.
-EQUAL = Tally()
+EQUAL_TALLY = Tally()
 
 
 #: Cached, because layers of a model often have their first change at the same element.

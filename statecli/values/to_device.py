@@ -163,7 +163,7 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
     if not isinstance(dtype, torch.dtype):
         return Arrival(None, f"torch {torch.__version__} has no {data.dtype}", refused=True)
     try:
-        tensor = torch.empty_strided(data.shape, strides, dtype=_plain_dtype(torch, dtype), device="meta")
+        tensor = torch.empty_strided(data.shape, strides, dtype=_choose_plain_dtype(torch, dtype), device="meta")
     except (RuntimeError, OverflowError, TypeError) as error:
         return Arrival(False, format_first_line(error), refused=True)
     if data.storage.crc32 is None:
@@ -179,7 +179,7 @@ def _place_on_meta(data: TensorData, name: str) -> Arrival:
     )
 
 
-def _plain_dtype(torch: Any, dtype: DType) -> DType:
+def _choose_plain_dtype(torch: Any, dtype: DType) -> DType:
     """Return a substitute for a quantized dtype, because creating a quantized tensor requires a scale."""
     stand_ins = {
         torch.qint8: torch.int8,
@@ -196,7 +196,7 @@ def _send_and_compare(byte_range: ByteRange, dtype_name: str, name: str, device:
     """Copy a storage to the device and back, and compare."""
     torch = _import_torch()
     dtype = getattr(torch, dtype_name, None)
-    dtype = _plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
+    dtype = _choose_plain_dtype(torch, dtype) if isinstance(dtype, torch.dtype) else torch.uint8
     for start, chunk in read_chunks(byte_range, name, CHUNK_BYTES):
         try:
             copied_back = _copy_back(torch, chunk, dtype, device)

@@ -12,7 +12,7 @@ from statecli.core.errors import UnreadableError
 from statecli.storage import files
 
 #: Number of samples of a file for its digest, evenly spaced from the first byte to the last.
-SAMPLES = 8
+SAMPLE_COUNT = 8
 #: Size of a sample in bytes.
 SAMPLE_BYTES = 4096
 
@@ -56,8 +56,8 @@ def _identify_local(path: str) -> FileIdentity:
     try:
         mtime_ns = os.stat(path).st_mtime_ns
         digest, last = hashlib.sha256(), max(file.size - SAMPLE_BYTES, 0)
-        for n in range(SAMPLES):
-            digest.update(file.read(last * n // (SAMPLES - 1), SAMPLE_BYTES))
+        for n in range(SAMPLE_COUNT):
+            digest.update(file.read(last * n // (SAMPLE_COUNT - 1), SAMPLE_BYTES))
         return FileIdentity(file.size, digest.hexdigest()[:16], mtime_ns)
     except OSError:
         return FileIdentity()

@@ -105,7 +105,7 @@ class ResultStore(Protocol):
 _result_store: ContextVar[ResultStore | None] = ContextVar("result_store", default=None)
 
 
-def _default_engine(size: int, jobs: int) -> Engine:
+def _choose_default_engine(size: int, jobs: int) -> Engine:
     """Return the default engine for tasks of `size` bytes in total."""
     if files.is_anything_remote() and jobs != 1:
         # Threads, because a fork does not inherit connections. More than cores, because they mostly wait for bytes.
@@ -205,7 +205,7 @@ def _run_batches(
     size = sum(task.size for task in tasks)
     engine = _engine.get() if jobs != 1 else None
     if engine is None:
-        engine = _default_engine(size, jobs)
+        engine = _choose_default_engine(size, jobs)
     batches = list(split_into_batches(tasks, engine.min_batch_bytes(size + TASK_OVERHEAD_BYTES * len(tasks))))
     results: list[Any] = [[absent] * len(batch) for batch in batches]
 

@@ -304,7 +304,7 @@ def test_unchanged_setting_fails_only_must_change(diff):
 
 def test_frozen_settings_beyond_the_limit_are_inconclusive(diff, monkeypatch):
     """A glob that matches settings covered only by a digest is inconclusive; a glob of a listed setting is checked."""
-    monkeypatch.setattr("statecli.formats.torch.settings.MAX_METADATA", 200)
+    monkeypatch.setattr("statecli.formats.torch.settings.MAX_SETTINGS", 200)
     before = {**BEFORE, "args": {f"x{n}": n for n in range(250)}, "epoch": 1}
     result = diff(before, {**before, "args": {**before["args"], "x240": -1}}, frozen=("args.*", "epoch"))
     assert not result.findings

@@ -260,7 +260,7 @@ def test_setting_changes_are_described(describe_settings, before, after, expecte
 @pytest.fixture
 def many_settings(monkeypatch) -> dict[str, int]:
     """Return more settings than diff lists individually, with a limit of 200."""
-    monkeypatch.setattr("statecli.formats.torch.settings.MAX_METADATA", 200)
+    monkeypatch.setattr("statecli.formats.torch.settings.MAX_SETTINGS", 200)
     return {f"k{n}": n for n in range(250)}
 
 

@@ -171,7 +171,7 @@ def test_samples_are_read_once(tasks, monkeypatch):
     read = []
     real = batch.identify_files
     monkeypatch.setattr(batch, "identify_files", lambda paths: read.extend(paths) or real(paths))
-    batch._sample_digest.cache_clear()
+    batch._compute_sample_digest.cache_clear()
     for _ in range(3):
         unpack(run_packed_batch(pack(stats_batch, None, tasks)))
     assert [os.path.basename(path) for path in read] == ["a.pt", "a.pt"]  # by its relative path, and its absolute one
@@ -216,7 +216,7 @@ def test_task_of_another_build_is_refused(tasks, build, monkeypatch):
     unpack the tasks.
     """
     packed = pack(stats_batch, None, tasks)
-    monkeypatch.setattr(batch, "current_build", lambda: build)
+    monkeypatch.setattr(batch, "get_current_build", lambda: build)
     monkeypatch.setattr(batch, "pickle", None)
     answer = run_packed_batch(send_copy(packed))
     monkeypatch.undo()
@@ -232,9 +232,9 @@ def test_worker_runs_only_functions_of_the_table():
     import importlib
 
     nothing = pickle.dumps(("/", {}, None, pickle.dumps((None, ()))))
-    assert unpack(run_in_worker(batch.current_build(), "stats_batch", nothing)) == []
+    assert unpack(run_in_worker(batch.get_current_build(), "stats_batch", nothing)) == []
     with pytest.raises(RuntimeError, match="KeyError"):
-        unpack(run_in_worker(batch.current_build(), "system", nothing))
+        unpack(run_in_worker(batch.get_current_build(), "system", nothing))
     for name, module in batch.FUNCTIONS.items():
         assert getattr(importlib.import_module(module), name).__module__ == module
 

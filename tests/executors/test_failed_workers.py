@@ -270,7 +270,7 @@ NO_STATECLI = f"import sys; sys.path[:] = [folder for folder in sys.path if fold
         pytest.param(
             NUMPY_KERNEL,
             "with the numpy compute kernel, but this command runs ",
-            marks=pytest.mark.skipif(parcel.current_build()[1] == "numpy", reason="no compiled kernel"),
+            marks=pytest.mark.skipif(parcel.get_current_build()[1] == "numpy", reason="no compiled kernel"),
         ),
         (NO_STATECLI, "a worker has no statecli or an old version; install statecli"),
     ],

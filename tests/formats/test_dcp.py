@@ -37,7 +37,7 @@ from statecli.core.model_state import Evidence, Kind
 from statecli.file_scan import scan
 from statecli.formats import dcp as reader
 from statecli.formats.shared import dcp_ranks as _dcp_ranks
-from statecli.formats.shared.dcp_metadata import NEEDED, parse_for_scan, parse_metadata
+from statecli.formats.shared.dcp_metadata import NEEDED_NAMES, parse_for_scan, parse_metadata
 from statecli.formats.shared.tiling import Box, find_fault
 from statecli.storage import files
 from statecli.values.read import read_all_values
@@ -281,7 +281,7 @@ def test_values_that_differ_between_ranks_are_named(tmp_path, monkeypatch):
         == f"{prefix}; these values differ between ranks, and statecli shows the values of the first rank: rank, w"
     )
     assert values(tmp_path)["w"].tolist() == [1, 1, 1]
-    monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED", 2600)
+    monkeypatch.setattr(_dcp_ranks, "MAX_COMPARED_BYTES", 2600)
     (oddity,) = formats.read(str(tmp_path)).oddities
     assert oddity.message.endswith("; these values were not compared between ranks: w, v")
 
@@ -690,8 +690,8 @@ def test_lookalike_names_in_metadata_are_reported(names, mixed_folder, statecli)
 
 def test_allowed_names_of_metadata_are_data_classes():
     """Each name that exists in this torch is a class of data."""
-    assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED
-    splits = [name.rpartition(".") for name in NEEDED]
+    assert {f"{class_.__module__}.{class_.__qualname__}" for class_ in (*CLASSES, _StorageInfo)} <= NEEDED_NAMES
+    splits = [name.rpartition(".") for name in NEEDED_NAMES]
     loaded_values = {
         last: vars(sys.modules[module])[last] for module, _, last in splits if hasattr(sys.modules.get(module), last)
     }

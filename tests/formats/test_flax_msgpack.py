@@ -411,7 +411,7 @@ def test_unknown_dtype_is_named(tmp_path, inspect):
 
 def test_bytes_outside_arrays_have_a_budget(tmp_path, line, monkeypatch):
     """The bytes are read to compute their digest."""
-    monkeypatch.setattr(flax_msgpack, "_MAX_BYTES", 10)
+    monkeypatch.setattr(flax_msgpack, "_MAX_RAW_BYTES", 10)
     path = write_msgpack(tmp_path, {"a": array([1]), "b": b"12345678", "c": b"123"})
     assert line(path) == "has more than 10 bytes outside arrays, the limit of statecli"
 

@@ -511,7 +511,7 @@ def test_array_that_does_not_decompress_is_damage(tmp_path):
 
 def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
     """16 MiB of zeros are compressed: statecli decompresses only as many bytes as a header may have."""
-    monkeypatch.setattr(npz, "MAX_VERIFIED", 2**24)
+    monkeypatch.setattr(npz, "MAX_VERIFIED_BYTES", 2**24)
     bomb = npy(format_header(shape=f"({2**22},)"), bytes(2**24))
     path = file(tmp_path, build([Member("a.npy", bomb, method=8)]), "a.npz")
     lengths = []
@@ -520,7 +520,7 @@ def test_a_bomb_is_not_inflated(tmp_path, monkeypatch):
         npz, "_read_head", lambda record, source, length: lengths.append(length) or head(record, source, length)
     )
     (tensor,) = formats.read(path).tensors
-    assert (tensor.shape, lengths) == ((2**22,), [npy_array.USUAL])
+    assert (tensor.shape, lengths) == ((2**22,), [npy_array.USUAL_HEADER_BYTES])
 
 
 def test_a_flipped_bit_is_found(tmp_path, inspect):
@@ -557,7 +557,7 @@ def test_every_flipped_bit_of_a_header_is_found(tmp_path, packed):
 
 def test_a_header_that_contradicts_its_size_is_checked_in_any_archive(tmp_path, monkeypatch):
     """The checksum is verified even if the archive is beyond the limit for checksums."""
-    monkeypatch.setattr(npz, "MAX_VERIFIED", 0)
+    monkeypatch.setattr(npz, "MAX_VERIFIED_BYTES", 0)
     path = save_npz(tmp_path, a=numpy.zeros((2, 400), "<f4"))
     data = Path(path).read_bytes()
     (row,) = formats.read(file(tmp_path, data.replace(b"(2, 400)", b"(2, 300)"), "b.npz")).tensors

@@ -448,7 +448,7 @@ def test_file_that_is_not_an_index_is_named(text, folder, line):
 def test_index_over_the_size_limit_is_refused(folder, line):
     """An index longer than the limit is not parsed."""
     with (folder / INDEX).open("r+") as file:
-        file.truncate(sharded.MAX_INDEX + 1)
+        file.truncate(sharded.MAX_INDEX_BYTES + 1)
     assert line(folder) == f"{INDEX} has 33554433 bytes, more than statecli's limit of 33554432 for an index"
 
 

@@ -340,7 +340,7 @@ def test_pickle_larger_than_the_first_window_is_read(contents):
 
 def test_a_pickle_over_the_limit_is_refused(contents, monkeypatch):
     """The window stops growing at the limit for a pickle."""
-    monkeypatch.setattr(torch_legacy, "MAX_PICKLE", 100_000)
+    monkeypatch.setattr(torch_legacy, "MAX_PICKLE_BYTES", 100_000)
     data = legacy(build_pickle(text("x" * 200_000)), [])
     assert "the object is a pickle of more than 100,000 bytes, the limit of statecli" in refusal_line(
         contents, data, torch_legacy

@@ -1585,7 +1585,7 @@ def test_entry_with_any_value_is_read_or_refused(parts, tmp_path):
 
 def test_huge_json_is_refused(parts, tmp_path, line, monkeypatch):
     """The JSON of a program has a limit of length."""
-    monkeypatch.setattr(torch_export, "MAX_JSON", 100)
+    monkeypatch.setattr(torch_export, "MAX_JSON_BYTES", 100)
     assert "bytes, more than statecli's limit of 100" in line(build_archive(tmp_path / "y.pt2", parts))
 
 

@@ -451,7 +451,7 @@ def test_missing_storage_spoils_only_its_tensor(parts, tmp_path, inspect):
 
 def test_code_of_absurd_size_is_refused(parts, tmp_path, line, monkeypatch):
     """The code of classes has a size limit of its own."""
-    monkeypatch.setattr(torchscript, "MAX_CODE", 100)
+    monkeypatch.setattr(torchscript, "MAX_CODE_BYTES", 100)
     assert line(build_archive(tmp_path / "y.pt", parts)) == "its code has more than 100 bytes, the limit of statecli"
 
 

@@ -17,7 +17,7 @@ from statecli.core.errors import ChecksumMismatch, MalformedError, UnreadableErr
 from statecli.core.model_state import Place
 from statecli.storage import zip_archive
 from statecli.storage.byte_source import Source
-from statecli.storage.zip_archive import FARTHEST_END, MAX_INFLATED, MAX_PADDING, Archive
+from statecli.storage.zip_archive import FARTHEST_END, MAX_INFLATED_BYTES, MAX_PADDING, Archive
 
 from .attacks import Lies, Member, build, change_record, records
 
@@ -359,7 +359,7 @@ def test_directory_at_the_limits_is_read(open_archive, monkeypatch):
     """A number equal to the limit is allowed, and a larger number is refused."""
     data = build(records())
     size = struct.unpack_from("<I", data, data.index(b"PK\5\6") + 12)[0]
-    for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY", size)):
+    for name, limit in (("MAX_RECORDS", len(records())), ("MAX_DIRECTORY_BYTES", size)):
         with monkeypatch.context() as patch:
             patch.setattr(zip_archive, name, limit)
             assert len(open_archive(data).records) == len(records())
@@ -430,7 +430,7 @@ def test_invalid_deflate_stream_is_malformed(open_archive):
 
 def test_a_deflate_bomb_is_refused_before_it_is_inflated(open_archive):
     """The limit for compressed records is lower than the limit of the caller."""
-    archive = open_archive(build([Member("a/x", b"x", method=8, size=MAX_INFLATED + 1)]))
+    archive = open_archive(build([Member("a/x", b"x", method=8, size=MAX_INFLATED_BYTES + 1)]))
     with pytest.raises(MalformedError, match=r"compressed and takes 67,108,865 bytes unpacked, more"):
         archive.read(archive.records["a/x"], 2**40)
 

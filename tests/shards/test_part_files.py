@@ -697,7 +697,7 @@ def test_every_result_type_has_a_strategy():
     """A task function without a test here could lose data; derived_batch runs only in a merge."""
     from statecli.workers.executors.batch import FUNCTIONS
 
-    assert set(RESULTS) == set(tasks.RESULTS)
+    assert set(RESULTS) == set(tasks.RESULT_TYPES)
     assert set(FUNCTIONS) == {"derived_batch"} | set(RESULTS)
 
 

@@ -17,7 +17,7 @@ from statecli.values.plain_bytes import read_plain_bytes
 
 from .test_digest import encode_in_c_order
 
-DTYPES = [getattr(torch, name) for name in sorted(plain_bytes._TYPES)]
+DTYPES = [getattr(torch, name) for name in sorted(plain_bytes._PLAIN_TYPES)]
 
 
 @given(shapes=st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4), dtype=st.sampled_from(DTYPES))

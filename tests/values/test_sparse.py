@@ -308,7 +308,7 @@ def test_nested_tensors_with_different_offsets_are_not_compared(compare_tensors)
 
 def test_table_of_ragged_layouts_has_nested_and_jagged():
     """Both kinds of nested tensors in torch are compared in the same way."""
-    assert set(compare.RAGGED) == {"nested", "jagged"}
+    assert set(compare.RAGGED_PARTS) == {"nested", "jagged"}
 
 
 # --- the command -------------------------------------------------------------------------------------------------

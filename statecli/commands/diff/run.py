@@ -47,7 +47,7 @@ from statecli.core.progress import Progress
 from statecli.core.selection import glob_names, suggest_glob
 from statecli.core.units import plural
 from statecli.storage import files
-from statecli.storage.file_version import CHANGED, FileVersion, find_changed, read_versions
+from statecli.storage.file_version import RESULT_NOT_VALID, FileVersion, find_changed, read_versions
 from statecli.targets import load
 from statecli.targets.section_of_target import split_section
 from statecli.values.delta import CompareOptions
@@ -398,7 +398,7 @@ class _Comparison:
         """Return errors for files changed during their reading, unless reported by a pair."""
         paths = [path for path in find_changed(self.initial_versions) if path not in self.changed_files]
         self.changed_files.update(paths)
-        return [Broken("(file)", "", f"{path}: {CHANGED}") for path in sorted(paths)]
+        return [Broken("(file)", "", f"{path}: {RESULT_NOT_VALID}") for path in sorted(paths)]
 
     # --- findings ---------------------------------------------------------------------------------------------------
 

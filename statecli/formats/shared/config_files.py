@@ -24,7 +24,7 @@ from statecli.storage.byte_source import add_subject_to_errors, read_small_file
 from statecli.storage.checkpoint_names import SETTINGS_FILES
 
 #: Names of lists that peft makes from sets, so their order differs in each save.
-_SETS = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
+_SET_NAMES = frozenset(["target_modules", "modules_to_save", "exclude_modules"])
 
 
 def list_config_files(path: str, names: Collection[str]) -> list[str]:
@@ -77,4 +77,4 @@ def _join_words(key: str, value: Any) -> Any:
         return value
     if not all(type(item) is str and item.isprintable() and "," not in item for item in value):
         return value
-    return ", ".join(sorted(value) if key in _SETS else value)
+    return ", ".join(sorted(value) if key in _SET_NAMES else value)

@@ -24,16 +24,18 @@ from statecli.pickles.nodes import Global, Key, Obj
 from statecli.storage import lifetime
 
 #: Maximum size of one `.metadata` file in bytes; each chunk takes 250 bytes.
-MAX_METADATA = 256 * 2**20
+MAX_METADATA_BYTES = 256 * 2**20
 #: Maximum number of keys and indexes in a path in the nested state_dict.
-MAX_PATH = 200
+MAX_PATH_STEPS = 200
 #: Maximum number of list items in the nested state_dict that no name refers to (empty containers).
 MAX_EMPTY_ITEMS = 1_000_000
-_OURS = "torch.distributed."
-_CUT_OFF = "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
+_DCP_PREFIX = "torch.distributed."
+_TRUNCATION_ADVICE = (
+    "the save did not finish, or the copy is incomplete; copy the folder again, or save the checkpoint again"
+)
 #: Names that a `.metadata` needs, in addition to torch's dtypes. Torch before 2.0 had these classes in other modules;
 #: torch before 2.3 also those of a tensor's properties.
-NEEDED = frozenset(
+NEEDED_NAMES = frozenset(
     (
         *(f"torch.{dtype}" for dtype in ELEMENT_BITS),
         *("torch.Size", "torch.serialization._get_layout"),
@@ -58,8 +60,8 @@ NEEDED = frozenset(
     )
 )
 #: Names of the class of a key and of the class of a value of `storage_data`.
-_INDEX = frozenset(name for name in NEEDED if name.endswith(".MetadataIndex"))
-_PLACE = frozenset(name for name in NEEDED if name.endswith("._StorageInfo"))
+_INDEX_CLASSES = frozenset(name for name in NEEDED_NAMES if name.endswith(".MetadataIndex"))
+_PLACE_CLASSES = frozenset(name for name in NEEDED_NAMES if name.endswith("._StorageInfo"))
 Sizes = tuple[int, ...]
 
 
@@ -130,14 +132,14 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
     if scanned is not None and scanned[0] == data:
         return scanned[1]
     if not data:
-        raise MalformedError(f"{label} is empty: {_CUT_OFF}")
+        raise MalformedError(f"{label} is empty: {_TRUNCATION_ADVICE}")
     try:
         pickle = read_pickle(data, label, budget=METADATA_BUDGET_FACTOR, machine_class=_Machine)
     except TruncatedPickle as error:
-        raise type(error)(f"{error}: {_CUT_OFF}") from None
+        raise type(error)(f"{error}: {_TRUNCATION_ADVICE}") from None
     root = pickle.root
     name = get_name(root.cls) if type(root) is Obj else ""
-    if not (name.startswith(_OURS) and name.endswith(".Metadata")):
+    if not (name.startswith(_DCP_PREFIX) and name.endswith(".Metadata")):
         raise MalformedError(
             f"{label} does not contain metadata of torch.distributed.checkpoint; copy the folder "
             "again, or save the checkpoint again"
@@ -153,7 +155,7 @@ def parse_metadata(data: bytes, label: str) -> Metadata:
     # Order by the planner's paths, because they have the order of the state_dict; a rank's plan begins with sharded
     # tensors.
     order = list(dict.fromkeys([*(fqn for fqn in paths if fqn in entries), *entries]))
-    foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED]
+    foreign = [mention for mention in pickle.globals if mention.qualified not in NEEDED_NAMES]
     return Metadata(order, tensors, paths, _read_places(fields.get("storage_data"), label), foreign)
 
 
@@ -234,7 +236,7 @@ def _read_paths(node: Any) -> Iterator[tuple[str, tuple[str | int, ...]]]:
     names = as_mapping(node) or {}
     for fqn, path in names.items():
         steps = as_sequence(path) or ()
-        is_short = 0 < len(steps) <= MAX_PATH
+        is_short = 0 < len(steps) <= MAX_PATH_STEPS
         for at, step in enumerate(steps):
             if type(step) is int and step >= 0:
                 parent_path = tuple(steps[:at]) if is_short else (fqn, at)
@@ -315,12 +317,12 @@ def _read_places(node: Any, label: str) -> dict[str, list[Stored]]:
         )
     stored_by_name: dict[str, list[Stored]] = {}
     for key, value in items.items():
-        index = _read_attributes(key.value if type(key) is Key else key, _INDEX)
+        index = _read_attributes(key.value if type(key) is Key else key, _INDEX_CLASSES)
         fqn = index.get("fqn") if index else None
         if index is None or type(fqn) is not str:
             raise MalformedError(f"{label} has a storage record without a tensor name; save the checkpoint again")
         stored_by_name.setdefault(fqn, []).append(
-            _read_stored(index.get("offset"), _read_attributes(value, _PLACE), fqn)
+            _read_stored(index.get("offset"), _read_attributes(value, _PLACE_CLASSES), fqn)
         )
     return stored_by_name
 

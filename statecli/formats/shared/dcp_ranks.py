@@ -20,7 +20,7 @@ _RANK = compile_on_use(r"__(?P<rank>\d{1,9})(?:_\d+\.distcp|\.metadata)")
 #: Maximum rank that is considered; no known save had as many ranks.
 MAX_RANKS = 100_000
 #: Maximum number of bytes that are compared between ranks that saved the same names.
-MAX_COMPARED = 64 * 2**20
+MAX_COMPARED_BYTES = 64 * 2**20
 
 
 class Rival(NamedTuple):
@@ -36,12 +36,12 @@ def merge_metadata(metadatas: Sequence[Metadata]) -> tuple[Metadata, list[Rival]
     first, rivals = metadatas[0], list[Rival]()
     for metadata in metadatas[1:]:
         for fqn in metadata.order:
-            rivals.extend(_join(first, metadata, fqn))
+            rivals.extend(_add_chunks(first, metadata, fqn))
         first.foreign.extend(metadata.foreign)
     return first, rivals
 
 
-def _join(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
+def _add_chunks(first: Metadata, other: Metadata, fqn: str) -> Iterator[Rival]:
     """Add the other rank's chunks of a name; yield a rival if both ranks saved the name whole."""
     tensor, other_tensor = first.tensors.get(fqn), other.tensors.get(fqn)
     other_places = other.places.get(fqn, [])
@@ -105,7 +105,7 @@ def _find_difference(path: str, rivals: Sequence[Rival]) -> tuple[list[str], lis
     """List names whose archives differ (torch.save is deterministic), and names not compared."""
     differing_names: dict[str, None] = {}
     names_not_compared: dict[str, None] = {}
-    bytes_left = MAX_COMPARED
+    bytes_left = MAX_COMPARED_BYTES
     for rival in sorted(rivals, key=lambda rival: rival.first.length):
         if rival.first.length != rival.other.length:
             differing_names[rival.fqn] = None

@@ -29,17 +29,19 @@ _SUFFIX = ".pt"
 _PARAM = "param"
 #: End of the folder name that ds_to_universal.py recommends for its output.
 NAME_END = "_universal"
-_MASTER = f"{MASTER}{_SUFFIX}"
+_MASTER_FILE = f"{MASTER}{_SUFFIX}"
 #: Files that identify a parameter's folder: it has at least one of them, even if another is missing.
-_STATES = frozenset([_MASTER, f"exp_avg{_SUFFIX}"])
+_STATE_FILES = frozenset([_MASTER_FILE, f"exp_avg{_SUFFIX}"])
 #: Number of folders that are checked to recognise `zero/` as DeepSpeed's.
-_FIRST = 4
+_MAX_CHECKED_FOLDERS = 4
 
 
 def is_universal(path: str) -> bool:
     """Return whether the folder has a subfolder `zero` with parameters."""
-    names = _list_parameters(path)[:_FIRST]
-    return any(not _STATES.isdisjoint(checkpoint_folder.list_files(files.join(path, FOLDER, name))) for name in names)
+    names = _list_parameters(path)[:_MAX_CHECKED_FOLDERS]
+    return any(
+        not _STATE_FILES.isdisjoint(checkpoint_folder.list_files(files.join(path, FOLDER, name))) for name in names
+    )
 
 
 def _list_parameters(path: str) -> list[str]:
@@ -75,8 +77,8 @@ def find_missing_files(path: str, trained: Iterable[str]) -> Iterator[tuple[str,
     usual_files = max(counts, key=lambda names: (counts[names], len(names)), default=frozenset())
     for name in dict.fromkeys((*files_by_parameter, *trained)):
         present_files = files_by_parameter.get(name, frozenset())
-        expected_files = {_MASTER} | (
-            usual_files if present_files - {_MASTER} and present_files < usual_files else frozenset()
+        expected_files = {_MASTER_FILE} | (
+            usual_files if present_files - {_MASTER_FILE} and present_files < usual_files else frozenset()
         )
         yield from ((name, files.join(FOLDER, name, file)) for file in sorted(expected_files - present_files))
 

@@ -239,10 +239,10 @@ class Layout:
         self.stage, self.count = first.stage, first.ranks
         self.pieces = 0
 
-    def parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
+    def iter_parts(self, trained: list[dict[str, Shape]]) -> Iterator[Part]:
         """Yield every trained parameter with its pieces or its fault."""
         fault = self._find_disagreement(trained)
-        placements = self._split(trained) if self.stage == 3 else self._walk_groups(trained)
+        placements = self._split_parameters(trained) if self.stage == 3 else self._walk_groups(trained)
         for name, shape, places in placements if fault is None else ():
             pieces, why = self._collect_pieces(places)
             yield Part(name, shape, () if why else pieces, why)
@@ -322,7 +322,7 @@ class Layout:
                 yield name, shape, _split_at_ranks(group, at, prod(shape), length)
                 at += prod(shape) + (group_paddings[n] if n < len(group_paddings) else 0)
 
-    def _split(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
+    def _split_parameters(self, trained: list[dict[str, Shape]]) -> Iterator[tuple[str, Shape, Iterator[Piece]]]:
         """Yield the pieces in stage 3: each parameter split evenly across ranks (last part padded)."""
         ends = list(accumulate(next(iter(self.shards.values())).lengths))
         at = 0
@@ -437,7 +437,7 @@ class Optimizer:
     """The readable parts of the ranks' optimizer.
 
     `unreadable` and `missing_reasons` have a reason for each rank; `oddities` are those of the layout, complete once
-    `rows` are made.
+    `build_rows` ended.
     """
 
     def __init__(self, folder: str, files: dict[int, str]) -> None:
@@ -469,7 +469,9 @@ class Optimizer:
             self.missing_reasons[rank] = f"rank {rank} is missing: {counts}; copy the file of this rank"
         return max(self.count - sum(rank < self.count for rank in existing_ranks), 0)
 
-    def rows(self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner) -> Iterator[TensorInfo]:
+    def build_rows(
+        self, trained: list[dict[str, Shape]], clashes: Mapping[str, str], owner: Owner
+    ) -> Iterator[TensorInfo]:
         """Yield each state of each `trained` parameter, by group, then unpartitioned state.
 
         `clashes` has a reason for each name that cannot be joined.
@@ -484,7 +486,7 @@ class Optimizer:
         layout = Layout(self.shards, self.unreadable | self.missing_reasons)
         parts = [
             part._replace(pieces=(), fault=clashes[part.name]) if part.name in clashes else part
-            for part in layout.parts(trained)
+            for part in layout.iter_parts(trained)
         ]
         self.oddities.extend(islice(self._find_misplaced(parts), 1))
         names = dict.fromkeys(name for shard in self.shards.values() for name in shard.vectors)

@@ -22,13 +22,13 @@ from statecli.formats.torch.arguments import MAX_DIMENSIONS, MAX_ELEMENTS
 
 MAGIC = b"\x93NUMPY"
 #: Maximum size of a header's literal in bytes; numpy's default is 10,000.
-MAX_HEADER = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
 #: Maximum depth of nested brackets, and of nested fields.
 MAX_DEPTH = 32
 #: Number of bytes that contain the whole header of nearly every array.
-USUAL = 256
+USUAL_HEADER_BYTES = 256
 #: Size of the literal's length field in bytes, by format version.
-_WIDTHS = {1: 2, 2: 4, 3: 4}
+_LENGTH_FIELD_BYTES = {1: 2, 2: 4, 3: 4}
 _TOKEN = compile_on_use(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>\d{1,19})L?\b|(?P<word>True|False)\b"""
     r"""|(?P<sign>[()\[\]{},:]))\s*""",
@@ -49,10 +49,10 @@ _SIZES = {
     **dict.fromkeys("mM", ("", "8")),
 }
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
-_OBJECTS = "Python objects, saved as a pickle: not loaded"
+_OBJECTS_NOTE = "Python objects, saved as a pickle: not loaded"
 
 #: Notes on numpy's types longer than eight bytes per real number: their format and size depend on the machine.
-LONG = {
+LONG_DOUBLE_NOTES = {
     **dict.fromkeys(("float96", "float128"), "longdouble: only its bytes are compared"),
     **dict.fromkeys(("complex192", "complex256"), "clongdouble: only its bytes are compared"),
 }
@@ -89,16 +89,16 @@ class Header(NamedTuple):
 
 def read_header(head: Head) -> Header:
     """Read the header of one array. Raises MalformedError for anything else, UnreadableError for a newer numpy."""
-    raw = head(USUAL)
+    raw = head(USUAL_HEADER_BYTES)
     if not raw.startswith(MAGIC):
         raise MalformedError("is not a numpy array: it does not begin with \\x93NUMPY")
-    width = _WIDTHS.get(raw[6]) if len(raw) > 7 else 2
+    width = _LENGTH_FIELD_BYTES.get(raw[6]) if len(raw) > 7 else 2
     if width is None:
         raise UnreadableError(f"has .npy format version {raw[6]}.{raw[7]}, but statecli reads only 1.0 to 3.0")
     start = 8 + width
     length = int.from_bytes(raw[8:start], "little")
-    if length > MAX_HEADER:
-        raise MalformedError(f"its header claims {length} bytes, more than statecli's limit of {MAX_HEADER}")
+    if length > MAX_HEADER_BYTES:
+        raise MalformedError(f"its header claims {length} bytes, more than statecli's limit of {MAX_HEADER_BYTES}")
     if start + length > len(raw):
         raw = head(start + length)
     if start + length > len(raw):
@@ -176,7 +176,7 @@ def _parse_element(descr: Any) -> Element:
     layout = _parse_layout(descr)
     if layout.has_objects:
         return Element(
-            record_dtypes.name_dtype("O", layout.dtype), layout.size, _OBJECTS, has_objects=True, is_number=False
+            record_dtypes.name_dtype("O", layout.dtype), layout.size, _OBJECTS_NOTE, has_objects=True, is_number=False
         )
     field_names = [field[0] for field in descr if type(field[0]) is str and field[0]] if type(descr) is list else []
     note = f"records of {layout.size} bytes: {quoting.names(field_names)}" if field_names else None
@@ -227,7 +227,7 @@ def _parse_code(descr: str) -> Element:
     size = int(digits or {"O": 8, "m": 8, "M": 8, "?": 1}.get(kind, 0)) * (4 if kind == "U" else 1)
     is_big_endian = order == ">" and size > 1 and kind not in "SaO"
     if kind == "O":
-        return Element("numpy O", size, _OBJECTS, has_objects=True, is_number=False)
+        return Element("numpy O", size, _OBJECTS_NOTE, has_objects=True, is_number=False)
     if kind in "?b":
         return Element("bool", size)
     if kind == "V":
@@ -236,9 +236,11 @@ def _parse_code(descr: str) -> Element:
         note = f"void of {size} byte{'s' * (size != 1)}{guess_text}"
         return Element(f"numpy V{size}", size, note, is_number=bool(guess_text))
     dtype = f"{_KINDS.get(kind)}{8 * size}"
-    if kind in "fc" and dtype in LONG:
+    if kind in "fc" and dtype in LONG_DOUBLE_NOTES:
         # The name includes the byte order, because only the bytes are compared.
-        return Element(f"numpy {'>' * is_big_endian}{dtype}", size, LONG[dtype], is_big_endian=is_big_endian)
+        return Element(
+            f"numpy {'>' * is_big_endian}{dtype}", size, LONG_DOUBLE_NOTES[dtype], is_big_endian=is_big_endian
+        )
     if dtype not in ELEMENT_BITS:
         dtype = f"numpy {kind}{digits}{unit or ''}"
     return Element(dtype, size, is_big_endian=is_big_endian, is_number=kind not in "SUamM")

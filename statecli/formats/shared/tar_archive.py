@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 BLOCK = 512
 #: Names of the members that torch unpickles, and of all members that torch.save wrote.
-_LOADED = ("storages", "tensors", "pickle")
-_WRITTEN = (*_LOADED, "sys_info")
+_LOADED_MEMBERS = ("storages", "tensors", "pickle")
+_WRITTEN_MEMBERS = (*_LOADED_MEMBERS, "sys_info")
 #: Possible beginnings of an archive: the name of a member, or of an extended header as tarfile writes it.
-_BEGINNINGS = tuple(f"{name}\0".encode() for name in (*_WRITTEN, "././@PaxHeader"))
+_BEGINNINGS = tuple(f"{name}\0".encode() for name in (*_WRITTEN_MEMBERS, "././@PaxHeader"))
 #: Maximum size of an extended header in bytes.
-_MAX_EXTENDED = 8192
+_MAX_EXTENDED_BYTES = 8192
 #: Maximum number of headers that are read in an archive of other files.
-_MAX_WALKED = 100_000
+_MAX_HEADERS = 100_000
 #: tarfile's types of headers that describe the next header, and of members without data.
-_EXTENDED = (b"x", b"g", b"X", b"L", b"K")
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
+_EXTENDED_TYPES = (b"x", b"g", b"X", b"L", b"K")
+_TYPES_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 #: Texts in an extended header: a size of the next member, a size without extensions, and the name `storages` or holes
 #: of a sparse file.
-_SIZES = compile_on_use(rb" size=([^\n]*)")
+_SIZE_FIELD = compile_on_use(rb" size=([^\n]*)")
 _PLAIN_SIZE = compile_on_use(rb"\d{1,19}")
-_RENAMED = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
+_RENAMED_OR_SPARSE = compile_on_use(rb"(?:path|name)=storages|[\0\n]storages/*[\0\n]|\nstorages/*\Z|GNU\.sparse")
 #: Beginning of a checksum field that tarfile may accept as a number: base 256, or octal digits as Python's int reads
 #: them, up to a NUL.
 _MAY_BE_NUMBER = compile_on_use(rb"[\x80\xff]|[\s\x1c-\x1f+\-0-7_oO]*(?:\0|\Z)")
@@ -59,7 +59,7 @@ def is_written_by_torch(head: bytes) -> bool:
     at = 0
     while head[at + 257 : at + 262] == b"ustar" and (header := parse_header(head[at : at + BLOCK])):
         if header.isreg():
-            return header.name in _WRITTEN
+            return header.name in _WRITTEN_MEMBERS
         at = _compute_next_header(at, header.size)
     return False
 
@@ -71,7 +71,7 @@ def has_pickles(source: Source) -> bool:
     """
     try:
         return any(
-            member.is_loaded and (member.name == "storages" or _RENAMED.search(member.extended))
+            member.is_loaded and (member.name == "storages" or _RENAMED_OR_SPARSE.search(member.extended))
             for member in iter_members(source.read_up_to)
         )
     except MalformedError:
@@ -93,7 +93,9 @@ class FoundMember(NamedTuple):
     @property
     def is_loaded(self) -> bool:
         """Whether torch unpickles the member: tarfile may take another name from an extended header."""
-        return (self.name in _LOADED and not self.header.isdir()) or _RENAMED.search(self.extended) is not None
+        return (self.name in _LOADED_MEMBERS and not self.header.isdir()) or _RENAMED_OR_SPARSE.search(
+            self.extended
+        ) is not None
 
 
 def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
@@ -102,24 +104,24 @@ def iter_members(read: Callable[[int, int], bytes]) -> Iterator[FoundMember]:
     The walk follows tarfile, not torch.save. Raises MalformedError where tarfile may find other members.
     """
     at, size_of_next, extended = 0, None, b""
-    for _ in range(_MAX_WALKED):
+    for _ in range(_MAX_HEADERS):
         header = parse_header(read(at, BLOCK))
         if header is None:
             return
         if header.size < 0 or header.type == b"S":
             break
-        if header.type in _EXTENDED:
-            data = read(at + BLOCK, min(header.size, _MAX_EXTENDED))
-            sizes = _SIZES.findall(data)
+        if header.type in _EXTENDED_TYPES:
+            data = read(at + BLOCK, min(header.size, _MAX_EXTENDED_BYTES))
+            sizes = _SIZE_FIELD.findall(data)
             is_plain = all(map(_PLAIN_SIZE.fullmatch, sizes)) and len(sizes) <= (header.type != b"g")
-            if header.size > _MAX_EXTENDED or not is_plain:
+            if header.size > _MAX_EXTENDED_BYTES or not is_plain:
                 break
             size_of_next = int(sizes[0]) if sizes else size_of_next
             extended += b"\n" + data  # each header is searched by itself, so a newline separates them
             at = _compute_next_header(at, header.size)
             continue
         size = header.size if size_of_next is None else size_of_next
-        size = size if header.isreg() or header.type not in _WITHOUT_DATA else 0
+        size = size if header.isreg() or header.type not in _TYPES_WITHOUT_DATA else 0
         yield FoundMember(header, extended, at + BLOCK, size)
         at = _compute_next_header(at, size)
         size_of_next, extended = None, b""

@@ -18,9 +18,9 @@ Sizes = tuple[int, ...]
 #: pass over all boxes.
 MAX_DIMENSIONS = 64
 #: Maximum number of boxes that are compared pairwise.
-MAX_PAIRED = 128
+MAX_PAIRED_BOXES = 128
 #: Maximum number of times that a box is examined, on average.
-MAX_LOOKS = 64
+MAX_VISITS_PER_BOX = 64
 
 
 class Box(NamedTuple):
@@ -41,7 +41,7 @@ def find_fault(shape: Sizes, boxes: Sequence[Box]) -> str | None:
     for box in boxes:
         if not all(a >= 0 and b <= stop for a, b, stop in zip(box.start, box.stop, region.stop, strict=True)):
             return f"a chunk covers {format_box(box)}, outside the shape {list(shape)}"
-    looks = MAX_LOOKS * (len(boxes) + 16)
+    looks = MAX_VISITS_PER_BOX * (len(boxes) + 16)
     stack: list[tuple[Box, Sequence[Box]]] = [(region, boxes)]
     while stack:
         place, boxes_inside = stack.pop()
@@ -102,10 +102,10 @@ def _find_problem(place: Box, boxes: Sequence[Box]) -> str | None:
     """Return the fault of boxes without a dividing plane; None if they still fill the place, as a pinwheel does."""
     if not boxes:
         return f"no chunk covers {format_box(place)}"
-    for first, second in combinations(boxes[:MAX_PAIRED], 2):
+    for first, second in combinations(boxes[:MAX_PAIRED_BOXES], 2):
         if all(a < d and c < b for a, b, c, d in zip(first.start, first.stop, second.start, second.stop, strict=True)):
             return f"two chunks overlap: {format_box(first)} and {format_box(second)}"
-    if len(boxes) > MAX_PAIRED:
+    if len(boxes) > MAX_PAIRED_BOXES:
         return f"{len(boxes)} chunks of {format_box(place)} do not form a regular shard grid"
     covered, total = sum(map(_count_elements, boxes)), _count_elements(place)
     return None if covered == total else f"its chunks cover {covered} of the {total} elements of {format_box(place)}"

@@ -20,7 +20,7 @@ from statecli.pickles.nodes import Global, Pickle
 from statecli.storage.zip_archive import MAX_PADDING, STORED, Archive, Record
 
 #: Maximum size of data.pkl in bytes; torch writes 115 to 128 bytes for each tensor.
-MAX_PICKLE = 256 * 2**20
+MAX_PICKLE_BYTES = 256 * 2**20
 #: The newest file format that torch 2.13 reads (kMaxSupportedFileFormatVersion).
 MAX_VERSION = 10
 _MAX_WORD = 64
@@ -118,7 +118,7 @@ def read_pickle(archive: Archive, name: str = "data.pkl") -> Pickle:
         archive.oddities.append(
             Oddity("no-checksums", f"the archive has no checksum of {name}, so statecli cannot detect damage")
         )
-    data = archive.read(record, MAX_PICKLE)
+    data = archive.read(record, MAX_PICKLE_BYTES)
     pickle = checkpoint_pickle.load(data, name)
     if pickle.end < len(data):
         message = f"{len(data) - pickle.end} bytes follow the pickle in {name}"

@@ -20,27 +20,29 @@ from statecli.pickles.nodes import Global, Obj, Pickle
 from statecli.pickles.opcodes import Handler
 
 #: Names of functions that create a tensor or an array from the present state of their arguments.
-_TENSOR = compile_on_use(
+_TENSOR_FUNCTION = compile_on_use(
     r"torch\._utils\._rebuild_\w+|torch\._tensor\._rebuild_from_type(?:_v2)?|torch\.nn\.parameter\.\w+"
     r"|torch\.(?:cuda\.)?(?:sparse\.)?\w*Tensor|torch\.nested\._internal\.nested_tensor\._rebuild_njt"
     r"|numpy\.(?:_?core\.multiarray|_?core\.numeric|ma\.core)\._\w+"
 )
 #: Names of functions that copy a container.
-_COPYING = compile_on_use(
+_COPYING_FUNCTION = compile_on_use(
     r"(?:builtins|__builtin__)\.(?:list|tuple|dict|set|frozenset)|torch\.Size"
     r"|collections\.(?:OrderedDict|defaultdict|Counter|deque)"
 )
 #: Names of functions that set the attributes in their fourth argument on a tensor.
-_SETTING = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
+_ATTRIBUTE_SETTERS = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_parameter_with_state")
 #: Attributes of a tensor whose assignment writes to its storage.
-_WRITING = frozenset(["real", "imag"])
+_STORAGE_ATTRIBUTES = frozenset(["real", "imag"])
 #: Names of functions that may return their tensor argument itself, so that one tensor has two places in the graph.
-_SAME_TENSOR = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
+_PASSING_FUNCTION = compile_on_use(r"torch\._utils\._rebuild_(?:device_tensor_\w+|xla_tensor)|torch\._tensor\.\w+")
 #: Attributes that torch never saves (no tensor has them in its `__dict__`); assigning one changes the tensor.
-REPLACING = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
-_GROWING = (list, dict, Obj)
+REPLACING_ATTRIBUTES = frozenset(["data", "real", "imag", "requires_grad", "__dict__", "__class__"])
+_MUTABLE_TYPES = (list, dict, Obj)
 #: Consequence of a refused change, for the error message.
-_REFUSED = "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
+_REFUSAL_REASON = (
+    "torch.save never writes this, so a load may give other values than statecli shows: do not load the file"
+)
 
 
 def load(data: bytes, label: str, *, module_ids: bool = False) -> Pickle:
@@ -67,24 +69,24 @@ class _Machine(Machine):
         call = super().build_call(function, args, pos, how)
         if type(function) is Global and args:
             if self.makes_tensor(function):
-                self._note(args)
+                self._note_containers(args)
                 self._refuse_writing(call, pos)
             elif self._copies[id(function)]:
-                self._note(args)
+                self._note_containers(args)
         return call
 
     def makes_tensor(self, function: Any) -> bool:
         """Return whether a call of this function makes a tensor or an array."""
         if id(function) not in self._makes_tensor:
             name = get_name(function)
-            self._makes_tensor[id(function)] = _TENSOR.fullmatch(name) is not None
-            self._copies[id(function)] = _COPYING.fullmatch(name) is not None
+            self._makes_tensor[id(function)] = _TENSOR_FUNCTION.fullmatch(name) is not None
+            self._copies[id(function)] = _COPYING_FUNCTION.fullmatch(name) is not None
         return self._makes_tensor[id(function)]
 
-    def _note(self, values: Any) -> None:
+    def _note_containers(self, values: Any) -> None:
         """Note the containers among these values, and lists used as pairs in a list or tuple."""
         for value in values:
-            if type(value) in _GROWING:
+            if type(value) in _MUTABLE_TYPES:
                 self.copied_containers[id(value)] = value
             if type(value) in (list, tuple):
                 self.copied_containers.update(
@@ -92,21 +94,23 @@ class _Machine(Machine):
                 )
 
     def _refuse_writing(self, call: Obj, pos: int) -> None:
-        if get_name(call.cls) in _SETTING and len(call.args) > 3:
-            names = (REPLACING if _is_same_tensor(call) else _WRITING).intersection(get_state_attributes(call.args[3]))
+        if get_name(call.cls) in _ATTRIBUTE_SETTERS and len(call.args) > 3:
+            names = (REPLACING_ATTRIBUTES if _is_same_tensor(call) else _STORAGE_ATTRIBUTES).intersection(
+                get_state_attributes(call.args[3])
+            )
             if names:
                 raise self.build_unsupported_error(
-                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSED}"
+                    pos, f"the pickle overwrites the attribute {min(names)!r} of a tensor; {_REFUSAL_REASON}"
                 )
 
     def set_state(self, target: Obj, state: Any) -> None:
         """Set the state as the machine does, once for each object."""
         if target.state is not None:
-            raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSED}")
+            raise MalformedError(f"{self.label} sets the contents of an object twice; {_REFUSAL_REASON}")
         if id(target) in self.copied_containers and get_name(target.cls).startswith("numpy."):
-            raise MalformedError(f"{self.label} sets the contents of an array after using the array; {_REFUSED}")
+            raise MalformedError(f"{self.label} sets the contents of an array after using the array; {_REFUSAL_REASON}")
         if _is_same_tensor(target):
-            raise MalformedError(f"{self.label} changes a tensor after creating it; {_REFUSED}")
+            raise MalformedError(f"{self.label} changes a tensor after creating it; {_REFUSAL_REASON}")
         super().set_state(target, state)
         pair = state if type(state) is tuple and len(state) == 2 else (state, None)
         if all(type(part) is dict or part is None for part in pair):
@@ -123,7 +127,7 @@ class _Machine(Machine):
         for key in flat[0::2]:
             if type(key) is Obj and is_computed(key, self.tokens):
                 raise self.build_unsupported_error(
-                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {_REFUSED}"
+                    pos, f"a dictionary key is the result of calling {get_name(key.cls)}; {_REFUSAL_REASON}"
                 )
 
     def add_elements(self, target: Any, elements: list[Any], pos: int, opcode: str) -> None:
@@ -134,11 +138,11 @@ class _Machine(Machine):
     def _refuse_change(self, target: Any, pos: int) -> None:
         if id(target) in self.copied_containers:
             raise self.build_unsupported_error(
-                pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSED}"
+                pos, f"the pickle changes a list or a dict after building an object from it; {_REFUSAL_REASON}"
             )
         if type(target) is Obj and type(target.cls) is Global and self.makes_tensor(target.cls):
             raise self.build_unsupported_error(
-                pos, f"the pickle sets an item of a tensor after creating the tensor; {_REFUSED}"
+                pos, f"the pickle sets an item of a tensor after creating the tensor; {_REFUSAL_REASON}"
             )
 
 
@@ -147,7 +151,7 @@ def _is_same_tensor(call: Obj) -> bool:
     name = get_name(call.cls)
     if name.startswith("torch._tensor.") and call.args:
         name = get_name(call.args[0])
-    return _SAME_TENSOR.fullmatch(name) is not None
+    return _PASSING_FUNCTION.fullmatch(name) is not None
 
 
 def _set_item(m: MachineState, pos: int) -> int:

@@ -146,12 +146,12 @@ def _find_all(root: Any, search: Search) -> list[Section]:
 
 
 #: Keys of random generator states, as the Trainer, Lightning and accelerate write them in files with nothing else.
-_GENERATORS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
+_GENERATOR_KEYS = frozenset(["python", "numpy", "cpu", "cuda", "torch", "mps", "xpu", "npu", "hpu", "random"])
 
 
 def _is_generator_state(root: Any) -> bool:
     names = [key for key in islice(as_mapping(root) or (), 32) if type(key) is str]
-    return bool(names) and all(name in _GENERATORS or OTHER_WORDS.search(name) for name in names)
+    return bool(names) and all(name in _GENERATOR_KEYS or OTHER_WORDS.search(name) for name in names)
 
 
 def _iter_sections(
@@ -184,7 +184,7 @@ def _iter_sections(
         is_model = (
             not path
             and _looks_like_state(other_entries, "")
-            and not any(section.role in _MODELS for section in sections)
+            and not any(section.role in _MODEL_ROLES for section in sections)
         )
         yield Section("model", other_entries, "model") if is_model else Section(path, other_entries, "other")
     yield from sections
@@ -199,7 +199,7 @@ def _extend_keys(keys: tuple[str | int, ...] | None, node: Any, key: Any, child:
     return (*keys, key) if type(node) in (list, tuple) else None
 
 
-_MODELS = frozenset(["model", "module"])
+_MODEL_ROLES = frozenset(["model", "module"])
 
 
 def _find_role(node: Any, key: str, search: Search) -> str | None:

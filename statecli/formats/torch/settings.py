@@ -19,10 +19,10 @@ from statecli.formats.torch.sections import MAX_SECTION_DEPTH
 from statecli.formats.torch.settings_digest import (
     SCALARS,
     Digests,
+    compute_text_digest,
+    decode_numpy_scalar,
     describe_kind,
     get_unusual_state,
-    numpy_scalar,
-    of_text,
     select_own_arguments,
     select_own_attributes,
 )
@@ -30,22 +30,22 @@ from statecli.pickles.graph import as_mapping, as_sequence, is_module, is_optimi
 from statecli.pickles.nodes import Global, Key, Obj
 
 #: Maximum length of a settings container's path in characters.
-MAX_SETTING = 1_000
+MAX_PATH_CHARS = 1_000
 #: Maximum number of settings that are listed, and of containers that are opened for them.
-MAX_METADATA = 20_000
+MAX_SETTINGS = 20_000
 #: Maximum number of entries of a list that is listed entry by entry.
 MAX_LISTED = 64
 #: Limits for a value that is reported whole: its characters, and its bits.
-MAX_TEXT = 1_000
+MAX_TEXT_CHARS = 1_000
 MAX_BITS = 1_024
 #: Maximum number of container entries that are visited (entries of a shared container count each time).
-MAX_LOOKED_AT = 500_000
+MAX_VISITED_ENTRIES = 500_000
 
 #: Path, letters of the types of its keys, and described value.
 _Setting = tuple[str, str, Scalar]
 _DIGEST = "sha256 [0-9a-f]{32}"
 #: Descriptions of values other than texts: a number without a JSON form, an empty container, a digest, a name, a call.
-_TOLD = compile_on_use(
+_DESCRIPTION = compile_on_use(
     rf"nan|-?inf|-?[0-9]{{19,}}|\[\]|\{{\}}|.*, {_DIGEST}|[0-9]+ characters, {_DIGEST}: .*|<[^.]*\..*>|<{_DIGEST}>"
     r"|(?=\w*\.)[\w.]+\(.*\)",
     re.DOTALL,
@@ -71,7 +71,7 @@ def collect_settings(root: Any, reading: Reading) -> Settings:
             if child is None and entry is not None:
                 continue
             entry_count += 1
-            if len(path) > MAX_SETTING or len(collected) == MAX_METADATA or entry_count > MAX_LOOKED_AT:
+            if len(path) > MAX_PATH_CHARS or len(collected) == MAX_SETTINGS or entry_count > MAX_VISITED_ENTRIES:
                 # Use a digest for the rest, because containers may contain each other and be shared without limit.
                 return _build_settings(collected, kinds, digests.of(root, "the file"))
             child_path, letters = (
@@ -207,13 +207,13 @@ def _describe_value(node: Any, path: str, digests: Digests) -> Scalar:
     if raw is not None:
         return f"{len(raw)} bytes, {digests.of(node, path)}"
     if type(node) is Obj:
-        number = numpy_scalar(node)
+        number = decode_numpy_scalar(node)
         call_text = _describe_call(node) if number is None else None
         if number is not None or call_text is not None:
             return _describe_scalar(number, digests) if call_text is None else call_text
     items = as_sequence(node)
     count = "" if items is None else f" of {len(items)}"
-    return f"{describe_kind(node)[:MAX_TEXT]}{count}, {digests.of(node, path)}"
+    return f"{describe_kind(node)[:MAX_TEXT_CHARS]}{count}, {digests.of(node, path)}"
 
 
 def _describe_scalar(value: Any, digests: Digests) -> Scalar:
@@ -235,16 +235,16 @@ def describe_text(text: str, digest: Callable[[str, str], str] | None = None) ->
 
     A quoted text gets one more pair of quotes, so that no two texts are written alike.
     """
-    if len(text) > MAX_TEXT:
-        digest_text = (digest or of_text)(text, "a text")
-        return f"{len(text)} characters, {digest_text}: {text[: MAX_TEXT - 80]}..."
+    if len(text) > MAX_TEXT_CHARS:
+        digest_text = (digest or compute_text_digest)(text, "a text")
+        return f"{len(text)} characters, {digest_text}: {text[: MAX_TEXT_CHARS - 80]}..."
     pairs = min(len(text) - len(text.lstrip("'")), len(text) - len(text.rstrip("'")), len(text) // 2)
-    return f"'{text}'" if _TOLD.fullmatch(text, pairs, len(text) - pairs) else text
+    return f"'{text}'" if _DESCRIPTION.fullmatch(text, pairs, len(text) - pairs) else text
 
 
 def _name(node: Global, digests: Digests) -> str:
     name = node.qualified
-    return f"<{name if len(name) <= MAX_TEXT else digests.of(node, 'a name')}>"
+    return f"<{name if len(name) <= MAX_TEXT_CHARS else digests.of(node, 'a name')}>"
 
 
 def _describe_call(node: Obj) -> str | None:

@@ -28,14 +28,14 @@ MAX_DIGESTED = 2_000_000
 #: Maximum depth of nested containers. Python's own pickler stops at 1,000, or at its recursion limit.
 MAX_NESTED = 10_000
 #: Number of entries that a container counts for, because it takes as long to read.
-_CONTAINER = 6
+_ENTRIES_PER_CONTAINER = 6
 #: Leaves up to this size in bytes are stored verbatim; longer ones as a cached hash.
-_SHORT = 64
+_MAX_VERBATIM_BYTES = 64
 
 #: Types of JSON scalars.
 SCALARS = frozenset([str, int, float, bool, type(None)])
 #: Prefixes of containers whose arguments are their content, or have no effect on `==`: a default, a maximum length.
-_PLAIN = ("collections.", "builtins.", "torch.Size")
+_PLAIN_CONTAINERS = ("collections.", "builtins.", "torch.Size")
 
 #: Part of a container: the type of its name, and its nodes (key and value, or the value alone).
 _Part = tuple[bytes, tuple[Any, ...]]
@@ -62,7 +62,7 @@ class Digests:
                 f"{path} has more than {MAX_NESTED:,} nested containers"
                 if self._is_deep
                 else f"the values up to {path} have more than {MAX_DIGESTED:,} entries (a container counts as "
-                f"{_CONTAINER})"
+                f"{_ENTRIES_PER_CONTAINER})"
             )
             message = f"{message}; statecli ignores the values beyond this limit"
             self._reading.add_oddity("metadata-cut", message)
@@ -83,7 +83,7 @@ class Digests:
             return True
         if self.is_tensor(node):
             return not self.decoder.get_attributes(node)
-        return type(node) is Obj and (read_raw_bytes(node) is not None or numpy_scalar(node) is not None)
+        return type(node) is Obj and (read_raw_bytes(node) is not None or decode_numpy_scalar(node) is not None)
 
     def _read(self, root: Any) -> None:
         """Walk by Tarjan's algorithm: cyclic containers come together, after all containers below."""
@@ -116,7 +116,7 @@ class Digests:
                 lowest[parent] = min(lowest[parent], lowest[id(node)])
             if lowest[id(node)] == number[id(node)]:
                 start = next(at for at in range(len(open_containers) - 1, -1, -1) if open_containers[at][0] is node)
-                self._settle(open_containers[start:])
+                self._hash_component(open_containers[start:])
                 del open_containers[start:]
 
     def _find_next_container(
@@ -135,7 +135,7 @@ class Digests:
         """List the parts of a container; none if too much was read already."""
         if self._entries_left < 0:
             return []
-        self._entries_left -= _CONTAINER
+        self._entries_left -= _ENTRIES_PER_CONTAINER
         if type(node) in (list, tuple):
             self._entries_left -= len(node)
             return [(b"", (child,)) for child in node]
@@ -153,7 +153,7 @@ class Digests:
             child for _, nodes in parts for child in nodes if type(child) not in SCALARS and not self.is_leaf(child)
         ]
 
-    def _settle(self, together: list[tuple[Any, list[_Part]]]) -> None:
+    def _hash_component(self, together: list[tuple[Any, list[_Part]]]) -> None:
         first, parts = together[0]
         if len(together) > 1 or any(child is first for child in self._collect_below(parts)):
             self._digests_by_id.update(
@@ -168,7 +168,7 @@ class Digests:
         The classes of a round and their parts describe all of the cycle, independent of the entry point.
         """
         classes, class_count = {id(node): b"itself" for node in cycle}, 1
-        size = sum(map(len, parts_of_each)) + _CONTAINER * len(parts_of_each)
+        size = sum(map(len, parts_of_each)) + _ENTRIES_PER_CONTAINER * len(parts_of_each)
         while True:
             self._entries_left -= size
             pairs = zip(cycle, parts_of_each, strict=True)
@@ -199,7 +199,7 @@ class Digests:
         if cached is not None:
             return cached
         text = self._encode_leaf(node)
-        if len(text) <= _SHORT:
+        if len(text) <= _MAX_VERBATIM_BYTES:
             return text
         self._entries_left -= len(text) >> 4
         self._digests_by_id[id(self.keep(node))] = _hash_parts([text])
@@ -221,13 +221,13 @@ class Digests:
         raw = read_raw_bytes(node)
         if raw is not None:
             return b"b" + raw
-        return self._encode_leaf(numpy_scalar(node))
+        return self._encode_leaf(decode_numpy_scalar(node))
 
 
-def of_text(text: str, _: str = "") -> str:
+def compute_text_digest(text: str, _: str = "") -> str:
     """Return the digest of a text, equal to `Digests.of`."""
     encoded = b"s" + text.encode("utf-8", "surrogatepass")
-    return _format_digest(encoded if len(encoded) <= _SHORT else _hash_parts([encoded]))
+    return _format_digest(encoded if len(encoded) <= _MAX_VERBATIM_BYTES else _hash_parts([encoded]))
 
 
 def _list_parts(node: Any) -> Iterator[_Part]:
@@ -261,7 +261,7 @@ def select_own_attributes(node: Any) -> dict[str, Any]:
 def select_own_arguments(node: Obj) -> tuple[Any, ...]:
     """Return the constructor arguments of an object; for a container with items only its further arguments."""
     name = get_name(node.cls)
-    if (as_mapping(node) is not None or as_sequence(node) is not None) and name.startswith(_PLAIN):
+    if (as_mapping(node) is not None or as_sequence(node) is not None) and name.startswith(_PLAIN_CONTAINERS):
         return tuple(value for _, value in iter_loose_arguments(node) if type(value) not in LEAF_TYPES)
     if name.endswith("._reconstructor"):  # (class, its built-in base, content of the base)
         return tuple(argument for argument in node.args[2:] if argument is not None)
@@ -294,7 +294,7 @@ def _is_set(node: Any) -> bool:
     return type(node) is SetOf or (type(node) is Obj and get_name(node.cls).endswith((".set", ".frozenset")))
 
 
-def numpy_scalar(node: Obj) -> Any:
+def decode_numpy_scalar(node: Obj) -> Any:
     """Return the number in `numpy.core.multiarray.scalar(dtype('f8'), b'...')`, often a best_metric; else None."""
     if not get_name(node.cls).endswith("multiarray.scalar") or len(node.args) != 2:
         return None

@@ -31,7 +31,7 @@ from statecli.formats.torch.arguments import (
     require_arguments,
     truncate_value,
 )
-from statecli.formats.torch.checkpoint_pickle import REPLACING
+from statecli.formats.torch.checkpoint_pickle import REPLACING_ATTRIBUTES
 from statecli.formats.torch.numpy_dtypes import format_array_dtype
 from statecli.formats.torch.storages import find_disputed, select_view
 from statecli.pickles.graph import (
@@ -147,7 +147,7 @@ class Decoder:
         self.builders_by_name: dict[str, Builder] = {
             "torch._utils._rebuild_tensor": self._plain,
             "torch._utils._rebuild_tensor_v2": self._plain,
-            "torch._utils._rebuild_tensor_v3": self._with_dtype,
+            "torch._utils._rebuild_tensor_v3": self._build_with_dtype,
             "torch._utils._rebuild_parameter": self._build_parameter,
             "torch._utils._rebuild_parameter_with_state": self._build_parameter,
             "torch._utils._rebuild_qtensor": self._build_quantized,
@@ -237,16 +237,16 @@ class Decoder:
         if cls.startswith("torch.nested."):  # only attributes other than parts and caches are settings
             return {name: value for name, value in attributes.items() if name == "_ragged_idx"}
         is_wrapper = self._find_builder(args[0]) == self._build_wrapper
-        return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR)}
+        return {name: value for name, value in attributes.items() if not (is_wrapper and value is _TENSOR_PLACEHOLDER)}
 
     def _select_attributes(self, state: Any) -> dict[str, Any]:
         """Select from the state of a rebuild call; a class with its own `__getstate__` may give the state any type."""
         attributes = get_state_attributes(state)
         if not attributes:
             return {"__state__": state} if state else {}
-        marks = _MARKS if attributes.get("_is_buffer") is True else _MARKS[:2]
+        marks = _MARK_ATTRIBUTES if attributes.get("_is_buffer") is True else _MARK_ATTRIBUTES[:2]
         return {
-            name: _TENSOR if self.is_tensor(value) else value
+            name: _TENSOR_PLACEHOLDER if self.is_tensor(value) else value
             for name, value in attributes.items()
             if name not in marks and not name.startswith(_TRANSIENT_MARKS)
         }
@@ -343,7 +343,7 @@ class Decoder:
         self._keep_layout(args, tensor)
         return tensor
 
-    def _with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
+    def _build_with_dtype(self, args: tuple[Any, ...], fqn: str) -> Tensor:
         require_arguments(args, 7, fqn)
         return self._build_strided(args, decode_dtype(args[6], fqn), args[4], args[7] if len(args) > 7 else None, fqn)
 
@@ -673,7 +673,7 @@ _PLAIN_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.para
 
 def _refuse_replaced(attributes: Mapping[str, Any], fqn: str) -> None:
     """Refuse attributes that torch does not save as Python attributes, because setting them changes values."""
-    replaced = REPLACING.intersection(attributes)
+    replaced = REPLACING_ATTRIBUTES.intersection(attributes)
     if replaced:
         raise MalformedError(
             f"{fqn}: the pickle sets the attribute {min(replaced)} of this tensor after creating it{_NEVER_WRITTEN}"
@@ -685,9 +685,9 @@ _LEGACY_CLASS = compile_on_use(r"torch\.(?:cuda\.)?\w*Tensor")
 
 
 #: Attributes with which torch marks a parameter, a buffer, and a persistent buffer.
-_MARKS = ("_is_param", "_is_buffer", "persistent")
+_MARK_ATTRIBUTES = ("_is_param", "_is_buffer", "persistent")
 #: Placeholder for a tensor among the attributes of a tensor.
-_TENSOR = Global("torch", "Tensor", 0)
+_TENSOR_PLACEHOLDER = Global("torch", "Tensor", 0)
 #: Prefixes of attributes of torch.compile (varying sizes) and transformers (initialized tensors).
 _TRANSIENT_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_hf_initialized")
 

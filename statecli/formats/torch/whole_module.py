@@ -142,18 +142,18 @@ class _ModuleWalk:
         """Walk the plain attributes of every module, including modules found in plain containers."""
         for path, node, _ in self.modules:  # the list grows during the loop
             module_attributes = get_attributes(node)
-            states, is_packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING)
+            states, is_packed = _list_metric_states(module_attributes), get_name(node.cls).startswith(_PACKING_MODULES)
             for name, value in module_attributes.items():
                 if name in _REGISTRIES or type(value) in LEAF_TYPES or HOOKS.match(name):
                     continue
                 derived = _find_source(name, module_attributes)
                 is_metric = name in states and not is_packed
-                note = _PACKED if is_packed else _OF_A_METRIC if is_metric else derived
+                note = _PACKED_NOTE if is_packed else _METRIC_NOTE if is_metric else derived
                 kind = NoteKind.METRIC_STATE if is_metric else None
                 for child_path, child, tensor in self.reading.walk(value, f"{path}{name}", seen=self.seen):
                     self._add_reached(child_path, child, tensor, note, derived, kind, is_known=not is_packed)
             for child_path, child, tensor in self._walk_arguments(path, node):
-                self._add_reached(child_path, child, tensor, _ARGUMENT, None, None, is_known=False)
+                self._add_reached(child_path, child, tensor, _ARGUMENT_NOTE, None, None, is_known=False)
 
     def _walk_arguments(self, path: str, node: Obj) -> Iterator[tuple[str, Any, Any]]:
         """Yield the tensors in constructor arguments, besides `__dict__` (`__reduce__`, `__newobj_ex__`)."""
@@ -213,12 +213,12 @@ class _ModuleWalk:
 _REGISTRIES = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training"])
 #: Packages of torch's quantized modules. They keep weights in plain attributes, mostly packed by C++, and save them
 #: with their own code.
-_PACKING = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
-_PACKED = "stored and saved by a quantized module of torch"
+_PACKING_MODULES = ("torch.ao.nn.", "torch.nn.quantized.", "torch.nn.intrinsic.quantized.")
+_PACKED_NOTE = "stored and saved by a quantized module of torch"
 #: Note for a tensor among the arguments of the function that builds a module.
-_ARGUMENT = "an argument of the function that builds the module"
+_ARGUMENT_NOTE = "an argument of the function that builds the module"
 #: Note for a tensor that torchmetrics keeps in a plain attribute.
-_OF_A_METRIC = "state of a torchmetrics metric; the metric itself moves this state between devices"
+_METRIC_NOTE = "state of a torchmetrics metric; the metric itself moves this state between devices"
 
 
 def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
@@ -231,12 +231,12 @@ def _list_metric_states(attributes: Mapping[str, Any]) -> frozenset[str]:
 
 #: Registered names, with the attribute's name for {}, from which a hook computes the attribute before each forward (old
 #: weight_norm, spectral_norm and pruning).
-_SOURCES = (("{}_g", "{}_v"), ("{}_orig",))
+_SOURCE_NAMES = (("{}_g", "{}_v"), ("{}_orig",))
 
 
 def _find_source(name: str, attributes: Mapping[str, Any]) -> str | None:
     registered = {*(as_mapping(attributes.get("_parameters")) or ()), *(as_mapping(attributes.get("_buffers")) or ())}
-    for forms in _SOURCES:
+    for forms in _SOURCE_NAMES:
         names = [form.format(name) for form in forms]
         if registered.issuperset(names):
             return f"derived from {' and '.join(names)}"

@@ -24,7 +24,7 @@ from statecli.workers.pool import Engine
 
 _FORMS = "threads[:N], processes[:N], dask:tcp://HOST:PORT, mpi or ray[:ADDRESS]"
 #: Regular expression of the text after the name of an executor, by name.
-_SUFFIXES = {
+_SUFFIX_PATTERNS = {
     "threads": r"(?::(?P<count>[1-9]\d{0,3}))?",
     "processes": r"(?::(?P<count>[1-9]\d{0,3}))?",
     "dask": r":(?P<address>\S+)",
@@ -33,7 +33,7 @@ _SUFFIXES = {
 }
 
 
-def executor_name(executor: object) -> str:
+def format_executor_name(executor: object) -> str:
     """Return the name of an executor for messages."""
     return executor if isinstance(executor, str) else type(executor).__name__
 
@@ -45,7 +45,7 @@ def check_executor(executor: object, *, jobs: int = 0, device: str = "cpu") -> N
     _parse_executor(executor)
     for other_option, is_given in ((option("--jobs", jobs), jobs != 0), (option("--device", device), device != "cpu")):
         if is_given:
-            option_pair = f"{option('--executor', executor_name(executor))} and {other_option}"
+            option_pair = f"{option('--executor', format_executor_name(executor))} and {other_option}"
             raise UsageError(f"{option_pair} contradict each other; leave one of them out")
 
 
@@ -95,9 +95,9 @@ def _parse_executor(executor: object) -> tuple[str, int, str]:
 
         if not isinstance(executor, Executor):
             raise UsageError(f"{option('--executor')}: {executor!r} is not an Executor or one of {_FORMS}")
-        return executor_name(executor), 0, ""
+        return format_executor_name(executor), 0, ""
     name = executor.partition(":")[0]
-    match = re.fullmatch(re.escape(name) + _SUFFIXES[name], executor) if name in _SUFFIXES else None
+    match = re.fullmatch(re.escape(name) + _SUFFIX_PATTERNS[name], executor) if name in _SUFFIX_PATTERNS else None
     if match is None:
         raise UsageError(f"{option('--executor', executor)}: is not one of {_FORMS}")
     groups = match.groupdict()

@@ -40,7 +40,7 @@ FUNCTIONS = {
     "stats_batch": "statecli.values.stats",
 }
 #: Module whose `kernel_name()` returns the kernel of a process.
-KERNELS = "statecli.values.kernels"
+KERNEL_MODULE = "statecli.values.kernels"
 
 
 class Build(NamedTuple):
@@ -50,9 +50,9 @@ class Build(NamedTuple):
     kernel: str
 
 
-def current_build() -> Build:
+def get_current_build() -> Build:
     """Return the build of this process."""
-    return Build(__version__, importlib.import_module(KERNELS).kernel_name())
+    return Build(__version__, importlib.import_module(KERNEL_MODULE).kernel_name())
 
 
 PackedBatch = io.BytesIO
@@ -68,16 +68,16 @@ def pack(function: Callable[..., Any], shared: Any, batch: Sequence[Any]) -> Pac
     """Pack a batch for a worker; its relative paths are resolved from the working folder of this process."""
     name = function.__name__
     assert FUNCTIONS[name] == function.__module__, name  # noqa: S101 - no worker would call another function
-    folder = os.path.join(_current_folder(), PATH_MARK)
+    folder = os.path.join(_get_current_folder(), PATH_MARK)
     file = io.BytesIO()
     pickler = _PathPickler(file, folder)
     pickler.dump((shared, batch))
-    versions = {path: _file_version(path) for path in sorted(pickler.paths)}
+    versions = {path: _read_version(path) for path in sorted(pickler.paths)}
     packed_call = pickle.dumps((folder, versions, files.export_access(), file.getvalue()))
-    return io.BytesIO(pickle.dumps(_WorkerCall(current_build(), name, packed_call)))
+    return io.BytesIO(pickle.dumps(_WorkerCall(get_current_build(), name, packed_call)))
 
 
-def _current_folder() -> str:
+def _get_current_folder() -> str:
     """Return the working folder; "" if it was removed, because relative paths are then invalid."""
     try:
         return os.getcwd()
@@ -125,8 +125,8 @@ def run_in_worker(build: Build, function: str, packed_call: bytes) -> bytes | st
 
     `build` is the command's build, `function` a name in FUNCTIONS, and `packed_call` the rest.
     """
-    if build != current_build():
-        builds_text = f"{_describe_build(*current_build())}, but this command runs {_describe_build(*build)}"
+    if build != get_current_build():
+        builds_text = f"{_describe_build(*get_current_build())}, but this command runs {_describe_build(*build)}"
         return f"{builds_text}; install the same build of statecli for the worker and the command"
     folder, versions, access, tasks = pickle.loads(packed_call)  # noqa: S301 - sent as the executor's own pickles are
     outcome: Sequence[Any] | Exception
@@ -209,7 +209,7 @@ class LocalVersion(NamedTuple):
     samples: str | None = None
 
 
-def _file_version(path: str) -> LocalVersion | None:
+def _read_version(path: str) -> LocalVersion | None:
     """Return the version of a file; None if it does not exist."""
     try:
         status = os.stat(path)
@@ -217,12 +217,12 @@ def _file_version(path: str) -> LocalVersion | None:
         return None
     if stat.S_ISDIR(status.st_mode):
         return LocalVersion()
-    samples = _sample_digest(path, (status.st_dev, status.st_ino, status.st_mtime_ns))
+    samples = _compute_sample_digest(path, (status.st_dev, status.st_ino, status.st_mtime_ns))
     return LocalVersion(status.st_size, status.st_mtime_ns // 1000, samples)
 
 
 @lru_cache(maxsize=4096)
-def _sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
+def _compute_sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
     """Return a digest of samples of a file. Cached by version, because each batch needs it."""
     return identify_files([path])[path].version
 
@@ -230,7 +230,7 @@ def _sample_digest(path: str, _version: tuple[int, ...]) -> str | None:
 def _require_same_files(folder: str, versions: dict[str, LocalVersion | None]) -> None:
     """Raise `UnreadableError` if a file of the command is missing or different on this worker."""
     for path, version in versions.items():
-        difference = _describe_difference(_file_version(os.path.join(folder, path)), version)
+        difference = _describe_difference(_read_version(os.path.join(folder, path)), version)
         if difference is not None:
             problem = f"{path}: {difference.format(there=f'on the worker {socket.gethostname()}')}"
             copy = "a copy with the same modification time (cp -p, rsync -t)"
