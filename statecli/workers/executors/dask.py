@@ -1,6 +1,6 @@
 """Run batches on the workers of a Dask cluster, by `distributed.Client`.
 
-Not by Dask's own `get_executor`, because it raises an error for a result whose worker died while sending it.
+Not by `get_executor` of Dask, because this raises an error for a result that was received while its worker died.
 """
 
 from __future__ import annotations
