@@ -154,7 +154,9 @@ def test_untrained_parameters_of_stage_1_are_noted(tmp_path):
         folder / "global_step2" / "mp_rank_00_model_states.pt", lambda loaded: loaded.update(frozen_param_shapes=None)
     )
     module = section(formats.read(str(folder)), "module")
-    untrained = {name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.NOT_TRAINED_NOTE}
+    untrained = {
+        name: tensor.requires_grad for name, tensor in module.items() if tensor.note == deepspeed.NOT_TRAINED_NOTE
+    }
     assert untrained == {"f": None, "g": None}
     assert module["a"].requires_grad
 
