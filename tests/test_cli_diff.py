@@ -54,9 +54,10 @@ def test_diff_of_a_file_with_itself_is_identical(statecli, a):
 
 
 def test_same_tensors_in_another_format_exit_with_0(statecli, a):
-    """The models are compared, not the files."""
+    """The models are compared, not the files: the line says "identical"."""
     save_file(a, "a.safetensors")
-    assert statecli("diff", "a.pt", "a.safetensors").code == 0
+    result = statecli("diff", "a.pt", "a.safetensors")
+    assert (result.code, result.out, result.err) == (0, "identical: 6 tensors, 288 B: exit status 0\n", "")
 
 
 @pytest.mark.parametrize("output", [output for output in Output if output not in (*DOCUMENTS, Output.HTML)])

@@ -462,7 +462,11 @@ def test_all_option_shows_every_tensor(statecli, in_tmp_path, tmp_path, monkeypa
     """The lines of one consequence are joined without the option."""
     (tmp_path / "big.py").write_text(BIG)
     monkeypatch.setenv("COLUMNS", "100")
-    assert "blocks[7].down.bias" in statecli("verify", "big.py:Big", "-f", "table", "--all").out
+    joined, whole = (statecli("verify", "big.py:Big", "-f", "table", *options).out for options in ((), ("--all",)))
+    assert "blocks[{0..11}].* (96 tensors)" in joined
+    assert "blocks[7].down.bias" not in joined
+    assert "blocks[7].down.bias" in whole
+    assert "blocks[{0..11}]" not in whole
 
 
 def test_the_input_to_type_stands_once_on_its_own_line(statecli, tmp_path):

@@ -11,6 +11,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -422,11 +423,25 @@ def test_every_output_escapes_hostile_names(statecli, hostile_files, run):
     "name", ["a b.pt", "100%.pt", "a:b,c.pt", "two\nlines.pt", "q'\"<&>.pt", "ü.pt", "::error::x.pt"]
 )
 def test_every_output_is_valid_for_hostile_file_names(statecli, target_folder, name):
-    """The name in each output finds the file again."""
+    """JSON, JSON Lines and SARIF have the name that finds the file again; CSV, JUnit, GitHub and GitLab have the same
+    name, except that a control character is escaped, and that CSV has an apostrophe before a workflow command.
+    """
     os.rename("found.pt", name)
     statecli("audit", name, *reports(*Output))
-    for output in Output:
-        assert check_valid(output, Path(f"out.{output.value}").read_bytes().decode("utf-8"))
+    texts = {output: Path(f"out.{output.value}").read_bytes().decode("utf-8") for output in Output}
+    parsed = {output: check_valid(output, text) for output, text in texts.items()}
+    assert all(parsed.values())
+    (result,) = parsed[Output.SARIF]["results"]
+    uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+    assert urllib.parse.unquote(uri).removeprefix("./") == name
+    assert [target["target"] for target in parsed[Output.JSON]["targets"]] == [name]
+    assert {line.get("target") for line in parsed[Output.JSONL]} - {None} == {name}
+    escaped = name.replace("\n", "\\n")
+    (row,) = csv.DictReader(io.StringIO(texts[Output.CSV]))
+    assert row["target"] == ("'" * name.startswith("::") + escaped)
+    assert [suite.get("name") for suite in parsed[Output.JUNIT]] == [escaped]
+    assert [properties["file"] for _, properties, _ in parsed[Output.GITHUB]] == [escaped]
+    assert [issue["location"]["path"] for issue in parsed[Output.GITLAB]] == [escaped]
 
 
 def test_file_name_that_is_not_utf8_is_encoded_in_every_output(statecli, target_folder):

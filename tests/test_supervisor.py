@@ -226,11 +226,14 @@ def start_loop(ignored="SIG_IGN", **options):
 
 @pytest.mark.parametrize("ignored", ["SIG_IGN", "default_int_handler"])
 def test_ctrl_c_exits_with_130_and_prints_no_result(ignored):
-    """Sent to the parent alone, while the model's code is in a loop."""
+    """Sent to the parent alone, while the model's code is in a loop. The code after the loop prints nothing on stderr;
+    Python prints the traceback of an interrupt that the program does not catch.
+    """
     process, _ = start_loop(ignored)
     process.send_signal(signal.SIGINT)
-    code, out, _ = finish(process)
+    code, out, err = finish(process)
     assert (code, out) == (130, "")
+    assert err == "" if ignored == "SIG_IGN" else err.startswith("Traceback") and err.endswith("KeyboardInterrupt\n")
 
 
 def test_sigterm_ends_parent_and_child():

@@ -122,16 +122,20 @@ def test_shards_are_checked_as_their_locked_model(statecli):
 
 
 def test_locked_shard_is_missing_only_if_its_file_is_deleted(statecli):
-    """The model was audited, or failed because it is not in the lock; missing shards are its own finding."""
+    """The model itself is not in the lock. A deleted shard is missing from the model, and from the lock's targets."""
     assert statecli("lock", *write_shards("ck/m"), "ck/a.pt", "-o", "shards.json").code == 0
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
     assert (result.code, result.json["findings"]) == (2, [])
     assert result.err.startswith("statecli: ck/m: is not in the lock")
     Path("ck/m/model-00001-of-00002.safetensors").unlink()
     result = statecli("audit", "ck/m", "--lock", "shards.json", "-f", "json")
-    assert (result.code, [finding["rule"] for finding in result.json["findings"]]) == (
-        2,
-        ["missing-shard", "lock-mismatch"],
+    assert result.code == 2
+    missing_shard, mismatch = result.json["findings"]
+    assert (missing_shard["target"], missing_shard["rule"]) == ("ck/m", "missing-shard")
+    assert (mismatch["target"], mismatch["rule"], mismatch["message"]) == (
+        "ck/m/model-00001-of-00002.safetensors",
+        "lock-mismatch",
+        MISSING_TARGET[1],
     )
 
 

@@ -635,6 +635,19 @@ def test_a_file_that_cannot_be_opened_has_failed(tmp_path, monkeypatch, content)
     )
 
 
+def test_an_empty_file_that_cannot_be_opened_is_skipped(tmp_path, monkeypatch):
+    """A loader cannot load anything from the file."""
+    (tmp_path / "notes").touch()
+
+    def refuse_open(path):
+        raise UnreadableError("cannot be opened: permission denied")
+
+    monkeypatch.setattr(files, "open_file", refuse_open)
+    paths, (skipped,) = expand_paths(tmp_path)
+    path = str(tmp_path / "notes")
+    assert (paths, describe_target(skipped)) == ([], (path, Status.SKIPPED, "cannot be opened: permission denied"))
+
+
 @pytest.mark.parametrize("error", [UnreadableError("is not there"), FileNotFoundError(2, "No such file")], ids=type)
 def test_file_deleted_during_the_walk_fails(tmp_path, monkeypatch, error):
     """The size of the file cannot be read either, from a server or from the disk."""

@@ -112,6 +112,11 @@ def test_broken_links_are_counted_and_do_not_fail(statecli, folder):
     assert "broken link" in reasons
 
 
+def list_audited(document):
+    """Return the audited targets of a JSON document."""
+    return {target["target"] for target in document["targets"] if target["status"] == "audited"}
+
+
 HIDDEN_FILES = (".evil.pt", ".hidden/b.pt")
 
 
@@ -133,8 +138,10 @@ def test_glob_finds_hidden_files_and_folders(statecli, folder, glob, names):
     (folder / ".git").mkdir()
     (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
     document = statecli("audit", f"{folder}/{glob}", "-f", "json").json
-    audited = {target["target"] for target in document["targets"] if target["status"] == "audited"}
+    audited = list_audited(document)
     assert {str(folder / name) for name in names} <= audited
+    if names == HIDDEN_FILES:
+        assert audited == list_audited(statecli("audit", folder, "-f", "json").json)
     assert any(entry["what"] == "folder" for entry in document["not_checked"]) is (names == HIDDEN_FILES)
     assert not any("HEAD" in target["target"] for target in document["targets"])
 

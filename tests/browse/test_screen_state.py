@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from statecli.browse.columns import Column, choose_columns
-from statecli.browse.globs import write_globs
+from statecli.browse.globs import _select, write_globs
 from statecli.browse.panel import Line, _wrap
 from statecli.browse.peek import Versions, read_histogram, read_peek, read_statistics
 from statecli.browse.screen_state import Model
@@ -299,11 +299,15 @@ def test_a_file_that_changed_is_not_shown(first):
 
 
 def test_selection_without_a_match_raises_filtered_out():
-    """FilteredOut never reaches the user of the screen."""
+    """FilteredOut does not reach the user of the screen: neither globs nor a filter without a match raise it."""
     state = build_state(["a*b", "axb"])
     assert write_globs(state, {0}, {}).globs == ("a[*]b",)
     with pytest.raises(FilteredOut):
         select(state, Selection(include=("z",)), "x")
+    assert _select(state, ["z"], {}) == set()
+    model = Model(state, {})
+    assert find_names(model, "z") == []
+    assert model.filter_problem == "z: no tensor matches"
 
 
 # --- what the filter takes ---------------------------------------------------------------------------------------
@@ -319,9 +323,10 @@ def find_names(model, text):
 
 
 def test_large_brace_list_does_not_block_the_filter():
-    """A typed text cannot stop the screen."""
-    started = time.process_time()
-    find_names(build_layers(), "{0..999999}" * 4)
+    """A typed text cannot stop the screen: the numbers of a range are not listed, and the filter still works."""
+    model, started = build_layers(), time.process_time()
+    assert find_names(model, "{0..999999}" * 4) == []
+    assert find_names(model, "layers.{0..999999}.q.bias") == [f"layers.{n}.q.bias" for n in range(12)]
     assert time.process_time() - started < 5
 
 

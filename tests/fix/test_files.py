@@ -292,12 +292,14 @@ def test_fix_edits_only_the_named_class(desk, statecli):
 
 
 def test_model_that_ends_the_process_leaves_the_file(desk, statecli):
-    """A forward with os._exit is an error of the model, not an edit."""
+    """A forward with os._exit is an error of the model, not an edit; the checks without a forward find the edit."""
     text = NET + "\n    def forward(self, x):\n        import os\n        os._exit(0)\n"
     (desk / "net.py").write_text(text)
     result = statecli("fix", "net.py:Net", "--input", "2x4")
     assert (desk / "net.py").read_text() == text
     assert result.code == 1
+    assert "1 fix found; add --write to write the fix\n" in result.out
+    assert "net.py:Net: inconclusive: forward (calling the model raised SystemExit: 0 (net.py:12))\n" in result.err
 
 
 def test_inconclusive_proof_exits_with_2(desk, statecli):

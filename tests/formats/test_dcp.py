@@ -418,7 +418,9 @@ def test_single_file_of_the_folder_is_refused(name, mixed_folder, line):
 
 
 def test_missing_rank_file_is_named_in_one_line(mixed_folder, ranks, statecli):
-    """One line names the missing file and counts files and tensors. All shapes are shown, and the rest is compared."""
+    """One line names the missing file, or two missing files, and counts files and tensors. All shapes are shown, and
+    the rest is compared.
+    """
     (mixed_folder / "__2_0.distcp").unlink()
     result = statecli("inspect", str(mixed_folder))
     message = "__2_0.distcp is missing: 3 of the 4 files that .metadata lists exist"
@@ -436,6 +438,12 @@ def test_missing_rank_file_is_named_in_one_line(mixed_folder, ranks, statecli):
     result = statecli("audit", str(mixed_folder), "-f", "json")
     assert result.code == 2
     assert "missing-shard" in {finding["rule"] for finding in result.json["findings"]}
+    (mixed_folder / "__1_0.distcp").unlink()
+    result = statecli("inspect", str(mixed_folder))
+    said = "__1_0.distcp, __2_0.distcp are missing: 2 of the 4 files that .metadata lists exist"
+    counts = "these files contain data of 15 of the 17 tensors and other values; copy the files again"
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert f": {said}; {counts}\n" in result.err
 
 
 def test_metadata_without_rank_files_keeps_all_shapes(mixed_folder, statecli):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -382,13 +383,26 @@ def test_different_group_counts_of_stage_3_are_reported(tmp_path):
     assert damage.endswith("the number of groups differs between ranks: 2 in rank 0, 3 in rank 1")
 
 
+def inspect_in_little_memory(statecli, folder):
+    """Inspect the folder; assert that no more than 4 MB are allocated at a time."""
+    statecli("inspect", str(folder))  # imports modules
+    tracemalloc.start()
+    try:
+        result = statecli("inspect", str(folder))
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    return result
+
+
 def test_huge_partition_count_is_refused(statecli, tmp_path):
     """A count from a file allocates no memory."""
     folder = zero.write(tmp_path / "zero", 2, build_groups(), ranks=1)
     edit_optimizer(folder, 0, lambda state: state.update(partition_count=[10**6 - 1] * 2))
-    assert statecli("inspect", str(folder)).code == 0
+    assert inspect_in_little_memory(statecli, folder).code == 0
     edit_optimizer(folder, 0, lambda state: state.update(partition_count=[10**9]))
-    assert "partition_count is 1000000000; expected the number of ranks, 1 to" in statecli("inspect", str(folder)).err
+    message = "partition_count is 1000000000; expected the number of ranks, 1 to"
+    assert message in inspect_in_little_memory(statecli, folder).err
 
 
 def test_stale_rank_file_is_not_read(tmp_path):
@@ -540,7 +554,7 @@ def test_huge_shape_is_reported(statecli, tmp_path):
     folder = zero.write(tmp_path / "zero", 3, build_groups(), ranks=2)
     for file in folder.rglob("*model_states.pt"):
         edit_file(file, lambda loaded: loaded["param_shapes"][0].update(a=torch.Size([2**30, 2**30])))
-    result = statecli("inspect", str(folder))
+    result = inspect_in_little_memory(statecli, folder)
     assert result.code == 2
     assert "the parameters need 576460752303423504 elements in each rank, but each rank has 24" in result.err
 

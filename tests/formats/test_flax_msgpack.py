@@ -328,7 +328,6 @@ INVALID_CONTENTS = {
     "an array of 4 billion": ({"a": Raw(b"\xc9" + b"\xff" * 4 + b"\1")}, "is truncated: bytes 13 to 4294967308"),
     "lists in lists": ({"a": Raw(b"\x91" * 100_000)}, "nests more than 100 levels deep"),
     "maps in maps": ({"a": Raw(b"\x81\xa1a" * 100_000)}, "nests more than 100 levels deep"),
-    "lists in an array": ({"a": Extension(1, b"\x91" * 5000)}, None),
     "a complex number of one part": (
         {"a": Extension(2, pack([1.0]))},
         "a complex number is not stored as a pair of floats",
@@ -342,14 +341,12 @@ def test_invalid_content_is_reported_in_one_line(case, tmp_path, line):
     """Content that another program would read otherwise, or that claims more bytes than the file has, is refused."""
     content, expected = INVALID_CONTENTS[case]
     path = write_msgpack(tmp_path, content)
-    if expected is None:
-        assert "nests more than" in formats.read(path).tensors[0].damage
-    else:
-        assert expected in line(path)
+    assert expected in line(path)
 
 
 NOT_A_LIST = "its array is not recorded as a list of shape, dtype and bytes, as Flax writes it"
 DAMAGED_ARRAYS = {
+    "lists in lists": (Extension(1, b"\x91" * 5000), "nests more than 100 levels deep"),
     "no list": (Extension(1, pack({"a": 1})), NOT_A_LIST),
     "two of three": (Extension(1, pack([[1], "float32"])), NOT_A_LIST),
     "a dtype that is a number": (array([1], 5), NOT_A_LIST),

@@ -401,7 +401,9 @@ def test_quantized_tensors_follow_a_move(quantized_files, run):
     """A loader moves the stored bytes, not floats."""
     code, output = run("inspect", quantized_files[0], "--to", "cpu", "-f", "json")
     assert code == 0
-    assert all(tensor["after"]["followed"] for tensor in json.loads(output)["tensors"])
+    for tensor in json.loads(output)["tensors"]:
+        assert tensor["after"] == {"device": "cpu", "followed": True}
+        assert (tensor["dtype"], tensor["bytes"]) == ("q8_0", VALUES.size // 32 * 34)
 
 
 def test_blocks_in_big_endian_order_are_not_read(tmp_path, run):

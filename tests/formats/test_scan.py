@@ -19,6 +19,7 @@ from datetime import date, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePosixPath
+from types import SimpleNamespace
 from uuid import UUID
 
 import numpy as np
@@ -241,8 +242,8 @@ def test_name_after_an_inst_opcode_is_read(scan_bytes):
     assert names(scan_bytes(data)) == {"old.Class", "first.One"} == list_imports(data, CUnpickler)
 
 
-def test_unpicklers_import_names_after_data_that_statecli_refuses():
-    """Both unpicklers import a name after data that the machine refuses: a scan that stops there would miss it."""
+def test_name_after_data_that_statecli_refuses_is_found(scan_bytes):
+    """Both unpicklers import a name after data that the machine refuses; the scan does not stop there."""
     data = (
         b"\x80\x04"
         + global_name("zeroth", "Zero")
@@ -256,6 +257,7 @@ def test_unpicklers_import_names_after_data_that_statecli_refuses():
     assert list_imports(data, CUnpickler) == list_imports(data, PythonUnpickler) == {"zeroth.Zero", "first.One"}
     with pytest.raises(MalformedError):
         machine.read_pickle(data)
+    assert names(scan_bytes(data)) == {"zeroth.Zero", "first.One"}
 
 
 @given(st.binary(max_size=200))
@@ -675,12 +677,30 @@ def test_missing_file_has_no_pickle(tmp_path):
 
 
 def test_inflation_bomb_is_reported_as_unread(scan_bytes, monkeypatch):
-    """200 kB of one opcode are compressed to 200 bytes."""
+    """2 MB of one opcode are compressed to 2 kB; no more than the limit is inflated."""
+    sizes = []
+
+    class Inflater:
+        def __init__(self, bits):
+            self.inflater = zlib.decompressobj(bits)
+
+        def decompress(self, data, max_bytes=0):
+            sizes.append(len(inflated := self.inflater.decompress(data, max_bytes)))
+            return inflated
+
+        @property
+        def eof(self):
+            return self.inflater.eof
+
+    recording = SimpleNamespace(decompressobj=Inflater, MAX_WBITS=zlib.MAX_WBITS, error=zlib.error)
+    monkeypatch.setattr(compressed_records, "zlib", recording)
     monkeypatch.setattr(compressed_records, "MAX_INFLATED_BYTES", 100_000)
-    members = records(b"]" * 200_000)
+    members = records(b"]" * 2_000_000)
     members[0].method = 8
     findings = scan_bytes(build(members))
     assert any("unpacks to more than" in (finding.unread or "") for finding in findings)
+    assert 100_000 <= max(sizes) <= 100_001
+    assert sum(sizes) < 200_000
 
 
 def test_nested_pickles_have_a_depth_limit(scan_bytes):

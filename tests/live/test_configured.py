@@ -913,9 +913,14 @@ def test_from_pretrained_without_weights_has_the_line_to_type(bert, statecli, ta
 
 
 def test_from_pretrained_with_weights_is_accepted(bert, installed_transformers, statecli):
-    """from_pretrained loads the weights."""
-    installed_transformers.BertModel(installed_transformers.BertConfig.from_pretrained("bert")).save_pretrained("bert")
-    assert statecli("inspect", "transformers:AutoModel.from_pretrained('bert')").code == 0
+    """from_pretrained loads the weights: the statistics are of the saved values."""
+    model = installed_transformers.BertModel(installed_transformers.BertConfig.from_pretrained("bert"))
+    model.pooler.dense.bias.data.fill_(3)
+    model.save_pretrained("bert")
+    result = statecli("inspect", "transformers:AutoModel.from_pretrained('bert')", "--stats", "-f", "json")
+    assert result.code == 0
+    stats = result.rows()["pooler.dense.bias"]["stats"]
+    assert (stats["min"], stats["max"]) == (3, 3)
 
 
 def test_error_about_a_model_name_lists_the_libraries(working_folder, statecli):

@@ -223,7 +223,7 @@ def mesh():
     dist.destroy_process_group()
 
 
-def test_note_of_a_dtensor_has_the_local_shape(mesh):
+def test_note_of_a_dtensor_has_the_local_shape(mesh, tmp_path):
     """The shape is the shape of the whole tensor; a pickled DTensor has the same note."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -236,6 +236,9 @@ def test_note_of_a_dtensor_has_the_local_shape(mesh):
     weight, bias = statecli.inspect(model).state.tensors
     assert (weight.shape, weight.note) == ((32, 64), "DTensor: local shape [8, 64], Shard(0)")
     assert (bias.shape, bias.note) == ((32,), "DTensor: local shape [32], Replicate")
+    torch.save({"weight": model[0].weight.data}, tmp_path / "a.pt")
+    (pickled,) = statecli.inspect(tmp_path / "a.pt").state.tensors
+    assert (pickled.shape, pickled.note) == (weight.shape, weight.note)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -105,6 +105,7 @@ def test_tied_weight_names_the_other_weight():
     """Each of the two tensors names the other."""
     actual, _ = read_sample("tied")
     assert actual["embed.weight"].tied_to == ("head.weight",)
+    assert actual["head.weight"].tied_to == ("embed.weight",)
 
 
 def test_parameter_set_to_none_is_an_oddity():

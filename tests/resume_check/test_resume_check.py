@@ -223,8 +223,9 @@ def test_wrong_script_is_an_error_line(name, message):
         ((f"{SCRIPT}::main", "--steps", "3"), "--steps 3: must be an even number, 2 or more"),
     ],
 )
-def test_wrong_command_line_is_refused(statecli, words, message):
+def test_wrong_command_line_is_refused(statecli, monkeypatch, words, message):
     """Before the script runs."""
+    monkeypatch.setattr(resume_run.subprocess, "run", lambda *_, **__: pytest.fail("the script runs"))
     result = statecli("resume-check", *words)
     assert result.code == 2
     assert message in result.err

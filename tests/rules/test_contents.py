@@ -164,9 +164,12 @@ def test_empty_tensor_spares_placeholders_of_real_models(run_rule, save_checkpoi
 
 
 def test_empty_adapter_exits_with_status_1(statecli, tmp_path, in_tmp_path):
-    """An empty adapter fails with --fail-on error too."""
+    """An empty adapter fails with --fail-on error too; an adapter with a tensor does not fail."""
     write_adapter(tmp_path / "adapter", {})
-    assert statecli("audit", "adapter", "--fail-on", "error").code == 1
+    write_adapter(tmp_path / "full", {"base.lora_A.weight": torch.eye(3)})
+    for options in ((), ("--fail-on", "error")):
+        assert statecli("audit", "adapter", *options).code == 1
+        assert statecli("audit", "full", *options).code == 0
 
 
 def test_a_class_without_tensors_is_not_a_checkpoint():

@@ -303,7 +303,7 @@ def test_sarif_has_the_url_as_its_location(spoiled_url, statecli):
 
 
 def test_baseline_accepts_findings_of_a_url(spoiled_url, file_server, statecli):
-    """A baseline names the masked URL; fixed findings and missing files are reported."""
+    """A baseline names the masked URL; a fixed finding is reported, and a missing file is reported as missing."""
     args = ("audit", spoiled_url, "--values")
     assert statecli(*args, "--write-baseline", "known.json", "--reason", "known").code == 0
     baseline_text = Path("known.json").read_text()
@@ -315,8 +315,9 @@ def test_baseline_accepts_findings_of_a_url(spoiled_url, file_server, statecli):
     assert "no longer has this finding; remove the entry" in statecli(*args, "--baseline", "known.json").err
     files.forget_command()
     (file_server.folder / "run" / "model.safetensors").unlink()
-    (file_server.folder / "run" / "train.ckpt").unlink()
-    file_server.listing = "python"
+    missing = statecli(*args, "--baseline", "known.json")
+    target = spoiled_url.replace(SECRET, "…")
+    assert (missing.code, missing.err) == (2, f"statecli: {target}: does not exist (HTTP 404)\n")
 
 
 @pytest.mark.parametrize(

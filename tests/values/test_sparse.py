@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import hypothesis.strategies as st
@@ -306,9 +307,12 @@ def test_nested_tensors_with_different_offsets_are_not_compared(compare_tensors)
     assert compare_tensors(first, flipped) == NotCompared("its inner tensors have another order than before")
 
 
-def test_table_of_ragged_layouts_has_nested_and_jagged():
-    """Both kinds of nested tensors in torch are compared in the same way."""
-    assert set(compare.RAGGED_PARTS) == {"nested", "jagged"}
+def test_table_of_ragged_layouts_has_nested_and_jagged(read):
+    """For each of torch's two kinds of nested tensors, the table has every part except the values."""
+    rows = [read(nested_tensor((2, 2), (3, 2), layout=layout)) for layout in (torch.strided, torch.jagged)]
+    assert {row.layout for row in rows} == compare.RAGGED_PARTS.keys() == {"nested", "jagged"}
+    for row in rows:
+        assert {name for name, _ in row.parts} - {"values"} <= set(itertools.chain(*compare.RAGGED_PARTS[row.layout]))
 
 
 # --- the command -------------------------------------------------------------------------------------------------

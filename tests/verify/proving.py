@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from torch import nn
@@ -57,6 +59,13 @@ def prove_step(init: str = "pass", forward: str = "return self.used(x)", *input:
     lines = forward.replace("\n", "\n    ")
     body = f"self.used = nn.Linear(8, 8)\n{init}\n---\ndef forward(self, x):\n    {lines}\n{methods}"
     return prove_source(Name.STEP, body, *(input or ("4x8",)))
+
+
+def find_imported_net() -> ModuleType:
+    """Return the module that statecli imported from net.py."""
+    path = str(Path("net.py").resolve())
+    (module,) = (module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == path)
+    return module
 
 
 def build_net() -> nn.Module:

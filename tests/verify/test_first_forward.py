@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
 
@@ -170,8 +171,11 @@ def test_tensor_changed_by_forward_has_a_note(inspect_after_forward, change, dec
 
 
 def test_parameter_changed_by_forward_has_a_note(inspect_after_forward):
-    """An embedding with max_norm changes its rows in forward."""
-    assert list_notes(inspect_after_forward("self.fc.bias.data.add_(1)")) == {"fc.bias": "changed by forward"}
+    """Code that writes to `.data`, and an embedding with max_norm, which scales its rows in forward."""
+    result = inspect_after_forward(
+        "self.fc.bias.data.add_(1)\nself.emb(torch.arange(2))", init="self.emb = nn.Embedding(2, 3, max_norm=0.1)"
+    )
+    assert list_notes(result) == dict.fromkeys(["fc.bias", "emb.weight"], "changed by forward")
 
 
 @pytest.mark.parametrize("forward", ["self.kept = self.kept * 1", "self.kept.mul_(1)", "self.kept = self.kept.clone()"])
@@ -234,9 +238,14 @@ def test_error_only_in_training_mode_is_reported():
 
 
 def test_module_level_model_is_copied(inspect_after_forward):
-    """A module-level object has no constructor to call again; the result shows a copy of the object after a forward."""
+    """A module-level object has no constructor to call again; the result shows a copy of the object after a forward.
+    The object itself is unchanged.
+    """
     result = inspect_after_forward("self.mask = torch.ones(3)", call="net", more="\nnet = Net()\n")
     assert map_rows(result)["mask"].appeared
+    path = str(Path("net.py").resolve())
+    (module,) = (module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == path)
+    assert not hasattr(module.net, "mask")
 
 
 @pytest.mark.parametrize("expression", ["torch.compile(Net(), backend='eager', fullgraph=True)", "compiled()"])

@@ -212,6 +212,7 @@ def test_copied_tensor_has_a_reason_and_unread_tensor_is_skipped():
         forward.prove(build_live_subject(lambda: Plain(USES["not read"][0]), (3,)), FAKE).columns[0].cells["table"]
     )
     assert (unread_cell.verdict, unread_cell.after) == (Verdict.SKIPPED, "cpu")
+    assert unread_cell.reason == "left on cpu; this forward does not read the tensor"
 
 
 def add_with_fallback(table, x, weight):

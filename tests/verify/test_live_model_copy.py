@@ -101,10 +101,13 @@ def test_copied_parameters_of_a_script_are_leaves():
 
 
 def test_small_storages_are_always_copied():
-    """Storages up to 64 KB are always copied with values, because forward may use the values as indices."""
-    module = build_linear_with(small=torch.ones(1 << 14), large=torch.ones(1 << 15))
+    """Storages up to 64 KB are always copied with values, because forward may use the values as indices. Larger
+    storages are copied with values only on request.
+    """
+    module = build_linear_with(small=torch.ones(1 << 14), large=torch.rand(1 << 15))
     empty = copy_model.copy_live_model(module, values=False)
     assert torch.equal(empty.small, module.small)
+    assert not torch.equal(empty.large, module.large)
     full = copy_model.copy_live_model(module, values=True)
     assert torch.equal(full.large, module.large)
 

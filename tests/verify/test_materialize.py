@@ -17,6 +17,7 @@ from statecli.live.spec import parse_spec
 from . import mixes
 from .proving import (
     expect_findings,
+    find_imported_net,
     map_rules,
     map_verdicts,
     prove_live,
@@ -248,9 +249,11 @@ def test_random_values_of_init_methods_pass(in_tmp_path):
 
 
 def test_init_method_may_append_to_a_list_of_the_class(in_tmp_path):
-    """Init methods run on statecli's instances; objects that they add to a container of the class are removed."""
-    body = "self.fc = nn.Linear(1, 1)\n---\nseen = []\ndef reset_parameters(self):\n    self.seen.append(1)"
+    """Init methods run on statecli's instances; tensors that they add to a list of tensors of the class are removed."""
+    method = "def reset_parameters(self):\n    self.seen.append(torch.ones(1))"
+    body = f"self.fc = nn.Linear(1, 1)\n---\nseen = [torch.ones(1)]\n{method}"
     assert prove_source(Name.MATERIALIZE, body).verdict is Verdict.PASSED
+    assert len(find_imported_net().Net.seen) == 1
 
 
 def test_live_model_is_copied_to_meta(in_tmp_path):

@@ -87,6 +87,7 @@ def test_metric_without_synchronization_fails(is_synchronized):
     assert float(metric.compute()) == (3.0 if is_synchronized else 1.0)
     check = prove(Name.SHARD, arguments=f"sync_on_compute={is_synchronized}")
     assert (check.verdict is Verdict.FAILED) is not is_synchronized
+    assert {"m.mean_value", "m.weight"}.isdisjoint(finding.fqn for finding in check.findings) is is_synchronized
 
 
 def test_tensor_outside_of_the_metric_states_is_reported():

@@ -14,22 +14,25 @@ from statecli.commands.verify.run import Request, run  # noqa: E402
 
 
 class Tied(nn.Module):
-    def __init__(self):
+    def __init__(self, rows=10):
         super().__init__()
-        self.embed = nn.Embedding(10, 4)
-        self.head = nn.Linear(4, 10, bias=False)
+        self.embed = nn.Embedding(rows, 4)
+        self.head = nn.Linear(4, rows, bias=False)
         self.head.weight = self.embed.weight
         self.register_buffer("table", torch.arange(6.0))
         self.view = self.table[2:]
 
 
 def test_copy_has_requested_values_and_keeps_ties_and_views():
-    """With `values=True`, a copy has all values; otherwise only shapes, dtypes, strides, tied weights and views."""
-    module = Tied()
+    """With `values=True`, a copy has all values; otherwise a storage above 64 KB has unwritten memory. Both copies have
+    the shapes, tied weights and views.
+    """
+    module = Tied(rows=5000)
     subject = subjects.prepare_live_model(module)
     full, empty = subject.build_fresh(values=True), subject.build_fresh()
     assert torch.equal(full.embed.weight, module.embed.weight)
     assert full.embed.weight.data_ptr() != module.embed.weight.data_ptr()
+    assert not torch.equal(empty.embed.weight, module.embed.weight)
     for copy in (full, empty):
         assert copy.head.weight is copy.embed.weight
         assert copy.view.untyped_storage().data_ptr() == copy.table.untyped_storage().data_ptr()

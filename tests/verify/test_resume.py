@@ -13,7 +13,7 @@ import statecli
 from statecli.commands.verify.result import Name, Verdict
 from statecli.core.finding import Severity
 
-from .proving import expect_findings, expect_pass, map_rules, prove_source, write_class
+from .proving import expect_findings, expect_pass, find_imported_net, map_rules, prove_source, write_class
 from .test_export import net
 
 TENSOR, MODULE, LOST = "unregistered-tensor", "unregistered-module", "lost-by-resuming"
@@ -229,6 +229,8 @@ def test_variables_of_the_file_and_the_class_are_reported(in_tmp_path):
     body = net("global STEPS\nSTEPS = 5", "global STEPS\nself.seen.append(1)\nSTEPS += 1\nreturn self.fc(x) * STEPS")
     check = prove(f"{body}\nseen = []")
     assert set(map_rules(check)) == {"net.py:STEPS", "Net.seen"}
+    module = find_imported_net()  # the first forward, before the proof, added an item; each constructor sets STEPS to 5
+    assert (module.STEPS, module.Net.seen) == (5, [1])
 
 
 def test_live_model_is_unchanged():

@@ -9,6 +9,7 @@ from torch import nn  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
 import statecli  # noqa: E402
+from statecli.commands.verify import copy_model  # noqa: E402
 from statecli.commands.verify.result import DEFAULT_PROOFS  # noqa: E402
 from statecli.commands.verify.run import Request, verify_model  # noqa: E402
 from statecli.core.errors import ModelError, UnreadableError  # noqa: E402
@@ -117,8 +118,10 @@ def test_freed_storage_is_refused_by_name(build_tensor, bytes_left):
 
 
 def test_copy_of_a_freed_storage_has_no_statistics():
-    """A copy with its own memory would show values that were never written."""
-    state = statecli.inspect(build_linear_with(p=free_memory(torch.ones(30))), stats=True)
+    """The copy is freed too: a copy with its own memory would show values that were never written."""
+    model = build_linear_with(p=free_memory(torch.ones(30)))
+    assert is_freed(copy_model.copy_live_model(model, values=True).p)
+    state = statecli.inspect(model, stats=True)
     assert next(row.stats for row in state.state.tensors if row.fqn == "p").max is None
 
 

@@ -240,6 +240,9 @@ def test_weight_computed_by_a_hook_cannot_be_copied():
     """copy.deepcopy raises; all other proofs pass, because the hook computes the weight before each forward."""
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(real.make("pruned"))
+    verdicts = {check.check: check.verdict for check in prove_model("pruned").checks}
+    assert verdicts.pop(Name.COPY) is Verdict.FAILED
+    assert set(verdicts.values()) == {Verdict.PASSED}
 
 
 def test_lstm_cell_without_a_state_gets_a_zero_gradient():
