@@ -225,9 +225,10 @@ def test_wrong_script_is_an_error_line(name, message):
 )
 def test_wrong_command_line_is_refused(statecli, monkeypatch, words, message):
     """Before the script runs."""
-    monkeypatch.setattr(resume_run.subprocess, "run", lambda *_, **__: pytest.fail("the script runs"))
+    runs = []
+    monkeypatch.setattr(resume_run.subprocess, "run", lambda command, **_: runs.append(command))
     result = statecli("resume-check", *words)
-    assert result.code == 2
+    assert (result.code, runs) == (2, [])
     assert message in result.err
 
 
